@@ -30,10 +30,13 @@ SPECULATION_SECONDS = 30.0
 
 
 class SkewedClock:
-    """A driver's clock: its wall clock is not everybody's. Implements ``protocol.ports.Clock``."""
+    """A driver's clock: its wall clock is not everybody's, and what never goes back stands still while its machine
+    sleeps. Implements ``protocol.ports.Clock``.
+    """
 
-    def __init__(self, clock: ManualClock, skew_ms: int) -> None:
+    def __init__(self, clock: ManualClock, process: Process, skew_ms: int) -> None:
         self._clock = clock
+        self._process = process
         self.skew_ms = skew_ms
 
     def wall_ms(self) -> int:
@@ -42,7 +45,7 @@ class SkewedClock:
 
     def seconds(self) -> float:
         """Return seconds of a clock that never goes back."""
-        return self._clock.seconds()
+        return self._clock.seconds() - self._process.slept
 
 
 class SoakBackground:

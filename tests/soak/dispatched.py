@@ -114,7 +114,7 @@ class Dispatched:
         may have forgotten to change the settings after a switch.
         """
         chosen, stores = self._world.settings, [one.store for one in self._world.operators]
-        is_forgotten = newest is None or (newest.kind == "dispatch" and self._world.often("wrong settings", 0.3))
+        is_forgotten = newest is None or (newest.kind == "dispatch" and self._world.often("wrong settings", 0.5))
         dispatch, total = chosen.dispatch, chosen.key_groups
         if newest is not None and (not is_forgotten or self._world.faults.over):
             dispatch, total = newest.dispatch, newest.total
@@ -173,7 +173,7 @@ class Dispatched:
 
     def _drawn(self, before: Record) -> tuple[str, int]:
         """Draw another dispatch or number of key-groups. Initial state has no partitions."""
-        to = "key_group" if self._world.job.initial else self._chance.choice(DISPATCHES)
+        to = "key_group" if self._world.job.initial else self._chance.choice([*DISPATCHES, before.dispatch])
         now = (before.dispatch, before.total)
         return to, self._chance.choice([total for total in KEY_GROUPS[to] if (to, total) != now])
 

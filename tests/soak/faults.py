@@ -13,9 +13,10 @@ __all__ = ["KINDS", "Aim", "Faults", "impossible"]
 
 KINDS = (
     "crash", "hang", "pause", "slow", "error before", "error after", "late effect", "refused disk", "flipped byte",
-    "truncated", "clock back", "reboot", "row lost", "receipt lost", "block lost",
+    "truncated", "clock back", "sleep", "reboot", "row lost", "receipt lost", "block lost",
 )  # fmt: skip
 ON_EXECUTORS = ("slot", "merge", "piece", "census")
+_DRIVERS = ("driver", "look", "background")
 APART = 5
 _STORE = ("put", "get", "head", "list", "delete")
 _FILES = ("read", "write", "remove", "move", "make", "look", "touch", "lock")
@@ -73,6 +74,7 @@ def impossible(kind: str, step: str) -> str | None:
             (actor not in ON_EXECUTORS or actor == "census") and actor != "reader",
             "no clock is asked but how long things take",
         ),
+        "sleep": (actor in _DRIVERS, "only drivers' machines sleep"),
         "reboot": (actor in ON_EXECUTORS, "a driver keeps no files: its reboot is a crash"),
         "row lost": (label == "rows read", "no rows are on their way"),
         "receipt lost": (label == "answer read", "no receipt is on its way"),

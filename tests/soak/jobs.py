@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -60,7 +60,7 @@ class Job:
     outputs: Sequence[Mapping[str, Rows]]
     settings: Mapping[str, object] = field(default_factory=dict)
     incoming: Mapping[str, object] = field(default_factory=dict)
-    absent: Mapping[str, range] = field(default_factory=dict)
+    absent: Mapping[str, Collection[int]] = field(default_factory=dict)
     times: Sequence[BatchTimes] = ()
     initial: Sequence[tuple[str, pa.Table]] = ()
     caches: Mapping[str, Sequence[Sequence[Rows]]] = field(default_factory=dict)
@@ -217,7 +217,8 @@ def events(chance: Drawn, batches: int) -> Job:
     """Draw what closes by event time: counts, de-duplication and timers, of which some join the query late or pause."""
     operators = chance.sample(event_operators(), chance.choice([1, 2, 3]))
     policy, last_pass = chance.choice(["min", "min", "max"]), chance.random() < 0.25
-    absences = [range(0), range(batches // 2), range(batches // 2, batches // 2 + 1)]
+    now_and_then = [version for version in range(batches) if chance.random() < 0.3]
+    absences = [range(0), range(batches // 2), range(batches // 2, batches // 2 + 1), now_and_then]
     absent = {one.store: chance.choice(absences) for one in operators[1:]}
     incoming = {"watermark_policy": policy, "available_now": last_pass}
     job = Job(operators, [drawn_events(chance.of(version), version, 20_000) for version in range(batches)], [], [])

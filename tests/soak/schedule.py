@@ -33,6 +33,7 @@ from tests.soak.lines import Lines, LinesHistory, Remedies, SlowReader
 from tests.soak.scheduler import FOREVER, Actor, Process, Scheduler
 from tests.soak.stepped_files import SteppedFiles
 from tests.soak.stepped_store import SteppedStore
+from tests.soak.wrong_starts import WrongStarts
 
 __all__ = ["Schedule"]
 
@@ -50,6 +51,7 @@ class _Program(Process):
 
     driver: Driver
     background: SoakBackground
+    clock: SkewedClock
 
     def __init__(self, name: str, run_id: str) -> None:
         super().__init__(name)
@@ -99,6 +101,7 @@ class Schedule(World):
         self.log_seen = LinesHistory(self)
         self.log_seen.lines = self.lines
         self.dispatched = Dispatched(self, local_dir)
+        self.wrong_starts = WrongStarts(self)
         self.remedies, self.reader = Remedies(self, local_dir), SlowReader(self, local_dir)
         self.operator = Disturbances(self, chance, self.say)
         self.skew_ms = 0
@@ -124,20 +127,27 @@ class Schedule(World):
         newest = records[max(records)] if records else None
         self.query_id = newest.query_id if newest else "query"  # whose state it is by now
         self.settings = self.settings.but(**self.dispatched.settings(newest))
-        program = _Program(name, self.run_id)
-        program.background = SoakBackground(self.scheduler, program)
-        clock = SkewedClock(self.clock, self.skew_ms + self.chance.choice([0, 0, -90_000, 90_000]))
-        self.skews.add(clock.skew_ms)
-        ports = DriverPorts(
-            self.stepped, self.cluster, clock, program.background, new_id=lambda: self.chance.randbytes(16).hex(),
-            reached=self.step, upkeep_objects=None,
-        )  # fmt: skip
-        self.driver = program.driver = Driver(self.settings, self.home, ports)
-        self.programs.append(program)
+        program = self.program(name)
+        self.driver = program.driver
         self.scheduler.spawn(f"{name} batches", "driver", program, lambda: self._drive(program))
         self.scheduler.spawn(f"{name} looks", "look", program, lambda: self._look_after(program))
         self.say(f"{name} starts")
         return self.driver
+
+    def program(self, name: str) -> _Program:
+        """Begin a driver's process, and the driver in it."""
+        program = _Program(name, self.run_id)
+        program.background = SoakBackground(self.scheduler, program)
+        skew_ms = self.skew_ms + self.chance.choice([0, 0, -90_000, 90_000])
+        program.clock = SkewedClock(self.clock, program, skew_ms)
+        self.skews.add(skew_ms)
+        ports = DriverPorts(
+            self.stepped, self.cluster, program.clock, program.background,
+            new_id=lambda: self.chance.randbytes(16).hex(), reached=self.step, upkeep_objects=None,
+        )  # fmt: skip
+        program.driver = Driver(self.settings, self.home, ports)
+        self.programs.append(program)
+        return program
 
     def run(self) -> list[str]:
         """Play the schedule to its end and compare; return what happened."""
@@ -182,7 +192,7 @@ class Schedule(World):
                 report = program.driver.process(incoming, operators, work)
                 self.step("batch done")
                 program.claimed = True
-                self._holds(partial(job.check, report))
+                self.holds(partial(job.check, report))
                 tail = program.driver._log.tail  # private: what the driver takes for committed
                 if tail is not None:
                     self.holds_told(tail.commit_id)
@@ -227,6 +237,8 @@ class Schedule(World):
             share = 0.4 if any(map(self._stands_still, driving)) else 0.04
             if not driving or (len(driving) < MOST_DRIVERS and self.often("second driver", share)):
                 self.start()
+            if self.often("wrong start", 0.08):
+                self.wrong_starts.begin()
             if self.readers < MOST_READERS and self.often("reader", 0.06):
                 self.readers += 1
                 self.reader.begin(self.readers)
@@ -264,7 +276,7 @@ class Schedule(World):
         self._rest()
         self.scheduler.sleep(OLD_SECONDS)
         self._rest()
-        self._holds(self._check_bounded)
+        self.holds(self._check_bounded)
 
     def _driving(self) -> list[_Program]:
         return [one for one in self.programs if one.alive and not one.ended and not self._hangs(one)]
@@ -277,6 +289,8 @@ class Schedule(World):
     def _stands_still(self, process: Process) -> bool:
         """Tell whether nothing is heard of a process: another one is begun in its place soon, or it is lost."""
         later = self.scheduler.now + STILL_SECONDS
+        if process.asleep_until >= later:
+            return True
         kinds = ("driver", *ON_EXECUTORS)
         mine = [one for one in self.scheduler.actors if one.process is process and one.kind in kinds]
         return any(one.until >= later and one.ready is None for one in mine)
@@ -289,6 +303,7 @@ class Schedule(World):
         """Let whoever hangs go on."""
         for actor in self.scheduler.actors:
             actor.slow = 0.0
+            actor.process.wake(self.scheduler.now)
             if actor.ready is None and actor.kind != "conductor":
                 actor.until = 0.0
 
@@ -340,9 +355,20 @@ class Schedule(World):
             self.scheduler.sleep(self.chance.choice([1.0, 40.0, 400.0]))
         elif kind == "slow":
             actor.slow = self.chance.choice([0.05, 1.0])
+        elif kind == "sleep":
+            actor.process.sleep(self.scheduler.now, self.chance.choice([40.0, 400.0]))
+            self.scheduler.sleep(0.0)
         elif kind == "clock back":
-            self.skew_ms -= self.chance.choice([1_000, 60_000, 3_600_000])
+            self._set_back(actor.process, self.chance.choice([1_000, 60_000, 3_600_000]))
         return kind
+
+    def _set_back(self, process: Process, by_ms: int) -> None:
+        """Set back a wall clock: this driver's, or that of those to come."""
+        if isinstance(process, _Program):
+            process.clock.skew_ms -= by_ms
+            self.skews.add(process.clock.skew_ms)
+        else:
+            self.skew_ms -= by_ms
 
     def _crash(self, actor: Actor) -> None:
         """End the driver; or a task alone, as where Python's worker dies, or the executor with all its tasks."""
@@ -390,11 +416,11 @@ class Schedule(World):
         """Look at the log whenever a record was put, and at what is listed whenever something was deleted."""
         if name and paths.record_sequence(name) is None:
             return
-        self._holds(self.log_seen.look)
+        self.holds(self.log_seen.look)
 
     def holds_told(self, commit_id: str) -> None:
         """Look whether a record is committed, as somebody was told."""
-        self._holds(partial(self.log_seen.check_told, commit_id))
+        self.holds(partial(self.log_seen.check_told, commit_id))
 
     def _has_read(self, sequence: int) -> None:
         actor, record = self.scheduler.mine(), self.log_seen.records.get(sequence)
@@ -412,9 +438,10 @@ class Schedule(World):
 
     def _worked(self, executor: str) -> None:
         """Look at the copies of an executor whose upkeep went on with them."""
-        self._holds(lambda: self.log_seen.check_copies({}, f"{self.home.application}/{executor}"))
+        self.holds(lambda: self.log_seen.check_copies({}, f"{self.home.application}/{executor}"))
 
-    def _holds(self, check: Callable[[], object]) -> None:
+    def holds(self, check: Callable[[], object]) -> None:
+        """Look whether something holds, beside the actors: if it does not, the history ends."""
         with self.scheduler.quiet():
             failure: BaseException | None = None
             try:
@@ -425,7 +452,7 @@ class Schedule(World):
             self.scheduler.broke(failure)
 
     def _delivered(self, store: str, rows: pa.Table, delivery: Delivery) -> None:
-        self._holds(partial(self.lines.check_delivery, store, rows, delivery))
+        self.holds(partial(self.lines.check_delivery, store, rows, delivery))
 
     def check_expected(self, error: RiffleError) -> None:
         """A query may fail as the store, the disk or another driver has it; with anything else something is broken."""

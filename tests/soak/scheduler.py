@@ -38,6 +38,17 @@ class Process:
         self.name = name
         self.executor = executor
         self.alive = True
+        self.asleep_until = self.slept = 0.0
+
+    def sleep(self, now: float, seconds: float) -> None:
+        """Let its machine sleep: nobody in it goes on, and clocks of its own stand still."""
+        self.wake(now)
+        self.asleep_until, self.slept = now + seconds, self.slept + seconds
+
+    def wake(self, now: float) -> None:
+        """Let its machine wake up, if it sleeps."""
+        self.slept -= max(0.0, self.asleep_until - now)
+        self.asleep_until = now
 
 
 class Actor:
@@ -70,9 +81,13 @@ class Actor:
 
     def wakes(self, now: float) -> bool:
         """Tell whether it could go on now: what it waits for is there, or its time is over."""
-        if self.ready is not None and self.ready():
-            return True
-        return self.until <= now
+        if self.process.asleep_until > now:
+            return False
+        return self.until <= now or (self.ready is not None and self.ready())
+
+    def time(self, now: float) -> float:
+        """Return when it could go on by itself."""
+        return max(self.until, now) if self.process.asleep_until <= now else self.process.asleep_until
 
 
 class Scheduler:
@@ -243,7 +258,7 @@ class Scheduler:
             able = [actor for actor in self.actors if actor.wakes(now)]
             if able:
                 return able[0] if len(able) == 1 else self.chance.choices(able, [one.weight for one in able])[0]
-            times = [actor.until for actor in self.actors if actor.until < FOREVER]
+            times = [time for time in (actor.time(now) for actor in self.actors) if time < FOREVER]
             if not times:
                 return None
             self.clock.advance(max(min(times) - now, STEP_SECONDS) + STEP_SECONDS)

@@ -85,7 +85,7 @@ def event_operators() -> list[Operator]:
 
 def drawn_events(chance: random.Random, version: int, early_ms: int) -> pa.Table:
     """Draw a batch: order columns out of order, rows that come late, many of them just so or by a millisecond."""
-    newest = early_ms + 1_000 * version + (-9_000 if chance.random() < 0.1 else 0)
+    newest = early_ms + 1_000 * version - chance.choices([0, 2_500, 9_000], [8, 1, 1])[0]
     rows = []
     for number in range(chance.choice([0, 1, 6, 15])):
         ts = newest + 500 * chance.randrange(-8, 2) + chance.choice([0, 0, 0, -1, 1])
