@@ -27,7 +27,7 @@ _OFTEN = {
     "slot: rows read": (0.02, ("row lost",)), "driver: answer read": (0.01, ("receipt lost",)),
     "driver: results read": (0.3, ("block lost",)),
     "driver: put record": (0.06, ("error before", "error after", "late effect")),
-    "slot: get delta": _DAMAGED, "piece: get delta": _DAMAGED,
+    **dict.fromkeys(("slot: get delta", "piece: get delta", "slot: get snapshot", "piece: get snapshot"), _DAMAGED),
 }  # fmt: skip
 """How often a step that comes but once or twice a batch meets these, besides: among all the others it hardly ever
 would.
