@@ -25,6 +25,8 @@ from riffle_spark.state.restore import stack_parts
 from tests.kit.simulated.disturbances import Disturbances, drawn_settings
 from tests.kit.simulated.placement_invariants import check_copies_bounded, watch_the_cleaner
 from tests.kit.simulated.world import World
+from tests.kit.state.local_copies import unremembered
+from tests.soak.assignments import watch_assignments
 from tests.soak.cluster import SkewedClock, SoakBackground, SoakCluster, SoakSink, SoakWork
 from tests.soak.dispatched import Dispatched, parted
 from tests.soak.faults import ON_EXECUTORS, Aim, Faults
@@ -129,8 +131,8 @@ class Schedule(World):
         clock = SkewedClock(self.clock, self.skew_ms + self.chance.choice([0, 0, -90_000, 90_000]))
         self.skews.add(clock.skew_ms)
         ports = DriverPorts(
-            self.stepped, self.cluster, clock, program.background, new_id=lambda: self.chance.randbytes(16).hex(),
-            reached=self.step, upkeep_objects=None,
+            self.stepped, self.cluster, clock, program.background, reached=self.step, upkeep_objects=None,
+            new_id=lambda: self.log_seen.begins(self.chance.randbytes(16).hex()),
         )  # fmt: skip
         self.driver = program.driver = Driver(self.settings, self.home, ports)
         self.programs.append(program)
@@ -143,6 +145,8 @@ class Schedule(World):
         """Play the schedule to its end and compare; return what happened."""
         with pytest.MonkeyPatch.context() as patch, self.files.watched(patch):
             watch_the_cleaner(patch)
+            watch_assignments(patch, self.holds)
+            self.log_seen.watch_copies(patch)
             patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([1, 1, 2, 9]))  # private: small state
             patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
             self.remedies.plant(patch)
@@ -182,7 +186,7 @@ class Schedule(World):
                 report = program.driver.process(incoming, operators, work)
                 self.step("batch done")
                 program.claimed = True
-                self._holds(partial(job.check, report))
+                self.holds(partial(job.check, report))
                 tail = program.driver._log.tail  # private: what the driver takes for committed
                 if tail is not None:
                     self.holds_told(tail.commit_id)
@@ -264,7 +268,7 @@ class Schedule(World):
         self._rest()
         self.scheduler.sleep(OLD_SECONDS)
         self._rest()
-        self._holds(self._check_bounded)
+        self.holds(self._check_bounded)
 
     def _driving(self) -> list[_Program]:
         return [one for one in self.programs if one.alive and not one.ended and not self._hangs(one)]
@@ -390,11 +394,11 @@ class Schedule(World):
         """Look at the log whenever a record was put, and at what is listed whenever something was deleted."""
         if name and paths.record_sequence(name) is None:
             return
-        self._holds(self.log_seen.look)
+        self.holds(self.log_seen.look)
 
     def holds_told(self, commit_id: str) -> None:
         """Look whether a record is committed, as somebody was told."""
-        self._holds(partial(self.log_seen.check_told, commit_id))
+        self.holds(partial(self.log_seen.check_told, commit_id))
 
     def _has_read(self, sequence: int) -> None:
         actor, record = self.scheduler.mine(), self.log_seen.records.get(sequence)
@@ -412,9 +416,11 @@ class Schedule(World):
 
     def _worked(self, executor: str) -> None:
         """Look at the copies of an executor whose upkeep went on with them."""
-        self._holds(lambda: self.log_seen.check_copies({}, f"{self.home.application}/{executor}"))
+        with unremembered():
+            self.holds(lambda: self.log_seen.check_copies({}, f"{self.home.application}/{executor}"))
 
-    def _holds(self, check: Callable[[], object]) -> None:
+    def holds(self, check: Callable[[], object]) -> None:
+        """Check something, and end everything if it does not hold."""
         with self.scheduler.quiet():
             failure: BaseException | None = None
             try:
@@ -425,7 +431,7 @@ class Schedule(World):
             self.scheduler.broke(failure)
 
     def _delivered(self, store: str, rows: pa.Table, delivery: Delivery) -> None:
-        self._holds(partial(self.lines.check_delivery, store, rows, delivery))
+        self.holds(partial(self.lines.check_delivery, store, rows, delivery))
 
     def check_expected(self, error: RiffleError) -> None:
         """A query may fail as the store, the disk or another driver has it; with anything else something is broken."""
