@@ -101,8 +101,8 @@ class Dispatched:
             patch.setattr(switch, module, self)
 
     def uuid4(self) -> UUID:
-        """Draw a name."""
-        return UUID(bytes=self._chance.randbytes(16))
+        """Draw a name, which may be a record's."""
+        return UUID(hex=self._world.log_seen.begins(self._chance.randbytes(16).hex()))
 
     def time_ns(self) -> int:
         """Return what time it is to an operator."""

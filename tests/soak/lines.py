@@ -18,6 +18,7 @@ from riffle_spark.offline import recovery
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.protocol.batch.records import Stamp
 from riffle_spark.protocol.ports import Delivery
+from riffle_spark.state.copies.stack import Stack, Stacks
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Head
@@ -28,6 +29,8 @@ from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.testing import SimSink
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import held_by_key
+from tests.kit.state.local_copies import unremembered
+from tests.soak.assignments import check_record
 from tests.soak.dispatched import Dealt
 from tests.soak.jobs import JOBS, Drawn, Job, same
 from tests.soak.scheduler import FOREVER, Actor, Process
@@ -87,7 +90,8 @@ class Lines:
 
 class LinesHistory(History):
     """A log that may be taken back: its lines begin where its records say so. ``asked`` has, by the commit id of each
-    operator's record, where it was to lead.
+    operator's record, where it was to lead; ``begun`` when a record was begun, by its commit id: its age counts from
+    there, however long it is on its way.
     """
 
     lines: Lines
@@ -96,11 +100,13 @@ class LinesHistory(History):
         super().__init__(world)
         self.schedule = world
         self.asked: dict[str, int | str] = {}
+        self.begun: dict[str, float] = {}
         self.dealt: dict[Head, Dealt] = {}
         """How keys were dealt to shards where a head came from."""
 
     def _note(self, sequence: int, record: Record, log: Any) -> None:
         super()._note(sequence, record, log)
+        self.seen_at[sequence] = self.begun.get(record.commit_id, self.seen_at[sequence])
         if record.kind == "rollback":
             assert record.target is not None
             asked = self.asked[record.commit_id]
@@ -109,6 +115,8 @@ class LinesHistory(History):
             assert record.target == wanted or damaged, f"{asked} led to record {record.target}, not {wanted}"
             assert record.target >= record.promised, f"a rollback to record {record.target}, which was not promised"
             self.lines.begin(self.records[record.target].rollbacks, record.version)
+        if record.kind == "batch":
+            check_record(record)
         dealt = Dealt.by(record)
         self.lines.dealings[record.dispatch, record.total] = dealt
         for entry in self.manifests[sequence].entries.values():
@@ -116,6 +124,24 @@ class LinesHistory(History):
         if record.kind == "dispatch" and record.version >= 0:
             contents = self.lines.jobs[record.rollbacks].contents[record.version]
             self.schedule.dispatched.check_switched(record, self.manifests[sequence], contents)
+
+    def watch_copies(self, patch: pytest.MonkeyPatch) -> None:
+        """Look at each copy in the moment in which an executor makes it another one."""
+        switch, mine = Stacks.switch, self.schedule.scheduler.mine
+
+        def switched(stacks: Stacks, key_group: int, before: Stack | None, stack: Stack) -> bool:
+            actor, folder = mine(), Path(stacks._path).parents[1]  # private: where they are
+            if actor is not None and actor.process.executor:
+                with unremembered():
+                    self.schedule.holds(lambda: self.check_copy(folder, (stacks.store, key_group), stack, {}))
+            return switch(stacks, key_group, before, stack)
+
+        patch.setattr(Stacks, "switch", switched)
+
+    def begins(self, commit_id: str) -> str:
+        """Note that a record is begun."""
+        self.begun[commit_id] = self.schedule.clock.seconds()
+        return commit_id
 
     def kept_seconds(self) -> float:
         """Return for how long at least records are promised: of those of before a driver goes by when they were
@@ -188,7 +214,8 @@ class Remedies:
         patch.setattr(recovery, "clocks", lambda: (self._world.clock.seconds(), self._world.clock.wall_ms() / 1000))
 
     def _drawn_stamp(self) -> Stamp:
-        stamp = Stamp(self._chance.randbytes(16).hex(), self._world.clock.wall_ms())
+        commit_id = self._world.log_seen.begins(self._chance.randbytes(16).hex())
+        stamp = Stamp(commit_id, self._world.clock.wall_ms())
         self._world.log_seen.asked[stamp.commit_id] = self._asking
         self._stamped = stamp.commit_id
         return stamp

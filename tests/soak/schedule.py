@@ -25,6 +25,8 @@ from riffle_spark.state.restore import stack_parts
 from tests.kit.simulated.disturbances import Disturbances, drawn_settings
 from tests.kit.simulated.placement_invariants import check_copies_bounded, watch_the_cleaner
 from tests.kit.simulated.world import World
+from tests.kit.state.local_copies import unremembered
+from tests.soak.assignments import watch_assignments
 from tests.soak.cluster import SkewedClock, SoakBackground, SoakCluster, SoakSink, SoakWork
 from tests.soak.dispatched import Dispatched, parted
 from tests.soak.faults import ON_EXECUTORS, Aim, Faults
@@ -142,8 +144,8 @@ class Schedule(World):
         program.clock = SkewedClock(self.clock, program, skew_ms)
         self.skews.add(skew_ms)
         ports = DriverPorts(
-            self.stepped, self.cluster, program.clock, program.background,
-            new_id=lambda: self.chance.randbytes(16).hex(), reached=self.step, upkeep_objects=None,
+            self.stepped, self.cluster, program.clock, program.background, reached=self.step, upkeep_objects=None,
+            new_id=lambda: self.log_seen.begins(self.chance.randbytes(16).hex()),
         )  # fmt: skip
         program.driver = Driver(self.settings, self.home, ports)
         self.programs.append(program)
@@ -153,6 +155,8 @@ class Schedule(World):
         """Play the schedule to its end and compare; return what happened."""
         with pytest.MonkeyPatch.context() as patch, self.files.watched(patch):
             watch_the_cleaner(patch)
+            watch_assignments(patch, self.holds)
+            self.log_seen.watch_copies(patch)
             patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([1, 1, 2, 9]))  # private: small state
             patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
             self.remedies.plant(patch)
@@ -438,10 +442,11 @@ class Schedule(World):
 
     def _worked(self, executor: str) -> None:
         """Look at the copies of an executor whose upkeep went on with them."""
-        self.holds(lambda: self.log_seen.check_copies({}, f"{self.home.application}/{executor}"))
+        with unremembered():
+            self.holds(lambda: self.log_seen.check_copies({}, f"{self.home.application}/{executor}"))
 
     def holds(self, check: Callable[[], object]) -> None:
-        """Look whether something holds, beside the actors: if it does not, the history ends."""
+        """Check something, and end everything if it does not hold."""
         with self.scheduler.quiet():
             failure: BaseException | None = None
             try:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from riffle_spark import keygroups
 from riffle_spark.protocol.batch.will import without_key_groups
 from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.copies.stack import Stack
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import first_ms_of, in_milliseconds
 from riffle_spark.state.log import paths
@@ -20,7 +21,7 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
 from riffle_spark.state.log.record import Record, decode, digest
 from tests.kit.simulated.world import World, held_by_key
-from tests.kit.state.local_copies import local_copy
+from tests.kit.state.local_copies import rows_of_stack
 
 Contents = Mapping[int, Mapping[str, Mapping[object, tuple[object, ...]]]]
 """By version and store: what every key should hold."""
@@ -181,24 +182,29 @@ class History:
                 continue
             folder = Folder(path.parent, path.read_text())
             for address in folder.copies():
-                with contextlib.suppress(DamagedCopy):
-                    seen += self._check_copy(folder, address, contents)
+                stack = folder.stacks(address[0]).read(address[1])
+                if stack is not None:
+                    seen += self.check_copy(folder.path, address, stack, contents)
         return seen
 
-    def _check_copy(self, folder: Folder, address: Address, contents: Contents) -> bool:
+    def check_copy(self, folder: Path, address: Address, stack: Stack, contents: Contents) -> bool:
+        """I2: a copy of a durable store, if it can be read, holds exactly a committed version; tell whether it does."""
         store, key_group = address
-        operator = next(operator for operator in self.world.operators if operator.store == store)
-        found = local_copy(folder, operator.schema, key_group)
-        if not operator.durable or found is None:
+        operator, head = next(one for one in self.world.operators if one.store == store), stack.head
+        if not operator.durable:
             return False
-        head, table = found
+        try:
+            table = rows_of_stack(folder, operator.schema, stack)
+        except DamagedCopy:
+            return False
         if head.version < 0:
             assert not table.num_rows
             return False
-        assert head in self.heads[address], f"I2: {address} of {folder.member} is at {head}, which was never committed"
+        where = f"I2: {address} of {folder.name}"
+        assert head in self.heads[address], f"{where} is at {head}, which was never committed"
         held = held_by_key(_still_there(table, operator.schema.due, self.timers[address, head]))
         wanted = self._part_of(self._contents_at(head, contents)[store], key_group, head)
-        assert held == wanted, f"I2: {address} of {folder.member} at {head} holds {held}, not {wanted}"
+        assert held == wanted, f"{where} at {head} holds {held}, not {wanted}"
         return True
 
     def _part_of(

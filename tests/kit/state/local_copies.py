@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
 import pyarrow as pa
 
+from riffle_spark.state.copies import part_files, stack
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import PartFiles, whole_rows
+from riffle_spark.state.copies.stack import Stack
 from riffle_spark.state.log.manifest import Head
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["local_copy"]
+__all__ = ["local_copy", "rows_of_stack", "unremembered"]
 
 
 def local_copy(folder: Folder, schema: StoreSchema, key_group: int) -> tuple[Head, pa.Table] | None:
     """Return where a copy is and all that it holds, as a snapshot's table; ``None`` if there is none."""
-    stack = folder.stacks(schema.store).read(key_group)
-    if stack is None:
-        return None
-    files = PartFiles(folder.path)
-    return stack.head, whole_rows([run for part in reversed(stack.parts) for run in files.runs(part, schema)], schema)
+    found = folder.stacks(schema.store).read(key_group)
+    return None if found is None else (found.head, rows_of_stack(folder.path, schema, found))
+
+
+def rows_of_stack(folder: Path, schema: StoreSchema, found: Stack) -> pa.Table:
+    """Return all that a stack holds, as a snapshot's table."""
+    files = PartFiles(folder)
+    return whole_rows([run for part in reversed(found.parts) for run in files.runs(part, schema)], schema)
+
+
+@contextmanager
+def unremembered() -> Iterator[None]:
+    """Look at copies as a process that has just begun does, and leave what this one knows of files as it is: what a
+    look has found whole the product must not take for looked at.
+    """
+    kept: tuple[dict[str, Any], ...] = (part_files._files, stack._kept)  # private: what a process keeps
+    before = [dict(each) for each in kept]
+    for each in kept:
+        each.clear()
+    try:
+        yield
+    finally:
+        for each, was in zip(kept, before, strict=True):
+            each.clear()
+            each.update(was)
