@@ -24,7 +24,7 @@ _FILES = ("read", "write", "remove", "move", "make", "look", "touch", "lock")
 
 _DAMAGED = (0.1, ("flipped byte", "flipped byte", "truncated"))
 _OFTEN = {
-    "slot: rows read": (0.02, ("row lost",)), "driver: answer read": (0.01, ("receipt lost",)),
+    "slot: rows read": (0.02, ("row lost",)), "driver: answer read": (0.02, ("receipt lost",)),
     "driver: results read": (0.3, ("block lost",)), "driver: before run": (0.05, ("sleep",)),
     "driver: put record": (0.06, ("error before", "error after", "late effect")),
     **dict.fromkeys(("slot: get delta", "piece: get delta", "slot: get snapshot", "piece: get snapshot"), _DAMAGED),

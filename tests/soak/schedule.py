@@ -44,6 +44,8 @@ MOST_READERS = 2
 MOST_STARTS = 60
 REST_SECONDS = 5_000.0
 STILL_SECONDS = 20.0
+FORGOTTEN_AFTER = 6
+"""Records: what is no more retained is looked for with every other batch."""
 OLD_SECONDS = 700.0
 """Longer than scans, clean-ups and retention wait."""
 
@@ -476,6 +478,19 @@ class Schedule(World):
         self.log_seen.look()
         self.log_seen.check_bounded()
         check_copies_bounded(self)
+        self._check_links()
+
+    def _check_links(self) -> None:
+        """Chains are no longer than snapshots leave them, where these are not held up, and links that snapshots took
+        off are soon forgotten once no retained record lists them.
+        """
+        driver, most = self.programs[-1].driver, self.settings.snapshot_chain_links + 1
+        oldest = driver._upkeep._retention.oldest  # private: as is all that the driver holds, here and below
+        for address, entry in driver._log.manifest.entries.items():
+            held_up = self.settings.upkeep_bandwidth == 1 or address[0] not in self.job.outputs[self.last]
+            assert held_up or len(entry.chain) <= most, f"{address} has a chain of {len(entry.chain)}"
+        for address, trail in driver.ownership.copies._trails.items():
+            assert all(n > oldest - FORGOTTEN_AFTER for n, _ in trail.links), f"{address} has links before {oldest}"
 
     def _compare(self) -> None:
         """Compare state, sinks and what is stored with what they should be."""
