@@ -51,8 +51,9 @@ class SkewedClock:
 class SoakBackground:
     """One actor of a driver that does what is submitted. Implements ``protocol.ports.Background``."""
 
-    def __init__(self, scheduler: Scheduler, process: Process) -> None:
+    def __init__(self, scheduler: Scheduler, process: Process, failed: Callable[[RiffleError], None]) -> None:
         self._scheduler = scheduler
+        self._failed = failed
         self._waiting: deque[Callable[[], object]] = deque()
         self._results: list[object] = []
         self._at_work = False
@@ -65,7 +66,8 @@ class SoakBackground:
             self._scheduler.step("begins")
             try:
                 self._results.append(work())
-            except (RiffleError, OSError) as error:
+            except RiffleError as error:
+                self._failed(error)
                 self._results.append(error)
             self._at_work = False
             self._scheduler.step("work done")
@@ -194,6 +196,11 @@ class SoakWork(SimWork):
         super().__init__(cluster, rows, operators, sinks, initial=initial)
         self._soak = cluster
         self._scheduler = cluster.scheduler
+        self.lost_rows: set[str] = set()
+        """Stores some of whose rows did not come."""
+        self.lost_receipts: set[tuple[str, int]] = set()
+        """Slots, with their stores, whose receipts did not come."""
+        self.lost_results = 0
 
     def partitions(self, most: int) -> Sequence[Partition]:
         """Ask the rows for their partitions."""
@@ -211,11 +218,13 @@ class SoakWork(SimWork):
             for attempt, of_slot in zip(attempts, tasks, strict=True):
                 if not any(_answered(task) for task in of_slot) and self._is_given_up(of_slot[-1]):
                     of_slot.append(self._begun(attempt, self._elsewhere()))
-        return [self._told(next(t.result for t in of_slot if _answered(t))) for of_slot in tasks]
+        answers = [next(task.result for task in of_slot if _answered(task)) for of_slot in tasks]
+        return [self._told(attempt, answer) for attempt, answer in zip(attempts, answers, strict=True)]
 
     def deliver(self, receipts: Sequence[Receipt], delivery: Delivery, check: Callable[[], None]) -> None:
         """Deliver, unless some of what slots answered is lost by then."""
         if self._scheduler.step("results read") == "block lost":
+            self.lost_results += 1
             raise StaleRows("some of the results are nowhere any more")
         super().deliver(receipts, delivery, check)
 
@@ -235,6 +244,8 @@ class SoakWork(SimWork):
         def run() -> pa.Table:
             lost = self._scheduler.step("rows read") == "row lost"
             rows = attempt.rows.slice(1) if lost else attempt.rows
+            if lost:
+                self.lost_rows.add(attempt.order.store)
             order, given, names = attempt.order, attempt.given, attempt.random_bytes
             answer = run_slot(order, given, attempt.slot, executor, rows, names, later)
             self._scheduler.step("answers")
@@ -258,10 +269,11 @@ class SoakWork(SimWork):
         if gone and self._scheduler.chance.random() < 0.5:
             raise Misplaced(f"{', '.join(sorted(gone))} went while slots ran", where="executors")
 
-    def _told(self, answer: object) -> pa.Table:
+    def _told(self, attempt: Attempt, answer: object) -> pa.Table:
         assert isinstance(answer, pa.Table)
         befalls = self._scheduler.step("answer read")
         if befalls == "receipt lost":
+            self.lost_receipts.add((attempt.order.store, attempt.slot))
             return answer.filter(pc.is_null(answer.column(RECEIPT)))
         return answer
 

@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from riffle_spark.errors import ConflictError, CorruptStateError, FencedError, RiffleError, UnavailableError
+from riffle_spark.errors import RiffleError
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
-from riffle_spark.protocol.ports import Delivery
+from riffle_spark.protocol.ports import Delivery, IncomingBatch
 from riffle_spark.protocol.upkeep import retention, upkeep
 from riffle_spark.state.log import log, paths
 from riffle_spark.state.restore import stack_parts
@@ -29,6 +29,7 @@ from tests.kit.state.local_copies import unremembered
 from tests.soak.assignments import watch_assignments
 from tests.soak.cluster import SkewedClock, SoakBackground, SoakCluster, SoakSink, SoakWork
 from tests.soak.dispatched import Dispatched, parted
+from tests.soak.excuses import Excuses, Tried
 from tests.soak.faults import ON_EXECUTORS, Aim, Faults
 from tests.soak.jobs import JOBS, same
 from tests.soak.lines import Lines, LinesHistory, Remedies, SlowReader
@@ -107,6 +108,8 @@ class Schedule(World):
         self.dispatched = Dispatched(self, local_dir)
         self.wrong_starts = WrongStarts(self)
         self.remedies, self.reader = Remedies(self, local_dir), SlowReader(self, local_dir)
+        self.excuses = Excuses(self)
+        self.stepped.damages = self.excuses.damages
         self.operator = Disturbances(self, chance, self.say)
         self.skew_ms = 0
         self.skews = {0}
@@ -141,7 +144,7 @@ class Schedule(World):
     def program(self, name: str) -> _Program:
         """Begin a driver's process, and the driver in it."""
         program = _Program(name, self.run_id)
-        program.background = SoakBackground(self.scheduler, program)
+        program.background = SoakBackground(self.scheduler, program, self._failed_beside)
         skew_ms = self.skew_ms + self.chance.choice([0, 0, -90_000, 90_000])
         program.clock = SkewedClock(self.clock, program, skew_ms)
         self.skews.add(skew_ms)
@@ -185,7 +188,7 @@ class Schedule(World):
             self.say(f"{program.name} starts the query again")
 
     def _runs(self, program: _Program) -> bool:
-        version, line = self.committed + 1, self.remedies.line
+        version, line, tried = self.committed + 1, self.remedies.line, None
         job = self.lines.jobs[line]
         try:
             while version <= self.last:
@@ -195,6 +198,7 @@ class Schedule(World):
                 operators = job.operators_of(version)
                 given = job.initial_of(version)
                 work = SoakWork(self.cluster, parted(job.batches[version]), operators, self.sinks, given)
+                tried = self._tries(incoming, work)
                 report = program.driver.process(incoming, operators, work)
                 self.step("batch done")
                 program.claimed = True
@@ -208,11 +212,16 @@ class Schedule(World):
                 version += 1
             program.ended = True
         except RiffleError as error:
-            lost = isinstance(error, CorruptStateError) and self._is_taken_over(program)
+            lost = self._is_taken_over(program) and self.excuses.is_gone(error)
             if not (lost or self.dispatched.is_of_before(error, program.driver.settings)):
-                self.check_expected(error)
+                self.check_expected(error, tried)
             self.say(f"{program.name}, batch {version}: {type(error).__name__}: {str(error)[:150]}")
         return program.ended
+
+    def _tries(self, incoming: IncomingBatch, work: SoakWork) -> Tried:
+        with self.scheduler.quiet():
+            self.log_seen.look()
+        return Tried(incoming, work, max(self.log_seen.records, default=-1), len(self.history))
 
     def _is_taken_over(self, program: _Program) -> bool:
         """Tell whether another one has the log by now: what this one has still to deliver may be gone."""
@@ -461,17 +470,21 @@ class Schedule(World):
     def _delivered(self, store: str, rows: pa.Table, delivery: Delivery) -> None:
         self.holds(partial(self.lines.check_delivery, store, rows, delivery))
 
-    def check_expected(self, error: RiffleError) -> None:
-        """A query may fail as the store, the disk or another driver has it; with anything else something is broken."""
-        if not self.expects(error):
+    def check_expected(self, error: RiffleError, tried: Tried | None = None) -> None:
+        """Whoever fails may do so with what has really happened alone; with anything else something is broken."""
+        if not self.expects(error, tried):
             self.scheduler.broke(error)
 
-    def expects(self, error: RiffleError) -> bool:
-        """Tell whether store, disk or another driver may have a query fail so."""
-        used = self.faults.used
-        fine = isinstance(error, (UnavailableError, FencedError))
-        fine = fine or (isinstance(error, CorruptStateError) and bool(used & {"flipped byte", "truncated"}))
-        return fine or (type(error) is ConflictError and (self.runs > 1 or bool(used & {"row lost", "receipt lost"})))
+    def _failed_beside(self, error: RiffleError) -> None:
+        """What goes on beside batches may be of a run that is over: what it reads may be gone."""
+        if not self.excuses.is_gone(error):
+            self.check_expected(error)
+
+    def expects(self, error: RiffleError, tried: Tried | None = None) -> bool:
+        """Tell whether the actor at work may fail so."""
+        actor = self.scheduler.mine()
+        assert actor is not None
+        return self.excuses.allow(error, actor, tried)
 
     def _check_bounded(self) -> None:
         """Compare what is stored with what is needed: objects, and copies of members that live."""

@@ -44,6 +44,8 @@ class SteppedStore:
         self._outside = Process("object store")
         self.read: Callable[[int], object] = lambda _: None
         """Hears of each record, by its number, that an actor has read."""
+        self.damages: Callable[[str], object] = lambda _: None
+        """Hears of each object whose bytes come damaged."""
         self.deletes: Callable[[], object] = lambda: None
         """Hears of each delete before it is done."""
 
@@ -76,6 +78,8 @@ class SteppedStore:
         if (sequence := paths.record_sequence(name)) is not None:
             self.read(sequence)
         at = self._scheduler.chance.randrange(len(data)) if befalls in {"flipped byte", "truncated"} else 0
+        if befalls in {"flipped byte", "truncated"}:
+            self.damages(name)
         if befalls == "truncated":
             return data[:at]
         return damaged(data, at, self._scheduler.chance) if befalls == "flipped byte" else data
