@@ -91,6 +91,8 @@ def _beginning(objects: ObjectStore, names: Sequence[str], tail: Record, known: 
     records = (name for name in names if name.startswith(paths.LOG))
     present = [s for s in map(paths.record_sequence, records) if s is not None]
     if tail.sequence not in present:
+        if not objects.exists(paths.record(tail.sequence)):
+            raise _overtaken(tail.sequence, "is gone: others have gone on for long")
         raise UnavailableError(
             f"a LIST of the log does not show record {tail.sequence}, which is there",
             remedy="nothing to do if the store's LIST catches up; if this stays, the root is kept from being swept",
@@ -132,12 +134,13 @@ def _later(log: Log, tail: Record) -> Iterator[Record]:
     """Yield the records after ``tail``. Raises ``FencedError`` at one of another driver."""
     for record in log.after(tail.sequence):
         if record.epoch != tail.epoch:
-            raise FencedError(
-                f"record {record.sequence} was appended by another driver: it decides what is deleted now",
-                remedy="stop this query: a newer driver owns its state",
-                where=paths.record(record.sequence),
-            )
+            raise _overtaken(record.sequence, "was appended by another driver: it decides what is deleted now")
         yield record
+
+
+def _overtaken(sequence: int, how: str) -> FencedError:
+    remedy = "stop this query: a newer driver owns its state"
+    return FencedError(f"record {sequence} {how}", remedy=remedy, where=paths.record(sequence))
 
 
 class Scans:

@@ -126,6 +126,17 @@ def test_a_list_without_the_last_record_ends_the_scan() -> None:
     assert root.deleted(store, lambda: scan(store, root.tail, VERSIONS, 0)) == truth(0)
 
 
+def test_a_scan_whose_own_record_was_swept_says_so_and_deletes_nothing_i4() -> None:
+    """A driver that stood still for longer than its records are kept is fenced: no LIST lags."""
+    root = grown()
+    store = root.store()
+    store.inner.delete([name := paths.record(root.tail.sequence)])
+    with pytest.raises(FencedError, match="is gone: others have gone on") as caught:
+        scan(store, root.tail, VERSIONS, 0)
+    assert caught.value.where == name
+    assert {*store.inner.list("")} == root.objects.keys() - {name}
+
+
 def test_a_list_that_shows_all_but_the_retained_records_is_enough() -> None:
     """They are read by their numbers: what they list stays, and what they do not goes."""
     root = grown()
