@@ -101,6 +101,8 @@ class SoakCluster(SimCluster):
         super().__init__(home, store, scheduler.chance.randbytes)
         self.scheduler = scheduler
         self.processes: dict[str, Process] = {}
+        self.astray = scheduler.chance.choice([0.0, 0.0, 0.02, 0.08])
+        """The share of slots that Spark runs elsewhere at once."""
         self.worked: Callable[[str], object] = lambda _: None
         """Hears of each executor that has ended a piece of upkeep."""
 
@@ -209,7 +211,7 @@ class SoakWork(SimWork):
 
     def answers(self, attempts: Sequence[Attempt]) -> list[pa.Table]:
         """Run all attempts."""
-        tasks = [[self._begun(attempt, attempt.executor)] for attempt in attempts]
+        tasks = [[self._begun(attempt, self._first_of(attempt))] for attempt in attempts]
         while not all(any(_answered(task) for task in of_slot) for of_slot in tasks):
             self._scheduler.step("slots awaited")
             ended = _ended(tasks)
@@ -226,7 +228,14 @@ class SoakWork(SimWork):
         if self._scheduler.step("results read") == "block lost":
             self.lost_results += 1
             raise StaleRows("some of the results are nowhere any more")
-        super().deliver(receipts, delivery, check)
+        super().deliver(receipts, delivery, lambda: self._checked(check))
+
+    def _checked(self, check: Callable[[], None]) -> None:
+        """I4: who gives results to a sink has looked, just before, whether anybody has taken over."""
+        actor, began = self._scheduler.mine(), self._scheduler.count
+        check()
+        if actor is not None and actor.saw_free <= began:
+            self._scheduler.broke(AssertionError(f"I4: {actor.name} gives results to the sink without a look"))
 
     def _is_given_up(self, task: Actor) -> bool:
         return task.done or self._scheduler.now > task.began + SPECULATION_SECONDS
@@ -256,6 +265,12 @@ class SoakWork(SimWork):
         actor = self._soak.spawn("slot", executor, run)
         actor.began = self._scheduler.now
         return actor
+
+    def _first_of(self, attempt: Attempt) -> str:
+        """Return where a slot runs first: now and then Spark does not wait for the executor that was asked for."""
+        if self._scheduler.chance.random() >= self._soak.astray:
+            return attempt.executor
+        return self._elsewhere()
 
     def _elsewhere(self) -> str:
         live = [one.id for one in self._soak.executors()]

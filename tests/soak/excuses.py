@@ -102,15 +102,20 @@ class Excuses:
         seen, sequence = self._world.log_seen, paths.record_sequence(error.where)
         if any(_SIMULATED.search(one.problem) for one in _chain(error)):
             return True
-        if error.problem == "the query went on while its log was read":
-            return sequence in seen.records
-        if error.problem == "a LIST of the log shows its newest record, which is gone":
-            return sequence in seen.swept
+        of_log = {
+            "the query went on while its log was read": seen.records,
+            "a LIST of the log shows its newest record, which is gone": seen.swept,
+            f"a LIST of the log does not show record {sequence}, which is there": seen.swept,
+        }  # fmt: skip
+        if error.problem in of_log:
+            return sequence in of_log[error.problem]
         if error.problem == "a record comes with other bytes each time":
             return self._is_damaged(error.where)
         if tried is not None and isinstance(error.__cause__, StaleRows):
             return tried.work.lost_results > 0
-        return tried is not None and " was run " in error.problem and len(self._world.history) > tried.said
+        if tried is None or " was run " not in error.problem:
+            return False
+        return self._world.cluster.astray > 0 or len(self._world.history) > tried.said
 
     def _conflicts(self, error: ConflictError, actor: Actor, tried: Tried | None) -> bool:
         if error.problem == "the query committed while its state was being switched; nothing was changed":

@@ -13,7 +13,7 @@ __all__ = ["KINDS", "Aim", "Faults", "impossible"]
 
 KINDS = (
     "crash", "hang", "pause", "slow", "error before", "error after", "late effect", "refused disk", "flipped byte",
-    "truncated", "clock back", "sleep", "reboot", "row lost", "receipt lost", "block lost",
+    "truncated", "missing", "clock back", "sleep", "reboot", "row lost", "receipt lost", "block lost",
 )  # fmt: skip
 ON_EXECUTORS = ("slot", "merge", "piece", "census")
 _DRIVERS = ("driver", "look", "background")
@@ -22,7 +22,7 @@ _STORE = ("put", "get", "head", "list", "delete")
 _FILES = ("read", "write", "remove", "move", "make", "look", "touch", "lock")
 
 
-_DAMAGED = (0.1, ("flipped byte", "flipped byte", "truncated"))
+_DAMAGED = (0.1, ("flipped byte", "flipped byte", "truncated", "missing"))
 _OFTEN = {
     "slot: rows read": (0.02, ("row lost",)), "driver: answer read": (0.02, ("receipt lost",)),
     "driver: results read": (0.3, ("block lost",)), "driver: before run": (0.05, ("sleep",)),
@@ -70,6 +70,7 @@ def impossible(kind: str, step: str) -> str | None:
         "refused disk": (on_files and word != "lock", "no file is used"),
         "flipped byte": (reads, "no bytes of state are read"),
         "truncated": (reads, "no bytes of state are read"),
+        "missing": (word == "get" and what in {"delta", "snapshot"}, "no object that the log lists is asked for"),
         "clock back": (
             (actor not in ON_EXECUTORS or actor == "census") and actor != "reader",
             "no clock is asked but how long things take",

@@ -29,7 +29,7 @@ COPIED = ("riffle_spark", "tests", "apps", "conf", "setup.cfg", "pyproject.toml"
 PURE = "not spark and not cluster and not long"
 BY_TESTS = (
     *("-m", "pytest", "-q", "-x", "-m", PURE, "--no-header", "--tb=line", "-W", "default"),
-    *("-p", "no:cacheprovider", "--ignore=tests/protocol/test_planted_bugs.py"),
+    *("-p", "no:cacheprovider"),
     *("tests/process/processors", "tests/worker", "tests/state", "tests/offline", "tests/protocol"),
 )
 SECONDS = 900.0

@@ -264,7 +264,7 @@ class Schedule(World):
                 self.operator.operator()
         self.say("quiet")
         self.disturbed = Counter(self.scheduler.seen)
-        self.faults.over = True
+        self.faults.over, self.cluster.astray = True, 0.0
         self._let_go()
         self.scheduler.wait(lambda: not self._zombies(), REST_SECONDS)
         for program in [one for one in self.programs if one.alive]:
@@ -439,7 +439,9 @@ class Schedule(World):
 
     def _has_read(self, sequence: int) -> None:
         actor, record = self.scheduler.mine(), self.log_seen.records.get(sequence)
-        if actor is not None and record is not None:
+        if actor is None or record is None:
+            return
+        if self.log_seen.writers.get(record.commit_id) is not actor.process:
             actor.epoch = max(actor.epoch, record.epoch)
 
     def _deletes(self) -> None:

@@ -72,6 +72,10 @@ class Actor:
         """Files that it wrote: what it found whole on the way there it need not look at again."""
         self.epoch = -1
         """The newest epoch of the records that it has read."""
+        self.unanswered: tuple[str, int] = ("", 0)
+        """How the store goes on failing for it, and for how many calls more."""
+        self.saw_free = -1
+        """At which step it last found that a record's number is free."""
         self.thread: threading.Thread | None = None
         self.gate = threading.Lock()
         self.gate.acquire()

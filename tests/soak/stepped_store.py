@@ -16,6 +16,8 @@ STRETCH_BYTES = 64
 LATE_SECONDS = (0.01, 1.0, 100.0)
 UNANSWERED_SECONDS = (0.0, 0.0, 60.0)
 """So long a call takes until it fails."""
+LASTS = (0, 0, 0, 2, 12)
+"""So many calls fail after the first one."""
 
 
 def damaged(data: bytes, at: int, chance: random.Random) -> bytes:
@@ -73,6 +75,9 @@ class SteppedStore:
         befalls = self._step("get", name)
         data = self.inner.get(name, start, length)
         self._lose(befalls, name)
+        if befalls == "missing":
+            self.damages(name)
+            return None
         if not data:
             return data
         if (sequence := paths.record_sequence(name)) is not None:
@@ -93,6 +98,9 @@ class SteppedStore:
         befalls = self._step("head", name)
         found = self.inner.exists(name)
         self._lose(befalls, name)
+        actor = self._scheduler.mine()
+        if actor is not None and not found and paths.record_sequence(name) is not None:
+            actor.saw_free = self._scheduler.count
         return found
 
     def list(self, prefix: str) -> list[str]:
@@ -112,9 +120,22 @@ class SteppedStore:
         self._lose(befalls, ", ".join(names))
 
     def _step(self, method: str, name: str) -> str | None:
-        befalls = self._scheduler.step(f"{method} {kind_of(name)}")
+        befalls = self._lasting(self._scheduler.step(f"{method} {kind_of(name)}"))
         if befalls == "error before":
             raise self._unavailable(befalls, name)
+        return befalls
+
+    def _lasting(self, befalls: str | None) -> str | None:
+        """Return what befalls a call: where one failed, the next ones of the same actor may."""
+        actor = self._scheduler.mine()
+        if actor is None:
+            return befalls
+        how, more = actor.unanswered
+        if befalls in {"error before", "error after"}:
+            actor.unanswered = (befalls, self._scheduler.chance.choice(LASTS))
+        elif befalls is None and more:
+            actor.unanswered = (how, more - 1)
+            return how
         return befalls
 
     def _lose(self, befalls: str | None, name: str) -> None:

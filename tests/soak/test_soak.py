@@ -1,4 +1,5 @@
-"""A query under fire: as many histories as there is time for in every run, in processes of their own."""
+"""A query under fire: as many histories as there is time for in every run, in processes of their own. How many faults
+met how many steps in them is told, not asserted: ``./run soak --cells`` fails for a step that a fault did not meet."""
 
 from __future__ import annotations
 

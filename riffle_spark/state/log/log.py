@@ -270,7 +270,8 @@ class Log:
         began = self._seconds()
         self._put(record, data)
         if self._is_left_behind():
-            self._store.delete([paths.record(record.sequence)])
+            if not self._store.exists(paths.record(record.sequence + 1)):  # else others have gone on from ours
+                self._store.delete([paths.record(record.sequence)])
             raise self._fenced(record)
         self._unclear, self._looked = None, began
         if record.full == record.sequence:

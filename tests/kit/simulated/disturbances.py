@@ -1,21 +1,16 @@
-"""What happens to the executors of a random schedule, and what operators ask meanwhile. Draws; does not check."""
+"""How the query of a random schedule is kept elastic, and what operators ask of it. Draws; does not check."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.blocks.aggregates import aggregate, count
-from riffle_spark.protocol.operator import Operator, operator_of
-from tests.kit.simulated.world import World, tails, totals
+from tests.kit.simulated.world import World
 
-__all__ = ["Disturbances", "drawn_operators", "drawn_settings"]
-
-MOST_EXECUTORS = 4
+__all__ = ["Disturbances", "drawn_settings"]
 
 
 def drawn_settings(chance: random.Random) -> dict[str, Any]:
@@ -34,52 +29,13 @@ def drawn_settings(chance: random.Random) -> dict[str, Any]:
     }
 
 
-def drawn_operators(chance: random.Random) -> list[Operator]:
-    """Draw the stores: sometimes with a cache beside them."""
-    cache = replace(operator_of("seen", ["k"], aggregate(count=count()), (), totals().rows), durable=False)
-    return [totals(), tails(), *([cache] if chance.random() < 0.2 else [])]
-
-
 class Disturbances:
-    """Executors join, leave, fall silent; operators drain, pin and change settings."""
+    """Operators drain, pin and change settings."""
 
     def __init__(self, world: World, chance: random.Random, say: Callable[[str], None]) -> None:
         self._world = world
         self._chance = chance
         self._say = say
-        self._count = len(world.cluster.executors())
-
-    def executors(self) -> None:
-        """Let one go, with or without its disk, on purpose or not, and one come."""
-        live = [executor.id for executor in self._world.cluster.executors()]
-        if len(live) > 1 and self._chance.random() < 0.5:
-            name = self._chance.choice(live)
-            disk, planned = self._chance.random() < 0.4, self._chance.random() < 0.2
-            fate = f"its disk {'too' if disk else 'stays'}{', as planned' if planned else ''}"
-            self._say(f"executor {name} is lost, {fate}")
-            self._world.cluster.lose(name, disk=disk, planned=planned)
-        if len(live) < MOST_EXECUTORS:
-            self._count += 1
-            self._say(f"executor {self._count} joins")
-            self._world.cluster.add(str(self._count), cores=self._chance.choice([1, 2]))
-
-    def answers(self) -> None:
-        """Let some executors answer no census and do no upkeep for now."""
-        live = [executor.id for executor in self._world.cluster.executors()]
-        cluster = self._world.cluster
-        cluster.silent = {name for name in live if self._chance.random() < 0.3}
-        cluster.stalled = {name for name in live if self._chance.random() < 0.3}
-        self._say(f"silent: {sorted(cluster.silent)}, stalled: {sorted(cluster.stalled)}")
-
-    def quiet(self) -> None:
-        """Let everybody answer again, and time pass."""
-        self._world.cluster.silent, self._world.cluster.stalled = set(), set()
-
-    def time(self) -> None:
-        """Let time pass: delays and intervals are over, or nearly."""
-        seconds = self._chance.choice([1, 2, 5, 400])
-        self._say(f"{seconds} s pass")
-        self._world.clock.advance(seconds)
 
     def operator(self) -> None:
         """Ask for something; what cannot be is refused."""

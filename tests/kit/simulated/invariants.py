@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -145,6 +144,7 @@ class History:
         newest = max(self.records, default=-1)
         present = set(self.world.memory.list(""))
         for sequence in range(self.records[newest].promised if self.records else 0, newest + 1):
+            assert paths.record(sequence) in present, f"I5: record {sequence}, that a rollback may go back to, is gone"
             gone = self._listed_by(sequence) - present if sequence in self.manifests else set()
             assert not gone, f"I5: {gone}, of record {sequence} that a rollback may go back to, are gone"
             full = paths.record(self.records[sequence].full) if sequence in self.records else ""
@@ -260,8 +260,3 @@ def of_key_group(
         return {}
     groups = keygroups.key_groups([pa.array(list(state), pa.string())], total).tolist()
     return {key: value for (key, value), group in zip(state.items(), groups, strict=True) if group == key_group}
-
-
-def described(record: Record) -> str:
-    """Return a record in one line, for histories."""
-    return json.dumps([record.sequence, record.kind, record.epoch, record.version])

@@ -1,14 +1,12 @@
-"""The invariants of placement as checks on a simulated query: I6, I8 and I9."""
+"""The invariants of placement as checks on a simulated query: I6 and I9."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Set
-from dataclasses import replace
 
 import pytest
 
-from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, View
 from riffle_spark.assign.validity import violations
 from riffle_spark.messages.upkeep_orders import Census, Drop
@@ -16,7 +14,7 @@ from riffle_spark.protocol.ownership.cleaner import Cleaner
 from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.members import Members
-from riffle_spark.protocol.ownership.view import assign_settings, view_of
+from riffle_spark.protocol.ownership.view import view_of
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import Stacks
 from riffle_spark.state.log.manifest import Address, Head
@@ -24,9 +22,8 @@ from riffle_spark.state.restore.copy_progress import _is_there  # private: wheth
 from riffle_spark.worker.upkeep_piece import _Piece  # private: what removes copies
 from tests.kit.simulated.world import World
 
-__all__ = ["check_converges", "check_copies_bounded", "check_valid", "watch_the_cleaner"]
+__all__ = ["check_copies_bounded", "check_valid", "watch_the_cleaner"]
 
-_MOST_ROUNDS = 40
 FILES_A_COPY = 12
 OTHER_FILES = 300
 
@@ -50,37 +47,6 @@ def check_valid(world: World) -> None:
         for layout in ownership._layout.each:  # private: which slot has what, of each co-location group
             served = sorted(group for slot in layout.slots for group in slot.key_groups)
             assert served == list(range(world.settings.key_groups)), "I6: a key-group has no slot, or two"
-
-
-def check_converges(world: World) -> None:
-    """I8: assigned again and again, with every copy that is asked for caught up, it comes to rest and stays there."""
-    view, drained = view_now(world)
-    if not view.members:
-        return
-    chosen = assign_settings(world.driver.settings, drained)
-    before: Assignment | None = None
-    for _ in range(_MOST_ROUNDS):
-        found = assign(view, chosen)
-        assert violations(view, found, chosen) == (), "I6"
-        if before is not None and not found.needs_probe and _is_same(found, before):
-            return
-        before, view = found, _caught_up(view, found)
-    pytest.fail("I8: the assignment does not come to rest")
-
-
-def _is_same(found: Assignment, before: Assignment) -> bool:
-    return (found.owners, found.standbys, found.warmups) == (before.owners, before.standbys, before.warmups)
-
-
-def _caught_up(view: View, found: Assignment) -> View:
-    lags = {t: dict(held) for t, held in view.lags.items()}
-    for t, owner in found.owners.items():
-        holders = [owner, *found.standbys.get(t, ()), *found.warmups.get(t, ())]
-        lags.setdefault(t, {}).update(dict.fromkeys(holders, 0))
-    return replace(
-        view, owners=found.owners, standbys=found.standbys, warmups=found.warmups, target=found.target, lags=lags,
-        homes={}, awaited=(), pointers={},
-    )  # fmt: skip
 
 
 def check_copies_bounded(world: World) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from riffle_spark.protocol.ownership.groups import GROUP, Groups, named, task, t
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths, record
 from tests.kit.simulated.elastic_world import Elastic
-from tests.kit.simulated.schedules import Schedule
 from tests.kit.simulated.world import World, one, totals
 
 HEAVY: Mapping[str, str] = {"models": "heavy"}
@@ -191,19 +189,6 @@ def test_in_hashed_dispatch_groups_are_refused(tmp_path: Path) -> None:
     world = World(tmp_path, dispatch="hashed", store_groups={"totals": "a"})
     with pytest.raises(ConfigError, match="stores cannot be in groups of their own"):
         world.batch(0, one(1))
-
-
-@pytest.mark.usefixtures("short_cycles")
-@pytest.mark.parametrize("seed", range(8))
-def test_a_schedule_of_random_groups_ends_as_one_group_does(seed: int, tmp_path: Path) -> None:
-    """Crashes, losses, pins, drains, zombies and second drivers: each row of state and sink is what it is without."""
-    names = random.Random(seed).choices([GROUP, "a", "b"], k=3)
-    schedule = Schedule(seed, tmp_path, dict(zip(("totals", "tails", "seen"), names, strict=True)))
-    try:
-        schedule.run()
-    except BaseException:
-        print("\n".join(schedule.history))
-        raise
 
 
 def test_a_store_for_which_no_group_is_named_is_in_the_usual_one() -> None:

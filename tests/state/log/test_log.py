@@ -59,6 +59,26 @@ def test_a_driver_that_nobody_saw_for_long_by_one_clock_looks_for_its_own_record
     assert not log.next_is_absent()
 
 
+def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away_i5() -> None:
+    """Its put had come through, unknown to the driver, and the records before it were swept since."""
+    store, clocks = MemoryStore(), [(7.0, 1_700_000_000.0)]
+    grown(store, 3)
+    faulty = FaultyStore(store, [Fault("answer_lost", "put", paths.LOG, times=None)], sleep=lambda _: None)
+    log = Log(faulty, ROOT, lambda: clocks[-1])
+    log.open()
+    faulty.script(Fault("unavailable", "get", paths.LOG, times=None))
+    with pytest.raises(UnavailableError, match="unclear"):
+        log.append(drafted("a", 3), log.manifest)
+    others = opened(store)
+    others.append(drafted("b", 4), others.manifest)
+    store.delete([paths.record(sequence) for sequence in range(3)])
+    faulty.heal()
+    clocks.append((clocks[0][0] + 600.0, clocks[0][1] + 600.0))
+    with pytest.raises(FencedError):
+        log.settle()
+    assert store.exists(paths.record(3)), "the oldest record that is retained"
+
+
 def test_each_record_names_the_one_before_i3() -> None:
     """I3: record n + 1 holds the digest of n, and numbers have no gap."""
     store = MemoryStore()
