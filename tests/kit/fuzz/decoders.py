@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 import shutil
 import tarfile
 import tempfile
@@ -44,6 +45,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry, Head, Manifest, Snapshot
 from riffle_spark.state.log.record import Record, decode, encode
+from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, key_of, keys_of_text, text_of
 from riffle_spark.state.objects.open import StoreOptions, normalised, open_store
 from riffle_spark.state.objects.store import check_name
 from riffle_spark.state.schemas.plain_columns import PlainColumns
@@ -51,6 +53,7 @@ from riffle_spark.state.schemas.store_schema import StoreSchema, meanings_in, sc
 from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.folders import CHECKOUT, DATA
+from tests.kit.fuzz.framed_parts import KEYS, PLACE, framed, retagged
 
 __all__ = ["DECODERS", "Decoder"]
 
@@ -196,14 +199,52 @@ def _parts() -> list[bytes]:
     return [*found[:6], *made]
 
 
-def _part(data: bytes) -> None:
+def _part(data: bytes, decrypted: Callable[[part_codec.Data], part_codec.Data] | None = None) -> None:
     """Read a part as every reader does, and go over all of its values."""
-    table = part_codec.decode(data, part_codec.checksum(data), "part")
+    table = part_codec.decode(data, part_codec.checksum(data), "part", decrypted)
     rows = pa.array(range(min(table.num_rows, 100)), pa.int64())
     pa.concat_tables([table, table]).combine_chunks().take(rows).validate(full=True)
     for schema in SCHEMAS:
         with suppress(CorruptStateError):
-            part_files.runs_of(part_codec.opened(data, "part"), schema)
+            part_files.runs_of(part_codec.opened(decrypted(data) if decrypted else data, "part"), schema)
+
+
+def _encrypted_part(data: bytes) -> None:
+    key_of(data[:HEADER_BYTES_MAX])
+    KEYS.is_current(data)
+    _part(data, lambda some: KEYS.opened(some, PLACE, "part"))
+
+
+def _encrypted_parts() -> list[bytes]:
+    parts = _parts()
+    return [*map(framed, parts), framed(parts[-1], "2025"), framed(b"")]
+
+
+def _keys(text: str, where: str) -> None:
+    """Read a list of keys, of which those that KMS is to unwrap come as they are; use what is found."""
+    keys = keys_of_text(text, where, lambda wrapped: wrapped)
+    repr(keys)
+    keys.opened(keys.sealing()(b"a part", PLACE), PLACE, "part")
+    keys.writing(keys.told)
+
+
+def _keys_of_file(path: Path) -> None:
+    _keys(text_of(f"file:{path}"), f"file:{path}")
+
+
+def _keys_of_variable(data: bytes) -> None:
+    """A variable ends at its first NUL, and need not be text."""
+    os.environb[b"RIFFLE_FUZZ_KEYS"] = data.partition(b"\0")[0]
+    _keys(text_of("env:RIFFLE_FUZZ_KEYS"), "env:RIFFLE_FUZZ_KEYS")
+
+
+def _lists_of_keys() -> list[bytes]:
+    one, other = (base64.b64encode(bytes(range(first, first + 32))) for first in (0, 7))
+    return [
+        b"2026-11 = " + one, b"# keys of the query\nplain\nold = %s\nnew = kms:%s  # by KMS\n" % (one, other),
+        b"\xef\xbb\xbfa=%s\r\nb=%s\r\n" % (one, other), b"plain, old = %s, new = kms:%s" % (other, one),
+        b"old = %s\nplain" % one,
+    ]  # fmt: skip
 
 
 def _schema_texts() -> list[bytes]:
@@ -424,6 +465,10 @@ def _decoders() -> Iterator[Decoder]:
     yield Decoder("record", _record, _records, _sealed_record)
     yield Decoder("record body", _record_of_body, _bodies)
     yield Decoder("part", _part, _parts)
+    yield Decoder("encrypted part", _encrypted_part, _encrypted_parts, retagged)
+    yield Decoder("encrypted body", lambda data: _encrypted_part(framed(data)), _parts)
+    yield Decoder("keys of a file", _file_of("keys", _keys_of_file), _lists_of_keys)
+    yield Decoder("keys of a variable", _keys_of_variable, _lists_of_keys)
     yield Decoder("schema text", _schema_text, _schema_texts)
     yield Decoder("packed schema", _packed_schema, _packed_schemas)
     read = partial(Stack.from_bytes, address=_ADDRESS)
