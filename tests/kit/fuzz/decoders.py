@@ -44,7 +44,7 @@ from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry, Head, Manifest, Snapshot
-from riffle_spark.state.log.record import Record, decode, encode
+from riffle_spark.state.log.record import Record, decode, encode, joined
 from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, key_of, keys_of_text, text_of
 from riffle_spark.state.objects.open import StoreOptions, normalised, open_store
 from riffle_spark.state.objects.store import check_name
@@ -54,6 +54,7 @@ from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.folders import CHECKOUT, DATA
 from tests.kit.fuzz.framed_parts import KEYS, PLACE, framed, retagged
+from tests.kit.fuzz.small_logs import framed_record, read_log, small_logs
 
 __all__ = ["DECODERS", "Decoder"]
 
@@ -104,8 +105,16 @@ def _bodies() -> list[bytes]:
     return [cast(bytes, pa.input_stream(pa.BufferReader(data), compression="zstd").read()) for data in packed]
 
 
+def _logs() -> list[bytes]:
+    """Return the beginning of a log and, from a full record on, a piece of it."""
+    found = [data for name, data in sorted(_archived().items()) if name.startswith("state/log/")]
+    records = [decode(data, "seed") for data in found]
+    return [log for first in (0, records[-1].full) for log in small_logs(records[first : first + 5])]
+
+
 def _record(data: bytes) -> None:
-    record = decode(data, "log/00000000000000000007")
+    record = decode(data, "record")
+    joined(record, record.entries)
     will = will_in(record.orders)
     obeyed_settings(Settings(), will.settings)
     for store, text in record.schemas.items():
@@ -117,9 +126,7 @@ def _record(data: bytes) -> None:
 
 
 def _record_of_body(data: bytes) -> None:
-    packed = cast(bytes, pa.compress(data, codec="zstd", asbytes=True))
-    told = {"magic": "riffle-log", "format": 2, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}", "length": len(data)}
-    _record(json.dumps(told).encode() + b"\n" + packed)
+    _record(framed_record(data))
 
 
 def _sealed_record(data: bytes) -> bytes:
@@ -464,6 +471,7 @@ def _names(text: str) -> None:
 def _decoders() -> Iterator[Decoder]:
     yield Decoder("record", _record, _records, _sealed_record)
     yield Decoder("record body", _record_of_body, _bodies)
+    yield Decoder("log", read_log, _logs)
     yield Decoder("part", _part, _parts)
     yield Decoder("encrypted part", _encrypted_part, _encrypted_parts, retagged)
     yield Decoder("encrypted body", lambda data: _encrypted_part(framed(data)), _parts)
