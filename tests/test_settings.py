@@ -113,7 +113,7 @@ def test_racks_of_hosts_are_pairs_however_they_are_written(said: object) -> None
     assert Settings(member_racks=said).member_racks == (("10.0.1.*", "a"), ("host-?", "b"))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("said", ["10.0.1.*", ["a=b=c", "d"], {"a": ""}, 7])
+@pytest.mark.parametrize("said", ["10.0.1.*", ["a=b=c", "d"], {"a": ""}, 7, [True], [5, "a=b"]])
 def test_racks_of_hosts_that_are_no_pairs_are_refused(said: object) -> None:
     """What is not a pattern and a rack names the setting and shows how to write it."""
     with pytest.raises(ConfigError, match=r"member_racks.*10\.0\.1\.\*=rack-a"):

@@ -10,7 +10,13 @@ from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Li
 from riffle_spark.state.log.paths import check_store_name
 
 __all__ = [
-    "NUMBERS_END", "check_entries", "check_link", "entries_from_json", "entries_to_json", "link_from_json",
+    "NUMBERS_END",
+    "check_entries",
+    "check_link",
+    "entries_from_json",
+    "entries_to_json",
+    "is_possible",
+    "link_from_json",
     "link_to_json",
 ]  # fmt: skip
 
@@ -112,6 +118,11 @@ def _check_link(link: Link) -> None:
 
 
 def _check_head(head: Head) -> None:
-    is_one = type(head.version) is int and abs(head.version) < NUMBERS_END and _ATTEMPT.match(head.attempt)
-    if head != EMPTY_HEAD and not is_one:
+    if not is_possible(head):
         raise ValueError(f"{tuple(head)!r} names no attempt")
+
+
+def is_possible(head: Head) -> bool:
+    """Tell whether an attempt can have made a head. Raises ``TypeError`` where its attempt is no text."""
+    is_number = type(head.version) is int and abs(head.version) < NUMBERS_END
+    return head == EMPTY_HEAD or (is_number and _ATTEMPT.match(head.attempt) is not None)

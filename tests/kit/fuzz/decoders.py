@@ -34,6 +34,7 @@ from riffle_spark.messages.upkeep_orders import (
     UpkeepReceipt,
 )  # fmt: skip
 from riffle_spark.offline.checkpoint import Checkpoint
+from riffle_spark.process.types import spark_schemas
 from riffle_spark.protocol.batch.will import obeyed_settings, will_in
 from riffle_spark.protocol.shards import partitions_in
 from riffle_spark.settings import Settings, from_sources, read_toml
@@ -54,6 +55,7 @@ from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.folders import CHECKOUT, DATA
 from tests.kit.fuzz.framed_parts import KEYS, PLACE, framed, retagged
+from tests.kit.fuzz.outside_answers import ANSWERS, NAMES_IN_A_FOLDER, read_answer, read_folder
 from tests.kit.fuzz.small_logs import framed_record, read_log, small_logs
 
 __all__ = ["DECODERS", "Decoder"]
@@ -304,7 +306,9 @@ _ADDRESS = ("totals", 5)
 
 
 def _stack_body(data: bytes) -> None:
-    Stack.from_bytes(_sealed_stack(b"\n" + data), _ADDRESS)
+    stack = Stack.from_bytes(_sealed_stack(b"\n" + data), _ADDRESS)
+    if stack is not None:
+        (stack.head.epoch, stack.head.version), stack.size_bytes, stack.to_bytes(_ADDRESS)
 
 
 _HOME = Home("file:///tmp/state", StoreOptions(), "/tmp/local", "app", frozenset({"app/1", "app/2"}), "0" * 32)
@@ -440,6 +444,40 @@ def _confs() -> list[bytes]:
     return [text.encode() for text in ("\n".join(said), *said)]
 
 
+def _settings_of_a_call(data: bytes) -> None:
+    """Read what a program may give, of any type that JSON has."""
+    try:
+        said = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(said, dict):
+        from_sources(Settings().but(**said), {})
+
+
+def _calls() -> list[bytes]:
+    said = {
+        "root": "file:///tmp/x", "key_groups": 8, "retained_for": "10 min", "local_disk_limit": "80 %",
+        "member_racks": [["10.*", "a"]], "forced_awareness": {"zone": ["a", "b"]}, "ec2_metadata": True,
+        "num_standbys": 1, "store_groups": {"totals": "a"}, "goals": "none", "s3_patience": 5, "local_dir": None,
+    }  # fmt: skip
+    return [json.dumps(said).encode(), *(json.dumps({name: value}).encode() for name, value in said.items())]
+
+
+def _columns_of_spark(text: str) -> None:
+    for read in (spark_schemas.schema_of_ddl, spark_schemas.schema_of_json):
+        with suppress(ConfigError):
+            read(text)
+
+
+def _texts_of_columns() -> list[bytes]:
+    field = {"name": "k", "type": "string", "nullable": True, "metadata": {}}
+    inner = {"type": "array", "elementType": {"type": "struct", "fields": [field]}, "containsNull": True}
+    mapped = {"type": "map", "keyType": "long", "valueType": inner, "valueContainsNull": False}
+    whole = {"type": "struct", "fields": [field, {**field, "type": mapped}, {**field, "type": "decimal(10,2)"}]}
+    ddl = "k string not null comment 'it''s', `a b`: array<struct<x: decimal(38, 9), y map<int, timestamp_ntz>>>"
+    return [json.dumps(whole).encode(), ddl.encode(), b"interval day to second, i interval hour", b"a int, b bigint"]
+
+
 def _checkpoint(data: bytes) -> None:
     folder = _scratch() / "checkpoint"
     for name in ("offsets", "commits"):
@@ -495,6 +533,10 @@ def _decoders() -> Iterator[Decoder]:
     yield Decoder("world", _file_of("world.json", lambda path: read_world(str(path))), _worlds)
     yield Decoder("settings file", _file_of("riffle.toml", read_toml), _tomls)
     yield Decoder("settings of Spark", _conf, _confs)
+    yield Decoder("settings of a call", _settings_of_a_call, _calls)
+    yield Decoder("columns of Spark", _text_of(_columns_of_spark), _texts_of_columns)
+    yield Decoder("answer of S3", read_answer, lambda: ANSWERS)
+    yield Decoder("folder of a member", lambda data: read_folder(data, _scratch()), lambda: NAMES_IN_A_FOLDER)
     yield Decoder("checkpoint", _checkpoint, _checkpoints)
     yield Decoder(
         "names", _text_of(_names), lambda: [b"delta/00000000000000000001/1-" + b"ab" * 16, b"s3://bucket/a/b\ntotals"]

@@ -1,0 +1,39 @@
+"""Answers that no S3 gives end in errors of ours, soon: a proxy's in between, another server's, a broken one's."""
+
+from __future__ import annotations
+
+import pytest
+
+from riffle_spark.errors import ConfigError, UnavailableError
+from tests.kit.fuzz.outside_answers import answering
+
+LIST = "<ListBucketResult><IsTruncated>{}</IsTruncated><Contents>{}</Contents>{}</ListBucketResult>"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        LIST.format("true", "<Key>p/log/1</Key>", ""),
+        LIST.format("true", "<Key>p/log/1</Key>", "<NextContinuationToken>same</NextContinuationToken>"),
+        LIST.format("false", "<Key>elsewhere/1</Key>", ""),
+        LIST.format("false", "<Size>5</Size>", ""),
+    ],
+)
+def test_a_list_that_goes_on_for_ever_or_names_what_was_not_asked_for_is_refused(body: str) -> None:
+    """With no token for what follows, with the one that was sent, with keys of others, with none."""
+    with pytest.raises(ConfigError, match="none of S3's"):
+        answering(200, body.encode()).list("log/")
+
+
+def test_a_delete_that_fails_for_others_is_refused() -> None:
+    """They are not deleted in the place of those that were asked for."""
+    body = b"<DeleteResult><Error><Key>p/other</Key><Code>InternalError</Code></Error></DeleteResult>"
+    with pytest.raises(ConfigError, match="none of S3's"):
+        answering(200, body).delete(["a", "b"])
+
+
+def test_a_page_of_a_proxy_is_no_answer_and_is_not_quoted() -> None:
+    """The server may answer the next time."""
+    with pytest.raises(UnavailableError, match="none of S3's") as caught:
+        answering(206, b"who are you?").list("log/")
+    assert "who are you" not in str(caught.value)
