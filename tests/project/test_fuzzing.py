@@ -12,9 +12,11 @@ from threading import Event
 import pytest
 
 from riffle_spark.errors import ConfigError, RiffleError
+from tests.kit.folders import CHECKOUT
 from tests.kit.fuzz import __main__ as fuzz
 from tests.kit.fuzz.decoders import DECODERS, Decoder, forget_scratch
 from tests.kit.fuzz.mutations import varied
+from tests.kit.fuzz.readers import READERS, READS
 
 
 def harmful(data: bytes) -> None:
@@ -112,3 +114,16 @@ def test_a_guided_fuzzers_inputs_pass_the_checksum_mostly(name: str) -> None:
 def made(decoder: Decoder, own: list[bytes], number: int, sealed: Callable[[bytes], bytes]) -> bytes:
     """Return what comes of an input by so many chances, with bits flipped at its end."""
     return varied(Random(number), own[0], (own, own), lambda data: data[:-9] + b"\0" + data[-8:], sealed)
+
+
+def test_every_file_that_reads_from_elsewhere_has_a_decoder_or_a_reason() -> None:
+    """Whoever adds one comes by here; nobody adds a decoder of nothing."""
+    package = CHECKOUT / "riffle_spark"
+    found = {
+        str(path.relative_to(package).with_suffix(""))
+        for path in package.rglob("*.py")
+        if READS.search(path.read_text())
+    }
+    assert found == set(READERS)
+    named = {name for told in READERS.values() if not isinstance(told, str) for name in told}
+    assert named | {"names", "answer of S3"} == set(DECODERS)

@@ -215,23 +215,23 @@ class S3Store:
             return cast("Answer", getattr(client, operation)(Bucket=self.bucket, **parameters))
         except boto_errors.ClientError as error:
             answer = cast("Answer", error.response)
-            if _status(answer) in expected and error.response["Error"]["Code"] != "NoSuchBucket":
+            if _status(answer) in expected and error.response.get("Error", {}).get("Code") != "NoSuchBucket":
                 return answer
             problem = self._refusal(operation, error)
-        except ResponseParserError:  # it quotes the answer: of a proxy, perhaps, that is back in a moment
-            why = "the answer is none of S3's"
-            raise s3_client.unavailable(self._named(operation, s3_client.SENDING.sent), why) from None
         except (boto_errors.BotoCoreError, urllib3.exceptions.HTTPError) as error:
             problem = self._failure(operation, error)
             if isinstance(problem, UnavailableError):
                 raise problem from error
+        except (ResponseParserError, ValueError):  # they quote the answer: a proxy's, perhaps, that is soon gone
+            why = "the answer is none of S3's"
+            problem = s3_client.unavailable(self._named(operation, s3_client.SENDING.sent), why)
         if not isinstance(problem, UnavailableError):
             # The client goes too, so that corrected credentials are found.
             s3_client.forget_client(self.options)
         raise problem from None  # The cause does not come with it, lest it repeats wrong ones.
 
     def _refusal(self, operation: str, error: boto_errors.ClientError) -> RiffleError:
-        fields = error.response["Error"]
+        fields = error.response.get("Error", {})
         status = _status(cast("Answer", error.response))
         return s3_client.refused(
             self._named(operation, s3_client.SENDING.sent), fields.get("Code", ""), status, fields.get("Message", "")

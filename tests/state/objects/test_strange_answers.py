@@ -32,6 +32,18 @@ def test_a_delete_that_fails_for_others_is_refused() -> None:
         answering(200, body).delete(["a", "b"])
 
 
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(200, LIST.format("false", "", "<KeyCount>many</KeyCount>")), (300, "?"), (404, "<Error>?</Error>")],
+)
+def test_numbers_that_are_none_and_refusals_without_a_code_are_errors_of_ours(status: int, body: str) -> None:
+    """What boto3 makes of them is not."""
+    with pytest.raises((ConfigError, UnavailableError)):
+        answering(status, body.encode()).list("log/")
+    if status == 404:
+        assert answering(status, body.encode()).get("log/1") is None
+
+
 def test_a_page_of_a_proxy_is_no_answer_and_is_not_quoted() -> None:
     """The server may answer the next time."""
     with pytest.raises(UnavailableError, match="none of S3's") as caught:
