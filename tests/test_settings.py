@@ -225,6 +225,13 @@ def test_an_unknown_setting_in_code_suggests_the_nearest() -> None:
         Settings().but(batch_atempts=1)
 
 
+@pytest.mark.parametrize("name", ["cls", "self"])
+def test_names_of_pythons_own_are_no_settings(name: str) -> None:
+    """They are refused as any other."""
+    with pytest.raises(ConfigError, match="there is no setting"):
+        Settings().but(**{name: 1})
+
+
 def test_an_unknown_setting_of_a_file_suggests_the_nearest(tmp_path: Path) -> None:
     """In the table, at the top level, and a table that is itself misspelled."""
     for written, near in (

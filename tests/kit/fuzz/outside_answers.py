@@ -98,7 +98,7 @@ def read_folder(data: bytes, folder: Path) -> None:
     shutil.rmtree(member, ignore_errors=True)
     member.mkdir(parents=True)
     for name in data.split(b"\n")[:_NAMES_MOST]:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             _put(os.fsencode(member), name)
     found = Folder(member, "app/1")
     for store, key_group in found.copies():
