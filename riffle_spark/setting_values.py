@@ -240,7 +240,9 @@ def _pairs(value: Value) -> tuple[tuple[str, str], ...] | None:
     if isinstance(items, str):
         items = [v.strip() for v in items.split(",") if v.strip()]
     if isinstance(items, (list, tuple)):
-        cut = [tuple(v.split("=", 1)) if isinstance(v, str) else tuple(v) for v in items]
+        cut = [tuple(v.split("=", 1)) if isinstance(v, str) else v for v in items]
+        if not all(isinstance(pair, (list, tuple)) for pair in cut):
+            return None
         if all(len(pair) == 2 and all(isinstance(word, str) and word.strip() for word in pair) for pair in cut):
             return tuple((left.strip(), right.strip()) for left, right in cut)
     return None

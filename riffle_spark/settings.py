@@ -248,7 +248,7 @@ class Settings:
         86_400.0, seconds(1), "how often a LIST looks for objects that nothing lists; also once after each start")
     # fmt: on
 
-    def __new__(cls, **given: object) -> "Settings":
+    def __new__(cls, /, **given: object) -> "Settings":
         """Remember what was said, even where it equals the default: it must win over files and the Spark
         configuration. Raises ``ConfigError`` for a name that no setting has.
         """
@@ -266,7 +266,7 @@ class Settings:
         said: tuple[str, ...] = getattr(self, "_given", ())
         return {name: getattr(self, name) for name in said}
 
-    def but(self, **changes: object) -> "Settings":
+    def but(self, /, **changes: object) -> "Settings":
         """Return these settings with some changed; said are then those said before and the changed ones.
 
         ``dataclasses.replace`` would say every setting, and so shut out files and the Spark configuration.

@@ -113,7 +113,7 @@ def test_racks_of_hosts_are_pairs_however_they_are_written(said: object) -> None
     assert Settings(member_racks=said).member_racks == (("10.0.1.*", "a"), ("host-?", "b"))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("said", ["10.0.1.*", ["a=b=c", "d"], {"a": ""}, 7])
+@pytest.mark.parametrize("said", ["10.0.1.*", ["a=b=c", "d"], {"a": ""}, 7, [True], [5, "a=b"]])
 def test_racks_of_hosts_that_are_no_pairs_are_refused(said: object) -> None:
     """What is not a pattern and a rack names the setting and shows how to write it."""
     with pytest.raises(ConfigError, match=r"member_racks.*10\.0\.1\.\*=rack-a"):
@@ -223,6 +223,13 @@ def test_an_unknown_setting_in_code_suggests_the_nearest() -> None:
         Settings(num_standby_replicas=1)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="did you mean 'batch_attempts'"):
         Settings().but(batch_atempts=1)
+
+
+@pytest.mark.parametrize("name", ["cls", "self"])
+def test_names_of_pythons_own_are_no_settings(name: str) -> None:
+    """They are refused as any other."""
+    with pytest.raises(ConfigError, match="there is no setting"):
+        Settings().but(**{name: 1})
 
 
 def test_an_unknown_setting_of_a_file_suggests_the_nearest(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ Spark or a JVM.
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import UNREADABLE, ConfigError
 
 __all__ = [
     "BARE",
@@ -72,6 +72,9 @@ INTERVAL: Final = pa.duration("us")
 """An interval of days to seconds."""
 _DEFAULT_DECIMAL: Final = (10, 0)
 _PRECISION_MAX: Final = 38
+
+
+_Read = TypeVar("_Read")
 
 
 class Unreadable(ValueError):
@@ -147,15 +150,19 @@ class _Reader:
 
     def columns(self) -> list[pa.Field]:
         """Read columns up to the end."""
-        fields = self._columns()
-        self._end()
-        return fields
+        return self._whole(self._columns)
 
     def only_type(self) -> pa.DataType:
         """Read one type up to the end."""
-        kind = self._type()
+        return self._whole(self._type)
+
+    def _whole(self, read: Callable[[], _Read]) -> _Read:
+        try:
+            found = read()
+        except RecursionError:
+            raise Unreadable("types are nested too deep", self._next.start) from None
         self._end()
-        return kind
+        return found
 
     @property
     def _next(self) -> _Token:
@@ -283,7 +290,7 @@ def schema_of_json(text: str) -> pa.Schema:
     """
     try:
         kind = _type_of(json.loads(text))
-    except (ValueError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         raise ConfigError(
             f"a schema cannot be read: {error}", remedy="give a StructType of types that can be kept", where=text[:200]
         ) from error

@@ -98,11 +98,14 @@ class PartFiles:
         encrypted as parts are now. Raises ``DamagedCopy``.
         """
         data = self.data(part)
-        if self._keys is not None:
-            if not self._keys.is_current(data):
-                return False
-            data = self._keys.opened(data, place, part.file)
-        return part_codec.DELETED not in pa.ipc.open_stream(data).schema.names
+        try:
+            if self._keys is not None:
+                if not self._keys.is_current(data):
+                    return False
+                data = self._keys.opened(data, place, part.file)
+            return part_codec.DELETED not in part_codec.opened(data, part.file).column_names
+        except (ConfigError, CorruptStateError) as error:
+            raise damaged(error.problem, self._folder / part.file) from error
 
     def is_whole(self, part: StackedPart) -> bool:
         """Tell whether a part is there and has its checksum."""

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import xxhash
 
 from riffle_spark.errors import UNREADABLE
+from riffle_spark.state.log.entry_rows import is_possible
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Head
 from riffle_spark.state.schemas.history import FIRST
 
@@ -40,7 +41,7 @@ LIST = ".stack"
 STACKS = "stacks"
 """The folder of lists and of parts that are one key-group's alone."""
 _PART = ".part"
-_OURS = (LIST, _PART)
+_OURS = re.compile(r"([0-9]{4,5})\.(?:[0-9]{10,18}-[0-9a-f]+\.stack|[0-9a-f]+\.part)\Z")
 
 
 class StackedPart(NamedTuple):
@@ -88,8 +89,9 @@ class Stack:
         try:
             store, key_group, version, attempt, rows = json.loads(body)
             parts = tuple(StackedPart(name, at, length, int(sum_, 16), *rest) for name, at, length, sum_, *rest in rows)
-            is_ours = (store, key_group) == address and all(map(_is_possible, parts))
-            return Stack(Head(version, attempt), parts) if is_ours else None
+            head = Head(version, attempt)
+            is_ours = (store, key_group) == address and is_possible(head) and all(map(_is_possible, parts))
+            return Stack(head, parts) if is_ours else None
         except UNREADABLE:
             return None
 
@@ -126,10 +128,9 @@ class Stacks:
             self._names, self._own = {}, {}
             with suppress(FileNotFoundError, NotADirectoryError):
                 for name in sorted(os.listdir(self._path)):  # noqa: PTH208 - names alone
-                    number, _, rest = name.partition(".")
-                    if number.isdecimal() and rest.endswith(_OURS):
+                    if named := _OURS.match(name):
                         files = self._names if name.endswith(LIST) else self._own
-                        files.setdefault(int(number), []).append(name)
+                        files.setdefault(int(named[1]), []).append(name)
         return self._names
 
     def has(self, key_group: int) -> bool:

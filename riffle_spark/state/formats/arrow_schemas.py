@@ -1,10 +1,12 @@
 """Schemas of columns as text, and what columns may become. Knows Arrow's types. Does not know stores or values."""
 
 import base64
+import struct
 
 import pyarrow as pa
 
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
+from riffle_spark.state.formats.arrow_messages import check_schema
 
 __all__ = ["can_become", "check_names", "check_storable", "listed", "packed", "unpacked", "widens"]
 
@@ -33,11 +35,13 @@ def packed(schema: pa.Schema) -> str:
 def unpacked(text: str) -> pa.Schema:
     """Return the schema that ``packed`` gave as text. Raises ``CorruptStateError`` for any other."""
     try:
-        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+        data = base64.b64decode(text)
+        check_schema(memoryview(data))
+        schema = pa.ipc.read_schema(pa.py_buffer(data))
         check_names(schema)
         if len(set(schema.names)) < len(schema.names):
             raise ValueError("a column stands there twice")
-    except (pa.ArrowException, OSError, *UNREADABLE) as error:
+    except (pa.ArrowException, OSError, struct.error, *UNREADABLE) as error:
         raise_if_memory(error)
         raise CorruptStateError(
             f"the columns of a state cannot be read from their text: {error}", remedy=_REMEDY, where="schemas"

@@ -7,14 +7,15 @@ variables, of format 3, within each variable; what a batch changed of these is p
 """
 
 import struct
-from collections.abc import Callable, Iterator
-from typing import Final, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
 import pyarrow as pa
 import xxhash
 
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
-from riffle_spark.state.formats.arrow_schemas import check_names
+from riffle_spark.state.formats.arrow_messages import check_sizes
+from riffle_spark.state.formats.arrow_schemas import check_names, check_storable
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
 
 __all__ = [
@@ -42,17 +43,6 @@ _COMPRESS_FROM_BYTES = 32 * 1024
 """Smaller parts are not compressed: opening a compressor ten times costs more than the bytes it saves."""
 _PACK_FROM_BYTES = 8 * 1024
 """The same for LZ4, which takes a fifth of the time."""
-_UNPACKED_SMALL: Final = 16 << 20
-_TIMES_OF_LZ4: Final = 255
-_TIMES_OF_ZSTD: Final = 1 << 15
-"""What a part may be unpacked: so many bytes in any case, or so many times its own, the most that its compressor packs
-(zstd 128 KiB of equal bytes into 4).
-"""
-_UNPACKED_MOST: Final = 1 << 30
-"""No more by zstd, unless LZ4 could pack that."""
-_ROWS_SMALL: Final = 1 << 20
-_ROWS_A_BYTE: Final = 8
-"""Rows that a part may tell of, in any case, or for each byte of its columns: those of nulls take none."""
 _WORTH_IT = 0.9
 """What compressing does not bring below this share is kept plain: then it can be read where it lies."""
 
@@ -136,7 +126,7 @@ def opened(data: Data, where: str) -> pa.Table:
             where=where,
         )
     try:
-        _check_sizes(memoryview(data))
+        check_sizes(memoryview(data))
         reader = pa.ipc.open_stream(data, options=_READ)
         found = (reader.schema.metadata or {}).get(_VERSION_KEY)
         if found in _FORMATS:
@@ -158,88 +148,6 @@ def opened(data: Data, where: str) -> pa.Table:
     )
 
 
-_MESSAGE, _NUMBER, _LONG, _COUNT, _TABLE, _BUFFER = map(struct.Struct, ("<Ii", "<i", "<q", "<Q", "<HHHHHH", "<qq"))
-_DICTIONARY, _BATCH = 2, 3
-_ZSTD = 1
-
-
-def _check_sizes(data: memoryview) -> None:
-    """Raise ``ValueError`` if a stream would take more memory than its bytes allow for. Nothing is unpacked for it.
-
-    What is read are the messages' headers (Arrow's ``Message.fbs``): FlatBuffers, in which a table tells by a list of
-    offsets where its fields lie. A packed buffer begins with its length.
-    """
-    size = data.nbytes
-    most = by_lz4 = max(_UNPACKED_SMALL, _TIMES_OF_LZ4 * size)
-    by_zstd = max(by_lz4, min(_UNPACKED_MOST, _TIMES_OF_ZSTD * size))
-    unpacked = rows = 0
-    for table, body in _batches(data):
-        length, nodes, buffers, compression = _fields(data, table)
-        rows += _longest(data, length, nodes)
-        if compression and buffers:
-            most = by_zstd if _is_zstd(data, compression) else most
-            unpacked += _packed_lengths(data, buffers, body, most)
-        if rows > max(_ROWS_SMALL, _ROWS_A_BYTE * (size + unpacked)) or unpacked > most:
-            raise ValueError(f"{size} bytes of {rows} rows that would be {unpacked} bytes when they are unpacked")
-
-
-def _is_zstd(data: memoryview, compression: int) -> bool:
-    codec = _fields(data, compression + _NUMBER.unpack_from(data, compression)[0])[0]
-    return bool(codec) and data[codec] == _ZSTD
-
-
-def _longest(data: memoryview, length: int, nodes: int) -> int:
-    """Return how many rows a batch has, or elements its longest column, whichever is more: less than none are many."""
-    found: tuple[int, ...] = _COUNT.unpack_from(data, length) if length else (0,)
-    if nodes:
-        vector = nodes + _NUMBER.unpack_from(data, nodes)[0]
-        columns = _NUMBER.unpack_from(data, vector)[0]
-        found += struct.unpack_from(f"<{2 * columns}Q", data, vector + _NUMBER.size)[::2]  # beside each, its nulls
-    return max(found)
-
-
-def _batches(data: memoryview) -> Iterator[tuple[int, int]]:
-    """Yield where the tables of record batches and of dictionaries' values begin, and the bodies that they tell of."""
-    at, end = 0, data.nbytes
-    while at + _MESSAGE.size <= end:
-        length = _MESSAGE.unpack_from(data, at)[1]
-        if length <= 0:
-            return
-        start = at + _MESSAGE.size
-        _, kind, header, body = _fields(data, start + _NUMBER.unpack_from(data, start)[0])
-        at = start + length + (_LONG.unpack_from(data, body)[0] if body else 0)
-        if at <= start:
-            raise ValueError("a message that ends before it begins")
-        if kind and header and data[kind] in (_DICTIONARY, _BATCH):
-            table = header + _NUMBER.unpack_from(data, header)[0]
-            if data[kind] == _DICTIONARY and (values := _fields(data, table)[1]):
-                table = values + _NUMBER.unpack_from(data, values)[0]
-            yield table, start + length
-
-
-def _fields(data: memoryview, table: int) -> tuple[int, int, int, int]:
-    """Return where the first four fields of a table lie, 0 for one that it has not."""
-    size, _, one, two, three, four = _TABLE.unpack_from(data, table - _NUMBER.unpack_from(data, table)[0])
-    return (
-        table + one if one and size > 4 else 0, table + two if two and size > 6 else 0,
-        table + three if three and size > 8 else 0, table + four if four and size > 10 else 0,
-    )  # fmt: skip
-
-
-def _packed_lengths(data: memoryview, at: int, body: int, most: int) -> int:
-    """Return how many bytes packed buffers would be, of which the list is told of ``at`` this place."""
-    vector = at + _NUMBER.unpack_from(data, at)[0]
-    total = 0
-    for number in range(_NUMBER.unpack_from(data, vector)[0]):
-        start, length = _BUFFER.unpack_from(data, vector + _NUMBER.size + number * _BUFFER.size)
-        if length:
-            told = _LONG.unpack_from(data, body + start)[0]
-            total += length if told < 0 else told
-        if total > most:
-            break
-    return total
-
-
 def fitted(table: pa.Table, wanted: pa.Schema) -> pa.Table:
     """Return the table with exactly these columns. Raises ``CorruptStateError`` if a value does not fit."""
     if set(wanted.names) <= set(table.column_names):
@@ -253,9 +161,13 @@ def _column(table: pa.Table, field: pa.Field) -> pa.Array | pa.ChunkedArray:
     if field.name not in table.column_names:
         return pa.nulls(table.num_rows, field.type)
     column = table.column(field.name)
+    if column.type == field.type:
+        return column
     try:
-        return column if column.type == field.type else column.cast(field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        if not pa.types.is_dictionary(field.type):
+            check_storable(column.type)  # a dictionary's one value of some KiB, in each of a million rows, is gigabytes
+        return column.cast(field.type)
+    except (ConfigError, pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise CorruptStateError(
             f"column {field.name!r} was written as {column.type} and does not fit {field.type}: {error}",
             remedy="declare the column as it is stored",

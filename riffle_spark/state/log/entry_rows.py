@@ -9,11 +9,22 @@ from typing import cast
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Link, Snapshot
 from riffle_spark.state.log.paths import check_store_name
 
-__all__ = ["check_entries", "check_link", "entries_from_json", "entries_to_json", "link_from_json", "link_to_json"]
+__all__ = [
+    "NUMBERS_END",
+    "check_entries",
+    "check_link",
+    "entries_from_json",
+    "entries_to_json",
+    "is_possible",
+    "link_from_json",
+    "link_to_json",
+]  # fmt: skip
 
 _ATTEMPT = re.compile(r"[0-9]{1,19}-[0-9a-f]{1,64}\Z")
 _SNAPSHOT = re.compile(r"[0-9]{1,20}-[0-9]{1,19}-[0-9a-f]{1,64}\Z")
 _KEY_GROUPS_MOST = 1 << 15
+NUMBERS_END = 1 << 63
+"""No number of a record is so large: files have no such places, and no clock such times."""
 
 _Row = tuple[int, "int | None", "list[object] | None", "list[int | str]", "int | None"]
 """Key-group, timer, snapshot, chain as five numbers a link, and where the entry is cut."""
@@ -81,7 +92,7 @@ def check_entries(entries: Mapping[Address, Entry]) -> None:
         snapshot = entry.snapshot
         if type(key_group) is not int or not 0 <= key_group < _KEY_GROUPS_MOST:
             raise ValueError(f"store {store} has a key-group {key_group!r}")
-        if entry.timer_ms is not None and type(entry.timer_ms) is not int:
+        if entry.timer_ms is not None and not (type(entry.timer_ms) is int and abs(entry.timer_ms) < NUMBERS_END):
             raise ValueError(f"a timer at {entry.timer_ms!r}")
         if entry.cut is not None:
             _check_head(entry.cut)
@@ -101,10 +112,17 @@ def check_link(store: str, link: Link) -> None:
 
 def _check_link(link: Link) -> None:
     _check_head(link.head)
-    if any(type(number) is not int or number < 0 for number in link[1:]):
+    are_some = all(type(number) is int and number >= 0 for number in link[1:])
+    if not are_some or max(link.start + link.length, link.rows) >= NUMBERS_END:
         raise ValueError(f"no part lies at {link.start!r}, {link.length!r} bytes, {link.rows!r} rows")
 
 
 def _check_head(head: Head) -> None:
-    if head != EMPTY_HEAD and (type(head.version) is not int or not _ATTEMPT.match(head.attempt)):
+    if not is_possible(head):
         raise ValueError(f"{tuple(head)!r} names no attempt")
+
+
+def is_possible(head: Head) -> bool:
+    """Tell whether an attempt can have made a head. Raises ``TypeError`` where its attempt is no text."""
+    is_number = type(head.version) is int and abs(head.version) < NUMBERS_END
+    return head == EMPTY_HEAD or (is_number and _ATTEMPT.match(head.attempt) is not None)

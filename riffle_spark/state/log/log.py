@@ -26,6 +26,7 @@ FULL_EVERY = 16
 _Clocks = Callable[[], tuple[float, ...]]
 _APPEND_TRIES = 5
 RECORD_BYTES_MAX = 1 << 29
+_ONE_BACKUP = "restore the log's objects from one backup, or roll back (riffle rollback)"
 _LATER_MAX = 10_000
 """So many records beyond those known are looked for at most: a log that grows faster has no end to be found."""
 
@@ -105,7 +106,7 @@ class Log:
         raw = self._lies_there(last)
         for sequence in reversed(sequences):
             try:
-                record = decode(raw if sequence == last else self._lies_there(sequence), "")
+                record = decode(raw if sequence == last else self._lies_there(sequence), paths.record(sequence))
                 full = record if record.full == sequence else decode(self._lies_there(record.full), "")
                 manifest = joined(record, full.entries)
             except CorruptStateError:
@@ -125,16 +126,17 @@ class Log:
         return data or b""
 
     def _read_newest(self, sequences: list[int]) -> tuple[Record, bytes]:
-        name = paths.record(sequences[-1])
-        data = self._got(name)
+        data = self._got(name := paths.record(sequences[-1]))
         if data is None:
             remedy = "start again: the store's LIST lags far behind, or another driver is sweeping the log"
-            problem = "a LIST of the log shows its newest record, which is gone"
-            raise UnavailableError(problem, remedy=remedy, where=name)
+            raise UnavailableError("a LIST of the log shows a newest record that is gone", remedy=remedy, where=name)
         return decode(data, name), data
 
     def _check_whole(self, sequences: list[int], newest: Record) -> None:
         present = set(sequences)
+        if newest.sequence - self.first > len(present) + _LATER_MAX:
+            name = paths.record(newest.sequence)
+            raise CorruptStateError("a record lies far beyond all others", remedy=_ONE_BACKUP, where=name)
         unseen = [s for s in range(max(newest.full, self.first), sequences[-1]) if s not in present]
         lost = [s for s in unseen if not self._store.exists(paths.record(s))]
         if lost:
@@ -148,8 +150,7 @@ class Log:
         before = self._got(paths.record(newest.sequence - 1)) if newest.sequence > self.first else None
         if before is not None and digest(before) != newest.previous:
             problem = "the newest record does not follow the one before it: one of them is not what was written there"
-            remedy = "restore the log's objects from one backup, or roll back (riffle rollback)"
-            raise CorruptStateError(problem, remedy=remedy, where=paths.record(newest.sequence))
+            raise CorruptStateError(problem, remedy=_ONE_BACKUP, where=paths.record(newest.sequence))
 
     def _adopt_tail(self, record: Record, data: bytes) -> None:
         full = record if record.full == record.sequence else self.read(record.full)
@@ -160,8 +161,8 @@ class Log:
         """Return one record. Raises ``CorruptStateError`` if it is missing or damaged."""
         record = self.find(sequence)
         if record is None:
-            remedy = "restore it from a backup, or roll back"
-            raise CorruptStateError("a record of the log is missing", remedy=remedy, where=paths.record(sequence))
+            name = paths.record(sequence)
+            raise CorruptStateError("a record of the log is missing", remedy=_ONE_BACKUP, where=name)
         return record
 
     def find(self, sequence: int) -> Record | None:

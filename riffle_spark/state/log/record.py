@@ -17,6 +17,7 @@ import xxhash
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.entry_rows import (
+    NUMBERS_END,
     check_entries,
     check_link,
     entries_from_json,
@@ -51,6 +52,8 @@ _BODY_BYTES_MAX = 1 << 30
 _BODY_BYTES_SMALL = 16 << 20
 _BODY_TIMES_MAX = 256
 """A record that says it is larger unpacked, or so many times its bytes and not small, is not unpacked."""
+_FULL_WITHIN = 1 << 10
+"""No record is so far from the full one that it changes: far more than any version has let them be."""
 
 Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders"]
 _SINCE_2 = ("promised", "members", "weights", "watermarks", "orders", "delivers_as")
@@ -194,10 +197,14 @@ def decode(data: bytes, name: str) -> Record:
     if header.get("xxh3") != f"{xxhash.xxh3_64_intdigest(packed):016x}":
         raise CorruptStateError("the record is truncated or altered: its checksum differs", remedy=_REMEDY, where=name)
     try:
-        return _record(json.loads(_unpacked(packed, header)), found)
+        record = _record(json.loads(_unpacked(packed, header)), found)
     except (OSError, pa.ArrowException, ConfigError, *UNREADABLE) as error:
         raise_if_memory(error)
         raise CorruptStateError(f"the record cannot be read: {error!r}", remedy=_REMEDY, where=name) from error
+    if paths.record_sequence(name) not in (None, record.sequence):
+        problem = f"this is record {record.sequence}, under another number"
+        raise CorruptStateError(problem, remedy=_REMEDY, where=name)
+    return record
 
 
 def _unpacked(packed: bytes, header: Mapping[str, object]) -> bytes:
@@ -232,7 +239,18 @@ def _record(body: dict[str, object], found: int) -> Record:
         check_link(store, link)
     read["shards"] = tuple(map(_shard, cast("list[list[object]]", body.get("shards", []))))
     read["members"] = tuple(map(RecordedMember.from_json, cast("list[list[object]]", body.get("members", []))))
-    return Record(**read)  # type: ignore[arg-type]
+    record = Record(**read)  # type: ignore[arg-type]
+    _check_order(record)
+    return record
+
+
+def _check_order(record: Record) -> None:
+    """Raise ``ValueError`` for a record that names later ones, or a full one from far before: whoever reads the log
+    goes over all numbers in between.
+    """
+    sequence, before = record.sequence, (record.full, record.promised, record.target or 0)
+    if not 0 <= min(before) <= max(before) <= sequence < record.full + _FULL_WITHIN:
+        raise ValueError(f"record {sequence} names {', '.join(map(str, before))}")
 
 
 def _shard(row: list[object]) -> tuple[str, int]:
@@ -243,7 +261,9 @@ def _shard(row: list[object]) -> tuple[str, int]:
 
 
 def check_body(body: Mapping[str, object], known: Collection[str], kinds: Collection[str]) -> None:
-    """Raise ``TypeError`` or ``ValueError`` for a field that is not ``known`` or not of its type, or another kind."""
+    """Raise ``TypeError`` or ``ValueError`` for a field that is not ``known``, not of its type or too large, or another
+    kind.
+    """
     if type(body) is not dict:
         raise TypeError("the body is not an object")
     if unknown := sorted(body.keys() - set(known)):
@@ -251,6 +271,8 @@ def check_body(body: Mapping[str, object], known: Collection[str], kinds: Collec
     for name, value in body.items():
         if type(value) not in _TYPES[name]:
             raise TypeError(f"{name} is of type {type(value).__name__}")
+        if type(value) is int and abs(value) >= NUMBERS_END:
+            raise ValueError(f"{name} does not fit 64 bits")
         if name in _VALUES:
             _check_values(name, cast("dict[str, object]", value))
     if body["kind"] not in kinds:

@@ -14,6 +14,7 @@ from typing import cast
 
 import urllib3.exceptions
 from botocore import exceptions as boto_errors
+from botocore.parsers import ResponseParserError
 from botocore.response import StreamingBody
 
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
@@ -133,10 +134,15 @@ class S3Store:
             wanted = {"Prefix": self.prefix + store.check_prefix(prefix), **more}
             answer = self._call("list_objects_v2", wanted, _Patience(self.options))
             found = cast("list[dict[str, str]]", answer.get("Contents", []))
-            names += (entry["Key"][len(self.prefix) :] for entry in found if not entry["Key"].endswith("/"))
-            if not answer.get("IsTruncated"):
+            keys = [entry.get("Key", "") for entry in found]
+            names += (key[len(self.prefix) :] for key in keys if not key.endswith("/"))
+            is_more, token = answer.get("IsTruncated"), cast("str | None", answer.get("NextContinuationToken"))
+            has_no_end = is_more and token in (None, more.get("ContinuationToken"))
+            if has_no_end or not all(key.startswith(wanted["Prefix"]) for key in keys):
+                raise self._strange("list_objects_v2")
+            if not is_more:
                 return sorted(names)
-            more = {"ContinuationToken": cast("str", answer["NextContinuationToken"])}
+            more = {"ContinuationToken": cast("str", token)}
 
     def delete(self, names: Sequence[str]) -> None:
         """See ``ObjectStore.delete``."""
@@ -158,9 +164,12 @@ class S3Store:
                 if not s3_client.is_transient(code, 0):
                     status = 403 if code == "AccessDenied" else 400
                     raise s3_client.refused(self._named("delete_objects"), code, status, entry.get("Message", ""))
-            if len(failed) < len(keys):
+            named = {entry.get("Key") for entry in failed}
+            if not named <= set(keys):
+                raise self._strange("delete_objects")
+            if len(named) < len(keys):
                 patience.begin_anew()
-            keys = [entry["Key"] for entry in failed]
+            keys = [key for key in keys if key in named]
             self._wait(patience, self._unavailable("delete_objects", patience, code))
 
     def _call(
@@ -206,20 +215,23 @@ class S3Store:
             return cast("Answer", getattr(client, operation)(Bucket=self.bucket, **parameters))
         except boto_errors.ClientError as error:
             answer = cast("Answer", error.response)
-            if _status(answer) in expected and error.response["Error"]["Code"] != "NoSuchBucket":
+            if _status(answer) in expected and error.response.get("Error", {}).get("Code") != "NoSuchBucket":
                 return answer
             problem = self._refusal(operation, error)
         except (boto_errors.BotoCoreError, urllib3.exceptions.HTTPError) as error:
             problem = self._failure(operation, error)
             if isinstance(problem, UnavailableError):
                 raise problem from error
+        except (ResponseParserError, ValueError):  # they quote the answer: a proxy's, perhaps, that is soon gone
+            why = "the answer is none of S3's"
+            problem = s3_client.unavailable(self._named(operation, s3_client.SENDING.sent), why)
         if not isinstance(problem, UnavailableError):
             # The client goes too, so that corrected credentials are found.
             s3_client.forget_client(self.options)
         raise problem from None  # The cause does not come with it, lest it repeats wrong ones.
 
     def _refusal(self, operation: str, error: boto_errors.ClientError) -> RiffleError:
-        fields = error.response["Error"]
+        fields = error.response.get("Error", {})
         status = _status(cast("Answer", error.response))
         return s3_client.refused(
             self._named(operation, s3_client.SENDING.sent), fields.get("Code", ""), status, fields.get("Message", "")
@@ -235,6 +247,11 @@ class S3Store:
             return s3_client.unavailable(call, type(error).__name__)
         remedy = "check `root`, `s3_endpoint` and `s3_region`"
         return ConfigError(f"{operation} cannot be sent: {error}", remedy=remedy, where=call.where)
+
+    def _strange(self, operation: str) -> ConfigError:
+        remedy = "check `s3_endpoint`: the server must be S3"
+        where = self._named(operation).where
+        return ConfigError(f"the answer to {operation} is none of S3's", remedy=remedy, where=where)
 
     def _named(self, operation: str, attempts: int = 1) -> s3_client.Call:
         endpoint = s3_client.client_of(self.options).meta.endpoint_url

@@ -13,6 +13,7 @@ import boto3
 from botocore import exceptions as boto_errors
 from botocore.client import BaseClient
 from botocore.config import Config
+from botocore.parsers import ResponseParserError
 
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
 from riffle_spark.state.objects.store import RequestCounts, StoreOptions
@@ -227,9 +228,9 @@ def unwrapped_key(wrapped: bytes, region: str | None) -> bytes:
         if is_transient(code, status if isinstance(status, int) else 0):
             raise _kms_unavailable(code) from None
         raise ConfigError(f"KMS did not unwrap a key ({code})", remedy=remedy, where="encryption_keys") from None
-    except (boto_errors.HTTPClientError, boto_errors.ConnectionError) as error:
+    except (boto_errors.HTTPClientError, boto_errors.ConnectionError, ResponseParserError) as error:
         raise _kms_unavailable(type(error).__name__) from None
-    except (boto_errors.BotoCoreError, ValueError) as error:
+    except (boto_errors.BotoCoreError, ValueError, KeyError) as error:
         problem = f"KMS cannot be asked for a key ({type(error).__name__})"
         raise ConfigError(problem, remedy=remedy, where="encryption_keys") from None
     return plain

@@ -29,6 +29,8 @@ from tests.kit.fuzz.mutations import mutated
 
 HANG_SECONDS = 10.0
 """Of the processor's time that one input may take."""
+BLOCKED_SECONDS = 60.0
+"""Of the clock's, for one that waits and computes nothing; more, for a busy machine lets all of them wait."""
 MEMORY_BYTES = 1 << 30
 """That a decoder may take beside what its process has to begin with."""
 _FINDINGS_MOST = 8
@@ -45,11 +47,13 @@ Feed = Callable[["Judge", Seeds], None]
 
 @dataclass
 class Outcome:
-    """What became of one decoder's inputs."""
+    """What became of one decoder's inputs. ``why`` the last one was refused, ``traces`` of errors that are not ours."""
 
     decoder: str
     inputs: int = 0
     refused: int = 0
+    why: str = ""
+    traces: list[str] = field(default_factory=list)
     covered: list[int] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     kept: list[bytes] = field(default_factory=list)
@@ -67,6 +71,7 @@ class Judge:
     covered: Callable[[], list[int]] = list
     _at: int = 0
     _refused: int = 0
+    _why: str = ""
     _found: set[str] = field(default_factory=set)
 
     def __call__(self, data: bytes) -> None:
@@ -76,8 +81,9 @@ class Judge:
         self.board[_HEADER.size : _HEADER.size + min(len(data), _INPUT_MOST)] = data[:_INPUT_MOST]
         try:
             self.decoder.decode(data)
-        except RiffleError:
+        except RiffleError as refused:
             self._refused += 1
+            self._why = f"{type(refused).__name__}: {refused}"
         except BaseException as error:  # noqa: BLE001 - that is what is looked for
             self._tell(number, _said(error), data)
         self._at += 1
@@ -88,11 +94,12 @@ class Judge:
         if said not in self._found:
             self._found.add(said)
             told = f"{self.decoder.name}, input {number} of seed {self.seed}: {said}"
-            self.report.write(json.dumps({"finding": told, "input": data.hex()}) + "\n")
+            trace = traceback.format_exc()[-_ERRORS_MOST:]
+            self.report.write(json.dumps({"finding": told, "input": data.hex(), "trace": trace}) + "\n")
             self.report.flush()
 
     def _leave(self) -> None:
-        self.report.write(json.dumps({"refused": self._refused, "covered": self.covered()}) + "\n")
+        self.report.write(json.dumps({"refused": self._refused, "why": self._why, "covered": self.covered()}) + "\n")
         self.report.flush()
         forget_scratch()
         os._exit(0)
@@ -119,7 +126,7 @@ def main(arguments: Sequence[str] | None = None, guided: Callable[[bool], Feed] 
     parser.add_argument("--inputs", type=int, default=100_000, help="of all decoders together")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--decoder", action="append", choices=list(DECODERS), help="this one only; may be repeated")
-    parser.add_argument("--replay", type=Path, help="give this file's bytes to the one decoder that is named")
+    parser.add_argument("--replay", type=Path, help="give this file's bytes to the decoder that is named, or to all")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="the folder for inputs that did harm")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(arguments)
@@ -128,9 +135,8 @@ def main(arguments: Sequence[str] | None = None, guided: Callable[[bool], Feed] 
     feed = guided(asked.blind) if asked.guided and guided else unguided
     chosen = [DECODERS[name] for name in asked.decoder or DECODERS]
     if asked.replay:
-        for decoder in chosen:
-            decoder.decode(asked.replay.read_bytes())
-        return 0
+        data = asked.replay.read_bytes()
+        return max([_replayed(decoder, data) for decoder in chosen])
     began, seeds = time.monotonic(), {decoder.name: decoder.seeds() for decoder in chosen}
     outcomes = []
     for number, decoder in enumerate(chosen):
@@ -151,6 +157,16 @@ def main(arguments: Sequence[str] | None = None, guided: Callable[[bool], Feed] 
         else f"{told['inputs']} inputs in {told['seconds']} s, {len(told['findings'])} findings"
     )
     return 1 if told["findings"] else 0
+
+
+def _replayed(decoder: Decoder, data: bytes) -> int:
+    """Give a decoder one input, watched as ever; print what came of it, and return 1 if that is a finding."""
+    outcome = fuzzed(decoder, {decoder.name: []}, 1, 0, lambda judge, _: judge(data))
+    if outcome.findings:
+        print(*outcome.traces, f"a finding: {outcome.findings[0]}", sep="\n")
+        return 1
+    print(f"{decoder.name}: {f'refused with an error of ours, {outcome.why}' if outcome.refused else 'read'}")
+    return 0
 
 
 def _line(outcome: Outcome) -> str:
@@ -199,11 +215,12 @@ def _child_ran(judge: Judge, seeds: Seeds, feed: Feed, outcome: Outcome) -> int:
         if "finding" in each:
             outcome.findings.append(each["finding"])
             outcome.kept.append(bytes.fromhex(each["input"]))
+            outcome.traces.append(each["trace"])
         else:
             outcome.refused += each["refused"]
-            outcome.covered = each["covered"]
+            outcome.why, outcome.covered = each["why"], each["covered"]
     if hung or status:
-        said = f"hung for {HANG_SECONDS:g} s" if hung else f"ended its process: {_ending(status)}"
+        said = hung or f"ended its process: {_ending(status)}"
         outcome.findings.append(f"{judge.decoder.name}, input {at} of seed {judge.seed}: {said}")
         outcome.kept.append(board[_HEADER.size : _HEADER.size + min(length, _INPUT_MOST)])
     return int(at) + 1
@@ -218,18 +235,21 @@ def _ending(status: int) -> str:
     return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
 
 
-def _watched(child: int, board: mmap.mmap) -> bool:
-    """Wait for a child; end it if one input takes too much of the processor's time, and tell so."""
-    seen, since = -1, 0.0
+def _watched(child: int, board: mmap.mmap) -> str:
+    """Wait for a child; end it if one input takes too much of the processor's time or the clock's, and tell which."""
+    seen, since, began = -1, 0.0, 0.0
     while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        at, used = _HEADER.unpack_from(board, 0)[0], _processor_seconds(child)
+        at, used, now = _HEADER.unpack_from(board, 0)[0], _processor_seconds(child), time.monotonic()
         if at != seen:
-            seen, since = at, used
-        elif used - since > HANG_SECONDS:
+            seen, since, began = at, used, now
+        hung = f"hung for {HANG_SECONDS:g} s" if used - since > HANG_SECONDS else ""
+        if not hung and now - began > BLOCKED_SECONDS:
+            hung = f"blocked for {BLOCKED_SECONDS:g} s, {used - since:.1f} s of them at work"
+        if hung:
             os.kill(child, signal.SIGKILL)
-            return True
+            return hung
         time.sleep(0.02)
-    return False
+    return ""
 
 
 def _processor_seconds(process: int) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 import shutil
 import tarfile
 import tempfile
@@ -33,6 +34,7 @@ from riffle_spark.messages.upkeep_orders import (
     UpkeepReceipt,
 )  # fmt: skip
 from riffle_spark.offline.checkpoint import Checkpoint
+from riffle_spark.process.types import spark_schemas
 from riffle_spark.protocol.batch.will import obeyed_settings, will_in
 from riffle_spark.protocol.shards import partitions_in
 from riffle_spark.settings import Settings, from_sources, read_toml
@@ -43,7 +45,8 @@ from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry, Head, Manifest, Snapshot
-from riffle_spark.state.log.record import Record, decode, encode
+from riffle_spark.state.log.record import Record, decode, encode, joined
+from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, key_of, keys_of_text, text_of
 from riffle_spark.state.objects.open import StoreOptions, normalised, open_store
 from riffle_spark.state.objects.store import check_name
 from riffle_spark.state.schemas.plain_columns import PlainColumns
@@ -51,6 +54,9 @@ from riffle_spark.state.schemas.store_schema import StoreSchema, meanings_in, sc
 from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.folders import CHECKOUT, DATA
+from tests.kit.fuzz.framed_parts import KEYS, PLACE, framed, retagged
+from tests.kit.fuzz.outside_answers import ANSWERS, NAMES_IN_A_FOLDER, read_answer, read_folder
+from tests.kit.fuzz.small_logs import framed_record, read_log, small_logs
 
 __all__ = ["DECODERS", "Decoder"]
 
@@ -101,8 +107,16 @@ def _bodies() -> list[bytes]:
     return [cast(bytes, pa.input_stream(pa.BufferReader(data), compression="zstd").read()) for data in packed]
 
 
+def _logs() -> list[bytes]:
+    """Return the beginning of a log and, from a full record on, a piece of it."""
+    found = [data for name, data in sorted(_archived().items()) if name.startswith("state/log/")]
+    records = [decode(data, "seed") for data in found]
+    return [log for first in (0, records[-1].full) for log in small_logs(records[first : first + 5])]
+
+
 def _record(data: bytes) -> None:
-    record = decode(data, "log/00000000000000000007")
+    record = decode(data, "record")
+    joined(record, record.entries)
     will = will_in(record.orders)
     obeyed_settings(Settings(), will.settings)
     for store, text in record.schemas.items():
@@ -114,9 +128,7 @@ def _record(data: bytes) -> None:
 
 
 def _record_of_body(data: bytes) -> None:
-    packed = cast(bytes, pa.compress(data, codec="zstd", asbytes=True))
-    told = {"magic": "riffle-log", "format": 2, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}", "length": len(data)}
-    _record(json.dumps(told).encode() + b"\n" + packed)
+    _record(framed_record(data))
 
 
 def _sealed_record(data: bytes) -> bytes:
@@ -196,14 +208,52 @@ def _parts() -> list[bytes]:
     return [*found[:6], *made]
 
 
-def _part(data: bytes) -> None:
+def _part(data: bytes, decrypted: Callable[[part_codec.Data], part_codec.Data] | None = None) -> None:
     """Read a part as every reader does, and go over all of its values."""
-    table = part_codec.decode(data, part_codec.checksum(data), "part")
+    table = part_codec.decode(data, part_codec.checksum(data), "part", decrypted)
     rows = pa.array(range(min(table.num_rows, 100)), pa.int64())
     pa.concat_tables([table, table]).combine_chunks().take(rows).validate(full=True)
     for schema in SCHEMAS:
         with suppress(CorruptStateError):
-            part_files.runs_of(part_codec.opened(data, "part"), schema)
+            part_files.runs_of(part_codec.opened(decrypted(data) if decrypted else data, "part"), schema)
+
+
+def _encrypted_part(data: bytes) -> None:
+    key_of(data[:HEADER_BYTES_MAX])
+    KEYS.is_current(data)
+    _part(data, lambda some: KEYS.opened(some, PLACE, "part"))
+
+
+def _encrypted_parts() -> list[bytes]:
+    parts = _parts()
+    return [*map(framed, parts), framed(parts[-1], "2025"), framed(b"")]
+
+
+def _keys(text: str, where: str) -> None:
+    """Read a list of keys, of which those that KMS is to unwrap come as they are; use what is found."""
+    keys = keys_of_text(text, where, lambda wrapped: wrapped)
+    repr(keys)
+    keys.opened(keys.sealing()(b"a part", PLACE), PLACE, "part")
+    keys.writing(keys.told)
+
+
+def _keys_of_file(path: Path) -> None:
+    _keys(text_of(f"file:{path}"), f"file:{path}")
+
+
+def _keys_of_variable(data: bytes) -> None:
+    """A variable ends at its first NUL, and need not be text."""
+    os.environb[b"RIFFLE_FUZZ_KEYS"] = data.partition(b"\0")[0]
+    _keys(text_of("env:RIFFLE_FUZZ_KEYS"), "env:RIFFLE_FUZZ_KEYS")
+
+
+def _lists_of_keys() -> list[bytes]:
+    one, other = (base64.b64encode(bytes(range(first, first + 32))) for first in (0, 7))
+    return [
+        b"2026-11 = " + one, b"# keys of the query\nplain\nold = %s\nnew = kms:%s  # by KMS\n" % (one, other),
+        b"\xef\xbb\xbfa=%s\r\nb=%s\r\n" % (one, other), b"plain, old = %s, new = kms:%s" % (other, one),
+        b"old = %s\nplain" % one,
+    ]  # fmt: skip
 
 
 def _schema_texts() -> list[bytes]:
@@ -256,7 +306,9 @@ _ADDRESS = ("totals", 5)
 
 
 def _stack_body(data: bytes) -> None:
-    Stack.from_bytes(_sealed_stack(b"\n" + data), _ADDRESS)
+    stack = Stack.from_bytes(_sealed_stack(b"\n" + data), _ADDRESS)
+    if stack is not None:
+        (stack.head.epoch, stack.head.version), stack.size_bytes, stack.to_bytes(_ADDRESS)
 
 
 _HOME = Home("file:///tmp/state", StoreOptions(), "/tmp/local", "app", frozenset({"app/1", "app/2"}), "0" * 32)
@@ -392,6 +444,40 @@ def _confs() -> list[bytes]:
     return [text.encode() for text in ("\n".join(said), *said)]
 
 
+def _settings_of_a_call(data: bytes) -> None:
+    """Read what a program may give, of any type that JSON has."""
+    try:
+        said = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(said, dict):
+        from_sources(Settings().but(**said), {})
+
+
+def _calls() -> list[bytes]:
+    said = {
+        "root": "file:///tmp/x", "key_groups": 8, "retained_for": "10 min", "local_disk_limit": "80 %",
+        "member_racks": [["10.*", "a"]], "forced_awareness": {"zone": ["a", "b"]}, "ec2_metadata": True,
+        "num_standbys": 1, "store_groups": {"totals": "a"}, "goals": "none", "s3_patience": 5, "local_dir": None,
+    }  # fmt: skip
+    return [json.dumps(said).encode(), *(json.dumps({name: value}).encode() for name, value in said.items())]
+
+
+def _columns_of_spark(text: str) -> None:
+    for read in (spark_schemas.schema_of_ddl, spark_schemas.schema_of_json):
+        with suppress(ConfigError):
+            read(text)
+
+
+def _texts_of_columns() -> list[bytes]:
+    field = {"name": "k", "type": "string", "nullable": True, "metadata": {}}
+    inner = {"type": "array", "elementType": {"type": "struct", "fields": [field]}, "containsNull": True}
+    mapped = {"type": "map", "keyType": "long", "valueType": inner, "valueContainsNull": False}
+    whole = {"type": "struct", "fields": [field, {**field, "type": mapped}, {**field, "type": "decimal(10,2)"}]}
+    ddl = "k string not null comment 'it''s', `a b`: array<struct<x: decimal(38, 9), y map<int, timestamp_ntz>>>"
+    return [json.dumps(whole).encode(), ddl.encode(), b"interval day to second, i interval hour", b"a int, b bigint"]
+
+
 def _checkpoint(data: bytes) -> None:
     folder = _scratch() / "checkpoint"
     for name in ("offsets", "commits"):
@@ -423,7 +509,12 @@ def _names(text: str) -> None:
 def _decoders() -> Iterator[Decoder]:
     yield Decoder("record", _record, _records, _sealed_record)
     yield Decoder("record body", _record_of_body, _bodies)
+    yield Decoder("log", read_log, _logs)
     yield Decoder("part", _part, _parts)
+    yield Decoder("encrypted part", _encrypted_part, _encrypted_parts, retagged)
+    yield Decoder("encrypted body", lambda data: _encrypted_part(framed(data)), _parts)
+    yield Decoder("keys of a file", _file_of("keys", _keys_of_file), _lists_of_keys)
+    yield Decoder("keys of a variable", _keys_of_variable, _lists_of_keys)
     yield Decoder("schema text", _schema_text, _schema_texts)
     yield Decoder("packed schema", _packed_schema, _packed_schemas)
     read = partial(Stack.from_bytes, address=_ADDRESS)
@@ -442,6 +533,10 @@ def _decoders() -> Iterator[Decoder]:
     yield Decoder("world", _file_of("world.json", lambda path: read_world(str(path))), _worlds)
     yield Decoder("settings file", _file_of("riffle.toml", read_toml), _tomls)
     yield Decoder("settings of Spark", _conf, _confs)
+    yield Decoder("settings of a call", _settings_of_a_call, _calls)
+    yield Decoder("columns of Spark", _text_of(_columns_of_spark), _texts_of_columns)
+    yield Decoder("answer of S3", read_answer, lambda: ANSWERS)
+    yield Decoder("folder of a member", lambda data: read_folder(data, _scratch()), lambda: NAMES_IN_A_FOLDER)
     yield Decoder("checkpoint", _checkpoint, _checkpoints)
     yield Decoder(
         "names", _text_of(_names), lambda: [b"delta/00000000000000000001/1-" + b"ab" * 16, b"s3://bucket/a/b\ntotals"]

@@ -33,6 +33,16 @@ MEMBERS = st.builds(
     RecordedMember, NAMES, NAMES, NAMES, NUMBERS, st.none() | NAMES, st.dictionaries(NAMES, NAMES, max_size=2), RESERVED
 )
 KINDS = ["batch", "claim", "rollback", "adopt", "dispatch", "orders"]
+
+
+def _in_order(record: Record) -> Record:
+    """Return a record that names none after itself."""
+    return replace(
+        record, promised=min(record.promised, record.sequence), full=max(0, record.sequence - record.full % 1000),
+        target=None if record.target is None else min(record.target, record.sequence),
+    )  # fmt: skip
+
+
 RECORDS = st.builds(
     Record, NUMBERS, st.sampled_from(KINDS), NAMES, NAMES, NAMES, NUMBERS,
     NAMES,
@@ -48,7 +58,7 @@ RECORDS = st.builds(
     standbys=st.dictionaries(NAMES, st.lists(NAMES, max_size=2).map(tuple), max_size=2),
     delivers_after_commit=st.booleans(), promised=NUMBERS, members=st.lists(MEMBERS, max_size=3).map(tuple),
     weights=RESERVED, watermarks=RESERVED, orders=RESERVED, delivers_as=st.none() | NUMBERS,
-)  # fmt: skip
+).map(_in_order)  # fmt: skip
 
 ROOT = "memory://root"
 PLAIN = Record(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -115,6 +116,7 @@ def test_the_json_of_a_schema_is_read(kind: object, expected: pa.DataType) -> No
         '{"type": "struct"}',
         "no json",
         "[]",
+        '{"type": "struct", "fields": ["k"]}',
     ],
 )
 def test_json_that_cannot_be_read_is_refused(text: str) -> None:
@@ -126,3 +128,11 @@ def test_json_that_cannot_be_read_is_refused(text: str) -> None:
 def test_the_json_of_one_type_is_one_column() -> None:
     """A type alone is a column named as Spark names it."""
     assert schema_of_json('"long"').equals(pa.schema([("value", pa.int64())]))
+
+
+@pytest.mark.parametrize("read", [schema_of_ddl, schema_of_json])
+def test_types_that_are_nested_too_deep_are_refused(read: Callable[[str], pa.Schema]) -> None:
+    """Nobody has such state; nor is it Python's error."""
+    deep = "array<" * 9000 if read is schema_of_ddl else '{"type": "array", "elementType": ' * 90_000
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read(deep)

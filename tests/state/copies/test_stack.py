@@ -29,6 +29,31 @@ def stack(version: int, *numbers: int) -> Stack:
     return Stack(at(version), tuple(map(part, numbers)))
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        Head(3, "1-../x"), Head(3, ""), Head(3, 5), Head("3", at(3).attempt),  # type: ignore[arg-type]
+        Head(1 << 63, at(3).attempt),
+    ],
+)  # fmt: skip
+def test_a_list_that_names_no_attempt_is_none(head: Head) -> None:
+    """Whatever its checksum says: ages are told by its attempt's epoch."""
+    assert Stack.from_bytes(Stack(head).to_bytes(ADDRESS), ADDRESS) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["0007.x-0a1b2c3d.stack", "0007..stack", "7" * 200 + ".0000000001-0a1b2c3d.stack", "٣.0000000001-aa.stack"]
+)
+def test_files_of_other_names_are_no_lists(folder: Path, name: str) -> None:
+    """Nobody counts on from what stands in them."""
+    (folder / "stacks" / "totals").mkdir(parents=True)
+    (folder / "stacks" / "totals" / name).write_bytes(stack(3, 1).to_bytes(ADDRESS))
+    stacks = Stacks(folder, "totals")
+    assert stacks.key_groups() == []
+    assert stacks.switch(7, None, stack(3, 1))
+    assert Stacks(folder, "totals").read(7) == stack(3, 1)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A member's folder that this process has read nothing of."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -22,7 +23,7 @@ from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.simulate.world_file import world_of
 from riffle_spark.state.copies.part_files import PartFiles
 from riffle_spark.state.copies.stack import StackedPart
-from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats import arrow_messages, part_codec
 from riffle_spark.state.formats.arrow_schemas import packed, unpacked
 from riffle_spark.state.log.manifest import Entry, Head, Link, Snapshot
 from riffle_spark.state.log.record import Record, decode, encode
@@ -120,6 +121,73 @@ def test_a_part_of_more_rows_than_its_bytes_can_tell_of_is_refused() -> None:
     with pytest.raises(CorruptStateError, match="rows"):
         part_codec.opened(part_codec.encode(pa.table({"n": pa.nulls(1 << 25)})), "part")
     assert part_codec.opened(part_codec.encode(table), "part").num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "metadata"),
+    [
+        ({"use_legacy_format": True}, None),
+        ({"metadata_version": pa.ipc.MetadataVersion.V4}, None),
+        ({}, {"ARROW:experimental_compression": "ZSTD"}),
+    ],
+)
+def test_a_part_in_a_way_that_arrow_has_given_up_is_refused(
+    options: dict[str, Any], metadata: dict[str, str] | None
+) -> None:
+    """Arrow reads it still, and what it would be when it is unpacked stands where nobody looks."""
+    rows = pa.record_batch({"n": pa.repeat(0, 5000)}).replace_schema_metadata({"riffle.format": "1"})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="zstd", **options)) as writer:
+        writer.write_batch(rows, custom_metadata=metadata)
+    assert pa.ipc.open_stream(sink.getvalue()).read_all().num_rows == 5000
+    with pytest.raises(CorruptStateError, match="not an Arrow stream"):
+        part_codec.opened(sink.getvalue(), "part")
+
+
+def shared(schema: pa.Schema) -> bytes:
+    """Return a schema's message, all of whose columns are told of by what tells of the first one."""
+    data = bytearray(schema.serialize().to_pybytes())
+    message = memoryview(data)[8:]
+    table = arrow_messages._told(message, arrow_messages._all_fields(message, arrow_messages._told(message, 0))[2])
+    first, *others = arrow_messages._elements(message, arrow_messages._all_fields(message, table)[1])
+    of_list = arrow_messages._told(message, arrow_messages._all_fields(message, table)[1]) + 4
+    assert len(others) == len(schema) - 1
+    for place in range(of_list, of_list + 4 * len(schema), 4):
+        struct.pack_into("<I", message, place, first - place)
+    return bytes(data)
+
+
+WIDE = [
+    pa.field(f"column {number}", kind, metadata={f"key {number}": "value"})
+    for number in range(60)
+    for kind in (
+        pa.timestamp("us", "Europe/Ljubljana"), pa.timestamp("s"), pa.map_(pa.string(), pa.struct([("a", pa.int8())])),
+    )
+]  # fmt: skip
+
+
+def test_columns_are_told_of_once() -> None:
+    """A name of some KiB that is told of by some thousand columns would be gigabytes; what Arrow writes is read."""
+    named = pa.schema([pa.field("n" * 30_000, pa.int8()), *[pa.field("n", pa.int8())] * 4000])
+    with pytest.raises(CorruptStateError, match="more than once"):
+        unpacked(base64.b64encode(shared(named)).decode())
+    part = shared(named.with_metadata({"riffle.format": "1"})) + b"\xff\xff\xff\xff\0\0\0\0"
+    with pytest.raises(CorruptStateError, match="more than once"):
+        part_codec.opened(part, "part")
+    for some in (named, pa.schema(WIDE), pa.schema(WIDE, {"riffle.format": "1"})):
+        arrow_messages.check_schema(memoryview(some.serialize()))
+        table = some.empty_table()
+        assert part_codec.opened(part_codec.encode(table), "part").schema.equals(table.schema)
+
+
+def test_a_value_that_stands_once_for_many_rows_is_not_written_out() -> None:
+    """No version wrote a column of state as a dictionary; a part of some KiB would be gigabytes."""
+    rows = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int8()), ["x" * 1000])
+    for column in (rows, pa.ListArray.from_arrays(pa.array([0, 1000], pa.int32()), rows)):
+        kind = pa.string() if column is rows else pa.list_(pa.string())
+        part = part_codec.opened(part_codec.encode(pa.table({"k": column})), "part")
+        with pytest.raises(CorruptStateError, match="does not fit"):
+            part_codec.fitted(part, pa.schema([("k", kind)]))
 
 
 def test_offsets_that_lead_out_of_a_part_are_refused() -> None:

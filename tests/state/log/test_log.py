@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from riffle_spark.errors import FencedError, UnavailableError
+from riffle_spark.errors import CorruptStateError, FencedError, UnavailableError
 from riffle_spark.state.log import log as log_file
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
-from riffle_spark.state.log.record import Record, decode, digest
+from riffle_spark.state.log.record import Record, decode, digest, encode
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing.faulty_store import Fault, FaultyStore
 from riffle_spark.testing.lagging_store import LaggingStore
@@ -264,3 +264,15 @@ def test_what_records_list_is_told_for_scans() -> None:
     assert log.listed_in(records[1:], FULL_EVERY) == log.listed_in(records[FULL_EVERY:], 0)
     output = Link(Head(39, "1-" + "f" * 32), 0, 1, 0, 1)
     assert output.object in log.listed_in([replace(records[39], outputs=(("seen", output),))], 0)
+
+
+def test_a_record_far_beyond_all_others_is_refused_before_anything_is_counted_from_there() -> None:
+    """Its number may be anything that a name can say, and memory has no room for all before it."""
+    store = MemoryStore()
+    tail = grown(store, 3).tail
+    assert tail is not None
+    far = replace(tail, sequence=10**18, full=10**18)
+    store.put_if_absent(paths.record(far.sequence), encode(far))
+    with pytest.raises(CorruptStateError, match="far beyond all others") as caught:
+        opened(store)
+    assert caught.value.where == paths.record(far.sequence)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pyarrow as pa
 import pytest
@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle_spark.errors import CorruptStateError
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.log.record import Record, decode, digest, encode
-from tests.kit.state.drawn_records import PLAIN, RECORDS
+from tests.kit.state.drawn_records import PLAIN, RECORDS, link
 
 
 @given(RECORDS)
@@ -149,3 +151,34 @@ def test_a_digest_tells_records_apart() -> None:
     """Different bytes have different digests of 32 hexadecimal digits."""
     assert len(digest(b"")) == 32
     assert digest(b"a") != digest(b"b")
+
+
+SEVENTH = replace(PLAIN, sequence=7, full=7, promised=7, target=7)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(SEVENTH, full=8), replace(SEVENTH, promised=8), replace(SEVENTH, target=8), replace(SEVENTH, full=-1),
+        replace(SEVENTH, promised=-1), replace(SEVENTH, target=-1), replace(SEVENTH, sequence=1 << 20),
+        replace(SEVENTH, sequence=10**18), replace(SEVENTH, written_ms=1 << 63), replace(SEVENTH, epoch=10**30),
+    ],
+)  # fmt: skip
+def test_a_record_names_none_after_itself_and_none_full_from_far_before(wrong: Record) -> None:
+    """Whoever reads the log goes over all numbers in between, and there is no room for so many."""
+    assert decode(encode(SEVENTH), paths.record(7)) == SEVENTH
+    with pytest.raises(CorruptStateError, match="cannot be read"):
+        decode(encode(wrong), "log/0")
+
+
+def test_no_range_of_a_record_leads_beyond_what_a_file_can_have() -> None:
+    """Nobody could seek to it."""
+    for far in (link(1, start=1 << 63), link(1, length=1 << 63), link(1 << 63), link(1, start=1 << 62, length=1 << 62)):
+        with pytest.raises(CorruptStateError, match="cannot be read"):
+            decode(encode(replace(PLAIN, entries={("totals", 3): Entry(chain=(far,))})), "log/0")
+
+
+def test_a_record_under_another_number_is_refused() -> None:
+    """It is a copy of another one."""
+    with pytest.raises(CorruptStateError, match="record 0, under another number"):
+        decode(encode(PLAIN), paths.record(7))

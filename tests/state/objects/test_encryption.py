@@ -219,6 +219,10 @@ def test_wrapped_keys_are_unwrapped_by_kms(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(ConfigError, match=r"did not unwrap a key \(AccessDeniedException\)") as caught:
             unwrapped_key(b"wrapped", "eu-central-1")
         assert OTHER not in str(caught.value)
+        for no_key in (b"{}", b"who are you?"):
+            kms.answers[:] = [Answer(200, no_key)]
+            with pytest.raises(ConfigError, match="KMS cannot be asked for a key"):
+                unwrapped_key(b"wrapped", "eu-central-1")
         kms.answers[:] = [Answer(400, json.dumps({"__type": "ThrottlingException"}).encode())]
         with pytest.raises(UnavailableError, match="KMS did not answer"):
             unwrapped_key(b"wrapped", "eu-central-1")

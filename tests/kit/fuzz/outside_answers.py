@@ -1,0 +1,124 @@
+"""What others answer or leave lying: a server's answers to S3's calls, and a member's folder with any names in it.
+Knows who reads them. Does not know how inputs are made.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import urllib3
+from botocore.awsrequest import AWSResponse
+
+from riffle_spark.errors import RiffleError
+from riffle_spark.state.copies.abandoned import is_dead, is_free, remove_strays
+from riffle_spark.state.copies.disk import incoming_files
+from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.copies.stack import Stack
+from riffle_spark.state.objects import s3_client
+from riffle_spark.state.objects.s3 import S3Store
+from riffle_spark.state.objects.store import StoreOptions
+
+__all__ = ["ANSWERS", "NAMES_IN_A_FOLDER", "answering", "read_answer", "read_folder"]
+
+_OPTIONS = StoreOptions(
+    s3_endpoint="http://fuzz.invalid", s3_region="north", s3_max_attempts=1, s3_patience_seconds=0.0
+)
+_LIST = b"""200
+<ListBucketResult><IsTruncated>%s</IsTruncated><KeyCount>2</KeyCount><Contents><Key>p/log/00000000000000000000</Key>
+<Size>5</Size></Contents><Contents><Key>p/totals/</Key></Contents>%s</ListBucketResult>"""
+ANSWERS = [
+    _LIST % (b"false", b""), _LIST % (b"true", b"<NextContinuationToken>x</NextContinuationToken>"), b"200\nbytes",
+    b"200\n<DeleteResult><Error><Key>p/a</Key><Code>InternalError</Code><Message>m</Message></Error></DeleteResult>",
+    b"403\n<Error><Code>AccessDenied</Code><Message>no</Message></Error>",
+    b"404\n<Error><Code>NoSuchKey</Code></Error>",
+    b"503\n<Error><Code>SlowDown</Code></Error>", b"412\n", b"206\nbytes",
+]  # fmt: skip
+"""A status, and a body."""
+_NAMES_MOST = 24
+_ATTEMPT = b"1-" + b"ab" * 16
+NAMES_IN_A_FOLDER = [
+    b"\n".join([
+        b"stacks/totals/0003.0000000001-0a1b2c3d.stack", b"stacks/totals/0003." + b"ab" * 16 + b".part",
+        b"sealed/7-" + _ATTEMPT, b"sealed/8-" + _ATTEMPT, b"fetched/7-" + _ATTEMPT + b"." + b"cd" * 16,
+        b"incoming/totals/0003.00000000000000000005-" + _ATTEMPT, b"owner", b"process", b"upkeep", b"advancing",
+    ]),
+    b"stacks/totals/32767.0000000009-ffffffff.stack\nstacks/visits/0000.0000000002-00000000.stack",
+]  # fmt: skip
+
+
+def read_answer(data: bytes) -> None:
+    """Make every kind of call, each answered by this."""
+    status, _, body = data.partition(b"\n")
+    store, client = answering(int(status) if status.isdigit() and len(status) == 3 else 200, body), _client()
+    for call in (
+        lambda: store.list("log/"), lambda: store.get("log/1"), lambda: store.get("log/1", 2, 3),
+        lambda: store.exists("log/1"), lambda: store.copy_to("log/1", 0, 3, len), lambda: store.delete(["a", "b"]),
+        lambda: store.put_if_absent("log/1", b"x"),
+    ):  # fmt: skip
+        s3_client._CLIENTS[os.getpid(), _OPTIONS] = client  # private: one is made anew after each refusal
+        with suppress(RiffleError):
+            call()
+
+
+def answering(status: int, body: bytes) -> S3Store:
+    """Return the store ``p`` of a server that answers all requests with this, until another one is asked for."""
+    _answer[:] = [status, body]
+    s3_client._CLIENTS[os.getpid(), _OPTIONS] = _client()  # private: as in ``read_answer``
+    return S3Store("bucket", "p", _OPTIONS)
+
+
+_answer: list[Any] = [200, b""]
+
+
+@cache
+def _client() -> Any:
+    os.environ.setdefault("AWS_ACCESS_KEY_ID", "fuzz")
+    os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "fuzz")
+    client = s3_client.client_of(_OPTIONS)
+    client.meta.events.register("before-send.s3", _answered)  # type: ignore[arg-type] # it may answer, too
+    return client
+
+
+def _answered(request: Any, **_: object) -> AWSResponse:
+    status, body = _answer
+    headers = {"Content-Length": str(len(body)), "Content-Type": "application/xml"}
+    raw = urllib3.HTTPResponse(io.BytesIO(body), headers, status, preload_content=False)
+    return AWSResponse(request.url, status, raw.headers, raw)  # type: ignore[arg-type] # any headers
+
+
+def read_folder(data: bytes, folder: Path) -> None:
+    """Look at a member's folder as all who use it do. In each file of it stands its own name."""
+    member = folder / "m0123456789ab"
+    shutil.rmtree(member, ignore_errors=True)
+    member.mkdir(parents=True)
+    for name in data.split(b"\n")[:_NAMES_MOST]:
+        with suppress(OSError, ValueError, RecursionError):
+            _put(os.fsencode(member), name)
+    found = Folder(member, "app/1")
+    for store, key_group in found.copies():
+        stacks = found.stacks(store)
+        with suppress(OSError):  # as it says: a folder of a list's name, which no disk takes for one
+            stacks.switch(key_group, stacks.read(key_group), Stack())
+    found.sealed_attempts()
+    found.forget_deltas()
+    incoming_files(member / "incoming")
+    for known in ("owner", "process"):
+        if (member / known).is_file():
+            is_dead((member / known).read_text(errors="replace"))
+    if (member / "owner").is_file():
+        is_free(member / "owner", ["app/2"])
+    remove_strays(member, 0.0)
+
+
+def _put(member: bytes, name: bytes) -> None:
+    path = os.path.normpath(os.path.join(member, name.lstrip(b"/")))  # noqa: PTH118 - a name may be no text
+    if path.startswith(member + b"/"):
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+        with open(path, "xb") as file:  # noqa: PTH123
+            file.write(name)

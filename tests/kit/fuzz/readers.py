@@ -1,0 +1,53 @@
+"""Which decoders reach each file that reads bytes or text from elsewhere, or why none has to: a test holds the table
+against the code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+__all__ = ["READERS", "READS"]
+
+READS = re.compile(
+    r"(?:json|tomllib|pickle)\.loads\(|Serializer\(\)\.loads\(|b64decode\(|open_stream\(|open_file\(|read_schema\(|"
+    r"unpack_from\(|decompress\(|gzip\.open\(|input_stream\(pa\.|HTTPConnection\(|parse_response\(|fromstring\("
+)
+"""What reads in Python and Arrow. Names of files and objects, and answers that boto3 has read, have no such mark: their
+decoders are `names`, `folder of a member` and `answer of S3`.
+"""
+
+_OF_SPARK = "Spark's JVM tells it in this process, and has read it itself"
+_OWN_FUNCTION = "the user's own function, as PySpark pickled it in this process"
+
+READERS: Mapping[str, tuple[str, ...] | str] = {
+    "messages/slot_orders": ("order", "receipt"),
+    "messages/upkeep_orders": ("upkeep order", "upkeep receipt", "census order", "census"),
+    "offline/checkpoint": ("checkpoint",),
+    "offline/reshard": "a temporary file that the same process has just written",
+    "process/types/spark_schemas": ("columns of Spark",),
+    "protocol/batch/will": "what it has just written itself, to see what JSON makes of it; the rest is in `record`",
+    "protocol/shards": ("record",),
+    "settings": ("settings file", "settings of Spark", "settings of a call"),
+    "simulate/scenario": ("scenario", "packed scenario"),
+    "simulate/world_file": ("world",),
+    "spark/engine/inventory": _OF_SPARK,
+    "spark/engine/kafka": _OF_SPARK,
+    "spark/engine/tick": _OF_SPARK,
+    "spark/plans/grouping_keys": _OF_SPARK,
+    "spark/plans/plan_cut": _OF_SPARK,
+    "spark/plans/planned_function": _OWN_FUNCTION,
+    "spark/processors/spark_processor": _OWN_FUNCTION,
+    "spark/queries/group_stages": _OWN_FUNCTION,
+    "spark/queries/stream_query": _OF_SPARK,
+    "state/copies/stack": ("stack", "stack body", "folder of a member"),
+    "state/formats/arrow_messages": ("part", "encrypted body", "packed schema"),
+    "state/formats/arrow_schemas": ("packed schema", "schema text"),
+    "state/formats/part_codec": ("part", "encrypted part", "encrypted body"),
+    "state/log/record": ("record", "record body", "log"),
+    "state/objects/encryption": ("keys of a file", "keys of a variable", "encrypted part"),
+    "state/schemas/history": ("schema text",),
+    "state/schemas/store_schema": ("schema text",),
+    "state/schemas/variables": ("schema text",),
+    "worker/census": "some hundred bytes of ASCII, or there is no zone: whatever goes wrong is no answer",
+}

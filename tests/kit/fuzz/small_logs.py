@@ -1,0 +1,75 @@
+"""Whole logs as lines of JSON, each a record's number and body: what is around them is right, and each record names the
+digest of the one before. Knows the log. Does not know batches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import cast
+
+import pyarrow as pa
+import xxhash
+
+from riffle_spark.errors import CorruptStateError, RiffleError
+from riffle_spark.protocol.upkeep.retention import Retention
+from riffle_spark.protocol.upkeep.scan import scan
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.record import Record, digest, encode
+from riffle_spark.state.objects.memory import MemoryStore
+
+__all__ = ["framed_record", "read_log", "small_logs"]
+
+_ROOT = "memory://fuzz"
+_LINES_MOST = 64
+
+
+def framed_record(body: bytes) -> bytes:
+    """Return the bytes of a record whose checksum and length are right, with any body."""
+    packed = cast(bytes, pa.compress(body, codec="zstd", asbytes=True))
+    told = {"magic": "riffle-log", "format": 2, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}", "length": len(body)}
+    return json.dumps(told).encode() + b"\n" + packed
+
+
+def small_logs(records: Sequence[Record]) -> list[bytes]:
+    """Return the log of these records, and that of the first one alone."""
+    bodies = (pa.input_stream(pa.BufferReader(encode(one).split(b"\n", 1)[1]), compression="zstd") for one in records)
+    lines = [b"[%d,%s]" % (one.sequence, body.read()) for one, body in zip(records, bodies, strict=True)]
+    return [b"\n".join(lines), lines[0]]
+
+
+def read_log(data: bytes) -> None:
+    """Open a log as a driver and as a rollback do, and do what both do with all of it."""
+    store = MemoryStore()
+    before = b""
+    for line in data.split(b"\n")[:_LINES_MOST]:
+        before = _put(store, line, before)
+    with suppress(RiffleError):
+        Log(store, _ROOT).open(broken=True)
+    log = Log(store, _ROOT)
+    tail = log.open()
+    if tail is None:
+        raise CorruptStateError("an empty log")
+    retention = Retention(20, 0)
+    retention.start(log.first, tail, log.manifest, 0)
+    retention.promise(tail.sequence + 1, 0)
+    retention.take_free(tail.promised)
+    log.listed_in(log.after(max(log.first, tail.sequence - 20)), log.first)
+    scan(store, tail, 20, 0, first=log.first)
+
+
+def _put(store: MemoryStore, line: bytes, before: bytes) -> bytes:
+    """Put the record of a line; return its bytes."""
+    try:
+        number, body = json.loads(line)
+        if isinstance(body, dict) and isinstance(body.get("previous"), str):
+            body["previous"] = digest(before) if before else ""
+        data = framed_record(json.dumps(body).encode())
+        name = paths.record(number) if isinstance(number, int) else str(number)
+    except (ValueError, TypeError, RecursionError):
+        return before
+    with suppress(RiffleError):
+        store.put_if_absent(name, data)
+    return data
