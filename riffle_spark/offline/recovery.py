@@ -5,21 +5,26 @@ record promises, and Spark's checkpoint.
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.errors import ConfigError, CorruptStateError, UnavailableError
 from riffle_spark.offline.checkpoint import Checkpoint
+from riffle_spark.offline.fenced import clocks, stopped
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.batch.will import without_key_groups
 from riffle_spark.state.log.log import Log
-from riffle_spark.state.log.record import Record
+from riffle_spark.state.log.record import Record, joined
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.state.restore.reader import in_parallel
 
-__all__ = ["Plan", "adopt", "clocks", "offsets_before", "rollback", "target_of"]
+__all__ = ["Plan", "adopt", "offsets_before", "rollback", "target_of"]
 
 _DEFAULT_KEY_GROUPS = 128
+_READ_AHEAD_MOST = 32
+"""So many records of a line are read at once at most, and held: a full one of many key-groups has megabytes."""
 _TARGET = re.compile(r"record:([0-9]{1,18})|(-?[0-9]{1,18})", re.ASCII)
 
 
@@ -73,7 +78,8 @@ def adopt(
     )  # fmt: skip
     steps = [f"bind the state of batch {base.version} in {root} to query {query_id}, whose next batch is {version + 1}"]
     if execute:
-        log.append(draft, log.manifest)
+        with stopped(log, f"bind the state to query {query_id}"):
+            log.append(draft, log.manifest)
     return Plan(tuple(steps), execute, version, base.offsets)
 
 
@@ -131,34 +137,61 @@ def rollback(
     if tail is None:
         raise ConfigError(f"{root} holds no state", remedy="nothing to roll back; see riffle adopt --empty", where=root)
     query_id = spark.query_id()
-    target = target_of(log, tail, to)
-    _check_has_state(query_id, checkpoint, tail, target)
-    manifest = log.manifest_of(target)
-    sealed = target.delivers_after_commit and target.version >= 0
-    needed = manifest.objects() | ({link.object for _, link in target.outputs} if sealed else set())
-    _check_present(objects, needed)
-    stamp, is_same = _stamp(), (target.dispatch, target.total) == (tail.dispatch, tail.total)
-    draft = replace(
-        target, kind="rollback", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=tail.epoch + 1,
-        query_id=query_id, rollbacks=tail.rollbacks + 1, target=target.sequence,
-        promised=tail.promised, members=tail.members, delivers_as=target.line if sealed else None,
-        orders=tail.orders if is_same else without_key_groups(tail.orders),
-    )  # fmt: skip
+    with stopped(log, f"take the state back to {to}"):
+        target = target_of(log, tail, to)
+        _check_has_state(query_id, checkpoint, tail, target)
+        manifest = log.manifest_of(target)
+        sealed = target.delivers_after_commit and target.version >= 0
+        needed = manifest.objects() | ({link.object for _, link in target.outputs} if sealed else set())
+        _check_present(objects, needed)
+        if execute:
+            before, is_promised = offsets_before(log, target), _is_there(log, tail)
+            log.append(_draft(target, tail, query_id, sealed=sealed), manifest)
     steps = [
         f"append a rollback of {root} from batch {tail.version} (record {tail.sequence}) to batch {target.version} "
         f"(record {target.sequence}); --to record:{tail.sequence} leads back as long as that is retained"
     ]
     if execute:
-        before = offsets_before(log, target)
-        log.append(draft, manifest)
-        _check_present(objects, needed)
-        steps += spark.restore(target.version, target.offsets, before, comes_again=sealed)
+        with _half_done(target):
+            _check_present(objects, () if is_promised else needed)
+            steps += spark.restore(target.version, target.offsets, before, comes_again=sealed)
     else:
         steps.append(
             f"make batch {target.version} the last one of the checkpoint {checkpoint}"
             + (", as one that comes again: its sealed output may not have been delivered" if sealed else "")
         )
     return Plan(tuple(steps), execute, target.version, target.offsets)
+
+
+def _draft(target: Record, tail: Record, query_id: str, *, sealed: bool) -> Record:
+    """Return the record that follows ``tail`` and says what ``target`` said."""
+    stamp, is_same = _stamp(), (target.dispatch, target.total) == (tail.dispatch, tail.total)
+    return replace(
+        target, kind="rollback", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=tail.epoch + 1,
+        query_id=query_id, rollbacks=tail.rollbacks + 1, target=target.sequence,
+        promised=tail.promised, members=tail.members, delivers_as=target.line if sealed else None,
+        orders=tail.orders if is_same else without_key_groups(tail.orders),
+    )  # fmt: skip
+
+
+def _is_there(log: Log, tail: Record) -> bool:
+    """Tell whether ``tail`` is the log's newest record itself: then what it promises stays. Where that is damaged and
+    ``tail`` an older one, the damaged one may have let go of it: one has to look again once nobody goes on.
+    """
+    return any(record.commit_id == tail.commit_id for record in _read(log, [tail.sequence]).values())
+
+
+@contextmanager
+def _half_done(target: Record) -> Iterator[None]:
+    """Tell an operator what was done where a rollback does not come to its end."""
+    done = f"the log has gone back to batch {target.version}, the checkpoint has not, or in part"
+    try:
+        yield
+    except UnavailableError as error:
+        remedy = f"{error.remedy}: the same one, before the query is started, which is refused until then"
+        raise UnavailableError(f"{error.problem}; {done}", remedy=remedy, where=error.where) from error
+    except CorruptStateError as error:
+        raise CorruptStateError(f"{error.problem}; {done}", remedy=error.remedy, where=error.where) from error
 
 
 def _check_has_state(query_id: str, checkpoint: str, tail: Record, target: Record) -> None:
@@ -172,17 +205,13 @@ def _check_has_state(query_id: str, checkpoint: str, tail: Record, target: Recor
         )
 
 
-def clocks() -> tuple[float, ...]:
-    """Return the seconds of this machine's clocks, for a log: a query that went on may have swept its next number."""
-    return time.monotonic(), time.time()
-
-
 def _stamp() -> Stamp:
     return Stamp(uuid.uuid4().hex, time.time_ns() // 1_000_000)
 
 
 def _check_present(objects: ObjectStore, needed: Iterable[str]) -> None:
-    gone = [name for name in sorted(needed) if not objects.exists(name)]
+    names = sorted(needed)
+    gone = [name for name, is_there in zip(names, in_parallel(objects.exists, names), strict=True) if not is_there]
     if gone:
         raise CorruptStateError(
             f"{len(gone)} objects that this batch's state needs are gone",
@@ -250,16 +279,46 @@ def _record_of(log: Log, tail: Record, version: int) -> Record:
 
 def _line(log: Log, tail: Record) -> Iterator[Record]:
     """Yield the intact records from the newest back, by their numbers, without those that a rollback left behind: a
-    LIST that lags might not show the rollback.
+    LIST that lags might not show the rollback. Who goes on has more and more of them read at once.
     """
-    sequence = tail.sequence
+    sequence, ahead = tail.sequence, 1
     while sequence >= log.first:
-        at, sequence = sequence, sequence - 1
+        block = range(sequence, max(sequence - ahead, log.first - 1), -1)
+        sequence, ahead = block[-1] - 1, min(2 * ahead, _READ_AHEAD_MOST)
+        for at, record in _intact(log, block):
+            yield record
+            if record.target is not None:
+                sequence = min(record.target, at - 1)
+                break
+
+
+def _intact(log: Log, sequences: Sequence[int]) -> Iterator[tuple[int, Record]]:
+    """Yield those of some records, with their numbers, that are whole and fit the full ones that they change."""
+    found = _read(log, sequences)
+    fulls = found | _read(log, sorted({record.full for record in found.values()} - {*sequences}))
+    for at in (sequence for sequence in sequences if sequence in found):
+        record = found[at]
+        full = record if record.full == record.sequence else fulls.get(record.full)
+        if full is not None and (full is record or _fits(record, full)):
+            yield at, record
+
+
+def _fits(record: Record, full: Record) -> bool:
+    try:
+        joined(record, full.entries)
+    except CorruptStateError:
+        return False
+    return True
+
+
+def _read(log: Log, sequences: Sequence[int]) -> dict[int, Record]:
+    """Return those of some records that are there and whole, by their numbers."""
+
+    def read(sequence: int) -> Record | None:
         try:
-            record = log.read(at)
-            log.manifest_of(record)
+            return log.find(sequence)
         except CorruptStateError:
-            continue
-        yield record
-        if record.target is not None:
-            sequence = record.target
+            return None
+
+    found = zip(sequences, in_parallel(read, sequences), strict=True)
+    return {sequence: record for sequence, record in found if record is not None}
