@@ -139,7 +139,7 @@ def rollback(
     query_id = spark.query_id()
     with stopped(log, f"take the state back to {to}"):
         target = target_of(log, tail, to)
-        _check_has_state(query_id, checkpoint, tail, target)
+        _check_has_state(query_id, spark, tail, target)
         manifest = log.manifest_of(target)
         sealed = target.delivers_after_commit and target.version >= 0
         needed = manifest.objects() | ({link.object for _, link in target.outputs} if sealed else set())
@@ -157,7 +157,7 @@ def rollback(
             steps += spark.restore(target.version, target.offsets, before, comes_again=sealed)
     else:
         steps.append(
-            f"make batch {target.version} the last one of the checkpoint {checkpoint}"
+            f"make batch {target.version} the last one of the checkpoint {spark.shown}"
             + (", as one that comes again: its sealed output may not have been delivered" if sealed else "")
         )
     return Plan(tuple(steps), execute, target.version, target.offsets)
@@ -194,12 +194,12 @@ def _half_done(target: Record) -> Iterator[None]:
         raise CorruptStateError(f"{error.problem}; {done}", remedy=error.remedy, where=error.where) from error
 
 
-def _check_has_state(query_id: str, checkpoint: str, tail: Record, target: Record) -> None:
+def _check_has_state(query_id: str, spark: Checkpoint, tail: Record, target: Record) -> None:
     """Raise ``ConfigError`` if a checkpoint is of a query that has the state neither now nor had it then."""
     if query_id not in {tail.query_id, target.query_id}:
         raise ConfigError(
-            f"{checkpoint} is of query {query_id}, and this state is of query {tail.query_id}: a rollback would delete "
-            "what the checkpoint says of that query's batches",
+            f"{spark.shown} is of query {query_id}, and this state is of query {tail.query_id}: a rollback would "
+            "delete what the checkpoint says of that query's batches",
             remedy="name the checkpoint of the query that has the state; see riffle adopt to give it to another one",
             where="--checkpoint",
         )

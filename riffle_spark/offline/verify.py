@@ -321,19 +321,19 @@ def _check_checkpoint(looked: _Looked, spark: Checkpoint, root: str, tail: Recor
         remedy = (
             f"restore it, or take the state over with a new one: riffle adopt --root {root} --checkpoint CHECKPOINT"
         )
-        looked.say("state", spark.location, error.problem, remedy)
+        looked.say("state", spark.shown, error.problem, remedy)
         return
     if tail is None:
         return
-    back = f"riffle rollback --root {root} --checkpoint {spark.location} --to {tail.version} --execute"
+    back = f"riffle rollback --root {root} --checkpoint {spark.shown} --to {tail.version} --execute"
     if query_id != tail.query_id:
         problem = f"the checkpoint is of query {query_id}, the state of {tail.query_id}"
-        remedy = f"name the checkpoint that belongs to it, or riffle adopt --root {root} --checkpoint {spark.location}"
-        looked.say("state", spark.location, problem, remedy)
+        remedy = f"name the checkpoint that belongs to it, or riffle adopt --root {root} --checkpoint {spark.shown}"
+        looked.say("state", spark.shown, problem, remedy)
     elif not tail.version <= batch <= tail.version + 1:
         problem = f"Spark's next batch is {batch}, the state is at {tail.version}"
         remedy = f"restore the newer of both from a backup, or take Spark's offsets to the state: {back}"
-        looked.say("state", spark.location, problem, remedy)
+        looked.say("state", spark.shown, problem, remedy)
     elif batch == tail.version and tail.offsets is not None and spark.offsets(batch) not in (None, tail.offsets):
         problem = f"batch {batch} is planned with other offsets than those it was committed with"
-        looked.say("state", spark.location, problem, f"take Spark's offsets to the state: {back}")
+        looked.say("state", spark.shown, problem, f"take Spark's offsets to the state: {back}")

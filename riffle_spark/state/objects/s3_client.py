@@ -15,7 +15,7 @@ from botocore.client import BaseClient
 from botocore.config import Config
 
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
-from riffle_spark.state.objects.store import RequestCounts, StoreOptions
+from riffle_spark.state.objects.store import RequestCounts, StoreOptions, check_endpoint
 
 __all__ = [
     "SENDING",
@@ -105,16 +105,16 @@ def _made(options: StoreOptions) -> BaseClient:
         response_checksum_validation="when_required",
         tcp_keepalive=True,
     )
-    _refuse_credentials(endpoint or "", "s3_endpoint")
+    check_endpoint(endpoint or "")
     try:
         session = boto3.session.Session()
         client: BaseClient = session.client("s3", endpoint_url=endpoint, region_name=options.s3_region, config=config)
     except (boto_errors.BotoCoreError, ValueError) as error:
         said = str(error)
     else:
-        _refuse_credentials(client.meta.endpoint_url, _OF_AWS)
+        check_endpoint(client.meta.endpoint_url, _OF_AWS)
         return _listening(client)
-    _refuse_credentials(said, _OF_AWS)
+    check_endpoint(said, _OF_AWS)
     remedy = "check `s3_endpoint` (http://host:port or https://host), `s3_region` and AWS's own settings"
     raise ConfigError(f"there is no S3 client to be had: {said}", remedy=remedy, where="s3_endpoint")
 
@@ -125,16 +125,6 @@ def _listening(client: BaseClient) -> BaseClient:
     client.meta.events.register("before-call.s3.DeleteObjects", _add_content_md5)
     client.meta.events.register_last("before-call.s3", _drop_expect)
     return client
-
-
-def _refuse_credentials(said: str, where: str) -> None:
-    """Raise ``ConfigError`` if an endpoint, or what is said of one, has credentials in it, or a query that may be some:
-    every error names it.
-    """
-    if "@" in said or "?" in said:
-        problem = "the endpoint holds credentials, or a query as `?token=`"
-        remedy = "write http://host:port or https://host; give credentials by boto3's default chain"
-        raise ConfigError(problem, remedy=remedy, where=where)
 
 
 def _count(event_name: str, **_: object) -> None:
