@@ -14,6 +14,7 @@
 Errors carry fields; the sentence is made in ``__str__``. Each says what to do, in ``remedy``.
 """
 
+import shlex
 from typing import Final
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "RiffleError",
     "UnavailableError",
     "UserFunctionError",
+    "command",
     "raise_if_memory",
 ]
 
@@ -45,6 +47,16 @@ def raise_if_memory(error: BaseException) -> None:
     """
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and any(map(str(error).count, _NO_MEMORY))):
         raise MemoryError(str(error)) from error
+
+
+def command(verb: str, *flags: str, **options: object) -> str:
+    """Return a command for a remedy, as a shell takes it.
+
+    >>> command("rollback", "--execute", root="file:///my state", checkpoint="CHECKPOINT", to=7)
+    "riffle rollback --root 'file:///my state' --checkpoint CHECKPOINT --to 7 --execute"
+    """
+    given = (f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items())
+    return " ".join(["riffle", verb, *given, *flags])
 
 
 class RiffleError(Exception):

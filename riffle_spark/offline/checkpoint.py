@@ -3,7 +3,8 @@ know our log.
 """
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -13,9 +14,10 @@ from riffle_spark.errors import UNREADABLE, ConfigError, UnavailableError
 from riffle_spark.state.objects.open import StoreOptions, masked
 from riffle_spark.state.objects.store import check_endpoint
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "lacking"]
 
 _Found = TypeVar("_Found")
+_ENTRY = re.compile(r"/sources/([0-9]{1,9})/([0-9]{1,18})(?:\.compact)?\Z", re.ASCII)
 _COMMIT = 'v1\n{"nextBatchWatermarkMs":%d}'
 
 
@@ -69,6 +71,19 @@ class Checkpoint:
             return self._read(files, f"{base}/offsets/{batch}")
 
         return self._reached(read)
+
+    def seen_by_source(self) -> dict[int, int]:
+        """Return the newest entry of each source that has some: a source of files keeps a log there of what it saw."""
+        return self._reached(self._seen_by_source)
+
+    def _seen_by_source(self) -> dict[int, int]:
+        files, base = self._files()
+        selector = fs.FileSelector(f"{base}/sources", allow_not_found=True, recursive=True)
+        entries = [_ENTRY.search(info.path) for info in files.get_file_info(selector)]
+        found: dict[int, int] = {}
+        for source, entry in sorted(tuple(map(int, named.groups())) for named in entries if named):
+            found[source] = entry
+        return found
 
     def restore(
         self, version: int, offsets: str | None, before: str | None = None, *, comes_again: bool = False
@@ -201,3 +216,27 @@ def _watermark_in(offsets: str) -> int:
         return int(json.loads(offsets.split("\n")[1])["batchWatermarkMs"])
     except UNREADABLE:
         return 0
+
+
+def lacking(offsets: str | None, seen: Mapping[int, int]) -> str:
+    """Return what sources of files lack to go on from an offset-log entry, if their logs end before it; else nothing.
+
+    ``seen`` is as ``Checkpoint.seen_by_source`` returns it. Others keep at most where they began, and lack nothing.
+    """
+    ends = [_logged(line) for line in (offsets or "").split("\n")[2:]]
+    if len(ends) != len(seen):  # a source that is read twice has two offsets and one log, one in memory has no log
+        ends, seen = [max(ends, default=-1)], {0: max(seen.values(), default=-1)}
+    short = [(index, end) for index, end in enumerate(ends) if end > seen.get(index, -1)]
+    said = (
+        f"a source of files is at entry {end} of its log there, which ends with {seen.get(i, 'none')}"
+        for i, end in short
+    )
+    return "; ".join(said) if max(seen.values(), default=-1) >= 0 else ""
+
+
+def _logged(offset: str) -> int:
+    """Return the entry of its own log that a source's offset names, -1 for one without."""
+    try:
+        return int(json.loads(offset)["logOffset"])
+    except UNREADABLE:
+        return -1

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError
+from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError, command
 from riffle_spark.offline.checkpoint import Checkpoint
+from riffle_spark.offline.recovery import apart_from
 from riffle_spark.protocol.batch.will import will_in
 from riffle_spark.state.copies.part_files import runs_of
 from riffle_spark.state.formats import part_codec
@@ -107,7 +108,10 @@ def verify(
         _check_line(looked, tail)
         _check_parts(looked, tail)
     if checkpoint is not None:
-        _check_checkpoint(looked, Checkpoint(checkpoint, options), root, tail)
+        spark = Checkpoint(checkpoint, options)
+        apart = apart_from(spark, root, tail, looked.records)
+        if apart is not None:
+            looked.say("state", spark.shown, *apart)
     counted = len(looked.names), looked.checked_bytes, None if tail is None else tail.version
     return Verified(len(looked.digests), *counted, tuple(looked.findings))
 
@@ -119,9 +123,8 @@ def _read_log(looked: _Looked, root: str) -> None:
         level: _Level = "state" if name.startswith(paths.LOG) or not sequences else "note"
         looked.say(level, name, "this is no object of riffle's", "move it elsewhere: one root is one query's alone")
     if not sequences:
-        remedy = (
-            f"restore the root from a backup, or start with no state on purpose: riffle adopt --root {root} --empty"
-        )
+        empty = command("adopt", "--empty", "--execute", root=root, checkpoint="CHECKPOINT")
+        remedy = f"restore the root from a backup, or start with no state on purpose: {empty}"
         looked.say("state", root, "there is no log: the root is empty, or it was lost", remedy)
         return
     wrong = {sequence: error for sequence in sequences if (error := _read_record(looked, sequence))}
@@ -312,28 +315,3 @@ def _note_orphans(looked: _Looked, listed: set[str], tail: Record) -> None:
                 "note", name, f"it is of epoch {said.epoch}, the newest record there is of {tail.epoch}",
                 "look whether a newer driver runs; if none does, the newest records are lost: restore log/",
             )  # fmt: skip
-
-
-def _check_checkpoint(looked: _Looked, spark: Checkpoint, root: str, tail: Record | None) -> None:
-    try:
-        query_id, batch = spark.query_id(), spark.next_batch()
-    except ConfigError as error:
-        remedy = (
-            f"restore it, or take the state over with a new one: riffle adopt --root {root} --checkpoint CHECKPOINT"
-        )
-        looked.say("state", spark.shown, error.problem, remedy)
-        return
-    if tail is None:
-        return
-    back = f"riffle rollback --root {root} --checkpoint {spark.shown} --to {tail.version} --execute"
-    if query_id != tail.query_id:
-        problem = f"the checkpoint is of query {query_id}, the state of {tail.query_id}"
-        remedy = f"name the checkpoint that belongs to it, or riffle adopt --root {root} --checkpoint {spark.shown}"
-        looked.say("state", spark.shown, problem, remedy)
-    elif not tail.version <= batch <= tail.version + 1:
-        problem = f"Spark's next batch is {batch}, the state is at {tail.version}"
-        remedy = f"restore the newer of both from a backup, or take Spark's offsets to the state: {back}"
-        looked.say("state", spark.shown, problem, remedy)
-    elif batch == tail.version and tail.offsets is not None and spark.offsets(batch) not in (None, tail.offsets):
-        problem = f"batch {batch} is planned with other offsets than those it was committed with"
-        looked.say("state", spark.shown, problem, f"take Spark's offsets to the state: {back}")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.offline import recovery
+from riffle_spark.offline import record_line, recovery
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
@@ -177,7 +177,7 @@ def test_a_line_is_the_same_however_it_is_read(tmp_path: Path, checkpoint: Path,
             world.batch(version, one(version))
     newest = len(world.memory.list(paths.LOG)) - 1
     for _ in range(8):
-        assert lined(recovery._line, root) == lined(line_one_by_one, root)
+        assert lined(record_line.line, root) == lined(line_one_by_one, root)
         which = chance.randrange(newest - 2)
         world.memory.delete([paths.record(which)]) if chance.random() < 0.3 else damage(world.memory, which)
 
