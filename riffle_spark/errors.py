@@ -2,6 +2,7 @@
 
     RiffleError
     +-- ConfigError        fix the call, the setting or the job's code
+    |   +-- RefusedError        a store, or what is encrypted, opens to others only: give the rights or the key
     |   +-- UserFunctionError   the user's function raised, or returned what it must not
     +-- ConflictError      what was handed in does not fit what is stored: follow the remedy
     |   +-- Misplaced      a slot ran where its copies are not: reassign and run again (internal, retried)
@@ -25,6 +26,7 @@ __all__ = [
     "LocalDiskError",
     "Misplaced",
     "OutOfDate",
+    "RefusedError",
     "RiffleError",
     "UnavailableError",
     "UserFunctionError",
@@ -87,6 +89,10 @@ def _rebuild(kind: type[RiffleError], args: tuple[object, ...]) -> RiffleError:
 
 class ConfigError(RiffleError):
     """The call, a setting or the job's code is wrong."""
+
+
+class RefusedError(ConfigError):
+    """Rights, credentials or a key are missing: nothing is known of what could not be read."""
 
 
 class UserFunctionError(ConfigError):

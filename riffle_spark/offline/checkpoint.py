@@ -72,6 +72,35 @@ class Checkpoint:
 
         return self._reached(read)
 
+    def starts_elsewhere(self, version: int, offsets: str | None) -> list[str]:
+        """Return in words which sources do not go on from an offset-log entry, after the batch ``version`` or, with -1,
+        from their beginning, as far as the checkpoint tells.
+        """
+        wanted = (offsets or "").split("\n")[2:]
+        committed = (self.offsets(version) or "").split("\n")[2:] if version >= 0 else []
+        said = []
+        for index, want in enumerate(wanted):
+            if version < 0 and not _can_start_at(want):
+                said.append(f"source {index} cannot be told where to start: it counts again all that is there")
+                continue
+            begin = committed[index] if index < len(committed) else None if committed else self._beginning(index)
+            if begin is not None and _parsed(begin) != _parsed(want):
+                said.append(
+                    f"source {index} goes on from {begin}, and the state is at {want}: rows in between are missed, or "
+                    "counted twice"
+                )
+        return said
+
+    def _beginning(self, source: int) -> str | None:
+        """Return where a source of the first batch begins, as Kafka's notes it."""
+
+        def read() -> str | None:
+            files, base = self._files()
+            return self._read(files, f"{base}/sources/{source}/0")
+
+        text = self._reached(read)
+        return text.rstrip().rpartition("\n")[2] if text else None
+
     def seen_by_source(self) -> dict[int, int]:
         """Return the newest entry of each source that has some: a source of files keeps a log there of what it saw."""
         return self._reached(self._seen_by_source)
@@ -232,6 +261,19 @@ def lacking(offsets: str | None, seen: Mapping[int, int]) -> str:
         for i, end in short
     )
     return "; ".join(said) if max(seen.values(), default=-1) >= 0 else ""
+
+
+def _can_start_at(offset: str) -> bool:
+    """Tell whether a query may begin at a source's offset: not of files, nor of Spark's own rows for trials."""
+    found = _parsed(offset)
+    return isinstance(found, dict) and not {"logOffset"} <= {*found} and {*found} != {"offset", "timestamp"}
+
+
+def _parsed(offset: str) -> object:
+    try:
+        return json.loads(offset)
+    except ValueError:
+        return offset
 
 
 def _logged(offset: str) -> int:

@@ -76,6 +76,7 @@ def adopt(
         late_watermark_ms=None, event_times={}, delivers_as=None, delivers_after_commit=False,
     )  # fmt: skip
     steps = [f"bind the state of batch {base.version} in {root} to query {query_id}, whose next batch is {version + 1}"]
+    steps += [f"warning: {elsewhere}" for elsewhere in spark.starts_elsewhere(version, base.offsets)]
     if execute:
         with stopped(log, f"bind the state to query {query_id}"):
             log.append(draft, log.manifest)

@@ -5,7 +5,6 @@ a checkpoint to offsets that this log does not reach.
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 from pathlib import Path
 
@@ -15,8 +14,9 @@ from click.testing import CliRunner, Result
 from riffle_spark.console.main import main
 from riffle_spark.errors import ConfigError
 from riffle_spark.offline.checkpoint import lacking
-from riffle_spark.offline.recovery import rollback
+from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.offline.verify import verify
+from tests.kit.printed_commands import printed
 from tests.kit.simulated.world import World, one
 
 BATCHES, BACKED_UP, LATER = 12, 7, "v1\n{}\n"
@@ -56,11 +56,6 @@ class Query:
         shutil.copytree(self.folder / "backup", self.checkpoint)
 
 
-def printed(text: str) -> list[str]:
-    """Return the arguments of the one command that a text holds."""
-    return shlex.split(text[text.index("riffle ") :].splitlines()[0])[1:]
-
-
 def riffle(*arguments: str) -> Result:
     """Run a command."""
     return CliRunner().invoke(main, list(arguments))
@@ -76,7 +71,7 @@ def test_a_checkpoint_from_a_backup_is_followed_by_the_state(files: Query) -> No
     """What is printed can be run as it is, and the query goes on from the backup's batch."""
     files.restore()
     (finding,) = verify(files.world.home.root, str(files.checkpoint)).findings
-    arguments = printed(finding.remedy)
+    (arguments,) = printed(finding.remedy)
     assert arguments[arguments.index("--to") + 1] == str(BACKED_UP)
     assert riffle(*arguments).exit_code == 0
     assert verify(files.world.home.root, str(files.checkpoint)).is_whole
@@ -94,7 +89,7 @@ def test_files_that_the_checkpoint_has_not_seen_are_not_gone_over(files: Query, 
     assert sorted(path.name for path in (files.checkpoint / "offsets").iterdir()) == [
         str(batch) for batch in range(BACKED_UP + 1)
     ]
-    assert riffle(*printed(caught.value.remedy)).exit_code == 0
+    assert riffle(*printed(caught.value.remedy)[0]).exit_code == 0
     assert verify(files.world.home.root, str(files.checkpoint)).is_whole
 
 
@@ -105,7 +100,7 @@ def test_offsets_that_were_taken_over_files_are_told(files: Query) -> None:
         (files.checkpoint / "offsets" / str(batch)).write_text(LATER + files.offset % batch)
         (files.checkpoint / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
     (finding,) = verify(files.world.home.root, str(files.checkpoint)).findings
-    assert riffle(*printed(finding.remedy)).exit_code == 0
+    assert riffle(*printed(finding.remedy)[0]).exit_code == 0
     assert verify(files.world.home.root, str(files.checkpoint)).is_whole
 
 
@@ -127,6 +122,30 @@ def test_a_source_with_offsets_alone_goes_forward(tmp_path: Path) -> None:
     assert verify(kafka.world.home.root, str(kafka.checkpoint)).is_whole
     kafka.world.start()
     assert kafka.run(BATCHES) == "run"
+
+
+def test_who_takes_state_over_is_told_of_sources_that_begin_elsewhere(tmp_path: Path) -> None:
+    """Files are counted again, as no source of files can be told where to start; Kafka notes where it does."""
+    for name, offset in (("files", '{"logOffset":%d}'), ("rate", "%d"), ("kafka", KAFKA)):
+        query = Query(tmp_path / name, offset, keeps_files=name == "files")
+        new = tmp_path / name / "new"
+        (new / "sources" / "0").mkdir(parents=True)
+        (new / "metadata").write_text('{"id": "another"}')
+        for begins in (0, BATCHES - 1):
+            (new / "sources" / "0" / "0").write_text("\0v1\n" + offset % begins)
+            warned = [step for step in adopt(query.world.home.root, str(new)).steps if step.startswith("warning: ")]
+            assert len(warned) == (name != "kafka" or begins == 0)
+            assert all(("missed" if name == "kafka" else "counts again all that is there") in step for step in warned)
+
+
+def test_who_takes_state_over_with_a_checkpoint_of_before_is_told_where_it_goes_on(files: Query) -> None:
+    """What it has committed is where it goes on."""
+    (files.checkpoint / "metadata").write_text('{"id": "another"}')
+    assert len(adopt(files.world.home.root, str(files.checkpoint)).steps) == 1
+    files.restore()
+    (files.checkpoint / "metadata").write_text('{"id": "another"}')
+    (warned,) = adopt(files.world.home.root, str(files.checkpoint)).steps[1:]
+    assert '{"logOffset":7}, and the state is at {"logOffset":11}' in warned
 
 
 @pytest.mark.parametrize(

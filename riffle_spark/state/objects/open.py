@@ -9,7 +9,7 @@ from riffle_spark.state.objects.store import ObjectStore, StoreOptions
 
 __all__ = ["StoreOptions", "masked", "normalised", "open_store", "root_id"]
 
-_ALLOWED = "set `root` to s3://bucket/prefix, file:///path or memory://name"
+_ALLOWED = "set `root` to s3://bucket/prefix or file:///path"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
 _PARTS = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:)?(?://)?)(.*)", re.DOTALL)
 _A_PORT = re.compile(r":[0-9]*\Z")

@@ -14,7 +14,7 @@ from botocore import exceptions as boto_errors
 from botocore.client import BaseClient
 from botocore.config import Config
 
-from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
+from riffle_spark.errors import ConfigError, RefusedError, RiffleError, UnavailableError
 from riffle_spark.state.objects.store import RequestCounts, StoreOptions, check_endpoint
 
 __all__ = [
@@ -168,10 +168,10 @@ def refused(call: Call, code: str, status: int, message: str) -> RiffleError:
     """Return the error for a server's answer with an error ``code`` and ``message``."""
     if code in _REFUSALS:
         problem, remedy = _REFUSALS[code]
-        return ConfigError(f"{problem} ({code})", remedy=remedy, where=call.where)
+        return RefusedError(f"{problem} ({code})", remedy=remedy, where=call.where)
     if status in {401, 403}:
         remedy = f"check the credentials ({_CHAIN}) and grant them {_RIGHTS}"
-        return ConfigError(f"{call.name} was denied: {message or code}", remedy=remedy, where=call.where)
+        return RefusedError(f"{call.name} was denied: {message or code}", remedy=remedy, where=call.where)
     if is_transient(code, status):
         return unavailable(call, f"{status} {code}")
     remedy = "check `root`, `s3_endpoint` and `s3_region`; the server must be S3 with conditional puts (If-None-Match)"
@@ -188,22 +188,22 @@ def unavailable(call: Call, why: str) -> UnavailableError:
     )
 
 
-def no_credentials(call: Call, kind: str) -> ConfigError:
+def no_credentials(call: Call, kind: str) -> RefusedError:
     """Return the error for a client that found no complete credentials."""
     remedy = f"give boto3 credentials by its default chain: {_CHAIN}"
-    return ConfigError(f"there are no usable credentials for S3 ({kind})", remedy=remedy, where=call.where)
+    return RefusedError(f"there are no usable credentials for S3 ({kind})", remedy=remedy, where=call.where)
 
 
-def untrusted(call: Call) -> ConfigError:
+def untrusted(call: Call) -> RefusedError:
     """Return the error for a server whose TLS certificate does not verify."""
     remedy = "point AWS_CA_BUNDLE at the authority that signed it, or correct `s3_endpoint`"
-    return ConfigError("the server's TLS certificate is not trusted", remedy=remedy, where=call.where)
+    return RefusedError("the server's TLS certificate is not trusted", remedy=remedy, where=call.where)
 
 
 def unwrapped_key(wrapped: bytes, region: str | None) -> bytes:
     """Return what AWS KMS makes of a wrapped data key; it knows by itself which of its keys wrapped it.
 
-    Raises ``ConfigError`` if KMS refuses, ``UnavailableError`` if it does not answer; no error repeats what it said.
+    Raises ``RefusedError`` if KMS refuses, ``UnavailableError`` if it does not answer; no error repeats what it said.
     """
     remedy = f"check the credentials ({_CHAIN}), grant them kms:Decrypt on the key that wrapped it, and set the region"
     config = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "total_max_attempts": 3})
@@ -216,12 +216,12 @@ def unwrapped_key(wrapped: bytes, region: str | None) -> bytes:
         status = told.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if is_transient(code, status if isinstance(status, int) else 0):
             raise _kms_unavailable(code) from None
-        raise ConfigError(f"KMS did not unwrap a key ({code})", remedy=remedy, where="encryption_keys") from None
+        raise RefusedError(f"KMS did not unwrap a key ({code})", remedy=remedy, where="encryption_keys") from None
     except (boto_errors.HTTPClientError, boto_errors.ConnectionError) as error:
         raise _kms_unavailable(type(error).__name__) from None
     except (boto_errors.BotoCoreError, ValueError) as error:
         problem = f"KMS cannot be asked for a key ({type(error).__name__})"
-        raise ConfigError(problem, remedy=remedy, where="encryption_keys") from None
+        raise RefusedError(problem, remedy=remedy, where="encryption_keys") from None
     return plain
 
 
