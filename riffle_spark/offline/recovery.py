@@ -14,6 +14,7 @@ from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.offline.fenced import clocks, stopped
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.batch.will import without_key_groups
+from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record, joined
 from riffle_spark.state.objects.open import StoreOptions, open_store
@@ -54,6 +55,7 @@ def adopt(
     of the query that had the state, which tells that it was, or ``True`` if you do. Raises ``ConfigError`` if
     nothing tells, for an empty root without ``empty`` and for a checkpoint that is none.
     """
+    begun = Settings(key_groups=key_groups, dispatch=dispatch)  # refuses what there cannot be, before a record says it
     objects = open_store(root, options or StoreOptions())
     log, spark = Log(objects, root, clocks), Checkpoint(checkpoint, options)
     tail = log.open()
@@ -70,7 +72,7 @@ def adopt(
             _check_delivered(tail, query_id, told_by, root, said=delivered is True)
         _check_not_run(log, tail, query_id, version, root)
     stamp = _stamp()
-    base = tail or first_record(query_id, key_groups, dispatch, stamp)
+    base = tail or first_record(query_id, begun.key_groups, begun.dispatch, stamp)
     draft = replace(
         base, kind="adopt", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=base.epoch + 1,
         query_id=query_id, version=version, offsets=None, input_digest=None, target=None, outputs=(), watermark_ms=None,
@@ -140,6 +142,7 @@ def rollback(
     with stopped(log, f"take the state back to {to}"):
         target = target_of(log, tail, to)
         _check_has_state(query_id, spark, tail, target)
+        offsets = _offsets(spark, target)
         manifest = log.manifest_of(target)
         sealed = target.delivers_after_commit and target.version >= 0
         needed = manifest.objects() | ({link.object for _, link in target.outputs} if sealed else set())
@@ -154,7 +157,7 @@ def rollback(
     if execute:
         with _half_done(target):
             _check_present(objects, () if is_promised else needed)
-            steps += spark.restore(target.version, target.offsets, before, comes_again=sealed)
+            steps += spark.restore(target.version, offsets, before, comes_again=sealed)
     else:
         steps.append(
             f"make batch {target.version} the last one of the checkpoint {spark.shown}"
@@ -203,6 +206,21 @@ def _check_has_state(query_id: str, spark: Checkpoint, tail: Record, target: Rec
             remedy="name the checkpoint of the query that has the state; see riffle adopt to give it to another one",
             where="--checkpoint",
         )
+
+
+def _offsets(spark: Checkpoint, target: Record) -> str | None:
+    """Return Spark's offset-log entry of a record's batch; what the log does not know of it the checkpoint may. Raises
+    ``ConfigError`` if nobody does: the checkpoint could not be led there.
+    """
+    found = target.offsets if target.offsets is not None or target.version < 0 else spark.offsets(target.version)
+    if found is None and target.version >= 0:
+        raise ConfigError(
+            f"the log does not know Spark's offsets of batch {target.version} (the state was taken over then), and "
+            f"{spark.shown} has none of it",
+            remedy="name a newer checkpoint of this query, or go back to another batch",
+            where="--checkpoint",
+        )
+    return found
 
 
 def _stamp() -> Stamp:
