@@ -155,6 +155,16 @@ def test_a_job_runs_where_every_other_call_is_denied(
         assert (open_store(root).list(""), files_below(tmp_path / "checkpoint")) == (before, checkpoints)
 
 
+def test_every_command_tells_a_store_that_is_away_from_what_is_wrong(tmp_path: Path) -> None:
+    """By what it ends with: it may help to run it again."""
+    away = 's3_endpoint = "http://127.0.0.1:9"\ns3_region = "x"\ns3_max_attempts = 1\ns3_patience = 0\n'
+    for name, arguments in reading_commands("s3://bkt/p", tmp_path).items():
+        (tmp_path / "away.toml").write_text(away)
+        (tmp_path / "checkpoint").mkdir(exist_ok=True)
+        done = CliRunner().invoke(main, [*arguments, "--conf-file", str(tmp_path / "away.toml")])
+        assert (done.exit_code, "What to do" in done.output) == (3, True), f"{name}: {done.output}"
+
+
 def test_a_policy_names_the_root_and_nothing_beside_it() -> None:
     """Bucket, prefix, the key of SSE-KMS and AWS's other parts."""
     text = CliRunner().invoke(main, ["policy", "s3://bkt/p/q", "--kms-key", "arn:aws:kms:x:1:key/k"]).output
