@@ -53,7 +53,8 @@ def adopt(
     rows are missed or counted twice. The newest batch's output may be sealed and not delivered yet
     (``deliver_after_commit``), and a query with another checkpoint cannot ask for it: ``delivered`` is the checkpoint
     of the query that had the state, which tells that it was, or ``True`` if you do. Raises ``ConfigError`` if
-    nothing tells, for an empty root without ``empty`` and for a checkpoint that is none.
+    nothing tells, for an empty root without ``empty`` and for a checkpoint that is none; ``FencedError`` if the query
+    went on meanwhile.
     """
     begun = Settings(key_groups=key_groups, dispatch=dispatch)  # refuses what there cannot be, before a record says it
     objects = open_store(root, options or StoreOptions())
@@ -131,7 +132,7 @@ def rollback(
     checkpoint, so that it comes once more, and is. Does nothing unless ``execute``. Raises ``ConfigError`` if no
     retained record is of that batch, or the newest one does not promise it any more (``Record.promised``), or the
     checkpoint is of a query that has this state neither now nor had it then; ``CorruptStateError`` if objects
-    that it needs are gone.
+    that it needs are gone, ``FencedError`` if the query went on meanwhile.
     """
     objects = open_store(root, options or StoreOptions())
     log, spark = Log(objects, root, clocks), Checkpoint(checkpoint, options)
