@@ -151,7 +151,7 @@ def verify(root: str, checkpoint: str | None, s3_endpoint: str | None, conf_file
 @click.argument("root")
 @click.option("--kms-key", metavar="ARN", help="The key that objects are encrypted with, where SSE-KMS is used.")
 @click.option("--partition", default="aws", show_default=True, help="Of AWS: aws, aws-cn, aws-us-gov.")
-@click.option("--read-only", is_flag=True, help="For riffle verify and riffle plan alone.")
+@click.option("--read-only", is_flag=True, help="For commands that change nothing alone.")
 def policy(root: str, kms_key: str | None, partition: str, read_only: bool) -> None:
     """Print the AWS IAM policy with the least that a job on this root needs."""
     from riffle_spark.offline.rights import iam_policy

@@ -18,6 +18,7 @@ __all__ = ["Checkpoint", "lacking"]
 
 _Found = TypeVar("_Found")
 _ENTRY = re.compile(r"/sources/([0-9]{1,9})/([0-9]{1,18})(?:\.compact)?\Z", re.ASCII)
+_METADATA_BYTES_MAX = 1 << 16
 _COMMIT = 'v1\n{"nextBatchWatermarkMs":%d}'
 
 
@@ -52,7 +53,8 @@ class Checkpoint:
         files, base = self._files()
         try:
             with files.open_input_stream(f"{base}/metadata") as stream:
-                return str(json.loads(stream.read())["id"])
+                found = json.loads(stream.read(_METADATA_BYTES_MAX))["id"]
+                return found if isinstance(found, str) and found and found.isprintable() else None
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, *UNREADABLE):
             return None
 
@@ -223,7 +225,7 @@ class Checkpoint:
         return sorted(int(info.base_name) for info in found if info.base_name.isascii() and info.base_name.isdigit())
 
     def _remove(self, files: fs.FileSystem, folder: str, batch: int) -> None:
-        for name in (f"{folder}/{batch}", f"{folder}/.{batch}.crc"):
+        for name in (f"{folder}/.{batch}.crc", f"{folder}/{batch}"):  # the entry last: only what is there is seen again
             if files.get_file_info(name).type is fs.FileType.File:
                 files.delete_file(name)
 

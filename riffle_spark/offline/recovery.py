@@ -14,6 +14,7 @@ from riffle_spark.offline.fenced import clocks, stopped
 from riffle_spark.offline.record_line import intact, line, offsets_before, target_of
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.batch.will import without_key_groups
+from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import StoreOptions, open_store
@@ -49,8 +50,10 @@ def adopt(
     rows are missed or counted twice. The newest batch's output may be sealed and not delivered yet
     (``deliver_after_commit``), and a query with another checkpoint cannot ask for it: ``delivered`` is the checkpoint
     of the query that had the state, which tells that it was, or ``True`` if you do. Raises ``ConfigError`` if
-    nothing tells, for an empty root without ``empty`` and for a checkpoint that is none.
+    nothing tells, for an empty root without ``empty`` and for a checkpoint that is none; ``FencedError`` if the query
+    went on meanwhile.
     """
+    begun = Settings(key_groups=key_groups, dispatch=dispatch)  # refuses what there cannot be, before a record says it
     objects = open_store(root, options or StoreOptions())
     log, spark = Log(objects, root, clocks), Checkpoint(checkpoint, options)
     tail = log.open()
@@ -69,7 +72,7 @@ def adopt(
             _check_delivered(tail, query_id, told_by, root, said=delivered is True)
         _check_not_run(log, tail, spark, version, root)
     stamp = _stamp()
-    base = tail or first_record(query_id, key_groups, dispatch, stamp)
+    base = tail or first_record(query_id, begun.key_groups, begun.dispatch, stamp)
     draft = replace(
         base, kind="adopt", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=base.epoch + 1,
         query_id=query_id, version=version, offsets=None, input_digest=None, target=None, outputs=(), watermark_ms=None,
@@ -130,7 +133,7 @@ def rollback(
     checkpoint, so that it comes once more, and is. Does nothing unless ``execute``. Raises ``ConfigError`` if no
     retained record is of that batch, or the newest one does not promise it any more (``Record.promised``), or the
     checkpoint is of a query that has this state neither now nor had it then; ``CorruptStateError`` if objects
-    that it needs are gone.
+    that it needs are gone, ``FencedError`` if the query went on meanwhile.
     """
     objects = open_store(root, options or StoreOptions())
     log, spark = Log(objects, root, clocks), Checkpoint(checkpoint, options)
@@ -142,6 +145,7 @@ def rollback(
         target = target_of(log, tail, to)
         _check_has_state(query_id, spark, tail, target)
         _check_sources(log, spark, tail, target, root, is_by_number=str(to).startswith("record:"))
+        offsets = _offsets(spark, target)
         manifest = log.manifest_of(target)
         sealed = target.delivers_after_commit and target.version >= 0
         needed = manifest.objects() | ({link.object for _, link in target.outputs} if sealed else set())
@@ -156,7 +160,7 @@ def rollback(
     if execute:
         with _half_done(target, back):
             _check_present(objects, () if is_promised else needed)
-            steps += spark.restore(target.version, target.offsets, before, comes_again=sealed)
+            steps += spark.restore(target.version, offsets, before, comes_again=sealed)
     else:
         steps.append(
             f"make batch {target.version} the last one of the checkpoint {spark.shown}"
@@ -249,6 +253,21 @@ def _check_sources(log: Log, spark: Checkpoint, tail: Record, target: Record, ro
         remedy=remedy,
         where="--checkpoint",
     )
+
+
+def _offsets(spark: Checkpoint, target: Record) -> str | None:
+    """Return Spark's offset-log entry of a record's batch; what the log does not know of it the checkpoint may. Raises
+    ``ConfigError`` if nobody does: the checkpoint could not be led there.
+    """
+    found = target.offsets if target.offsets is not None or target.version < 0 else spark.offsets(target.version)
+    if found is None and target.version >= 0:
+        raise ConfigError(
+            f"the log does not know Spark's offsets of batch {target.version} (the state was taken over then), and "
+            f"{spark.shown} has none of it",
+            remedy="name a newer checkpoint of this query, or go back to another batch",
+            where="--checkpoint",
+        )
+    return found
 
 
 def _stamp() -> Stamp:

@@ -95,7 +95,8 @@ def _read_log(looked: _Looked, root: str) -> None:
     strange = [n for n in looked.names if paths.parse(n) is None and paths.record_sequence(n) is None]
     for name in strange:
         level: Level = "state" if name.startswith(paths.LOG) or not sequences else "note"
-        looked.say(level, name, "this is no object of riffle's", "move it elsewhere: one root is one query's alone")
+        shown = name if name.isprintable() else ascii(name)  # whoever reads this has a terminal, which obeys some
+        looked.say(level, shown, "this is no object of riffle's", "move it elsewhere: one root is one query's alone")
     if not sequences:
         empty = command("adopt", "--empty", "--execute", root=root, checkpoint="CHECKPOINT")
         remedy = f"restore the root from a backup, or start with no state on purpose: {empty}"

@@ -6,12 +6,16 @@ import json
 import logging
 import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from riffle_spark.console.main import main
+from riffle_spark.errors import ConfigError
 from riffle_spark.offline.checkpoint import Checkpoint
+from riffle_spark.offline.recovery import adopt
+from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.open import open_store
 from tests.kit.servers.object_server import BUCKET, ObjectServer
 from tests.kit.simulated.world import World, one
@@ -120,3 +124,37 @@ def test_an_empty_endpoint_on_the_command_line_is_refused(filled: World, tmp_pat
     }  # fmt: skip
     done, said = shown_by(command, *given[command], "--s3-endpoint", "")
     assert (done.exit_code, "s3_endpoint" in said, "not empty" in said) == (1, True, True), said
+
+
+@pytest.mark.parametrize(
+    "said", ['{"id": "\\u001b[2J"}', '{"id": "a\\nb"}', '{"id": ""}', '{"id": 7}', '{"id": {}}', "[]", "\xff"]
+)
+def test_what_is_no_id_of_a_query_is_none(filled: World, tmp_path: Path, said: str) -> None:
+    """It would be in the log, and on terminals, for good."""
+    (tmp_path / "metadata").write_text(said, encoding="latin-1")
+    done, shown = shown_by("adopt", "--root", filled.home.root, "--checkpoint", str(tmp_path), "--execute")
+    assert (done.exit_code, "is not a checkpoint" in shown) == (1, True), shown
+
+
+def test_a_name_in_the_store_does_nothing_to_a_terminal_and_forges_no_finding(filled: World) -> None:
+    """Whoever may write below a root may give an object any name."""
+    assert isinstance(filled.memory, MemoryStore)
+    filled.memory._objects.by_name["elsewhere\x1b[2J\nstate: x"] = b""  # private: no store of ours takes such a name
+    done, shown = shown_by("verify", filled.home.root)
+    assert done.exit_code == 0
+    assert "\x1b" not in shown
+    assert [line for line in shown.splitlines() if line.startswith("state")] == []
+    assert r"elsewhere\x1b[2J\nstate: x" in shown
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"key_groups": 0}, {"key_groups": 40_000}, {"key_groups": True}, {"dispatch": "keys"}]
+)
+def test_nothing_is_begun_that_no_query_could_go_on_with(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    """A record with it could not be taken back: the root would be lost."""
+    (tmp_path / "metadata").write_text('{"id": "query"}')
+    root = f"memory://{tmp_path.name}"
+    for execute in (False, True):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            adopt(root, str(tmp_path), empty=True, execute=execute, **wrong)
+    assert open_store(root).list("") == []

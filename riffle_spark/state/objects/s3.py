@@ -136,7 +136,12 @@ class S3Store:
             names += (entry["Key"][len(self.prefix) :] for entry in found if not entry["Key"].endswith("/"))
             if not answer.get("IsTruncated"):
                 return sorted(names)
-            more = {"ContinuationToken": cast("str", answer["NextContinuationToken"])}
+            token = cast("str | None", answer.get("NextContinuationToken"))
+            if not token or token == more.get("ContinuationToken"):
+                raise s3_client.refused(
+                    self._named("list_objects_v2"), "", 200, "it says that there is more, not where"
+                )
+            more = {"ContinuationToken": token}
 
     def delete(self, names: Sequence[str]) -> None:
         """See ``ObjectStore.delete``."""

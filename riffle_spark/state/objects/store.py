@@ -161,5 +161,8 @@ class StoreOptions:
 
     def __post_init__(self) -> None:
         for name in ("s3_endpoint", "s3_kms_key"):
-            if getattr(self, name) == "":  # of a variable that is not set: neither AWS nor the bucket's key is meant
-                raise ConfigError(f"{name} is empty", remedy="set it, or leave it out", where=name)
+            value = getattr(self, name)
+            if value is not None and not (value.strip() and value.isprintable()):
+                # Of a variable that is not set, or a file with a line's end: neither AWS nor the bucket's key is meant.
+                problem = f"{name} is empty, or has unprintable characters in it"
+                raise ConfigError(problem, remedy="set it, or leave it out", where=name)

@@ -149,11 +149,12 @@ def test_what_holds_no_secret_is_shown_as_it_is(url: str) -> None:
     assert masked(url) == url
 
 
+@pytest.mark.parametrize("value", ["", " ", "arn:aws:kms:x:1:key/k\n", "a\0"])
 @pytest.mark.parametrize("name", ["s3_kms_key", "s3_endpoint"])
-def test_an_option_of_a_store_that_is_empty_is_refused(name: str) -> None:
+def test_an_option_of_a_store_that_is_empty_or_more_than_a_line_is_refused(name: str, value: str) -> None:
     """Nobody's state goes elsewhere, or without its key, for a variable that is not set."""
     with pytest.raises(ConfigError, match=f"{name} is empty"):
-        StoreOptions(**{name: ""})  # type: ignore[arg-type]
+        StoreOptions(**{name: value})  # type: ignore[arg-type]
 
 
 @given(NAMES)
