@@ -2,6 +2,7 @@
 
     RiffleError
     +-- ConfigError        fix the call, the setting or the job's code
+    |   +-- RefusedError        a store, or what is encrypted, opens to others only: give the rights or the key
     |   +-- UserFunctionError   the user's function raised, or returned what it must not
     +-- ConflictError      what was handed in does not fit what is stored: follow the remedy
     |   +-- Misplaced      a slot ran where its copies are not: reassign and run again (internal, retried)
@@ -14,6 +15,7 @@
 Errors carry fields; the sentence is made in ``__str__``. Each says what to do, in ``remedy``.
 """
 
+import shlex
 from typing import Final
 
 __all__ = [
@@ -24,9 +26,11 @@ __all__ = [
     "LocalDiskError",
     "Misplaced",
     "OutOfDate",
+    "RefusedError",
     "RiffleError",
     "UnavailableError",
     "UserFunctionError",
+    "command",
     "raise_if_memory",
 ]
 
@@ -45,6 +49,16 @@ def raise_if_memory(error: BaseException) -> None:
     """
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and any(map(str(error).count, _NO_MEMORY))):
         raise MemoryError(str(error)) from error
+
+
+def command(verb: str, *flags: str, **options: object) -> str:
+    """Return a command for a remedy, as a shell takes it.
+
+    >>> command("rollback", "--execute", root="file:///my state", checkpoint="CHECKPOINT", to=7)
+    "riffle rollback --root 'file:///my state' --checkpoint CHECKPOINT --to 7 --execute"
+    """
+    given = (f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items())
+    return " ".join(["riffle", verb, *given, *flags])
 
 
 class RiffleError(Exception):
@@ -75,6 +89,10 @@ def _rebuild(kind: type[RiffleError], args: tuple[object, ...]) -> RiffleError:
 
 class ConfigError(RiffleError):
     """The call, a setting or the job's code is wrong."""
+
+
+class RefusedError(ConfigError):
+    """Rights, credentials or a key are missing: nothing is known of what could not be read."""
 
 
 class UserFunctionError(ConfigError):

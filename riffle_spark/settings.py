@@ -63,14 +63,15 @@ class Settings:
         "where state is; one root a query. Must be set somewhere. `file://` only where all executors see the same "
         "folder", fixed="with the state", example="s3://my-bucket/state/totals", section="Where state is kept")
     s3_endpoint: str | None = setting(
-        None, optional(text.of("URL")),
-        "an S3-compatible server, with conditional puts (`If-None-Match`); not set: AWS", example="http://127.0.0.1:9000")
+        None, unset_or(text.of("URL")),
+        "an S3-compatible server, with conditional puts (`If-None-Match`); not set: AWS, empty: refused", example="http://127.0.0.1:9000")
     s3_region: str | None = setting(
         None, optional(text.of("text")),
         "the region of the bucket; not set: what AWS's environment and files say", example="eu-central-1")
     s3_kms_key: str | None = setting(
-        None, optional(text.of("key id or ARN")),
-        "encrypt what is put with this key (SSE-KMS), `aws/s3` for the account's own; not set: as the bucket says",
+        None, unset_or(text.of("key id or ARN")),
+        "encrypt what is put with this key (SSE-KMS), `aws/s3` for the account's own; not set: as the bucket says, "
+        "empty: refused",
         example="arn:aws:kms:eu-central-1:111122223333:key/1234abcd")
     s3_connect_timeout: float = setting(5.0, seconds(0.1), "how long a new connection to the server may take")
     s3_read_timeout: float = setting(20.0, seconds(0.1), "how long the server may be silent within a call")

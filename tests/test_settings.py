@@ -199,14 +199,15 @@ def test_a_wrong_value_names_its_source(tmp_path: Path) -> None:
         from_sources(None, {"spark.riffle.retained_versions": "1"})
 
 
-def test_an_empty_variable_does_not_switch_encryption_off(tmp_path: Path) -> None:
-    """Where no source says anything there are no keys; empty text is not taken for that, but refused."""
+@pytest.mark.parametrize("name", ["encryption_keys", "s3_kms_key", "s3_endpoint"])
+def test_an_empty_variable_does_not_switch_a_key_off_or_another_store_on(tmp_path: Path, name: str) -> None:
+    """Where no source says anything there is none; empty text is not taken for that, but refused."""
     file = tmp_path / "riffle.toml"
-    file.write_text('encryption_keys = "file:/keys"\n')
-    assert Settings(encryption_keys=None).encryption_keys is from_sources(None, {}).encryption_keys is None
-    with pytest.raises(ConfigError, match=r"spark\.riffle\.encryption_keys"):
-        from_sources(None, {"spark.riffle.encryption_keys": ""}, file)
-    file.write_text('encryption_keys = ""\n')
+    file.write_text(f'{name} = "file:/keys"\n')
+    assert getattr(Settings(**{name: None}), name) is getattr(from_sources(None, {}), name) is None  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"spark\.riffle\.{name}"):
+        from_sources(None, {f"spark.riffle.{name}": ""}, file)
+    file.write_text(f'{name} = ""\n')
     with pytest.raises(ConfigError, match=r"riffle\.toml"):
         from_sources(None, {}, file)
 

@@ -9,11 +9,11 @@ import click
 from riffle_spark.console.dispatch import dispatch_command, keys_command
 from riffle_spark.console.options import conf_file_option, of_a_root, of_a_store, settings_in, show
 from riffle_spark.console.plan import plan_command, simulate_command
-from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
+from riffle_spark.errors import ConfigError, RefusedError, RiffleError, UnavailableError
 
 __all__ = ["main"]
 
-_AWAY = 3  # what a command ends with where it may help to run it again
+_AWAY = 3  # what a command ends with where nothing could be read, so that nothing is known
 _TO = "The batch to go back to, -1 is before the first; or a record of the log, also of a line that was given up."
 _PREVIOUS = "With deliver_after_commit: checkpoint of the query that had the state; tells whether output was delivered."
 _checkpoint = click.option("--checkpoint", required=True, help="The query's checkpointLocation.")
@@ -25,7 +25,7 @@ class _Group(click.Group):
     def invoke(self, context: click.Context) -> object:
         try:
             return super().invoke(context)
-        except UnavailableError as error:
+        except (UnavailableError, RefusedError) as error:
             click.ClickException(str(error)).show()
             context.exit(_AWAY)
         except RiffleError as error:
@@ -127,7 +127,7 @@ def capacity(root: str | None, s3_endpoint: str | None, conf_file: Path, as_json
 def verify(root: str, checkpoint: str | None, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
     """Read all that a root's retained records list, and say what is wrong with it. Changes nothing.
 
-    Ends with 1 if something is, with 3 if the store cannot be reached. Notes harm nothing.
+    Ends with 1 if something is, with 3 if the store cannot be reached or read. Notes harm nothing.
     """
     from riffle_spark.offline import verify as verification
     from riffle_spark.worker.member_folders import options_of
@@ -142,14 +142,16 @@ def verify(root: str, checkpoint: str | None, s3_endpoint: str | None, conf_file
             click.echo(str(finding))
         looked = f"{found.records} records, {found.objects} objects, {found.checked_bytes} bytes of parts checked"
         click.echo(f"{looked}; newest batch: {found.version}; {'whole' if found.is_whole else 'NOT whole'}")
-    click.get_current_context().exit(0 if found.is_whole else 1)
+        if found.way_back:
+            click.echo(f"newest batch that is whole: {found.way_back}")
+    click.get_current_context().exit(0 if found.is_whole else 1 if found.is_damaged else _AWAY)
 
 
 @main.command()
 @click.argument("root")
 @click.option("--kms-key", metavar="ARN", help="The key that objects are encrypted with, where SSE-KMS is used.")
 @click.option("--partition", default="aws", show_default=True, help="Of AWS: aws, aws-cn, aws-us-gov.")
-@click.option("--read-only", is_flag=True, help="For riffle verify and riffle plan alone.")
+@click.option("--read-only", is_flag=True, help="For commands that change nothing alone.")
 def policy(root: str, kms_key: str | None, partition: str, read_only: bool) -> None:
     """Print the AWS IAM policy with the least that a job on this root needs."""
     from riffle_spark.offline.rights import iam_policy

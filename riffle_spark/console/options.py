@@ -40,7 +40,7 @@ def conf_file_option(help_text: str) -> Callable[[_Command], _Command]:
 
 def settings_in(conf_file: Path, s3_endpoint: str | None) -> Settings:
     """Return the settings of the file, with the endpoint of the command line."""
-    return from_sources(Settings(s3_endpoint=s3_endpoint) if s3_endpoint else None, {}, conf_file)
+    return from_sources(None if s3_endpoint is None else Settings(s3_endpoint=s3_endpoint), {}, conf_file)
 
 
 def show(plan: "Plan") -> None:

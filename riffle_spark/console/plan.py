@@ -14,7 +14,7 @@ import click
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Strategy
 from riffle_spark.console.options import conf_file_option, settings_in
-from riffle_spark.errors import ConfigError, RiffleError
+from riffle_spark.errors import ConfigError
 from riffle_spark.simulate.figures import Json, converge_of, single_of
 from riffle_spark.simulate.group import group_of, run
 from riffle_spark.simulate.scenario import Scenario, read_scenario
@@ -69,14 +69,11 @@ def plan_command(
 ) -> None:
     """Show who would own, keep and warm up what, and why: in files, or in a running query and what if."""
     keep = owner_state == "keep"
-    try:
-        for scenario in _scenarios((*scenarios, *more), strategy, asked):
-            planned = _plan(scenario, converge or history or asked["root"] is not None, history, keep)
-            click.echo(json.dumps(planned) if as_json else _text(planned))
-            if scenario.events and "converge" not in planned:
-                click.echo(f"{scenario.name}: its events are left out; --converge plays them", err=True)
-    except RiffleError as error:
-        raise click.ClickException(str(error)) from error
+    for scenario in _scenarios((*scenarios, *more), strategy, asked):
+        planned = _plan(scenario, converge or history or asked["root"] is not None, history, keep)
+        click.echo(json.dumps(planned) if as_json else _text(planned))
+        if scenario.events and "converge" not in planned:
+            click.echo(f"{scenario.name}: its events are left out; --converge plays them", err=True)
 
 
 def _scenarios(paths: tuple[Path, ...], strategy: str | None, asked: Mapping[str, object]) -> Iterator[Scenario]:

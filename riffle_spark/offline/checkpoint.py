@@ -3,17 +3,22 @@ know our log.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pyarrow import fs
 
 from riffle_spark.errors import UNREADABLE, ConfigError, UnavailableError
-from riffle_spark.state.objects.store import StoreOptions
+from riffle_spark.state.objects.open import StoreOptions, masked
+from riffle_spark.state.objects.store import check_endpoint
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "lacking"]
 
+_Found = TypeVar("_Found")
+_ENTRY = re.compile(r"/sources/([0-9]{1,9})/([0-9]{1,18})(?:\.compact)?\Z", re.ASCII)
+_METADATA_BYTES_MAX = 1 << 16
 _COMMIT = 'v1\n{"nextBatchWatermarkMs":%d}'
 
 
@@ -25,36 +30,91 @@ class Checkpoint:
     All raise ``UnavailableError`` where its file system does not answer, or refuses.
     """
 
-    location: str
+    location: str = field(repr=False)
     options: StoreOptions | None = None
+
+    @property
+    def shown(self) -> str:
+        """The location as it may be shown: a URI may hold credentials."""
+        return masked(self.location)
 
     def query_id(self) -> str:
         """Return the id that Spark gave the query. Raises ``ConfigError`` if there is no checkpoint."""
-        with self._reached():
-            files, base = self._files()
-            try:
-                with files.open_input_stream(f"{base}/metadata") as stream:
-                    return str(json.loads(stream.read())["id"])
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError, *UNREADABLE):
-                raise ConfigError(
-                    f"{self.location} is not a checkpoint of a streaming query",
-                    remedy="give the folder that is set as checkpointLocation; start the query once to make it",
-                    where=self.location,
-                ) from None
+        found = self._reached(self._query_id)
+        if found is None:
+            raise ConfigError(
+                f"{self.shown} is not a checkpoint of a streaming query",
+                remedy="give the folder that is set as checkpointLocation; start the query once to make it",
+                where=self.shown,
+            )
+        return found
+
+    def _query_id(self) -> str | None:
+        files, base = self._files()
+        try:
+            with files.open_input_stream(f"{base}/metadata") as stream:
+                found = json.loads(stream.read(_METADATA_BYTES_MAX))["id"]
+                return found if isinstance(found, str) and found and found.isprintable() else None
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, *UNREADABLE):
+            return None
 
     def next_batch(self) -> int:
         """Return the id of the batch that Spark will hand over next: the last planned one, if it is not committed."""
-        with self._reached():
-            planned, committed = self._ids("offsets"), self._ids("commits")
+        planned, committed = self._reached(lambda: (self._ids("offsets"), self._ids("commits")))
         if planned and planned[-1] not in committed:
             return planned[-1]
         return committed[-1] + 1 if committed else 0
 
     def offsets(self, batch: int) -> str | None:
         """Return Spark's offset-log entry of a batch, ``None`` if it has none."""
-        with self._reached():
+
+        def read() -> str | None:
             files, base = self._files()
             return self._read(files, f"{base}/offsets/{batch}")
+
+        return self._reached(read)
+
+    def starts_elsewhere(self, version: int, offsets: str | None) -> list[str]:
+        """Return in words which sources do not go on from an offset-log entry, after the batch ``version`` or, with -1,
+        from their beginning, as far as the checkpoint tells.
+        """
+        wanted = (offsets or "").split("\n")[2:]
+        committed = (self.offsets(version) or "").split("\n")[2:] if version >= 0 else []
+        said = []
+        for index, want in enumerate(wanted):
+            if version < 0 and not _can_start_at(want):
+                said.append(f"source {index} cannot be told where to start: it counts again all that is there")
+                continue
+            begin = committed[index] if index < len(committed) else None if committed else self._beginning(index)
+            if begin is not None and _parsed(begin) != _parsed(want):
+                said.append(
+                    f"source {index} goes on from {begin}, and the state is at {want}: rows in between are missed, or "
+                    "counted twice"
+                )
+        return said
+
+    def _beginning(self, source: int) -> str | None:
+        """Return where a source of the first batch begins, as Kafka's notes it."""
+
+        def read() -> str | None:
+            files, base = self._files()
+            return self._read(files, f"{base}/sources/{source}/0")
+
+        text = self._reached(read)
+        return text.rstrip().rpartition("\n")[2] if text else None
+
+    def seen_by_source(self) -> dict[int, int]:
+        """Return the newest entry of each source that has some: a source of files keeps a log there of what it saw."""
+        return self._reached(self._seen_by_source)
+
+    def _seen_by_source(self) -> dict[int, int]:
+        files, base = self._files()
+        selector = fs.FileSelector(f"{base}/sources", allow_not_found=True, recursive=True)
+        entries = [_ENTRY.search(info.path) for info in files.get_file_info(selector)]
+        found: dict[int, int] = {}
+        for source, entry in sorted(tuple(map(int, named.groups())) for named in entries if named):
+            found[source] = entry
+        return found
 
     def restore(
         self, version: int, offsets: str | None, before: str | None = None, *, comes_again: bool = False
@@ -67,19 +127,19 @@ class Checkpoint:
         several batches, that is written as well. ``comes_again``: the last one that is committed is the one before, and
         Spark will run ``version`` once more.
         """
-        with self._reached():
-            return self._restored(version, offsets, before, comes_again=comes_again)
+        return self._reached(lambda: self._restored(version, offsets, before, comes_again=comes_again))
 
-    @contextmanager
-    def _reached(self) -> Iterator[None]:
+    def _reached(self, work: Callable[[], _Found]) -> _Found:
+        """Return what comes of ``work``. What a file system says may repeat credentials that the location holds."""
         try:
-            yield
+            return work()
         except OSError as error:
-            raise UnavailableError(
-                f"the checkpoint cannot be reached: {error}",
-                remedy="make its file system reachable, with the rights to it, and run the command again",
-                where=self.location,
-            ) from error
+            cause, said = (error, str(error)) if self.shown == self.location else (None, type(error).__name__)
+        raise UnavailableError(
+            f"the checkpoint cannot be reached: {said}",
+            remedy="make its file system reachable, with the rights to it, and run the command again",
+            where=self.shown,
+        ) from cause
 
     def _restored(self, version: int, offsets: str | None, before: str | None, *, comes_again: bool) -> list[str]:
         done, last = [], version - 1 if comes_again and offsets is not None else version
@@ -120,18 +180,44 @@ class Checkpoint:
     def _files(self) -> tuple[fs.FileSystem, str]:
         location = self.location.replace("s3a://", "s3://")
         if location.startswith("file:") or "://" not in location:  # as Spark has it: "%20" is itself
-            return fs.LocalFileSystem(), location.removeprefix("file:").removeprefix("//").rstrip("/")
-        if location.startswith("s3://") and self.options and self.options.s3_endpoint:
-            return _server_of(self.options), location.removeprefix("s3://").rstrip("/")
-        try:
-            files, base = fs.FileSystem.from_uri(location)
-        except ValueError as error:
+            files, base = fs.LocalFileSystem(), location.removeprefix("file:").removeprefix("//")
+        elif location.startswith("s3://") and self.options and self.options.s3_endpoint:
+            files, base = self._server_of(self.options), location.removeprefix("s3://")
+        else:
+            files, base = self._of_uri(location)
+        if not base.strip("/"):
             raise ConfigError(
-                f"{self.location} names no file system that is known: {error}",
-                remedy="give a path, or file:, s3: or hdfs: with one",
-                where="--checkpoint",
-            ) from error
+                f"{self.shown!r} names no folder", remedy="give that of checkpointLocation", where="--checkpoint"
+            )
         return files, base.rstrip("/")
+
+    def _of_uri(self, location: str) -> tuple[fs.FileSystem, str]:
+        try:
+            found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(location)
+        except (ValueError, NotImplementedError) as error:
+            said = f": {error}" if self.shown == self.location else ""
+        else:
+            return found
+        raise ConfigError(
+            f"{self.shown} names no file system that is known{said}",
+            remedy="give a path, or file:, s3: or hdfs: with one",
+            where="--checkpoint",
+        )
+
+    def _server_of(self, options: StoreOptions) -> fs.S3FileSystem:
+        """Return Arrow's client of the server that the settings name."""
+        check_endpoint(options.s3_endpoint or "")
+        if "//***" in self.shown:
+            raise ConfigError(
+                f"{self.shown} holds credentials, which the server of `s3_endpoint` is not given by a name",
+                remedy="write s3://bucket/path; give credentials by boto3's default chain",
+                where="--checkpoint",
+            )
+        return fs.S3FileSystem(
+            endpoint_override=options.s3_endpoint, region=options.s3_region or "us-east-1",
+            connect_timeout=options.s3_connect_timeout_seconds, request_timeout=options.s3_read_timeout_seconds,
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=options.s3_max_attempts),
+        )  # fmt: skip
 
     def _ids(self, folder: str) -> list[int]:
         files, base = self._files()
@@ -139,7 +225,7 @@ class Checkpoint:
         return sorted(int(info.base_name) for info in found if info.base_name.isascii() and info.base_name.isdigit())
 
     def _remove(self, files: fs.FileSystem, folder: str, batch: int) -> None:
-        for name in (f"{folder}/{batch}", f"{folder}/.{batch}.crc"):
+        for name in (f"{folder}/.{batch}.crc", f"{folder}/{batch}"):  # the entry last: only what is there is seen again
             if files.get_file_info(name).type is fs.FileType.File:
                 files.delete_file(name)
 
@@ -155,18 +241,46 @@ class Checkpoint:
         files.move(aside, f"{folder}/{batch}")
 
 
-def _server_of(options: StoreOptions) -> fs.S3FileSystem:
-    """Return Arrow's client of the server that the settings name."""
-    return fs.S3FileSystem(
-        endpoint_override=options.s3_endpoint, region=options.s3_region or "us-east-1",
-        connect_timeout=options.s3_connect_timeout_seconds, request_timeout=options.s3_read_timeout_seconds,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=options.s3_max_attempts),
-    )  # fmt: skip
-
-
 def _watermark_in(offsets: str) -> int:
     """Return Spark's own watermark of a batch, from the second line of its offset-log entry."""
     try:
         return int(json.loads(offsets.split("\n")[1])["batchWatermarkMs"])
     except UNREADABLE:
         return 0
+
+
+def lacking(offsets: str | None, seen: Mapping[int, int]) -> str:
+    """Return what sources of files lack to go on from an offset-log entry, if their logs end before it; else nothing.
+
+    ``seen`` is as ``Checkpoint.seen_by_source`` returns it. Others keep at most where they began, and lack nothing.
+    """
+    ends = [_logged(line) for line in (offsets or "").split("\n")[2:]]
+    if len(ends) != len(seen):  # a source that is read twice has two offsets and one log, one in memory has no log
+        ends, seen = [max(ends, default=-1)], {0: max(seen.values(), default=-1)}
+    short = [(index, end) for index, end in enumerate(ends) if end > seen.get(index, -1)]
+    said = (
+        f"a source of files is at entry {end} of its log there, which ends with {seen.get(i, 'none')}"
+        for i, end in short
+    )
+    return "; ".join(said) if max(seen.values(), default=-1) >= 0 else ""
+
+
+def _can_start_at(offset: str) -> bool:
+    """Tell whether a query may begin at a source's offset: not of files, nor of Spark's own rows for trials."""
+    found = _parsed(offset)
+    return isinstance(found, dict) and not {"logOffset"} <= {*found} and {*found} != {"offset", "timestamp"}
+
+
+def _parsed(offset: str) -> object:
+    try:
+        return json.loads(offset)
+    except ValueError:
+        return offset
+
+
+def _logged(offset: str) -> int:
+    """Return the entry of its own log that a source's offset names, -1 for one without."""
+    try:
+        return int(json.loads(offset)["logOffset"])
+    except UNREADABLE:
+        return -1

@@ -21,8 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from riffle_spark import keygroups
-from riffle_spark.errors import ConfigError, ConflictError, FencedError
-from riffle_spark.offline.recovery import Plan, clocks
+from riffle_spark.errors import ConfigError, ConflictError
+from riffle_spark.offline.fenced import clocks, stopped
+from riffle_spark.offline.recovery import Plan
 from riffle_spark.offline.reshard import ShardsOf, SharedKey, resharded, scratch, state_of
 from riffle_spark.protocol.batch.will import without_key_groups
 from riffle_spark.protocol.shards import Partition, Shards, partitions_in
@@ -67,12 +68,13 @@ def switch_dispatch(
     total = tail.total if key_groups is None else key_groups
     _check_wanted(tail, to, total)
     switch = _Switch(objects, tail, to, total, execute, keys)
-    manifest, shards, steps = switch.run(log.manifest, partition_of)
-    if execute:
-        draft = replace(switch.draft(), shards=shards.partitions)
-        if keys is not None and manifest is not log.manifest:
-            draft = replace(draft, schemas=_schemas_with(keys, tail))
-        _append(log, draft, manifest)
+    with stopped(log, f"switch the state to dispatch {to}, {total} key-groups", ConflictError):
+        manifest, shards, steps = switch.run(log.manifest, partition_of)
+        if execute:
+            draft = replace(switch.draft(), shards=shards.partitions)
+            if keys is not None and manifest is not log.manifest:
+                draft = replace(draft, schemas=_schemas_with(keys, tail))
+            log.append(draft, manifest)
     steps.append(
         f"append a record: dispatch {tail.dispatch} -> {to}, key_groups {tail.total} -> {total}; "
         f"then start the query with dispatch = {to}, key_groups = {total}"
@@ -96,18 +98,21 @@ def switch_keys(
     tail = log.open()
     if tail is None:
         raise ConfigError(f"{root} holds no state", remedy="correct `root`", where=root)
-    steps = _counted(objects, tail, log.manifest)
+    with stopped(log, "count the parts of the state by key", ConflictError):
+        steps = _counted(objects, tail, log.manifest)
     if not rewrite:
         return Plan(tuple(steps), True, tail.version, tail.offsets)
     keys = keys_in(encryption_keys, options.s3_region)
     if keys is None:
         raise ConfigError("no keys are named", remedy="set `encryption_keys` in the settings' file", where="--rewrite")
     switch = _Switch(objects, tail, tail.dispatch, tail.total, execute, keys)
-    manifest = Manifest({address: switch.rewritten(address, entry) for address, entry in log.manifest.entries.items()})
-    if execute:
-        draft, texts = switch.draft(), _schemas_with(keys, tail)
-        placed = {"owners": tail.owners, "standbys": tail.standbys, "orders": tail.orders, "weights": tail.weights}
-        _append(log, replace(draft, schemas=texts, **placed), manifest)  # type: ignore[arg-type]
+    with stopped(log, f"write the state anew with {keys.writes!r}", ConflictError):
+        found = {address: switch.rewritten(address, entry) for address, entry in log.manifest.entries.items()}
+        manifest = Manifest(found)
+        if execute:
+            draft, texts = switch.draft(), _schemas_with(keys, tail)
+            placed = {"owners": tail.owners, "standbys": tail.standbys, "orders": tail.orders, "weights": tail.weights}
+            log.append(replace(draft, schemas=texts, **placed), manifest)  # type: ignore[arg-type]
     steps.append(f"write {len(manifest.entries)} key-groups anew with {keys.writes!r}, and append a record")
     return Plan(tuple(steps), execute, tail.version, tail.offsets)
 
@@ -143,17 +148,6 @@ def _check_wanted(tail: Record, to: str, total: int) -> None:
             remedy="start the query",
             where="--to",
         )
-
-
-def _append(log: Log, draft: Record, manifest: Manifest) -> None:
-    try:
-        log.append(draft, manifest)
-    except FencedError as error:
-        raise ConflictError(
-            "the query committed while its state was being switched; nothing was changed",
-            remedy="stop the query, then run the command again",
-            where=error.where,
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,16 @@
 read and checked. Knows what records, parts and checkpoints have to be. Changes nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError
+from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError, RiffleError, command
 from riffle_spark.offline.checkpoint import Checkpoint
+from riffle_spark.offline.finding import Finding, Level, Verified
+from riffle_spark.offline.recovery import apart_from
 from riffle_spark.protocol.batch.will import will_in
 from riffle_spark.state.copies.part_files import runs_of
 from riffle_spark.state.formats import part_codec
@@ -17,7 +20,7 @@ from riffle_spark.state.log.log import RECORD_BYTES_MAX, beginning
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.log.record import Record, decode, digest, joined
 from riffle_spark.state.objects.encryption import Keys
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import StoreOptions, masked, open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader, missing
 from riffle_spark.state.restore.reader import runs_of as bounded_runs
@@ -27,40 +30,8 @@ from riffle_spark.worker.member_folders import keys_in
 __all__ = ["Finding", "Verified", "verify"]
 
 _RESTORE = "restore it from a backup, or roll back to a version that does not need it (riffle rollback)"
-_Level = Literal["state", "rollback", "note"]
 _GAP_MOST = 100
 """So many records are looked for one by one where numbers are missing in between."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that is wrong with an object. ``level``: it keeps the query from its ``state``; or only from a
-    ``rollback`` to some older batch; or it is a ``note``, and harms nothing.
-    """
-
-    level: _Level
-    where: str
-    problem: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.level}: {self.problem} [{self.where}]\n  What to do: {self.remedy}"
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """What was looked at, and what was found. ``version`` is the newest batch whose record can be read."""
-
-    records: int
-    objects: int
-    checked_bytes: int
-    version: int | None
-    findings: tuple[Finding, ...]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing is wrong."""
-        return all(finding.level == "note" for finding in self.findings)
 
 
 class _Part(NamedTuple):
@@ -79,12 +50,13 @@ class _Looked:
     findings: list[Finding] = field(default_factory=list)
     records: dict[int, Record] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
+    unread: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     checked_bytes: int = 0
 
-    def say(self, level: _Level, where: str, problem: str, remedy: str) -> None:
+    def say(self, level: Level, where: str, problem: str, remedy: str) -> None:
         self.findings.append(Finding(level, where, problem, remedy))
 
-    def say_error(self, level: _Level, error: RiffleError, where: str = "") -> None:
+    def say_error(self, level: Level, error: RiffleError, where: str = "") -> None:
         self.say(level, where or error.where, error.problem, error.remedy)
 
 
@@ -106,22 +78,28 @@ def verify(
     if tail is not None:
         _check_line(looked, tail)
         _check_parts(looked, tail)
+    for (problem, kind, remedy), count in looked.unread.items():
+        looked.say("unread", root, f"{problem}: {count} {kind} were not looked at", remedy)
+    way_back = _way_back(looked, root, checkpoint)
     if checkpoint is not None:
-        _check_checkpoint(looked, Checkpoint(checkpoint, options), root, tail)
+        spark = Checkpoint(checkpoint, options)
+        apart = apart_from(spark, root, tail, looked.records)
+        if apart is not None:
+            looked.say("state", spark.shown, *apart)
     counted = len(looked.names), looked.checked_bytes, None if tail is None else tail.version
-    return Verified(len(looked.digests), *counted, tuple(looked.findings))
+    return Verified(len(looked.digests), *counted, tuple(looked.findings), way_back)
 
 
 def _read_log(looked: _Looked, root: str) -> None:
     sequences = sorted(s for s in map(paths.record_sequence, looked.names) if s is not None)
     strange = [n for n in looked.names if paths.parse(n) is None and paths.record_sequence(n) is None]
     for name in strange:
-        level: _Level = "state" if name.startswith(paths.LOG) or not sequences else "note"
-        looked.say(level, name, "this is no object of riffle's", "move it elsewhere: one root is one query's alone")
+        level: Level = "state" if name.startswith(paths.LOG) or not sequences else "note"
+        shown = name if name.isprintable() else ascii(name)  # whoever reads this has a terminal, which obeys some
+        looked.say(level, shown, "this is no object of riffle's", "move it elsewhere: one root is one query's alone")
     if not sequences:
-        remedy = (
-            f"restore the root from a backup, or start with no state on purpose: riffle adopt --root {root} --empty"
-        )
+        empty = command("adopt", "--empty", "--execute", root=root, checkpoint="CHECKPOINT")
+        remedy = f"restore the root from a backup, or start with no state on purpose: {empty}"
         looked.say("state", root, "there is no log: the root is empty, or it was lost", remedy)
         return
     wrong = {sequence: error for sequence in sequences if (error := _read_record(looked, sequence))}
@@ -173,7 +151,7 @@ def _beginning(looked: _Looked, tail: Record | None) -> int:
     return beginning(looked.objects, looked.digests, min(tail.full, tail.promised, promised.full))
 
 
-def _level_of(looked: _Looked, sequence: int, tail: Record | None) -> _Level:
+def _level_of(looked: _Looked, sequence: int, tail: Record | None) -> Level:
     """Return what a record's damage harms. A start reads the newest one and the full one that it changes, looks whether
     all since that are there, and compares the bytes of the one before with what the newest says of them.
     """
@@ -202,11 +180,11 @@ def _check_line(looked: _Looked, tail: Record) -> None:
 
 def _check_parts(looked: _Looked, tail: Record) -> None:
     schemas = dict(_schemas(looked, tail))
-    levels: dict[_Part, _Level] = {}
+    levels: dict[_Part, Level] = {}
     for sequence in sorted(looked.records, reverse=True):
         record = looked.records[sequence]
         if sequence == tail.sequence or sequence >= tail.promised:
-            level: _Level = "state" if record is tail else "rollback"
+            level: Level = "state" if record is tail else "rollback"
             for part in _parts_of(looked, record, level):
                 levels.setdefault(part, level)
     listed: set[str] = set()
@@ -229,7 +207,7 @@ def _schemas(looked: _Looked, tail: Record) -> Iterator[tuple[str, StoreSchema]]
             looked.say_error("state", error, paths.record(tail.sequence))
 
 
-def _parts_of(looked: _Looked, record: Record, level: _Level) -> Iterator[_Part]:
+def _parts_of(looked: _Looked, record: Record, level: Level) -> Iterator[_Part]:
     """Yield what a record lists, with what it leaves to its full one."""
     full = looked.records.get(record.full)
     if full is None:
@@ -247,7 +225,7 @@ def _parts_of(looked: _Looked, record: Record, level: _Level) -> Iterator[_Part]
 
 
 def _check_links(
-    looked: _Looked, reader: Reader, run: list[Link], links: Mapping[Link, _Part], levels: Mapping[_Part, _Level],
+    looked: _Looked, reader: Reader, run: list[Link], links: Mapping[Link, _Part], levels: Mapping[_Part, Level],
     schemas: Mapping[str, StoreSchema],
 ) -> None:  # fmt: skip
     try:
@@ -266,12 +244,12 @@ def _check_links(
             _check_rows(looked, levels[part], data, link.rows, where, place, schema)
 
 
-def _worst(levels: Iterable[_Level]) -> _Level:
+def _worst(levels: Iterable[Level]) -> Level:
     return "state" if "state" in levels else "rollback"
 
 
 def _check_snapshot(
-    looked: _Looked, address: Address, snapshot: Snapshot, level: _Level, schemas: Mapping[str, StoreSchema]
+    looked: _Looked, address: Address, snapshot: Snapshot, level: Level, schemas: Mapping[str, StoreSchema]
 ) -> str:
     name = paths.snapshot(*address, snapshot.id)
     data = looked.objects.get(name, 0, snapshot.length + 1)
@@ -286,7 +264,7 @@ def _check_snapshot(
 
 
 def _check_rows(
-    looked: _Looked, level: _Level, data: part_codec.Data, rows: int, where: str, place: str,
+    looked: _Looked, level: Level, data: part_codec.Data, rows: int, where: str, place: str,
     schema: StoreSchema | None,
 ) -> None:  # fmt: skip
     try:
@@ -295,10 +273,12 @@ def _check_rows(
             looked.say(level, where, f"it has {table.num_rows} rows, the log says {rows}", _RESTORE)
         elif schema is not None and not schema.history.changes:
             runs_of(table, schema)
-    except ConfigError as error:  # a key that is missing, of some parts or of all: without any keys there is no use
+    except RefusedError as error:  # a key that is missing, of some parts or of all: without any keys there is no use
         if looked.keys is None:
             raise
-        looked.say_error(level, error, where)
+        kind = "parts of deltas" if "[" in where else "snapshots"
+        whose = "that the state needs" if level == "state" else "that only a rollback needs"
+        looked.unread[error.problem, f"{kind} {whose}", error.remedy] += 1
     except CorruptStateError as error:
         looked.say_error(level, error, where)
 
@@ -314,26 +294,36 @@ def _note_orphans(looked: _Looked, listed: set[str], tail: Record) -> None:
             )  # fmt: skip
 
 
-def _check_checkpoint(looked: _Looked, spark: Checkpoint, root: str, tail: Record | None) -> None:
-    try:
-        query_id, batch = spark.query_id(), spark.next_batch()
-    except ConfigError as error:
-        remedy = (
-            f"restore it, or take the state over with a new one: riffle adopt --root {root} --checkpoint CHECKPOINT"
-        )
-        looked.say("state", spark.location, error.problem, remedy)
-        return
-    if tail is None:
-        return
-    back = f"riffle rollback --root {root} --checkpoint {spark.location} --to {tail.version} --execute"
-    if query_id != tail.query_id:
-        problem = f"the checkpoint is of query {query_id}, the state of {tail.query_id}"
-        remedy = f"name the checkpoint that belongs to it, or riffle adopt --root {root} --checkpoint {spark.location}"
-        looked.say("state", spark.location, problem, remedy)
-    elif not tail.version <= batch <= tail.version + 1:
-        problem = f"Spark's next batch is {batch}, the state is at {tail.version}"
-        remedy = f"restore the newer of both from a backup, or take Spark's offsets to the state: {back}"
-        looked.say("state", spark.location, problem, remedy)
-    elif batch == tail.version and tail.offsets is not None and spark.offsets(batch) not in (None, tail.offsets):
-        problem = f"batch {batch} is planned with other offsets than those it was committed with"
-        looked.say("state", spark.location, problem, f"take Spark's offsets to the state: {back}")
+def _way_back(looked: _Looked, root: str, checkpoint: str | None) -> str | None:
+    """Return the newest batch whose state is whole, and the command that leads there, where damage keeps a query from
+    the newest one's.
+    """
+    wrong = {finding.where for finding in looked.findings if finding.level in ("state", "rollback")}
+    if not looked.records or looked.unread or all(finding.level != "state" for finding in looked.findings):
+        return None
+    sequence = newest = max(looked.records)
+    passed: set[int] = set()
+    while sequence >= looked.records[newest].promised:
+        record = looked.records.get(sequence)
+        if record is not None and _is_whole(looked, record, wrong):
+            to = f"record:{sequence}" if record.version in passed else record.version
+            given = masked(checkpoint) if checkpoint else "CHECKPOINT"
+            back = command("rollback", "--execute", root=root, checkpoint=given, to=to)
+            return None if sequence == max(looked.digests) else f"{record.version}: {back}"
+        if record is not None:
+            passed.add(record.version)
+        sequence = min(sequence - 1, sequence if record is None or record.target is None else record.target)
+    return None
+
+
+def _is_whole(looked: _Looked, record: Record, wrong: Set[str]) -> bool:
+    """Tell whether no finding is of a record, or of what it needs."""
+    if {paths.record(record.sequence), paths.record(record.full)} & wrong or record.full not in looked.records:
+        return False
+    needed: set[str] = set()
+    for store, key_group, part in _parts_of(looked, record, "rollback"):
+        if isinstance(part, Link):
+            needed |= {part.object, f"{part.object}[{part.start}:{part.start + part.length}]"}
+        elif key_group is not None:
+            needed.add(paths.snapshot(store, key_group, part.id))
+    return needed.isdisjoint(wrong)

@@ -75,13 +75,15 @@ def keys_of(home: Home) -> Keys | None:
     """Return the keys of the state, as this process finds them; ``None`` where nothing is encrypted. They are read
     anew when their text has changed. Raises ``ConfigError`` if they, or the key of new parts, are not there.
     """
-    keys = keys_in(home.encryption_keys, home.options.s3_region)
+    keys = keys_in(home.encryption_keys or None, home.options.s3_region)
     return keys.writing(home.key) if keys is not None and home.key else keys
 
 
 def keys_in(source: str | None, region: str | None) -> Keys | None:
-    """Return the keys that a source has, by which ``encryption_keys`` names it; ``None`` without one."""
-    if not source:
+    """Return the keys that a source has, by which ``encryption_keys`` names it; ``None`` without one. Empty text is
+    none, and refused as any.
+    """
+    if source is None:
         return None
     text = text_of(source)
     kept = _keys.get(source)

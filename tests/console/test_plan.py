@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from riffle_spark.console.plan import plan_command
+from riffle_spark.console.main import main
 from tests.kit.folders import DATA
 
 CASES = DATA / "assignor_cases"
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _run(*arguments: object) -> Result:
-    return CliRunner().invoke(plan_command, [str(each) for each in arguments])
+    return CliRunner().invoke(main, ["plan", *map(str, arguments)])
 
 
 def test_a_folder_gives_one_json_object_a_line(folder: Path) -> None:

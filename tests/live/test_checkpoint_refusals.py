@@ -107,7 +107,7 @@ def test_an_older_checkpoint_is_refused_and_rolled_back(query: Query, original: 
     put_back(query, original, "checkpoint")
     told = query.refusal()
     assert f"Spark hands over batch {OLDER}, but {query.root} is already at {BATCHES - 1}" in told
-    assert f"riffle rollback --root {query.root} --checkpoint CHECKPOINT --execute --to {OLDER - 1}" in told
+    assert f"riffle rollback --root {query.root} --checkpoint CHECKPOINT --to {OLDER - 1} --execute" in told
     plan = riffle_spark.rollback(query.root, OLDER - 1, str(query.checkpoint))
     assert not plan.executed
     assert "already at" in query.refusal()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from pyarrow.fs import LocalFileSystem
 
 from riffle_spark.console.main import main
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
@@ -286,7 +287,7 @@ def test_state_is_not_taken_over_by_an_older_checkpoint_of_its_own_query(world: 
     for batch in (2, 3, 4):
         (checkpoint / "commits" / str(batch)).unlink()
         (checkpoint / "offsets" / str(batch)).unlink()
-    with pytest.raises(ConfigError, match=r"itself has run batch 3 .* is at batch 1.*(?s:.)*rollback --to 1"):
+    with pytest.raises(ConfigError, match=r"itself has run batch 3 .* is at batch 1.*(?s:.)*rollback .* --to 1 "):
         adopt(world.home.root, str(checkpoint))
     (newer / "metadata").write_text('{"id": "another"}')
     adopt(world.home.root, str(newer), execute=True)
@@ -366,3 +367,68 @@ def test_a_file_system_that_nobody_knows_is_named(world: World) -> None:
     fill(world, 2)
     with pytest.raises(ConfigError, match="foo://x names no file system"):
         rollback(world.home.root, 1, "foo://x")
+
+
+def test_state_that_was_taken_over_is_gone_back_to_by_a_checkpoint_that_knows_it(
+    world: World, checkpoint: Path
+) -> None:
+    """The log has no offsets of that batch: one that lacks them is refused before anything is changed, else it would
+    be left where it is, and the query be refused.
+    """
+    fill(world, 3)
+    root = world.home.root
+    (checkpoint / "metadata").write_text('{"id": "another"}')
+    adopt(root, str(checkpoint), execute=True)
+    world.query_id = "another"
+    world.start()
+    world.batch(5, one(10))
+    older, before = checkpoint.with_name("older"), world.log().tail
+    shutil.copytree(checkpoint, older)
+    (older / "offsets" / "4").unlink()
+    (older / "commits" / "4").unlink()
+    for execute in (False, True):
+        with pytest.raises(ConfigError, match=r"does not know Spark's offsets of batch 4 .*older has none"):
+            rollback(root, 4, str(older), execute=execute)
+    assert world.log().tail == before
+    (checkpoint / "commits" / "4").unlink()
+    rollback(root, 4, str(checkpoint), execute=True)
+    assert Checkpoint(str(checkpoint)).next_batch() == 5
+    world.start()
+    assert world.batch(5, one(20)).decision == "run"
+    assert world.state("totals") == {"a": (4, 23)}
+
+
+class CutOff:
+    """A local file system whose user is gone at one of its deletes."""
+
+    def __init__(self, at: int) -> None:
+        self._files, self._left = LocalFileSystem(), at
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._files, name)
+
+    def delete_file(self, name: str) -> None:
+        """Delete a file, or do not."""
+        self._left -= 1
+        if self._left < 0:
+            raise KeyboardInterrupt
+        self._files.delete_file(name)
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_a_rollback_that_is_cut_off_leaves_no_checksum_of_an_entry_that_is_gone(
+    world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Spark could not write that entry anew, or read it; the same command again does the rest."""
+    fill(world, 5)
+    for batch in range(5):
+        (checkpoint / "commits" / f".{batch}.crc").write_text("x")
+    files_of, files = Checkpoint._files, CutOff(at)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "_files", lambda spark: (files, files_of(spark)[1]))
+        with pytest.raises(KeyboardInterrupt):
+            rollback(world.home.root, 2, str(checkpoint), execute=True)
+    rollback(world.home.root, 2, str(checkpoint), execute=True)
+    for folder in ("offsets", "commits"):
+        names = {path.name for path in (checkpoint / folder).iterdir()}
+        assert names == {"0", "1", "2", ".0.crc", ".1.crc", ".2.crc"}

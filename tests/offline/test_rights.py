@@ -75,13 +75,40 @@ def wanted(method: str, path: str, body: bytes) -> Iterator[tuple[str, str, str 
         yield from [("s3:ListBucket", arn, None)] if method != "PUT" else []  # to be told that there is none
 
 
+DESTRUCTIVE = ("adopt", "rollback", "dispatch", "keys")
+
+
+def reading_commands(root: str, folder: Path) -> dict[str, list[str]]:
+    """Return all commands on a root, the destructive ones without ``--execute``."""
+    (folder / "other").mkdir(exist_ok=True)
+    (folder / "other" / "metadata").write_text('{"id": "another"}')
+    (folder / "keys").write_text(f"plain\na = {'A' * 43}=\n")
+    (folder / "keys").chmod(0o600)
+    (folder / "riffle.toml").write_text(f'encryption_keys = "file:{folder}/keys"\n')
+    checkpoint, at = str(folder / "checkpoint"), ["--root", root]
+    return {
+        "verify": ["verify", root], "plan": ["plan", *at], "what if": ["plan", *at, "--add", "1", "--converge"],
+        "capacity": ["capacity", *at, "--rows-per-second", "9", "--rows-per-worker", "9"],
+        "keys counted": ["keys", *at], "keys": ["keys", *at, "--rewrite"],
+        "dispatch": ["dispatch", *at, "--to", "key_group", "--key-groups", "16"],
+        "rollback": ["rollback", *at, "--checkpoint", checkpoint, "--to", "35"],
+        "adopt": ["adopt", *at, "--checkpoint", str(folder / "other")],
+    }  # fmt: skip
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """Return what is below a folder."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.mark.cluster
 def test_a_job_runs_where_every_other_call_is_denied(
     object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches, snapshots, deletes, a scan, a restart elsewhere, a rollback: all rights are used, and none is missing.
 
-    Elsewhere in the bucket nothing can be done, and who may only read cannot write.
+    Elsewhere in the bucket nothing can be done, and who may only read runs every command that changes nothing, and has
+    every other one denied before it has changed anything.
     """
     root = object_server.new_root()
     printed = json.loads(CliRunner().invoke(main, ["policy", root]).output)
@@ -114,6 +141,28 @@ def test_a_job_runs_where_every_other_call_is_denied(
         assert verify(root).is_whole
         with pytest.raises(ConfigError, match="denied"):
             open_store(root).put_if_absent("log/1", b"x")
+        before, checkpoints = open_store(root).list(""), files_below(tmp_path / "checkpoint")
+        for name, arguments in reading_commands(root, tmp_path).items():
+            done = CliRunner().invoke(main, [*arguments, "--conf-file", str(tmp_path / "riffle.toml")])
+            assert done.exit_code == 0, f"{name}: {done.output}"
+        assert reading.denied == ["s3:PutObject " + f"arn:aws:s3:::{root.removeprefix('s3://')}/log/1"]
+        assert reading.used == {"s3:ListBucket", "s3:GetObject"}
+        for name, arguments in reading_commands(root, tmp_path).items():
+            if name in DESTRUCTIVE:
+                done = CliRunner().invoke(main, [*arguments, "--execute", "--conf-file", str(tmp_path / "riffle.toml")])
+                assert (done.exit_code, "put_object was denied" in done.output) == (1, True), f"{name}: {done.output}"
+                assert "s3:PutObject" in done.output, "what to do is said"
+        assert (open_store(root).list(""), files_below(tmp_path / "checkpoint")) == (before, checkpoints)
+
+
+def test_every_command_tells_a_store_that_is_away_from_what_is_wrong(tmp_path: Path) -> None:
+    """By what it ends with: it may help to run it again."""
+    away = 's3_endpoint = "http://127.0.0.1:9"\ns3_region = "x"\ns3_max_attempts = 1\ns3_patience = 0\n'
+    for name, arguments in reading_commands("s3://bkt/p", tmp_path).items():
+        (tmp_path / "away.toml").write_text(away)
+        (tmp_path / "checkpoint").mkdir(exist_ok=True)
+        done = CliRunner().invoke(main, [*arguments, "--conf-file", str(tmp_path / "away.toml")])
+        assert (done.exit_code, "What to do" in done.output) == (3, True), f"{name}: {done.output}"
 
 
 def test_a_policy_names_the_root_and_nothing_beside_it() -> None:
@@ -127,6 +176,18 @@ def test_a_policy_names_the_root_and_nothing_beside_it() -> None:
     whole = json.dumps(iam_policy("s3://bkt", partition="aws-cn"))
     assert '"arn:aws-cn:s3:::bkt/*"' in whole
     assert "kms" not in whole
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [["--kms-key", ""], ["--kms-key", "*"], ["--kms-key", "arn:aws:kms:x:1:key/*"], ["--kms-key", "1234abcd"],
+     ["--kms-key", "arn:aws:kms:x:1:alias/k"], ["--kms-key", "arn:aws:s3:::b/key/k"], ["--partition", "*"],
+     ["--partition", ""], ["--partition", "aws:x"]],
+)  # fmt: skip
+def test_what_a_policy_would_take_for_more_or_for_nothing_is_refused(asked: list[str]) -> None:
+    """A pattern as the key would be a right to decrypt with every key; IAM knows keys by their ARN, and no alias."""
+    done = CliRunner().invoke(main, ["policy", "s3://bkt/p", *asked])
+    assert (done.exit_code, asked[0] in done.output, "What to do" in done.output) == (1, True, True), done.output
 
 
 @pytest.mark.parametrize("root", ["file:///a", "s3://bkt/p*", "s3://bkt/${aws:username}", "s3://bkt/..", "nonsense"])

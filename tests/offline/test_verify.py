@@ -5,6 +5,7 @@ or names object and remedy, and the remedy works.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +23,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.log.record import encode
+from tests.kit.printed_commands import printed
 from tests.kit.roots.damaged_root import (
     BATCHES,
     KEYS,
@@ -95,6 +97,7 @@ def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind:
     is_newest_gone = (kind, way) == ("record", "missing")
     assert any((checkpoint_of(kept) if is_newest_gone else name) in text for text in told), told
     assert all("What to do: " in text for text in told)
+    assert [printed(text) for text in told]
     assert any(finding.level == "state" for finding in found.findings) != is_unread, told
     assert files_of(root_of(kept).parent) == damaged
     bad = put_back(kept, good)
@@ -111,6 +114,9 @@ def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind:
     assert way != "from a newer format" or "format" in error.problem, error
     if newest + 1 < BATCHES - 1:
         assert not leads_to_whole_state(kept, newest + 1)
+    if found.way_back:
+        assert printed(found.way_back)[0][-2] == str(newest), "it is named"
+    assert kind.startswith("record") or found.way_back
     assert leads_to_whole_state(kept, newest)
     assert refusal_of(kept, newest + 1) is None
     assert kept.state("totals") == held_at(newest, 100)
@@ -149,7 +155,7 @@ def test_a_checkpoint_that_is_gone_and_one_that_is_new(kept: World) -> None:
     """The state remains: it is adopted by the query of a new checkpoint, and goes on."""
     shutil.rmtree(checkpoint_of(kept))
     (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
-    assert "riffle adopt" in finding.remedy
+    assert printed(finding.remedy)[0][0] == "adopt"
     for name in ("offsets", "commits"):
         (Path(checkpoint_of(kept)) / name).mkdir(parents=True)
     (Path(checkpoint_of(kept)) / "metadata").write_text('{"id": "new"}')
@@ -168,9 +174,10 @@ def test_a_root_that_is_gone(kept: World) -> None:
     shutil.rmtree(root_of(kept))
     (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
     assert "--empty" in finding.remedy
+    assert printed(finding.remedy)
     error = refusal_of(kept, BATCHES)
     assert isinstance(error, ConflictError)
-    assert "--empty" in error.remedy
+    assert "--empty" in printed(error.remedy)[0]
     adopt(kept.home.root, checkpoint_of(kept), empty=True, key_groups=8, execute=True)
     assert verify(kept.home.root, checkpoint_of(kept)).is_whole
     assert refusal_of(kept, BATCHES) is None
@@ -255,8 +262,14 @@ def test_damage_of_an_encrypted_root_is_named(tmp_path: Path) -> None:
     assert verify(world.home.root, encryption_keys=setting) == whole
     (tmp_path / "keys").write_text(f"b = {'B' * 43}=\n")
     found = verify(world.home.root, encryption_keys=setting).findings
-    assert len(found) > 8
+    assert {f.level for f in found} == {"unread"}
     assert all("key 'a' is needed" in f.problem for f in found)
+    told = [
+        re.search(r": (\d+) (snapshots|parts of deltas) that (the state|only a rollback) needs", f.problem)
+        for f in found
+    ]
+    assert len({match[0] for match in told if match}) == len(found) <= 4
+    assert sum(int(match[1]) for match in told if match) > 8
 
 
 @pytest.mark.parametrize(("gone", "level"), [(3, "rollback"), (FULL_EVERY, "rollback"), (FULL_EVERY + 1, "state")])

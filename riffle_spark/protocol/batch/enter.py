@@ -5,7 +5,7 @@ bound to. Pure; knows the newest record and settings.
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from riffle_spark.errors import ConfigError, ConflictError
+from riffle_spark.errors import ConfigError, ConflictError, command
 from riffle_spark.protocol.batch.initial import check_initial
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.groups import Groups
@@ -38,7 +38,7 @@ def decide(tail: Record | None, incoming: IncomingBatch, root: str) -> Decision:
             raise ConflictError(
                 f"Spark's checkpoint is at batch {incoming.version}, but {root} is empty",
                 remedy="point `root` at the state that belongs to this checkpoint, or start with no state on purpose: "
-                f"riffle adopt --root {root} --checkpoint CHECKPOINT --empty --execute",
+                + command("adopt", "--empty", "--execute", root=root, checkpoint="CHECKPOINT"),
                 where=root,
             )
         return Decision.RUN
@@ -46,7 +46,7 @@ def decide(tail: Record | None, incoming: IncomingBatch, root: str) -> Decision:
         raise ConflictError(
             f"{root} belongs to query {tail.query_id}, this is {incoming.query_id} (a new checkpoint on old state)",
             remedy="start with the checkpoint that belongs to this state, use another root, or take the state over: "
-            f"riffle adopt --root {root} --checkpoint CHECKPOINT --execute",
+            + command("adopt", "--execute", root=root, checkpoint="CHECKPOINT"),
             where=root,
         )
     if incoming.version == tail.version + 1:
@@ -63,22 +63,25 @@ def _same_input(tail: Record, incoming: IncomingBatch) -> bool:
 
 
 def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError:
-    command = f"riffle rollback --root {root} --checkpoint CHECKPOINT --execute --to"
+
+    def back_to(version: int) -> str:
+        return command("rollback", "--execute", root=root, checkpoint="CHECKPOINT", to=version)
+
     if incoming.version > tail.version:
         return ConflictError(
             f"Spark hands over batch {incoming.version}, the state in {root} is at {tail.version}: batches are missing",
-            remedy=f"take Spark's offsets back to the state: {command} {tail.version}",
+            remedy=f"take Spark's offsets back to the state: {back_to(tail.version)}",
             where=root,
         )
     if incoming.version == tail.version:
         return ConflictError(
             f"batch {incoming.version} comes again with other input than the one {root} has committed",
-            remedy=f"take the state back to before that batch: {command} {incoming.version - 1}",
+            remedy=f"take the state back to before that batch: {back_to(incoming.version - 1)}",
             where=root,
         )
     return ConflictError(
         f"Spark hands over batch {incoming.version}, but {root} is already at {tail.version} (an older checkpoint?)",
-        remedy=f"take the state back to the checkpoint: {command} {incoming.version - 1}; or restore the newer one",
+        remedy=f"take the state back to the checkpoint: {back_to(incoming.version - 1)}; or restore the newer one",
         where=root,
     )
 
@@ -107,14 +110,14 @@ def _check_same(tail: Record, settings: Settings, operators: Sequence[Operator],
         raise ConfigError(
             f"dispatch = {settings.dispatch}, but the state in {root} is that of dispatch = {tail.dispatch}",
             remedy=f"set dispatch = {tail.dispatch}, or switch the state while the query is stopped: "
-            f"riffle dispatch --root {root} --to {settings.dispatch} --execute",
+            + command("dispatch", "--execute", root=root, to=settings.dispatch),
             where="dispatch",
         )
     if tail.total != settings.key_groups:
         raise ConfigError(
             f"key_groups = {settings.key_groups}, but the state in {root} has {tail.total}",
             remedy=f"set key_groups = {tail.total}, or change the state while the query is stopped: "
-            f"riffle dispatch --root {root} --to {tail.dispatch} --key-groups {settings.key_groups} --execute",
+            + command("dispatch", "--execute", root=root, to=tail.dispatch, key_groups=settings.key_groups),
             where="key_groups",
         )
     store = next((store for store, text in tail.schemas.items() if key_in(text) is not None), None)

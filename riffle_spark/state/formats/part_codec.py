@@ -13,7 +13,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import xxhash
 
-from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
+from riffle_spark.errors import UNREADABLE, CorruptStateError, RefusedError, raise_if_memory
 from riffle_spark.state.formats.arrow_messages import check_sizes
 from riffle_spark.state.formats.arrow_schemas import check_names, check_storable
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
@@ -116,11 +116,11 @@ def altered(where: str) -> CorruptStateError:
 def opened(data: Data, where: str) -> pa.Table:
     """Return the table of one part whose checksum was found to be right, as it lies there, with its metadata.
 
-    Raises ``CorruptStateError`` naming ``where`` if the bytes are of another format, ``ConfigError`` if encrypted,
+    Raises ``CorruptStateError`` naming ``where`` if the bytes are of another format, ``RefusedError`` if encrypted,
     ``MemoryError`` if there is no room for its rows.
     """
     if bytes(memoryview(data)[: len(ENCRYPTED)]) == ENCRYPTED:
-        raise ConfigError(
+        raise RefusedError(
             "a part of the state is encrypted, and `encryption_keys` is not set",
             remedy="set it to where the keys are; to do without them, list `plain` as the last one",
             where=where,

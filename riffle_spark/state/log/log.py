@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from operator import sub
 
-from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError, command
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
 from riffle_spark.state.log.record import Record, decode, digest, encode, joined
@@ -142,7 +142,7 @@ class Log:
         if lost:
             more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
             remedy = "restore the objects from a backup, or roll back to a version whose records are intact: "
-            remedy += f"riffle rollback --root {self._root} --to VERSION --checkpoint PATH --execute"
+            remedy += command("rollback", "--execute", root=self._root, to="VERSION", checkpoint="CHECKPOINT")
             problem = f"{self._root} has lost record {lost[0]} of its log{more}"
             raise ConflictError(problem, remedy=remedy, where=paths.record(lost[0]))
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from riffle_spark.errors import ConfigError, UnavailableError
+from riffle_spark.errors import RefusedError, UnavailableError
 from riffle_spark.state.objects.store import PIECE_BYTES, RequestCounts, check_name, check_prefix, check_range
 
 __all__ = ["DirectoryStore"]
@@ -29,6 +29,8 @@ _FSCKS = "lost+found"
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _USERS_TO_FIX = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR})
 _USERS_TO_FIX |= {errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENAMETOOLONG}
+_WRITES = "set `root` to a directory that this user may write, on a file system with hard links"
+_READS = "set `root` to a directory that this user may read, or give the user the right to it"
 
 
 class DirectoryStore:
@@ -49,7 +51,7 @@ class DirectoryStore:
         """See ``ObjectStore.put_if_absent``."""
         target = self.root / check_name(name)
         self.requests.add("put")
-        with self._explained():
+        with self._explained(_WRITES):
             written = not target.is_file() and self._link(data, target)
             self._sync_above(target)  # also where another's link is found: it may not be durable yet
             return written
@@ -109,7 +111,7 @@ class DirectoryStore:
         if not targets:
             return
         self.requests.add("delete")
-        with self._explained():
+        with self._explained(_WRITES):
             for target in targets:
                 with contextlib.suppress(*_ABSENT):
                     target.unlink()
@@ -162,15 +164,14 @@ class DirectoryStore:
                 folder = folder.parent
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explained(self, remedy: str = _READS) -> Iterator[None]:
         """Turn the file system's errors into riffle's."""
         try:
             yield
         except OSError as error:
             problem = f"the state root refused a call: {error}"
             if error.errno in _USERS_TO_FIX:
-                remedy = "set `root` to a directory that this user may write, on a file system with hard links"
-                raise ConfigError(problem, remedy=remedy, where=f"file://{self.root}") from error
+                raise RefusedError(problem, remedy=remedy, where=f"file://{self.root}") from error
             remedy = "check the disk (space, mount, errors), then run again"
             raise UnavailableError(problem, remedy=remedy, where=f"file://{self.root}") from error
 

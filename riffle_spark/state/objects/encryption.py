@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError
 from riffle_spark.state.formats.part_codec import ENCRYPTED, Data
 
 __all__ = ["HEADER_BYTES_MAX", "PLAIN", "Keys", "Seal", "key_of", "keys_of_text", "text_of"]
@@ -122,7 +122,7 @@ class Keys:
     def opened(self, data: Data, place: str, where: str) -> Data:
         """Return a part as it was before it was encrypted, or as it is if it never was.
 
-        Raises ``ConfigError`` naming ``where`` if its key is not there or another one, or if it is in plain and that
+        Raises ``RefusedError`` naming ``where`` if its key is not there or another one, or if it is in plain and that
         is not listed; ``CorruptStateError`` if it is not what was encrypted for this place.
         """
         view = memoryview(data).cast("B")
@@ -130,7 +130,7 @@ class Keys:
         if header is not None:
             return pa.py_buffer(self._decrypted(view, header, place, where))
         if not self._reads_plain:
-            raise ConfigError(
+            raise RefusedError(
                 f"a part of the state is not encrypted, and `encryption_keys` do not list `{PLAIN}`",
                 remedy=f"list `{PLAIN}` before the keys: then such parts are read, and all new ones are encrypted. If "
                 "all of them should be encrypted already, find out who wrote this one",
@@ -146,7 +146,7 @@ class Keys:
         if key is None:
             raise _missing(header.key, where)
         if header.check != self._checks[header.key]:
-            raise ConfigError(
+            raise RefusedError(
                 f"key {header.key!r} is not the one that the state was encrypted with",
                 remedy="give the id back the key that it had; a new key gets a new id",
                 where=where,
@@ -223,7 +223,9 @@ def text_of(source: str) -> str:
         found = os.environ.get(name)
         if found is None:
             shown = name if _A_NAME.match(name) else "that `encryption_keys` names"
-            raise ConfigError(f"the variable {shown} is not set in this process", remedy=_NAME, where="encryption_keys")
+            raise RefusedError(
+                f"the variable {shown} is not set in this process", remedy=_NAME, where="encryption_keys"
+            )
         return found
     if kind != "file" or not name:
         raise ConfigError("`encryption_keys` is no source of keys", remedy=_NAME, where="encryption_keys")
@@ -236,7 +238,9 @@ def text_of(source: str) -> str:
     except (OSError, ValueError) as error:
         shown = path if _A_PATH.match(path) else "the file that `encryption_keys` names"
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ConfigError(f"the keys in {shown} cannot be read: {why}", remedy=_NAME, where="encryption_keys") from None
+        raise RefusedError(
+            f"the keys in {shown} cannot be read: {why}", remedy=_NAME, where="encryption_keys"
+        ) from None
 
 
 @functools.cache
@@ -271,8 +275,8 @@ def _derived(key: bytes, salt: bytes, use: bytes) -> bytes:
     return HKDF(hashes.SHA256(), _KEY_BYTES, salt, use).derive(key)
 
 
-def _missing(name: str, where: str) -> ConfigError:
-    return ConfigError(
+def _missing(name: str, where: str) -> RefusedError:
+    return RefusedError(
         f"key {name!r} is needed and not among `encryption_keys` in this process",
         remedy="add it, with its id, to what `encryption_keys` names, on the driver and on every executor",
         where=where,

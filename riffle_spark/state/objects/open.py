@@ -7,11 +7,12 @@ from pathlib import Path
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.objects.store import ObjectStore, StoreOptions
 
-__all__ = ["StoreOptions", "normalised", "open_store", "root_id"]
+__all__ = ["StoreOptions", "masked", "normalised", "open_store", "root_id"]
 
-_ALLOWED = "set `root` to s3://bucket/prefix, file:///path or memory://name"
+_ALLOWED = "set `root` to s3://bucket/prefix or file:///path"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
-_USER_INFO = re.compile(r"//[^/]*@")
+_PARTS = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:)?(?://)?)(.*)", re.DOTALL)
+_A_PORT = re.compile(r":[0-9]*\Z")
 _SCHEMES = ("s3", "file", "memory")
 _DEFAULTS = StoreOptions()
 
@@ -46,6 +47,25 @@ def root_id(url: str) -> str:
     return hashlib.sha256(normalised(url).encode()).hexdigest()[:16]
 
 
+def masked(url: str) -> str:
+    """Return a URL as it may be shown, in a log too: without user, password and query. A path is left as it is.
+
+    >>> masked("hdfs://user:secret@host/path?token=secret")
+    'hdfs://***@host/path?***'
+    """
+    prefix, rest = _PARTS.match(url).groups()  # type: ignore[union-attr]
+    if not prefix:
+        return url
+    is_local = not prefix.endswith("//") or prefix in ("//", "file://")
+    path, query = (rest, "") if is_local else re.match(r"([^?#]*)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]
+    host, _, below = path.partition("/")
+    if "@" in host:
+        path = "***@" + path[host.rindex("@") + 1 :]
+    elif ":" in host and not is_local and not _A_PORT.search(host):  # a secret key may have a slash in it
+        path = "***@" + path.rpartition("@")[2] if "@" in below else f"***/{below}"
+    return f"{prefix}{path}{query[:1]}{'***' if query else ''}"
+
+
 def _split(url: str) -> tuple[str, list[str]]:
     """Return the scheme and the path's parts."""
     if not isinstance(url, str):
@@ -56,6 +76,8 @@ def _split(url: str) -> tuple[str, list[str]]:
         raise _refused(url, "is not the URL of a place for state")
     if {".", ".."} & set(parts) or not url.isprintable() or url != url.strip():
         raise _refused(url, "has parts '.' or '..', blanks around it or unprintable characters")
+    if scheme == "s3" and "?" in rest:
+        raise _refused(url, "has a query, as `?token=`, which would be part of all names")
     if scheme == "s3" and not _BUCKET.match(parts[0]):
         raise _refused(url, "does not begin with the name of a bucket")
     return scheme, parts
@@ -63,4 +85,4 @@ def _split(url: str) -> tuple[str, list[str]]:
 
 def _refused(url: str, why: str) -> ConfigError:
     # A URL with a user and password in it must not end up in a log.
-    return ConfigError(f"{_USER_INFO.sub('//***@', url)!r} {why}", remedy=_ALLOWED, where="root")
+    return ConfigError(f"{masked(url)!r} {why}", remedy=_ALLOWED, where="root")

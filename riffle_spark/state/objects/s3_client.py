@@ -15,8 +15,8 @@ from botocore.client import BaseClient
 from botocore.config import Config
 from botocore.parsers import ResponseParserError
 
-from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
-from riffle_spark.state.objects.store import RequestCounts, StoreOptions
+from riffle_spark.errors import ConfigError, RefusedError, RiffleError, UnavailableError
+from riffle_spark.state.objects.store import RequestCounts, StoreOptions, check_endpoint
 
 __all__ = [
     "SENDING",
@@ -106,16 +106,16 @@ def _made(options: StoreOptions) -> BaseClient:
         response_checksum_validation="when_required",
         tcp_keepalive=True,
     )
-    _refuse_credentials(endpoint or "", "s3_endpoint")
+    check_endpoint(endpoint or "")
     try:
         session = boto3.session.Session()
         client: BaseClient = session.client("s3", endpoint_url=endpoint, region_name=options.s3_region, config=config)
     except (boto_errors.BotoCoreError, ValueError) as error:
         said = str(error)
     else:
-        _refuse_credentials(client.meta.endpoint_url, _OF_AWS)
+        check_endpoint(client.meta.endpoint_url, _OF_AWS)
         return _listening(client)
-    _refuse_credentials(said, _OF_AWS)
+    check_endpoint(said, _OF_AWS)
     remedy = "check `s3_endpoint` (http://host:port or https://host), `s3_region` and AWS's own settings"
     raise ConfigError(f"there is no S3 client to be had: {said}", remedy=remedy, where="s3_endpoint")
 
@@ -126,16 +126,6 @@ def _listening(client: BaseClient) -> BaseClient:
     client.meta.events.register("before-call.s3.DeleteObjects", _add_content_md5)
     client.meta.events.register_last("before-call.s3", _drop_expect)
     return client
-
-
-def _refuse_credentials(said: str, where: str) -> None:
-    """Raise ``ConfigError`` if an endpoint, or what is said of one, has credentials in it, or a query that may be some:
-    every error names it.
-    """
-    if "@" in said or "?" in said:
-        problem = "the endpoint holds credentials, or a query as `?token=`"
-        remedy = "write http://host:port or https://host; give credentials by boto3's default chain"
-        raise ConfigError(problem, remedy=remedy, where=where)
 
 
 def _count(event_name: str, **_: object) -> None:
@@ -179,10 +169,10 @@ def refused(call: Call, code: str, status: int, message: str) -> RiffleError:
     """Return the error for a server's answer with an error ``code`` and ``message``."""
     if code in _REFUSALS:
         problem, remedy = _REFUSALS[code]
-        return ConfigError(f"{problem} ({code})", remedy=remedy, where=call.where)
+        return RefusedError(f"{problem} ({code})", remedy=remedy, where=call.where)
     if status in {401, 403}:
         remedy = f"check the credentials ({_CHAIN}) and grant them {_RIGHTS}"
-        return ConfigError(f"{call.name} was denied: {message or code}", remedy=remedy, where=call.where)
+        return RefusedError(f"{call.name} was denied: {message or code}", remedy=remedy, where=call.where)
     if is_transient(code, status):
         return unavailable(call, f"{status} {code}")
     remedy = "check `root`, `s3_endpoint` and `s3_region`; the server must be S3 with conditional puts (If-None-Match)"
@@ -199,22 +189,22 @@ def unavailable(call: Call, why: str) -> UnavailableError:
     )
 
 
-def no_credentials(call: Call, kind: str) -> ConfigError:
+def no_credentials(call: Call, kind: str) -> RefusedError:
     """Return the error for a client that found no complete credentials."""
     remedy = f"give boto3 credentials by its default chain: {_CHAIN}"
-    return ConfigError(f"there are no usable credentials for S3 ({kind})", remedy=remedy, where=call.where)
+    return RefusedError(f"there are no usable credentials for S3 ({kind})", remedy=remedy, where=call.where)
 
 
-def untrusted(call: Call) -> ConfigError:
+def untrusted(call: Call) -> RefusedError:
     """Return the error for a server whose TLS certificate does not verify."""
     remedy = "point AWS_CA_BUNDLE at the authority that signed it, or correct `s3_endpoint`"
-    return ConfigError("the server's TLS certificate is not trusted", remedy=remedy, where=call.where)
+    return RefusedError("the server's TLS certificate is not trusted", remedy=remedy, where=call.where)
 
 
 def unwrapped_key(wrapped: bytes, region: str | None) -> bytes:
     """Return what AWS KMS makes of a wrapped data key; it knows by itself which of its keys wrapped it.
 
-    Raises ``ConfigError`` if KMS refuses, ``UnavailableError`` if it does not answer; no error repeats what it said.
+    Raises ``RefusedError`` if KMS refuses, ``UnavailableError`` if it does not answer; no error repeats what it said.
     """
     remedy = f"check the credentials ({_CHAIN}), grant them kms:Decrypt on the key that wrapped it, and set the region"
     config = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "total_max_attempts": 3})
@@ -227,12 +217,12 @@ def unwrapped_key(wrapped: bytes, region: str | None) -> bytes:
         status = told.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if is_transient(code, status if isinstance(status, int) else 0):
             raise _kms_unavailable(code) from None
-        raise ConfigError(f"KMS did not unwrap a key ({code})", remedy=remedy, where="encryption_keys") from None
+        raise RefusedError(f"KMS did not unwrap a key ({code})", remedy=remedy, where="encryption_keys") from None
     except (boto_errors.HTTPClientError, boto_errors.ConnectionError, ResponseParserError) as error:
         raise _kms_unavailable(type(error).__name__) from None
     except (boto_errors.BotoCoreError, ValueError, KeyError) as error:
         problem = f"KMS cannot be asked for a key ({type(error).__name__})"
-        raise ConfigError(problem, remedy=remedy, where="encryption_keys") from None
+        raise RefusedError(problem, remedy=remedy, where="encryption_keys") from None
     return plain
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "ObjectStore",
     "RequestCounts",
     "StoreOptions",
+    "check_endpoint",
     "check_name",
     "check_prefix",
     "check_range",
@@ -129,6 +130,16 @@ def check_range(start: int, length: int | None) -> None:
         raise ConfigError(f"no range begins at {start} and is {length} bytes long", remedy="use numbers from 0 up")
 
 
+def check_endpoint(said: str, where: str = "s3_endpoint") -> None:
+    """Raise ``ConfigError`` if an endpoint, or what is said of one, has credentials in it, or a query that may be some:
+    every error names it.
+    """
+    if "@" in said or "?" in said:
+        problem = "the endpoint holds credentials, or a query as `?token=`"
+        remedy = "write http://host:port or https://host; give credentials by boto3's default chain"
+        raise ConfigError(problem, remedy=remedy, where=where)
+
+
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
     """Settings of the S3 client; other stores have none. Stores with equal options share one client a process."""
@@ -147,3 +158,11 @@ class StoreOptions:
     """How long one call is sent again in any case, where that may help."""
     s3_max_connections: int = Settings.s3_max_connections
     """Connections kept open, a process; more threads than that wait for each other."""
+
+    def __post_init__(self) -> None:
+        for name in ("s3_endpoint", "s3_kms_key"):
+            value = getattr(self, name)
+            if value is not None and not (value.strip() and value.isprintable()):
+                # Of a variable that is not set, or a file with a line's end: neither AWS nor the bucket's key is meant.
+                problem = f"{name} is empty, or has unprintable characters in it"
+                raise ConfigError(problem, remedy="set it, or leave it out", where=name)

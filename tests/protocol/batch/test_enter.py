@@ -15,6 +15,7 @@ from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.record import Record
 from riffle_spark.testing.faulty_store import Fault
+from tests.kit.printed_commands import printed
 from tests.kit.simulated.world import World, rows_of, totals
 
 ROOT = "s3://bucket/state"
@@ -53,7 +54,7 @@ def test_a_later_batch_on_an_empty_root_is_refused() -> None:
     """A running checkpoint whose state is gone, or a wrong root: an explicit start is asked for."""
     error = conflict(None, incoming(7))
     assert "Spark's checkpoint is at batch 7, but s3://bucket/state is empty" in error.problem
-    assert "riffle adopt" in error.remedy
+    assert printed(error.remedy)[0][0] == "adopt"
     assert "--empty" in error.remedy
 
 
@@ -70,14 +71,14 @@ def test_a_gap_is_refused(version: int) -> None:
     """Batches are missing in the state: take Spark's offsets back to it."""
     error = conflict(TAIL, incoming(version))
     assert "batches are missing" in error.problem
-    assert error.remedy.endswith("--execute --to 5")
+    assert printed(error.remedy)[0][-2] == "5"
 
 
 def test_the_same_batch_with_other_input_is_refused() -> None:
     """Same id, other offsets: the state holds rows that the checkpoint does not know of."""
     error = conflict(TAIL, incoming(5, offsets="other"))
     assert "comes again with other input" in error.problem
-    assert error.remedy.endswith("--to 4")
+    assert printed(error.remedy)[0][-2] == "4"
 
 
 @pytest.mark.parametrize("version", [0, 3, 4])
@@ -85,7 +86,7 @@ def test_an_older_batch_is_refused(version: int) -> None:
     """A restored older checkpoint: take the state back, or restore the newer one."""
     error = conflict(TAIL, incoming(version))
     assert f"hands over batch {version}, but s3://bucket/state is already at 5" in error.problem
-    assert f"--to {version - 1};" in error.remedy
+    assert printed(error.remedy)[0][-2] == str(version - 1)
 
 
 @pytest.mark.parametrize(

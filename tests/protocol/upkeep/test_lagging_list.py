@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, UnavailableError
-from riffle_spark.offline.recovery import target_of
+from riffle_spark.offline.record_line import target_of
 from riffle_spark.protocol.batch.records import Stamp, claim_record, first_record
 from riffle_spark.protocol.upkeep.scan import scan
 from riffle_spark.state.log import paths

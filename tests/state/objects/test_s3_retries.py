@@ -230,3 +230,16 @@ class TestSentAgain:
         """A success that deleted nothing is not one."""
         missed = f"<DeleteResult><Error><Key>root/log/1</Key><Code>{code}</Code></Error></DeleteResult>"
         assert isinstance(error_of(lambda: scripted.store(Answer(200, missed.encode())).delete(["log/1"])), kind)
+
+
+@pytest.mark.parametrize(
+    "told", ["", "<NextContinuationToken></NextContinuationToken>", "<NextContinuationToken>a</NextContinuationToken>"]
+)
+def test_a_listing_that_never_ends_is_given_up(scripted: ScriptedServer, told: str) -> None:
+    """A server that says that there is more and not where, or the same place again, is not asked for ever."""
+    page = f"<IsTruncated>true</IsTruncated>{told}<Contents><Key>root/a</Key></Contents>"
+    store = scripted.store(Answer(200, f"<ListBucketResult>{page}</ListBucketResult>".encode()))
+    error = error_of(lambda: store.list(""))
+    assert isinstance(error, ConfigError)
+    assert "more, not where" in error.problem
+    assert len(scripted.requests) <= 2

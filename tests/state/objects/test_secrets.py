@@ -16,7 +16,7 @@ from riffle_spark.errors import ConfigError, RiffleError
 from riffle_spark.settings import Settings, from_sources, read_toml
 from riffle_spark.state.log.paths import check_store_name
 from riffle_spark.state.objects.directory import DirectoryStore
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import StoreOptions, masked, open_store
 from riffle_spark.worker.member_folders import options_of
 from tests.kit.servers.scripted_server import Answer, ScriptedServer
 from tests.kit.simulated.world import World, rows_of
@@ -49,6 +49,9 @@ def test_without_a_key_puts_say_nothing_of_encryption(scripted: ScriptedServer) 
 
 WRONG: dict[str, Callable[[Path], object]] = {
     "user and password in a root": lambda _: open_store(f"s3://user:{PLANTED}@bucket/a"),
+    "a secret with a slash in a root": lambda _: open_store(f"s3://user:a/{PLANTED}@bucket/a"),
+    "a secret, and no bucket": lambda _: open_store(f"s3://user:{PLANTED}/a"),
+    "a query in a root": lambda _: open_store(f"s3://bucket/a?secret_key={PLANTED}"),
     "user and password in a file root": lambda _: open_store(f"file://user:{PLANTED}@host/a"),
     "a query in an endpoint": lambda _: open_store(
         "s3://bucket/a", StoreOptions(s3_endpoint=f"http://127.0.0.1:1/?token={PLANTED}", s3_max_attempts=1)
@@ -116,6 +119,42 @@ NAMES = st.one_of(
         st.sampled_from(["..", ".", "", "a", "/", "\0", "é", "x" * 300, "~", "-rf", "\n", "\u202e", "log"]), max_size=6
     ).map("/".join),
 )
+
+
+SECRETS = st.text(st.characters(exclude_characters="@?#/", exclude_categories=["Cs"]), min_size=1).map(
+    lambda text: f"{PLANTED}{text}"
+)
+
+
+@given(
+    st.sampled_from(["s3", "s3a", "hdfs", "viewfs", "abfs", "file", "memory", "http", "x"]), SECRETS,
+    st.sampled_from(["{}@host/p", "u:{}@host/p", "u:a/{}@host/p", "u:{}/a/b@host/p", "u:{}@host", "u:p@{}@host/p"]),
+)  # fmt: skip
+def test_a_url_that_is_shown_has_no_user_password_or_query(scheme: str, secret: str, form: str) -> None:
+    """Also where a secret has a slash in it, but in names of local files, which have no such part."""
+    shown = masked(f"{scheme}://{form.format(secret)}")
+    assert PLANTED not in shown or (scheme == "file" and "/" in form.partition("@")[0])
+    assert "host" in shown
+    assert masked(shown) == shown
+    for mark in "?#" if scheme != "file" else "":
+        assert masked(f"{scheme}://host:80/p{mark}token={secret}") == f"{scheme}://host:80/p{mark}***"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["/tmp/a@b", "a@b/c", "file:///tmp/a:b@c?d#e", "s3://bucket/a@b/c:d", "hdfs://nn:8020/a@b", "hdfs:///a@b", ""],
+)
+def test_what_holds_no_secret_is_shown_as_it_is(url: str) -> None:
+    """Paths may have an @ in them."""
+    assert masked(url) == url
+
+
+@pytest.mark.parametrize("value", ["", " ", "arn:aws:kms:x:1:key/k\n", "a\0"])
+@pytest.mark.parametrize("name", ["s3_kms_key", "s3_endpoint"])
+def test_an_option_of_a_store_that_is_empty_or_more_than_a_line_is_refused(name: str, value: str) -> None:
+    """Nobody's state goes elsewhere, or without its key, for a variable that is not set."""
+    with pytest.raises(ConfigError, match=f"{name} is empty"):
+        StoreOptions(**{name: value})  # type: ignore[arg-type]
 
 
 @given(NAMES)

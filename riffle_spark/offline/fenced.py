@@ -1,0 +1,44 @@
+"""What an operator is told where the query goes on beside a command. Knows the log's errors, which speak to a driver.
+Does not know any command.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from riffle_spark.errors import CorruptStateError, FencedError, RiffleError, UnavailableError
+from riffle_spark.state.log.log import Log
+
+__all__ = ["clocks", "stopped"]
+
+
+@contextmanager
+def stopped(log: Log, tries: str, raised: type[RiffleError] = FencedError) -> Iterator[None]:
+    """Tell an operator, not a driver or a reader, where a query goes on beside a command: it takes the number of the
+    command's record, or deletes what that reads. ``tries`` is what the command would have done, with its last step.
+
+    An error is ``raised`` then, ``UnavailableError`` where that step may have been done; what else there is, as it is.
+    """
+    before = log.tail
+    try:
+        yield
+    except (FencedError, CorruptStateError) as error:
+        if isinstance(error, CorruptStateError) and log.next_is_absent():
+            raise
+        problem = f"the query went on while a command tried to {tries}; nothing was changed: {error.problem}"
+        remedy = "stop the query, wait until it has ended, and run the command again"
+        raise raised(problem, remedy=remedy, where=error.where) from error
+    except UnavailableError as error:
+        if not log.unclear and log.tail is before:
+            raise
+        raise UnavailableError(
+            f"a command tried to {tries}, and the store did not say whether it did: {error.problem}",
+            remedy="make the store reachable and run the command again, before the query is started: if its record is "
+            "in the log, that is seen, and harms nothing",
+            where=error.where,
+        ) from error
+
+
+def clocks() -> tuple[float, ...]:
+    """Return the seconds of this machine's clocks, for a log: a query that went on may have swept its next number."""
+    return time.monotonic(), time.time()

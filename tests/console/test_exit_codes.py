@@ -1,0 +1,69 @@
+"""What commands end with: 3 where nothing could be read, so that nothing is known; 2 where they are called wrongly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from riffle_spark.console.main import main
+from riffle_spark.state.log import paths
+from tests.kit.simulated.world import World, one
+
+OF_A_ROOT = (
+    ("verify", "{}"),
+    ("plan", "--root", "{}"),
+    ("capacity", "--root", "{}", "--rows-per-second", "9", "--rows-per-worker", "9"),
+    ("keys", "--root", "{}"),
+    ("dispatch", "--root", "{}", "--to", "hashed"),
+    ("adopt", "--root", "{}", "--checkpoint", "{checkpoint}"),
+    ("rollback", "--root", "{}", "--checkpoint", "{checkpoint}", "--to", "1"),
+)
+
+
+def ended(command: tuple[str, ...], root: str, folder: Path, *more: str) -> tuple[int, str]:
+    """Run a command on a root; return what it ended with, and what it said."""
+    (folder / "metadata").write_text('{"id": "query"}')
+    done = CliRunner().invoke(main, [*(word.format(root, checkpoint=folder) for word in command), *more])
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize("command", OF_A_ROOT)
+def test_what_cannot_be_reached_or_read_is_no_damage(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is away, credentials that are missing, a folder that refuses: alike for every command."""
+    conf = tmp_path / "riffle.toml"
+    conf.write_text('s3_endpoint = "http://127.0.0.1:9"\ns3_region = "x"\ns3_max_attempts = 1\ns3_patience = 0\n')
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    said = ended(command, "s3://bucket/x", tmp_path, "--conf-file", str(conf))
+    assert (said[0], "no usable credentials" in said[1]) == (3, True), said
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    said = ended(command, "s3://other/x", tmp_path, "--conf-file", str(conf), "--s3-endpoint", "http://localhost:9")
+    assert (said[0], "after 1 attempt" in said[1]) == (3, True), said
+    said = ended(command, f"file://{tmp_path}/{'x' * 300}", tmp_path)
+    assert (said[0], "this user may read" in said[1], "write" in said[1]) == (3, True, False), said
+
+
+def test_a_key_that_is_missing_is_no_damage(tmp_path: Path) -> None:
+    """Of parts under another key nothing is known, with other damage it is known that there is some."""
+    for key, text in (("a", "A"), ("b", "B")):
+        (tmp_path / f"{key}.toml").write_text(f'encryption_keys = "file:{tmp_path}/{key}"\n')
+        (tmp_path / key).write_text(f"{key} = {text * 43}=\n")
+    root = f"file://{tmp_path}/state"
+    world = World(tmp_path / "local", root=root, encryption_keys=f"file:{tmp_path}/a")
+    for version in range(3):
+        world.batch(version, one(version))
+    assert ended(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "a.toml"))[0] == 0
+    (tmp_path / "none.toml").write_text("")
+    assert ended(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "none.toml"))[0] == 3
+    assert ended(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "b.toml"))[0] == 3
+    world.memory.delete([paths.record(1)])
+    assert ended(("verify", "{}"), root, tmp_path, "--conf-file", str(tmp_path / "b.toml"))[0] == 1
+    assert ended(("verify",), root, tmp_path)[0] == 2

@@ -1,0 +1,19 @@
+"""Commands as messages print them, for who would run them as they are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from riffle_spark.console.main import main
+
+_VALUE = r"(?!--)(?:'[^']*'|[^\s;,']+)"
+_COMMAND = re.compile(rf"riffle [a-z]+(?: --[a-z0-9-]+(?: {_VALUE})?)+")
+
+
+def printed(text: str) -> list[list[str]]:
+    """Return the arguments of each command in a text. Click must take them: an option may be missing, or be none."""
+    found = [shlex.split(command)[1:] for command in _COMMAND.findall(text)]
+    for verb, *arguments in found:
+        main.commands[verb].make_context(verb, arguments)
+    return found

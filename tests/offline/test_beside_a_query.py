@@ -1,0 +1,149 @@
+"""Commands while the query goes on, or the store is away: what an operator is told, and that nothing is harmed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
+from riffle_spark.offline import recovery, switch
+from riffle_spark.offline.recovery import Plan, adopt, rollback
+from riffle_spark.offline.switch import switch_dispatch, switch_keys
+from riffle_spark.state.log import paths
+from riffle_spark.testing.faulty_store import Fault, FaultyStore
+from tests.kit.simulated.switched_state import BATCHES, contents, expected, filled, partition_of, tail_of
+from tests.kit.simulated.world import Oracle, World, one
+
+pytestmark = pytest.mark.usefixtures("short_cycles")
+
+
+@pytest.fixture
+def filled_world(tmp_path: Path) -> tuple[World, Oracle]:
+    """A query and what its state should hold."""
+    return filled(tmp_path)
+
+
+@pytest.fixture
+def world(filled_world: tuple[World, Oracle]) -> World:
+    """The query."""
+    return filled_world[0]
+
+
+@pytest.fixture
+def oracle(filled_world: tuple[World, Oracle]) -> Oracle:
+    """What its state should hold."""
+    return filled_world[1]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    """A checkpoint of the query as it is at the end of its batches."""
+    folder = tmp_path / "checkpoint"
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True)
+        for version in range(BATCHES):
+            (folder / name / str(version)).write_text(f"{name}-{version}")
+    (folder / "metadata").write_text(json.dumps({"id": "query"}))
+    return str(folder)
+
+
+def commands(root: str, checkpoint: str, folder: Path) -> dict[str, Callable[[], Plan]]:
+    """Return each command that changes a root."""
+    (folder / "keys").write_text(f"plain\na = {'A' * 43}=\n")
+    return {
+        "adopt": lambda: adopt(root, checkpoint, execute=True),
+        "rollback": lambda: rollback(root, BATCHES - 2, checkpoint, execute=True),
+        "dispatch": lambda: switch_dispatch(root, "partition", partition_of=partition_of, execute=True),
+        "keys": lambda: switch_keys(root, encryption_keys=f"file:{folder}/keys", rewrite=True, execute=True),
+    }
+
+
+def commands_store(monkeypatch: pytest.MonkeyPatch, world: World, fault: Fault, meanwhile: Any) -> FaultyStore:
+    """Return the store that commands get, and what comes between."""
+    store = FaultyStore(world.memory, [fault], sleep=meanwhile)
+    for module in (recovery, switch):
+        monkeypatch.setattr(module, "open_store", lambda *_: store)
+        monkeypatch.setattr(module, "clocks", lambda: (world.clock.seconds(),))
+    return store
+
+
+@pytest.mark.parametrize("more", [1, 9])
+@pytest.mark.parametrize("command", ["adopt", "rollback", "dispatch", "keys"])
+def test_a_command_beside_a_query_that_went_on_is_told_so(
+    world: World, oracle: Oracle, checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str,
+    more: int,
+) -> None:  # fmt: skip
+    """Also for so long that the number of its record is free again, as the query has swept its own: it does not say
+    that it worked, leaves nothing in the log, and tells an operator what to do, who is no driver.
+    """
+    root, log = world.home.root, []
+
+    def go_on(_: float) -> None:
+        for version in range(BATCHES, BATCHES + more):
+            world.batch(version, one(1))
+            oracle.feed(one(1))
+        world.background.run()
+        log.append(world.memory.list(paths.LOG))
+
+    next_record = paths.record(tail_of(root).sequence + 1)
+    commands_store(monkeypatch, world, Fault("slow", "put", paths.LOG), go_on)
+    with pytest.raises((FencedError, ConflictError), match=r"the query went on while .* nothing was changed") as caught:
+        commands(root, checkpoint, tmp_path)[command]()
+    assert caught.value.remedy == "stop the query, wait until it has ended, and run the command again"
+    assert (next_record in log[0]) == (more == 1), "the number is free"
+    assert world.memory.list(paths.LOG) == log[0]
+    assert contents(root) == expected(oracle)
+
+
+@pytest.mark.parametrize("command", ["rollback", "dispatch", "keys"])
+def test_what_a_query_sweeps_under_a_command_is_not_told_as_damage(
+    world: World, checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    """Nothing has to be restored from a backup. Where nobody went on it is damage, and told as that."""
+    root = world.home.root
+
+    def go_on(_: float) -> None:
+        for version in range(BATCHES, BATCHES + 20):
+            world.batch(version, one(1))
+        world.background.run()
+
+    first = Fault("slow", "head" if command == "rollback" else "get", "delta/")
+    commands_store(monkeypatch, world, first, go_on)
+    with pytest.raises((FencedError, ConflictError), match="the query went on while") as caught:
+        commands(root, checkpoint, tmp_path)[command]()
+    assert "stop the query" in caught.value.remedy
+    world.memory.delete(world.memory.list("delta/"))
+    world.memory.delete(world.memory.list("totals/"))
+    with pytest.raises(CorruptStateError, match=r"missing|gone"):
+        rollback(root, world.log().tail.version, checkpoint)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("command", ["adopt", "rollback", "dispatch", "keys"])
+def test_a_command_whose_record_may_be_there_can_be_run_again(
+    world: World, oracle: Oracle, checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    """The store was away in mid-commit: the operator is told what to do then, and it works, also where the record came
+    to be in the log.
+    """
+    root, before = world.home.root, tail_of(world.home.root).sequence
+    next_record = paths.record(before + 1)
+    store = commands_store(monkeypatch, world, Fault("answer_lost", "put", paths.LOG), print)
+    store.script(Fault("unavailable", "put", paths.LOG, times=None))
+    store.script(Fault("unavailable", "get", next_record, times=None))
+    run = commands(root, checkpoint, tmp_path)[command]
+    with pytest.raises(UnavailableError, match="did not say whether") as caught:
+        run()
+    assert "run the command again, before the query is started" in caught.value.remedy
+    store.heal()
+    if command == "dispatch":
+        with pytest.raises(ConfigError, match=r"is that of dispatch partition .* already"):
+            run()
+    else:
+        assert run().executed
+    assert tail_of(root).sequence == before + (1 if command == "dispatch" else 2)
+    if command not in {"rollback", "keys"}:
+        assert contents(root) == expected(oracle)

@@ -1,0 +1,168 @@
+"""A source of files keeps a log in the checkpoint of what it has seen: neither ``riffle verify`` nor ``rollback`` leads
+a checkpoint to offsets that this log does not reach.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from riffle_spark.console.main import main
+from riffle_spark.errors import ConfigError
+from riffle_spark.offline.checkpoint import lacking
+from riffle_spark.offline.recovery import adopt, rollback
+from riffle_spark.offline.verify import verify
+from tests.kit.printed_commands import printed
+from tests.kit.simulated.world import World, one
+
+BATCHES, BACKED_UP, LATER = 12, 7, "v1\n{}\n"
+KAFKA = '{"events":{"0":%d}}'
+
+
+class Query:
+    """A query of one source, with the checkpoint that Spark would keep of it, and an older copy of that."""
+
+    def __init__(self, folder: Path, offset: str, *, keeps_files: bool) -> None:
+        self.world = World(folder / "local", root=f"file://{folder}/my state", retained_versions=100)
+        self.folder, self.checkpoint, self.offset = folder, folder / "check point", offset
+        for name in ("offsets", "commits", "sources/0"):
+            (self.checkpoint / name).mkdir(parents=True)
+        (self.checkpoint / "metadata").write_text(json.dumps({"id": "query"}))
+        if not keeps_files:
+            (self.checkpoint / "sources" / "0" / "0").write_text("where it began")
+        for version in range(BATCHES):
+            if keeps_files:
+                whole = ".compact" if version % 10 == 9 else ""
+                (self.checkpoint / "sources" / "0" / f"{version}{whole}").write_text("v1\nfiles")
+            self.run(version)
+            if version == BACKED_UP:
+                shutil.copytree(self.checkpoint, folder / "backup")
+
+    def run(self, version: int) -> str:
+        """Run a batch as Spark does."""
+        offsets = LATER + self.offset % version
+        (self.checkpoint / "offsets" / str(version)).write_text(offsets)
+        decision = self.world.batch(version, one(version), offsets=offsets).decision
+        (self.checkpoint / "commits" / str(version)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+        return decision
+
+    def restore(self) -> None:
+        """Put the older copy of the checkpoint in place."""
+        shutil.rmtree(self.checkpoint)
+        shutil.copytree(self.folder / "backup", self.checkpoint)
+
+
+def riffle(*arguments: str) -> Result:
+    """Run a command."""
+    return CliRunner().invoke(main, list(arguments))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Query:
+    """A query of files, and a copy of its checkpoint after batch 7."""
+    return Query(tmp_path, '{"logOffset":%d}', keeps_files=True)
+
+
+def test_a_checkpoint_from_a_backup_is_followed_by_the_state(files: Query) -> None:
+    """What is printed can be run as it is, and the query goes on from the backup's batch."""
+    files.restore()
+    (finding,) = verify(files.world.home.root, str(files.checkpoint)).findings
+    (arguments,) = printed(finding.remedy)
+    assert arguments[arguments.index("--to") + 1] == str(BACKED_UP)
+    assert riffle(*arguments).exit_code == 0
+    assert verify(files.world.home.root, str(files.checkpoint)).is_whole
+    files.world.start()
+    assert files.run(BACKED_UP + 1) == "run"
+
+
+@pytest.mark.parametrize("to", [BATCHES - 1, f"record:{BATCHES}"])
+@pytest.mark.parametrize("execute", [False, True])
+def test_files_that_the_checkpoint_has_not_seen_are_not_gone_over(files: Query, to: int | str, execute: bool) -> None:
+    """Spark would end with `batch N doesn't exist`: refused before anything is changed, with what does work."""
+    files.restore()
+    with pytest.raises(ConfigError, match=rf"entry {BATCHES - 1} .* ends with {BACKED_UP}") as caught:
+        rollback(files.world.home.root, to, str(files.checkpoint), execute=execute)
+    assert sorted(path.name for path in (files.checkpoint / "offsets").iterdir()) == [
+        str(batch) for batch in range(BACKED_UP + 1)
+    ]
+    assert riffle(*printed(caught.value.remedy)[0]).exit_code == 0
+    assert verify(files.world.home.root, str(files.checkpoint)).is_whole
+
+
+def test_offsets_that_were_taken_over_files_are_told(files: Query) -> None:
+    """A checkpoint that somebody has led there is not whole, and the remedy is one that works."""
+    files.restore()
+    for batch in range(BACKED_UP + 1, BATCHES):
+        (files.checkpoint / "offsets" / str(batch)).write_text(LATER + files.offset % batch)
+        (files.checkpoint / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+    (finding,) = verify(files.world.home.root, str(files.checkpoint)).findings
+    assert riffle(*printed(finding.remedy)[0]).exit_code == 0
+    assert verify(files.world.home.root, str(files.checkpoint)).is_whole
+
+
+def test_a_rollback_of_a_rollback_goes_forward_over_files_that_were_seen(files: Query) -> None:
+    """The log of files is not taken back with the offsets: it has all of them still, some in a compacted entry."""
+    root, checkpoint = files.world.home.root, str(files.checkpoint)
+    rollback(root, 3, checkpoint, execute=True)
+    rollback(root, f"record:{BATCHES}", checkpoint, execute=True)
+    assert verify(root, checkpoint).is_whole
+    files.world.start()
+    assert files.run(BATCHES) == "run"
+
+
+def test_a_source_with_offsets_alone_goes_forward(tmp_path: Path) -> None:
+    """Kafka's entry says where the first batch began, and is enough."""
+    kafka = Query(tmp_path, KAFKA, keeps_files=False)
+    kafka.restore()
+    rollback(kafka.world.home.root, BATCHES - 1, str(kafka.checkpoint), execute=True)
+    assert verify(kafka.world.home.root, str(kafka.checkpoint)).is_whole
+    kafka.world.start()
+    assert kafka.run(BATCHES) == "run"
+
+
+def test_who_takes_state_over_is_told_of_sources_that_begin_elsewhere(tmp_path: Path) -> None:
+    """Files are counted again, as no source of files can be told where to start; Kafka notes where it does."""
+    for name, offset in (("files", '{"logOffset":%d}'), ("rate", "%d"), ("kafka", KAFKA)):
+        query = Query(tmp_path / name, offset, keeps_files=name == "files")
+        new = tmp_path / name / "new"
+        (new / "sources" / "0").mkdir(parents=True)
+        (new / "metadata").write_text('{"id": "another"}')
+        for begins in (0, BATCHES - 1):
+            (new / "sources" / "0" / "0").write_text("\0v1\n" + offset % begins)
+            warned = [step for step in adopt(query.world.home.root, str(new)).steps if step.startswith("warning: ")]
+            assert len(warned) == (name != "kafka" or begins == 0)
+            assert all(("missed" if name == "kafka" else "counts again all that is there") in step for step in warned)
+
+
+def test_who_takes_state_over_with_a_checkpoint_of_before_is_told_where_it_goes_on(files: Query) -> None:
+    """What it has committed is where it goes on."""
+    (files.checkpoint / "metadata").write_text('{"id": "another"}')
+    assert len(adopt(files.world.home.root, str(files.checkpoint)).steps) == 1
+    files.restore()
+    (files.checkpoint / "metadata").write_text('{"id": "another"}')
+    (warned,) = adopt(files.world.home.root, str(files.checkpoint)).steps[1:]
+    assert '{"logOffset":7}, and the state is at {"logOffset":11}' in warned
+
+
+@pytest.mark.parametrize(
+    ("offsets", "seen", "is_short"),
+    [
+        (['{"logOffset":7}'], {0: 7}, False),
+        (['{"logOffset":7}'], {0: 6}, True),
+        (['{"logOffset":7}'], {}, False),
+        (['{"logOffset":-1}'], {}, False),
+        ([KAFKA % 9, '{"logOffset":7}'], {0: 0, 1: 7}, False),
+        ([KAFKA % 9, '{"logOffset":7}'], {0: 0, 1: 6}, True),
+        (['{"logOffset":7}', '{"logOffset":3}'], {0: 7, 1: 2}, True),
+        (['{"logOffset":7}', '{"logOffset":7}'], {0: 7}, False),
+        (['{"logOffset":7}', "3"], {0: 6}, True),
+        (["-", "7"], {0: 0}, False),
+    ],
+)
+def test_what_an_entry_needs(offsets: list[str], seen: dict[int, int], is_short: bool) -> None:
+    """Only a source of files needs entries; one that is read twice has two offsets, one in memory has no entry."""
+    assert bool(lacking(LATER + "\n".join(offsets), seen)) == is_short

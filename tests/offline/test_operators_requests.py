@@ -1,0 +1,209 @@
+"""What commands ask of a store: each thing once, several at a time, and no more than it takes."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.offline import record_line, recovery
+from riffle_spark.offline.recovery import adopt, rollback
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import FULL_EVERY, Log
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.state.objects.store import ObjectStore
+from tests.kit.simulated.world import World, one, rows_of
+
+SECONDS = 0.01
+
+
+class Crowded:
+    """A store that counts its calls, and takes a while for those of one method: ``most`` were in it at once."""
+
+    def __init__(self, objects: ObjectStore, method: str) -> None:
+        self._objects, self._method = objects, method
+        self.requests = objects.requests
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.before: Callable[[str, str], object] = lambda _, __: None
+        self.most = self._inside = 0
+        self._lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> object:
+        def counted(*args: object) -> object:
+            self.before(name, str(args[0]))
+            with self._lock:
+                self.calls[name, str(args[0])] += 1
+                self._inside += 1
+                self.most = max(self.most, self._inside)
+            try:
+                time.sleep(SECONDS if name == self._method else 0)
+                return getattr(self._objects, name)(*args)
+            finally:
+                with self._lock:
+                    self._inside -= 1
+
+        return counted
+
+    def times(self, method: str, kind: str) -> list[int]:
+        """Return how often each object of a kind of name was asked for."""
+        return [n for (called, name), n in self.calls.items() if called == method and name.startswith(kind)]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint that has no batch yet."""
+    for name in ("offsets", "commits"):
+        (tmp_path / "checkpoint" / name).mkdir(parents=True)
+    (tmp_path / "checkpoint" / "metadata").write_text(json.dumps({"id": "query"}))
+    return tmp_path / "checkpoint"
+
+
+def grown(folder: Path, batches: int) -> World:
+    """Return a query of so many batches, on all of its key-groups."""
+    world = World(folder / "local", retained_versions=100)
+    for version in range(batches):
+        world.batch(version, rows_of(*((f"k{n}", version, version * 100 + n) for n in range(12))))
+    return world
+
+
+def seen_by(monkeypatch: pytest.MonkeyPatch, world: World, method: str) -> Crowded:
+    """Return the store that commands get from now on."""
+    store = Crowded(world.memory, method)
+    monkeypatch.setattr(recovery, "open_store", lambda *_: store)
+    return store
+
+
+def damage(objects: ObjectStore, sequence: int) -> None:
+    """Put something else in a record's place."""
+    objects.delete([paths.record(sequence)])
+    objects.put_if_absent(paths.record(sequence), b"rotten")
+
+
+def test_a_rollback_looks_for_each_object_once_and_for_several_at_a_time(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its newest record promises stays: nobody has to look again after the rollback's own."""
+    world = grown(tmp_path, 4)
+    store = seen_by(monkeypatch, world, "exists")
+    rollback(world.home.root, 2, str(checkpoint), execute=True)
+    asked = [name for called, name in store.calls if called == "exists" and not name.startswith(paths.LOG)]
+    assert len(asked) > 2
+    assert {store.calls["exists", name] for name in asked} == {1}
+    assert store.most > 1, "one after the other"
+
+
+@pytest.mark.parametrize("newest", ["whole", "damaged"])
+def test_a_rollback_looks_again_where_the_newest_record_cannot_be_read(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, newest: str
+) -> None:
+    """It may have let go of what an older one promised, and a delete of that be on its way: then one is told what has
+    been done by then, and the checkpoint is as it was.
+    """
+    world = grown(tmp_path, 4)
+    tail = world.log().tail
+    assert tail is not None
+    store = seen_by(monkeypatch, world, "")
+    lost = sorted(name for name in world.log().manifest_of(world.log().read(tail.sequence - 2)).objects())[0]
+    store.before = lambda called, _: world.memory.delete([lost]) if called == "put_if_absent" else None
+    if newest == "whole":
+        rollback(world.home.root, 1, str(checkpoint), execute=True)
+        assert store.calls["exists", lost] == 1
+        return
+    damage(world.memory, tail.sequence)
+    with pytest.raises(CorruptStateError, match="are gone; the log has gone back to batch 1, the checkpoint has not"):
+        rollback(world.home.root, 1, str(checkpoint), execute=True)
+    assert not [*(checkpoint / "commits").iterdir()]
+
+
+def test_who_looks_whether_a_query_has_run_reads_each_record_once_and_several_at_a_time(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another query's state is looked through to its beginning."""
+    world = grown(tmp_path, 3 * FULL_EVERY)
+    (checkpoint / "metadata").write_text('{"id": "another"}')
+    store = seen_by(monkeypatch, world, "get")
+    assert adopt(world.home.root, str(checkpoint)).version == -1
+    asked = store.times("get", paths.LOG)
+    assert len(asked) > 3 * FULL_EVERY
+    assert sum(asked) <= len(asked) + 6, "full records are not read anew for each that changes them"
+    assert store.most > 2
+
+
+def test_a_rollback_to_the_batch_before_reads_little(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who finds what is looked for at the newest end does not read the whole log for it."""
+    world = grown(tmp_path, 3 * FULL_EVERY)
+    store = seen_by(monkeypatch, world, "")
+    rollback(world.home.root, 3 * FULL_EVERY - 2, str(checkpoint))
+    assert len(store.times("get", paths.LOG)) <= 6
+
+
+def line_one_by_one(log: Log, tail: Record) -> Iterator[Record]:
+    """Return the records of a line as one finds them who reads one after the other."""
+    sequence = tail.sequence
+    while sequence >= log.first:
+        at, sequence = sequence, sequence - 1
+        try:
+            record = log.read(at)
+            log.manifest_of(record)
+        except CorruptStateError:
+            continue
+        yield record
+        if record.target is not None:
+            sequence = record.target
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_line_is_the_same_however_it_is_read(tmp_path: Path, checkpoint: Path, seed: int) -> None:
+    """Whatever rollbacks left behind, and whatever is damaged or gone, full records too."""
+    chance, world = random.Random(seed), grown(tmp_path, 5)
+    root = world.home.root
+    for _ in range(3):
+        tail = world.log().tail
+        assert tail is not None
+        rollback(root, chance.randrange(-1, tail.version + 1), str(checkpoint), execute=True)
+        world.start()
+        first = world.log().tail.version + 1  # type: ignore[union-attr]
+        for version in range(first, first + chance.randrange(1, 15)):
+            world.batch(version, one(version))
+    newest = len(world.memory.list(paths.LOG)) - 1
+    for _ in range(8):
+        assert lined(record_line.line, root) == lined(line_one_by_one, root)
+        which = chance.randrange(newest - 2)
+        world.memory.delete([paths.record(which)]) if chance.random() < 0.3 else damage(world.memory, which)
+
+
+def lined(read: Callable[[Log, Record], Iterator[Record]], root: str) -> list[Record]:
+    """Return a line as it is read."""
+    log = Log(open_store(root), root)
+    tail = log.open(broken=True)
+    assert tail is not None
+    return list(read(log, tail))
+
+
+def test_a_record_that_goes_back_to_itself_ends_no_command_never(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody may have put it there."""
+    world = grown(tmp_path, 3)
+    rollback(world.home.root, 1, str(checkpoint), execute=True)
+    find = Log.find
+
+    def forged(log: Log, sequence: int) -> Record | None:
+        record = find(log, sequence)
+        if record is not None and record.target is not None:
+            object.__setattr__(record, "target", sequence)
+        return record
+
+    monkeypatch.setattr(Log, "find", forged)
+    with pytest.raises(ConfigError, match="no intact record of batch 9"):
+        rollback(world.home.root, 9, str(checkpoint))

@@ -1,0 +1,160 @@
+"""What commands show of a checkpoint's URI: nothing of the credentials that somebody has written into it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from riffle_spark.console.main import main
+from riffle_spark.errors import ConfigError
+from riffle_spark.offline.checkpoint import Checkpoint
+from riffle_spark.offline.recovery import adopt
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.state.objects.open import open_store
+from tests.kit.servers.object_server import BUCKET, ObjectServer
+from tests.kit.simulated.world import World, one
+
+PLANTED = "PLANTEDPLANTED00"
+BATCHES = 4
+
+
+@pytest.fixture
+def filled(world: World) -> World:
+    """A query with some batches."""
+    for version in range(BATCHES):
+        world.batch(version, one(version))
+    return world
+
+
+def shown_by(*arguments: str) -> tuple[Result, str]:
+    """Run a command; return what came of it, and all that it said, with the texts of what was raised underneath."""
+    done = CliRunner().invoke(main, list(arguments))
+    said, error = [done.output], done.exception
+    while error is not None:
+        said += [*traceback.format_exception_only(error), repr(error)]
+        error = error.__cause__ or error.__context__
+    return done, "".join(said)
+
+
+def commands(root: str, checkpoint: str, conf: Path) -> list[list[str]]:
+    """Return every command that takes a checkpoint."""
+    common = ["--conf-file", str(conf)]
+    return [
+        ["verify", root, "--checkpoint", checkpoint, *common],
+        ["verify", root, "--checkpoint", checkpoint, "--json", *common],
+        ["rollback", "--root", root, "--checkpoint", checkpoint, "--to", "0", *common],
+        ["adopt", "--root", root, "--checkpoint", checkpoint, *common],
+        ["rollback", "--root", root, "--checkpoint", checkpoint, "--to", "0", "--execute", *common],
+        ["rollback", "--root", root, "--checkpoint", checkpoint, "--to", "77", *common],
+    ]
+
+
+WRONG = (
+    f"s3://AKIA:{PLANTED}@bucket/x", f"s3a://AKIA:a/{PLANTED}@bucket/x", f"s3://AKIA:{PLANTED}/x",
+    f"s3://bucket/x?secret_key={PLANTED}&endpoint_override=127.0.0.1:9&scheme=http",
+    f"hdfs://user:{PLANTED}@127.0.0.1:9/x", f"hdfs://127.0.0.1:9/x?token={PLANTED}", f"foo://u:{PLANTED}@h/x",
+    f"wasbs://{PLANTED}@h/x", f"//u:{PLANTED}@h/x", f"s3:u:{PLANTED}@h/x", f"file://u:{PLANTED}@h/x",
+)  # fmt: skip
+
+
+@pytest.mark.usefixtures("aws_environment")
+@pytest.mark.parametrize("endpoint", ["s3_endpoint = 'http://127.0.0.1:9'", f"s3_endpoint = 'http://u:{PLANTED}@h:9'"])
+@pytest.mark.parametrize("checkpoint", WRONG)
+def test_a_secret_in_the_uri_of_a_checkpoint_is_not_repeated(
+    filled: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, checkpoint: str, endpoint: str
+) -> None:
+    """Neither by what is printed nor by a log, an error or one below it, wherever such a URI leads."""
+    conf = tmp_path / "riffle.toml"
+    conf.write_text(f"{endpoint}\ns3_max_attempts = 1\ns3_patience = 0\ns3_connect_timeout = 0.1\n")
+    with caplog.at_level(logging.DEBUG):
+        for arguments in commands(filled.home.root, checkpoint, conf):
+            done, said = shown_by(*arguments)
+            assert done.exit_code in {1, 3}, said
+            assert PLANTED not in said, arguments[0]
+            assert "Traceback" not in said
+    assert PLANTED not in caplog.text + repr(Checkpoint(checkpoint))
+
+
+def test_a_checkpoint_that_is_reached_with_a_secret_in_its_uri_is_shown_without(
+    filled: World, tmp_path: Path, object_server: ObjectServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Plans and findings name it: the place, and not how one gets there."""
+    place, there = f"{BUCKET}/{tmp_path.name}", open_store(f"s3://{BUCKET}/{tmp_path.name}", object_server.options)
+    for name in ("offsets", "commits"):
+        for batch in range(BATCHES - 2):
+            there.put_if_absent(f"{name}/{batch}", f"{name}-{batch}".encode())
+    there.put_if_absent("metadata", json.dumps({"id": "query"}).encode())
+    address = object_server.endpoint.removeprefix("http://")
+    checkpoint = f"s3://AKIA:{PLANTED}@{place}?endpoint_override={address}&scheme=http&region=us-east-1"
+    conf = tmp_path / "riffle.toml"
+    conf.write_text("")
+    shown = f"s3://***@{place}?***"
+    with caplog.at_level(logging.DEBUG):
+        outcomes = [shown_by(*arguments) for arguments in commands(filled.home.root, checkpoint, conf)]
+    assert [done.exit_code for done, _ in outcomes] == [1, 1, 0, 1, 0, 1], outcomes
+    assert not any(PLANTED in said for _, said in outcomes)
+    assert all(shown in said for _, said in outcomes[:3])
+    assert PLANTED not in caplog.text
+    assert Checkpoint(checkpoint).next_batch() == 1, "it was taken back"
+
+
+@pytest.mark.parametrize("checkpoint", ["", "/", "file:", "file:///", "s3://", "s3a://"])
+def test_an_empty_variable_names_no_checkpoint(filled: World, tmp_path: Path, checkpoint: str) -> None:
+    """The root of a file system is none."""
+    conf = tmp_path / "riffle.toml"
+    conf.write_text("s3_endpoint = 'http://127.0.0.1:9'\n")
+    for arguments in commands(filled.home.root, checkpoint, conf):
+        done, said = shown_by(*arguments)
+        assert (done.exit_code, "names no folder" in said) == (1, True), said
+
+
+@pytest.mark.parametrize("command", ["verify", "rollback", "plan", "capacity"])
+def test_an_empty_endpoint_on_the_command_line_is_refused(filled: World, tmp_path: Path, command: str) -> None:
+    """AWS is not meant where a variable is not set."""
+    root = filled.home.root
+    given = {
+        "verify": [root], "rollback": ["--root", root, "--checkpoint", str(tmp_path), "--to", "1"],
+        "plan": ["--root", root], "capacity": ["--root", root, "--rows-per-second", "1", "--rows-per-worker", "1"],
+    }  # fmt: skip
+    done, said = shown_by(command, *given[command], "--s3-endpoint", "")
+    assert (done.exit_code, "s3_endpoint" in said, "not empty" in said) == (1, True, True), said
+
+
+@pytest.mark.parametrize(
+    "said", ['{"id": "\\u001b[2J"}', '{"id": "a\\nb"}', '{"id": ""}', '{"id": 7}', '{"id": {}}', "[]", "\xff"]
+)
+def test_what_is_no_id_of_a_query_is_none(filled: World, tmp_path: Path, said: str) -> None:
+    """It would be in the log, and on terminals, for good."""
+    (tmp_path / "metadata").write_text(said, encoding="latin-1")
+    done, shown = shown_by("adopt", "--root", filled.home.root, "--checkpoint", str(tmp_path), "--execute")
+    assert (done.exit_code, "is not a checkpoint" in shown) == (1, True), shown
+
+
+def test_a_name_in_the_store_does_nothing_to_a_terminal_and_forges_no_finding(filled: World) -> None:
+    """Whoever may write below a root may give an object any name."""
+    assert isinstance(filled.memory, MemoryStore)
+    filled.memory._objects.by_name["elsewhere\x1b[2J\nstate: x"] = b""  # private: no store of ours takes such a name
+    done, shown = shown_by("verify", filled.home.root)
+    assert done.exit_code == 0
+    assert "\x1b" not in shown
+    assert [line for line in shown.splitlines() if line.startswith("state")] == []
+    assert r"elsewhere\x1b[2J\nstate: x" in shown
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"key_groups": 0}, {"key_groups": 40_000}, {"key_groups": True}, {"dispatch": "keys"}]
+)
+def test_nothing_is_begun_that_no_query_could_go_on_with(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    """A record with it could not be taken back: the root would be lost."""
+    (tmp_path / "metadata").write_text('{"id": "query"}')
+    root = f"memory://{tmp_path.name}"
+    for execute in (False, True):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            adopt(root, str(tmp_path), empty=True, execute=execute, **wrong)
+    assert open_store(root).list("") == []
