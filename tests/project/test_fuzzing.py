@@ -84,3 +84,10 @@ def test_a_guided_fuzzers_inputs_pass_the_checksum_mostly(name: str) -> None:
 def made(decoder: Decoder, own: list[bytes], number: int, sealed: Callable[[bytes], bytes]) -> bytes:
     """Return what comes of an input by so many chances, with bits flipped at its end."""
     return varied(Random(number), own[0], (own, own), lambda data: data[:-9] + b"\0" + data[-8:], sealed)
+
+
+def test_a_run_that_would_try_nothing_is_refused() -> None:
+    """A number that was mistyped does not pass for ever."""
+    with pytest.raises(SystemExit) as caught:
+        fuzz.main(["--inputs", "0"])
+    assert caught.value.code == 2

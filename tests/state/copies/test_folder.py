@@ -31,6 +31,22 @@ def test_an_executor_finds_its_own_folder_again(tmp_path: Path) -> None:
     assert first.member == first.path.name
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_nobody_else_may_look_into_a_folder(tmp_path: Path, umask: int) -> None:
+    """What riffle makes is its user's alone, whatever the umask; what a version before made wider is, once claimed."""
+    base, before = tmp_path / "local" / "root", os.umask(umask)
+    try:
+        folder = claim(base, "app/1", ["app/1"]).path
+        assert [path.stat().st_mode & 0o777 for path in (base, folder)] == [0o700, 0o700]
+        assert base.parent.stat().st_mode & 0o777 == 0o777 & ~umask, "what is not ours stays as it is"
+        for path in (base, folder):
+            path.chmod(0o755)
+        assert claim(base, "app/2", ["app/2"]).path == folder
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (base, folder)] == [0o700, 0o700]
+
+
 def test_live_executors_keep_their_folders(tmp_path: Path) -> None:
     """A new executor beside living ones gets a new folder."""
     folders = [claim(tmp_path, f"app/{n}", ["app/0", "app/1", "app/2"]).path for n in range(3)]
