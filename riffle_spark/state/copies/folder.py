@@ -39,7 +39,7 @@ _SPARE_SHARE = 0.1
 """Deltas that no stack has may be wanted by one that lags: as many bytes as this share of those that stacks have."""
 _PROBE_BYTES = 1 << 20
 _ADVANCING = "advancing"
-_PRIVATE = 0o700
+_PRIVATE, _OTHERS = 0o700, 0o077
 
 
 class Folder:
@@ -289,9 +289,9 @@ def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> F
 def _narrow(folder: Path) -> None:
     """Let nobody else into a folder of ours, whatever umask or version made it. One of another user stays as it is."""
     found = folder.stat()
-    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != _PRIVATE:
+    if found.st_uid == os.geteuid() and found.st_mode & _OTHERS:
         with suppress(OSError):  # a file system without modes
-            folder.chmod(_PRIVATE)
+            folder.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
 
 
 def _claimed(base: Path, owners: Sequence[Path], owner: str, live: Collection[str]) -> Folder:

@@ -47,6 +47,24 @@ def test_nobody_else_may_look_into_a_folder(tmp_path: Path, umask: int) -> None:
     assert [path.stat().st_mode & 0o777 for path in (base, folder)] == [0o700, 0o700]
 
 
+def test_files_that_nobody_can_read_go_with_the_copies_that_have_them(tmp_path: Path) -> None:
+    """But not while somebody is about to put files on stacks: who asks then asks again."""
+    folder = claim(tmp_path, "app/1", ["app/1"])
+    for version, data in enumerate((b"old row", b"new row")):
+        folder.keep_sealed(version, "1-aa", data)
+        part = StackedPart(f"sealed/{version}-1-aa", 0, 7, 0, 1, 1)
+        assert folder.stacks("store").switch(version, None, Stack(Head(version, "1-aa"), (part,)))
+    own = folder.stacks("store").fresh(2)
+    own.write_bytes(b"old one, on no stack")
+    with folder.advancing():
+        assert folder.forget_parts(lambda head: head == b"new", 3) is None
+    assert len(folder.copies()) == 2
+    assert folder.forget_parts(lambda head: head == b"new", 3) == [("store", 0)]
+    assert folder.copies() == [("store", 1)]
+    assert [path.name for path in folder.sealed.iterdir()] == ["1-1-aa"]
+    assert not own.exists()
+
+
 def test_live_executors_keep_their_folders(tmp_path: Path) -> None:
     """A new executor beside living ones gets a new folder."""
     folders = [claim(tmp_path, f"app/{n}", ["app/0", "app/1", "app/2"]).path for n in range(3)]
