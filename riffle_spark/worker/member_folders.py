@@ -93,11 +93,12 @@ def keys_in(source: str | None, region: str | None) -> Keys | None:
     return kept[1]
 
 
-def drop_unreadable(folder: Folder, keys: Keys | None) -> list[Address]:
+def drop_unreadable(folder: Folder, keys: Keys | None, *, anew: bool = False) -> list[Address]:
     """Remove local files of parts whose key is listed no more (or ``plain`` is not), which lie there for nothing, and
-    return the copies that went with them. All files are looked at once, and again when the list has changed.
+    return the copies that went with them. All files are looked at once, and again when the list has changed, or
+    ``anew``.
     """
-    if keys is None or _looked_over.get(folder.path) == keys.listed:
+    if keys is None or (not anew and _looked_over.get(folder.path) == keys.listed):
         return []
     dropped = folder.forget_parts(keys.reads, HEADER_BYTES_MAX)
     if dropped is not None:

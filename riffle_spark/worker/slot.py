@@ -36,7 +36,7 @@ from riffle_spark.worker import run_computation
 from riffle_spark.worker.dead_letters import with_letters
 from riffle_spark.worker.expiry import with_expired
 from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, received, touch, with_stored
-from riffle_spark.worker.member_folders import drop_unreadable, folder_of, keys_of, manifest_at, store_of
+from riffle_spark.worker.member_folders import folder_of, keys_of, manifest_at, store_of
 from riffle_spark.worker.memory_use import memory_use
 from riffle_spark.worker.seal import SlotResult, seal
 
@@ -134,7 +134,6 @@ class _Attempt:
                 for merge in self.merges:
                     merge()
                 self.folder.forget_deltas()
-                drop_unreadable(self.folder, self.keys)
         except (RiffleError, OSError) as trouble:
             _logger.debug("stacks of %s are not merged: %s", self.order.store, trouble)
 

@@ -254,7 +254,7 @@ def test_state_goes_over_to_encryption_and_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", [(PLAIN,), ("b",)])
 def test_what_cannot_be_read_any_more_lies_in_no_local_file(tmp_path: Path, before: tuple[str, ...]) -> None:
-    """Once all state is written anew and the old key, or ``plain``, is dropped, the first batch removes what lies under
+    """Once all state is written anew and the old key, or ``plain``, is dropped, the next start removes what lies under
     it from every member's folder, of standbys and of what is not touched as well; nothing is lost by it.
     """
     query = Encrypted(tmp_path, "a", *before, operators=[totals()], retained_versions=30, snapshot_chain_links=30)

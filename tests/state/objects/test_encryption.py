@@ -22,7 +22,8 @@ from tests.kit.servers.scripted_server import Answer, scripted_server
 ONE, OTHER = (base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2))
 PLACE = "delta/00000000000000000007/1-ab/3"
 LISTS = [
-    [f"a = {ONE}"], [f"a = {OTHER}"], [f"a = {ONE}", f"b = {OTHER}"], ["plain", f"b = {OTHER}"], [f"b = {OTHER}", "plain"],
+    [f"a = {ONE}"], [f"a = {OTHER}"], [f"a = {ONE}", f"b = {OTHER}"],
+    ["plain", f"b = {OTHER}"], [f"b = {OTHER}", "plain"],
 ]  # fmt: skip
 
 
