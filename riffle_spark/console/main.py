@@ -14,6 +14,7 @@ from riffle_spark.errors import ConfigError, RefusedError, RiffleError, Unavaila
 __all__ = ["main"]
 
 _AWAY = 3  # what a command ends with where nothing could be read, so that nothing is known
+_PARTITIONS = ("aws", "aws-cn", "aws-us-gov", "aws-eusc", "aws-iso", "aws-iso-b", "aws-iso-e", "aws-iso-f")
 _TO = "The batch to go back to, -1 is before the first; or a record of the log, also of a line that was given up."
 _PREVIOUS = "With deliver_after_commit: checkpoint of the query that had the state; tells whether output was delivered."
 _checkpoint = click.option("--checkpoint", required=True, help="The query's checkpointLocation.")
@@ -150,10 +151,13 @@ def verify(root: str, checkpoint: str | None, s3_endpoint: str | None, conf_file
 @main.command()
 @click.argument("root")
 @click.option("--kms-key", metavar="ARN", help="The key that objects are encrypted with, where SSE-KMS is used.")
-@click.option("--partition", default="aws", show_default=True, help="Of AWS: aws, aws-cn, aws-us-gov.")
+@click.option("--partition", type=click.Choice(_PARTITIONS), default="aws", show_default=True, help="Of AWS.")
 @click.option("--read-only", is_flag=True, help="For commands that change nothing alone.")
 def policy(root: str, kms_key: str | None, partition: str, read_only: bool) -> None:
-    """Print the AWS IAM policy with the least that a job on this root needs."""
+    """Print the AWS IAM policy with the least that a job on this root needs.
+
+    Of Spark's checkpoint it says nothing: where that is in S3 too, the job, rollback and adopt need rights there.
+    """
     from riffle_spark.offline.rights import iam_policy
 
     found = iam_policy(root, kms_key=kms_key, partition=partition, read_only=read_only)

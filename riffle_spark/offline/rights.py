@@ -10,9 +10,9 @@ __all__ = ["iam_policy"]
 
 _OBJECTS = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject")
 _READ = ("s3:GetObject",)
+_A_KEY = re.compile(r"arn:([a-z-]+):kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+\Z")
 _KEY = ("kms:GenerateDataKey", "kms:Decrypt")
 _PARTITION = re.compile(r"aws[a-z-]*\Z")
-_KEYS_ARN = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]+:key/[A-Za-z0-9-]+\Z")
 
 
 def iam_policy(
@@ -21,21 +21,17 @@ def iam_policy(
     """Return the least that a job on a root needs: ``read_only`` for what changes nothing, as ``riffle verify``.
 
     ``kms_key`` is the ARN of the key that objects are encrypted with, ``partition`` that of AWS (``aws-cn``). Raises
-    ``ConfigError`` for a root that is not in S3, for what is no such ARN or partition, or a name that a policy would
-    take for a pattern.
+    ``ConfigError`` for a root that is not in S3, what is no partition, a name that a policy would take for a pattern, or
+    a key by which a policy gives no right.
     """
+    if not _PARTITION.match(partition):
+        raise ConfigError(f"{partition!r} is no partition of AWS", remedy="use aws, aws-cn, ...", where="--partition")
+    if kms_key is not None:
+        _check_key(kms_key, partition)
     scheme, _, place = normalised(root).partition("://")
     if scheme != "s3" or set("*?$") & set(place):
         raise ConfigError(
             f"there is no policy for {root}", remedy="name a root in S3, without *, ? and $ in it", where="root"
-        )
-    if not _PARTITION.match(partition):
-        raise ConfigError(f"{partition!r} is no partition of AWS", remedy="use aws, aws-cn, ...", where="--partition")
-    if kms_key is not None and not _KEYS_ARN.match(kms_key):
-        raise ConfigError(
-            f"{kms_key!r} is not the ARN of a key: a policy knows a key by no id, alias or pattern",
-            remedy="name it as arn:aws:kms:eu-central-1:111122223333:key/1234abcd (aws kms describe-key)",
-            where="--kms-key",
         )
     bucket, _, prefix = place.partition("/")
     below = f"{prefix}/" if prefix else ""
@@ -60,3 +56,20 @@ def iam_policy(
         actions = [action for action in _KEY if not read_only or action == "kms:Decrypt"]
         statements.append({"Sid": "KeyOfTheRoot", "Effect": "Allow", "Action": actions, "Resource": [kms_key]})
     return {"Version": "2012-10-17", "Statement": statements}
+
+
+def _check_key(kms_key: str, partition: str) -> None:
+    found = _A_KEY.match(kms_key)
+    if found is None:
+        raise ConfigError(
+            f"{kms_key!r} is not the ARN of a key",
+            remedy="give arn:PARTITION:kms:REGION:ACCOUNT:key/ID. IAM takes a key by this ARN alone, not by its id or "
+            "an alias; aws kms describe-key --key-id alias/NAME tells it",
+            where="--kms-key",
+        )
+    if found[1] != partition:
+        raise ConfigError(
+            f"{kms_key!r} is a key of the partition {found[1]}, and the policy is for {partition}",
+            remedy=f"give --partition {found[1]}, or the key of that partition in which the bucket is",
+            where="--kms-key",
+        )

@@ -93,6 +93,9 @@ def verify(
 def _read_log(looked: _Looked, root: str) -> None:
     sequences = sorted(s for s in map(paths.record_sequence, looked.names) if s is not None)
     strange = [n for n in looked.names if paths.parse(n) is None and paths.record_sequence(n) is None]
+    if strange and len(strange) == len(looked.names):
+        looked.say("state", root, "this is not a riffle root: nothing there is riffle's", "name what `root` is set to")
+        return
     for name in strange:
         level: Level = "state" if name.startswith(paths.LOG) or not sequences else "note"
         shown = name if name.isprintable() else ascii(name)  # whoever reads this has a terminal, which obeys some

@@ -7,13 +7,15 @@ import http.client
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
+from riffle_spark.errors import RiffleError
 from riffle_spark.messages.upkeep_orders import Census, CensusOrder
 from riffle_spark.state.copies.abandoned import remove_folders
 from riffle_spark.state.copies.disk import use_of
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.restore.copy_progress import head_of
-from riffle_spark.worker.member_folders import folder_of
+from riffle_spark.worker.member_folders import drop_unreadable, folder_of, keys_of
 from riffle_spark.worker.memory_use import memory_use
 
 __all__ = ["rack_of_environment", "tags_of_environment", "take_census", "zone_of_ec2"]
@@ -31,7 +33,7 @@ def take_census(order: CensusOrder, executor: str) -> Census:
     ``error``.
 
     A disk that refuses a small file is such a failure: slots there would fail batches. A copy that is not whole
-    is removed, so is what processes that died left half done. Folders of other
+    is removed, so is what processes that died left half done, and what the listed keys do not open. Folders of other
     roots are left alone, whoever owned them.
     """
     rack, tags = _rack(ec2_metadata=order.ec2_metadata), tags_of_environment()
@@ -41,6 +43,8 @@ def take_census(order: CensusOrder, executor: str) -> Census:
         folder.tidy(used_before)
         with folder.used():
             folder.try_disk()
+            with suppress(RiffleError, OSError):  # without the right keys batches fail, and say why
+                drop_unreadable(folder, keys_of(order.home), anew=True)
             copies, sealed = _copies(folder), folder.sealed_attempts()
             disk = use_of(folder.path)
             removed = remove_folders(folder.path.parent, order.home.live, used_before)

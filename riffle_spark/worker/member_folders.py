@@ -14,13 +14,14 @@ from riffle_spark.state.copies.abandoned import named
 from riffle_spark.state.copies.disk import default_local_dir
 from riffle_spark.state.copies.folder import Folder, claim
 from riffle_spark.state.log.log import Log
-from riffle_spark.state.log.manifest import Manifest
-from riffle_spark.state.objects.encryption import Keys, keys_of_text, text_of
+from riffle_spark.state.log.manifest import Address, Manifest
+from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, keys_of_text, text_of
 from riffle_spark.state.objects.open import StoreOptions, open_store, root_id
 from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = [
     "LOCAL_EXECUTOR",
+    "drop_unreadable",
     "executor_environment",
     "executor_id",
     "executor_process",
@@ -38,6 +39,8 @@ _STORES_KEPT = 16
 _folders: dict[tuple[Path, str], Folder] = {}
 _manifests: dict[tuple[str, str, int], Manifest] = {}
 _keys: dict[str, tuple[str, Keys]] = {}
+_looked_over: dict[Path, frozenset[tuple[str, bytes]]] = {}
+"""By folder, for which list of keys it was looked for what they do not open."""
 _stores: dict[tuple[str, StoreOptions], ObjectStore] = {}
 LOCAL_EXECUTOR = "driver"
 """What Spark calls the one executor of local mode; also the answer where ``/proc`` does not tell."""
@@ -90,6 +93,19 @@ def keys_in(source: str | None, region: str | None) -> Keys | None:
     if kept is None or kept[0] != text:
         kept = _keys[source] = text, keys_of_text(text, source, lambda wrapped: _unwrapped(wrapped, region))
     return kept[1]
+
+
+def drop_unreadable(folder: Folder, keys: Keys | None, *, anew: bool = False) -> list[Address]:
+    """Remove local files of parts whose key is listed no more (or ``plain`` is not), which lie there for nothing, and
+    return the copies that went with them. All files are looked at once, and again when the list has changed, or
+    ``anew``.
+    """
+    if keys is None or (not anew and _looked_over.get(folder.path) == keys.listed):
+        return []
+    dropped = folder.forget_parts(keys.reads, HEADER_BYTES_MAX)
+    if dropped is not None:
+        _looked_over[folder.path] = keys.listed
+    return dropped or []
 
 
 def _unwrapped(wrapped: bytes, region: str | None) -> bytes:

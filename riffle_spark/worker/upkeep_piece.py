@@ -22,7 +22,7 @@ from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import StackKeeper
 from riffle_spark.state.schemas.store_schema import schema_of_text
-from riffle_spark.worker.member_folders import folder_of, keys_of, manifest_at, store_of
+from riffle_spark.worker.member_folders import drop_unreadable, folder_of, keys_of, manifest_at, store_of
 from riffle_spark.worker.memory_use import memory_use
 
 __all__ = ["run_upkeep", "take_snapshot"]
@@ -77,7 +77,9 @@ class _Piece:
             if self._order.wipe:
                 folder.wipe()
             self._drop(folder)
+            dropped = drop_unreadable(folder, keys_of(self._order.home))
             self._follow(folder)
+            self._gone += [address for address in dropped if address not in self._copies]
             self._snapshot(folder)
             folder.forget_deltas()
             if self._budget.allows():

@@ -129,7 +129,11 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--without", action="append", default=[], choices=every, metavar="KIND")
     parser.add_argument("--keep", action="store_true", help="keep the folder with all logs, however it ends")
     parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    for name in ("minutes", "rate"):
+        if not getattr(options, name) > 0:
+            parser.error(f"--{name} is to be more than 0")
+    return options
 
 
 def main(arguments: list[str]) -> int:

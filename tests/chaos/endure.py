@@ -196,6 +196,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     options = parser.parse_args(arguments)
+    for name in ("minutes", "rate"):
+        if not getattr(options, name) > 0:
+            parser.error(f"--{name} is to be more than 0")
 
     def play(folder: Path) -> bool:
         told = Endure(options, folder).run()

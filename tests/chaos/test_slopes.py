@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
 from riffle_spark.errors import ConfigError
+from tests.chaos.__main__ import main as chaos
 from tests.chaos.driver_app import QUERIES
-from tests.chaos.endure import filling_batches, slopes
+from tests.chaos.endure import filling_batches, main, slopes
 from tests.chaos.room import SETTINGS
 from tests.chaos.slopes import slope_of
 
@@ -89,3 +91,12 @@ def test_endure_judges_what_was_not_seen_now_and_then_and_refuses_what_was_hardl
         one.pop("heap", None)
     with pytest.raises(ConfigError, match="heap was seen in 40 of the 60 samples that count"):
         slopes(TIMES, samples, 128)
+
+
+@pytest.mark.parametrize("run", [main, chaos])
+@pytest.mark.parametrize("asked", [["--minutes", "0"], ["--minutes", "nan"], ["--rate", "0"]])
+def test_a_run_in_which_nothing_would_happen_is_refused(run: Callable[[list[str]], int], asked: list[str]) -> None:
+    """A number that was mistyped does not pass for ever."""
+    with pytest.raises(SystemExit) as caught:
+        run(asked)
+    assert caught.value.code == 2

@@ -25,6 +25,7 @@ from tests.kit.simulated.world import World, one
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
 Statement = Mapping[str, object]
+KEY = "arn:aws:kms:eu-west-1:123456789012:key/mrk-1234abcd"
 _ACTIONS = {"GET": "s3:GetObject", "HEAD": "s3:GetObject", "PUT": "s3:PutObject"}
 
 
@@ -167,12 +168,12 @@ def test_every_command_tells_a_store_that_is_away_from_what_is_wrong(tmp_path: P
 
 def test_a_policy_names_the_root_and_nothing_beside_it() -> None:
     """Bucket, prefix, the key of SSE-KMS and AWS's other parts."""
-    text = CliRunner().invoke(main, ["policy", "s3://bkt/p/q", "--kms-key", "arn:aws:kms:x:1:key/k"]).output
+    text = CliRunner().invoke(main, ["policy", "s3://bkt/p/q", "--kms-key", KEY]).output
     listing, objects, key = json.loads(text)["Statement"]
     assert listing["Resource"] == ["arn:aws:s3:::bkt"]
     assert listing["Condition"] == {"StringLikeIfExists": {"s3:prefix": ["p/q/*"]}}
     assert objects["Resource"] == ["arn:aws:s3:::bkt/p/q/*"]
-    assert key["Action"] == ["kms:GenerateDataKey", "kms:Decrypt"]
+    assert (key["Action"], key["Resource"]) == (["kms:GenerateDataKey", "kms:Decrypt"], [KEY])
     whole = json.dumps(iam_policy("s3://bkt", partition="aws-cn"))
     assert '"arn:aws-cn:s3:::bkt/*"' in whole
     assert "kms" not in whole
@@ -196,3 +197,20 @@ def test_a_root_that_a_policy_cannot_name_is_refused(root: str) -> None:
     assert CliRunner().invoke(main, ["policy", root]).exit_code == 1
     with pytest.raises(ConfigError):
         iam_policy(root)
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "said"),
+    [
+        (["--kms-key", "nonsense"], 1, "is not the ARN of a key"),
+        (["--kms-key", KEY.replace("key/mrk-1234abcd", "alias/riffle")], 1, "describe-key"),
+        (["--kms-key", KEY.replace("mrk-1234abcd", "*")], 1, "is not the ARN of a key"),
+        (["--kms-key", KEY, "--partition", "aws-cn"], 1, "give --partition aws,"),
+        (["--partition", "foo"], 2, "'foo' is not one of"),
+    ],
+)
+def test_what_a_policy_would_hold_for_nothing_is_refused(asked: list[str], code: int, said: str) -> None:
+    """A key that IAM does not take for one, or of another partition; and who needs more is told."""
+    found = CliRunner().invoke(main, ["policy", "s3://bkt/p", *asked])
+    assert (found.exit_code, said in found.output) == (code, True), found.output
+    assert "checkpoint" in CliRunner().invoke(main, ["policy", "--help"]).output

@@ -304,6 +304,14 @@ def test_strange_numbers_are_told_and_end(tmp_path: Path) -> None:
     assert len(found) < 300
 
 
+def test_a_folder_of_other_files_is_no_root(tmp_path: Path) -> None:
+    """That is said once, however many files lie there."""
+    for number in range(9):
+        (tmp_path / f"report-{number}.csv").write_text("1,2\n")
+    found = CliRunner().invoke(main, ["verify", f"file:{tmp_path}"])
+    assert (found.exit_code, found.output.count("not a riffle root"), found.output.count(".csv")) == (1, 1, 0)
+
+
 def test_a_part_whose_checksum_is_right_is_read_all_the_same(kept: World) -> None:
     """Rows that the log does not tell of, and what is no part at all, are found."""
     log = kept.log()

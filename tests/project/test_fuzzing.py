@@ -127,3 +127,10 @@ def test_every_file_that_reads_from_elsewhere_has_a_decoder_or_a_reason() -> Non
     assert found == set(READERS)
     named = {name for told in READERS.values() if not isinstance(told, str) for name in told}
     assert named | {"names", "answer of S3"} == set(DECODERS)
+
+
+def test_a_run_that_would_try_nothing_is_refused() -> None:
+    """A number that was mistyped does not pass for ever."""
+    with pytest.raises(SystemExit) as caught:
+        fuzz.main(["--inputs", "0"])
+    assert caught.value.code == 2

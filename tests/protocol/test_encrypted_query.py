@@ -252,6 +252,48 @@ def test_state_goes_over_to_encryption_and_back(tmp_path: Path) -> None:
     assert query.world.state("totals") == query.oracle.totals
 
 
+@pytest.mark.parametrize("before", [(PLAIN,), ("b",)])
+def test_what_cannot_be_read_any_more_lies_in_no_local_file(tmp_path: Path, before: tuple[str, ...]) -> None:
+    """Once all state is written anew and the old key, or ``plain``, is dropped, the next start removes what lies under
+    it from every member's folder, of standbys and of what is not touched as well; nothing is lost by it.
+    """
+    query = Encrypted(tmp_path, "a", *before, operators=[totals()], retained_versions=30, snapshot_chain_links=30)
+    rows = pa.concat_tables(one(SECRET, key=f"key-{number}") for number in range(12))
+
+    def run(rows: pa.Table) -> None:
+        query.oracle.feed(rows)
+        query.world.batch(query.version, rows)
+        query.version += 1
+
+    for _ in range(4):
+        run(rows)
+    query.give(*before, "a")
+    query.start_again(operators=[totals()])
+    run(one(1, key="key-0"))
+    config = tmp_path / "riffle.toml"
+    config.write_text(f'encryption_keys = "file:{query.file}"\n')
+    arguments = ["keys", "--root", query.world.home.root, "--conf-file", str(config), "--rewrite", "--execute"]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+
+    def old() -> set[Path]:
+        parts = [path for path in query.world.local_dir.rglob("*") if path.parent.name in {"sealed", "fetched"}]
+        parts += query.world.local_dir.rglob("*.part")
+        return {path for path in parts if key_of(path.read_bytes()) != "a"}
+
+    assert old(), "there is something to remove"
+    query.give("a")
+    query.start_again(operators=[totals()])
+    run(one(1, key="key-0"))
+    assert old() == set()
+    marks = [b"key-", SECRET.to_bytes(8, "little")]
+    held = [path.read_bytes() for path in query.world.local_dir.rglob("*") if path.is_file()]
+    assert not any(mark in data for mark in marks for data in held)
+    for _ in range(3):
+        run(rows)
+    assert query.world.state("totals") == query.oracle.totals
+    assert query.keys_used() == {"a"}
+
+
 def test_state_that_a_switch_has_encrypted_is_no_state_of_a_query_without_keys(tmp_path: Path) -> None:
     """The record says so, as after a batch: nothing is written in the clear beside it by accident."""
     query = Encrypted(tmp_path, PLAIN, "a", encryption_keys=None, operators=[totals()], num_standbys=0)

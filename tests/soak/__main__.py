@@ -49,7 +49,7 @@ class _Task:
 
 def main(arguments: Sequence[str]) -> int:
     """Play schedules; return 1 if one of them fails."""
-    asked = _parser().parse_args(arguments)
+    asked = _asked(arguments)
     if asked.planted is not None:
         schedules = 500 if asked.schedules is None else asked.schedules
         return planted(asked.planted, schedules, asked.json, seconds=min(asked.seconds, SECONDS))
@@ -89,6 +89,16 @@ def _told(asked: argparse.Namespace, soaked: Soaked, folder: Path) -> Generator[
         yield from players.answers(task, count, lambda: time.monotonic() > until)
     finally:
         players.end()
+
+
+def _asked(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _parser()
+    asked = parser.parse_args(arguments)
+    for name in ("schedules", "processes", "seconds"):
+        given = getattr(asked, name)
+        if given is not None and not given >= 1:
+            parser.error(f"--{name}: {given} is less than 1, nothing would be played")
+    return asked
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -142,6 +142,14 @@ def _made_up(seed: int, aims: tuple[Aim, ...]) -> Told:
     return Told(seed, tuple(met), steps, Counter((aim.kind, aim.step) for aim in met))
 
 
+@pytest.mark.parametrize("asked", [("--schedules", "0"), ("--processes", "0"), ("--planted", "--schedules", "-1")])
+def test_a_run_that_would_play_nothing_is_refused(asked: tuple[str, ...]) -> None:
+    """A number that was mistyped does not pass for ever."""
+    with pytest.raises(SystemExit) as caught:
+        main(asked)
+    assert caught.value.code == 2
+
+
 def test_an_aim_is_read_as_it_is_printed(tmp_path: Path) -> None:
     """What a failure prints is what the command takes."""
     aim = Aim("error before", "slot: put delta", 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import tempfile
 from dataclasses import replace
@@ -304,3 +305,23 @@ def test_however_it_is_cut_into_pieces_a_copy_holds_what_was_committed(
         receipt = upkept.run(executor)
         assert receipt.unfinished == ()
         assert {kg: upkept.held(kg, executor) for kg in upkept.place.entries} == upkept.place.wanted
+
+
+def test_copies_that_the_listed_keys_open_no_more_go_and_come_again(tmp_path: Path) -> None:
+    """A piece tells which went, once the list has changed; with the old list they are followed anew."""
+    upkept, keys = Upkept(tmp_path), tmp_path / "keys"
+    upkept.place.seal(0, {1: {"k": 1}, 2: {"k": 2}})
+    upkept.log()
+    upkept.run()
+    upkept.home = replace(upkept.home, encryption_keys=f"file:{keys}")
+    key = f"a = {base64.b64encode(bytes(32)).decode()}\n"
+    keys.write_text(f"plain\n{key}")
+    assert upkept.run(follows=()).gone == ()
+    keys.write_text(key)
+    assert sorted(upkept.run(follows=()).gone) == [(STORE, 1), (STORE, 2)]
+    files = [path.read_bytes() for path in upkept.folder().path.rglob("*") if path.is_file()]
+    assert not any(part_codec.IN_PLAIN in data for data in files)
+    assert (upkept.held(1), upkept.held(2)) == (None, None)
+    keys.write_text(f"plain\n{key}")
+    assert upkept.run().gone == ()
+    assert (upkept.held(1), upkept.held(2)) == ({"k": 1}, {"k": 2})

@@ -11,22 +11,23 @@ Theory of operation. A folder outlives its executor. A new executor takes one wh
 own id under an exclusive, non-blocking lock; every use holds a shared lock and finds its own id first. So a folder is
 never used by two executors, and a late task of a dead executor stops at the door. Claims on one host are taken one at
 a time. Every use marks the ``owner`` file's time, so that an executor that comes finds the warmest of several folders
-and those that nobody comes back to can be removed.
+and those that nobody comes back to can be removed. What lies here are rows: nobody but its user may look in.
 """
 
 import fcntl
 import os
 import shutil
+import stat
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from riffle_spark.errors import OutOfDate
 from riffle_spark.state.copies.abandoned import claims_of, is_free, remove_strays, unless_used
 from riffle_spark.state.copies.disk import SealedFile, disk_refused, fetched_files, refuse_network, sealed_files
-from riffle_spark.state.copies.stack import Stacks
+from riffle_spark.state.copies.stack import PART, STACKS, Stacks
 
 __all__ = ["Folder", "claim"]
 
@@ -38,6 +39,7 @@ _SPARE_SHARE = 0.1
 """Deltas that no stack has may be wanted by one that lags: as many bytes as this share of those that stacks have."""
 _PROBE_BYTES = 1 << 20
 _ADVANCING = "advancing"
+_PRIVATE, _OTHERS = 0o700, 0o077
 
 
 class Folder:
@@ -207,6 +209,29 @@ class Folder:
                 if number >= _SPARE_FILES_MAX or left < 0 or file.path.parent == self.fetched:
                     file.path.unlink(missing_ok=True)
 
+    def forget_parts(self, reads: Callable[[bytes], bool], head_bytes: int) -> list[tuple[str, int]] | None:
+        """Remove files of parts of which ``reads``, given so many of their first bytes, says that nobody can read them,
+        and the copies that have such; return (store, key-group) of these. ``None`` while somebody is about to put parts
+        on stacks: then nothing is done.
+        """
+        files = [*(file.path for file in self._deltas()), *self.path.glob(f"{STACKS}/*/*{PART}")]
+        gone = {path for path in files if not reads(_head_of(path, head_bytes))}
+        if gone and not self._nobody_advances():
+            return None
+        names = {str(path.relative_to(self.path)) for path in gone}
+        dropped = [copy for copy in self.copies() if self._drop_if_of(*copy, names)] if gone else []
+        for path in gone:
+            path.unlink(missing_ok=True)
+        return dropped
+
+    def _drop_if_of(self, store: str, key_group: int, names: Collection[str]) -> bool:
+        stacks = self.stacks(store)
+        stack = stacks.read(key_group)
+        if stack is None or not any(part.file in names for part in stack.parts):
+            return False
+        self.drop(store, key_group, stacks)
+        return True
+
     def _deltas(self) -> list[SealedFile]:
         files = [*sealed_files(self.sealed), *fetched_files(self.fetched)]
         return sorted(files, key=_age, reverse=True)
@@ -228,6 +253,14 @@ def _age(file: SealedFile) -> tuple[int, int]:
     return int(file.attempt.partition("-")[0]), file.version
 
 
+def _head_of(path: Path, size_bytes: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(size_bytes)
+    except OSError:
+        return b""
+
+
 def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> Folder:
     """Return the folder of ``owner`` below ``base``: its own, else a free one, else a new one.
 
@@ -238,17 +271,27 @@ def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> F
     refuses.
     """
     try:
-        base.mkdir(parents=True, exist_ok=True)
+        base.mkdir(_PRIVATE, parents=True, exist_ok=True)
         refuse_network(base)
+        _narrow(base)
         try:
             with claims_of(base) as owners:
                 folder = _claimed(base, owners, owner, live)
         except TimeoutError:  # a process that hangs keeps all others from what is free, not from what is theirs
             folder = _its_own(base.glob("m*/owner"), owner) or _begun(base, owner)
+        _narrow(folder.path)
         (folder.path / "process").write_text(process)
     except OSError as error:
         raise disk_refused(f"no folder for local copies can be made: {error}", base) from error
     return folder
+
+
+def _narrow(folder: Path) -> None:
+    """Let nobody else into a folder of ours, whatever umask or version made it. One of another user stays as it is."""
+    found = folder.stat()
+    if found.st_uid == os.geteuid() and found.st_mode & _OTHERS:
+        with suppress(OSError):  # a file system without modes
+            folder.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
 
 
 def _claimed(base: Path, owners: Sequence[Path], owner: str, live: Collection[str]) -> Folder:
@@ -273,7 +316,7 @@ def _its_own(owners: Iterable[Path], owner: str) -> Folder | None:
 
 def _begun(base: Path, owner: str) -> Folder:
     folder = base / f"m{uuid.uuid4().hex[:12]}"
-    folder.mkdir()
+    folder.mkdir(_PRIVATE)
     (folder / "owner").write_text(owner)
     return Folder(folder, owner)
 

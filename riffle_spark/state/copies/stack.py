@@ -28,7 +28,7 @@ from riffle_spark.state.log.entry_rows import is_possible
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Head
 from riffle_spark.state.schemas.history import FIRST
 
-__all__ = ["LIST", "STACKS", "Signature", "Stack", "StackedPart", "Stacks", "signature_of"]
+__all__ = ["LIST", "PART", "STACKS", "Signature", "Stack", "StackedPart", "Stacks", "signature_of"]
 
 Signature = tuple[int, int, int, int]
 """Inode, bytes, and when content and inode changed last (ns): whatever writes to a file changes one of them."""
@@ -40,7 +40,7 @@ _FILE = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/){1,3}[A-Za-z0-9_-][A-Za-z0
 LIST = ".stack"
 STACKS = "stacks"
 """The folder of lists and of parts that are one key-group's alone."""
-_PART = ".part"
+PART = ".part"
 _OURS = re.compile(r"([0-9]{4,5})\.(?:[0-9]{10,18}-[0-9a-f]+\.stack|[0-9a-f]+\.part)\Z")
 
 
@@ -223,7 +223,7 @@ class Stacks:
 
     def fresh(self, key_group: int) -> Path:
         """Return a new path for a file that is this key-group's alone."""
-        path = Path(f"{self._path}{key_group:04d}.{uuid.uuid4().hex}{_PART}")
+        path = Path(f"{self._path}{key_group:04d}.{uuid.uuid4().hex}{PART}")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._listed()
         self._own.setdefault(key_group, []).append(path.name)

@@ -19,8 +19,8 @@ from riffle_spark.state.formats.arrow_schemas import check_names, check_storable
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
 
 __all__ = [
-    "DELETED", "ENCRYPTED", "HASH", "VARIABLE", "Checksum", "Data", "altered", "checksum", "decode", "encode",
-    "fitted", "opened",
+    "DELETED", "ENCRYPTED", "HASH", "IN_PLAIN", "VARIABLE", "Checksum", "Data", "altered", "checksum", "decode",
+    "encode", "fitted", "opened",
 ]  # fmt: skip
 
 _UNSORTED, _BY_HASH, _BY_VARIABLE = b"1", b"2", b"3"
@@ -33,6 +33,8 @@ VARIABLE = "__variable"
 """The column that names the variable that each row is of, in stores of variables."""
 ENCRYPTED = b"RFE1"
 """What an encrypted part begins with; no Arrow stream does."""
+IN_PLAIN = b"\xff\xff\xff\xff"
+"""What every Arrow stream begins with, and so each part that is not encrypted."""
 _VERSION_KEY = b"riffle.format"
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 _PACKED = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)

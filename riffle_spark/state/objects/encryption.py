@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError
-from riffle_spark.state.formats.part_codec import ENCRYPTED, Data
+from riffle_spark.state.formats.part_codec import ENCRYPTED, IN_PLAIN, Data
 
 __all__ = ["HEADER_BYTES_MAX", "PLAIN", "Keys", "Seal", "key_of", "keys_of_text", "text_of"]
 
@@ -73,6 +73,8 @@ class Keys:
         self._checks = {name: _derived(key, b"", _OF_CHECK)[:_CHECK_BYTES] for name, key in keys.items()}
         self._reads_plain = reads_plain
         self.writes = writes
+        self.listed = frozenset({*self._checks.items(), *([(PLAIN, b"")] if reads_plain else ())})
+        """What is among these keys, to tell one list from another by."""
 
     def __repr__(self) -> str:
         return f"Keys({', '.join(self._keys)}; {self.writes} writes)"
@@ -160,6 +162,17 @@ class Keys:
                 remedy="restore the object from a backup, or roll back to a version without it (riffle rollback)",
                 where=where,
             ) from None
+
+    def reads(self, head: bytes) -> bool:
+        """Tell whether what begins with these ``HEADER_BYTES_MAX`` bytes can be opened, as far as its key goes. What is
+        shorter, or begins as no part does, may be about to be written.
+        """
+        if len(head) < HEADER_BYTES_MAX:
+            return True
+        header = _header(memoryview(head))
+        if header is None:
+            return self._reads_plain or not head.startswith(IN_PLAIN)
+        return self._checks.get(header.key) == header.check
 
     def is_current(self, data: Data) -> bool:
         """Tell whether a part is written as parts are now: with the same key, or in plain."""

@@ -13,12 +13,14 @@ _ALLOWED = "set `root` to s3://bucket/prefix or file:///path"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
 _PARTS = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:)?(?://)?)(.*)", re.DOTALL)
 _A_PORT = re.compile(r":[0-9]*\Z")
+_HADOOPS = re.compile(r"file:/(?!/)")
 _SCHEMES = ("s3", "file", "memory")
 _DEFAULTS = StoreOptions()
 
 
 def open_store(url: str, options: StoreOptions = _DEFAULTS) -> ObjectStore:
     """Return the store below ``url``: ``s3://bucket/prefix``, ``file:///path`` or ``memory://name``. Sends no request.
+    ``file:/path``, as Hadoop writes it, is the same as ``file:///path``.
 
     Raises ``ConfigError`` for any other URL.
     """
@@ -71,6 +73,8 @@ def _split(url: str) -> tuple[str, list[str]]:
     if not isinstance(url, str):
         raise ConfigError(f"{url!r} is not a URL", remedy=_ALLOWED, where="root")
     scheme, mark, rest = url.partition("://")
+    if _HADOOPS.match(url):
+        scheme, mark, rest = url.partition(":")
     parts = [part for part in rest.split("/") if part]
     if scheme not in _SCHEMES or not mark or not parts or rest.startswith("/") != (scheme == "file"):
         raise _refused(url, "is not the URL of a place for state")

@@ -130,6 +130,8 @@ def main(arguments: Sequence[str] | None = None, guided: Callable[[bool], Feed] 
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="the folder for inputs that did harm")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(arguments)
+    if asked.inputs < 1:
+        parser.error(f"--inputs: {asked.inputs} is less than 1, nothing would be tried")
     if asked.guided and guided is None:
         parser.error("there is no atheris in this environment: ./run fuzz --guided makes one that has it")
     feed = guided(asked.blind) if asked.guided and guided else unguided

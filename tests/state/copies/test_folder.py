@@ -31,6 +31,40 @@ def test_an_executor_finds_its_own_folder_again(tmp_path: Path) -> None:
     assert first.member == first.path.name
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_nobody_else_may_look_into_a_folder(tmp_path: Path, umask: int) -> None:
+    """What riffle makes is its user's alone, whatever the umask; what a version before made wider is, once claimed."""
+    base, before = tmp_path / "local" / "root", os.umask(umask)
+    try:
+        folder = claim(base, "app/1", ["app/1"]).path
+        assert [path.stat().st_mode & 0o777 for path in (base, folder)] == [0o700, 0o700]
+        assert base.parent.stat().st_mode & 0o777 == 0o777 & ~umask, "what is not ours stays as it is"
+        for path in (base, folder):
+            path.chmod(0o755)
+        assert claim(base, "app/2", ["app/2"]).path == folder
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (base, folder)] == [0o700, 0o700]
+
+
+def test_files_that_nobody_can_read_go_with_the_copies_that_have_them(tmp_path: Path) -> None:
+    """But not while somebody is about to put files on stacks: who asks then asks again."""
+    folder = claim(tmp_path, "app/1", ["app/1"])
+    for version, data in enumerate((b"old row", b"new row")):
+        folder.keep_sealed(version, "1-aa", data)
+        part = StackedPart(f"sealed/{version}-1-aa", 0, 7, 0, 1, 1)
+        assert folder.stacks("store").switch(version, None, Stack(Head(version, "1-aa"), (part,)))
+    own = folder.stacks("store").fresh(2)
+    own.write_bytes(b"old one, on no stack")
+    with folder.advancing():
+        assert folder.forget_parts(lambda head: head == b"new", 3) is None
+    assert len(folder.copies()) == 2
+    assert folder.forget_parts(lambda head: head == b"new", 3) == [("store", 0)]
+    assert folder.copies() == [("store", 1)]
+    assert [path.name for path in folder.sealed.iterdir()] == ["1-1-aa"]
+    assert not own.exists()
+
+
 def test_live_executors_keep_their_folders(tmp_path: Path) -> None:
     """A new executor beside living ones gets a new folder."""
     folders = [claim(tmp_path, f"app/{n}", ["app/0", "app/1", "app/2"]).path for n in range(3)]

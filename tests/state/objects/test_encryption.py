@@ -21,6 +21,10 @@ from tests.kit.servers.scripted_server import Answer, scripted_server
 
 ONE, OTHER = (base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2))
 PLACE = "delta/00000000000000000007/1-ab/3"
+LISTS = [
+    [f"a = {ONE}"], [f"a = {OTHER}"], [f"a = {ONE}", f"b = {OTHER}"],
+    ["plain", f"b = {OTHER}"], [f"b = {OTHER}", "plain"],
+]  # fmt: skip
 
 
 def keys(*lines: str, unwrap: Callable[[bytes], bytes] = bytes, source: str = "file:/keys") -> Keys:
@@ -44,6 +48,23 @@ def test_what_was_encrypted_opens_at_its_place_alone(data: bytes, place: str) ->
     assert key_of(sealed[:HEADER_BYTES_MAX]) == "a"
     with pytest.raises(CorruptStateError, match="another part's"):
         known.opened(sealed, place + "1", "here")
+
+
+@given(st.binary(max_size=99), st.sampled_from(LISTS), st.sampled_from(LISTS))
+def test_a_beginning_tells_whether_a_part_can_be_read(data: bytes, wrote: list[str], reading: list[str]) -> None:
+    """Property: a part is read by a list of keys, as its first bytes tell, exactly if it opens; what came in part, or
+    begins as no part does, is not judged.
+    """
+    sealed, known = keys(*wrote).sealing()(b"\xff" * 99 + data, PLACE), keys(*reading)
+    try:
+        opens = bool(known.opened(sealed, PLACE, "here"))
+    except ConfigError:
+        opens = False
+    enough = len(sealed) >= HEADER_BYTES_MAX
+    assert known.reads(sealed[:HEADER_BYTES_MAX]) == (opens or not enough)
+    assert known.reads(sealed[: HEADER_BYTES_MAX - 1])
+    assert known.reads(bytes(HEADER_BYTES_MAX))
+    assert (known.listed == keys(*wrote).listed) == (set(wrote) == set(reading))
 
 
 @given(st.data())

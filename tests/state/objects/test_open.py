@@ -16,7 +16,8 @@ class TestRoots:
 
     @pytest.mark.parametrize(
         "url",
-        ["", "s3", "s3://", "s3:///a", "s3a://b/p", "/tmp/a", "file://a/b", "file://", "file:///", "file:/a", "memory://",
+        ["", "s3", "s3://", "s3:///a", "s3a://b/p", "/tmp/a", "file://a/b", "file://", "file:///", "file:/", "file:a",
+         "file:/../a", "memory://",
          "memory:///a", " memory://a", "memory://a ", "s3://b/../c", "file:///a/./b", "s3://b\n/c", "http://a/b", "s3://b_%/p",
          "S3://bucket/p", "gs://b/p"],
     )  # fmt: skip
@@ -36,6 +37,8 @@ class TestRoots:
         """The id depends on the place, not on slashes, and differs between places."""
         assert normalised("s3://bucket//a///b/") == "s3://bucket/a/b"
         assert normalised("file:////tmp//a/") == "file:///tmp/a"
+        assert normalised("file:/tmp//a/") == "file:///tmp/a"
+        assert root_id("file:/tmp/a") == root_id("file:///tmp/a")
         assert root_id("s3://bucket/a/") == root_id("s3://bucket//a")
         assert len({root_id(url) for url in ("s3://bucket/a", "s3://bucket/a/b", "memory://bucket/a")}) == 3
 

@@ -1,0 +1,86 @@
+"""A backup that is taken beside the running query, object by object, in the order that the page names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.offline.checkpoint import Checkpoint
+from riffle_spark.offline.recovery import rollback
+from riffle_spark.offline.verify import verify
+from tests.kit.simulated.world import World, one, totals
+
+BEFORE, EVERY = 12, 8
+"""How many batches there were before, and after how many objects that were copied one more comes."""
+
+
+class Query:
+    """A query whose root and checkpoint are folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.checkpoint = folder / "root", folder / "checkpoint"
+        self.world = World(
+            folder / "local", root=f"file://{self.root}", operators=[totals()], retained_versions=40, key_groups=4
+        )
+        self.version = 0
+
+    def run(self, until: int) -> None:
+        """Run batches, as Spark notes them in its checkpoint."""
+        for version in range(self.version, until):
+            (self.checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+            (self.checkpoint / "commits").mkdir(exist_ok=True)
+            (self.checkpoint / "metadata").write_text(json.dumps({"id": self.world.query_id}))
+            (self.checkpoint / "offsets" / str(version)).write_text(f"offsets-{version}")
+            self.world.batch(version, one(version, f"key-{version % 5}"))
+            (self.checkpoint / "commits" / str(version)).write_text("v1\n{}")
+        self.version = until
+
+    def check(self) -> None:
+        """Compare the state with what plain Python has."""
+        seen = [[v for v in range(self.version) if v % 5 == key] for key in range(5)]
+        assert self.world.state("totals") == {f"key-{n}": (len(of), sum(of)) for n, of in enumerate(seen)}
+
+
+def copied(query: Query, to: Path, *, log_first: bool) -> None:
+    """Copy the root in two goes while batches come, its log first or last, and then the checkpoint."""
+    number = 0
+    for of_log in (log_first, not log_first):
+        files = [
+            path for path in sorted(query.root.rglob("*")) if path.is_file() and (path.parts[-2] == "log") == of_log
+        ]
+        for path in files:
+            target = to / "root" / path.relative_to(query.root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+            number += 1
+            if number % EVERY == 0:
+                query.run(query.version + 1)
+        query.run(query.version + 1)
+    shutil.copytree(query.checkpoint, to / "checkpoint")
+
+
+@pytest.mark.parametrize("log_first", [True, False])
+def test_a_backup_is_whole_if_the_log_was_copied_first_and_the_checkpoint_last(tmp_path: Path, log_first: bool) -> None:
+    """What a record lists is there before it, so all of it comes after it; the checkpoint is ahead then, and is taken
+    back to the state. The other way round the newest records list what was not copied.
+    """
+    query = Query(tmp_path / "first")
+    query.run(BEFORE)
+    backup = tmp_path / "backup"
+    copied(query, backup, log_first=log_first)
+    root, checkpoint = f"file://{backup / 'root'}", str(backup / "checkpoint")
+    found = verify(root)
+    assert any(finding.level == "state" for finding in found.findings) is not log_first, found.findings
+    if not log_first:
+        return
+    assert found.version is not None
+    assert BEFORE - 1 <= found.version < Checkpoint(checkpoint).next_batch() - 1
+    rollback(root, found.version, checkpoint, execute=True)
+    again = Query(backup)
+    again.version = found.version + 1
+    again.run(query.version)
+    again.check()
+    assert verify(root, checkpoint).is_whole
