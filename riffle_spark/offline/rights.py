@@ -21,8 +21,8 @@ def iam_policy(
     """Return the least that a job on a root needs: ``read_only`` for what changes nothing, as ``riffle verify``.
 
     ``kms_key`` is the ARN of the key that objects are encrypted with, ``partition`` that of AWS (``aws-cn``). Raises
-    ``ConfigError`` for a root that is not in S3, what is no partition, a name that a policy would take for a pattern, or
-    a key by which a policy gives no right.
+    ``ConfigError`` for a root that is not in S3, what is no partition, a name that a policy would take for a pattern,
+    or a key by which a policy gives no right.
     """
     if not _PARTITION.match(partition):
         raise ConfigError(f"{partition!r} is no partition of AWS", remedy="use aws, aws-cn, ...", where="--partition")

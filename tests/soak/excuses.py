@@ -104,7 +104,7 @@ class Excuses:
             return True
         of_log = {
             "the query went on while its log was read": seen.records,
-            "a LIST of the log shows its newest record, which is gone": seen.swept,
+            "a LIST of the log shows a newest record that is gone": seen.swept,
             f"a LIST of the log does not show record {sequence}, which is there": seen.swept,
         }  # fmt: skip
         if error.problem in of_log:

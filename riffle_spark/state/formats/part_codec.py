@@ -13,7 +13,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import xxhash
 
-from riffle_spark.errors import UNREADABLE, CorruptStateError, RefusedError, raise_if_memory
+from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, RefusedError, raise_if_memory
 from riffle_spark.state.formats.arrow_messages import check_sizes
 from riffle_spark.state.formats.arrow_schemas import check_names, check_storable
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order

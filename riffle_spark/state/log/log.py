@@ -161,8 +161,7 @@ class Log:
         """Return one record. Raises ``CorruptStateError`` if it is missing or damaged."""
         record = self.find(sequence)
         if record is None:
-            name = paths.record(sequence)
-            raise CorruptStateError("a record of the log is missing", remedy=_ONE_BACKUP, where=name)
+            raise CorruptStateError("a record of the log is missing", remedy=_ONE_BACKUP, where=paths.record(sequence))
         return record
 
     def find(self, sequence: int) -> Record | None:
