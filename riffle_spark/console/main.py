@@ -13,7 +13,7 @@ from riffle_spark.errors import ConfigError, RefusedError, RiffleError, Unavaila
 
 __all__ = ["main"]
 
-_AWAY = 3  # what a command ends with where nothing could be read, so that nothing is known
+_AWAY = 3  # what a command ends with where a store is away or refuses: of what is there nothing is known
 _PARTITIONS = ("aws", "aws-cn", "aws-us-gov", "aws-eusc", "aws-iso", "aws-iso-b", "aws-iso-e", "aws-iso-f")
 _TO = "The batch to go back to, -1 is before the first; or a record of the log, also of a line that was given up."
 _PREVIOUS = "With deliver_after_commit: checkpoint of the query that had the state; tells whether output was delivered."

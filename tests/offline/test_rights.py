@@ -151,7 +151,7 @@ def test_a_job_runs_where_every_other_call_is_denied(
         for name, arguments in reading_commands(root, tmp_path).items():
             if name in DESTRUCTIVE:
                 done = CliRunner().invoke(main, [*arguments, "--execute", "--conf-file", str(tmp_path / "riffle.toml")])
-                assert (done.exit_code, "put_object was denied" in done.output) == (1, True), f"{name}: {done.output}"
+                assert (done.exit_code, "put_object was denied" in done.output) == (3, True), f"{name}: {done.output}"
                 assert "s3:PutObject" in done.output, "what to do is said"
         assert (open_store(root).list(""), files_below(tmp_path / "checkpoint")) == (before, checkpoints)
 
