@@ -181,6 +181,7 @@ class AssignSettings:
 
     acceptable_recovery_lag: int = 10_000
     num_standbys: int = 0
+    standby_mode: Literal["replay", "snapshot_pointer"] = "replay"
     max_warmup_replicas: int = 2
     balance_band: float = 0.20
     rack_aware_assignment_strategy: Strategy = "none"

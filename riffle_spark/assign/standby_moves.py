@@ -3,6 +3,9 @@
 Standbys are the next most caught-up members after the owner; where the target is not one of them it warms up, as far as
 the warm-ups that owners need leave room. While a lost member is waited for, no copy is begun on a member without one:
 it may come back with its own.
+
+A standby that is a pointer needs no copy: it is at its target at once, and never warms up. Its member keeps no copy for
+it, so a target that warms up to become the owner is no standby meanwhile.
 """
 
 from collections.abc import Collection, Sequence
@@ -27,7 +30,9 @@ class StandbyPlan:
 
 def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: AssignSettings) -> StandbyPlan:
     """Decide who keeps and who warms up a copy of each task now."""
-    standbys = [_standbys(board, t, plan, copies) for t in range(len(board.tasks))]
+    points = settings.standby_mode == "snapshot_pointer"
+    coming = {*plan.warm, *plan.waiting} if points else set()
+    standbys = [_standbys(board, t, plan, copies, points, t in coming) for t in range(len(board.tasks))]
     warmups = _owner_warmups(board, plan, standbys, settings)
     left = settings.max_warmup_replicas - sum(map(len, warmups))
     unsettled = []
@@ -37,7 +42,7 @@ def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: Assig
         moving = plan.owners[t] != plan.target[t] and board.live[plan.target[t]]
         if moving or waiting:
             unsettled.append(t)
-        fresh = [m for rank, m in waiting if rank > 0 and m not in warmups[t] and _may_keep(board, t, m)]
+        fresh = [m for rank, m in waiting if rank > 0 and m not in warmups[t] and _may_keep(board, t, m) and not points]
         taken = fresh[: max(left, 0)]
         warmups[t] += taken
         left -= len(taken)
@@ -60,16 +65,20 @@ def _owner_warmups(
     return warmups
 
 
-def _standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies) -> list[int]:
-    """Return the most caught-up members beside the owner: the target's own first, then present standbys."""
+def _standbys(
+    board: Board, task: int, plan: OwnerPlan, copies: Copies, points: bool, comes: bool
+) -> list[int]:  # fmt: skip
+    """Return the most caught-up members beside the owner: the target's own first, then present standbys. Where they are
+    ``points`` they are where they should be, and the owner that ``comes`` is none of them.
+    """
     if not copies.standbys[task]:
         return []
     owner, goal, should = plan.owners[task], plan.target[task], copies.standbys[task]
-    if owner == goal and all(board.live[m] and board.rank(task, m) == 0 for m in should):
+    if owner == goal and all(board.live[m] and (points or board.rank(task, m) == 0) for m in should):
         return sorted(should)
     near = {*should, goal, *board.standbys[task], *board.warmups[task], *board.ranks[task]}
     others = _least_loaded(task, plan, copies, near)
-    found = [m for m in (*near, *others) if m != owner and board.may_own[m]]
+    found = [m for m in (*near, *others) if m != owner and board.may_own[m] and not (comes and m == goal)]
     found = [m for m in found if _may_keep(board, task, m)]
     present: Sequence[int] = board.standbys[task]
     order = sorted(

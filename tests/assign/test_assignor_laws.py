@@ -26,7 +26,7 @@ from riffle_spark.assign.validity import violations
 from riffle_spark.simulate.group import Group, Phase
 from riffle_spark.simulate.group import _settle as settle  # private: one event at a time
 from riffle_spark.simulate.scenario import Event
-from tests.kit.assign_views import WHOLE, task, view
+from tests.kit.assign_views import WHOLE, caught_up, task, view
 from tests.kit.folders import CHECKOUT
 
 RACKS = ("r1", "r2", "r3")
@@ -60,7 +60,7 @@ def groups(draw: st.DrawFn, *, uniform: bool = True, stores: int = 3) -> Group:
     return Group(tasks, members, owners, lags=lags)
 
 
-def configured(strategy: str = "none", **changes: int) -> AssignSettings:
+def configured(strategy: str = "none", **changes: int | str) -> AssignSettings:
     """Return settings with small bounds."""
     return replace(AssignSettings(rack_aware_assignment_strategy=strategy), **changes)  # type: ignore[arg-type]
 
@@ -89,6 +89,30 @@ def test_every_group_converges_valid_level_and_stable(strategy: str, group: Grou
         assert not violations(each.before.view(), each.assignment, settings)
     last = phase.rounds[-1].assignment
     assert spread_per_slot(group.view(), last.owners.values()) <= 1
+
+
+@given(group=groups(), standbys=st.integers(1, 2), warmups=st.integers(1, 2), data=st.data())
+@examples(max_examples=60, deadline=None, derandomize=True)
+def test_standbys_that_are_pointers_come_to_rest_where_they_should_be(
+    group: Group, standbys: int, warmups: int, data: st.DataObject
+) -> None:
+    """Members keep no copies for them, whatever copies there are in the beginning: none warms up to become one, and
+    owners come where they should be, also where a pointer is.
+    """
+    settings = configured(num_standbys=standbys, max_warmup_replicas=warmups, standby_mode="snapshot_pointer")
+    before = group.view()
+    found = {m.id: data.draw(st.sampled_from([0, 0, 10, None]), m.id) for m in before.members}
+    extra = {m: lag for m, lag in found.items() if lag is not None}
+    before = replace(before, lags={each: extra | dict(before.lags.get(each, {})) for each in before.owners})
+    for _ in range(4 + 4 * len(before.tasks)):
+        done = assign(before, settings)
+        assert not violations(before, done, settings)
+        before = caught_up(before, done, points=True)
+        if not done.needs_probe:
+            break
+    again = assign(before, settings)
+    assert not done.needs_probe
+    assert (again.owners, again.standbys, again.warmups, again.moves) == (done.owners, done.standbys, {}, ())
 
 
 @given(group=groups(uniform=False), standbys=st.integers(0, 1))

@@ -42,17 +42,18 @@ def numbers(ranges: str) -> Iterable[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-def caught_up(before: View, done: Assignment) -> View:
-    """Return the view after everything assigned has caught up."""
-    lags = {each: dict(held) for each, held in before.lags.items()}
+def caught_up(before: View, done: Assignment, *, points: bool = False) -> View:
+    """Return the view after everything assigned has caught up. Where standbys are ``points`` their copies have gone."""
+    lags = {each: {} if points else dict(held) for each, held in before.lags.items()}
     for each, owner in done.owners.items():
         lags.setdefault(each, {})[owner] = 0
-    for copies in (done.standbys, done.warmups):
+    for copies in (done.warmups,) if points else (done.standbys, done.warmups):
         for each, members in copies.items():
             lags.setdefault(each, {}).update(dict.fromkeys(members, 0))
     return replace(
-        before, owners=done.owners, standbys=done.standbys, warmups=done.warmups, lags=lags, target=done.target
-    )
+        before, owners=done.owners, standbys=done.standbys, warmups=done.warmups, lags=lags, target=done.target,
+        pointers=done.standbys if points else {},
+    )  # fmt: skip
 
 
 def settled(before: View, settings: AssignSettings) -> Assignment:

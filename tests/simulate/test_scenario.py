@@ -48,7 +48,8 @@ def one_round(scenario: Scenario) -> dict[str, str]:
 
 
 WRITTEN: Json = {
-    "acceptable_recovery_lag": 7, "num_standbys": 2, "max_warmup_replicas": 3, "balance_band": 0.5,
+    "acceptable_recovery_lag": 7, "num_standbys": 2,
+    "standby_mode": "snapshot_pointer", "max_warmup_replicas": 3, "balance_band": 0.5,
     "rack_aware_assignment_strategy": "min_cost", "rack_aware_assignment_traffic_cost": 4,
     "rack_aware_assignment_non_overlap_cost": 5, "rack_aware_assignment_tags": ["zone"], "assignor": "sticky",
     "include": {"disk": "ssd"}, "exclude": ["id=I2"], "forced_awareness": {"zone": ["a", "b"]},

@@ -19,6 +19,7 @@ from riffle_spark.protocol.ownership.groups import task, task_named
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import Executor, SlotLayout
 from riffle_spark.state.log.record import Record
+from tests.kit.assign_views import caught_up
 
 __all__ = ["check_record", "watch_assignments"]
 
@@ -99,12 +100,12 @@ def _check_rests(view: View, settings: AssignSettings, found: Assignment) -> Non
     comes to rest, and stays there.
     """
     for _ in range(4 + 2 * len(view.tasks) * (1 + settings.num_standbys)):
-        view = _caught_up(view, found)
+        view = _caught_up(view, settings, found)
         before, found = found, assign(view, settings)
         wrong = violations(view, found, settings)
         assert wrong == (), f"I6: {wrong}"
         if not found.needs_probe:
-            _check_stays(assign(_caught_up(view, found), settings), found)
+            _check_stays(assign(_caught_up(view, settings, found), settings), found)
             return
     raise AssertionError(f"I8: the assignment does not come to rest: {before.probe_reason}, then {found.probe_reason}")
 
@@ -115,15 +116,9 @@ def _check_stays(again: Assignment, found: Assignment) -> None:
     assert not again.moves, f"I8: what has come to rest moves: {again.moves}"
 
 
-def _caught_up(view: View, found: Assignment) -> View:
-    lags = {t: dict(held) for t, held in view.lags.items()}
-    for t, owner in found.owners.items():
-        holders = [owner, *found.standbys.get(t, ()), *found.warmups.get(t, ())]
-        lags.setdefault(t, {}).update(dict.fromkeys(holders, 0))
-    return replace(
-        view, owners=found.owners, standbys=found.standbys, warmups=found.warmups, target=found.target, lags=lags,
-        homes={}, awaited=(), pointers={},
-    )  # fmt: skip
+def _caught_up(view: View, settings: AssignSettings, found: Assignment) -> View:
+    points = settings.standby_mode == "snapshot_pointer"
+    return replace(caught_up(view, found, points=points), homes={}, awaited=())
 
 
 class _Name(str):

@@ -24,7 +24,8 @@ from riffle_spark.state.log.manifest import Manifest
 from tests.kit.assign_views import view
 
 SAID: dict[str, object] = {
-    "assignor": "sticky", "acceptable_recovery_lag": 7, "num_standbys": 1, "max_warmup_replicas": 3,
+    "assignor": "sticky", "acceptable_recovery_lag": 7, "num_standbys": 1,
+    "standby_mode": "snapshot_pointer", "max_warmup_replicas": 3,
     "balance_band": 0.5, "rack_aware_assignment_strategy": "min_cost", "rack_aware_assignment_traffic_cost": 11,
     "rack_aware_assignment_non_overlap_cost": 12, "rack_aware_assignment_tags": ("zone",),
     "include": (("disk", "ssd"),), "exclude": (("rack", "c"),), "rebalance_enable": "owners",
