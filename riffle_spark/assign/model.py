@@ -201,6 +201,11 @@ class AssignSettings:
     goals: tuple[str | UserGoal, ...] = ()
     hard_goals: tuple[str, ...] = ()
 
+    @property
+    def copies_may_stay(self) -> bool:
+        """Whether a copy that is no owner's can be kept as a standby: a pointer keeps none."""
+        return self.num_standbys > 0 and self.standby_mode == "replay"
+
 
 @dataclass(frozen=True, slots=True)
 class Move:

@@ -168,7 +168,7 @@ def _warm(
     """Return the tasks whose target warms up now, and whether nothing that is left can ever be completed."""
     waiting = WaitingMoves(pending)
     chosen: list[int] = []
-    budget = settings.max_warmup_replicas - (len(ready) if settings.num_standbys == 0 else 0)
+    budget = settings.max_warmup_replicas - (0 if settings.copies_may_stay else len(ready))
     while len(chosen) < budget:
         move = waiting.first_smooth(loads)
         moves = [move] if move is not None else shortest_cycle(ready, waiting.left())
@@ -182,7 +182,7 @@ def _warm(
     left = waiting.left()
     if chosen or not (left or ready) or settings.max_warmup_replicas == 0:
         return chosen, False
-    cycle = shortest_cycle(ready, left) if settings.num_standbys > 0 else []
+    cycle = shortest_cycle(ready, left) if settings.copies_may_stay else []
     begun = [move.task for move in cycle if move not in ready]
     return begun[: settings.max_warmup_replicas], not begun
 

@@ -30,9 +30,7 @@ class StandbyPlan:
 
 def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: AssignSettings) -> StandbyPlan:
     """Decide who keeps and who warms up a copy of each task now."""
-    points = settings.standby_mode == "snapshot_pointer"
-    coming = {*plan.warm, *plan.waiting} if points else set()
-    standbys = [_standbys(board, t, plan, copies, points, t in coming) for t in range(len(board.tasks))]
+    standbys = [_standbys(board, t, plan, copies, settings) for t in range(len(board.tasks))]
     warmups = _owner_warmups(board, plan, standbys, settings)
     left = settings.max_warmup_replicas - sum(map(len, warmups))
     unsettled = []
@@ -42,8 +40,8 @@ def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: Assig
         moving = plan.owners[t] != plan.target[t] and board.live[plan.target[t]]
         if moving or waiting:
             unsettled.append(t)
-        fresh = [m for rank, m in waiting if rank > 0 and m not in warmups[t] and _may_keep(board, t, m) and not points]
-        taken = fresh[: max(left, 0)]
+        fresh = [m for rank, m in waiting if rank > 0 and m not in warmups[t] and _may_keep(board, t, m)]
+        taken = [] if _are_pointers(settings) else fresh[: max(left, 0)]
         warmups[t] += taken
         left -= len(taken)
     return StandbyPlan(standbys, warmups, unsettled)
@@ -65,15 +63,19 @@ def _owner_warmups(
     return warmups
 
 
-def _standbys(
-    board: Board, task: int, plan: OwnerPlan, copies: Copies, points: bool, comes: bool
-) -> list[int]:  # fmt: skip
-    """Return the most caught-up members beside the owner: the target's own first, then present standbys. Where they are
-    ``points`` they are where they should be, and the owner that ``comes`` is none of them.
+def _are_pointers(settings: AssignSettings) -> bool:
+    return settings.standby_mode == "snapshot_pointer"
+
+
+def _standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies, settings: AssignSettings) -> list[int]:
+    """Return the most caught-up members beside the owner: the target's own first, then present standbys. Pointers are
+    where they should be, and the owner that warms up is none of them.
     """
     if not copies.standbys[task]:
         return []
     owner, goal, should = plan.owners[task], plan.target[task], copies.standbys[task]
+    points = _are_pointers(settings)
+    comes = points and (task in plan.warm or task in plan.waiting)
     if owner == goal and all(board.live[m] and (points or board.rank(task, m) == 0) for m in should):
         return sorted(should)
     near = {*should, goal, *board.standbys[task], *board.warmups[task], *board.ranks[task]}

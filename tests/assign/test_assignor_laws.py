@@ -103,7 +103,10 @@ def test_standbys_that_are_pointers_come_to_rest_where_they_should_be(
     before = group.view()
     found = {m.id: data.draw(st.sampled_from([0, 0, 10, None]), m.id) for m in before.members}
     extra = {m: lag for m, lag in found.items() if lag is not None}
-    before = replace(before, lags={each: extra | dict(before.lags.get(each, {})) for each in before.owners})
+    lags = {each: {**extra, **before.lags.get(each, {})} for each in before.owners}
+    drawn = {each: (data.draw(st.sampled_from(before.members)).id,) for each in before.owners}
+    present = {each: told for each, told in drawn.items() if before.owners[each] not in told}
+    before = replace(before, lags=lags, standbys=present)
     for _ in range(4 + 4 * len(before.tasks)):
         done = assign(before, settings)
         assert not violations(before, done, settings)
