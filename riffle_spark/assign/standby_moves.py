@@ -75,12 +75,12 @@ def _standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies, settings
         return []
     owner, goal, should = plan.owners[task], plan.target[task], copies.standbys[task]
     points = _are_pointers(settings)
-    comes = points and (task in plan.warm or task in plan.waiting)
+    without = {owner, goal} if points and (task in plan.warm or task in plan.waiting) else {owner}
     if owner == goal and all(board.live[m] and (points or board.rank(task, m) == 0) for m in should):
         return sorted(should)
     near = {*should, goal, *board.standbys[task], *board.warmups[task], *board.ranks[task]}
     others = _least_loaded(task, plan, copies, near)
-    found = [m for m in (*near, *others) if m != owner and board.may_own[m] and not (comes and m == goal)]
+    found = [m for m in (*near, *others) if m not in without and board.may_own[m]]
     found = [m for m in found if _may_keep(board, task, m)]
     present: Sequence[int] = board.standbys[task]
     order = sorted(

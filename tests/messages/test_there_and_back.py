@@ -42,7 +42,10 @@ LINKS = st.builds(Link, HEADS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
 ENTRIES = st.builds(Entry, st.none() | SNAPSHOTS, st.lists(LINKS, max_size=3).map(tuple), MAYBE, st.none() | HEADS)
 ADDRESSES = st.lists(st.tuples(NAMES, NUMBERS), max_size=3).map(tuple)
 HOMES = st.builds(
-    Home, NAMES, st.builds(StoreOptions, st.none() | NAMES, st.none() | NAMES, SHARES, SHARES, NUMBERS, NUMBERS),
+    Home, NAMES, st.builds(
+        StoreOptions, st.sampled_from([None, "http://127.0.0.1:9", "https://s3"]), st.none() | NAMES,
+        st.sampled_from([None, "aws/s3"]), SHARES, SHARES, NUMBERS, NUMBERS,
+    ),
     st.none() | NAMES, NAMES, st.frozensets(NAMES, max_size=3), NAMES,
 )  # fmt: skip
 SCHEMAS = st.sampled_from(

@@ -182,13 +182,21 @@ def test_a_policy_names_the_root_and_nothing_beside_it() -> None:
 @pytest.mark.parametrize(
     "asked",
     [["--kms-key", ""], ["--kms-key", "*"], ["--kms-key", "arn:aws:kms:x:1:key/*"], ["--kms-key", "1234abcd"],
-     ["--kms-key", "arn:aws:kms:x:1:alias/k"], ["--kms-key", "arn:aws:s3:::b/key/k"], ["--partition", "*"],
-     ["--partition", ""], ["--partition", "aws:x"]],
+     ["--kms-key", "arn:aws:kms:x:1:alias/k"], ["--kms-key", "arn:aws:s3:::b/key/k"]],
 )  # fmt: skip
 def test_what_a_policy_would_take_for_more_or_for_nothing_is_refused(asked: list[str]) -> None:
     """A pattern as the key would be a right to decrypt with every key; IAM knows keys by their ARN, and no alias."""
     done = CliRunner().invoke(main, ["policy", "s3://bkt/p", *asked])
     assert (done.exit_code, asked[0] in done.output, "What to do" in done.output) == (1, True, True), done.output
+
+
+@pytest.mark.parametrize("partition", ["*", "", "aws:x", "gcp"])
+def test_a_partition_that_aws_does_not_have_is_refused(partition: str) -> None:
+    """On the command line, where those that there are are named, and in code."""
+    done = CliRunner().invoke(main, ["policy", "s3://bkt/p", "--partition", partition])
+    assert (done.exit_code, "aws-us-gov" in done.output) == (2, True), done.output
+    with pytest.raises(ConfigError, match="is no partition of AWS"):
+        iam_policy("s3://bkt/p", partition=partition)
 
 
 @pytest.mark.parametrize("root", ["file:///a", "s3://bkt/p*", "s3://bkt/${aws:username}", "s3://bkt/..", "nonsense"])

@@ -68,7 +68,8 @@ def _check_places(owned: Ownership, live: set[str], layout: SlotLayout) -> None:
     """I6: each task has one owner and at most one copy on a member, all of them on executors that are there, and one
     slot, on its owner's.
     """
-    present, numbers = owned.present, range(owned._settings.key_groups if owned.shards is None else len(owned.shards))
+    key_groups = owned._settings.key_groups  # private: what the driver was started with
+    present, numbers = owned.present, range(key_groups if owned.shards is None else len(owned.shards))
     wanted = {task(number, group) for group in owned.groups.names for number in numbers}
     assert present.owners.keys() == wanted, f"I6: {sorted(present.owners)} have owners, not {sorted(wanted)}"
     on = {name: living.executor.id for name, living in owned.members.live.items()}

@@ -439,7 +439,7 @@ class Schedule(World):
 
     def _has_read(self, sequence: int) -> None:
         actor, record = self.scheduler.mine(), self.log_seen.records.get(sequence)
-        if actor is None or record is None:
+        if actor is None or record is None or sequence in self.log_seen.swept:  # what lies there now may be its own
             return
         if self.log_seen.writers.get(record.commit_id) is not actor.process:
             actor.epoch = max(actor.epoch, record.epoch)
@@ -500,11 +500,11 @@ class Schedule(World):
         off are soon forgotten once no retained record lists them.
         """
         driver, most = self.programs[-1].driver, self.settings.snapshot_chain_links + 1
-        oldest = driver._upkeep._retention.oldest  # private: as is all that the driver holds, here and below
-        for address, entry in driver._log.manifest.entries.items():
+        oldest = driver._upkeep._retention.oldest  # private: what the driver holds
+        for address, entry in driver._log.manifest.entries.items():  # private: as above
             held_up = self.settings.upkeep_bandwidth == 1 or address[0] not in self.job.outputs[self.last]
             assert held_up or len(entry.chain) <= most, f"{address} has a chain of {len(entry.chain)}"
-        for address, trail in driver.ownership.copies._trails.items():
+        for address, trail in driver.ownership.copies._trails.items():  # private: as above
             assert all(n > oldest - FORGOTTEN_AFTER for n, _ in trail.links), f"{address} has links before {oldest}"
 
     def _compare(self) -> None:

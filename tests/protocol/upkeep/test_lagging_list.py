@@ -177,7 +177,7 @@ def test_a_start_where_list_shows_only_what_is_gone_is_tried_again() -> None:
     store.hide(*(name for name in root.objects if name.startswith(paths.LOG) and name not in old[:10]))
     assert Log(store, "").open() == root.tail, "as long as the next one is there, all newer ones are found"
     store.delete(old)
-    with pytest.raises(UnavailableError, match="which is gone"):
+    with pytest.raises(UnavailableError, match="that is gone"):
         Log(store, "").open()
     store.catch_up()
     assert Log(store, "").open() == root.tail
