@@ -118,7 +118,7 @@ class Excuses:
         return self._world.cluster.astray > 0 or len(self._world.history) > tried.said
 
     def _conflicts(self, error: ConflictError, actor: Actor, tried: Tried | None) -> bool:
-        if error.problem == "the query committed while its state was being switched; nothing was changed":
+        if error.problem.startswith("the query went on while a command tried to switch the state"):
             return self._is_fenced(error.where, actor)
         if tried is None:
             return False
