@@ -16,7 +16,7 @@ from operator import sub
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError, command
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
-from riffle_spark.state.log.record import Record, decode, digest, encode, joined
+from riffle_spark.state.log.record import Record, decode, digest, encode, is_record, joined
 from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = ["FULL_EVERY", "RECORD_BYTES_MAX", "Log", "beginning"]
@@ -290,7 +290,7 @@ class Log:
         return self._unclear is not None
 
     def _put(self, record: Record, data: bytes) -> None:
-        name, trouble = paths.record(record.sequence), None
+        name, trouble, seen = paths.record(record.sequence), None, None
         for _ in range(_APPEND_TRIES):
             try:
                 if self._store.put_if_absent(name, data):
@@ -301,17 +301,17 @@ class Log:
                 continue
             if found == data:
                 return
-            if found is not None:
+            if found is not None and (found == seen or is_record(found, name)):  # else damaged on its way: look again
                 raise self._fenced(record)
+            seen = found
         problem = f"it is unclear whether record {record.sequence} was committed to {self._root}"
         remedy = "make the store reachable and restart the query: the record is read before anything is run again"
         raise UnavailableError(problem, remedy=remedy, where=name) from trouble
 
     def _fenced(self, record: Record) -> FencedError:
         self._unclear = None
-        told, where = f"another driver appended record {record.sequence}", paths.record(record.sequence)
-        remedy = "stop this query: a newer driver owns its state"
-        return FencedError(f"{told} of {self._root}", remedy=remedy, where=where)
+        told, name = f"another driver appended record {record.sequence} of {self._root}", paths.record(record.sequence)
+        return FencedError(told, remedy="stop this query: a newer driver owns its state", where=name)
 
     def _next_sequence(self) -> int:
         return self.tail.sequence + 1 if self.tail else 0

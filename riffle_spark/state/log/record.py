@@ -37,6 +37,7 @@ __all__ = [
     "decode",
     "digest",
     "encode",
+    "is_record",
     "joined",
 ]
 
@@ -205,6 +206,15 @@ def decode(data: bytes, name: str) -> Record:
         problem = f"this is record {record.sequence}, under another number"
         raise CorruptStateError(problem, remedy=_REMEDY, where=name)
     return record
+
+
+def is_record(data: bytes, name: str) -> bool:
+    """Tell whether bytes are a record as one was written under this name: not cut short, nor altered on their way."""
+    try:
+        decode(data, name)
+    except CorruptStateError:
+        return False
+    return True
 
 
 def _unpacked(packed: bytes, header: Mapping[str, object]) -> bytes:

@@ -145,6 +145,15 @@ def test_a_put_that_was_answered_with_an_error_is_found_to_be_ours() -> None:
     assert [method for method, _ in store.calls] == ["list", "head", "list", "put", "put", "get", "put"]
 
 
+def test_a_record_of_ones_own_that_comes_back_damaged_is_nobody_elses() -> None:
+    """Its put has no answer, and the look at what is there a flipped bit: one looks again, and has not been fenced."""
+    faults = [Fault("answer_lost", "put", paths.LOG), Fault("flipped", "get", paths.LOG)]
+    log = opened(store := FaultyStore(MemoryStore(), faults))
+    assert log.append(PLAIN, Manifest()).sequence == 0
+    assert not log.unclear
+    assert Log(store, ROOT).open() == log.tail
+
+
 def test_a_lost_put_is_put_again() -> None:
     """The request got lost: the same bytes are put again."""
     store = FaultyStore(MemoryStore(), [Fault("request_lost", "put", paths.LOG, times=3)])
