@@ -106,6 +106,7 @@ class Excuses:
             "the query went on while its log was read": seen.records,
             "a LIST of the log shows a newest record that is gone": seen.swept,
             f"a LIST of the log does not show record {sequence}, which is there": seen.swept,
+            f"record {sequence} was swept while its scan waited": seen.swept,
         }  # fmt: skip
         if error.problem in of_log:
             return sequence in of_log[error.problem]

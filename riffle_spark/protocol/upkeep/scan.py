@@ -91,13 +91,7 @@ def _beginning(objects: ObjectStore, names: Sequence[str], tail: Record, known: 
     records = (name for name in names if name.startswith(paths.LOG))
     present = [s for s in map(paths.record_sequence, records) if s is not None]
     if tail.sequence not in present:
-        if not objects.exists(paths.record(tail.sequence)):
-            raise _overtaken(tail.sequence, "is gone: others have gone on for long")
-        raise UnavailableError(
-            f"a LIST of the log does not show record {tail.sequence}, which is there",
-            remedy="nothing to do if the store's LIST catches up; if this stays, the root is kept from being swept",
-            where=paths.record(tail.sequence),
-        )
+        raise _unseen(objects, tail, max(present, default=0))
     begin = min(present if known is None else [known, *present])
     while begin > 0 and objects.exists(paths.record(begin - 1)):
         begin -= 1
@@ -109,6 +103,22 @@ def _beginning(objects: ObjectStore, names: Sequence[str], tail: Record, known: 
     if promised is None or not objects.exists(paths.record(promised.full)):
         return begin  # that is damage, which is told where it is read
     return beginning(objects, [begin, *present], promised.full) if begin < promised.full else begin
+
+
+def _unseen(objects: ObjectStore, tail: Record, newest: int) -> UnavailableError | FencedError:
+    """Return why a LIST, in which ``newest`` is the last record, does not show ``tail``."""
+    name = paths.record(tail.sequence)
+    if objects.exists(name):
+        return UnavailableError(
+            f"a LIST of the log does not show record {tail.sequence}, which is there",
+            remedy="nothing to do if the store's LIST catches up; if this stays, the root is kept from being swept",
+            where=name,
+        )
+    later = Log(objects, "").find(newest) if newest > tail.sequence else None
+    if later is None or later.epoch != tail.epoch:
+        return _overtaken(tail.sequence, "is gone: others have gone on for long")
+    remedy = "nothing to do: the next scan goes by a newer record"
+    return UnavailableError(f"record {tail.sequence} was swept while its scan waited", remedy=remedy, where=name)
 
 
 def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms: int) -> tuple[Record, bool]:
@@ -178,7 +188,8 @@ class Scans:
 
     def _begin(self, tail: Record, retention: Retention, now: float, interval: float) -> None:
         self._began, self._next, self._lost_before = now, now + min(_AGAIN_SECONDS, interval), self._taken.lost
-        if self._given_up is not None and tail.sequence - self._given_up.sequence <= _BEHIND_MOST:
+        oldest = max(tail.sequence - _BEHIND_MOST, retention.first)
+        if self._given_up is not None and self._given_up.sequence >= oldest:
             tail = self._given_up
         self._given_up = tail
         versions, for_ms = retention.kept

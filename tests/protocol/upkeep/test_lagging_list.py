@@ -130,11 +130,28 @@ def test_a_scan_whose_own_record_was_swept_says_so_and_deletes_nothing_i4() -> N
     """A driver that stood still for longer than its records are kept is fenced: no LIST lags."""
     root = grown()
     store = root.store()
+    log = Log(store, "")
+    log.append(claim_record(log.open(), "query", 8, "key_group", Stamp("c", root.tail.written_ms)), log.manifest)
     store.inner.delete([name := paths.record(root.tail.sequence)])
+    before = {*store.inner.list("")}
     with pytest.raises(FencedError, match="is gone: others have gone on") as caught:
         scan(store, root.tail, VERSIONS, 0)
     assert caught.value.where == name
-    assert {*store.inner.list("")} == root.objects.keys() - {name}
+    assert {*store.inner.list("")} == before
+
+
+def test_a_scan_that_waited_until_its_own_driver_had_swept_its_record_is_not_fenced() -> None:
+    """It deletes nothing, and says that another one comes."""
+    root = grown()
+    store = root.store()
+    log = Log(store, "")
+    log.open()
+    log.append(replace(root.tail, commit_id="c", version=root.tail.version + 1), log.manifest)
+    store.inner.delete([paths.record(root.tail.sequence)])
+    before = {*store.inner.list("")}
+    with pytest.raises(UnavailableError, match="was swept while its scan waited"):
+        scan(store, root.tail, VERSIONS, 0)
+    assert {*store.inner.list("")} == before
 
 
 def test_a_list_that_shows_all_but_the_retained_records_is_enough() -> None:
