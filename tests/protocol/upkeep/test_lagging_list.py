@@ -132,6 +132,7 @@ def test_a_scan_whose_own_record_was_swept_says_so_and_deletes_nothing_i4() -> N
     store = root.store()
     log = Log(store, "")
     log.append(claim_record(log.open(), "query", 8, "key_group", Stamp("c", root.tail.written_ms)), log.manifest)
+    store.catch_up()
     store.inner.delete([name := paths.record(root.tail.sequence)])
     before = {*store.inner.list("")}
     with pytest.raises(FencedError, match="is gone: others have gone on") as caught:
@@ -147,6 +148,7 @@ def test_a_scan_that_waited_until_its_own_driver_had_swept_its_record_is_not_fen
     log = Log(store, "")
     log.open()
     log.append(replace(root.tail, commit_id="c", version=root.tail.version + 1), log.manifest)
+    store.catch_up()
     store.inner.delete([paths.record(root.tail.sequence)])
     before = {*store.inner.list("")}
     with pytest.raises(UnavailableError, match="was swept while its scan waited"):
