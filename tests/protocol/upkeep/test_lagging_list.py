@@ -9,20 +9,26 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, UnavailableError
+from riffle_spark.messages.slot_orders import Home
 from riffle_spark.offline.record_line import target_of
 from riffle_spark.protocol.batch.records import Stamp, claim_record, first_record
-from riffle_spark.protocol.upkeep.scan import scan
+from riffle_spark.protocol.upkeep.retention import Retention
+from riffle_spark.protocol.upkeep.scan import Scanned, Scans, scan
+from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
+from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.record import Record, encode
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.testing import InlineBackground
+from riffle_spark.state.objects.store import StoreOptions
+from riffle_spark.testing import InlineBackground, SimCluster
 from riffle_spark.testing.faulty_store import FaultyStore
 from riffle_spark.testing.lagging_store import LaggingStore
 from tests.kit.simulated.invariants import History
@@ -154,6 +160,23 @@ def test_a_scan_that_waited_until_its_own_driver_had_swept_its_record_is_not_fen
     with pytest.raises(UnavailableError, match="was swept while its scan waited"):
         scan(store, root.tail, VERSIONS, 0)
     assert {*store.inner.list("")} == before
+
+
+def test_a_scan_that_was_given_up_is_not_repeated_with_a_record_that_was_swept() -> None:
+    """The next one goes by the newest record: by the one that is gone it would fail until that is far behind."""
+    root, background, retention = grown(), InlineBackground(deferred=True), Retention(2, 0)
+    store, last = root.store(), root.tail.sequence
+    waits = Log(store, "").read(last - 3)
+    retention.start(0, root.tail, Manifest(), 0)
+    cluster = SimCluster(Home("memory://r", StoreOptions(), None, "app", frozenset()), store, bytes)
+    scans = Scans(store, background, TakenSnapshots(cluster, Lock()))
+    scans.start(waits, after_claims=False)
+    scans.after_commit(waits, retention, 0.0, 60.0)
+    store.inner.delete([paths.record(waits.sequence)])
+    retention.swept(last - 1, last - 1)
+    scans.after_commit(root.tail, retention, 1_000.0, 60.0)
+    background.run()
+    assert [type(result) for result in background.collect()] == [UnavailableError, Scanned]
 
 
 def test_a_list_that_shows_all_but_the_retained_records_is_enough() -> None:
