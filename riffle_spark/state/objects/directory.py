@@ -10,6 +10,7 @@ import contextlib
 import errno
 import itertools
 import os
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -183,7 +184,7 @@ def _make(folder: Path) -> list[Path]:
         try:
             path.mkdir()
         except FileExistsError:
-            if not path.is_dir():
+            if not stat.S_ISDIR(path.stat().st_mode):  # raises FileNotFoundError where a delete has pruned it since
                 raise NotADirectoryError(errno.ENOTDIR, "a file has the directory's name", str(path)) from None
     return missing
 
