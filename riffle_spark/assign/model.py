@@ -202,9 +202,14 @@ class AssignSettings:
     hard_goals: tuple[str, ...] = ()
 
     @property
+    def points(self) -> bool:
+        """Whether standbys hold pointers instead of copies."""
+        return self.standby_mode == "snapshot_pointer"
+
+    @property
     def copies_may_stay(self) -> bool:
         """Whether a copy that is no owner's can be kept as a standby: a pointer keeps none."""
-        return self.num_standbys > 0 and self.standby_mode == "replay"
+        return self.num_standbys > 0 and not self.points
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: Assig
         if moving or waiting:
             unsettled.append(t)
         fresh = [m for rank, m in waiting if rank > 0 and m not in warmups[t] and _may_keep(board, t, m)]
-        taken = [] if _are_pointers(settings) else fresh[: max(left, 0)]
+        taken = [] if settings.points else fresh[: max(left, 0)]
         warmups[t] += taken
         left -= len(taken)
     return StandbyPlan(standbys, warmups, unsettled)
@@ -63,10 +63,6 @@ def _owner_warmups(
     return warmups
 
 
-def _are_pointers(settings: AssignSettings) -> bool:
-    return settings.standby_mode == "snapshot_pointer"
-
-
 def _standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies, settings: AssignSettings) -> list[int]:
     """Return the most caught-up members beside the owner: the target's own first, then present standbys. Pointers are
     where they should be, and the owner that warms up is none of them.
@@ -74,9 +70,8 @@ def _standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies, settings
     if not copies.standbys[task]:
         return []
     owner, goal, should = plan.owners[task], plan.target[task], copies.standbys[task]
-    points = _are_pointers(settings)
-    without = {owner, goal} if points and (task in plan.warm or task in plan.waiting) else {owner}
-    if owner == goal and all(board.live[m] and (points or board.rank(task, m) == 0) for m in should):
+    without = {owner, goal} if settings.points and (task in plan.warm or task in plan.waiting) else {owner}
+    if owner == goal and all(board.live[m] and (settings.points or board.rank(task, m) == 0) for m in should):
         return sorted(should)
     near = {*should, goal, *board.standbys[task], *board.warmups[task], *board.ranks[task]}
     others = _least_loaded(task, plan, copies, near)

@@ -105,9 +105,11 @@ def _check_rests(view: View, settings: AssignSettings, found: Assignment) -> Non
         before, found = found, assign(view, settings)
         wrong = violations(view, found, settings)
         assert wrong == (), f"I6: {wrong}"
-        points = settings.standby_mode == "snapshot_pointer"  # one counts from then on alone: that may move others
-        if not found.needs_probe and not (points and assign(_caught_up(view, settings, found), settings).moves):
-            _check_stays(assign(_caught_up(view, settings, found), settings), found)
+        if found.needs_probe:
+            continue
+        again = assign(_caught_up(view, settings, found), settings)
+        if not (settings.points and again.moves):  # a pointer counts from when it has come alone: that may move others
+            _check_stays(again, found)
             return
     raise AssertionError(f"I8: the assignment does not come to rest: {before.probe_reason}, then {found.probe_reason}")
 
@@ -119,8 +121,7 @@ def _check_stays(again: Assignment, found: Assignment) -> None:
 
 
 def _caught_up(view: View, settings: AssignSettings, found: Assignment) -> View:
-    points = settings.standby_mode == "snapshot_pointer"
-    return replace(caught_up(view, found, points=points), homes={}, awaited=())
+    return replace(caught_up(view, found, points=settings.points), homes={}, awaited=())
 
 
 class _Name(str):
