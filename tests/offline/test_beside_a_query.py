@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from riffle_spark.offline.recovery import Plan, adopt, rollback
 from riffle_spark.offline.switch import switch_dispatch, switch_keys
 from riffle_spark.state.log import paths
 from riffle_spark.testing.faulty_store import Fault, FaultyStore
+from tests.kit.roots.damaged_root import written_checkpoint
 from tests.kit.simulated.switched_state import BATCHES, contents, expected, filled, partition_of, tail_of
 from tests.kit.simulated.world import Oracle, World, one
 
@@ -42,13 +42,7 @@ def oracle(filled_world: tuple[World, Oracle]) -> Oracle:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> str:
     """A checkpoint of the query as it is at the end of its batches."""
-    folder = tmp_path / "checkpoint"
-    for name in ("offsets", "commits"):
-        (folder / name).mkdir(parents=True)
-        for version in range(BATCHES):
-            (folder / name / str(version)).write_text(f"{name}-{version}")
-    (folder / "metadata").write_text(json.dumps({"id": "query"}))
-    return str(folder)
+    return str(written_checkpoint(tmp_path / "checkpoint", BATCHES))
 
 
 def commands(root: str, checkpoint: str, folder: Path) -> dict[str, Callable[[], Plan]]:

@@ -9,6 +9,7 @@ import pytest
 from riffle_spark.errors import ConfigError
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.offline.switch import switch_dispatch
+from tests.kit.roots.damaged_root import written_checkpoint
 from tests.kit.simulated.partitioned_query import BY_PARTITION, Played, of_partition, offsets, parted
 from tests.kit.simulated.switched_state import partition_of
 from tests.kit.simulated.world import World, one
@@ -59,10 +60,7 @@ def test_the_wrong_dispatch_is_refused_with_both_named(tmp_path: Path) -> None:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> str:
     """A checkpoint of the query, without any batch."""
-    for name in ("offsets", "commits"):
-        (tmp_path / "checkpoint" / name).mkdir(parents=True)
-    (tmp_path / "checkpoint" / "metadata").write_text('{"id": "query"}')
-    return str(tmp_path / "checkpoint")
+    return str(written_checkpoint(tmp_path / "checkpoint"))
 
 
 def test_a_rollback_goes_back_over_a_switch(tmp_path: Path, checkpoint: str) -> None:

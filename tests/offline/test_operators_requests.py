@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 import time
@@ -20,6 +19,7 @@ from riffle_spark.state.log.log import FULL_EVERY, Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
+from tests.kit.roots.damaged_root import written_checkpoint
 from tests.kit.simulated.world import World, one, rows_of
 
 SECONDS = 0.01
@@ -60,10 +60,7 @@ class Crowded:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A checkpoint that has no batch yet."""
-    for name in ("offsets", "commits"):
-        (tmp_path / "checkpoint" / name).mkdir(parents=True)
-    (tmp_path / "checkpoint" / "metadata").write_text(json.dumps({"id": "query"}))
-    return tmp_path / "checkpoint"
+    return written_checkpoint(tmp_path / "checkpoint")
 
 
 def grown(folder: Path, batches: int) -> World:

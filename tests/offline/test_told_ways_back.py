@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.offline.recovery import Plan, rollback
 from riffle_spark.state.log import paths
+from tests.kit.roots.damaged_root import written_checkpoint
 from tests.kit.simulated.world import World, one
 
 BATCHES = 8
@@ -29,13 +29,7 @@ def world(tmp_path: Path) -> World:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """Its checkpoint."""
-    folder = tmp_path / "checkpoint"
-    for name in ("offsets", "commits"):
-        (folder / name).mkdir(parents=True)
-        for batch in range(BATCHES):
-            (folder / name / str(batch)).write_text(f"{name}-{batch}")
-    (folder / "metadata").write_text(json.dumps({"id": "query"}))
-    return folder
+    return written_checkpoint(tmp_path / "checkpoint", BATCHES)
 
 
 def damage(world: World, sequence: int) -> None:

@@ -59,6 +59,16 @@ def checkpoint_of(world: World) -> str:
     return str(root_of(world).parent / "checkpoint")
 
 
+def written_checkpoint(folder: Path, batches: int = 0) -> Path:
+    """Write the checkpoint of a world's query, in which so many batches are committed; return its folder."""
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True)
+        for version in range(batches):
+            (folder / name / str(version)).write_text(f"{name}-{version}")
+    (folder / "metadata").write_text(json.dumps({"id": "query"}))
+    return folder
+
+
 def files_of(folder: Path) -> dict[str, bytes]:
     """Return all files below a folder, with what they hold."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
