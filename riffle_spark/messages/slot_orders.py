@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -18,8 +18,8 @@ from riffle_spark.state.objects.store import StoreOptions
 
 __all__ = [
     "ATTEMPT", "HASH", "INITIAL", "KEY_GROUP", "LETTER", "RECEIPT", "SLOT", "USUAL_INITIAL", "Home", "LateRule",
-    "Order", "Part", "Receipt", "Watermark", "error_fields", "json_line", "letter_field", "reading", "result_schema",
-    "without_letters",
+    "Order", "Part", "Receipt", "Watermark", "error_fields", "fields_of", "json_line", "letter_field", "reading",
+    "result_schema", "without_letters",
 ]  # fmt: skip
 
 INITIAL = "__riffle_initial"
@@ -90,7 +90,7 @@ class Home:
 
     def to_json(self) -> str:
         """Return it as one line of JSON."""
-        return json_line({**asdict(self), "live": sorted(self.live)})
+        return json_line({**fields_of(self), "live": sorted(self.live)})
 
     @classmethod
     def from_json(cls, text: str) -> "Home":
@@ -174,7 +174,7 @@ class Order:
 
     def to_json(self) -> str:
         """Return the order as lines of JSON: what all slots are told, then the entries of each slot."""
-        body = {f.name: getattr(self, f.name) for f in fields(self)}
+        body = fields_of(self)
         body["home"] = self.home.to_json()
         body["slots"] = list(self.slots.items())
         body["standbys"], body["followed_by"] = _grouped(self.standbys), _grouped(self.followed_by)
@@ -223,13 +223,17 @@ def _grouped(by_key_group: Mapping[int, tuple[str, ...]]) -> list[tuple[tuple[st
     return list(groups.items())
 
 
-def json_line(body: Mapping[str, object]) -> str:
-    """Return a message's body as one line of JSON, as every message is written."""
-    return json.dumps(body, separators=(",", ":"))
+def json_line(body: object) -> str:
+    """Return a message, or its body, as one line of JSON, as every message is written."""
+    return json.dumps(body, default=fields_of, separators=(",", ":"))
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+def fields_of(message: Any) -> dict[str, object]:
+    """Return the fields of a dataclass by name, as they are: ``dataclasses.asdict`` copies all that is in them."""
+    return {one.name: getattr(message, one.name) for one in fields(message)}
+
+
+class Part(NamedTuple):
     """One key-group's part of the delta an attempt sealed, and when its earliest timer is due after it (ms)."""
 
     key_group: int
@@ -297,15 +301,15 @@ class Receipt:
 
     def to_json(self) -> str:
         """Return the receipt as one line of JSON."""
-        return json_line(asdict(self))
+        return json_line(self)
 
     @classmethod
     def from_json(cls, text: str) -> "Receipt":
         """Return the receipt that ``to_json`` wrote."""
         with reading("a receipt"):
             body = json.loads(text)
-            body["parts"] = tuple(Part(**part) for part in body["parts"])
-            body["output"] = Part(**body["output"]) if body["output"] else None
+            body["parts"] = tuple(Part(*part) for part in body["parts"])
+            body["output"] = Part(*body["output"]) if body["output"] else None
             body["error"] = tuple(body["error"]) if body["error"] else None
             body.update({name: tuple(body[name]) for name in ("missing", "disk", "memory")})
             body.update({name: tuple(map(tuple, body[name])) for name in ("read", "received", "busy")})

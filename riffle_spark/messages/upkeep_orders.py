@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 
-from riffle_spark.messages.slot_orders import Home, json_line, reading
+from riffle_spark.messages.slot_orders import Home, fields_of, json_line, reading
 from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
 from riffle_spark.state.log.manifest import Entry, Head, Snapshot
 
@@ -76,7 +76,7 @@ class UpkeepOrder:
 
     def to_json(self) -> str:
         """Return the order as one line of JSON: entries by their place among follows and snapshots."""
-        body = {f.name: getattr(self, f.name) for f in fields(self)}
+        body = fields_of(self)
         pieces: tuple[Follow | SnapshotOrder, ...] = (*self.follows, *self.snapshots)
         body["home"] = self.home.to_json()
         body["entries"] = entries_to_json({("", at): piece.entry for at, piece in enumerate(pieces)})
@@ -140,7 +140,7 @@ class UpkeepReceipt:
 
     def to_json(self) -> str:
         """Return the receipt as one line of JSON."""
-        return json_line(asdict(self))
+        return json_line(self)
 
     @classmethod
     def from_json(cls, text: str) -> "UpkeepReceipt":
@@ -177,7 +177,7 @@ class CensusOrder:
 
     def to_json(self) -> str:
         """Return the order as one line of JSON."""
-        body = {f.name: getattr(self, f.name) for f in fields(self)}
+        body = fields_of(self)
         return json_line({**body, "home": self.home.to_json()})
 
     @classmethod
@@ -210,7 +210,7 @@ class Census:
 
     def to_json(self) -> str:
         """Return the census as one line of JSON."""
-        return json_line(asdict(self))
+        return json_line(self)
 
     @classmethod
     def from_json(cls, text: str) -> "Census":

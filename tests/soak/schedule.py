@@ -76,7 +76,7 @@ class Schedule(World):
         aims = list(aims)
         chance = random.Random(seed)
         self.kind = job or chance.choice(list(JOBS))
-        self.lines = Lines(seed, self.kind, chance.choice([4, 5, 5, 9]))
+        self.lines = Lines(seed, self.kind, chance.choice([*[4] * 4, *[5] * 4, 9]))
         self.job = self.lines.jobs[0]
         settings = {
             "orphan_scan_interval": chance.choice([1, 60, 600]), "retained_for": chance.choice([0, 0, 0, 5, 300]),

@@ -347,7 +347,7 @@ def _upkeep_orders() -> list[bytes]:
 
 def _receipts() -> list[bytes]:
     receipt = Receipt("totals", 1, "3-" + "ab" * 16, 9, "m1", "1", rows=5, error=("ConfigError", "p", "r", "w"))
-    part = {"key_group": 1, "start": 0, "length": 9, "checksum": 5, "rows": 2, "timer_ms": None}
+    part = [1, 0, 9, 5, 2, None]
     told = json.loads(receipt.to_json())
     told |= {"parts": [part, part], "output": part, "read": [[1, 2, 3]], "received": [[1], [2]], "busy": [[1], [2]]}
     return [receipt.to_json().encode(), json.dumps(told).encode()]

@@ -19,8 +19,9 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
 from riffle_spark.state.log.record import Record, decode, digest
+from riffle_spark.state.schemas.store_schema import StoreSchema
 from tests.kit.simulated.world import World, held_by_key
-from tests.kit.state.local_copies import rows_of_stack
+from tests.kit.state.local_copies import checksum_on_disk, rows_of_stack
 
 Contents = Mapping[int, Mapping[str, Mapping[object, tuple[object, ...]]]]
 """By version and store: what every key should hold."""
@@ -39,6 +40,10 @@ class History:
         self.seen_at: dict[int, float] = {}
         self.swept: set[int] = set()
         """Records that are gone: a put that lands very late may bring a number back, below all that anybody reads."""
+        self._seen_whole: dict[tuple[object, ...], dict[object, tuple[object, ...]]] = {}
+        """What copies of these bytes hold: they are looked at each time, and decoded once."""
+        self._decoded: dict[tuple[str, int], pa.Table] = {}
+        """Snapshots by name and checksum."""
 
     def look(self) -> None:
         """Read what is new and check every invariant of the log and of what it lists."""
@@ -159,9 +164,16 @@ class History:
                     name = paths.snapshot(store, key_group, entry.snapshot.id)
                     data = self.world.memory.get(name)
                     assert data is not None, f"I5: {name}, which record {sequence} lists, is gone"
-                    table = part_codec.decode(data, entry.snapshot.checksum, name)
+                    table = self._snapshot(name, data, entry.snapshot.checksum)
                     assert part_codec.DELETED not in table.column_names, f"I5: {name} tells what is deleted"
                     assert table.num_rows == entry.snapshot.rows, f"I5: {name} has {table.num_rows} rows"
+
+    def _snapshot(self, name: str, data: bytes, checksum: int) -> pa.Table:
+        assert part_codec.checksum(data) == checksum, f"I5: {name} was overwritten"
+        found = self._decoded.get((name, checksum))
+        if found is None:
+            found = self._decoded[name, checksum] = part_codec.decode(data, checksum, name)
+        return found
 
     def _listed_by(self, sequence: int) -> set[str]:
         """Return the objects of a record: of state, and of output that was sealed."""
@@ -194,18 +206,27 @@ class History:
         if not operator.durable:
             return False
         try:
-            table = rows_of_stack(folder, operator.schema, stack)
+            if head.version < 0:
+                assert not rows_of_stack(folder, operator.schema, stack).num_rows
+                return False
+            held = self._held(folder, operator.schema, stack, self.timers.get((address, head)))
         except DamagedCopy:
-            return False
-        if head.version < 0:
-            assert not table.num_rows
             return False
         where = f"I2: {address} of {folder.name}"
         assert head in self.heads[address], f"{where} is at {head}, which was never committed"
-        held = held_by_key(_still_there(table, operator.schema.due, self.timers[address, head]))
         wanted = self._part_of(self._contents_at(head, contents)[store], key_group, head)
         assert held == wanted, f"{where} at {head} holds {held}, not {wanted}"
         return True
+
+    def _held(
+        self, folder: Path, schema: StoreSchema, stack: Stack, timer_ms: int | None
+    ) -> dict[object, tuple[object, ...]]:
+        parts = [(checksum_on_disk(folder, part), part.epoch, part.declaration) for part in stack.parts]
+        seen = (schema.store, timer_ms, *parts)
+        if seen not in self._seen_whole:
+            table = rows_of_stack(folder, schema, stack)
+            self._seen_whole[seen] = held_by_key(_still_there(table, schema.due, timer_ms))
+        return self._seen_whole[seen]
 
     def _part_of(
         self,

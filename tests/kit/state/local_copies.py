@@ -10,13 +10,15 @@ from typing import Any
 import pyarrow as pa
 
 from riffle_spark.state.copies import part_files, stack
+from riffle_spark.state.copies.disk import damaged
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import PartFiles, whole_rows
-from riffle_spark.state.copies.stack import Stack
+from riffle_spark.state.copies.stack import Stack, StackedPart
+from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log.manifest import Head
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["local_copy", "rows_of_stack", "unremembered"]
+__all__ = ["checksum_on_disk", "local_copy", "rows_of_stack", "unremembered"]
 
 
 def local_copy(folder: Folder, schema: StoreSchema, key_group: int) -> tuple[Head, pa.Table] | None:
@@ -29,6 +31,16 @@ def rows_of_stack(folder: Path, schema: StoreSchema, found: Stack) -> pa.Table:
     """Return all that a stack holds, as a snapshot's table."""
     files = PartFiles(folder)
     return whole_rows([run for part in reversed(found.parts) for run in files.runs(part, schema)], schema)
+
+
+def checksum_on_disk(folder: Path, part: StackedPart) -> int:
+    """Return the checksum of a part's bytes as they lie there. Raises ``DamagedCopy`` where its file is gone."""
+    try:
+        with (folder / part.file).open("rb") as file:
+            file.seek(part.start)
+            return part_codec.checksum(file.read(part.length))
+    except FileNotFoundError as error:
+        raise damaged("a file of it is gone", folder / part.file) from error
 
 
 @contextmanager
