@@ -500,9 +500,11 @@ class Schedule(World):
         off are soon forgotten once no retained record lists them.
         """
         driver, most = self.programs[-1].driver, self.settings.snapshot_chain_links + 1
+        job = self.lines.jobs[-1]
+        last = [{one.store for one in job.operators_of(version)} for version in (self.last - 1, self.last)]
         oldest = driver._upkeep._retention.oldest  # private: what the driver holds
         for address, entry in driver._log.manifest.entries.items():  # private: as above
-            held_up = self.settings.upkeep_bandwidth <= 1_000 or address[0] not in self.job.outputs[self.last]
+            held_up = self.settings.upkeep_bandwidth <= 1 or address[0] not in last[0] & last[1]
             assert held_up or len(entry.chain) <= most, f"{address} has a chain of {len(entry.chain)}"
         for address, trail in driver.ownership.copies._trails.items():  # private: as above
             assert all(n > oldest - FORGOTTEN_AFTER for n, _ in trail.links), f"{address} has links before {oldest}"
