@@ -33,6 +33,8 @@ class Arrivals:
         self._warnings: dict[str, str] = {}
         self._answerable = True
         self._aside: Delays[str] = Delays(_ASIDE_SECONDS, _LONGEST_ASIDE_SECONDS, _LONGEST_ASIDE_SECONDS)
+        self._refused: set[str] = set()
+        """Whose disks refused since the last commit."""
         self._unanswered: Delays[str] = Delays(_UNANSWERED_SECONDS, _LONGEST_ASIDE_SECONDS)
 
     def obey(self, settings: Settings) -> None:
@@ -41,15 +43,29 @@ class Arrivals:
 
     def refused(self, executor: str, why: str, now: float) -> None:
         """Set an executor aside whose local disk refused."""
+        self._refused.add(executor)
         seconds = self._aside.failed(executor, now)
         self._warnings[executor] = (
             f"executor {executor} is set aside for {seconds:g} s, its tasks run elsewhere: {why}\n"
             "  What to do: free space on its disk or mend it; it comes back by itself"
         )
 
-    def are_left(self, executors: Iterable[Executor], now: float) -> bool:
-        """Tell whether an executor is not set aside."""
-        return any(not self._aside.holds(executor.id, now) for executor in executors)
+    def are_left(self, executors: Sequence[Executor], now: float) -> bool:
+        """Tell whether an executor is left whose disk has not refused in this batch: where all are set aside, those
+        that were before are tried once more. Where none is left, all is forgotten: the next try is a fresh one.
+        """
+        if any(not self._aside.holds(executor.id, now) for executor in executors):
+            return True
+        earlier = {executor.id for executor in executors} - self._refused
+        if not earlier:
+            self.forget()
+        for executor in earlier:
+            self._aside.forget(executor)
+        return bool(earlier)
+
+    def committed(self) -> None:
+        """Begin another batch."""
+        self._refused.clear()
 
     def forget(self) -> None:
         """Take no answer to what was asked before: one that comes late would stand for all there are. Forget who
@@ -57,6 +73,7 @@ class Arrivals:
         """
         self._census_calls = CensusCalls(self._cluster, self._background)
         self._answerable = True
+        self._refused.clear()
         self._aside.clear()
         self._unanswered.clear()
 

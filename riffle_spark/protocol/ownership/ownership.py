@@ -289,11 +289,8 @@ class Ownership:
         return {living.id: living.executor.id for living in (*lost, *self.members.live.values())}
 
     def others_are_left(self, now: float) -> bool:
-        """Tell whether somebody's disk has not refused; if nobody is left, forget it: the next try is a fresh one."""
-        left = self._arrivals.are_left(self.executors, now)
-        if not left:
-            self._arrivals.forget()
-        return left
+        """Tell whether somebody's disk has not refused in this batch; if none is left, the next try is a fresh one."""
+        return self._arrivals.are_left(self.executors, now)
 
     def forget_layout(self) -> None:
         """Assign anew before the next run."""
@@ -326,6 +323,7 @@ class Ownership:
         self.copies.ran(receipts, before)
         self.copies.replaced(record.sequence, before, changes)
         self.weights.ran(receipts, before, self.groups, dict(self._settings.store_weights))
+        self._arrivals.committed()
 
     def standing_by(self, manifest: Manifest, store: str) -> dict[int, tuple[MemberId, ...]]:
         """Return, for each key-group of a store, the live standbys with a copy that could take over at once."""

@@ -112,6 +112,23 @@ def test_where_nobody_else_is_left_the_error_says_so_and_the_next_try_is_a_fresh
     world.check_state()
 
 
+def test_whose_disk_refused_in_an_earlier_batch_is_tried_again_before_the_query_gives_up(
+    tmp_path: Path, disks: ExitStack
+) -> None:
+    """The first one's disk is well again before it is its turn, and the second one's refuses."""
+    world = Elastic(tmp_path)
+    world.feed_every(BATCH_SECONDS, 3)
+    first, second = (disk_of(world, executor, disks, "read-only") for executor in ("1", "2"))
+    first.refuse()
+    assert set(world.feed().owners) == {"2"}
+    first.recover()
+    second.refuse()
+    report = world.feed()
+    assert (report.runs, set(report.owners)) == (2, {"1"})
+    second.recover()
+    world.check_state()
+
+
 def test_an_error_of_the_users_function_or_of_the_store_is_not_the_disks(tmp_path: Path) -> None:
     """A function that runs out of space in a file of its own, and a store that is away: nobody is set aside."""
 
