@@ -31,7 +31,9 @@ from tests.soak.schedule import Schedule
 __all__ = ["main"]
 
 MEMORY = Path("/dev/shm")
-ACTORS = ("second driver", "wrong start", "executors", "operator", "remedy", "adopt", "switch", "groups", "reader")
+ACTORS = (
+    "second driver", "wrong start", "executors", "operator", "remedy", "adopt", "switch", "groups", "reader", "root",
+)  # fmt: skip
 SHRINKS = 60
 MOST_SECONDS = 900.0
 """A schedule that takes longer stands still: its process tells where, and ends. The slowest take seconds."""

@@ -129,7 +129,7 @@ class Dispatched:
     def offsets(self, line: int, version: int) -> str:
         """Return Spark's offsets of a batch: another entry for each batch of each line, of all that was read so far."""
         lines = self._world.lines
-        origin = lines.origin(line, version)
+        origin = lines.rows_of(line, version)
         if not self._tells:
             return f"offsets-{origin}-{version}"
         keys = pa.concat_tables([batch.select(["k"]) for batch in lines.jobs[line].batches[: version + 1]])

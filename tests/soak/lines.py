@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from riffle_spark.protocol.ports import Delivery
 from riffle_spark.state.copies.stack import Stack, Stacks
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
-from riffle_spark.state.log.manifest import Head
+from riffle_spark.state.log.manifest import Address, Head
 from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.open import root_id
 from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import schema_of_text
@@ -38,6 +39,8 @@ from tests.soak.scheduler import FOREVER, Actor, Process
 __all__ = ["Lines", "LinesHistory", "Remedies"]
 
 MOST_REMEDIES = 4
+ERA = 100
+"""Lines have other numbers than so many. What is run after a root was emptied or restored has rows of its own, too."""
 NOT_SWEPT_YET = 4
 """So many records after a promise was raised, at most, what it gave up is deleted."""
 DAMAGES = ("flipped byte", "truncated")
@@ -48,8 +51,11 @@ class Lines:
 
     def __init__(self, seed: int, kind: str, batches: int) -> None:
         self._seed, self._kind, self._batches = seed, kind, batches
+        self._era = 0
         self._origins = [[0] * batches]
         self.jobs = [self._job(0)]
+        self.former: set[str] = set()
+        """Queries whose root was emptied."""
         self.dealings: dict[tuple[str, int], Dealt] = {}
         """How records deal keys to shards, by their dispatch and number of key-groups."""
 
@@ -59,17 +65,38 @@ class Lines:
     def begin(self, parent: int, version: int) -> None:
         """Begin the next line after a batch of another one."""
         line = len(self.jobs)
-        self._origins.append([*self._origins[parent][: version + 1], *[line] * (self._batches - version - 1)])
+        self._begin(line, self._origins[parent][: version + 1])
+
+    def _begin(self, line: int, before: list[int]) -> None:
+        rows_of = line + ERA * self._era
+        self._origins.append([*before, *[rows_of] * (self._batches - len(before))])
         self.jobs.append(self._job(line))
 
+    def begin_anew(self, former: Iterable[str]) -> None:
+        """Begin with another query, and without any state: those of before have nothing more to deliver."""
+        self._era, self._origins, self.jobs, self.dealings = self._era + 1, [], [], {}
+        self.former.update(former)
+        self._begin(0, [])
+
+    def restore(self, line: int, version: int) -> None:
+        """Have a line go on after a batch that it had been beyond: that, and all later lines, are as if never begun."""
+        before = self._origins[line][: version + 1]
+        self._era += 1
+        del self._origins[line:], self.jobs[line:]
+        self._begin(line, before)
+
     def origin(self, line: int, version: int) -> int:
-        """Return the line that a batch of a line was run on first: there it has its rows and its delivery from."""
+        """Return the line that a batch of a line was run on first: there it has its delivery from."""
+        return self.rows_of(line, version) % ERA
+
+    def rows_of(self, line: int, version: int) -> int:
+        """Return what tells a batch's rows from those that other lines have, or had, under its number."""
         return self._origins[line][version] if version >= 0 else 0
 
     def check_delivery(self, store: str, rows: pa.Table, delivery: Delivery) -> None:
         """Compare what a sink is given with what it should be."""
         query, line, version = delivery.id.split("/")
-        known = query.startswith("query") and int(version) == delivery.batch_id
+        known = query.startswith("query") and query not in self.former and int(version) == delivery.batch_id
         assert known, f"a delivery under the id {delivery.id}"
         assert self.origin(int(line), int(version)) == int(line), f"{delivery.id} was delivered by another line before"
         self._check(store, rows, int(line), int(version))
@@ -104,6 +131,24 @@ class LinesHistory(History):
         self.writers: dict[str, Process] = {}
         self.dealt: dict[Head, Dealt] = {}
         """How keys were dealt to shards where a head came from."""
+        self.contents: dict[Head, Mapping[str, Any]] = {}
+        """What all keys held there."""
+        self.former: set[str] = set()
+        """Folders of logs that are no more: what lies there is nobody's."""
+
+    def begin_anew(self) -> None:
+        """Forget everything: the root was emptied."""
+        self.former |= {f"{root_id(self.world.home.root)}-{one.log_id[:12]}" for one in self.records.values()}
+        mappings = (self.bytes, self.records, self.manifests, self.heads, self.timers, self.seen_at, self.dealt)
+        for kept in (*mappings, self.swept, self.contents):
+            kept.clear()
+
+    def restore(self, newest: int, swept: Iterable[int]) -> None:
+        """Forget the records after ``newest``. Copies of what they listed are still there: what these held is known."""
+        for kept in (self.bytes, self.records, self.manifests, self.seen_at):
+            for sequence in [one for one in kept if one > newest]:
+                del kept[sequence]
+        self.swept = {*swept}
 
     def _note(self, sequence: int, record: Record, log: Any) -> None:
         super()._note(sequence, record, log)
@@ -122,6 +167,7 @@ class LinesHistory(History):
         self.lines.dealings[record.dispatch, record.total] = dealt
         for entry in self.manifests[sequence].entries.values():
             self.dealt.setdefault(entry.head, dealt)
+            self.contents.setdefault(entry.head, self.lines.jobs[record.rollbacks].contents[entry.head.version])
         if record.kind == "dispatch" and record.version >= 0:
             contents = self.lines.jobs[record.rollbacks].contents[record.version]
             self.schedule.dispatched.check_switched(record, self.manifests[sequence], contents)
@@ -193,9 +239,11 @@ class LinesHistory(History):
         return {key: value for (key, value), place in zip(state.items(), places, strict=True) if place == key_group}
 
     def _contents_at(self, head: Head, contents: Any) -> Any:  # noqa: ARG002 - there are several lines
-        epoch = int(head.attempt.split("-")[0])
-        line = next(record.rollbacks for record in self.records.values() if record.epoch == epoch)
-        return self.lines.jobs[line].contents[head.version]
+        return self.contents[head]
+
+    def check_copy(self, folder: Path, address: Address, stack: Stack, contents: Any) -> bool:
+        """I2, of a copy of this log."""
+        return folder.parent.name not in self.former and super().check_copy(folder, address, stack, contents)
 
 
 class Remedies:
@@ -210,6 +258,8 @@ class Remedies:
         self.begun = 0
         self.line = 0
         """The line that Spark's checkpoint is of."""
+        self.astray: int | None = None
+        """The batch that Spark's checkpoint is at, where it or the root was restored and they do not fit."""
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
         """Let the remedies of the project take part: their calls to the store are steps, their stamps are drawn."""
@@ -243,8 +293,8 @@ class Remedies:
         self._world.scheduler.wait(lambda: not self.at_work(), 5_000.0)
 
     def unfinished(self) -> bool:
-        """Tell whether the log was taken back and the checkpoint was not."""
-        return self.line < len(self._world.lines.jobs) - 1
+        """Tell whether the log was taken back and the checkpoint was not, or one of them was restored from a backup."""
+        return self.astray is not None or self.line < len(self._world.lines.jobs) - 1
 
     def at_work(self) -> bool:
         """Tell whether an operator is at it. One that hangs is sent away."""
@@ -296,7 +346,7 @@ class Remedies:
 
     def _adopt(self, undelivered: bool) -> None:
         """Take the state over. Where its last output is not delivered that must be refused, and the query goes on."""
-        world, checkpoint, previous = self._world, self._checkpoint(f"query{self.begun}"), self._checkpoint()
+        world, checkpoint, previous = self._world, self.checkpoint(f"query{self.begun}"), self.checkpoint()
         world.step("begins")
         try:
             recovery.adopt(world.home.root, checkpoint.location, delivered=previous.location, execute=True)
@@ -320,7 +370,8 @@ class Remedies:
         if newest is None:
             return None
         if self.unfinished():
-            return newest.version
+            is_back = self.astray is not None and self.astray < newest.version and not seen.refuses(self.astray)
+            return self.astray if is_back and self._chance.random() < 0.5 else newest.version
         first = 0 if self._chance.random() < 0.2 else newest.promised
         first = max([first, *(n + 1 for n, one in seen.records.items() if one.kind == "adopt")])
         kept = [
@@ -342,7 +393,7 @@ class Remedies:
         return f"record:{target.sequence}"
 
     def _take_back(self, to: int | str) -> None:
-        world, checkpoint = self._world, self._checkpoint()
+        world, checkpoint = self._world, self.checkpoint()
         lines = world.lines
         world.step("begins")
         try:
@@ -357,12 +408,12 @@ class Remedies:
         world.holds_told(self._stamped)
         world.step("query taken back")
         with world.scheduler.quiet():
-            self.line, world.committed = len(lines.jobs) - 1, checkpoint.next_batch() - 1
+            self.line, world.committed, self.astray = len(lines.jobs) - 1, checkpoint.next_batch() - 1, None
         world.say(f"line {self.line} goes on after batch {plan.version}")
 
-    def _checkpoint(self, query_id: str = "") -> Checkpoint:
+    def checkpoint(self, query_id: str = "", looked: str = "") -> Checkpoint:
         """Write Spark's checkpoint as it would be now, or that of another query which is as far."""
-        folder = self._folder / f"checkpoint-{self.begun}{query_id}"
+        folder = self._folder / f"checkpoint-{self.begun}{query_id}{looked}"
         with self._world.scheduler.quiet():
             for name in ("offsets", "commits"):
                 (folder / name).mkdir(parents=True)

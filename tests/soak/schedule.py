@@ -33,6 +33,7 @@ from tests.soak.excuses import Excuses, Tried
 from tests.soak.faults import ON_EXECUTORS, Aim, Faults
 from tests.soak.jobs import JOBS, same
 from tests.soak.lines import Lines, LinesHistory, Remedies, SlowReader
+from tests.soak.roots import Roots
 from tests.soak.scheduler import FOREVER, Actor, Process, Scheduler
 from tests.soak.stepped_files import SteppedFiles
 from tests.soak.stepped_store import SteppedStore
@@ -76,7 +77,8 @@ class Schedule(World):
         aims = list(aims)
         chance = random.Random(seed)
         self.kind = job or chance.choice(list(JOBS))
-        self.lines = Lines(seed, self.kind, chance.choice([*[4] * 4, *[5] * 4, 9]))
+        self.roots = Roots(self, local_dir)
+        self.lines = Lines(seed, self.kind, max(chance.choice([*[4] * 4, *[5] * 4, 9]), self.roots.batches))
         self.job = self.lines.jobs[0]
         settings = {
             "orphan_scan_interval": chance.choice([1, 60, 600]), "retained_for": chance.choice([0, 0, 0, 5, 300]),
@@ -85,7 +87,8 @@ class Schedule(World):
             **drawn_settings(chance), **self.job.settings, "upkeep_bandwidth": chance.choice([1, 1, 1_000, 50_000_000]),
         }  # fmt: skip
         super().__init__(
-            local_dir, executors=(), operators=self.job.operators, seed=seed, key_groups=6, **settings,
+            local_dir, executors=(), operators=self.job.operators, seed=seed, key_groups=6, root=self.roots.url,
+            **settings,
         )  # fmt: skip
         self.chance = chance
         self.history = [f"seed {seed}, {self.kind}"]
@@ -132,7 +135,7 @@ class Schedule(World):
             self.log_seen.look()
         records = self.log_seen.records
         newest = records[max(records)] if records else None
-        self.query_id = newest.query_id if newest else "query"  # whose state it is by now
+        self.query_id = newest.query_id if newest else self.roots.query_id  # whose state it is by now
         self.settings = self.settings.but(**self.dispatched.settings(newest))
         program = self.program(name)
         self.driver = program.driver
@@ -172,6 +175,7 @@ class Schedule(World):
                 self.scheduler.run(self._conduct)
                 self._compare()
             finally:
+                self.roots.end()
                 self.history.append(f"{self.scheduler.count} steps, {self.scheduler.digest:08x}")
         return self.history
 
@@ -243,10 +247,10 @@ class Schedule(World):
     def _conduct(self) -> None:
         """Start what is missing and disturb what is there, until all batches are committed and all is quiet."""
         self.start()
-        while self.committed < self.last:
+        while self.committed < self.last or self.roots.begins():
             steps = self.scheduler.count + self.chance.choice([10, 50, 250])
-            self.scheduler.wait(lambda: self.scheduler.count >= steps or self.committed >= self.last, 30.0)  # noqa: B023
-            if self.remedies.at_work() or self.remedies.begins():
+            self.scheduler.wait(lambda: self.scheduler.count >= steps or self._is_next(), 30.0)  # noqa: B023
+            if self.remedies.at_work() or self.remedies.begins() or self.roots.begins():
                 continue
             driving = self._driving()
             share = 0.4 if any(map(self._stands_still, driving)) else 0.04
@@ -277,6 +281,9 @@ class Schedule(World):
         assert self.committed >= self.last, "the query cannot go on"
         self._rest()
         self._age(self.programs[-1])
+
+    def _is_next(self) -> bool:
+        return self.committed >= self.last or self.roots.is_due()
 
     def _rest(self) -> None:
         self.scheduler.wait(lambda: not self.programs[-1].background.busy(), REST_SECONDS)

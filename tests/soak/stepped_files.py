@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -49,6 +49,7 @@ class SteppedFiles:
         self._scheduler = scheduler
         self._chance = scheduler.chance
         self._written: dict[str, float] = {}
+        self._manifests = _KeptByProcess(scheduler)
 
     @contextmanager
     def watched(self, patch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -61,6 +62,7 @@ class SteppedFiles:
         for pools in (reader, prefetch):
             patch.setattr(pools, "ThreadPoolExecutor", InlinePool)
         patch.setattr(folder, "os", _SimulatedTouch(self._scheduler))
+        patch.setattr(member_folders, "_manifests", self._manifests)  # private: each process has its own
         _watch(self)
         try:
             yield
@@ -181,6 +183,7 @@ class SteppedFiles:
         """Forget what a process that ended had kept in memory of its folders; return these."""
         mine = [key for key in member_folders._folders if key[1] == owner]  # private: what goes with a process
         paths = [member_folders._folders.pop(key).path for key in mine]  # private: the same
+        self._manifests.by_process.pop(owner.rpartition("/")[2], None)
         self._forget(lambda name: any(name.startswith(str(path)) for path in paths))
         return paths
 
@@ -247,6 +250,33 @@ class InlinePool:
 
     def shutdown(self, *, cancel_futures: bool = False) -> None:
         """Do nothing: nobody is at work."""
+
+
+class _KeptByProcess(MutableMapping[Any, Any]):
+    """What each executor's process keeps in memory by itself, where all of them are simulated in one."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.by_process: dict[str, dict[Any, Any]] = {}
+
+    def _mine(self) -> dict[Any, Any]:
+        actor = self._scheduler.mine()
+        return self.by_process.setdefault(actor.process.executor if actor is not None else "", {})
+
+    def __getitem__(self, name: Any) -> Any:
+        return self._mine()[name]
+
+    def __setitem__(self, name: Any, kept: Any) -> None:
+        self._mine()[name] = kept
+
+    def __delitem__(self, name: Any) -> None:
+        del self._mine()[name]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._mine())
+
+    def __len__(self) -> int:
+        return len(self._mine())
 
 
 class _DrawnNames:

@@ -150,7 +150,7 @@ class History:
         present = set(self.world.memory.list(""))
         for sequence in range(self.records[newest].promised if self.records else 0, newest + 1):
             assert paths.record(sequence) in present, f"I5: record {sequence}, that a rollback may go back to, is gone"
-            gone = self._listed_by(sequence) - present if sequence in self.manifests else set()
+            gone = self.listed_by(sequence) - present if sequence in self.manifests else set()
             assert not gone, f"I5: {gone}, of record {sequence} that a rollback may go back to, are gone"
             full = paths.record(self.records[sequence].full) if sequence in self.records else ""
             assert not full or full in present, f"I5: {full}, which record {sequence} changes, is gone"
@@ -175,7 +175,7 @@ class History:
             found = self._decoded[name, checksum] = part_codec.decode(data, checksum, name)
         return found
 
-    def _listed_by(self, sequence: int) -> set[str]:
+    def listed_by(self, sequence: int) -> set[str]:
         """Return the objects of a record: of state, and of output that was sealed."""
         return self.manifests[sequence].objects() | {link.object for _, link in self.records[sequence].outputs}
 
@@ -213,7 +213,7 @@ class History:
         except DamagedCopy:
             return False
         where = f"I2: {address} of {folder.name}"
-        assert head in self.heads[address], f"{where} is at {head}, which was never committed"
+        assert head in self.heads.get(address, ()), f"{where} is at {head}, which was never committed"
         wanted = self._part_of(self._contents_at(head, contents)[store], key_group, head)
         assert held == wanted, f"{where} at {head} holds {held}, not {wanted}"
         return True
