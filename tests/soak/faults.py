@@ -25,7 +25,9 @@ _FILES = ("read", "write", "remove", "move", "make", "look", "touch", "lock")
 _DAMAGED = (0.1, ("flipped byte", "flipped byte", "truncated", "missing"))
 _OFTEN = {
     "slot: rows read": (0.02, ("row lost",)), "driver: answer read": (0.02, ("receipt lost",)),
-    "driver: results read": (0.3, ("block lost",)), "driver: before run": (0.05, ("sleep",)),
+    "driver: results read": (0.3, ("block lost",)), "driver: before run": (0.1, ("sleep",)),
+    "background: list everything": (0.1, ("pause",)), "background: get record": (0.05, ("pause",)),
+    "background: lock left": (0.03, ("pause",)), "piece: begins": (0.08, ("pause", "hang", "slow")),
     "driver: put record": (0.06, ("error before", "error after", "late effect")),
     **dict.fromkeys(("slot: get delta", "piece: get delta", "slot: get snapshot", "piece: get snapshot"), _DAMAGED),
 }  # fmt: skip

@@ -276,7 +276,7 @@ class Remedies:
 
     def begins(self) -> bool:
         """Let an operator come, now and then or where one has not come to the end of it; tell whether one does."""
-        share = 0.2 if self._world.settings.retained_versions > 4 else 0.1
+        share = 0.6 if self._lead_astray() else 0.2 if self._world.settings.retained_versions > 4 else 0.1
         if self.unfinished() or (self.begun < MOST_REMEDIES and self._world.often("remedy", share)):
             self._begin()
         elif self.begun < MOST_REMEDIES and self._world.often("adopt", 0.04):
@@ -372,17 +372,10 @@ class Remedies:
         if self.unfinished():
             is_back = self.astray is not None and self.astray < newest.version and not seen.refuses(self.astray)
             return self.astray if is_back and self._chance.random() < 0.5 else newest.version
-        first = 0 if self._chance.random() < 0.2 else newest.promised
-        first = max([first, *(n + 1 for n, one in seen.records.items() if one.kind == "adopt")])
-        kept = [
-            one
-            for n, one in seen.records.items()
-            if n >= first and one.version < self._world.committed and (one.offsets or one.version < 0)
-        ]
+        kept = self._kept_from(0 if self._chance.random() < 0.2 else newest.promised)
         if not kept:
             return None
-        newest_of = {one.version: one for one in kept}
-        astray = [v for v, one in newest_of.items() if seen.target_of(v, newest.sequence) not in (one.sequence, None)]
+        astray = self._lead_astray()
         if astray and self._chance.random() < 0.6:
             return self._chance.choice(astray)
         target = self._chance.choice(kept)
@@ -391,6 +384,22 @@ class Remedies:
         if is_present and self._chance.random() < 0.6:
             return target.version
         return f"record:{target.sequence}"
+
+    def _kept_from(self, first: int) -> list[Record]:
+        """Return the records from there on that can be gone back to, as far as Spark has committed more."""
+        records = self._world.log_seen.records
+        first = max([first, *(n + 1 for n, one in records.items() if one.kind == "adopt")])
+        back = [one for n, one in records.items() if n >= first and one.version < self._world.committed]
+        return [one for one in back if one.offsets or one.version < 0]
+
+    def _lead_astray(self) -> list[int]:
+        """Return the batches whose newest promised record is of a line given up: their number leads to another one."""
+        seen = self._world.log_seen
+        newest = max(seen.records, default=-1)
+        if newest < 0:
+            return []
+        newest_of = {one.version: one.sequence for one in self._kept_from(seen.records[newest].promised)}
+        return [v for v, sequence in newest_of.items() if seen.target_of(v, newest) not in (sequence, None)]
 
     def _take_back(self, to: int | str) -> None:
         world, checkpoint = self._world, self.checkpoint()

@@ -305,7 +305,9 @@ class Scheduler:
 
 
 class TurnLock:
-    """A lock among actors; whoever finds it held lets others go on. Outside of a run there is nobody to wait for."""
+    """A lock among actors; whoever finds it held lets others go on, and whoever leaves it may. Outside of a run there
+    is nobody to wait for.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -319,3 +321,4 @@ class TurnLock:
 
     def __exit__(self, *_: object) -> None:
         self._held = None
+        self._scheduler.step("lock left")

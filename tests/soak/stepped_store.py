@@ -48,8 +48,8 @@ class SteppedStore:
         """Hears of each record, by its number, that an actor has read."""
         self.damages: Callable[[str], object] = lambda _: None
         """Hears of each object whose bytes come damaged."""
-        self.deletes: Callable[[], object] = lambda: None
-        """Hears of each delete before it is done."""
+        self.deletes: Callable[[Sequence[str]], object] = lambda _: None
+        """Hears of each delete, by the names, before it is done."""
 
     def __repr__(self) -> str:
         return f"SteppedStore({self.inner!r})"
@@ -113,7 +113,7 @@ class SteppedStore:
     def delete(self, names: Sequence[str]) -> None:
         """See ``ObjectStore.delete``. Where it fails, some of them may be gone."""
         befalls = self._step("delete", names[0] if names else "")
-        self.deletes()
+        self.deletes(names)
         some = names[: self._scheduler.chance.randrange(len(names) + 1)] if befalls == "error after" else names
         self.inner.delete(some)
         self._changed("")

@@ -129,6 +129,13 @@ class History:
         is_same = (new.dispatch, new.total) == (old.dispatch, old.total)
         orders = old.orders if is_same else without_key_groups(old.orders)
         assert new.orders == orders, "a rollback forgot what operators asked for"
+        of_its_own = {
+            "sequence", "previous", "kind", "commit_id", "written_ms", "epoch", "query_id", "rollbacks", "target",
+            "promised", "members", "delivers_as", "orders", "full", "entries", "weights",
+        }  # fmt: skip
+        there, named = self.records[new.target], [one.name for one in fields(new) if one.name not in of_its_own]
+        other = [name for name in named if getattr(new, name) != getattr(there, name)]
+        assert not other, f"a rollback to record {new.target} has {other} that are not of that one"
 
     def _check_switched(self, old: Record, new: Record, before: Manifest, after: Manifest) -> None:
         assert new.epoch == old.epoch + 1, "I4: a switch raises the epoch"
