@@ -71,7 +71,9 @@ def verify(
     settings.
     """
     options = options or StoreOptions()
-    objects = open_store(root, options)
+    objects, spark = open_store(root, options), None if checkpoint is None else Checkpoint(checkpoint, options)
+    if spark is not None:
+        spark.found_id()  # before the state is read, which may take long: what cannot be named tells nothing of that
     looked = _Looked(objects, objects.list(""), keys_in(encryption_keys, options.s3_region))
     _read_log(looked, root)
     tail = looked.records[max(looked.records)] if looked.records else None
@@ -81,8 +83,7 @@ def verify(
     for (problem, kind, remedy), count in looked.unread.items():
         looked.say("unread", root, f"{problem}: {count} {kind} were not looked at", remedy)
     way_back = _way_back(looked, root, checkpoint)
-    if checkpoint is not None:
-        spark = Checkpoint(checkpoint, options)
+    if spark is not None:
         apart = apart_from(spark, root, tail, looked.records)
         if apart is not None:
             looked.say("state", spark.shown, *apart)
