@@ -40,7 +40,7 @@ class Checkpoint:
 
     def query_id(self) -> str:
         """Return the id that Spark gave the query. Raises ``ConfigError`` if there is no checkpoint."""
-        found = self._reached(self._query_id)
+        found = self.found_id()
         if found is None:
             raise ConfigError(
                 f"{self.shown} is not a checkpoint of a streaming query",
@@ -48,6 +48,10 @@ class Checkpoint:
                 where=self.shown,
             )
         return found
+
+    def found_id(self) -> str | None:
+        """Return that id, ``None`` if there is no checkpoint. Raises ``ConfigError`` for what cannot be one's name."""
+        return self._reached(self._query_id)
 
     def _query_id(self) -> str | None:
         files, base = self._files()
@@ -253,15 +257,17 @@ def lacking(offsets: str | None, seen: Mapping[int, int]) -> str:
     """Return what sources of files lack to go on from an offset-log entry, if their logs end before it; else nothing.
 
     ``seen`` is as ``Checkpoint.seen_by_source`` returns it. Others keep at most where they began, and lack nothing.
+    Spark numbers sources as it meets them, also those in memory, which have no log. One that is read twice has two
+    offsets, which are the same, and one number: from there on an offset may be of any source up to its own place.
     """
-    ends = [_logged(line) for line in (offsets or "").split("\n")[2:]]
-    if len(ends) != len(seen):  # a source that is read twice has two offsets and one log, one in memory has no log
-        ends, seen = [max(ends, default=-1)], {0: max(seen.values(), default=-1)}
-    short = [(index, end) for index, end in enumerate(ends) if end > seen.get(index, -1)]
-    said = (
-        f"a source of files is at entry {end} of its log there, which ends with {seen.get(i, 'none')}"
-        for i, end in short
-    )
+    told = (offsets or "").split("\n")[2:]
+    first_same = next((at for at, offset in enumerate(told) if offset in told[:at]), len(told))
+    said = []
+    for index, end in enumerate(map(_logged, told)):
+        there = [seen[at] for at in range(0 if index >= first_same else index, index + 1) if at in seen]
+        if end > max(there, default=-1):
+            ends = f"ends with {max(there)}" if there else "is gone"
+            said.append(f"a source of files is at entry {end} of its log there, which {ends}")
     return "; ".join(said) if max(seen.values(), default=-1) >= 0 else ""
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from riffle_spark.errors import CorruptStateError, FencedError, RiffleError, UnavailableError
+from riffle_spark.errors import CorruptStateError, FencedError, RefusedError, RiffleError, UnavailableError
 from riffle_spark.state.log.log import Log
 
 __all__ = ["clocks", "stopped"]
@@ -17,7 +17,7 @@ def stopped(log: Log, tries: str, raised: type[RiffleError] = FencedError) -> It
     """Tell an operator, not a driver or a reader, where a query goes on beside a command: it takes the number of the
     command's record, or deletes what that reads. ``tries`` is what the command would have done, with its last step.
 
-    An error is ``raised`` then, ``UnavailableError`` where that step may have been done; what else there is, as it is.
+    An error is ``raised`` then; what a store that was away, or refused, said is told with what may have been done.
     """
     before = log.tail
     try:
@@ -28,15 +28,14 @@ def stopped(log: Log, tries: str, raised: type[RiffleError] = FencedError) -> It
         problem = f"the query went on while a command tried to {tries}; nothing was changed: {error.problem}"
         remedy = "stop the query, wait until it has ended, and run the command again"
         raise raised(problem, remedy=remedy, where=error.where) from error
-    except UnavailableError as error:
-        if not log.unclear and log.tail is before:
+    except (RefusedError, UnavailableError) as error:
+        is_refused = isinstance(error, RefusedError)
+        if log.tail is before and (is_refused or not log.unclear):
             raise
-        raise UnavailableError(
-            f"a command tried to {tries}, and the store did not say whether it did: {error.problem}",
-            remedy="make the store reachable and run the command again, before the query is started: if its record is "
-            "in the log, that is seen, and harms nothing",
-            where=error.where,
-        ) from error
+        problem = f"a command tried to {tries}, and the store did not say whether it did: {error.problem}"
+        remedy = f"{error.remedy if is_refused else 'make the store reachable'}; run the command again, before the "
+        remedy += "query is started: if its record is in the log, that is seen, and harms nothing"
+        raise type(error)(problem, remedy=remedy, where=error.where) from error
 
 
 def clocks() -> tuple[float, ...]:

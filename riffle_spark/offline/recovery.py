@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from riffle_spark.errors import ConfigError, CorruptStateError, UnavailableError, command
+from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError, UnavailableError, command
 from riffle_spark.offline.checkpoint import Checkpoint, lacking
 from riffle_spark.offline.fenced import clocks, stopped
 from riffle_spark.offline.record_line import intact, line, offsets_before, target_of
@@ -73,12 +73,18 @@ def adopt(
         _check_not_run(log, tail, spark, version, root)
     stamp = _stamp()
     base = tail or first_record(query_id, begun.key_groups, begun.dispatch, stamp)
+    if (base.total, base.dispatch) != (begun.key_groups, begun.dispatch) and empty:
+        orders = without_key_groups(base.orders)
+        base = replace(
+            base, total=begun.key_groups, dispatch=begun.dispatch, shards=(), owners={}, standbys={}, orders=orders
+        )
     draft = replace(
         base, kind="adopt", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=base.epoch + 1,
         query_id=query_id, version=version, offsets=None, input_digest=None, target=None, outputs=(), watermark_ms=None,
         late_watermark_ms=None, event_times={}, delivers_as=None, delivers_after_commit=False,
     )  # fmt: skip
     steps = [f"bind the state of batch {base.version} in {root} to query {query_id}, whose next batch is {version + 1}"]
+    steps += [f"fix dispatch {base.dispatch} and {base.total} key-groups"] if empty else []
     steps += [f"warning: {elsewhere}" for elsewhere in spark.starts_elsewhere(version, base.offsets)]
     if execute:
         with stopped(log, f"bind the state to query {query_id}"):
@@ -216,11 +222,10 @@ def _half_done(target: Record, back: str) -> Iterator[None]:
     done = f"the log has gone back to batch {target.version}, the checkpoint has not, or in part; {back}"
     try:
         yield
-    except UnavailableError as error:
-        remedy = f"{error.remedy}: the same one, before the query is started, which is refused until then"
-        raise UnavailableError(f"{error.problem}; {done}", remedy=remedy, where=error.where) from error
-    except CorruptStateError as error:
-        raise CorruptStateError(f"{error.problem}; {done}", remedy=error.remedy, where=error.where) from error
+    except (CorruptStateError, RefusedError, UnavailableError) as error:
+        again = "; it has to be the same command, run before the query is started, which is refused until then"
+        remedy = error.remedy + ("" if isinstance(error, CorruptStateError) else again)
+        raise type(error)(f"{error.problem}; {done}", remedy=remedy, where=error.where) from error
 
 
 def _check_has_state(query_id: str, spark: Checkpoint, tail: Record, target: Record) -> None:
@@ -291,11 +296,11 @@ def apart_from(
     """Return what keeps a query from going on with this checkpoint after the newest record ``tail``, and the remedy;
     ``None`` if nothing does. ``records`` are those of the root that are whole, by their numbers.
     """
-    try:
-        query_id = spark.query_id()
-    except ConfigError as error:
+    query_id = spark.found_id()
+    if query_id is None:
         adopted = command("adopt", "--execute", root=root, checkpoint="CHECKPOINT")
-        return error.problem, f"restore it, or take the state over with a new one: {adopted}"
+        remedy = "name the folder that is set as checkpointLocation; if that is lost, restore it, or take the state "
+        return f"{spark.shown} is not a checkpoint of a streaming query", f"{remedy}over with a new one: {adopted}"
     if tail is None:
         return None
     if query_id != tail.query_id:

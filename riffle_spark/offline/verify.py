@@ -31,7 +31,7 @@ __all__ = ["Finding", "Verified", "verify"]
 
 _RESTORE = "restore it from a backup, or roll back to a version that does not need it (riffle rollback)"
 _GAP_MOST = 100
-"""So many records are looked for one by one where numbers are missing in between."""
+"""So many records are looked for one by one, or told, where numbers are missing."""
 
 
 class _Part(NamedTuple):
@@ -71,7 +71,9 @@ def verify(
     settings.
     """
     options = options or StoreOptions()
-    objects = open_store(root, options)
+    objects, spark = open_store(root, options), None if checkpoint is None else Checkpoint(checkpoint, options)
+    if spark is not None:
+        spark.found_id()  # before the state is read, which may take long: what cannot be named tells nothing of that
     looked = _Looked(objects, objects.list(""), keys_in(encryption_keys, options.s3_region))
     _read_log(looked, root)
     tail = looked.records[max(looked.records)] if looked.records else None
@@ -81,8 +83,7 @@ def verify(
     for (problem, kind, remedy), count in looked.unread.items():
         looked.say("unread", root, f"{problem}: {count} {kind} were not looked at", remedy)
     way_back = _way_back(looked, root, checkpoint)
-    if checkpoint is not None:
-        spark = Checkpoint(checkpoint, options)
+    if spark is not None:
         apart = apart_from(spark, root, tail, looked.records)
         if apart is not None:
             looked.say("state", spark.shown, *apart)
@@ -129,12 +130,9 @@ def _read_record(looked: _Looked, sequence: int) -> CorruptStateError | None:
         return missing(name)
     looked.digests[sequence] = digest(data)
     try:
-        record = decode(data, name)
+        looked.records[sequence] = decode(data, name)
     except CorruptStateError as error:
         return error
-    if record.sequence != sequence:
-        return CorruptStateError(f"this is record {record.sequence}, under another number", remedy=_RESTORE)
-    looked.records[sequence] = record
     return None
 
 
@@ -143,7 +141,7 @@ def _lost_below(looked: _Looked, begin: int, tail: Record | None) -> set[int]:
     if tail is None:
         return set()
     needed = {tail.full, *(one.full for one in looked.records.values() if one.sequence >= tail.promised)}
-    return {sequence for sequence in needed.union(range(tail.promised, begin)) if sequence < begin}
+    return {sequence for sequence in needed.union(range(tail.promised, begin)[-_GAP_MOST:]) if sequence < begin}
 
 
 def _beginning(looked: _Looked, tail: Record | None) -> int:
@@ -304,18 +302,19 @@ def _way_back(looked: _Looked, root: str, checkpoint: str | None) -> str | None:
     wrong = {finding.where for finding in looked.findings if finding.level in ("state", "rollback")}
     if not looked.records or looked.unread or all(finding.level != "state" for finding in looked.findings):
         return None
-    sequence = newest = max(looked.records)
+    at = max(looked.records)
+    promised = looked.records[at].promised
     passed: set[int] = set()
-    while sequence >= looked.records[newest].promised:
-        record = looked.records.get(sequence)
-        if record is not None and _is_whole(looked, record, wrong):
+    for sequence, record in sorted(looked.records.items(), reverse=True):
+        if not promised <= sequence <= at:
+            continue
+        if _is_whole(looked, record, wrong):
             to = f"record:{sequence}" if record.version in passed else record.version
             given = masked(checkpoint) if checkpoint else "CHECKPOINT"
             back = command("rollback", "--execute", root=root, checkpoint=given, to=to)
             return None if sequence == max(looked.digests) else f"{record.version}: {back}"
-        if record is not None:
-            passed.add(record.version)
-        sequence = min(sequence - 1, sequence if record is None or record.target is None else record.target)
+        passed.add(record.version)
+        at = sequence if record.target is None else record.target
     return None
 
 

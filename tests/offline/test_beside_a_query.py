@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
+from riffle_spark.errors import (
+    ConfigError,
+    ConflictError,
+    CorruptStateError,
+    FencedError,
+    RefusedError,
+    UnavailableError,
+)
 from riffle_spark.offline import recovery, switch
 from riffle_spark.offline.recovery import Plan, adopt, rollback
 from riffle_spark.offline.switch import switch_dispatch, switch_keys
@@ -141,3 +148,31 @@ def test_a_command_whose_record_may_be_there_can_be_run_again(
     assert tail_of(root).sequence == before + (1 if command == "dispatch" else 2)
     if command not in {"rollback", "keys"}:
         assert contents(root) == expected(oracle)
+
+
+@pytest.mark.parametrize("command", ["adopt", "rollback", "dispatch", "keys"])
+def test_rights_that_end_behind_a_commands_record_are_told_with_what_was_done(
+    world: World, checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    """The record is in the log, though the store refused to say so; what it refused before that has changed nothing."""
+    refused, run = [0], commands(world.home.root, checkpoint, tmp_path)[command]
+
+    def refuses(name: str, data: bytes) -> bool:
+        refused[0] -= name.startswith(paths.LOG)
+        if refused[0] < 0:
+            raise RefusedError("the token has expired", remedy="renew it", where=name)
+        return world.memory.put_if_absent(name, data)
+
+    store = FaultyStore(world.memory)
+    monkeypatch.setattr(store, "put_if_absent", refuses)
+    for module in (recovery, switch):
+        monkeypatch.setattr(module, "open_store", lambda *_: store)
+    before = tail_of(world.home.root)
+    with pytest.raises(RefusedError, match=r"^the token has expired"):
+        run()
+    assert tail_of(world.home.root) == before
+    refused[0] = 1
+    with pytest.raises(RefusedError, match=r"tried to .* did not say whether it did: the token has expired") as caught:
+        run()
+    assert "renew it; run the command again, before the query is started" in caught.value.remedy
+    assert tail_of(world.home.root).sequence == before.sequence + 1

@@ -161,8 +161,15 @@ def test_who_takes_state_over_with_a_checkpoint_of_before_is_told_where_it_goes_
         (['{"logOffset":7}', '{"logOffset":7}'], {0: 7}, False),
         (['{"logOffset":7}', "3"], {0: 6}, True),
         (["-", "7"], {0: 0}, False),
+        (['{"logOffset":3}', '{"logOffset":9}'], {1: 9}, True),
+        (['{"logOffset":3}', '{"logOffset":9}'], {0: 3}, True),
+        (["7", '{"logOffset":9}'], {1: 9}, False),
+        (['{"logOffset":7}', '{"logOffset":7}', '{"logOffset":3}'], {0: 7, 1: 3}, False),
+        (['{"logOffset":7}', '{"logOffset":7}', '{"logOffset":9}'], {0: 7, 1: 3}, True),
     ],
 )
 def test_what_an_entry_needs(offsets: list[str], seen: dict[int, int], is_short: bool) -> None:
-    """Only a source of files needs entries; one that is read twice has two offsets, one in memory has no entry."""
+    """Only a source of files needs entries; one that is read twice has two offsets, one in memory has no entry.
+    What one source has seen stands in for no other one's log that is gone.
+    """
     assert bool(lacking(LATER + "\n".join(offsets), seen)) == is_short

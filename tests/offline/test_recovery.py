@@ -298,10 +298,15 @@ def test_state_is_not_taken_over_by_an_older_checkpoint_of_its_own_query(world: 
 
 
 def test_empty_means_empty(world: World, checkpoint: Path) -> None:
-    """Who wants to begin with no state does not go on with what is there; again over no state it does nothing new."""
+    """Who wants to begin with no state does not go on with what is there. Key-groups and dispatch are as told."""
     root, total = world.home.root, world.settings.key_groups
-    assert adopt(root, str(checkpoint), empty=True, key_groups=total, execute=True).executed
-    assert adopt(root, str(checkpoint), empty=True, key_groups=total, execute=True).executed
+    world.start()
+    with pytest.raises(ConflictError):
+        world.batch(5, one(1))
+    assert adopt(root, str(checkpoint), empty=True, key_groups=64, dispatch="hashed", execute=True).executed
+    for _ in range(2):
+        plan = adopt(root, str(checkpoint), empty=True, key_groups=total, execute=True)
+        assert f"fix dispatch key_group and {total} key-groups" in plan.steps
     assert world.batch(5, one(1)).decision == "run"
     (checkpoint / "metadata").write_text('{"id": "another"}')
     with pytest.raises(ConfigError, match="holds state"):

@@ -112,6 +112,8 @@ def test_an_empty_variable_names_no_checkpoint(filled: World, tmp_path: Path, ch
     for arguments in commands(filled.home.root, checkpoint, conf):
         done, said = shown_by(*arguments)
         assert (done.exit_code, "names no folder" in said) == (1, True), said
+        assert "adopt --root" not in said, "that would give the state away"
+        assert [line for line in said.splitlines() if line.startswith("state")] == []
 
 
 @pytest.mark.parametrize("command", ["verify", "rollback", "plan", "capacity"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import pytest
 from riffle_spark import keygroups
 from riffle_spark.errors import ConflictError, FencedError, UnavailableError
 from riffle_spark.offline import reshard, switch
-from riffle_spark.offline.switch import switch_dispatch
+from riffle_spark.offline.recovery import adopt
+from riffle_spark.offline.switch import switch_dispatch, switch_keys
 from riffle_spark.protocol.upkeep.scan import scan
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
@@ -23,6 +26,7 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing.faulty_store import Fault, FaultyStore
+from tests.kit.roots.damaged_root import written_checkpoint
 from tests.kit.simulated.switched_state import (
     BATCHES,
     PARTITIONS,
@@ -33,7 +37,7 @@ from tests.kit.simulated.switched_state import (
     shards_of,
     tail_of,
 )
-from tests.kit.simulated.world import Oracle, World, one
+from tests.kit.simulated.world import Oracle, World, drawn_batch, one
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
 
@@ -195,6 +199,36 @@ def test_what_a_killed_command_left_of_rows_goes_with_the_next(tmp_path: Path, m
     with reshard.scratch() as folder:
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*stay, folder.name])
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(stay)
+
+
+@pytest.mark.parametrize("command", ["dispatch", "keys"])
+def test_state_that_was_taken_over_is_switched_before_its_first_batch(
+    world: World, oracle: Oracle, tmp_path: Path, command: str
+) -> None:
+    """It is of batch -1 then, which no name says: what is written can be read all the same, batches go on from it, and
+    scans know it.
+    """
+    root, keys = world.home.root, tmp_path / "keys"
+    (written_checkpoint(tmp_path / "new") / "metadata").write_text('{"id": "another"}')
+    keys.write_text("plain\n")
+    adopt(root, str(tmp_path / "new"), execute=True)
+    before = {*world.memory.list("")}
+    if command == "dispatch":
+        switch_dispatch(root, "key_group", key_groups=5, execute=True)
+        world.settings = replace(world.settings, key_groups=5)
+    else:
+        switch_keys(root, encryption_keys=f"file:{keys}", rewrite=True, execute=True)
+    assert (tail_of(root).kind, tail_of(root).version) == ("dispatch", -1)
+    assert contents(root) == expected(oracle)
+    assert all(paths.parse(name) or paths.record_sequence(name) for name in {*world.memory.list("")} - before)
+    world.query_id = "another"
+    world.start()
+    for version in range(BATCHES):
+        rows = drawn_batch(random.Random(version), version)
+        oracle.feed(rows)
+        assert world.batch(version, rows).decision == "run"
+        world.background.run()
+    assert contents(root) == expected(oracle)
 
 
 def test_a_driver_that_still_runs_is_fenced(world: World, oracle: Oracle) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from riffle_spark.errors import ConfigError, UnavailableError
+from riffle_spark.errors import ConfigError, RefusedError, UnavailableError
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.offline.recovery import Plan, rollback
 from riffle_spark.state.log import paths
@@ -69,13 +69,13 @@ def test_a_rollback_that_ends_half_way_tells_what_leads_back(
     the state was.
     """
 
-    def refuse(*_: object) -> None:
-        raise OSError("read-only")
+    def raises(error: Exception) -> None:
+        raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(Checkpoint, "_forget_after", refuse)  # a file system that is read-only
-        for _ in range(2):
-            with pytest.raises(UnavailableError, match="the log has gone back to batch 3") as caught:
+        for error in (OSError("read-only"), RefusedError("no rights")):
+            patched.setattr(Checkpoint, "_forget_after", lambda *_, error=error: raises(error))
+            with pytest.raises((RefusedError, UnavailableError), match="log has gone back to batch 3") as caught:
                 rollback(world.home.root, 3, str(checkpoint), execute=True)
             assert BATCHES - 1 in {batch_at(world, at, checkpoint) for at in led_by(caught.value.problem)}
     plan: Plan = rollback(world.home.root, 3, str(checkpoint), execute=True)

@@ -23,6 +23,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.log.record import encode
+from riffle_spark.state.objects.open import open_store
 from tests.kit.printed_commands import printed
 from tests.kit.roots.damaged_root import (
     BATCHES,
@@ -302,6 +303,22 @@ def test_strange_numbers_are_told_and_end(tmp_path: Path) -> None:
     found = verify(world.home.root).findings
     assert {f.where for f in found if f.level == "state"} >= {far}
     assert len(found) < 300
+
+
+def test_a_record_that_says_it_is_far_from_what_it_promises_is_not_counted_to(tmp_path: Path) -> None:
+    """Whoever may write below a root can put one record there that promises all before it: that ends."""
+    world = World(tmp_path)
+    world.batch(0, one(1))
+    tail = world.log().tail
+    assert tail is not None
+    for far in (20_000, 10**18):
+        root = f"memory://{tmp_path.name}-{far}"
+        damaged = encode(replace(tail, sequence=far, full=far, promised=0))
+        open_store(root).put_if_absent(paths.record(far), damaged)
+        found = verify(root)
+        assert {finding.level for finding in found.findings} == {"state", "rollback"}, "its objects are not there"
+        assert (found.records, found.way_back) == (1, None)
+        assert len(found.findings) < 200
 
 
 def test_a_folder_of_other_files_is_no_root(tmp_path: Path) -> None:

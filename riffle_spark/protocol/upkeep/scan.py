@@ -97,7 +97,7 @@ def _beginning(objects: ObjectStore, names: Sequence[str], tail: Record, known: 
         begin -= 1
     while begin < tail.sequence and not objects.exists(paths.record(begin)):
         begin += 1
-    if {*range(begin, tail.promised)} <= {*present}:
+    if tail.promised - begin <= len(present) and {*range(begin, tail.promised)} <= {*present}:
         return begin
     promised = Log(objects, "").find(tail.promised)
     if promised is None or not objects.exists(paths.record(promised.full)):

@@ -166,8 +166,7 @@ class Log:
 
     def find(self, sequence: int) -> Record | None:
         """Return one record, or ``None`` if it is not there. Raises ``CorruptStateError`` if it is damaged."""
-        name = paths.record(sequence)
-        data = self._got(name)
+        data = self._got(name := paths.record(sequence))
         return None if data is None else decode(data, name)
 
     def _got(self, name: str) -> bytes | None:
@@ -178,13 +177,12 @@ class Log:
         """Yield the records that follow this one, to the newest. Raises ``CorruptStateError`` at a damaged one, and
         ``UnavailableError`` where they do not end.
         """
-        first = sequence + 1
-        for later in range(first, first + _LATER_MAX):
+        for later in range(sequence + 1, sequence + 1 + _LATER_MAX):
             record = self.find(later)
             if record is None:
                 return
             yield record
-        raise _no_end(first)
+        raise _no_end(sequence + 1)
 
     def manifest_of(self, record: Record) -> Manifest:
         """Return what ``record`` and the full record it changes say together."""
@@ -230,10 +228,12 @@ class Log:
         Whatever takes the log over, as all records but those of a driver that has it, finds a store that overwrites.
         """
         assert self._unclear is None, "an earlier append is unclear; settle it first"
-        record = self._completed(draft, manifest)
-        self._unclear = (record, data := encode(record), manifest)
+        record, is_rare = self._completed(draft, manifest), draft.kind not in ("batch", "orders")
+        data = encode(record)
+        assert not is_rare or is_record(data, paths.record(record.sequence)), "nobody could read this record"
+        self._unclear = record, data, manifest
         self.settle()
-        if record.kind not in ("batch", "orders"):
+        if is_rare:
             self._check_refused(record, data)
         return record
 

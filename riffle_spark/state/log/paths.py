@@ -1,6 +1,6 @@
 """Names of objects below a root. Knows the layout. Does not know any store, or what the objects hold.
 
-    log/<sequence>                                      the log: batch | claim | rollback | adopt | dispatch
+    log/<sequence>                                      the log: batch | claim | rollback | adopt | dispatch | orders
     delta/<version>/<epoch>-<attempt>                   what one attempt of one slot changed
     <store>/key_group=<0042>/snapshot/<snapshot id>     one key-group's whole state
 
@@ -68,8 +68,10 @@ def base(store: str, key_group: int) -> str:
 
 
 def snapshot_id(version: int, attempt: str) -> str:
-    """Return the id of the snapshot that attempt ``<epoch>-<attempt id>`` took of ``version``."""
-    return f"{version:0{_DIGITS}d}-{attempt}"
+    """Return the id of the snapshot that attempt ``<epoch>-<attempt id>`` took of ``version``: 0 in the place of -1, as
+    state is of that was taken over and not run on yet.
+    """
+    return f"{max(version, 0):0{_DIGITS}d}-{attempt}"
 
 
 class ObjectName(NamedTuple):

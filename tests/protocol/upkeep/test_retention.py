@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest, Snapshot
 from riffle_spark.state.log.record import Record, encode
+from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import InlineBackground
 from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.invariants import History
@@ -405,3 +407,19 @@ def test_output_stays_as_long_as_a_retained_record_has_it() -> None:
     assert link.object not in retention.take_free(17), "record 17 is promised, and has it"
     retention.committed(replace(batch, sequence=18, outputs=()), after, {}, 2)
     assert link.object in retention.take_free(18)
+
+
+def test_a_name_far_below_the_log_costs_a_scan_nothing_and_goes() -> None:
+    """A name alone has nobody hold as many numbers as it is far away."""
+    far, store = 10**6, MemoryStore()
+    tail = replace(PLAIN, sequence=far, full=far, promised=far, kind="claim", epoch=1)
+    store.put_if_absent(paths.record(far), encode(tail))
+    store.put_if_absent(paths.record(0), b"")
+    tracemalloc.start()
+    try:
+        scan.scan(store, tail, 2, 0)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 4 << 20
+    assert store.list(paths.LOG) == [paths.record(far)]

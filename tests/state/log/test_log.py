@@ -12,7 +12,7 @@ from riffle_spark.errors import CorruptStateError, FencedError, UnavailableError
 from riffle_spark.state.log import log as log_file
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
-from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
+from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest, Snapshot
 from riffle_spark.state.log.record import Record, decode, digest, encode
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing.faulty_store import Fault, FaultyStore
@@ -200,6 +200,19 @@ def test_a_late_put_of_our_own_settles_as_ours() -> None:
     assert store.land() == [True]
     store.heal()
     assert log.settle() == opened(store).tail
+
+
+@pytest.mark.parametrize("kind", ["claim", "rollback", "adopt", "dispatch"])
+def test_a_record_that_nobody_could_read_again_is_not_put(kind: str) -> None:
+    """Of the kinds that come seldom each is read before it is put: a root whose newest record is none is lost."""
+    store = MemoryStore()
+    log = opened(store)
+    log.append(PLAIN, Manifest())
+    strange = Snapshot("-1-5-ab", Head(0, "1-ab"), 1, 1, 1)
+    draft = replace(drafted("c"), kind=kind)  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="nobody could read"):
+        log.append(draft, Manifest({("totals", 0): Entry(strange)}))
+    assert store.list(paths.LOG) == [paths.record(0)]
 
 
 def test_a_second_driver_fences_the_first_i4() -> None:
