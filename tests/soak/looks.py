@@ -56,7 +56,8 @@ class Looks:
         """Those whose last run failed: what was planned waits for the next plan."""
         self._before: dict[tuple[Address, Head], Head] = {}
         """What stands before each link of the log."""
-        self._read_up_to = -1
+        self._read: set[str] = set()
+        """Records, by commit id, of which that is known: a root begun anew has other ones under their numbers."""
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
         """Look from now on."""
@@ -119,13 +120,13 @@ class Looks:
     def _read_on(self) -> None:
         seen = self._world.log_seen
         seen.look()
-        for sequence in sorted(n for n in seen.manifests if n > self._read_up_to):
+        for sequence in sorted(n for n in seen.manifests if seen.records[n].commit_id not in self._read):
             for address, entry in seen.manifests[sequence].entries.items():
                 at = entry.base
                 for link in entry.chain:
                     self._before.setdefault((address, link.head), at)
                     at = link.head
-            self._read_up_to = sequence
+            self._read.add(seen.records[sequence].commit_id)
 
     def _answered(self, answered: Callable[..., None], own: Ownership, receipts: Sequence[Any], now: float) -> None:
         answered(own, receipts, now)
