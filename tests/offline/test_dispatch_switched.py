@@ -64,7 +64,9 @@ def checkpoint(tmp_path: Path) -> str:
 
 
 def test_a_rollback_goes_back_over_a_switch(tmp_path: Path, checkpoint: str) -> None:
-    """A batch before the last one of the old dispatch comes back with it; copies of after it are not used."""
+    """A batch before the last one of the old dispatch comes back with it, and with what its shards stood for; copies of
+    after it are not used.
+    """
     played = Played(World(tmp_path, key_groups=16, retained_versions=100))
     played.batches(4)
     switch_dispatch(played.world.home.root, "partition", partition_of=partition_of, execute=True)
@@ -72,7 +74,11 @@ def test_a_rollback_goes_back_over_a_switch(tmp_path: Path, checkpoint: str) -> 
     played.batches(2)
     for version, dispatch in ((3, "partition"), (2, "key_group")):
         rollback(played.world.home.root, version, checkpoint, execute=True)
-        assert played.world.log().tail.dispatch == dispatch  # type: ignore[union-attr]
+        tail = played.world.log().tail
+        assert tail is not None
+        assert tail.target is not None
+        assert tail.dispatch == dispatch
+        assert tail.shards == played.world.log().read(tail.target).shards
     again = Played(played.world)
     again.restart(dispatch="key_group")
     again.pass_over(3)
