@@ -14,7 +14,7 @@ from riffle_spark.state.copies.abandoned import named
 from riffle_spark.state.copies.disk import default_local_dir
 from riffle_spark.state.copies.folder import Folder, claim
 from riffle_spark.state.log.log import Log
-from riffle_spark.state.log.manifest import Address, Manifest
+from riffle_spark.state.log.manifest import Address, Entry, Head, Manifest
 from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, keys_of_text, text_of
 from riffle_spark.state.objects.open import StoreOptions, open_store, root_id
 from riffle_spark.state.objects.store import ObjectStore
@@ -22,6 +22,7 @@ from riffle_spark.state.objects.store import ObjectStore
 __all__ = [
     "LOCAL_EXECUTOR",
     "drop_unreadable",
+    "entry_at",
     "executor_environment",
     "executor_id",
     "executor_process",
@@ -139,6 +140,19 @@ def manifest_at(home: Home, sequence: int) -> Manifest:
         _manifests.clear()
         _manifests[name] = log.manifest_of(log.read(sequence))
     return _manifests[name]
+
+
+def entry_at(home: Home, sequence: int, address: Address, head: Head) -> Entry:
+    """Return what the log's record ``sequence`` says of a key-group, which is at ``head`` there.
+
+    What was kept may be of a record that is no more: in a root that was restored from a backup its number comes again,
+    in a log of the same id.
+    """
+    entry = manifest_at(home, sequence).entry(*address)
+    if entry.head == head:
+        return entry
+    _manifests.clear()
+    return manifest_at(home, sequence).entry(*address)
 
 
 def executor_id() -> str:

@@ -36,7 +36,7 @@ from riffle_spark.worker import run_computation
 from riffle_spark.worker.dead_letters import with_letters
 from riffle_spark.worker.expiry import with_expired
 from riffle_spark.worker.input import TouchedKeys, counted, on_time, read_state, received, touch, with_stored
-from riffle_spark.worker.member_folders import folder_of, keys_of, manifest_at, store_of
+from riffle_spark.worker.member_folders import entry_at, folder_of, keys_of, store_of
 from riffle_spark.worker.memory_use import memory_use
 from riffle_spark.worker.seal import SlotResult, seal
 
@@ -173,7 +173,7 @@ class _Attempt:
     def whole(self, key_group: int) -> Entry:
         """Return a whole entry, of the record that the order goes by."""
         order = self.order
-        return manifest_at(order.home, order.sequence).entry(order.store, key_group)
+        return entry_at(order.home, order.sequence, (order.store, key_group), order.entries[key_group].head)
 
     def receipt(self, slot: int, executor: str) -> Receipt:
         """Return what the driver is told."""

@@ -22,7 +22,7 @@ from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import StackKeeper
 from riffle_spark.state.schemas.store_schema import schema_of_text
-from riffle_spark.worker.member_folders import drop_unreadable, folder_of, keys_of, manifest_at, store_of
+from riffle_spark.worker.member_folders import drop_unreadable, entry_at, folder_of, keys_of, store_of
 from riffle_spark.worker.memory_use import memory_use
 
 __all__ = ["run_upkeep", "take_snapshot"]
@@ -64,6 +64,8 @@ class _Piece:
         self._gone: list[Address] = []
         self._damaged: list[Address] = []
         self._taken: list[tuple[str, int, Snapshot]] = []
+        self._entries = {(one.store, one.key_group): one.entry for one in order.follows}
+        self._entries.update({(one.store, one.key_group): one.entry for one in order.snapshots})
         self._full = False
 
     def run(self) -> None:
@@ -173,7 +175,8 @@ class _Piece:
         return take_snapshot(due, keeper, store_of(self._order.home), attempt)
 
     def _whole(self, store: str, key_group: int) -> Entry:
-        return manifest_at(self._order.home, self._order.sequence).entry(store, key_group)
+        address = store, key_group
+        return entry_at(self._order.home, self._order.sequence, address, self._entries[address].head)
 
     def _fail(self, address: Address, trouble: object) -> None:
         self.errors.append(f"{address[0]}, key-group {address[1]}: {trouble}")

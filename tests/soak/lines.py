@@ -135,6 +135,8 @@ class LinesHistory(History):
         """What all keys held there."""
         self.former: set[str] = set()
         """Folders of logs that are no more: what lies there is nobody's."""
+        self.strays: frozenset[str] = frozenset()
+        """Objects of drivers that began after the log was copied that was restored, and before the rest was."""
 
     def begin_anew(self) -> None:
         """Forget everything: the root was emptied."""
@@ -221,11 +223,16 @@ class LinesHistory(History):
         needed = self.records[max(first, 0)].full - 1
         old = [name for name in present if needed > (paths.record_sequence(name) or newest)]
         assert not old, f"{len(old)} records stay that nobody needs, the first is {old[0]}"
-        others = [said for name in present if name not in listed and (said := paths.parse(name))]
+        others = [said for name in present if name not in listed and (said := self._parsed(name, tail.epoch))]
         given_up = tail.version - 1  # what was sealed for the last batches in vain goes with the next ones
         unlisted = [s for s in others if s.epoch < tail.epoch or (s.kind == "delta" and s.version < given_up)]
         assert not unlisted, f"{len(unlisted)} objects stay that nothing retained lists, such as {unlisted[0]}"
         assert len(others) <= self.world.settings.key_groups * len(self.world.operators), "snapshots pile up"
+
+    def _parsed(self, name: str, epoch: int) -> paths.ObjectName | None:
+        """Return what a name says, but of strays that no driver of this epoch can tell from those of a newer one."""
+        said = paths.parse(name)
+        return said if said is None or said.epoch < epoch or name not in self.strays else None
 
     def refuses(self, asked: int | str) -> bool:
         """Tell whether a rollback to there may be refused: nothing intact leads there, or it is not promised."""

@@ -212,6 +212,8 @@ class Roots:
         world = self._world
         world.log_seen.restore(copy.newest, copy.swept)
         tail = world.log_seen.records[copy.newest]
+        epochs = {name: said.epoch for name in copy.rest if (said := paths.parse(name))}
+        world.log_seen.strays = frozenset(name for name, epoch in epochs.items() if epoch > tail.epoch)
         world.lines.restore(tail.rollbacks, tail.version)
         world.remedies.line = tail.rollbacks
         for sink in world.sinks.values():

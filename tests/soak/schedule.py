@@ -34,6 +34,7 @@ from tests.soak.faults import ON_EXECUTORS, Aim, Faults
 from tests.soak.jobs import JOBS, same
 from tests.soak.lines import Lines, LinesHistory, Remedies, SlowReader
 from tests.soak.looks import Looks
+from tests.soak.process_table import ProcessTable
 from tests.soak.roots import Roots
 from tests.soak.scheduler import FOREVER, Actor, Process, Scheduler
 from tests.soak.stepped_files import SteppedFiles
@@ -171,6 +172,7 @@ class Schedule(World):
             patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([1, 1, 2, 9]))  # private: small state
             patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
             self.remedies.plant(patch)
+            ProcessTable(self).plant(patch)
             self.dispatched.plant(patch)
             patch.setattr(log, "FULL_EVERY", 4)
             patch.setattr(retention, "FULL_EVERY", 4)

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import CorruptStateError
+from riffle_spark.messages.upkeep_orders import Follow
 from riffle_spark.settings import LINES, Settings
 from riffle_spark.state.objects.store import StoreOptions
 from riffle_spark.testing import home_of
 from riffle_spark.worker.member_folders import manifest_at, options_of, store_of
-from tests.kit.worker.upkeep_member import Upkept
+from riffle_spark.worker.upkeep_piece import run_upkeep
+from tests.kit.worker.upkeep_member import STORE, Upkept
 
 
 def test_every_setting_of_the_store_is_passed_on() -> None:
@@ -51,6 +53,26 @@ def test_what_a_record_says_is_not_taken_for_what_the_next_one_says(tmp_path: Pa
         upkept.log()
     told = [manifest_at(upkept.home, sequence).entries for sequence in (1, 2, 1)]
     assert [entry.head.version for entries in told for entry in entries.values()] == [0, 1, 0]
+
+
+def test_what_was_read_of_a_record_is_not_taken_for_what_a_restored_root_says_under_its_number(tmp_path: Path) -> None:
+    """Executors may outlive it that a root is put back as it was some batches ago: its log has the same id."""
+    upkept = Upkept(tmp_path)
+    upkept.place.seal(0, {1: {"k": 1}})
+    upkept.log()
+    backup, entries = {name: upkept.store.get(name) or b"" for name in upkept.store.list("")}, {**upkept.place.entries}
+    upkept.place.seal(1, {1: {"k": 2}})
+    upkept.log()
+    assert manifest_at(upkept.home, 2).entry(STORE, 1) == upkept.place.entries[1]
+    upkept.store.delete(upkept.store.list(""))
+    for name, data in backup.items():
+        upkept.store.put_if_absent(name, data)
+    upkept.place.entries, upkept.log_of = entries, upkept.opened()
+    upkept.place.seal(1, {1: {"k": 3}}, epoch=2)
+    upkept.log()
+    cut = upkept.place.entries[1].recent(1)
+    assert run_upkeep(replace(upkept.order(follows=(Follow(STORE, 1, cut),)), sequence=2), "1").errors == ()
+    assert upkept.held(1) == {"k": 3}
 
 
 def test_a_root_is_reached_with_the_options_of_its_query() -> None:

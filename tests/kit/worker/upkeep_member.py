@@ -26,9 +26,14 @@ class Upkept:
         self.store = self.place.store
         self.home = home_of(f"memory://{uuid.uuid4().hex}", folder / "executors")
         use_store(self.home, self.store)
-        self._log = Log(self.store, self.home.root)
-        self._log.open()
-        self._log.append(PLAIN, Manifest())
+        self.log_of = self.opened()
+        self.log_of.append(PLAIN, Manifest())
+
+    def opened(self) -> Log:
+        """Return the log as it is in the store."""
+        log = Log(self.store, self.home.root)
+        log.open()
+        return log
 
     def folder(self, executor: str = "1") -> Folder:
         """Return the executor's folder."""
@@ -80,9 +85,9 @@ class Upkept:
         return sorted(self.folder().path.glob("incoming/*/*"))
 
     def log(self) -> None:
-        """Append the record, of sequence 1, that lists what was committed."""
+        """Append the record, of sequence 1 at first, that lists what was committed."""
         entries = {(STORE, kg): entry for kg, entry in self.place.entries.items()}
-        self._log.append(drafted("listed"), Manifest(entries))
+        self.log_of.append(drafted("listed"), Manifest(entries))
 
     def gets(self, prefix: str) -> int:
         """Return how many gets there were of objects whose names begin so; count anew from here."""

@@ -1,0 +1,89 @@
+"""Which processes there are on the one machine that simulated executors share: numbers of those that ended are given
+again, to processes that began later. Who looks for a folder there finds what a dead one has left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Collection
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from riffle_spark.state.copies import abandoned
+from riffle_spark.state.copies.folder import Folder, claim
+from riffle_spark.worker import member_folders
+
+__all__ = ["ProcessTable"]
+
+_MACHINE = "pid:[1]"
+_UNHINDERED_SECONDS = 20.0
+"""Who took longer has waited for a lock that somebody held, or for a folder that somebody was still in."""
+
+
+class ProcessTable:
+    """The processes of executors. ``world`` is the schedule."""
+
+    def __init__(self, world: Any) -> None:
+        self._world = world
+        self._known: dict[str, tuple[int, int]] = {}
+        self._begun = count(1)
+
+    def plant(self, patch: pytest.MonkeyPatch) -> None:
+        """Have executors find their processes, and those of others, here."""
+        patch.setattr(abandoned, "_namespace", lambda: _MACHINE)  # private: what /proc says
+        patch.setattr(abandoned, "_started", self._started)  # private: as above
+        patch.setattr(member_folders, "executor_process", self._mine)
+        patch.setattr(member_folders, "claim", self._claimed)
+
+    def _running(self) -> dict[int, int]:
+        processes = self._world.cluster.processes
+        return dict(told for executor, told in self._known.items() if processes[executor].alive)
+
+    def _started(self, number: int) -> str:
+        return str(self._running().get(number, ""))
+
+    def _mine(self) -> str:
+        actor = self._world.scheduler.mine()
+        if actor is None:
+            return ""
+        executor = actor.process.executor
+        if executor not in self._known:
+            running = self._running()
+            self._known[executor] = next(n for n in count(100) if n not in running), next(self._begun)
+        number, started = self._known[executor]
+        return f"{number} {started} {_MACHINE}"
+
+    def _claimed(self, base: Path, owner: str, live: Collection[str], process: str = "") -> Folder:
+        """Claim a folder. One that a dead process has left is taken rather than a new one, whoever thinks it alive."""
+        scheduler, began = self._world.scheduler, self._world.scheduler.now
+        with scheduler.quiet():
+            before, left = {*base.glob("m*")}, self._left(base)
+        found = claim(base, owner, live, process)
+        is_hindered = "refused disk" in self._world.faults.used or scheduler.now > began + _UNHINDERED_SECONDS
+        if found.path not in before and not is_hindered:
+            with scheduler.quiet():
+                free = [folder.name for folder, whose in left.items() if _is_free(folder, whose)]
+            if free:
+                scheduler.broke(AssertionError(f"{owner} begins {found.member}, though dead processes left {free}"))
+        return found
+
+    def _left(self, base: Path) -> dict[Path, str]:
+        """Return the folders whose processes have ended, with their owners."""
+        running, found = {*self._running().items()}, dict[Path, str]()
+        for folder in sorted(base.glob("m*")):
+            with suppress(OSError, ValueError):  # what a machine that rebooted has left of a file names nobody
+                number, started, _ = (folder / "process").read_text().split()
+                if (int(number), int(started)) not in running:
+                    found[folder] = (folder / "owner").read_text()
+        return found
+
+
+def _is_free(folder: Path, whose: str) -> bool:
+    with suppress(OSError), (folder / "owner").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file.read() == whose
+    return False
