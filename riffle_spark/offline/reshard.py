@@ -7,7 +7,6 @@ written to the folder as a *run*, a batch of rows a shard. When all is read, eac
 batches in all runs. So memory holds one run and one shard, and the folder one store.
 """
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ import pyarrow.compute as pc
 
 from riffle_spark.errors import ConflictError
 from riffle_spark.process.blocks.folding import group_keys
+from riffle_spark.state.copies.abandoned import unless_used
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
@@ -36,6 +36,7 @@ _RUN_BYTES = 64 << 20
 _SOURCE = "__riffle_source"
 _TARGET = "__riffle_target"
 _SCRATCH = "riffle-dispatch-"
+_OWNER = "owner"
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
@@ -57,7 +58,7 @@ def resharded(
     """
     runs = _Runs(folder, pa.schema([*schema.part_schema(), (_SOURCE, pa.int32()), (_TARGET, pa.int32())]))
     for source, entry in sorted(entries.items()):
-        state = state_of(schema, source, entry, reader)
+        state = state_of(schema, source, entry, reader, folder)
         if state.num_rows:
             targets = _placed(schema, state, source, shards_of)
             runs.add(pa.table([*state.columns, pa.repeat(np.int32(source), len(targets)), targets], schema=runs.schema))
@@ -72,24 +73,19 @@ def resharded(
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Give a folder for rows, which are in the clear there. What processes that were killed have left of such goes."""
+    """Give a folder for rows, which are in the clear there. What processes that were killed have left of such goes: who
+    lives has a lock, which tells that also where processes of other containers cannot be seen.
+    """
     for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        number = left.name.removeprefix(_SCRATCH).partition("-")[0]
-        with suppress(OSError):  # another user's
-            if number.isdecimal() and not _is_alive(int(number)):
+        with suppress(OSError), unless_used(left / _OWNER) as is_left:  # another user's, or gone by now
+            if is_left:
                 shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}{os.getpid()}-") as folder:
-        yield Path(folder)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH) as name:
+        owner = Path(name) / "new"
+        owner.touch()
+        with unless_used(owner):
+            owner.rename(owner.with_name(_OWNER))  # only now: nobody finds it without its lock
+            yield owner.parent
 
 
 def _placed(schema: StoreSchema, state: pa.Table, source: int, shards_of: ShardsOf) -> npt.NDArray[np.int32]:
@@ -180,8 +176,8 @@ def _written(path: Path, rows: pa.Table) -> npt.NDArray[np.int32]:
     return np.array(of_batch, dtype=np.int32)
 
 
-def state_of(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader) -> pa.Table:
-    """Return one shard's whole state as a snapshot's table, in no particular order."""
-    with scratch() as folder:
-        found = restored(schema, {key_group: entry}, reader, folder)
+def state_of(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader, folder: Path) -> pa.Table:
+    """Return one shard's whole state as a snapshot's table, in no particular order. ``folder`` is for files."""
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        found = restored(schema, {key_group: entry}, reader, Path(own))
         return found.get(key_group, schema.part_schema().empty_table())

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -106,8 +107,8 @@ def switch_keys(
     if keys is None:
         raise ConfigError("no keys are named", remedy="set `encryption_keys` in the settings' file", where="--rewrite")
     switch = _Switch(objects, tail, tail.dispatch, tail.total, execute, keys)
-    with stopped(log, f"write the state anew with {keys.writes!r}", ConflictError):
-        found = {address: switch.rewritten(address, entry) for address, entry in log.manifest.entries.items()}
+    with stopped(log, f"write the state anew with {keys.writes!r}", ConflictError), scratch() as folder:
+        found = {address: switch.rewritten(address, entry, folder) for address, entry in log.manifest.entries.items()}
         manifest = Manifest(found)
         if execute:
             draft, texts = switch.draft(), _schemas_with(keys, tail)
@@ -216,13 +217,13 @@ class _Switch:
             except SharedKey as found:
                 raise self._unmergeable(found) from found
 
-    def rewritten(self, address: Address, entry: Entry) -> Entry:
+    def rewritten(self, address: Address, entry: Entry, folder: Path) -> Entry:
         """Return a key-group's entry with its state as a new snapshot."""
         store, key_group = address
         schema = schema_of_text(store, self.tail.schemas[store])
         if entry.head == EMPTY_HEAD:
             return entry
-        rows = state_of(schema, key_group, entry, Reader(self.objects, None, self.keys))
+        rows = state_of(schema, key_group, entry, Reader(self.objects, None, self.keys), folder)
         return Entry(self._put(schema, key_group, schema.sealed(rows)), timer_ms=entry.timer_ms)
 
     def _put(self, schema: StoreSchema, shard: int, rows: pa.Table) -> Snapshot:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -188,17 +187,48 @@ def test_a_crash_in_between_leaves_what_the_next_driver_sweeps(
 
 
 def test_what_a_killed_command_left_of_rows_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They lie in the clear there. Those of a process that lives stay, and what is not of these commands."""
+    """They lie in the clear there. Those of a command that lives stay, also where its process cannot be seen, as in
+    another container; so does what is not of these commands.
+    """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        pass
-    stay = [f"riffle-dispatch-{os.getppid()}-abc", "riffle-dispatch-mine", "another"]
-    for name in (f"riffle-dispatch-{ended.pid}-abc", *stay):
+    for name in ("riffle-dispatch-abc", "another"):
         (tmp_path / name).mkdir()
+        (tmp_path / name / "owner").touch()
         (tmp_path / name / "run-0.arrow").write_bytes(b"rows")
     with reshard.scratch() as folder:
-        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*stay, folder.name])
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(stay)
+        (folder / "run-0.arrow").write_bytes(b"rows")
+        assert {path.name for path in tmp_path.iterdir()} == {"another", folder.name}
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(os, "kill", nobody_there)
+            with reshard.scratch() as other:
+                assert {path.name for path in tmp_path.iterdir()} == {"another", folder.name, other.name}
+        assert (folder / "run-0.arrow").read_bytes() == b"rows"
+    assert [path.name for path in tmp_path.iterdir()] == ["another"]
+
+
+def nobody_there(*_: object) -> None:
+    """Answer as the system does where a process is not to be seen."""
+    raise ProcessLookupError
+
+
+@pytest.mark.parametrize("command", ["dispatch", "keys"])
+def test_the_folder_of_temporary_files_is_looked_through_once_a_store(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """And not once a shard, of which there may be thousands."""
+    (tmp_path / "keys").write_text("plain\n")
+    looked, glob = [], Path.glob
+
+    def heard(path: Path, pattern: str) -> Iterator[Path]:
+        looked.append(pattern)
+        return glob(path, pattern)
+
+    monkeypatch.setattr(Path, "glob", heard)
+    if command == "dispatch":
+        switch_dispatch(world.home.root, "key_group", key_groups=5, execute=True)
+    else:
+        switch_keys(world.home.root, encryption_keys=f"file:{tmp_path}/keys", rewrite=True, execute=True)
+    assert 1 <= looked.count("riffle-dispatch-*") <= len(world.operators)
 
 
 @pytest.mark.parametrize("command", ["dispatch", "keys"])

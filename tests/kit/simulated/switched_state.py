@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,8 +55,10 @@ def shards_of(root: str) -> Iterator[tuple[str, int, pa.Table]]:
     log = Log(objects, root)
     tail = log.open()
     assert tail is not None
-    for (store, shard), entry in sorted(log.manifest.entries.items()):
-        yield store, shard, state_of(schema_of_text(store, tail.schemas[store]), shard, entry, Reader(objects, None))
+    with tempfile.TemporaryDirectory() as folder:
+        for (store, shard), entry in sorted(log.manifest.entries.items()):
+            schema = schema_of_text(store, tail.schemas[store])
+            yield store, shard, state_of(schema, shard, entry, Reader(objects, None), Path(folder))
 
 
 def contents(root: str) -> Contents:
