@@ -236,10 +236,10 @@ def _check_links(
         return
     for link, data in fetched.items():
         part, where = links[link], f"{link.object}[{link.start}:{link.start + link.length}]"
-        looked.checked_bytes += link.length
-        if isinstance(data, CorruptStateError):
-            looked.say_error(levels[part], data)
+        if isinstance(data, CorruptStateError) or len(data) != link.length:
+            looked.say_error(levels[part], part_codec.altered(where))
         else:
+            looked.checked_bytes += link.length
             schema = schemas.get(part.store) if part.key_group is not None else None
             place = paths.part(link.head.version, link.head.attempt, part.key_group)
             _check_rows(looked, levels[part], data, link.rows, where, place, schema)
@@ -256,7 +256,7 @@ def _check_snapshot(
     data = looked.objects.get(name, 0, snapshot.length + 1)
     if data is None:
         looked.say_error(level, missing(name))
-    elif part_codec.checksum(data) != snapshot.checksum:
+    elif part_codec.checksum(data) != snapshot.checksum or len(data) != snapshot.length:
         looked.say_error(level, part_codec.altered(name))
     else:
         _check_rows(looked, level, data, snapshot.rows, name, paths.base(*address), schemas.get(address[0]))

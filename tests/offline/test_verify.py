@@ -273,6 +273,23 @@ def test_damage_of_an_encrypted_root_is_named(tmp_path: Path) -> None:
     assert sum(int(match[1]) for match in told if match) > 8
 
 
+def test_parts_that_a_record_says_are_of_any_length_are_found(kept: World) -> None:
+    """Who wrote it may have said anything: there is no room for so much, and no object is so long."""
+    log = kept.log()
+    assert log.tail is not None
+    entries = {
+        address: replace(
+            entry, chain=tuple(link._replace(length=1 << 62) for link in entry.chain),
+            snapshot=entry.snapshot and entry.snapshot._replace(length=(1 << 63) - 1),
+        ) for address, entry in log.manifest.entries.items()
+    }  # fmt: skip
+    record = replace(log.tail, entries=entries, outputs=(), full=log.tail.sequence)
+    put_back(kept, {paths.record(record.sequence): encode(record)})
+    found = [finding.where for finding in verify(kept.home.root).findings]
+    assert any("/snapshot/" in where for where in found)
+    assert any(str(1 << 62) in where for where in found), found
+
+
 @pytest.mark.parametrize(("gone", "level"), [(3, "rollback"), (FULL_EVERY, "rollback"), (FULL_EVERY + 1, "state")])
 def test_records_that_a_lifecycle_rule_took_from_below_are_told(tmp_path: Path, gone: int, level: str) -> None:
     """Those that are promised harm a rollback; without the full record of the newest one nothing starts."""

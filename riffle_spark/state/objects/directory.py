@@ -65,8 +65,9 @@ class DirectoryStore:
         with self._explained():
             try:
                 with source.open("rb") as file:
+                    size = os.fstat(file.fileno()).st_size  # Python makes room for as much as is asked for
                     file.seek(start)
-                    return file.read(-1 if length is None else length)
+                    return file.read(-1 if length is None else min(length, size))
             except _ABSENT:
                 return None
 

@@ -104,9 +104,10 @@ class Reader:
         found: dict[Link, pa.Table] = {}
         try:
             with path.open("rb") as file:
+                size = file.seek(0, 2)  # Python makes room for as much as is asked for
                 for run in joined(parts):
                     file.seek(run[0].start)
-                    found.update(self._cut(run, memoryview(file.read(span_bytes(run)))))
+                    found.update(self._cut(run, memoryview(file.read(min(size, span_bytes(run))))))
         except (OSError, CorruptStateError):
             return {}
         with self._counting:

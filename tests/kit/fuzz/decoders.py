@@ -368,7 +368,8 @@ def _text_of(read: Callable[[str], object]) -> Callable[[bytes], object]:
 
 @cache
 def _scratch() -> Path:
-    return Path(tempfile.mkdtemp(prefix="riffle-fuzz-"))
+    in_memory = Path("/dev/shm")  # where there is none, files are synced
+    return Path(tempfile.mkdtemp(prefix="riffle-fuzz-", dir=in_memory if in_memory.is_dir() else None))
 
 
 def forget_scratch() -> None:
@@ -509,7 +510,7 @@ def _names(text: str) -> None:
 def _decoders() -> Iterator[Decoder]:
     yield Decoder("record", _record, _records, _sealed_record)
     yield Decoder("record body", _record_of_body, _bodies)
-    yield Decoder("log", read_log, _logs)
+    yield Decoder("log", lambda data: read_log(data, _scratch()), _logs)
     yield Decoder("part", _part, _parts)
     yield Decoder("encrypted part", _encrypted_part, _encrypted_parts, retagged)
     yield Decoder("encrypted body", lambda data: _encrypted_part(framed(data)), _parts)

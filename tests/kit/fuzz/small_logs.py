@@ -7,22 +7,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import cast
 
 import pyarrow as pa
 import xxhash
 
 from riffle_spark.errors import CorruptStateError, RiffleError
+from riffle_spark.offline.verify import verify
 from riffle_spark.protocol.upkeep.retention import Retention
 from riffle_spark.protocol.upkeep.scan import scan
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record, digest, encode
-from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.state.objects.directory import DirectoryStore
+from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = ["framed_record", "read_log", "small_logs"]
 
-_ROOT = "memory://fuzz"
 _LINES_MOST = 64
 
 
@@ -40,15 +43,23 @@ def small_logs(records: Sequence[Record]) -> list[bytes]:
     return [b"\n".join(lines), lines[0]]
 
 
-def read_log(data: bytes) -> None:
-    """Open a log as a driver and as a rollback do, and do what both do with all of it."""
-    store = MemoryStore()
+def read_log(data: bytes, folder: Path) -> None:
+    """Look a root of files over as ``riffle verify`` does, open its log as a driver and as a rollback do, and do what
+    both do with all of it. It lies in a new folder there, which goes.
+    """
+    with TemporaryDirectory(dir=folder) as root:
+        _read(DirectoryStore(Path(root)), data, f"file://{root}")
+
+
+def _read(store: ObjectStore, data: bytes, root: str) -> None:
     before = b""
     for line in data.split(b"\n")[:_LINES_MOST]:
         before = _put(store, line, before)
     with suppress(RiffleError):
-        Log(store, _ROOT).open(broken=True)
-    log = Log(store, _ROOT)
+        verify(root)
+    with suppress(RiffleError):
+        Log(store, root).open(broken=True)
+    log = Log(store, root)
     tail = log.open()
     if tail is None:
         raise CorruptStateError("an empty log")
@@ -60,7 +71,7 @@ def read_log(data: bytes) -> None:
     scan(store, tail, 20, 0, first=log.first)
 
 
-def _put(store: MemoryStore, line: bytes, before: bytes) -> bytes:
+def _put(store: ObjectStore, line: bytes, before: bytes) -> bytes:
     """Put the record of a line; return its bytes."""
     try:
         number, body = json.loads(line)

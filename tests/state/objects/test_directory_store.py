@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -113,6 +114,17 @@ class TestDirectory:
             store.put_if_absent("log", b"")
         assert store.get("log") is None
         assert not store.exists("log")
+
+    @pytest.mark.parametrize("length", [1 << 29, 1 << 62, 1 << 63])
+    def test_a_range_takes_no_more_room_than_there_are_bytes(self, store: ObjectStore, length: int) -> None:
+        """Records are asked for by the most that one may be, parts by what a record says of them: anything."""
+        store.put_if_absent("log/1", b"abc")
+        tracemalloc.start()
+        try:
+            assert (store.get("log/1", 0, length), store.get("log/1", 2, length)) == (b"abc", b"c")
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
 
     def test_a_full_disk_leaves_no_object(self, store: ObjectStore) -> None:
         """Bytes that do not fit are an error that says so, and are not listed; smaller ones still go in."""

@@ -48,6 +48,13 @@ def test_a_damaged_sealed_file_is_read_from_the_store_instead(place: Place, dama
     assert place.reader.totals.fetched_parts >= 1
 
 
+def test_a_part_of_any_length_is_not_made_room_for(place: Place) -> None:
+    """A record says how long a part is: neither the member's own file nor the store's object is that long."""
+    (sealed,) = place.seal(0, {1: {"a": 1}}, kept=True)
+    with pytest.raises(CorruptStateError, match="truncated or altered"):
+        place.reader.links([sealed._replace(start=1, length=1 << 62)])
+
+
 def test_adjacent_parts_of_one_object_are_one_get(place: Place) -> None:
     """Ranges that lie side by side are read together."""
     links = place.seal(0, {kg: {f"k{kg}": kg} for kg in range(8)})
