@@ -18,6 +18,7 @@ __all__ = ["Checkpoint", "lacking"]
 
 _Found = TypeVar("_Found")
 _ENTRY = re.compile(r"/sources/([0-9]{1,9})/([0-9]{1,18})(?:\.compact)?\Z", re.ASCII)
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _METADATA_BYTES_MAX = 1 << 16
 _COMMIT = 'v1\n{"nextBatchWatermarkMs":%d}'
 
@@ -183,7 +184,7 @@ class Checkpoint:
 
     def _files(self) -> tuple[fs.FileSystem, str]:
         location = self.location.replace("s3a://", "s3://")
-        if location.startswith("file:") or "://" not in location:  # as Spark has it: "%20" is itself
+        if location.startswith("file:") or not _URI.match(location):  # as Spark has it: "%20" is itself
             files, base = fs.LocalFileSystem(), location.removeprefix("file:").removeprefix("//")
         elif location.startswith("s3://") and self.options and self.options.s3_endpoint:
             files, base = self._server_of(self.options), location.removeprefix("s3://")

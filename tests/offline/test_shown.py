@@ -60,6 +60,8 @@ WRONG = (
     f"s3://bucket/x?secret_key={PLANTED}&endpoint_override=127.0.0.1:9&scheme=http",
     f"hdfs://user:{PLANTED}@127.0.0.1:9/x", f"hdfs://127.0.0.1:9/x?token={PLANTED}", f"foo://u:{PLANTED}@h/x",
     f"wasbs://{PLANTED}@h/x", f"//u:{PLANTED}@h/x", f"s3:u:{PLANTED}@h/x", f"file://u:{PLANTED}@h/x",
+    f"s3:///AKIA:{PLANTED}@bucket/x", f"s3:/AKIA:{PLANTED}@bucket/x", f"hdfs:///user:{PLANTED}@h/x",
+    f"dbfs:/u:1/{PLANTED}@h/x",
 )  # fmt: skip
 
 

@@ -58,14 +58,17 @@ def masked(url: str) -> str:
     prefix, rest = _PARTS.match(url).groups()  # type: ignore[union-attr]
     if not prefix:
         return url
-    is_local = not prefix.endswith("//") or prefix in ("//", "file://")
+    is_local = len(prefix) == 2 or prefix.startswith("file:")  # "//", or a letter
     path, query = (rest, "") if is_local else re.match(r"([^?#]*)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]
-    host, _, below = path.partition("/")
-    if "@" in host:
-        path = "***@" + path[host.rindex("@") + 1 :]
-    elif ":" in host and not is_local and not _A_PORT.search(host):  # a secret key may have a slash in it
-        path = "***@" + path.rpartition("@")[2] if "@" in below else f"***/{below}"
-    return f"{prefix}{path}{query[:1]}{'***' if query else ''}"
+    named = path if is_local else path.lstrip("/")  # with a slash too many, or one missing, it begins with slashes
+    prefix += path[: len(path) - len(named)]
+    is_host = named == path
+    host, _, below = named.partition("/")
+    if "@" in host and (is_host or ":" in host):
+        named = "***@" + named[host.rindex("@") + 1 :]
+    elif ":" in host and not is_local and not (is_host and _A_PORT.search(host)):  # a secret key may have a slash in it
+        named = "***@" + named.rpartition("@")[2] if "@" in below else f"***/{below}"
+    return f"{prefix}{named}{query[:1]}{'***' if query else ''}"
 
 
 def _split(url: str) -> tuple[str, list[str]]:

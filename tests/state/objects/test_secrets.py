@@ -52,6 +52,8 @@ WRONG: dict[str, Callable[[Path], object]] = {
     "a secret with a slash in a root": lambda _: open_store(f"s3://user:a/{PLANTED}@bucket/a"),
     "a secret, and no bucket": lambda _: open_store(f"s3://user:{PLANTED}/a"),
     "a query in a root": lambda _: open_store(f"s3://bucket/a?secret_key={PLANTED}"),
+    "a slash too many in a root": lambda _: open_store(f"s3:///AKIA:{PLANTED}@bucket/a"),
+    "a slash missing in a root": lambda _: open_store(f"s3:/AKIA:1/{PLANTED}@bucket/a"),
     "user and password in a file root": lambda _: open_store(f"file://user:{PLANTED}@host/a"),
     "a query in an endpoint": lambda _: open_store(
         "s3://bucket/a", StoreOptions(s3_endpoint=f"http://127.0.0.1:1/?token={PLANTED}", s3_max_attempts=1)
