@@ -21,7 +21,7 @@ from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.protocol.upkeep.upkeep import Upkeep, UpkeepInput
 from riffle_spark.state.copies.stack import Stack, Stacks
-from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Head, Manifest
+from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head
 from riffle_spark.worker import slot, upkeep_piece
 from tests.kit.state.local_copies import unremembered
 
@@ -68,8 +68,8 @@ class Looks:
             (Upkeep, "plan", self._planned), (Upkeep, "start", self._starts),
             (Rounds, "begin", self._plans), (Rounds, "_run", self._runs), (Rounds, "forget", self._gives_up),
             (Rounds, "at_once", self._gives_up), (TakenSnapshots, "upkeep", self._orders),
-            (Stacks, "switch", self._switched), (slot, "manifest_at", self._manifest_at),
-            (upkeep_piece, "manifest_at", self._manifest_at),
+            (Stacks, "switch", self._switched), (slot, "entry_at", self._entry_at),
+            (upkeep_piece, "entry_at", self._entry_at),
         ):  # fmt: skip
             wrapped(patch, of, name, around)
 
@@ -206,17 +206,22 @@ class Looks:
 
     # --- executors ----------------------------------------------------------------------------------------------------
 
-    def _manifest_at(self, manifest_at: Callable[..., Manifest], home: Any, sequence: int) -> Manifest:
-        found = manifest_at(home, sequence)
-        self._world.holds(lambda: self._check_manifest(found, sequence))
+    def _entry_at(
+        self, entry_at: Callable[..., Entry], home: Any, sequence: int, address: Address, head: Head
+    ) -> Entry:
+        found = entry_at(home, sequence, address, head)
+        self._world.holds(lambda: self._check_entry(found, sequence, address, head))
         return found
 
-    def _check_manifest(self, found: Manifest, sequence: int) -> None:
-        """What an executor takes for a record's is what that one says."""
+    def _check_entry(self, found: Entry, sequence: int, address: Address, head: Head) -> None:
+        """What an executor takes for what a record says of a key-group is what that one says, if it has the record that
+        it was told to go by.
+        """
         seen = self._world.log_seen
         seen.look()
-        wanted = seen.manifests.get(sequence)
-        assert wanted is None or found.entries == wanted.entries, f"record {sequence} is taken to say what it does not"
+        wanted = seen.manifests[sequence].entry(*address) if sequence in seen.manifests else None
+        is_meant = wanted is not None and wanted.head == head
+        assert not is_meant or found == wanted, f"record {sequence} is taken to say what it does not of {address}"
 
     def _switched(
         self, switch: Callable[..., bool], stacks: Stacks, key_group: int, before: Stack | None, stack: Stack
