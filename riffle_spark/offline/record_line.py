@@ -4,6 +4,7 @@ promises. Does not know Spark's checkpoint.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.log.log import Log
@@ -116,13 +117,17 @@ def _fits(record: Record, full: Record) -> bool:
 
 
 def intact(log: Log, sequences: Sequence[int]) -> dict[int, Record]:
-    """Return those of some records that are there and whole, by their numbers."""
+    """Return those of some records that are there and whole, by their numbers.
+
+    What comes damaged is read once more: who passes over a rollback that was damaged on its way follows what that has
+    given up.
+    """
 
     def read(sequence: int) -> Record | None:
-        try:
-            return log.find(sequence)
-        except CorruptStateError:
-            return None
+        for _ in range(2):
+            with suppress(CorruptStateError):
+                return log.find(sequence)
+        return None
 
     found = zip(sequences, in_parallel(read, sequences), strict=True)
     return {sequence: record for sequence, record in found if record is not None}

@@ -144,6 +144,35 @@ def test_a_rollback_to_the_batch_before_reads_little(
     assert len(store.times("get", paths.LOG)) <= 6
 
 
+def test_a_record_that_was_damaged_on_its_way_is_not_passed_over(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever read of the log it is: a rollback that is not seen leads on into the line that it gave up."""
+    world = grown(tmp_path, 4)
+    rollback(world.home.root, 1, str(checkpoint), execute=True)
+    world.start()
+    world.batch(2, one(7))
+    store, left, read = seen_by(monkeypatch, world, ""), 0, Log._got  # private: what comes of a record
+
+    def damaged(log: Log, name: str) -> bytes | None:
+        nonlocal left
+        left, data = left - 1, read(log, name)
+        return data and data[:-1] if left == 0 else data
+
+    monkeypatch.setattr(Log, "_got", damaged)
+    log = Log(store, world.home.root)  # type: ignore[arg-type]
+    tail = log.open()
+    assert tail is not None
+    for version in (2, 1, 0):
+        wanted, asked = record_line.target_of(log, tail, version), 0
+        while left <= 0:
+            asked += 1
+            left = asked
+            assert record_line.target_of(log, tail, version) == wanted, f"batch {version}, damaged at read {asked}"
+        assert asked > 1
+        left = 0
+
+
 def line_one_by_one(log: Log, tail: Record) -> Iterator[Record]:
     """Return the records of a line as one finds them who reads one after the other."""
     sequence = tail.sequence

@@ -7,6 +7,7 @@ the same aims, plays the same history.
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -359,7 +360,9 @@ class Schedule(World):
 
     def say(self, event: str) -> None:
         """Note what has happened."""
-        self.history.append(f"{self.scheduler.count:6} " + event.replace(self.home.root, "the root"))
+        named = event.replace(self.home.root, "the root")
+        named = re.sub(r"(memory|file)://[^\s\],]*", "the root", named)  # also where a message is cut off
+        self.history.append(f"{self.scheduler.count:6} {named}")
 
     def step(self, label: str) -> None:
         """Stop at a step, where others may go on and anything may happen."""
