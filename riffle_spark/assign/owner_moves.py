@@ -60,7 +60,8 @@ def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -
         owners[move.task] = move.taker
     done = set(made)
     ready = [move for move in ready if move not in done]
-    warm, stuck = _warm(loads, ready, pending, settings)
+    held = 0 if settings.copies_may_stay else sum(board.absent[move.task] > 0 for move in ready)
+    warm, stuck = _warm(loads, ready, pending, settings, held)
     reached = list(target)
     if stuck and not made:
         for move in (*ready, *pending):
@@ -163,12 +164,14 @@ def _make(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) 
 
 
 def _warm(
-    loads: "Loads", ready: Sequence[OwnerMove], pending: Sequence[OwnerMove], settings: AssignSettings
+    loads: "Loads", ready: Sequence[OwnerMove], pending: Sequence[OwnerMove], settings: AssignSettings, held: int
 ) -> tuple[list[int], bool]:
-    """Return the tasks whose target warms up now, and whether nothing that is left can ever be completed."""
+    """Return the tasks whose target warms up now, and whether nothing that is left can ever be completed. ``held`` are
+    the copies beyond the standbys that are kept for ready moves.
+    """
     waiting = WaitingMoves(pending)
     chosen: list[int] = []
-    budget = settings.max_warmup_replicas - (0 if settings.copies_may_stay else len(ready))
+    budget = settings.max_warmup_replicas - held
     while len(chosen) < budget:
         move = waiting.first_smooth(loads)
         moves = [move] if move is not None else shortest_cycle(ready, waiting.left())

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -230,7 +231,8 @@ def json_line(body: object) -> str:
 
 def fields_of(message: Any) -> dict[str, object]:
     """Return the fields of a dataclass by name, as they are: ``dataclasses.asdict`` copies all that is in them."""
-    return {one.name: getattr(message, one.name) for one in fields(message)}
+    names = [one.name for one in fields(message)]
+    return dict(zip(names, attrgetter(*names)(message), strict=True))
 
 
 class Part(NamedTuple):

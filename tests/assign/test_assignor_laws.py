@@ -20,13 +20,14 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.counts import Bounds, Demand, balanced_counts
 from riffle_spark.assign.demand import fair_range
 from riffle_spark.assign.explain import spread_per_slot
-from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, TaskId, Traffic
+from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, TaskId, Traffic, View
 from riffle_spark.assign.racks import rack_cost
 from riffle_spark.assign.validity import violations
 from riffle_spark.simulate.group import Group, Phase
 from riffle_spark.simulate.group import _settle as settle  # private: one event at a time
 from riffle_spark.simulate.scenario import Event
 from tests.kit.assign_views import WHOLE, caught_up, task, view
+from tests.kit.assign_views import settled as settled_view
 from tests.kit.folders import CHECKOUT
 
 RACKS = ("r1", "r2", "r3")
@@ -116,6 +117,28 @@ def test_standbys_that_are_pointers_come_to_rest_where_they_should_be(
     again = assign(before, settings)
     assert not done.needs_probe
     assert (again.owners, again.standbys, again.warmups, again.moves) == (done.owners, done.standbys, {}, ())
+
+
+def test_tasks_without_state_that_wait_leave_room_for_the_warmups_that_they_wait_for() -> None:
+    """They may go from a drained member at once, but for room where they are to go; no copy is kept for them."""
+    members = tuple(Member(name, slots=slots) for name, slots in (("a", 2), ("b", 2), ("c", 2), ("gone", 1)))
+    sizes = {task(number, "state"): size for number, size in enumerate([1, 2, 2, 0, 7, 3])}
+    sizes |= {task(number, group): 0 for group in ("cache", "query") for number in range(6)}
+    now = dict(zip(sizes, "aaacac" + "abbcac", strict=False)) | dict(zip(list(sizes)[12:], "gbbcgc", strict=True))
+    owners = {each: {"g": "gone"}.get(member, member) for each, member in now.items()}
+    to = dict(zip(sizes, "abbcac" * 3, strict=True))
+    lags = {each: {owner: 0} for each, owner in owners.items()}
+    for number in (1, 2):
+        lags[task(number, "state")]["b"] = 3
+    before = View(
+        members, tuple(Task(each, size=size) for each, size in sizes.items()), owners, lags=lags, target=to,
+        drained=frozenset({"gone"}),
+    )  # fmt: skip
+    settings = AssignSettings(acceptable_recovery_lag=1, exclude=(("id", "gone"),))
+    done = assign(before, settings)
+    assert done.warmups == {task(1, "state"): ("b",), task(2, "state"): ("b",)}
+    assert done.needs_probe
+    assert "gone" not in settled_view(before, settings).owners.values()
 
 
 @given(group=groups(uniform=False), standbys=st.integers(0, 1))

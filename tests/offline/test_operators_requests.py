@@ -159,7 +159,7 @@ def test_a_record_that_was_damaged_on_its_way_is_not_passed_over(
         left, data = left - 1, read(log, name)
         return data and data[:-1] if left == 0 else data
 
-    monkeypatch.setattr(Log, "_got", damaged)
+    monkeypatch.setattr(Log, "_got", damaged)  # private: what reads a record
     log = Log(store, world.home.root)  # type: ignore[arg-type]
     tail = log.open()
     assert tail is not None

@@ -143,7 +143,7 @@ class Looks:
         """Where all are aside, those whose disk refused in an earlier batch are tried once more."""
         until = self._refused.get(arrivals, {})
         if all(until.get(one.id, now) > now for one in executors):
-            for executor in until.keys() - arrivals._refused:  # private: who refused in this batch
+            for executor in until.keys() - arrivals._refused:
                 del until[executor]
         return are_left(arrivals, executors, now)
 

@@ -35,7 +35,7 @@ class ProcessTable:
     def plant(self, patch: pytest.MonkeyPatch) -> None:
         """Have executors find their processes, and those of others, here."""
         patch.setattr(abandoned, "_namespace", lambda: _MACHINE)  # private: what /proc says
-        patch.setattr(abandoned, "_started", self._started)  # private: as above
+        patch.setattr(abandoned, "_started", self._started)
         patch.setattr(member_folders, "executor_process", self._mine)
         patch.setattr(member_folders, "claim", self._claimed)
 

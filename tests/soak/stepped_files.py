@@ -62,7 +62,7 @@ class SteppedFiles:
         for pools in (reader, prefetch):
             patch.setattr(pools, "ThreadPoolExecutor", InlinePool)
         patch.setattr(folder, "os", _SimulatedTouch(self._scheduler))
-        patch.setattr(member_folders, "_manifests", self._manifests)  # private: each process has its own
+        patch.setattr(member_folders, "_manifests", self._manifests)
         _watch(self)
         try:
             yield
