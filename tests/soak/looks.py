@@ -142,7 +142,7 @@ class Looks:
     ) -> bool:
         """Where all are aside, those whose disk refused in an earlier batch are tried once more."""
         until = self._refused.get(arrivals, {})
-        if all(until.get(one.id, now) > now for one in executors):
+        if all(arrivals._aside.holds(one.id, now) for one in executors):  # private: who is aside, and for how long
             for executor in until.keys() - arrivals._refused:
                 del until[executor]
         return are_left(arrivals, executors, now)
@@ -152,7 +152,11 @@ class Looks:
         until = self._refused.get(own._arrivals, {})  # private: as above
         aside = {executor for executor in executors if until.get(executor, now) > now}
         asked = {one.executor for each in layout.each for one in each.slots}
-        assert aside == executors or not asked & aside, f"slots are laid out on {sorted(asked & aside)}, that refused"
+        if aside == executors:  # who serves now, for want of another one, is no more aside
+            for executor in asked:
+                until.pop(executor, None)
+        else:
+            assert not asked & aside, f"slots are laid out on {sorted(asked & aside)}, that refused"
 
     # --- what is still to be done beside batches ----------------------------------------------------------------------
 
