@@ -73,11 +73,7 @@ def adopt(
         _check_not_run(log, tail, spark, version, root)
     stamp = _stamp()
     base = tail or first_record(query_id, begun.key_groups, begun.dispatch, stamp)
-    if (base.total, base.dispatch) != (begun.key_groups, begun.dispatch) and empty:
-        orders = without_key_groups(base.orders)
-        base = replace(
-            base, total=begun.key_groups, dispatch=begun.dispatch, shards=(), owners={}, standbys={}, orders=orders
-        )
+    base = _dealt_by(base, begun) if empty else base
     draft = replace(
         base, kind="adopt", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=base.epoch + 1,
         query_id=query_id, version=version, offsets=None, input_digest=None, target=None, outputs=(), watermark_ms=None,
@@ -90,6 +86,16 @@ def adopt(
         with stopped(log, f"bind the state to query {query_id}"):
             log.append(draft, log.manifest)
     return Plan(tuple(steps), execute, version, base.offsets)
+
+
+def _dealt_by(base: Record, begun: Settings) -> Record:
+    """Return a record without state as these settings deal keys: what stood for numbers of key-groups goes."""
+    if (base.total, base.dispatch) == (begun.key_groups, begun.dispatch):
+        return base
+    orders = without_key_groups(base.orders)
+    return replace(
+        base, total=begun.key_groups, dispatch=begun.dispatch, shards=(), owners={}, standbys={}, orders=orders
+    )
 
 
 def _check_not_run(log: Log, tail: Record, spark: Checkpoint, version: int, root: str) -> None:

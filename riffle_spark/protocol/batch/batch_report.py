@@ -2,14 +2,13 @@
 reads it.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 
 from riffle_spark.errors import LocalDiskError, Misplaced
-from riffle_spark.messages.slot_orders import Receipt
+from riffle_spark.messages.slot_orders import Receipt, json_line
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import Clock, IncomingBatch, SlotLayout
 from riffle_spark.protocol.upkeep.upkeep import UpkeepFacts
@@ -110,7 +109,7 @@ class BatchReport:
 
     def to_json(self) -> str:
         """Return the report as one line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return json_line(self)
 
 
 def add_up(maps: Iterable[Mapping[str, float]]) -> dict[str, float]:
