@@ -80,7 +80,8 @@ def _told(asked: argparse.Namespace, soaked: Soaked, folder: Path) -> Generator[
     until = time.monotonic() + asked.seconds
 
     def task(number: int) -> _Task:
-        seed, chosen = aims_for(soaked, number) if asked.seed is None else (asked.seed + number, aims)
+        number += asked.seed or 0
+        seed, chosen = (number, aims) if aims or count == 1 else aims_for(soaked, number)
         return _Task(seed, chosen, asked.job, asked.history, not asked.no_shrink)
 
     if count == 1:

@@ -14,12 +14,13 @@ from tests.soak.faults import KINDS, Aim, impossible
 
 __all__ = ["Soaked", "Told", "aims_for"]
 
-AIMED_FROM = 24
-"""The first schedules of a run find the steps that the later ones aim at."""
+AIMED_FROM = 8
+"""So many schedules find the steps that those aim at which are begun after they are played."""
 OTHERS = 24
-"""So many other cells a schedule aims at, once it has filled the one that it is played for."""
-EXPLORES = 4
-"""Every so manieth schedule goes on finding steps while cells are empty, every second one afterwards."""
+"""So many other cells a schedule aims at, once it has filled the one that it is played for: a third of them when no cell
+is empty, for what aims costs twice as much."""
+AIMS = 4
+"""Of so many schedules one goes on finding steps while cells are empty, and one aims afterwards."""
 KEPT = 8
 """So many histories are known that came to a step: a run of any length needs as much memory."""
 MOST_FAILURES = 1000
@@ -117,11 +118,11 @@ def aims_for(soaked: Soaked, number: int) -> tuple[int, tuple[Aim, ...]]:
     cells = [cell for cell in soaked.possible() if cell[1] in soaked.came]
     chance.shuffle(cells)
     cells.sort(key=lambda cell: (soaked.met[cell], soaked.aimed[cell]))
-    explores = EXPLORES if cells and not soaked.met[cells[0]] else 2
-    if number < AIMED_FROM or number % explores == 0 or not cells:
+    is_full = not cells or soaked.met[cells[0]] > 0
+    if soaked.schedules < AIMED_FROM or (number % AIMS == 0) != is_full or not cells:
         return number, ()
     (kind, step), known = cells[0], chance.choice(soaked.came[cells[0][1]])
-    others = [cell for cell in cells[1:] if cell[1] in known.steps][:OTHERS]
+    others = [cell for cell in cells[1:] if cell[1] in known.steps][: OTHERS // 3 if is_full else OTHERS]
     times = known.steps[step]
     nth = chance.randint(1, times if soaked.aimed[kind, step] else 1 + times // 2)
     soaked.aimed.update([(kind, step), *others])

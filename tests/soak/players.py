@@ -5,6 +5,7 @@ play it. Knows processes. Does not know schedules.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -50,7 +51,7 @@ class Players(Generic[Task, Answer]):
         """
         waiting = deque((number, task(number)) for number in range(min(AHEAD, count)))
         answered: dict[int, Answer] = {}
-        self._players = [self._begun() for _ in range(min(self._wanted, count, AHEAD))]
+        self._players = [self._begun(at) for at in range(min(self._wanted, count, AHEAD))]
         for number in range(count):
             while number not in answered:
                 if is_over():
@@ -85,12 +86,12 @@ class Players(Generic[Task, Answer]):
                     answered[number] = self._died(task, player.process.exitcode)
                 if player.plays is not None or player.played == RENEWED:
                     _end(player)
-                    self._players[at] = self._begun()
+                    self._players[at] = self._begun(at)
 
-    def _begun(self) -> _Player[Task]:
+    def _begun(self, at: int) -> _Player[Task]:
         mine, its = _FORK.Pipe()
         inherited = [mine, *(one.pipe for one in self._players)]
-        process = _FORK.Process(target=_works, args=[its, inherited, self._play], daemon=True)
+        process = _FORK.Process(target=_works, args=[its, inherited, at, self._play], daemon=True)
         process.start()
         its.close()
         return _Player(process, mine)
@@ -107,10 +108,16 @@ def _end(player: _Player[Task]) -> None:
     player.pipe.close()
 
 
-def _works(pipe: Connection, inherited: list[Connection], play: Callable[[Task], Answer]) -> None:
-    """Play what is asked for until nobody asks any more: the pipes of the others would keep them from seeing that."""
+def _works(pipe: Connection, inherited: list[Connection], at: int, play: Callable[[Task], Answer]) -> None:
+    """Play what is asked for until nobody asks any more: the pipes of the others would keep them from seeing that.
+
+    Threads that take turns hand over in microseconds on one core, and wait for the other one to wake up on two.
+    """
     for one in inherited:
         one.close()
+    if hasattr(os, "sched_setaffinity"):  # as on Linux
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[at % len(cores)]})
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted command ends its players itself
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while True:
