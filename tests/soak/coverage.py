@@ -17,8 +17,8 @@ __all__ = ["Soaked", "Told", "aims_for"]
 AIMED_FROM = 8
 """So many schedules find the steps that those aim at which are begun after they are played."""
 OTHERS = 24
-"""So many other cells a schedule aims at, once it has filled the one that it is played for: a third of them when no cell
-is empty, for what aims costs twice as much."""
+"""So many other cells a schedule aims at, once it has filled the one that it is played for: a third of them when no
+cell is empty, for what aims costs twice as much."""
 AIMS = 4
 """Of so many schedules one goes on finding steps while cells are empty, and one aims afterwards."""
 KEPT = 8
