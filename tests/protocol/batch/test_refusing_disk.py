@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from riffle_spark.errors import LocalDiskError, UnavailableError, UserFunctionEr
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.operator import operator_of
+from riffle_spark.testing import Attempt, InlineBackground
 from riffle_spark.testing.faulty_store import Fault
 from tests.kit.refusing_disks import RefusingDisk, Way, on_a_disk_of_its_own
 from tests.kit.simulated.elastic_world import Elastic, warnings
@@ -190,4 +192,32 @@ def test_a_member_that_is_set_aside_takes_over_where_the_last_other_one_is_lost(
     world.cluster.lose("2", disk=True)
     report = world.feed()
     assert (report.runs, report.owners) == (1, {"1": 6})
+    world.check_state()
+
+
+def test_a_census_that_was_asked_before_a_disk_refused_does_not_let_its_executor_in(
+    tmp_path: Path, disks: ExitStack
+) -> None:
+    """Spark had run a newcomer's slot already: it joins when its time is over."""
+    world, background = Elastic(tmp_path), InlineBackground(deferred=True)
+    world.start(background)
+
+    def strays(attempt: Attempt) -> pa.Table:
+        again = len([ran for ran in world.ran if ran.version == world.version]) > 2
+        return attempt.run() if again else replace(attempt, executor="3").run()
+
+    def joined(seconds: int) -> bool:
+        """Feed after so many seconds, and tell whether the newcomer is a member by now."""
+        background.run()
+        world.feed_every(seconds, 1)
+        return world.ownership.members.of_executor("3") is not None
+
+    assert world.feed_every(1, 2)
+    world.feed(perform=strays)
+    disk = disk_of(world, "3", disks, "read-only")
+    disk.refuse()
+    world.cluster.add("3")
+    assert world.feed(perform=strays).runs == 2
+    disk.recover()
+    assert [joined(seconds) for seconds in (3, 3, BATCH_SECONDS, 1)] == [False, False, False, True]
     world.check_state()
