@@ -46,6 +46,22 @@ def test_a_key_with_most_rows_is_counted_like_any_other(spark: SparkSession, tmp
 
 
 @pytest.mark.timeout(900)
+def test_the_most_key_groups_there_can_be_are_served_by_one_slot(spark: SparkSession, tmp_path: Path) -> None:
+    """Each of the 32 768 changes with every batch, and the next start finds them all; objects stay a slot's."""
+    keys, most, kept, settings = 300_000, 32_768, Kept(), settings_in(tmp_path, key_groups=32_768)
+    for batch in range(3):
+        if batch in {0, 2}:
+            job = Stateful("most", "k", aggregate(rows=count(), total=sum_("v")), settings=settings).into(kept)
+        job(spark.range(keys).selectExpr("id k", "1L v"), batch)
+        assert (job.reports[-1].runs, sum(job.reports[-1].owners.values())) == (1, most)
+    latest = kept.latest("k")
+    assert len(latest) == keys
+    assert {(row["rows"], row["total"]) for row in latest.values()} == {(3, 3)}
+    assert len([path for path in (tmp_path / "state").rglob("*") if path.is_file()]) < 60
+    assert len([path for path in (tmp_path / "local").rglob("*") if path.is_file()]) < 2 * most
+
+
+@pytest.mark.timeout(900)
 def test_rows_beyond_an_executors_memory_are_refused_with_what_to_change(spark: SparkSession, tmp_path: Path) -> None:
     """Executors that died of a batch are told of in our words, nothing is committed, and with fewer rows it goes on."""
     told = r"executors had no memory .*: \d went, .* code 52"

@@ -133,16 +133,15 @@ class S3Store:
         while True:
             wanted = {"Prefix": self.prefix + store.check_prefix(prefix), **more}
             answer = self._call("list_objects_v2", wanted, _Patience(self.options))
-            found = cast("list[dict[str, str]]", answer.get("Contents", []))
-            keys = [entry.get("Key", "") for entry in found]
+            keys = [_text(entry, "Key") for entry in cast("list[Answer]", answer.get("Contents", []))]
             names += (key[len(self.prefix) :] for key in keys if not key.endswith("/"))
-            is_more, token = answer.get("IsTruncated"), cast("str | None", answer.get("NextContinuationToken"))
-            has_no_end = is_more and token in (None, more.get("ContinuationToken"))
-            if has_no_end or not all(key.startswith(wanted["Prefix"]) for key in keys):
+            is_more, token = answer.get("IsTruncated"), _text(answer, "NextContinuationToken")
+            has_no_end = is_more and token in ("", more.get("ContinuationToken"))
+            if has_no_end or not all(key and key.startswith(wanted["Prefix"]) for key in keys):
                 raise self._strange("list_objects_v2")
             if not is_more:
                 return sorted(names)
-            more = {"ContinuationToken": cast("str", token)}
+            more = {"ContinuationToken": token}
 
     def delete(self, names: Sequence[str]) -> None:
         """See ``ObjectStore.delete``."""
@@ -155,16 +154,16 @@ class S3Store:
         while True:
             wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
             answer = self._call("delete_objects", {"Delete": wanted}, patience)
-            failed = cast("list[dict[str, str]]", answer.get("Errors", []))
-            failed = [entry for entry in failed if entry.get("Code") != "NoSuchKey"]
+            failed = cast("list[Answer]", answer.get("Errors", []))
+            failed = [entry for entry in failed if _text(entry, "Code") != "NoSuchKey"]
             if not failed:
                 return
             for entry in failed:
-                code = entry.get("Code", "")
+                code = _text(entry, "Code")
                 if not s3_client.is_transient(code, 0):
                     status = 403 if code == "AccessDenied" else 400
-                    raise s3_client.refused(self._named("delete_objects"), code, status, entry.get("Message", ""))
-            named = {entry.get("Key") for entry in failed}
+                    raise s3_client.refused(self._named("delete_objects"), code, status, _text(entry, "Message"))
+            named = {_text(entry, "Key") for entry in failed}
             if not named <= set(keys):
                 raise self._strange("delete_objects")
             if len(named) < len(keys):
@@ -222,7 +221,7 @@ class S3Store:
             problem = self._failure(operation, error)
             if isinstance(problem, UnavailableError):
                 raise problem from error
-        except (ResponseParserError, ValueError):  # they quote the answer: a proxy's, perhaps, that is soon gone
+        except (ResponseParserError, ValueError, TypeError):  # they quote the answer: a proxy's, perhaps, soon gone
             why = "the answer is none of S3's"
             problem = s3_client.unavailable(self._named(operation, s3_client.SENDING.sent), why)
         if not isinstance(problem, UnavailableError):
@@ -231,11 +230,9 @@ class S3Store:
         raise problem from None  # The cause does not come with it, lest it repeats wrong ones.
 
     def _refusal(self, operation: str, error: boto_errors.ClientError) -> RiffleError:
-        fields = error.response.get("Error", {})
+        fields, call = cast("Answer", error.response.get("Error", {})), self._named(operation, s3_client.SENDING.sent)
         status = _status(cast("Answer", error.response))
-        return s3_client.refused(
-            self._named(operation, s3_client.SENDING.sent), fields.get("Code", ""), status, fields.get("Message", "")
-        )
+        return s3_client.refused(call, _text(fields, "Code"), status, _text(fields, "Message"))
 
     def _failure(self, operation: str, error: Exception) -> RiffleError:
         call = self._named(operation, s3_client.SENDING.sent)
@@ -260,6 +257,12 @@ class S3Store:
 
 def _status(answer: Answer) -> int:
     return cast("dict[str, int]", answer["ResponseMetadata"])["HTTPStatusCode"]
+
+
+def _text(fields: Answer, name: str) -> str:
+    """Return a text of an answer. One that stands there twice, of which botocore makes a list, is none."""
+    found = fields.get(name)
+    return found if isinstance(found, str) else ""
 
 
 class _Patience:

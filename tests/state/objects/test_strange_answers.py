@@ -17,10 +17,12 @@ LIST = "<ListBucketResult><IsTruncated>{}</IsTruncated><Contents>{}</Contents>{}
         LIST.format("true", "<Key>p/log/1</Key>", "<NextContinuationToken>same</NextContinuationToken>"),
         LIST.format("false", "<Key>elsewhere/1</Key>", ""),
         LIST.format("false", "<Size>5</Size>", ""),
+        LIST.format("false", "<Key>p/log/1</Key><Key>p/log/2</Key>", ""),
+        LIST.format("true", "", "<NextContinuationToken>a</NextContinuationToken>" * 2),
     ],
 )
 def test_a_list_that_goes_on_for_ever_or_names_what_was_not_asked_for_is_refused(body: str) -> None:
-    """With no token for what follows, with the one that was sent, with keys of others, with none."""
+    """With no token for what follows, two, or the one that was sent; with keys of others, with none, with two."""
     with pytest.raises(ConfigError, match="none of S3's"):
         answering(200, body.encode()).list("log/")
 
@@ -32,9 +34,26 @@ def test_a_delete_that_fails_for_others_is_refused() -> None:
         answering(200, body).delete(["a", "b"])
 
 
+@pytest.mark.parametrize("code", ["InternalError", "AccessDenied"])
+def test_an_error_that_names_two_codes_names_none(code: str) -> None:
+    """Of a key that was not deleted, and of a whole request."""
+    twice = f"<Code>{code}</Code>" * 2
+    failed = f"<DeleteResult><Error><Key>p/a</Key>{twice}</Error></DeleteResult>"
+    with pytest.raises(ConfigError, match="delete_objects was refused: 400 :"):
+        answering(200, failed.encode()).delete(["a"])
+    for status in (400, 503):
+        with pytest.raises(UnavailableError, match="none of S3's"):
+            answering(status, f"<Error>{twice}</Error>".encode()).delete(["a"])
+
+
 @pytest.mark.parametrize(
     ("status", "body"),
-    [(200, LIST.format("false", "", "<KeyCount>many</KeyCount>")), (300, "?"), (404, "<Error>?</Error>")],
+    [
+        (200, LIST.format("false", "", "<KeyCount>many</KeyCount>")),
+        (200, LIST.format("false", "<Size>5</Size>" * 2, "")),
+        (300, "?"),
+        (404, "<Error>?</Error>"),
+    ],
 )
 def test_numbers_that_are_none_and_refusals_without_a_code_are_errors_of_ours(status: int, body: str) -> None:
     """What boto3 makes of them is not."""
