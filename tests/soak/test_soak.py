@@ -22,7 +22,7 @@ from tests.soak.coverage import KEPT, Soaked, Told, aims_for
 from tests.soak.faults import Aim
 from tests.soak.players import AHEAD, RENEWED, Players
 
-SCHEDULES = 24
+SCHEDULES = 40
 _SOME_END = """
 import os, sys, time
 from tests.soak import __main__ as soak
