@@ -79,6 +79,25 @@ def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away
     assert store.exists(paths.record(3)), "the oldest record that is retained"
 
 
+def test_a_record_that_comes_back_by_the_put_that_is_to_be_refused_is_not_ours_i4() -> None:
+    """A claim is put once more. By then others have gone on and swept it; that put comes through, and its answer is
+    lost: the next one finds the record there, below all that anybody reads.
+    """
+    inner = MemoryStore()
+
+    def others_go_on(_: float) -> None:
+        others = opened(inner)
+        for version in range(3, 30):
+            others.append(drafted(f"o{version}", version), others.manifest)
+        inner.delete([paths.record(sequence) for sequence in range(20)])
+
+    late = FaultyStore(inner, [Fault("slow", "put", paths.LOG, skip=1)], sleep=others_go_on)
+    grown(inner, 3)
+    log = opened(FaultyStore(late, [Fault("answer_lost", "put", paths.LOG, skip=1)]))
+    with pytest.raises(FencedError):
+        log.append(replace(drafted("a", 2), kind="claim", epoch=2), log.manifest)
+
+
 def test_each_record_names_the_one_before_i3() -> None:
     """I3: record n + 1 holds the digest of n, and numbers have no gap."""
     store = MemoryStore()
