@@ -314,12 +314,13 @@ class Remedies:
         """Stop the query, but perhaps for what goes on unseen, and take it back."""
         with self._world.scheduler.quiet():
             to = self._choose()
+            is_lost = isinstance(to, int) and self._world.log_seen.refuses(to)  # who goes on might come to it
         if to is None:
             return
         self.begun += 1
         others = [one for one in self._world.programs if one.alive]
         for program in others:
-            if not program.claimed or self._chance.random() < 0.7:
+            if is_lost or not program.claimed or self._chance.random() < 0.7:
                 self._world.stop(program)
         alone = not any(one.alive for one in others)
         self._world.say(f"an operator takes the query back to {to}, {'alone' if alone else 'with others at work'}")
@@ -385,6 +386,9 @@ class Remedies:
         astray = self._lead_astray()
         if astray and self._chance.random() < 0.6:
             return self._chance.choice(astray)
+        given_up = self._given_up(newest)
+        if given_up and self._chance.random() < 0.3:
+            return self._chance.choice(given_up)
         target = self._chance.choice(kept)
         lines, line = self._world.lines, newest.rollbacks
         is_present = lines.origin(line, target.version) == lines.origin(target.rollbacks, target.version)
@@ -407,6 +411,13 @@ class Remedies:
             return []
         newest_of = {one.version: one.sequence for one in self._kept_from(seen.records[newest].promised)}
         return [v for v, sequence in newest_of.items() if seen.target_of(v, newest) not in (sequence, None)]
+
+    def _given_up(self, newest: Record) -> list[int]:
+        """Return the batches that a line given up has alone, if nobody is about to put another one of that number."""
+        if any(one.kind == "late put" for one in self._world.scheduler.actors):
+            return []
+        records = self._world.log_seen.records.values()
+        return sorted({one.version for one in records if one.version > newest.version})
 
     def _take_back(self, to: int | str) -> None:
         world, checkpoint = self._world, self.checkpoint()

@@ -22,7 +22,7 @@ from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.ports import Delivery, IncomingBatch
 from riffle_spark.protocol.upkeep import retention, upkeep
 from riffle_spark.state.log import log, paths
-from riffle_spark.state.restore import stack_parts
+from riffle_spark.state.restore import reader, stack_parts
 from tests.kit.simulated.disturbances import Disturbances, drawn_settings
 from tests.kit.simulated.placement_invariants import check_copies_bounded, watch_the_cleaner
 from tests.kit.simulated.world import World
@@ -37,6 +37,7 @@ from tests.soak.lines import Lines, LinesHistory, Remedies, SlowReader
 from tests.soak.looks import Looks
 from tests.soak.process_table import ProcessTable
 from tests.soak.roots import Roots
+from tests.soak.s3_in_memory import S3InMemory
 from tests.soak.scheduler import FOREVER, Actor, Process, Scheduler
 from tests.soak.stepped_files import SteppedFiles
 from tests.soak.stepped_store import SteppedStore
@@ -49,6 +50,8 @@ MOST_READERS = 2
 MOST_STARTS = 200
 REST_SECONDS = 5_000.0
 STILL_SECONDS = 20.0
+S3_SHARE = 0.1
+"""So many histories reach the store through S3's client: each of its calls takes a millisecond."""
 OLD_SECONDS = 700.0
 """Longer than scans, clean-ups and retention wait."""
 
@@ -101,7 +104,11 @@ class Schedule(World):
         self.files = SteppedFiles(local_dir, self.scheduler)
         self.scheduler.at_step, self.scheduler.died = self._at_step, self.files.tear
         self.faults = Faults(chance, aims, without)
-        self.stepped = SteppedStore(self.memory, self.scheduler, self._changed)
+        server = random.Random(f"{seed}/s3")
+        self.ranges = server.choice([300, 1_000, 8 << 20, 8 << 20])
+        self.server = S3InMemory(self.memory, server, self.scheduler.sleep) if server.random() < S3_SHARE else None
+        reached = self.server.store if self.server else self.memory
+        self.stepped = SteppedStore(reached, self.scheduler, self._changed)
         self.cluster: Any = SoakCluster(self.home, self.stepped, self.scheduler)
         self.cluster.clock, self.cluster.worked = self.clock, self._worked
         self.stepped.read, self.stepped.deletes = self._has_read, self._deletes
@@ -171,10 +178,13 @@ class Schedule(World):
             self.log_seen.watch_copies(patch)
             Looks(self).plant(patch)
             patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([1, 1, 2, 9]))  # private: small state
+            patch.setattr(reader, "RANGE_BYTES", self.ranges)
             patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
             self.remedies.plant(patch)
             ProcessTable(self).plant(patch)
             self.dispatched.plant(patch)
+            if self.server:
+                self.server.plant(patch)
             patch.setattr(log, "FULL_EVERY", 4)
             patch.setattr(retention, "FULL_EVERY", 4)
             try:
