@@ -214,7 +214,7 @@ class Log:
 
     def _is_left_behind(self) -> bool:
         """Tell whether others have gone on for so long that ``tail`` is gone, if nobody has looked for a while."""
-        if max(map(sub, self._seconds(), self._looked)) < self.sure_seconds:
+        if max(map(abs, map(sub, self._seconds(), self._looked))) < self.sure_seconds:  # set back, it tells nothing
             return False
         gone = self.tail is not None and not self._store.exists(paths.record(self.tail.sequence))
         return gone or (self.tail is None and len(self._store.list(paths.LOG)) > 1)
