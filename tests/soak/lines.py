@@ -383,18 +383,22 @@ class Remedies:
         kept = self._kept_from(0 if self._chance.random() < 0.2 else newest.promised)
         if not kept:
             return None
-        astray = self._lead_astray()
-        if astray and self._chance.random() < 0.6:
-            return self._chance.choice(astray)
-        given_up = self._given_up(newest)
-        if given_up and self._chance.random() < 0.3:
-            return self._chance.choice(given_up)
+        led = self._led_elsewhere(newest)
+        if led:
+            return self._chance.choice(led)
         target = self._chance.choice(kept)
         lines, line = self._world.lines, newest.rollbacks
         is_present = lines.origin(line, target.version) == lines.origin(target.rollbacks, target.version)
         if is_present and self._chance.random() < 0.6:
             return target.version
         return f"record:{target.sequence}"
+
+    def _led_elsewhere(self, newest: Record) -> list[int]:
+        """Return, now and then, the batches that must not lead where their newest record is: to a line given up."""
+        for those, share in ((self._lead_astray(), 0.6), (self._given_up(newest), 0.3)):
+            if those and self._chance.random() < share:
+                return those
+        return []
 
     def _kept_from(self, first: int) -> list[Record]:
         """Return the records from there on that can be gone back to, as far as Spark has committed more."""

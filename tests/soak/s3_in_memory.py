@@ -80,7 +80,8 @@ class S3InMemory:
             status, said, body = (200 if self._inner.exists(name) else 404), {}, b""
         else:
             status, said, body = self._get(name, headers.get("range"))
-        return AWSResponse(request.url, status, {"content-length": str(len(body)), **said}, _Raw(body))
+        said_of: Any = {"content-length": str(len(body)), **said}
+        return AWSResponse(request.url, status, said_of, _Raw(body))
 
     def _put(self, name: str, body: Any, headers: dict[str, str]) -> Answer:
         data = bytes(body) if isinstance(body, (bytes, bytearray, memoryview)) else body.read()
