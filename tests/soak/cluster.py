@@ -25,6 +25,8 @@ __all__ = ["SkewedClock", "SoakBackground", "SoakCluster", "SoakSink", "SoakWork
 
 MERGES_LATE_SECONDS = (0.0, 0.0, 0.0, 2.0, 60.0)
 """So long the thread that merges may wait for a core."""
+SLOW_BESIDE = (0.0, 0.0, 0.0, 0.0, 0.02, 0.2)
+"""So long what goes on beside batches may have to wait for its turn at each step: then plans have to wait for it."""
 SPECULATION_SECONDS = 30.0
 """So long Spark waits for a task until it runs it once more, elsewhere."""
 
@@ -57,7 +59,8 @@ class SoakBackground:
         self._waiting: deque[Callable[[], object]] = deque()
         self._results: list[object] = []
         self._at_work = False
-        scheduler.spawn(f"{process.name} upkeep", "background", process, self._run)
+        actor = scheduler.spawn(f"{process.name} upkeep", "background", process, self._run)
+        actor.slow = scheduler.chance.choice(SLOW_BESIDE)
 
     def _run(self) -> None:
         while True:
@@ -101,7 +104,7 @@ class SoakCluster(SimCluster):
         super().__init__(home, store, scheduler.chance.randbytes)
         self.scheduler = scheduler
         self.processes: dict[str, Process] = {}
-        self.astray = scheduler.chance.choice([0.0, 0.0, 0.02, 0.08])
+        self.astray = scheduler.chance.choice([0.0, 0.0, 0.02, 0.08, 0.3, 0.3])
         """The share of slots that Spark runs elsewhere at once."""
         self.worked: Callable[[str], object] = lambda _: None
         """Hears of each executor that has ended a piece of upkeep."""

@@ -27,7 +27,8 @@ _OFTEN = {
     "slot: rows read": (0.02, ("row lost",)), "driver: answer read": (0.02, ("receipt lost",)),
     "driver: results read": (0.3, ("block lost",)), "driver: before run": (0.1, ("sleep",)),
     "background: list everything": (0.1, ("pause",)), "background: get record": (0.05, ("pause",)),
-    "background: lock left": (0.03, ("pause",)), "piece: begins": (0.08, ("pause", "hang", "slow")),
+    "background: lock left": (0.06, ("pause",)), "piece: begins": (0.08, ("pause", "hang", "slow")),
+    "background: begins": (0.05, ("pause",)), "piece: write advancing": (0.04, ("pause",)),
     "driver: put record": (0.06, ("error before", "error after", "late effect")),
     **dict.fromkeys(("slot: get delta", "piece: get delta", "slot: get snapshot", "piece: get snapshot"), _DAMAGED),
 }  # fmt: skip

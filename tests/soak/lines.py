@@ -314,12 +314,13 @@ class Remedies:
         """Stop the query, but perhaps for what goes on unseen, and take it back."""
         with self._world.scheduler.quiet():
             to = self._choose()
+            is_lost = isinstance(to, int) and self._world.log_seen.refuses(to)  # who goes on might come to it
         if to is None:
             return
         self.begun += 1
         others = [one for one in self._world.programs if one.alive]
         for program in others:
-            if not program.claimed or self._chance.random() < 0.7:
+            if is_lost or not program.claimed or self._chance.random() < 0.7:
                 self._world.stop(program)
         alone = not any(one.alive for one in others)
         self._world.say(f"an operator takes the query back to {to}, {'alone' if alone else 'with others at work'}")
@@ -382,15 +383,22 @@ class Remedies:
         kept = self._kept_from(0 if self._chance.random() < 0.2 else newest.promised)
         if not kept:
             return None
-        astray = self._lead_astray()
-        if astray and self._chance.random() < 0.6:
-            return self._chance.choice(astray)
+        led = self._led_elsewhere(newest)
+        if led:
+            return self._chance.choice(led)
         target = self._chance.choice(kept)
         lines, line = self._world.lines, newest.rollbacks
         is_present = lines.origin(line, target.version) == lines.origin(target.rollbacks, target.version)
         if is_present and self._chance.random() < 0.6:
             return target.version
         return f"record:{target.sequence}"
+
+    def _led_elsewhere(self, newest: Record) -> list[int]:
+        """Return, now and then, the batches that must not lead where their newest record is: to a line given up."""
+        for those, share in ((self._lead_astray(), 0.6), (self._given_up(newest), 0.3)):
+            if those and self._chance.random() < share:
+                return those
+        return []
 
     def _kept_from(self, first: int) -> list[Record]:
         """Return the records from there on that can be gone back to, as far as Spark has committed more."""
@@ -407,6 +415,13 @@ class Remedies:
             return []
         newest_of = {one.version: one.sequence for one in self._kept_from(seen.records[newest].promised)}
         return [v for v, sequence in newest_of.items() if seen.target_of(v, newest) not in (sequence, None)]
+
+    def _given_up(self, newest: Record) -> list[int]:
+        """Return the batches that a line given up has alone, if nobody is about to put another one of that number."""
+        if any(one.kind == "late put" for one in self._world.scheduler.actors):
+            return []
+        records = self._world.log_seen.records.values()
+        return sorted({one.version for one in records if one.version > newest.version})
 
     def _take_back(self, to: int | str) -> None:
         world, checkpoint = self._world, self.checkpoint()

@@ -6,12 +6,14 @@ Results can be right though one of these is wrong: then time is lost, or room on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from riffle_spark.errors import CorruptStateError
 from riffle_spark.protocol.ownership.arrivals import Arrivals
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.ownership import Ownership
@@ -22,6 +24,7 @@ from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.protocol.upkeep.upkeep import Upkeep, UpkeepInput
 from riffle_spark.state.copies.stack import Stack, Stacks
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head
+from riffle_spark.state.restore.copy_progress import CopyProgress
 from riffle_spark.worker import slot, upkeep_piece
 from tests.kit.state.local_copies import unremembered
 
@@ -69,7 +72,7 @@ class Looks:
             (Rounds, "begin", self._plans), (Rounds, "_run", self._runs), (Rounds, "forget", self._gives_up),
             (Rounds, "at_once", self._gives_up), (TakenSnapshots, "upkeep", self._orders),
             (Stacks, "switch", self._switched), (slot, "entry_at", self._entry_at),
-            (upkeep_piece, "entry_at", self._entry_at),
+            (upkeep_piece, "entry_at", self._entry_at), (CopyProgress, "fail", self._fails),
         ):  # fmt: skip
             wrapped(patch, of, name, around)
 
@@ -226,6 +229,14 @@ class Looks:
         wanted = seen.manifests[sequence].entry(*address) if sequence in seen.manifests else None
         is_meant = wanted is not None and wanted.head == head
         assert not is_meant or found == wanted, f"record {sequence} is taken to say what it does not of {address}"
+
+    def _fails(self, fail: Callable[..., None], copy: CopyProgress, trouble: Exception) -> None:
+        """What is tried again later costs time: an object is called damaged, or missing, where its bytes came so."""
+        if isinstance(trouble, CorruptStateError):
+            name, world = re.split(r"\[|, ", trouble.where)[0], self._world
+            told = f"{copy.address} failed with {trouble}, and nothing was wrong with {name}"
+            world.holds(lambda: _check(name in world.damaged or not world.memory.exists(name), told))
+        fail(copy, trouble)
 
     def _switched(
         self, switch: Callable[..., bool], stacks: Stacks, key_group: int, before: Stack | None, stack: Stack

@@ -76,8 +76,8 @@ class ProcessTable:
         running, found = {*self._running().items()}, dict[Path, str]()
         for folder in sorted(base.glob("m*")):
             with suppress(OSError, ValueError):  # what a machine that rebooted has left of a file names nobody
-                number, started, _ = (folder / "process").read_text().split()
-                if (int(number), int(started)) not in running:
+                number, started, machine = (folder / "process").read_text().split()
+                if machine == _MACHINE and (int(number), int(started)) not in running:
                     found[folder] = (folder / "owner").read_text()
         return found
 

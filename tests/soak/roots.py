@@ -51,7 +51,8 @@ class Roots:
         self._after = self._chance.choice(_AFTER)
         self._later = self._chance.choice(_LATER)
         self._beside = self._chance.random() < 0.5
-        self._lasts = self._chance.choice([0, 0, 0, 1, 3])
+        self._lasts, self._drivers = self._chance.choice([(0, 0), (0, 0), (1, 0), (0, 2), (3, 2)])
+        """So many batches, and drivers, come while the rest is copied."""
         self._folder = folder.with_name(f"{folder.name}-root")
         self._copy: _Copy | None = None
         self.url = f"file://{self._folder}" if self._chance.random() < 0.1 else ""
@@ -65,10 +66,15 @@ class Roots:
         """Remove what of a root lies on a disk."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether somebody has copied the log of a query that runs, and is copying the rest."""
+        return bool(self._comes) and self._copy is not None and self._beside
+
     def is_due(self) -> bool:
         """Tell whether somebody is to come now."""
         world, copy = self._world, self._copy
-        if not self._comes or (copy is not None and self._beside):
+        if not self._comes or self.is_copied:
             return False
         batch = max(self._after, -(self._comes == "restored")) if copy is None else copy.committed + self._later
         return bool(world.committed >= min(batch, world.last - (copy is None))) and self._is_quiet()
@@ -83,9 +89,12 @@ class Roots:
     def _goes_on(self) -> bool:
         """Tell whether a copy beside the query, which may take some batches, goes on to its second part."""
         world, copy = self._world, self._copy
-        if not self._comes or copy is None or not self._beside:
+        if copy is None or not self.is_copied:
             return False
-        return bool(world.committed >= min(copy.committed + self._lasts, world.last)) and self._is_quiet()
+        records = world.log_seen.records
+        have_come = records[max(records)].epoch >= records[copy.newest].epoch + self._drivers
+        goes_on = world.committed >= copy.committed + self._lasts and have_come
+        return bool(goes_on or world.committed >= world.last) and self._is_quiet()
 
     def begins(self) -> bool:
         """Do what is due, or go on with it; tell whether that was anything."""
@@ -171,7 +180,12 @@ class Roots:
         gone = {name for sequence in kept for name in world.log_seen.listed_by(sequence)} - copy.rest.keys()
         assert bool(gone) == verified.is_damaged, f"a copy that lacks {gone} is said to have {verified.findings}"
         is_one = (len(world.lines.jobs), newest.query_id) == (copy.lines, copy.query_id)
-        self._lasts, self._beside, self._copy = 0, not is_one or bool(gone), copy if is_one and not gone else None
+        self._lasts, self._drivers, self._beside, self._copy = (
+            0,
+            0,
+            not is_one or bool(gone),
+            copy if is_one and not gone else None,
+        )
         world.say(f"the rest is copied, the checkpoint at batch {copy.committed}, {len(gone)} objects are gone")
 
     def _verified(self, copy: _Copy) -> Verified:

@@ -22,7 +22,7 @@ from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.ports import Delivery, IncomingBatch
 from riffle_spark.protocol.upkeep import retention, upkeep
 from riffle_spark.state.log import log, paths
-from riffle_spark.state.restore import stack_parts
+from riffle_spark.state.restore import reader, stack_parts
 from tests.kit.simulated.disturbances import Disturbances, drawn_settings
 from tests.kit.simulated.placement_invariants import check_copies_bounded, watch_the_cleaner
 from tests.kit.simulated.world import World
@@ -37,6 +37,7 @@ from tests.soak.lines import Lines, LinesHistory, Remedies, SlowReader
 from tests.soak.looks import Looks
 from tests.soak.process_table import ProcessTable
 from tests.soak.roots import Roots
+from tests.soak.s3_in_memory import S3InMemory
 from tests.soak.scheduler import FOREVER, Actor, Process, Scheduler
 from tests.soak.stepped_files import SteppedFiles
 from tests.soak.stepped_store import SteppedStore
@@ -49,6 +50,8 @@ MOST_READERS = 2
 MOST_STARTS = 200
 REST_SECONDS = 5_000.0
 STILL_SECONDS = 20.0
+S3_SHARE = 0.1
+"""So many histories reach the store through S3's client: each of its calls takes a millisecond."""
 OLD_SECONDS = 700.0
 """Longer than scans, clean-ups and retention wait."""
 
@@ -79,15 +82,15 @@ class Schedule(World):
         chance = random.Random(seed)
         self.kind = job or chance.choice(list(JOBS))
         self.roots = Roots(self, local_dir)
-        self.pace = chance.choice([1.0] * 5 + [0.15])
+        self.pace = chance.choice([1.0] * 4 + [0.15])
         """How often somebody comes: where that is seldom a driver lives for many batches."""
-        batches = chance.choice([*[4] * 4, *[5] * 4, 9]) if self.pace == 1.0 else 16
+        batches = chance.choice([*[4] * 4, *[5] * 4, 9]) if self.pace == 1.0 else 12
         self.lines = Lines(seed, self.kind, max(batches, self.roots.batches))
         self.job = self.lines.jobs[0]
         settings = {
-            "orphan_scan_interval": chance.choice([1, 60, 600]), "retained_for": chance.choice([0, 0, 0, 5, 300]),
-            "retained_versions": chance.choice([2, 2, 4, 20]), "snapshot_chain_links": chance.choice([2, 3, 20]),
-            "folder_cleanup_delay": chance.choice([0, 30, 86_400]),
+            "orphan_scan_interval": chance.choice([1, 60, 600]), "retained_for": chance.choice([0, 0, 0, 5, 5, 300]),
+            "retained_versions": chance.choice([2, 2, 3, 4, 20]), "snapshot_chain_links": chance.choice([2, 3, 20]),
+            "folder_cleanup_delay": chance.choice([0, 30, 86_400]), "upkeep_timeout": chance.choice([1, 5, 60, 60]),
             **drawn_settings(chance), **self.job.settings, "upkeep_bandwidth": chance.choice([1, 1, 1_000, 50_000_000]),
         }  # fmt: skip
         super().__init__(
@@ -101,7 +104,12 @@ class Schedule(World):
         self.files = SteppedFiles(local_dir, self.scheduler)
         self.scheduler.at_step, self.scheduler.died = self._at_step, self.files.tear
         self.faults = Faults(chance, aims, without)
-        self.stepped = SteppedStore(self.memory, self.scheduler, self._changed)
+        server = random.Random(f"{seed}/store")
+        is_s3 = server.random() < S3_SHARE
+        self.ranges = server.choice([300, 1_000] if is_s3 else [300, 1_000, 8 << 20, 8 << 20])
+        self.server = S3InMemory(self.memory, server, self.scheduler.sleep) if is_s3 else None
+        reached = self.server.store if self.server else self.memory
+        self.stepped = SteppedStore(reached, self.scheduler, self._changed)
         self.cluster: Any = SoakCluster(self.home, self.stepped, self.scheduler)
         self.cluster.clock, self.cluster.worked = self.clock, self._worked
         self.stepped.read, self.stepped.deletes = self._has_read, self._deletes
@@ -116,7 +124,9 @@ class Schedule(World):
         self.wrong_starts = WrongStarts(self)
         self.remedies, self.reader = Remedies(self, local_dir), SlowReader(self, local_dir)
         self.excuses = Excuses(self)
-        self.stepped.damages = self.excuses.damages
+        self.damaged: set[str] = set()
+        """Objects whose bytes came damaged, or not at all."""
+        self.stepped.damages = self._damages
         self.operator = Disturbances(self, chance, self.say)
         self.skew_ms = 0
         self.skews = {0}
@@ -171,10 +181,13 @@ class Schedule(World):
             self.log_seen.watch_copies(patch)
             Looks(self).plant(patch)
             patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([1, 1, 2, 9]))  # private: small state
+            patch.setattr(reader, "RANGE_BYTES", self.ranges)
             patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
             self.remedies.plant(patch)
             ProcessTable(self).plant(patch)
             self.dispatched.plant(patch)
+            if self.server:
+                self.server.plant(patch)
             patch.setattr(log, "FULL_EVERY", 4)
             patch.setattr(retention, "FULL_EVERY", 4)
             try:
@@ -259,7 +272,7 @@ class Schedule(World):
             if self.remedies.at_work() or self.remedies.begins() or self.roots.begins():
                 continue
             driving = self._driving()
-            share = 0.4 if any(map(self._stands_still, driving)) else 0.04
+            share = 0.4 if self.roots.is_copied or any(map(self._stands_still, driving)) else 0.04
             if not driving or (len(driving) < MOST_DRIVERS and self.often("second driver", share)):
                 self.start()
             if self.often("wrong start", 0.08):
@@ -383,7 +396,8 @@ class Schedule(World):
         elif kind == "hang":
             self.scheduler.hang()
         elif kind == "pause":
-            self.scheduler.sleep(self.chance.choice([1.0, 40.0, 400.0]))
+            shortly = [1.0, 3.0] if actor.process.executor else [1.0]
+            self.scheduler.sleep(self.chance.choice([*shortly, 40.0, 400.0]))
         elif kind == "slow":
             actor.slow = self.chance.choice([0.05, 1.0])
         elif kind == "sleep":
@@ -452,6 +466,10 @@ class Schedule(World):
     def holds_told(self, commit_id: str) -> None:
         """Look whether a record is committed, as somebody was told."""
         self.holds(partial(self.log_seen.check_told, commit_id))
+
+    def _damages(self, name: str) -> None:
+        self.damaged.add(name)
+        self.excuses.damages(name)
 
     def _has_read(self, sequence: int) -> None:
         actor, record = self.scheduler.mine(), self.log_seen.records.get(sequence)

@@ -17,7 +17,7 @@ from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, F
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
 from riffle_spark.state.log.record import Record, decode, digest, encode, is_record, joined
-from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.state.objects.store import ObjectStore, overwriting
 
 __all__ = ["FULL_EVERY", "RECORD_BYTES_MAX", "Log", "beginning"]
 
@@ -214,7 +214,7 @@ class Log:
 
     def _is_left_behind(self) -> bool:
         """Tell whether others have gone on for so long that ``tail`` is gone, if nobody has looked for a while."""
-        if max(map(sub, self._seconds(), self._looked)) < self.sure_seconds:
+        if max(map(abs, map(sub, self._seconds(), self._looked))) < self.sure_seconds:  # set back, it tells nothing
             return False
         gone = self.tail is not None and not self._store.exists(paths.record(self.tail.sequence))
         return gone or (self.tail is None and len(self._store.list(paths.LOG)) > 1)
@@ -241,23 +241,23 @@ class Log:
         """Put a record that is there once more: the same bytes, so that a store that takes them is harmed by nothing.
 
         All that keeps two drivers apart is that a store refuses the second put of a name. One that takes it overwrites,
-        or the record was swept by who went on: then there are later ones.
+        or the record was swept by who went on: then there are later ones, where an answer was lost on the way, too.
         """
         name, trouble = paths.record(record.sequence), None
         for _ in range(_APPEND_TRIES):
             try:
-                if not self._store.put_if_absent(name, data):
-                    return
+                is_taken = self._store.put_if_absent(name, data)
+                goes_on = (is_taken or trouble) and any(later > name for later in self._store.list(paths.LOG))
             except UnavailableError as error:
                 trouble = error
-            else:
-                if any(later > name for later in self._store.list(paths.LOG)):
-                    self._store.delete([name])
-                    raise self._fenced(record)
-                problem = f"the store overwrites objects: {self._store!r} took a second put of a record that is there"
-                remedy = "use a store with conditional puts (`If-None-Match: *`), or a newer version of this one, and "
-                remedy += "no proxy before it that drops the header: else two drivers overwrite each other's state"
-                raise ConfigError(problem, remedy=remedy, where=f"{self._root} ({name})")
+                continue
+            if is_taken and goes_on:
+                self._store.delete([name])
+            if goes_on:
+                raise self._fenced(record)
+            if not is_taken:
+                return
+            raise overwriting(self._store, f"{self._root} ({name})")
         assert trouble is not None
         raise trouble
 

@@ -17,6 +17,7 @@ __all__ = [
     "check_name",
     "check_prefix",
     "check_range",
+    "overwriting",
     "sent_since",
     "written",
 ]
@@ -166,3 +167,11 @@ class StoreOptions:
                 # Of a variable that is not set, or a file with a line's end: neither AWS nor the bucket's key is meant.
                 problem = f"{name} is empty, or has unprintable characters in it"
                 raise ConfigError(problem, remedy="set it, or leave it out", where=name)
+
+
+def overwriting(store: ObjectStore, where: str) -> ConfigError:
+    """Return the error for a store that took a second put of an object that is there."""
+    problem = f"the store overwrites objects: {store!r} took a second put of a record that is there"
+    remedy = "use a store with conditional puts (`If-None-Match: *`), or a newer version of this one, and no proxy before "
+    remedy += "it that drops the header: else two drivers overwrite each other's state"
+    return ConfigError(problem, remedy=remedy, where=where)

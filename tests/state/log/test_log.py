@@ -41,10 +41,11 @@ def test_a_log_that_another_driver_begins_meanwhile_is_no_foreign_root() -> None
     assert tail.sequence == 2
 
 
-@pytest.mark.parametrize("went", [(60.0, 0.0), (0.0, 60.0), (60.0, -3600.0)])
+@pytest.mark.parametrize("went", [(60.0, 0.0), (0.0, 60.0), (60.0, -3600.0), (0.0, -3600.0)])
 def test_a_driver_that_nobody_saw_for_long_by_one_clock_looks_for_its_own_record_i3(went: tuple[float, float]) -> None:
     """A clock that never goes back stands still while its machine sleeps, and one of the day is set: where either says
-    that much time has passed, a free number behind swept records is not taken for the next one.
+    that much time has passed, or the latter was set back and says nothing, a free number behind swept records is not
+    taken for the next one.
     """
     store, clocks = MemoryStore(), [(7.0, 1_700_000_000.0)]
     grown(store, 3)
@@ -77,6 +78,25 @@ def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away
     with pytest.raises(FencedError):
         log.settle()
     assert store.exists(paths.record(3)), "the oldest record that is retained"
+
+
+def test_a_record_that_comes_back_by_the_put_that_is_to_be_refused_is_not_ours_i4() -> None:
+    """A claim is put once more. By then others have gone on and swept it; that put comes through, and its answer is
+    lost: the next one finds the record there, below all that anybody reads.
+    """
+    inner = MemoryStore()
+
+    def others_go_on(_: float) -> None:
+        others = opened(inner)
+        for version in range(3, 30):
+            others.append(drafted(f"o{version}", version), others.manifest)
+        inner.delete([paths.record(sequence) for sequence in range(20)])
+
+    late = FaultyStore(inner, [Fault("slow", "put", paths.LOG, skip=1)], sleep=others_go_on)
+    grown(inner, 3)
+    log = opened(FaultyStore(late, [Fault("answer_lost", "put", paths.LOG, skip=1)]))
+    with pytest.raises(FencedError):
+        log.append(replace(drafted("a", 2), kind="claim", epoch=2), log.manifest)
 
 
 def test_each_record_names_the_one_before_i3() -> None:

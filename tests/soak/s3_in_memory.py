@@ -1,0 +1,138 @@
+"""A store that is reached through S3's real client: its requests are answered here, from what ``inner`` holds, before
+they would be sent. Knows the S3 calls of ``riffle_spark.state.objects.s3``. Does not know what befalls a call.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
+
+import pytest
+from botocore.awsrequest import AWSResponse
+
+from riffle_spark.state.objects import s3, s3_client
+from riffle_spark.state.objects.s3 import S3Store
+from riffle_spark.state.objects.store import ObjectStore, StoreOptions
+
+__all__ = ["S3InMemory"]
+
+_BUCKET, _ROOT = "simulated", "root"
+_RANGE = re.compile(r"bytes=(\d+)-(\d*)$")
+_BUSY_SHARE = 0.05
+"""So many puts are told that another one of that name is under way."""
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class S3InMemory:
+    """A server that has what ``inner`` has. ``store`` is how a query under fire reaches it. Some servers know no
+    ranges, and answer with the whole object; some lists come in small pages; now and then a put has to be sent again.
+    """
+
+    serving: ClassVar[S3InMemory | None] = None
+    """Who answers: clients are kept, as in any process."""
+
+    def __init__(self, inner: ObjectStore, chance: random.Random, sleep: Callable[[float], None]) -> None:
+        self._inner = inner
+        self._chance = chance
+        self._sleep = sleep
+        self._knows_ranges = chance.random() < 0.5
+        self._page = chance.choice([3, 1000])
+        kms = chance.choice([None, "aws/s3"])
+        options = StoreOptions(s3_endpoint="http://simulated:9000", s3_region="us-east-1", s3_kms_key=kms)
+        self._options = options
+        self.store: ObjectStore = S3Store(_BUCKET, _ROOT, options)
+
+    def plant(self, patch: pytest.MonkeyPatch) -> None:
+        """Answer from now on; who waits lets others go on."""
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "simulated")
+        patch.setattr(s3, "time", self)
+        patch.setattr(S3InMemory, "serving", self)
+        client: Any = s3_client.client_of(self._options)
+        client.meta.events.register("before-send.s3", _served, unique_id="simulated")
+
+    def sleep(self, seconds: float) -> None:
+        """Let others go on."""
+        self._sleep(seconds)
+
+    def monotonic(self) -> float:
+        """Stand still: no call waits for long here."""
+        return 0.0
+
+    def answer(self, request: Any) -> AWSResponse:
+        """Return what the server says to a request."""
+        told, query = urlsplit(request.url), parse_qs(urlsplit(request.url).query, keep_blank_values=True)
+        name = unquote(told.path).removeprefix(f"/{_BUCKET}").removeprefix(f"/{_ROOT}/")
+        headers = {key.lower(): _text(value) for key, value in request.headers.items()}
+        if "list-type" in query:
+            status, said, body = self._list({key: values[0] for key, values in query.items()})
+        elif request.method == "POST":
+            status, said, body = self._delete(bytes(request.body).decode())
+        elif request.method == "PUT":
+            status, said, body = self._put(name, request.body, headers)
+        elif request.method == "HEAD":
+            status, said, body = (200 if self._inner.exists(name) else 404), {}, b""
+        else:
+            status, said, body = self._get(name, headers.get("range"))
+        said_of: Any = {"content-length": str(len(body)), **said}
+        return AWSResponse(request.url, status, said_of, _Raw(body))
+
+    def _put(self, name: str, body: Any, headers: dict[str, str]) -> Answer:
+        data = bytes(body) if isinstance(body, (bytes, bytearray, memoryview)) else body.read()
+        if self._chance.random() < _BUSY_SHARE:
+            return _refused(409, "ConditionalRequestConflict")
+        if headers.get("if-none-match") != "*":
+            self._inner.delete([name])
+        return (200, {}, b"") if self._inner.put_if_absent(name, data) else _refused(412, "PreconditionFailed")
+
+    def _get(self, name: str, ranged: str | None) -> Answer:
+        data = self._inner.get(name)
+        if data is None:
+            return _refused(404, "NoSuchKey")
+        found = _RANGE.match(ranged or "")
+        if found is None or not self._knows_ranges:
+            return 200, {}, data
+        start, end = int(found[1]), int(found[2]) + 1 if found[2] else len(data)
+        return _refused(416, "InvalidRange") if start >= len(data) else (206, {}, data[start:end])
+
+    def _list(self, query: dict[str, str]) -> Answer:
+        prefix, after = query.get("prefix", ""), query.get("continuation-token", "")
+        names = self._inner.list(prefix.removeprefix(f"{_ROOT}/"))
+        keys = [key for key in (f"{_ROOT}/{name}" for name in names) if key > after]
+        page, more = keys[: self._page], len(keys) > self._page
+        told = "".join(f"<Contents><Key>{escape(quote(key))}</Key></Contents>" for key in page)
+        told += f"<EncodingType>url</EncodingType><IsTruncated>{str(more).lower()}</IsTruncated>"
+        told += f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
+        return 200, {}, f"<ListBucketResult>{told}</ListBucketResult>".encode()
+
+    def _delete(self, body: str) -> Answer:
+        keys = [one.text or "" for one in ElementTree.fromstring(body).iter() if one.tag.rpartition("}")[2] == "Key"]  # noqa: S314 - our own
+        self._inner.delete([key.removeprefix(f"{_ROOT}/") for key in keys])
+        return 200, {}, b"<DeleteResult></DeleteResult>"
+
+
+class _Raw(BytesIO):
+    """A body as urllib3 gives it."""
+
+    def stream(self, *_: object, **__: object) -> Any:
+        """Yield what is left."""
+        while data := self.read(1 << 16):
+            yield data
+
+
+def _served(request: Any, **_: object) -> AWSResponse | None:
+    return S3InMemory.serving.answer(request) if S3InMemory.serving is not None else None
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _refused(status: int, code: str) -> Answer:
+    return status, {}, f"<Error><Code>{code}</Code><Message>simulated</Message></Error>".encode()
