@@ -104,3 +104,28 @@ def test_a_rollback_beside_a_rollback_ends_in_one_line_or_is_told(
     world.start()
     world.batch(BATCHES, one(1000), **handed_over(world, checkpoint))
     assert world.state("totals") == {"a": (5, 0 + 1 + 2 + 3 + 1000)}
+
+
+def test_commits_beyond_what_is_planned_count_for_nothing(world: World, checkpoint: Path) -> None:
+    """A copy of a running query's checkpoint may have newer commits than offsets. Spark then runs the last batch that
+    is planned once more, and not the one after the last commit: that is told, with the way back to it.
+    """
+    for version in range(2, BATCHES):
+        (checkpoint / "offsets" / str(version)).unlink()
+    assert Checkpoint(str(checkpoint)).next_batch() == 1
+    (found,) = verify(world.home.root, str(checkpoint)).findings
+    assert "Spark's next batch is 1, the state is at 3" in found.problem
+    ((*_, to, _),) = printed(found.remedy)
+    rollback(world.home.root, to, str(checkpoint), execute=True)
+    assert not verify(world.home.root, str(checkpoint)).findings
+    assert Checkpoint(str(checkpoint)).next_batch() == 1
+    world.start()
+    assert world.batch(1, one(50)).decision == "run"
+    assert world.state("totals") == {"a": (2, 50)}
+
+
+def test_without_an_entry_of_offsets_spark_begins_anew(checkpoint: Path) -> None:
+    """Whatever is committed."""
+    for version in range(BATCHES):
+        (checkpoint / "offsets" / str(version)).unlink()
+    assert Checkpoint(str(checkpoint)).next_batch() == 0
