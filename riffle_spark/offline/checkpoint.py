@@ -64,11 +64,11 @@ class Checkpoint:
             return None
 
     def next_batch(self) -> int:
-        """Return the id of the batch that Spark will hand over next: the last planned one, if it is not committed."""
+        """Return the id of the batch that Spark will hand over next: the last planned one, if that is not the last one
+        that is committed. Commits beyond what is planned, as in a copy of the one folder after the other, tell nothing.
+        """
         planned, committed = self._reached(lambda: (self._ids("offsets"), self._ids("commits")))
-        if planned and planned[-1] not in committed:
-            return planned[-1]
-        return committed[-1] + 1 if committed else 0
+        return planned[-1] + (planned[-1:] == committed[-1:]) if planned else 0
 
     def offsets(self, batch: int) -> str | None:
         """Return Spark's offset-log entry of a batch, ``None`` if it has none."""

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from riffle_spark.columns import shown_row
 from riffle_spark.errors import ConflictError
 from riffle_spark.process.blocks.folding import group_keys
 from riffle_spark.state.copies.abandoned import unless_used
@@ -102,9 +103,11 @@ def _sorted(schema: StoreSchema, rows: pa.Table) -> pa.Table:
     shared = pc.and_(pc.equal(keys[1:], keys[:-1]), pc.not_equal(sources[1:], sources[:-1]))
     twice = pc.indices_nonzero(shared)
     if len(twice):
-        first, second = rows.slice(twice[0].as_py(), 2).to_pylist()
-        key = ", ".join(f"{name} = {first[name]!r}" for name in schema.key.names)
-        raise SharedKey(key, (first[_SOURCE], second[_SOURCE]), schema.store)
+        first = twice[0].as_py()
+        key = ", ".join(
+            f"{name} = {value!r}" for name, value in shown_row(rows.select(schema.key.names), first).items()
+        )
+        raise SharedKey(key, (sources[first].as_py(), sources[first + 1].as_py()), schema.store)
     return schema.sealed(rows.select(schema.part_schema().names).combine_chunks())
 
 

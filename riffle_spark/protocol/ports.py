@@ -59,6 +59,8 @@ class IncomingBatch:
     then the watermark that this batch's own rows make, which the driver finds out. ``watermark_policy`` says which of
     several operators' watermarks is the query's: the least or the greatest.
 
+    ``offsets_before`` is the log's entry of the batch before, which the first batch of a run brings where there is one.
+
     ``watermark_source`` says whose watermark counts: the one that our operators make of their ``rows``, or
     ``watermark_ms``, Spark's. By Spark's, what is due is so in the batch that has it, and late in the batch after it.
     """
@@ -74,6 +76,7 @@ class IncomingBatch:
     last_pass_ms: int | None = None
     watermark_policy: WatermarkPolicy = "min"
     watermark_source: WatermarkSource = "rows"
+    offsets_before: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

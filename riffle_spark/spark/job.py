@@ -155,6 +155,7 @@ class RunningJob:
         if self._seen != incoming.run_id:
             self._begin(batch)
             self._seen = incoming.run_id
+            incoming = replace(incoming, offsets_before=inventory.offsets_before(batch, batch_id))
         rows = batch if self._side is None else self._side.mapped(batch, incoming.time_ms)
         operators = self._operators_for(rows)
         sinks = Sinks(

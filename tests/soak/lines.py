@@ -449,7 +449,8 @@ class Remedies:
             for name in ("offsets", "commits"):
                 (folder / name).mkdir(parents=True)
                 for version in range(self._world.committed + 1):
-                    (folder / name / str(version)).write_text(f"{name}-{version}")
+                    offsets = self._world.dispatched.offsets(self.line, version)
+                    (folder / name / str(version)).write_text(offsets if name == "offsets" else f"{name}-{version}")
             (folder / "metadata").write_text(json.dumps({"id": query_id or self._world.query_id}))
         return Checkpoint(str(folder))
 

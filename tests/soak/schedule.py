@@ -217,7 +217,10 @@ class Schedule(World):
             while version <= self.last:
                 self.step("begins")
                 offsets = self.dispatched.offsets(line, version)
-                incoming = self.incoming(version, run_id=program.run_id, offsets=offsets, **job.incoming)
+                before = self.dispatched.offsets(line, version - 1) if version else None
+                incoming = self.incoming(
+                    version, run_id=program.run_id, offsets=offsets, offsets_before=before, **job.incoming
+                )
                 operators = job.operators_of(version)
                 given = job.initial_of(version)
                 work = SoakWork(self.cluster, parted(job.batches[version]), operators, self.sinks, given)

@@ -15,6 +15,7 @@ _WRONG: tuple[dict[str, Any], ...] = (
     {"version": 1, "query_id": "another query"}, {"version": 0, "query_id": "another query"},
     {"version": 0, "offsets": "others"}, {"version": 0, "offsets": None, "input_digest": "other"},
     {"version": -1, "offsets": "others"}, {"version": 20, "offsets": "others"},
+    {"version": 1, "offsets_before": "those of another line"},
 )  # fmt: skip
 """What is wrong with a batch, and how many versions after the newest one it is."""
 
@@ -50,7 +51,7 @@ class WrongStarts:
             tail = driver._log.tail  # private: what it goes on from
             if label == "before run":
                 is_next = (tail.query_id, tail.version + 1) == (said.query_id, said.version)
-                if not is_next:
+                if not is_next or (said.offsets_before and tail.offsets):
                     world.scheduler.broke(AssertionError(f"{said} is run after batch {tail.version}"))
                 world.stop(program)
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark.batch_times import TimeMode, time_mode_of
+from riffle_spark.columns import shown_row
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.types.conform import called, conform, name_of
@@ -210,4 +211,4 @@ def _refuse_both(changed: npt.NDArray[np.int64], removed: npt.NDArray[np.int64],
 
 
 def _key(keys: pa.Table, index: int) -> str:
-    return str(keys.slice(index, 1).to_pylist()[0])
+    return str(shown_row(keys, index))

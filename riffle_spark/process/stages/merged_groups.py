@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark.batch_times import TimeMode
-from riffle_spark.columns import one_array
+from riffle_spark.columns import one_array, shown_row
 from riffle_spark.process.blocks.block import Batch, Declared, IndexArray, Update
 from riffle_spark.process.blocks.folding import group_keys
 from riffle_spark.process.merging.merge_function import Groups, MergeFunction, are_valid, chosen, hold
@@ -179,7 +179,7 @@ class _Members:
 
 def key_of_group(batch: Batch, key: int) -> str:
     """Return what an error message says of one of a batch's keys."""
-    return f"store {batch.store!r}, key {batch.keys.slice(key, 1).to_pylist()[0]}"
+    return f"store {batch.store!r}, key {shown_row(batch.keys, key)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.schemas.store_schema import check_key, key_in, meanings_in
 
-__all__ = ["Decision", "check_fixed", "check_schemas", "decide", "groups_of", "shards_of"]
+__all__ = ["Decision", "check_fixed", "check_schemas", "decide", "ends_alike", "groups_of", "shards_of"]
 
 _SPARKS_WORDS = "  as Spark says: [STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION] Schema evolution is not possible"
 
@@ -30,8 +30,8 @@ class Decision(Enum):
 def decide(tail: Record | None, incoming: IncomingBatch, root: str) -> Decision:
     """Check what Spark hands us against the log's newest record.
 
-    The next id runs. The head's own id with the same query and the same input is a repeat. Everything else raises
-    ``ConflictError`` with the remedy.
+    The next id runs, from the offsets that the head ended with. The head's own id with the same query and the same
+    input is a repeat. Everything else raises ``ConflictError`` with the remedy.
     """
     if tail is None:
         if incoming.version > 0:
@@ -49,11 +49,25 @@ def decide(tail: Record | None, incoming: IncomingBatch, root: str) -> Decision:
             + command("adopt", "--execute", root=root, checkpoint="CHECKPOINT"),
             where=root,
         )
-    if incoming.version == tail.version + 1:
+    if incoming.version == tail.version + 1 and ends_alike(tail.offsets, incoming.offsets_before):
         return Decision.RUN
     if incoming.version == tail.version and _same_input(tail, incoming):
         return Decision.REPEAT
     raise _conflict(tail, incoming, root)
+
+
+def ends_alike(state: str | None, checkpoint: str | None) -> bool:
+    """Tell whether state and checkpoint are at one place of every source, by their offset-log entries of one batch, as
+    far as both are known. Two lines come to a batch of one number, each with rows of its own. What Spark notes beside
+    the offsets does not count.
+    """
+    if state is None or checkpoint is None:
+        return True
+    return _ends(state) == _ends(checkpoint)
+
+
+def _ends(offsets: str) -> list[str]:
+    return offsets.split("\n")[2:] or [offsets]
 
 
 def _same_input(tail: Record, incoming: IncomingBatch) -> bool:
@@ -67,6 +81,13 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
     def back_to(version: int) -> str:
         return command("rollback", "--execute", root=root, checkpoint="CHECKPOINT", to=version)
 
+    if incoming.version == tail.version + 1:
+        return ConflictError(
+            f"the state in {root} was committed with other offsets of batch {tail.version} than Spark's checkpoint "
+            "has: they are of two lines, of which a rollback has left one",
+            remedy=f"take Spark's offsets to the state: {back_to(tail.version)}; or restore the other one of both",
+            where=root,
+        )
     if incoming.version > tail.version:
         return ConflictError(
             f"Spark hands over batch {incoming.version}, the state in {root} is at {tail.version}: batches are missing",

@@ -31,6 +31,7 @@ __all__ = [
     "is_stopping",
     "latest_offsets",
     "may_rest",
+    "offsets_before",
     "planned",
     "reason_of",
     "running_query",
@@ -206,13 +207,10 @@ def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
     return IncomingBatch(batch_id, query_id, run_id, offsets, None, time_ms, watermark, available_now=ends)
 
 
-def watermark_before(batch: DataFrame, version: int) -> int:
-    """Return Spark's watermark (ms) of the batch before one, by which the rows of that one are late."""
+def offsets_before(batch: DataFrame, version: int) -> str | None:
+    """Return Spark's offset-log entry of the batch before one; ``None`` where there is none, or no query runs."""
     execution = running_query(batch) if version > 0 else None
-    if execution is None:
-        return 0
-    entry = _offset_entry(handles.context(batch.sparkSession), execution, version - 1)
-    return int(json.loads(entry.split("\n")[1])["batchWatermarkMs"])
+    return None if execution is None else _offset_entry(handles.context(batch.sparkSession), execution, version - 1)
 
 
 def running_query(batch: DataFrame) -> Any:

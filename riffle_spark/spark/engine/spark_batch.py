@@ -3,6 +3,7 @@ protocol's steps.
 """
 
 import inspect
+import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -221,9 +222,14 @@ class SparkWork:
     def _deliver_late(self, delivery: Delivery) -> None:
         """Give on what was left out. Of a batch that ran before a restart nobody says any more whether that is any."""
         if self._sinks.late is not None:
-            late_ms, count = self._left_out or (inventory.watermark_before(self._batch, delivery.batch_id), 1)
+            late_ms, count = self._left_out or (self._watermark_before(delivery.batch_id), 1)
             if count:
                 self._sinks.late(late_ms, delivery)
+
+    def _watermark_before(self, version: int) -> int:
+        """Return Spark's watermark (ms) of the batch before one, by which the rows of that one are late."""
+        entry = inventory.offsets_before(self._batch, version)
+        return 0 if entry is None else int(json.loads(entry.split("\n")[1])["batchWatermarkMs"])
 
     def _give(self, store: str, rows: DataFrame, delivery: Delivery) -> None:
         sink = self._sinks.of_stores[store]

@@ -40,6 +40,8 @@ _REFUSALS = frozenset(
     }
 )  # fmt: skip
 """Full, read-only, over a quota, broken, or not to be written to."""
+_ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
+"""Blanks and the like in a mount's path."""
 _MEMBER = re.compile(r"m[0-9a-f]{12}\Z")
 _SEALED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\Z")
 _FETCHED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\.[0-9a-f]+\Z")
@@ -104,11 +106,16 @@ def refuse_network(base: Path) -> None:
 
 def _file_system(path: Path) -> str:
     try:
-        mounts = [line.split()[1:3] for line in _MOUNTS.read_text().splitlines()]
+        mounts = [line.split(b" ")[1:3] for line in _MOUNTS.read_bytes().splitlines()]
     except OSError:
         return ""
-    held = [(len(point), kind) for point, kind in mounts if path.is_relative_to(point)]
-    return max(held)[1] if held else ""
+    named = [(os.fsdecode(_ESCAPED.sub(_byte, point)), os.fsdecode(kind)) for point, kind in mounts]
+    held = [(len(point), at, kind) for at, (point, kind) in enumerate(named) if path.is_relative_to(point)]
+    return max(held)[2] if held else ""  # of several at one place the last one lies on top
+
+
+def _byte(escaped: re.Match[bytes]) -> bytes:
+    return bytes([int(escaped[1], 8)])
 
 
 class DamagedCopy(CorruptStateError):

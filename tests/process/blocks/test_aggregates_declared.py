@@ -56,6 +56,19 @@ def test_an_integer_sum_that_does_not_fit_is_an_error(batches: list[list[int]]) 
     assert error.value.where == "store 'totals', key {'k': 'a'}"
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(pa.timestamp("us", "UTC"), 2**63 - 1), (pa.timestamp("us"), -(2**63)), (pa.date32(), 2**31 - 1)],
+)
+def test_a_key_that_python_has_no_date_for_is_named_by_its_number(kind: pa.DataType, value: int) -> None:
+    """The error tells what is wrong with the sum, and not that its own words cannot be made."""
+    schema = pa.schema([("k", kind), ("v", pa.int64())])
+    keyed = Keyed(aggregate(total=sum_("v")), schema)
+    with pytest.raises(UserFunctionError, match="does not fit int64") as error:
+        keyed.feed(pa.table([pa.array([value, value], kind), [2**63 - 1, 1]], schema=schema))
+    assert error.value.where == f"store 'totals', key {{'k': {value}}}"
+
+
 def test_a_sum_may_leave_its_type_on_the_way() -> None:
     """Only the sum of the whole batch must fit, so the order of its rows does not matter."""
     keyed = Keyed(aggregate(total=sum_("v")), rows_of([1], pa.int64()).schema)

@@ -45,6 +45,25 @@ def test_the_next_batch_runs() -> None:
     assert decide(TAIL, incoming(6), ROOT) is Decision.RUN
 
 
+SPARKS = 'v1\n{"batchTimestampMs":1}\n{"t":{"0":5}}'
+"""An entry of Spark's offset log."""
+
+
+@pytest.mark.parametrize(
+    ("stored", "before"), [(SPARKS, SPARKS), (SPARKS, SPARKS.replace(":1", ":2")), (None, SPARKS), (SPARKS, None)]
+)
+def test_the_next_batch_runs_where_both_ended_alike(stored: str | None, before: str | None) -> None:
+    """Each source's offsets are the same, whatever Spark notes beside them, or one of both is not known."""
+    assert decide(replace(TAIL, offsets=stored), incoming(6, offsets_before=before), ROOT) is Decision.RUN
+
+
+def test_the_next_batch_of_another_line_is_refused() -> None:
+    """A rollback left batch 5 behind and another one came: one of state and checkpoint is from a backup of before."""
+    error = conflict(replace(TAIL, offsets=SPARKS), incoming(6, offsets_before=SPARKS.replace("5", "7")))
+    assert "was committed with other offsets of batch 5 than Spark's checkpoint has" in error.problem
+    assert printed(error.remedy)[0][-2] == "5"
+
+
 def test_the_heads_own_batch_is_a_repeat() -> None:
     """The same id, query and offsets: committed before, skipped."""
     assert decide(TAIL, incoming(5), ROOT) is Decision.REPEAT

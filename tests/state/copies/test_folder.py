@@ -278,6 +278,29 @@ def test_network_file_systems_are_refused(
         claim(tmp_path / "deep" / "er", "app/1", ())
 
 
+@pytest.mark.parametrize(
+    ("mounts", "kind"),
+    [
+        (rb"none / xfs rw 0 0|server:/x {}/my\040disk nfs4 rw 0 0", "nfs4"),
+        (rb"none / xfs rw 0 0|a {}/my\040disk nfs4 rw 0 0|b {}/my\040disk ext4 rw 0 0", ""),
+        (b"none / xfs rw 0 0|x /media/\xe9t\xe9 vfat rw 0 0|a {}/my\\040disk cifs rw 0 0", "cifs"),
+    ],
+    ids=["a blank", "mounted over", "a mount elsewhere that is no UTF-8"],
+)
+def test_mounts_are_found_whatever_they_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: bytes, kind: str
+) -> None:
+    """Linux escapes blanks in their paths, and leaves other bytes as they are; the last one at a place counts."""
+    file = tmp_path / "mounts"
+    file.write_bytes(mounts.replace(b"{}", bytes(tmp_path)).replace(b"|", b"\n") + b"\n")
+    monkeypatch.setattr(disk, "_MOUNTS", file)
+    if kind:
+        with pytest.raises(ConfigError, match=kind):
+            claim(tmp_path / "my disk" / "state", "app/1", ())
+    else:
+        claim(tmp_path / "my disk" / "state", "app/1", ())
+
+
 def test_the_default_folder_is_sparks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's own local directories come first, of several the first."""
     for variable in ("SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS", "LOCAL_DIRS"):

@@ -1,0 +1,131 @@
+"""State and checkpoint that are at a batch of one number, each of another line: a rollback left one of the lines, and a
+backup, or a second operator, brought it back. Each line has rows of its own in that batch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import ConflictError
+from riffle_spark.offline.checkpoint import Checkpoint
+from riffle_spark.offline.recovery import rollback
+from riffle_spark.offline.verify import verify
+from tests.kit.printed_commands import printed
+from tests.kit.roots.damaged_root import written_checkpoint
+from tests.kit.simulated.world import World, one
+
+BATCHES = 4
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A query that has run some batches, with its root in memory."""
+    found = World(tmp_path, retained_versions=50)
+    for version in range(BATCHES):
+        found.batch(version, one(version))
+    return found
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Its checkpoint."""
+    return written_checkpoint(tmp_path / "checkpoint", BATCHES)
+
+
+def taken_another_way(world: World, checkpoint: Path) -> None:
+    """Take the query back by two batches, and forward again with other rows."""
+    rollback(world.home.root, BATCHES - 3, str(checkpoint), execute=True)
+    world.start()
+    for version in range(BATCHES - 2, BATCHES):
+        world.batch(version, one(100 + version), offsets=f"others-{version}")
+        (checkpoint / "offsets" / str(version)).write_text(f"others-{version}")
+        (checkpoint / "commits" / str(version)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+
+def newest(world: World) -> int:
+    """Return the number of the newest record."""
+    tail = world.log().tail
+    assert tail is not None
+    return tail.sequence
+
+
+def handed_over(world: World, checkpoint: Path) -> dict[str, object]:
+    """Return what Spark says of the next batch beside its number, as a query that starts tells it."""
+    return {"offsets_before": (checkpoint / "offsets" / str(BATCHES - 1)).read_text()}
+
+
+def test_a_root_from_before_a_rollback_is_told_and_led_back(world: World, checkpoint: Path) -> None:
+    """It is at the checkpoint's batch, of the line that was given up: verify says so, the query is refused, and what
+    both print takes the checkpoint to the state.
+    """
+    backup = {name: world.memory.get(name) or b"" for name in world.memory.list("")}
+    taken_another_way(world, checkpoint)
+    assert not verify(world.home.root, str(checkpoint)).findings
+    world.memory.delete(world.memory.list(""))
+    for name, data in backup.items():
+        world.memory.put_if_absent(name, data)
+    (found,) = verify(world.home.root, str(checkpoint)).findings
+    assert (found.level, found.where) == ("state", str(checkpoint))
+    assert "batch 3 has other offsets in the checkpoint" in found.problem
+    world.start()
+    with pytest.raises(ConflictError, match="they are of two lines") as refused:
+        world.batch(BATCHES, one(1000), **handed_over(world, checkpoint))
+    led = [command[-2] for command in printed(found.remedy) + printed(refused.value.remedy)]
+    assert led == ["3", "3"]
+    rollback(world.home.root, 3, str(checkpoint), execute=True)
+    assert not verify(world.home.root, str(checkpoint)).findings
+    world.start()
+    world.batch(BATCHES, one(1000), **handed_over(world, checkpoint))
+    assert world.state("totals") == {"a": (5, 0 + 1 + 2 + 3 + 1000)}
+
+
+def test_a_rollback_beside_a_rollback_ends_in_one_line_or_is_told(
+    world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two operators take the query back at once, to batch 3 of either line; the first one's second part comes last."""
+    given_up = newest(world)
+    taken_another_way(world, checkpoint)
+    present, restore = newest(world), Checkpoint.restore
+
+    def last(self: Checkpoint, *given: object, **more: object) -> list[str]:
+        monkeypatch.setattr(Checkpoint, "restore", restore)
+        rollback(world.home.root, f"record:{present}", str(checkpoint), execute=True)
+        return restore(self, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Checkpoint, "restore", last)
+    rollback(world.home.root, f"record:{given_up}", str(checkpoint), execute=True)
+    assert [found.level for found in verify(world.home.root, str(checkpoint)).findings] == ["state"]
+    world.start()
+    with pytest.raises(ConflictError, match="they are of two lines"):
+        world.batch(BATCHES, one(1000), **handed_over(world, checkpoint))
+    rollback(world.home.root, f"record:{given_up}", str(checkpoint), execute=True)
+    world.start()
+    world.batch(BATCHES, one(1000), **handed_over(world, checkpoint))
+    assert world.state("totals") == {"a": (5, 0 + 1 + 2 + 3 + 1000)}
+
+
+def test_commits_beyond_what_is_planned_count_for_nothing(world: World, checkpoint: Path) -> None:
+    """A copy of a running query's checkpoint may have newer commits than offsets. Spark then runs the last batch that
+    is planned once more, and not the one after the last commit: that is told, with the way back to it.
+    """
+    for version in range(2, BATCHES):
+        (checkpoint / "offsets" / str(version)).unlink()
+    assert Checkpoint(str(checkpoint)).next_batch() == 1
+    (found,) = verify(world.home.root, str(checkpoint)).findings
+    assert "Spark's next batch is 1, the state is at 3" in found.problem
+    ((*_, to, _),) = printed(found.remedy)
+    rollback(world.home.root, to, str(checkpoint), execute=True)
+    assert not verify(world.home.root, str(checkpoint)).findings
+    assert Checkpoint(str(checkpoint)).next_batch() == 1
+    world.start()
+    assert world.batch(1, one(50)).decision == "run"
+    assert world.state("totals") == {"a": (2, 50)}
+
+
+def test_without_an_entry_of_offsets_spark_begins_anew(checkpoint: Path) -> None:
+    """Whatever is committed."""
+    for version in range(BATCHES):
+        (checkpoint / "offsets" / str(version)).unlink()
+    assert Checkpoint(str(checkpoint)).next_batch() == 0
