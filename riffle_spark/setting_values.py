@@ -192,6 +192,14 @@ def text(value: Value) -> Value:
     return value
 
 
+@_range("folder on each executor")
+def folder(value: Value) -> Value:
+    """Return a path. A URL, or what only a shell makes a path of, would be a folder of that name somewhere."""
+    if not isinstance(value, str) or not value or value.startswith(("~", "file:")) or "://" in value:
+        raise ValueError("a path such as /mnt/nvme/riffle: no URL, and none that begins with ~")
+    return value
+
+
 def optional(allowed: Range) -> Range:
     """Return a check that lets ``None`` and empty text through as ``None``."""
     return replace(allowed, check=lambda value: None if value in (None, "") else allowed(value))

@@ -82,7 +82,7 @@ class Settings:
         "outage that ends by then fails no batch")
     s3_max_connections: int = setting(16, whole(1, 1000), "connections kept open, a process")
     local_dir: str | None = setting(
-        None, optional(text.of("folder on each executor")),
+        None, optional(values.folder),
         "copies of the state, one folder an executor, on a local disk; network file systems are refused. Not set: what "
         "`SPARK_LOCAL_DIRS` names on the executor", example="/mnt/nvme/riffle")
     encryption_keys: str | None = setting(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from riffle_spark.console.options import of_a_root, settings_in, show
+from riffle_spark.console.options import called, of_a_root, settings_in, show
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import DISPATCHES
 
@@ -25,7 +25,11 @@ _PARTITION_OF = "From a pyarrow table of key columns to one of topic and partiti
 @of_a_root
 @click.option("--to", type=click.Choice(DISPATCHES), required=True, help="The new dispatch.")
 @click.option("--partition-of", metavar="MODULE:FUNCTION", help=_PARTITION_OF)
-@click.option("--key-groups", type=int, help="Another number of key-groups, or shards at most; else it stays.")
+@click.option(
+    "--key-groups",
+    type=click.IntRange(1, 32_768),
+    help="Another number of key-groups, or shards at most; else it stays.",
+)
 def dispatch_command(
     root: str, s3_endpoint: str | None, conf_file: Path, execute: bool, to: str, partition_of: str | None,
     key_groups: int | None,
@@ -35,7 +39,8 @@ def dispatch_command(
     from riffle_spark.worker.member_folders import options_of
 
     settings = settings_in(conf_file, s3_endpoint)
-    function = named(partition_of) if partition_of else None
+    with called():
+        function = named(partition_of) if partition_of else None
     plan = switch_dispatch(
         root, to, options=options_of(settings), partition_of=function, key_groups=key_groups, execute=execute,
         encryption_keys=settings.encryption_keys,

@@ -7,17 +7,27 @@ from pathlib import Path
 import click
 
 from riffle_spark.console.dispatch import dispatch_command, keys_command
-from riffle_spark.console.options import conf_file_option, of_a_root, of_a_store, settings_in, show
+from riffle_spark.console.options import (
+    a_folder,
+    a_root,
+    called,
+    conf_file_option,
+    of_a_root,
+    of_a_store,
+    settings_in,
+    show,
+)
 from riffle_spark.console.plan import plan_command, simulate_command
-from riffle_spark.errors import ConfigError, RefusedError, RiffleError, UnavailableError
+from riffle_spark.errors import RefusedError, RiffleError, UnavailableError
 
 __all__ = ["main"]
 
 _AWAY = 3  # what a command ends with where a store is away or refuses: of what is there nothing is known
 _PARTITIONS = ("aws", "aws-cn", "aws-us-gov", "aws-eusc", "aws-iso", "aws-iso-b", "aws-iso-e", "aws-iso-f")
 _TO = "The batch to go back to, -1 is before the first; or a record of the log, also of a line that was given up."
+_SIZES = "Take state and the bytes of a row from this root; this or --state-bytes is needed."
 _PREVIOUS = "With deliver_after_commit: checkpoint of the query that had the state; tells whether output was delivered."
-_checkpoint = click.option("--checkpoint", required=True, help="The query's checkpointLocation.")
+_checkpoint = click.option("--checkpoint", required=True, callback=a_folder, help="The query's checkpointLocation.")
 
 
 class _Group(click.Group):
@@ -43,7 +53,7 @@ def main() -> None:
 @of_a_root
 @_checkpoint
 @click.option("--empty", is_flag=True, help="Begin with no state on purpose.")
-@click.option("--previous", metavar="CHECKPOINT", help=_PREVIOUS)
+@click.option("--previous", metavar="CHECKPOINT", callback=a_folder, help=_PREVIOUS)
 @click.option("--delivered", is_flag=True, help="Sealed output was delivered, or nobody wants it.")
 def adopt(
     root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Path, execute: bool, empty: bool,
@@ -70,14 +80,17 @@ def adopt(
 def rollback(root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Path, execute: bool, to: str) -> None:
     """Take a query's state and Spark's offsets back to a retained batch, together."""
     from riffle_spark.offline import recovery
+    from riffle_spark.offline.record_line import check_target
     from riffle_spark.worker.member_folders import options_of
 
+    with called():
+        check_target(to)
     options = options_of(settings_in(conf_file, s3_endpoint))
     show(recovery.rollback(root, to, checkpoint, options=options, execute=execute))
 
 
 @main.command()
-@click.option("--root", help="Take state and the bytes of a row from this root; this or --state-bytes is needed.")
+@click.option("--root", callback=a_root, help=_SIZES)
 @click.option("--s3-endpoint", help="With --root: base URL of an S3-compatible server.")
 @conf_file_option("With --root: settings of the store.")
 @click.option("--rows-per-second", type=float, required=True, help="At the peak.")
@@ -98,8 +111,8 @@ def capacity(root: str | None, s3_endpoint: str | None, conf_file: Path, as_json
 
     key_groups = 128
     if (root is None) == (asked["state_bytes"] is None):
-        raise ConfigError(
-            "it takes either --state-bytes or --root", remedy="say how large the state is, or where", where="capacity"
+        raise click.UsageError(
+            "it takes either --state-bytes or --root\n  What to do: say how large the state is, or where"
         )
     if root is not None:
         from riffle_spark.offline.scenario_of_root import sizes_of_root
@@ -121,8 +134,8 @@ def capacity(root: str | None, s3_endpoint: str | None, conf_file: Path, as_json
 
 
 @main.command()
-@click.argument("root")
-@click.option("--checkpoint", help="The query's checkpointLocation: looked at too, whether it fits.")
+@click.argument("root", callback=a_root)
+@click.option("--checkpoint", callback=a_folder, help="The query's checkpointLocation: looked at too, whether it fits.")
 @of_a_store
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def verify(root: str, checkpoint: str | None, s3_endpoint: str | None, conf_file: Path, as_json: bool) -> None:
@@ -160,7 +173,8 @@ def policy(root: str, kms_key: str | None, partition: str, read_only: bool) -> N
     """
     from riffle_spark.offline.rights import iam_policy
 
-    found = iam_policy(root, kms_key=kms_key, partition=partition, read_only=read_only)
+    with called():
+        found = iam_policy(root, kms_key=kms_key, partition=partition, read_only=read_only)
     click.echo(json.dumps(found, indent=2))
 
 

@@ -1,26 +1,56 @@
 """What commands on a root share: options, the store's settings, showing a plan. Knows click. Does not know verbs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from riffle_spark.errors import ConfigError, RefusedError
 from riffle_spark.settings import Settings, from_sources
 
 if TYPE_CHECKING:
     from riffle_spark.offline.recovery import Plan
 
-__all__ = ["conf_file_option", "of_a_root", "of_a_store", "settings_in", "show"]
+__all__ = ["a_folder", "a_root", "called", "conf_file_option", "of_a_root", "of_a_store", "settings_in", "show"]
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
+
+
+@contextmanager
+def called() -> Iterator[None]:
+    """Have what is wrong with the call itself end as click's own checks do, with 2: of the state nothing is known."""
+    try:
+        yield
+    except RefusedError:
+        raise
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def a_root(_context: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
+    """Let through what can be a root."""
+    from riffle_spark.state.objects.open import normalised
+
+    with called():
+        if given is not None:
+            normalised(given)
+    return given
+
+
+def a_folder(_context: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
+    """Let through what is not empty, as a variable is that was not set."""
+    if given is not None and not given.strip():
+        raise click.UsageError(f"{given!r} names no folder\n  What to do: give that of checkpointLocation")
+    return given
 
 
 def of_a_root(command: _Command) -> _Command:
     """Add ``--root``, ``--s3-endpoint``, ``--conf-file`` and ``--execute``."""
     command = click.option("--execute", is_flag=True, help="Do it; without this the plan is only shown.")(command)
-    root = click.option("--root", required=True, help="Where the state is: s3://bucket/prefix or file:///path.")
-    return root(of_a_store(command))
+    where = "Where the state is: s3://bucket/prefix or file:///path."
+    return click.option("--root", required=True, callback=a_root, help=where)(of_a_store(command))
 
 
 def of_a_store(command: _Command) -> _Command:
@@ -40,7 +70,8 @@ def conf_file_option(help_text: str) -> Callable[[_Command], _Command]:
 
 def settings_in(conf_file: Path, s3_endpoint: str | None) -> Settings:
     """Return the settings of the file, with the endpoint of the command line."""
-    return from_sources(None if s3_endpoint is None else Settings(s3_endpoint=s3_endpoint), {}, conf_file)
+    with called():
+        return from_sources(None if s3_endpoint is None else Settings(s3_endpoint=s3_endpoint), {}, conf_file)
 
 
 def show(plan: "Plan") -> None:

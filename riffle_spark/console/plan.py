@@ -13,7 +13,7 @@ import click
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Strategy
-from riffle_spark.console.options import conf_file_option, settings_in
+from riffle_spark.console.options import a_root, conf_file_option, settings_in
 from riffle_spark.errors import ConfigError
 from riffle_spark.simulate.figures import Json, converge_of, single_of
 from riffle_spark.simulate.group import group_of, run
@@ -22,6 +22,7 @@ from riffle_spark.unknown_names import check_known
 
 __all__ = ["plan_command", "simulate_command"]
 
+_A_QUERY = "The root of a query that runs, instead of a file: its members, owners and state."
 _WORDS = (("active", "owns"), ("standby", "standby"), ("warmup", "warms up"))
 
 
@@ -33,7 +34,7 @@ _WORDS = (("active", "owns"), ("standby", "standby"), ("warmup", "warms up"))
     type=click.Path(exists=True, path_type=Path),
     help="A scenario file, or a folder of them; may be given several times.",
 )
-@click.option("--root", help="The root of a query that runs, instead of a file: its members, owners and state.")
+@click.option("--root", callback=a_root, help=_A_QUERY)
 @click.option("--add", default=0, type=click.IntRange(0), help="With --root: what if so many members join?")
 @click.option("--add-rack", "add_racks", multiple=True, help="With --add: racks for them, in turn, also with commas.")
 @click.option("--drop", multiple=True, help="With --root: what if this member, executor or host goes?")
@@ -86,12 +87,12 @@ def _as_they_are(paths: tuple[Path, ...], strategy: str | None, asked: Mapping[s
     """Read the files, or make a scenario of a root."""
     root, of_a_root = cast("str | None", asked["root"]), ("add", "add_racks", "drop", "drop_racks")
     if asked["add_racks"] and not asked["add"]:
-        raise ConfigError("--add-rack says where new members stand", remedy="say --add too", where="--add-rack")
+        raise click.UsageError("--add-rack says where new members stand: say --add too")
     if (root is None) == (not paths) or (root is None and any(asked[name] for name in of_a_root)):
-        raise ConfigError(
-            "it takes either files or one root, and --add, --drop and their like go with a root",
-            remedy="say --scenario FILE, or --root ROOT and what if; a file has events", where="riffle plan",
-        )  # fmt: skip
+        raise click.UsageError(
+            "it takes either files or one root, and --add, --drop and their like go with a root\n"
+            "  What to do: say --scenario FILE, or --root ROOT and what if; a file has events"
+        )
     if root is None:
         yield from (read_scenario(path, strategy) for path in _files(paths))
         return

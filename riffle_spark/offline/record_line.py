@@ -11,7 +11,7 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record, joined
 from riffle_spark.state.restore.reader import in_parallel
 
-__all__ = ["intact", "line", "offsets_before", "target_of"]
+__all__ = ["check_target", "intact", "line", "offsets_before", "target_of"]
 
 _READ_AHEAD_MOST = 32
 """So many records of a line are read at once at most, and held: a full one of many key-groups has megabytes."""
@@ -23,6 +23,12 @@ def target_of(log: Log, tail: Record, to: int | str) -> Record:
 
     Raises ``ConfigError`` with the range there is if that is not retained or not promised.
     """
+    is_record, number = check_target(to)
+    return _record_at(log, tail, number) if is_record else _record_of(log, tail, number)
+
+
+def check_target(to: int | str) -> tuple[bool, int]:
+    """Return whether ``to`` names a record, and its number or that of a batch. Raises ``ConfigError`` if neither."""
     found = _TARGET.fullmatch(str(to))
     if found is None:
         raise ConfigError(
@@ -30,8 +36,7 @@ def target_of(log: Log, tail: Record, to: int | str) -> Record:
             remedy="give a batch, as 4711, or a record, as record:17",
             where="--to",
         )
-    record, version = found.groups()
-    return _record_of(log, tail, int(version)) if record is None else _record_at(log, tail, int(record))
+    return found[1] is not None, int(found[1] or found[2])
 
 
 def offsets_before(log: Log, target: Record) -> str | None:

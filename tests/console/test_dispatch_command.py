@@ -69,7 +69,7 @@ def test_a_plan_is_shown_and_then_done(oracle: Oracle) -> None:
 def test_a_name_that_is_no_function_is_refused(oracle: Oracle, path: str, said: str) -> None:
     """The error says what was looked for, and the exit code that nothing was done."""
     done = run("--to", "partition", "--partition-of", path, "--execute")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert said in done.output
 
 

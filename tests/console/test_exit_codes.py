@@ -54,6 +54,45 @@ def test_what_cannot_be_reached_or_read_is_no_damage(
     assert (said[0], "this user may read" in said[1], "write" in said[1]) == (3, True, False), said
 
 
+CALLED_WRONGLY = (
+    *(
+        tuple(word.replace("{}", root) for word in command)
+        for command in OF_A_ROOT
+        for root in ("", "/no/url", "s3a://b/x")
+    ),
+    ("verify", "{}", "--checkpoint", ""),
+    ("verify", "{}", "--s3-endpoint", ""),
+    ("rollback", "--root", "{}", "--checkpoint", "{checkpoint}", "--to", "abc"),
+    ("rollback", "--root", "{}", "--checkpoint", "{checkpoint}", "--to", "record:"),
+    ("rollback", "--root", "{}", "--checkpoint", "", "--to", "1"),
+    ("adopt", "--root", "{}", "--checkpoint", "{checkpoint}", "--previous", ""),
+    ("dispatch", "--root", "{}", "--to", "key_group", "--key-groups", "0"),
+    ("dispatch", "--root", "{}", "--to", "hashed", "--partition-of", "nowhere:at_all"),
+    ("policy", "file:///a"),
+    ("policy", "s3://bucket/a", "--kms-key", "alias/a"),
+    ("plan", "--add", "1"),
+    ("capacity", "--rows-per-second", "9", "--rows-per-worker", "9"),
+)
+
+
+@pytest.mark.parametrize("command", CALLED_WRONGLY, ids=" ".join)
+def test_who_calls_a_command_wrongly_is_not_told_that_state_is_damaged(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    """An alarm is for 1. What is wrong with the call is 2, and the state is not looked at."""
+    root = f"file://{tmp_path}/state"
+    World(tmp_path / "local", root=root).batch(0, one(0))
+    code, said = ended(command, root, tmp_path)
+    assert (code, "Usage: " in said) == (2, True), said
+
+
+def test_settings_that_are_wrong_are_a_wrong_call(tmp_path: Path) -> None:
+    """A file that says what cannot be: nothing is known of the state then."""
+    (tmp_path / "riffle.toml").write_text("s3_max_attempts = -1\n")
+    code, said = ended(("verify", "{}"), f"file://{tmp_path}/state", tmp_path, "--conf-file", f"{tmp_path}/riffle.toml")
+    assert (code, "s3_max_attempts" in said) == (2, True), said
+
+
 def test_a_key_that_is_missing_is_no_damage(tmp_path: Path) -> None:
     """Of parts under another key nothing is known, with other damage it is known that there is some."""
     for key, text in (("a", "A"), ("b", "B")):

@@ -187,7 +187,7 @@ def test_a_policy_names_the_root_and_nothing_beside_it() -> None:
 def test_what_a_policy_would_take_for_more_or_for_nothing_is_refused(asked: list[str]) -> None:
     """A pattern as the key would be a right to decrypt with every key; IAM knows keys by their ARN, and no alias."""
     done = CliRunner().invoke(main, ["policy", "s3://bkt/p", *asked])
-    assert (done.exit_code, asked[0] in done.output, "What to do" in done.output) == (1, True, True), done.output
+    assert (done.exit_code, asked[0] in done.output, "What to do" in done.output) == (2, True, True), done.output
 
 
 @pytest.mark.parametrize("partition", ["*", "", "aws:x", "gcp"])
@@ -202,7 +202,7 @@ def test_a_partition_that_aws_does_not_have_is_refused(partition: str) -> None:
 @pytest.mark.parametrize("root", ["file:///a", "s3://bkt/p*", "s3://bkt/${aws:username}", "s3://bkt/..", "nonsense"])
 def test_a_root_that_a_policy_cannot_name_is_refused(root: str) -> None:
     """A pattern in it would be a right to more."""
-    assert CliRunner().invoke(main, ["policy", root]).exit_code == 1
+    assert CliRunner().invoke(main, ["policy", root]).exit_code == 2
     with pytest.raises(ConfigError):
         iam_policy(root)
 
@@ -210,10 +210,10 @@ def test_a_root_that_a_policy_cannot_name_is_refused(root: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "code", "said"),
     [
-        (["--kms-key", "nonsense"], 1, "is not the ARN of a key"),
-        (["--kms-key", KEY.replace("key/mrk-1234abcd", "alias/riffle")], 1, "describe-key"),
-        (["--kms-key", KEY.replace("mrk-1234abcd", "*")], 1, "is not the ARN of a key"),
-        (["--kms-key", KEY, "--partition", "aws-cn"], 1, "give --partition aws,"),
+        (["--kms-key", "nonsense"], 2, "is not the ARN of a key"),
+        (["--kms-key", KEY.replace("key/mrk-1234abcd", "alias/riffle")], 2, "describe-key"),
+        (["--kms-key", KEY.replace("mrk-1234abcd", "*")], 2, "is not the ARN of a key"),
+        (["--kms-key", KEY, "--partition", "aws-cn"], 2, "give --partition aws,"),
         (["--partition", "foo"], 2, "'foo' is not one of"),
     ],
 )

@@ -150,7 +150,7 @@ def test_what_the_log_does_not_know_is_refused(query: Elastic) -> None:
     assert "holds no state" in _run("plan", "--root", "memory://nothing-here").output
     assert "either files or one root" in _run("plan").output
     assert "either files or one root" in _run("plan", "--scenario", ".", "--add", 1).output
-    assert _run("plan", "--root", query.home.root, ".").exit_code == 1
+    assert _run("plan", "--root", query.home.root, ".").exit_code == 2
     assert "say --add too" in _run("plan", "--root", query.home.root, "--add-rack", "a").output
     assert "nobody would be left" in _run("plan", "--root", query.home.root, "--drop", "1", "--drop", "2").output
     more = _run("plan", "--root", query.home.root, "--add", 2, "--add-rack", "a, b", "--strategy", "min_cost")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 
 from riffle_spark.errors import LocalDiskError, Misplaced
 from riffle_spark.messages.slot_orders import Receipt, json_line
+from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import Clock, IncomingBatch, SlotLayout
 from riffle_spark.protocol.upkeep.upkeep import UpkeepFacts
@@ -213,7 +214,7 @@ class BatchMeasures:
         self.runs = 0
         self.misplaced = 0
         self.snapshots = 0
-        self._given_up: list[str] = []
+        self._own: list[str] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -229,10 +230,22 @@ class BatchMeasures:
         self.misplaced += isinstance(error, Misplaced)
         if not isinstance(error, LocalDiskError):
             why = str(error).partition("\n")[0]
-            self._given_up.append(
+            self._own.append(
                 f"batch {version} was run again, run {self.runs} of at most {most} was given up: {why}\n"
                 "  What to do: nothing; if it comes often, look at why executors or copies are lost, or tasks run "
                 "elsewhere"
+            )
+
+    def began(self, before: Record, operators: Sequence[Operator]) -> None:
+        """Note which stores begin where others are left: one that was renamed is not the one that it was."""
+        left = sorted(before.schemas.keys() - {operator.store for operator in operators})
+        begun = sorted({operator.store for operator in operators if operator.durable} - before.schemas.keys())
+        if begun and left:
+            self._own.append(
+                f"{', '.join(begun)} begins empty with batch {before.version + 1}, and {', '.join(left)}, which the "
+                "root has, is none of the query's stores any more\n  What to do: nothing, if that is meant; if a store "
+                f"was renamed, stop the query, take it back to batch {before.version} (riffle rollback), and call the "
+                "store as before"
             )
 
     def repeated(self, incoming: IncomingBatch, epoch: int) -> BatchReport:
@@ -261,7 +274,7 @@ class BatchMeasures:
         for slot in slots:
             owners[slot.executor] += len(slot.key_groups)
         facts = where.facts()
-        own = (*self._given_up, *_of_dead(receipts))
+        own = (*self._own, *_of_dead(receipts))
         facts["warnings"] = (*own, *facts["warnings"], *upkeep.warnings)  # type: ignore[misc]
         beside: dict[str, object] = {f"upkeep_{name}": count for name, count in upkeep.done.items()}
         return BatchReport(

@@ -329,8 +329,7 @@ class Driver:
         before, caches = self._log.manifest, {operator.store for operator in operators if not operator.durable}
         snapshots = self._upkeep.snapshots(before, self.ownership)
         durable = [receipt for receipt in receipts if receipt.store not in caches]
-        changes = changes_of(before.changed(snapshots), durable)
-        changes = {**snapshots, **changes}
+        changes = {**snapshots, **changes_of(before.changed(snapshots), durable)}
         manifest = before.changed(changes)
         tail = self._log.tail
         assert tail is not None
@@ -343,6 +342,7 @@ class Driver:
         self.ownership.committed(record, before, changes, durable)
         self._caches.committed(receipt for receipt in receipts if receipt.store in caches)
         batch.snapshots = len(snapshots)
+        batch.began(tail, operators)
         return record
 
 

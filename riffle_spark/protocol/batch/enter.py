@@ -17,6 +17,10 @@ from riffle_spark.state.schemas.store_schema import check_key, key_in, meanings_
 
 __all__ = ["Decision", "check_fixed", "check_schemas", "decide", "ends_alike", "groups_of", "shards_of"]
 
+_SPARKS_WORDS_OF_KEYS = (
+    "  as Spark says: [STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema does not match existing state key "
+    "schema"
+)
 _SPARKS_WORDS = "  as Spark says: [STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION] Schema evolution is not possible"
 
 
@@ -128,10 +132,12 @@ def check_fixed(
 
 def _check_same(tail: Record, settings: Settings, operators: Sequence[Operator], root: str) -> None:
     if tail.dispatch != settings.dispatch:
+        of_keys = {"partition_of": "MODULE:FUNCTION"} if tail.dispatch == "key_group" else {}
         raise ConfigError(
             f"dispatch = {settings.dispatch}, but the state in {root} is that of dispatch = {tail.dispatch}",
             remedy=f"set dispatch = {tail.dispatch}, or switch the state while the query is stopped: "
-            + command("dispatch", "--execute", root=root, to=settings.dispatch),
+            + command("dispatch", "--execute", root=root, to=settings.dispatch, **of_keys)
+            + (", with a function of yours from keys to their partitions" if of_keys else ""),
             where="dispatch",
         )
     if tail.total != settings.key_groups:
@@ -165,9 +171,11 @@ def check_schemas(stored: Mapping[str, Mapping[str, str]], operators: Sequence[O
                 where=operator.store,
             )
         if before is not None and not operator.schema.can_read(before):
+            now = operator.schema.to_text()
+            words = _SPARKS_WORDS if before.get("key") == now["key"] else _SPARKS_WORDS_OF_KEYS
             raise ConfigError(
                 f"the state of store {operator.store!r} has another schema\n  stored:   {before['text']}"
-                f"\n  declared: {operator.schema.to_text()['text']}\n{_SPARKS_WORDS}",
+                f"\n  declared: {now['text']}\n{words}",
                 remedy="keep the key's columns, and when keys end; add columns that may be null, leave some out, or "
                 "make types wider; for any other change use another store name",
                 where=operator.store,

@@ -12,14 +12,16 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
 
-__all__ = ["TOO_LONG_TIMES", "LongChains", "SnapshotPolicy", "TakenSnapshots", "due", "listed"]
+__all__ = ["LongChains", "SnapshotPolicy", "TakenSnapshots", "due", "listed", "too_long"]
 
 _FLOOR_BYTES = 256 * 1024
 _SPREAD_STEP = 7
 _PATIENCE = 4
 """How many times more links a chain may have while its bytes are less than this part of the snapshot's."""
-TOO_LONG_TIMES = 4
+_TOO_LONG_TIMES = 4
 """A chain so many times longer than its rule allows is warned of."""
+_LEFT_VERSIONS = 16
+"""But not before its oldest link is so many versions old: a first batch alone may write as many bytes."""
 _WARN_AGAIN_MS = 600_000
 _NAMED_MOST = 8
 
@@ -54,6 +56,12 @@ def due(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) ->
         or size > max(policy.floor_bytes, policy.share * snapshot_size)
         or version - entry.chain[0].head.version >= policy.versions
     )
+
+
+def too_long(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) -> bool:
+    """Tell whether a key-group's chain is so long at ``version`` that no snapshots of it can have been taken."""
+    left = bool(entry.chain) and version - entry.chain[0].head.version >= _LEFT_VERSIONS
+    return left and due(policy.times(_TOO_LONG_TIMES), address, entry, version)
 
 
 def _links_allowed(policy: SnapshotPolicy, address: Address) -> int:
@@ -102,7 +110,7 @@ class LongChains:
         more = f" and {len(self._since) - _NAMED_MOST} more" if len(self._since) > _NAMED_MOST else ""
         at = datetime.fromtimestamp(first.written_ms / 1000, timezone.utc).isoformat(" ", "seconds")
         return (
-            f"the chains of {len(self._since)} key-groups ({named}{more}) are {TOO_LONG_TIMES} times longer than they "
+            f"the chains of {len(self._since)} key-groups ({named}{more}) are {_TOO_LONG_TIMES} times longer than they "
             f"should be, the first since batch {first.version} ({at}): no snapshots of them are taken\n"
             "  What to do: look at earlier warnings of upkeep and at the executors; a restore of them takes long"
         )

@@ -18,7 +18,7 @@ from riffle_spark.protocol.ports import Background, Clock
 from riffle_spark.protocol.upkeep.retention import Deletes, Retention
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.scan import Looked, Scanned, Scans, look
-from riffle_spark.protocol.upkeep.snapshots import TOO_LONG_TIMES, LongChains, SnapshotPolicy, due, listed
+from riffle_spark.protocol.upkeep.snapshots import LongChains, SnapshotPolicy, due, listed, too_long
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Manifest, Snapshot
@@ -172,10 +172,10 @@ class Upkeep:
 
     def plan(self, given: UpkeepInput, now: float) -> None:
         """Submit what is due after a commit; a plan that still runs makes way after its piece."""
-        record, ownership, too_long = given.record, given.ownership, self._policy.times(TOO_LONG_TIMES)
+        record, ownership, policy = given.record, given.ownership, self._policy
         self.gather(ownership)  # what was taken since the commit began is listed by the next one, not taken again
-        due_now = _due(self._policy, given)
-        long_chains = [address for address, entry in due_now.items() if due(too_long, address, entry, record.version)]
+        due_now = _due(policy, given)
+        long_chains = [name for name, entry in due_now.items() if too_long(policy, name, entry, record.version)]
         self._warnings.update(self._long_chains.seen(long_chains, record))
         self._begin(given, due_now, now)
         if record.sequence >= self._next_sweep:

@@ -131,6 +131,21 @@ def test_a_changed_schema_is_refused_and_both_are_shown(world: World) -> None:
     assert world.batch(1, one(1)).decision == "run"
 
 
+def test_a_store_that_begins_where_another_is_left_is_told(world: World) -> None:
+    """It may be that one under another name, whose state would be missed: a warning says so once, and the way back."""
+    for version in range(2):
+        assert world.batch(version, one(1)).warnings == ()
+    world.operators, world.sinks["sums"] = [totals("sums"), world.operators[1]], world.sinks["totals"]
+    world.start()
+    (told,) = world.batch(2, one(1)).warnings
+    assert "sums begins empty with batch 2, and totals, which the root has" in told
+    assert "back to batch 1" in told
+    assert world.batch(3, one(1)).warnings == ()
+    world.operators = [totals(), *world.operators]
+    world.start()
+    assert world.batch(4, one(1)).warnings == (), "each has what it had"
+
+
 def test_a_store_that_is_left_out_for_a_while_is_kept(world: World) -> None:
     """One operator less in a batch: its state stays as it is and goes on later."""
     world.batch(0, one(1))

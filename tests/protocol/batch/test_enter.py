@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from riffle_spark.errors import ConfigError, ConflictError
-from riffle_spark.protocol.batch.enter import Decision, decide
+from riffle_spark.protocol.batch.enter import Decision, check_fixed, decide
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.ports import IncomingBatch
+from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.record import Record
 from riffle_spark.testing.faulty_store import Fault
@@ -67,6 +68,15 @@ def test_the_next_batch_of_another_line_is_refused() -> None:
 def test_the_heads_own_batch_is_a_repeat() -> None:
     """The same id, query and offsets: committed before, skipped."""
     assert decide(TAIL, incoming(5), ROOT) is Decision.REPEAT
+
+
+@pytest.mark.parametrize(("stored", "asked"), [("key_group", "hashed"), ("hashed", "partition")])
+def test_the_command_for_another_dispatch_has_what_that_takes(stored: str, asked: str) -> None:
+    """From key-groups on it takes a function of the user's, without which the printed command would be refused."""
+    with pytest.raises(ConfigError, match=f"dispatch = {asked}, but") as caught:
+        check_fixed(replace(TAIL, dispatch=stored), Settings(dispatch=asked, key_groups=8), [], ROOT)
+    assert ("--partition-of" in caught.value.remedy) == (stored == "key_group")
+    assert printed(caught.value.remedy)[0][0] == "dispatch"
 
 
 def test_a_later_batch_on_an_empty_root_is_refused() -> None:

@@ -235,6 +235,18 @@ def test_key_groups_whose_snapshots_fail_do_not_keep_the_others_from_theirs(
     assert {key_group for (_, key_group), entry in entries.items() if entry.snapshot} == {4, 5, 6, 7}
 
 
+def test_a_chain_is_told_as_too_long_once_it_was_left_alone(tmp_path: Path) -> None:
+    """A first batch may write a hundred times what makes a snapshot due. A warning is for snapshots that never come."""
+    world = World(tmp_path, operators=[totals()])
+    world.store.script(Fault("unavailable", "put", "totals/key_group=", times=None))
+    warned = []
+    for version in range(24):
+        keys = [f"{n}{'x' * 50_000}" for n in range(100)] if version == 0 else ["a"]
+        warnings = world.batch(version, rows_of(*((key, 1, 0) for key in keys))).warnings
+        warned += [version for warning in warnings if "times longer than they should be" in warning]
+    assert warned == [16]
+
+
 @pytest.mark.usefixtures("short_cycles")
 def test_chains_stay_short_where_every_driver_runs_one_batch(tmp_path: Path) -> None:
     """What such a driver takes after its commit is never listed: it takes what is long overdue before it."""
