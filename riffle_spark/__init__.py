@@ -6,6 +6,8 @@ Names are loaded when they are first used: importing ``riffle_spark`` imports ne
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from riffle_spark.log_lines import keep_printable
+
 if TYPE_CHECKING:
     from riffle_spark.offline.recovery import adopt, rollback
     from riffle_spark.offline.switch import switch_dispatch
@@ -80,6 +82,8 @@ _HOMES = {
     "spark.transform": ("transform_with_state", "transform_with_state_in_pandas"),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
+
+keep_printable()
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""The errors users catch, sorted by who must act. Knows no cause in particular; imports nothing of ours.
+"""The errors users catch, sorted by who must act. Knows no cause in particular.
 
     RiffleError
     +-- ConfigError        fix the call, the setting or the job's code
@@ -12,11 +12,13 @@
     |   +-- LocalDiskError an executor's own disk refuses: its work goes elsewhere for a while (internal, retried)
     +-- CorruptStateError  stored bytes are missing or are not what was written: an operator must look
 
-Errors carry fields; the sentence is made in ``__str__``. Each says what to do, in ``remedy``.
+Errors carry fields; the sentence is made in ``__str__``, of printable characters. Each says what to do, in ``remedy``.
 """
 
 import shlex
 from typing import Final
+
+from riffle_spark.printable import LINES, shown
 
 __all__ = [
     "ConfigError",
@@ -77,9 +79,9 @@ class RiffleError(Exception):
         return (_rebuild, (type(self), self.args), self.__dict__)
 
     def __str__(self) -> str:
-        place = f" [{self.where}]" if self.where else ""
-        remedy = f"\n  What to do: {self.remedy}" if self.remedy else ""
-        return f"{self.problem}{place}{remedy}"
+        place = f" [{shown(self.where)}]" if self.where else ""
+        remedy = f"\n  What to do: {shown(self.remedy)}" if self.remedy else ""
+        return f"{shown(self.problem, LINES)}{place}{remedy}"
 
 
 def _rebuild(kind: type[RiffleError], args: tuple[object, ...]) -> RiffleError:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -194,9 +195,9 @@ def text(value: Value) -> Value:
 
 @_range("folder on each executor")
 def folder(value: Value) -> Value:
-    """Return a path. A URL, or what only a shell makes a path of, would be a folder of that name somewhere."""
-    if not isinstance(value, str) or not value or value.startswith(("~", "file:")) or "://" in value:
-        raise ValueError("a path such as /mnt/nvme/riffle: no URL, and none that begins with ~")
+    """Return an absolute path: a relative one, or a URL, would be a folder wherever a process happens to be."""
+    if not isinstance(value, str) or not PurePosixPath(value).is_absolute():
+        raise ValueError("an absolute path such as /mnt/nvme/riffle, no URL")
     return value
 
 

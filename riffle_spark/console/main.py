@@ -12,6 +12,7 @@ from riffle_spark.console.options import (
     a_root,
     called,
     conf_file_option,
+    echo,
     of_a_root,
     of_a_store,
     settings_in,
@@ -70,7 +71,7 @@ def adopt(
     )  # fmt: skip
     show(plan)
     if plan.offsets:
-        click.echo(f"the state is at these offsets; the new query must start there:\n{plan.offsets}")
+        echo(f"the state is at these offsets; the new query must start there:\n{plan.offsets}")
 
 
 @main.command()
@@ -128,9 +129,9 @@ def capacity(root: str | None, s3_endpoint: str | None, conf_file: Path, as_json
         key_groups = sizes.key_groups
     need = Need(**{name: value for name, value in asked.items() if value is not None})  # type: ignore[arg-type]
     found = asdict(capacity_of(need))
-    click.echo(json.dumps(found) if as_json else "\n".join(f"{name:<26}{value}" for name, value in found.items()))
+    echo(json.dumps(found) if as_json else "\n".join(f"{name:<26}{value}" for name, value in found.items()))
     if warning := few_key_groups_warning(key_groups, found["total_workers"]):
-        click.echo(f"warning: {warning}", err=True)
+        echo(f"warning: {warning}", err=True)
 
 
 @main.command()
@@ -150,14 +151,14 @@ def verify(root: str, checkpoint: str | None, s3_endpoint: str | None, conf_file
     keys = settings.encryption_keys
     found = verification.verify(root, checkpoint, options=options_of(settings), encryption_keys=keys)
     if as_json:
-        click.echo(json.dumps({**asdict(found), "is_whole": found.is_whole}))
+        echo(json.dumps({**asdict(found), "is_whole": found.is_whole}))
     else:
         for finding in found.findings:
-            click.echo(str(finding))
+            echo(str(finding))
         looked = f"{found.records} records, {found.objects} objects, {found.checked_bytes} bytes of parts checked"
-        click.echo(f"{looked}; newest batch: {found.version}; {'whole' if found.is_whole else 'NOT whole'}")
+        echo(f"{looked}; newest batch: {found.version}; {'whole' if found.is_whole else 'NOT whole'}")
         if found.way_back:
-            click.echo(f"newest batch that is whole: {found.way_back}")
+            echo(f"newest batch that is whole: {found.way_back}")
     click.get_current_context().exit(0 if found.is_whole else 1 if found.is_damaged else _AWAY)
 
 
@@ -175,7 +176,7 @@ def policy(root: str, kms_key: str | None, partition: str, read_only: bool) -> N
 
     with called():
         found = iam_policy(root, kms_key=kms_key, partition=partition, read_only=read_only)
-    click.echo(json.dumps(found, indent=2))
+    echo(json.dumps(found, indent=2))
 
 
 for command in (dispatch_command, keys_command, plan_command, simulate_command):

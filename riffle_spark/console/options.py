@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from riffle_spark.errors import ConfigError, RefusedError
+from riffle_spark.printable import LINES, shown
 from riffle_spark.settings import Settings, from_sources
 
 if TYPE_CHECKING:
     from riffle_spark.offline.recovery import Plan
 
-__all__ = ["a_folder", "a_root", "called", "conf_file_option", "of_a_root", "of_a_store", "settings_in", "show"]
+__all__ = ["a_folder", "a_root", "called", "conf_file_option", "echo", "of_a_root", "of_a_store", "settings_in", "show"]
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -77,6 +78,11 @@ def settings_in(conf_file: Path, s3_endpoint: str | None) -> Settings:
 def show(plan: "Plan") -> None:
     """Print a plan's steps, and whether they were taken."""
     for step in plan.steps:
-        click.echo(step)
+        echo(shown(step))
     if not plan.executed:
-        click.echo("nothing was done; add --execute to do it")
+        echo("nothing was done; add --execute to do it")
+
+
+def echo(text: object, *, err: bool = False) -> None:
+    """Print a text in printable characters, as commands print all that they say."""
+    click.echo(shown(str(text), LINES), err=err)  # noqa: TID251 - the one place

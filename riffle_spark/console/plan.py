@@ -13,8 +13,9 @@ import click
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Strategy
-from riffle_spark.console.options import a_root, conf_file_option, settings_in
+from riffle_spark.console.options import a_root, conf_file_option, echo, settings_in
 from riffle_spark.errors import ConfigError
+from riffle_spark.printable import shown
 from riffle_spark.simulate.figures import Json, converge_of, single_of
 from riffle_spark.simulate.group import group_of, run
 from riffle_spark.simulate.scenario import Scenario, read_scenario
@@ -72,9 +73,9 @@ def plan_command(
     keep = owner_state == "keep"
     for scenario in _scenarios((*scenarios, *more), strategy, asked):
         planned = _plan(scenario, converge or history or asked["root"] is not None, history, keep)
-        click.echo(json.dumps(planned) if as_json else _text(planned))
+        echo(json.dumps(planned) if as_json else _text(planned))
         if scenario.events and "converge" not in planned:
-            click.echo(f"{scenario.name}: its events are left out; --converge plays them", err=True)
+            echo(f"{scenario.name}: its events are left out; --converge plays them", err=True)
 
 
 def _scenarios(paths: tuple[Path, ...], strategy: str | None, asked: Mapping[str, object]) -> Iterator[Scenario]:
@@ -145,17 +146,17 @@ def simulate_command(
         check_drawable(plot)
     outcomes = []
     batches = -int(-world.seconds // world.every) * len(chosen)
-    with click.progressbar(length=batches, label=world.name, file=sys.stderr) as bar:
+    with click.progressbar(length=batches, label=shown(world.name), file=sys.stderr) as bar:
         for name in chosen:
             rules = Rules(Probes(), Patience(), outside_band, WorldRules(world))
             outcomes.append(play(world, POLICIES[name], rules, lambda _: bar.update(1)))
     if as_json:
         for outcome in outcomes:
-            click.echo(json.dumps(json_of(world, outcome, history=history)))
+            echo(json.dumps(json_of(world, outcome, history=history)))
     else:
-        click.echo(table_of(world, outcomes))
+        echo(table_of(world, outcomes))
     for path in draw(world, outcomes, plot, Path(world_file).stem) if plot else []:
-        click.echo(path, err=as_json)
+        echo(path, err=as_json)
 
 
 def _files(paths: tuple[Path, ...]) -> Iterator[Path]:
@@ -204,7 +205,7 @@ def _text(planned: Json) -> str:
         state = "settled" if phase["converged"] else "not settled"
         lines.append(f"  {state}{event} in {phase['rounds']} rounds, {phase['net_stateful_active_moves']} owners moved")
         lines += _placed(cast(Json, phase["assignment"]))
-    return "\n".join(lines)
+    return "\n".join(map(shown, lines))
 
 
 def _placed(assignment: Json) -> list[str]:

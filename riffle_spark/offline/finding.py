@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from riffle_spark.printable import shown
+
 __all__ = ["Finding", "Level", "Verified"]
 
 Level = Literal["state", "rollback", "unread", "note"]
@@ -20,7 +22,8 @@ class Finding:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.level}: {self.problem} [{self.where}]\n  What to do: {self.remedy}"
+        problem, where, remedy = map(shown, (self.problem, self.where, self.remedy))
+        return f"{self.level}: {problem} [{where}]\n  What to do: {remedy}"
 
 
 @dataclass(frozen=True, slots=True)

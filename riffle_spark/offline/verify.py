@@ -99,8 +99,7 @@ def _read_log(looked: _Looked, root: str) -> None:
         return
     for name in strange:
         level: Level = "state" if name.startswith(paths.LOG) or not sequences else "note"
-        shown = name if name.isprintable() else ascii(name)  # whoever reads this has a terminal, which obeys some
-        looked.say(level, shown, "this is no object of riffle's", "move it elsewhere: one root is one query's alone")
+        looked.say(level, name, "this is no object of riffle's", "move it elsewhere: one root is one query's alone")
     if not sequences:
         empty = command("adopt", "--empty", "--execute", root=root, checkpoint="CHECKPOINT")
         remedy = f"restore the root from a backup, or start with no state on purpose: {empty}"

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.settings import Settings
 from riffle_spark.state.copies.abandoned import named
@@ -51,12 +50,7 @@ _FLAG = b"--executor-id"
 
 
 def folder_of(home: Home, executor: str) -> Folder:
-    """Return this executor's folder for the root, claiming one if it has none yet. Raises ``ConfigError`` for a
-    ``local_dir`` that would be another folder in each process, as a URL or a relative path.
-    """
-    if home.local_dir and not os.path.isabs(home.local_dir):  # noqa: PTH117 - asked for each task
-        remedy = "give the path of a folder on each executor's disk, as /mnt/nvme/riffle"
-        raise ConfigError(f"local_dir = {home.local_dir!r} is no absolute path", remedy=remedy, where="local_dir")
+    """Return this executor's folder for the root, claiming one if it has none yet."""
     base = (
         Path(home.local_dir or default_local_dir(executor_environment())) / f"{root_id(home.root)}-{home.log_id[:12]}"
     )

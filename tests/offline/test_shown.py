@@ -148,7 +148,7 @@ def test_a_name_in_the_store_does_nothing_to_a_terminal_and_forges_no_finding(fi
     assert done.exit_code == 0
     assert "\x1b" not in shown
     assert [line for line in shown.splitlines() if line.startswith("state")] == []
-    assert r"elsewhere\x1b[2J\nstate: x" in shown
+    assert r"elsewhere\u001b[2J\nstate: x" in shown
 
 
 @pytest.mark.parametrize(

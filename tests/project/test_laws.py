@@ -92,6 +92,7 @@ BREACHES = [
     _calls("protocol/upkeep/snapshots", "datetime.now(timezone.utc)", "datetime.datetime.now"),
     _calls("state/log/manifest", "import time; time.time_ns()", "time"),
     _calls("console/plan", "import uuid; uuid.uuid4()", "uuid.uuid4"),
+    _calls("console/plan", "click.echo(click)", "click.echo"),
     _calls("assign/owner_target", "import numpy; numpy.random.default_rng()", "numpy.random"),
     _calls("columns", "import os; os.urandom(1)", "os.urandom"),
     _calls("settings", "import os; os.getenv('HOME')", "os.getenv"),

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.errors import CorruptStateError
 from riffle_spark.messages.upkeep_orders import Follow
 from riffle_spark.settings import LINES, Settings
 from riffle_spark.state.objects.store import StoreOptions
 from riffle_spark.testing import home_of
-from riffle_spark.worker.member_folders import folder_of, manifest_at, options_of, store_of
+from riffle_spark.worker.member_folders import manifest_at, options_of, store_of
 from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.worker.upkeep_member import STORE, Upkept
 
@@ -30,17 +30,6 @@ def test_every_setting_of_the_store_is_passed_on() -> None:
     assert {name: getattr(seen, each.name) for name, each in options.items()} == said.given()
     assert {name: getattr(unset, each.name) for name, each in options.items()} == {n: LINES[n].default for n in options}
     assert options_of(Settings()) == unset
-
-
-@pytest.mark.parametrize("local_dir", ["file:///mnt/nvme", "s3://bucket/x", "copies", "~/copies"])
-def test_a_folder_that_would_be_another_one_in_each_process_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_dir: str
-) -> None:
-    """A URL, or a relative path: nothing is made where the process happens to be."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="is no absolute path"):
-        folder_of(replace(home_of("memory://x", tmp_path), local_dir=local_dir), "1")
-    assert not list(tmp_path.iterdir())
 
 
 def test_what_was_read_of_a_log_is_not_taken_for_that_of_another(tmp_path: Path) -> None:

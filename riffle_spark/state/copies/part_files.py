@@ -11,6 +11,7 @@ A disk that forgets bytes by itself changes no signature. So parts are read anew
 stack with a damaged one is dropped before it is needed: ``scrub``.
 """
 
+import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -148,6 +149,8 @@ class PartFiles:
         """Read a part anew, whatever is known of it, and tell whether it has its checksum."""
         try:
             with (self._folder / part.file).open("rb") as file:
+                if part.start + part.length > os.fstat(file.fileno()).st_size:
+                    return False  # before there is room made for as many bytes
                 file.seek(part.start)
                 return part_codec.checksum(file.read(part.length)) == part.checksum
         except OSError:

@@ -191,7 +191,7 @@ def decode(data: bytes, name: str) -> Record:
     found = header.get("format")
     if type(found) is not int or not OLDEST_FORMAT <= found <= FORMAT:
         raise CorruptStateError(
-            f"the record has format {found}, this version reads {OLDEST_FORMAT} to {FORMAT}",
+            f"the record has format {found!r}, this version reads {OLDEST_FORMAT} to {FORMAT}",
             remedy="run the version of riffle-spark that wrote it, or a newer one",
             where=name,
         )
@@ -283,6 +283,8 @@ def check_body(body: Mapping[str, object], known: Collection[str], kinds: Collec
             raise TypeError(f"{name} is of type {type(value).__name__}")
         if type(value) is int and abs(value) >= NUMBERS_END:
             raise ValueError(f"{name} does not fit 64 bits")
+        if name in _TEXTS and not cast(str, value).isprintable():
+            raise ValueError(f"{name} is {value!r}")
         if name in _VALUES:
             _check_values(name, cast("dict[str, object]", value))
     if body["kind"] not in kinds:

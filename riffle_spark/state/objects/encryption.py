@@ -31,7 +31,7 @@ from riffle_spark.state.formats.part_codec import ENCRYPTED, IN_PLAIN, Data
 
 __all__ = ["HEADER_BYTES_MAX", "PLAIN", "Keys", "Seal", "key_of", "keys_of_text", "text_of"]
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("riffle_spark")
 PLAIN = "plain"
 """In place of a key: what is not encrypted. Where it is not listed, no such part is read."""
 _KEY_BYTES, _CHECK_BYTES, _SALT_BYTES, _NONCE_BYTES, _TAG_BYTES = 32, 8, 16, 12, 16

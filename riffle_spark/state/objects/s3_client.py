@@ -16,6 +16,7 @@ from botocore.config import Config
 from botocore.parsers import ResponseParserError
 
 from riffle_spark.errors import ConfigError, RefusedError, RiffleError, UnavailableError
+from riffle_spark.printable import shown
 from riffle_spark.state.objects.store import RequestCounts, StoreOptions, check_endpoint
 
 __all__ = [
@@ -167,6 +168,7 @@ def is_transient(code: str, status: int) -> bool:
 
 def refused(call: Call, code: str, status: int, message: str) -> RiffleError:
     """Return the error for a server's answer with an error ``code`` and ``message``."""
+    code, message = shown(code), shown(message)
     if code in _REFUSALS:
         problem, remedy = _REFUSALS[code]
         return RefusedError(f"{problem} ({code})", remedy=remedy, where=call.where)

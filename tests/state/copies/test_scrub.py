@@ -66,6 +66,17 @@ def test_a_look_is_bounded_and_the_next_goes_on_from_there(place: Place) -> None
     assert place.bring().restores == 1
 
 
+@pytest.mark.parametrize("length", [1 << 45, 1 << 63])
+def test_a_part_longer_than_its_file_is_not_whole(place: Place, length: int) -> None:
+    """Whatever a list says, no more is read than is there."""
+    stack = place.folder.stacks(SCHEMA.store).read(3)
+    assert stack is not None
+    files, part = PartFiles(place.folder.path), stack.parts[0]
+    assert files.check(part)
+    assert not files.check(part._replace(length=length))
+    assert not files.check(part._replace(start=length))
+
+
 def test_a_change_whose_time_was_put_back_is_found_by_who_reads_next(place: Place) -> None:
     """Also where the process has the file open, and found it whole: the inode has a time that nobody sets."""
     rot(place.files(3)[0])

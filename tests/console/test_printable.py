@@ -1,0 +1,188 @@
+"""What commands, errors and logs say is printable, whatever is in records, parts, names and answers."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from riffle_spark.console.main import main
+from riffle_spark.errors import CorruptStateError, RiffleError, UserFunctionError
+from riffle_spark.offline.finding import Finding
+from riffle_spark.state.formats.part_codec import ENCRYPTED
+from riffle_spark.state.log import paths
+from riffle_spark.state.log.record import Record, RecordedMember, decode, encode
+from riffle_spark.state.objects.memory import MemoryStore
+from tests.kit.servers.scripted_server import refusal, scripted_server
+from tests.kit.simulated.world import World, one
+
+EVIL = "x\x1b[2J\x07\r\u202e\u2028\x9b2J\ud800\nstate: forged"
+"""Clears a screen, rings, writes over a line, turns text around, in C1 too; half a character, and a line of its own."""
+OFFSETS = f'v1\n{{"batchWatermarkMs":0}}\n{{"{EVIL.partition(chr(10))[0]}":0}}'
+COMMANDS: tuple[tuple[str, ...], ...] = (
+    ("verify", "{root}", "--checkpoint", "{checkpoint}"),
+    ("verify", "{root}", "--json"),
+    ("plan", "--root", "{root}"),
+    ("plan", "--root", "{root}", "--json"),
+    ("capacity", "--root", "{root}", "--rows-per-second", "9", "--rows-per-worker", "9"),
+    ("keys", "--root", "{root}"),
+    ("dispatch", "--root", "{root}", "--to", "hashed"),
+    ("adopt", "--root", "{root}", "--checkpoint", "{checkpoint}"),
+    ("rollback", "--root", "{root}", "--checkpoint", "{checkpoint}", "--to", "2"),
+    ("rollback", "--root", "{root}", "--checkpoint", "{checkpoint}", "--to", "1"),
+)
+
+
+def is_printable(text: str) -> bool:
+    """Tell whether a terminal shows a text and does nothing else, and nobody has forged a line of it."""
+    return "".join(text.split("\n")).isprintable() and "\nstate: forged" not in text
+
+
+def said_by(command: Sequence[str], world: World, checkpoint: Path) -> tuple[int, str]:
+    """Run a command on a world's root; return what it ended with, and what it printed."""
+    given = [word.format(root=world.home.root, checkpoint=checkpoint) for word in command]
+    done = CliRunner().invoke(main, given)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def with_evil(record: Record) -> Record:
+    """Return a record with texts that a terminal obeys, wherever it may hold any."""
+    return replace(
+        record,
+        offsets=OFFSETS,
+        owners=dict.fromkeys(record.owners, EVIL),
+        standbys=dict.fromkeys(record.owners, (EVIL, "other")),
+        members=tuple(RecordedMember(name, EVIL, EVIL, 2, EVIL, {"zone": EVIL}) for name in (EVIL, "other")),
+        schemas={name: {**texts, "text": EVIL} for name, texts in record.schemas.items()},
+    )
+
+
+def newest(world: World) -> Record:
+    """Return a world's newest record."""
+    name = max(name for name in world.memory.list(paths.LOG) if paths.record_sequence(name) is not None)
+    return decode(world.memory.get(name) or b"", name)
+
+
+def rewrite(world: World, record: Record) -> None:
+    """Put a record in the place of the one with its number, as who may write below the root could."""
+    assert isinstance(world.memory, MemoryStore)
+    world.memory._objects.by_name[paths.record(record.sequence)] = encode(record)  # private: it is there already
+
+
+@pytest.fixture
+def filled(world: World, tmp_path: Path) -> World:
+    """A query with some batches, and a checkpoint beside it."""
+    for version in range(3):
+        world.batch(version, one(version))
+    for folder in ("offsets", "commits"):
+        (tmp_path / folder).mkdir()
+        for version in range(3):
+            (tmp_path / folder / str(version)).write_text(OFFSETS.replace("\ud800", ""))
+    return world
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_no_command_gives_a_terminal_what_it_obeys(filled: World, tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Members, hosts, racks, tags, schemas and offsets in the newest record are what somebody has written there."""
+    record = newest(filled)
+    (tmp_path / "metadata").write_text(json.dumps({"id": record.query_id}))
+    rewrite(filled, with_evil(record))
+    told = [said_by(command, filled, tmp_path)]
+    rewrite(filled, with_evil(replace(record, query_id=EVIL)))
+    told.append(said_by(command, filled, tmp_path))
+    rewrite(filled, record)
+    encrypt(filled, EVIL.encode("ascii", "ignore"))
+    told.append(said_by(command, filled, tmp_path))
+    assert [said for _, said in told if not is_printable(said)] == []
+    if command[0] == "keys":
+        assert r"x\u001b[2J" in told[-1][1], "it tells whose parts there are"
+
+
+def encrypt(world: World, key: bytes) -> None:
+    """Put headers of parts that are encrypted, with the id of a key, in the place of parts."""
+    assert isinstance(world.memory, MemoryStore)
+    by_name = world.memory._objects.by_name  # private: it is there already
+    for name in world.memory.list("delta/"):
+        header = ENCRYPTED + bytes([len(key)]) + key
+        by_name[name] = header + by_name[name][len(header) :]
+
+
+@pytest.mark.parametrize("command", [("verify", "{root}"), ("plan", "--root", "{root}")])
+def test_json_stays_json_and_loses_nothing(filled: World, tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Whoever reads it gets the very characters."""
+    assert isinstance(filled.memory, MemoryStore)
+    filled.memory._objects.by_name[EVIL] = b""  # private: no store of ours takes such a name
+    record = newest(filled)
+    rewrite(filled, replace(record, members=(RecordedMember(EVIL, EVIL, "host", 2), *record.members)))
+    code, said = said_by((*command, "--json"), filled, tmp_path)
+    assert code in {0, 1}, said
+    assert said.rstrip("\n").isprintable()
+    texts = [each for each in strings(json.loads(said)) if "forged" in each]
+    assert texts
+    assert all(EVIL in each for each in texts)
+
+
+def strings(said: object) -> Iterator[str]:
+    """Yield all texts in what JSON says."""
+    if isinstance(said, str):
+        yield said
+    elif isinstance(said, dict):
+        for name, value in said.items():
+            yield name
+            yield from strings(value)
+    elif isinstance(said, list):
+        for value in said:
+            yield from strings(value)
+
+
+def test_an_error_is_printable_and_keeps_the_lines_of_its_problem() -> None:
+    """A traceback of a user's function has lines; a place and a remedy have none."""
+    error = UserFunctionError(f"it raised\n\t{EVIL}", remedy=EVIL, where=EVIL)
+    assert str(error).count("\n") == 3, str(error)
+    assert str(error).startswith("it raised\n\tx\\u001b[2J\\u0007\\r\\u202e\\u2028\\u009b2J\\ud800\nstate")
+    assert "".join(str(error).split("\n\t")).replace("\n", "").isprintable()
+    assert (error.remedy, error.where) == (EVIL, EVIL), "whoever handles it gets what it was"
+
+
+def test_a_finding_is_two_printable_lines() -> None:
+    """Nobody forges another one."""
+    lines = str(Finding("note", EVIL, EVIL, EVIL)).split("\n")
+    assert [len(lines), *map(str.isprintable, lines)] == [2, True, True]
+
+
+def test_an_id_that_no_query_has_is_refused_with_its_record(filled: World) -> None:
+    """It would stand in errors, lines of a log and delivery ids."""
+    record = newest(filled)
+    for field in ("query_id", "commit_id", "log_id", "previous", "dispatch"):
+        with pytest.raises(CorruptStateError, match=field):
+            decode(encode(replace(record, **{field: EVIL})), paths.record(record.sequence))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("aws_environment")
+def test_what_a_server_says_is_printable() -> None:
+    """In errors, with lines of its own too."""
+    with scripted_server() as server:
+        store = server.store(refusal(403, "No&#10;Code", "go&#10;  What to do: away&#x202e;&#x9b;"))
+        with pytest.raises(RiffleError) as caught:
+            store.get("a")
+    first, second = str(caught.value).split("\n")
+    assert first.isprintable()
+    assert second.startswith("  What to do: check the credentials")
+
+
+def test_the_log_of_the_package_is_printable(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever is logged, with what was raised."""
+    logger = logging.getLogger("riffle_spark")
+    logger.warning("it says %s\na line", EVIL, exc_info=ValueError(EVIL))
+    assert "\na line\n" in caplog.text
+    assert r"ValueError: x\u001b[2J" in caplog.text
+    assert "".join(caplog.text.split("\n")).isprintable(), ascii(caplog.text)
+    caplog.clear()
+    logger.warning("%s is %d", "it", 7)
+    assert caplog.records[0].args == ("it", 7), "what is printable is left alone"
