@@ -10,6 +10,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -449,7 +450,8 @@ class Schedule(World):
             if name in live:
                 self.cluster.lose(name, disk=disk, planned=self.chance.random() < 0.2)
             if torn:
-                self.say(f"{self.files.reboot(folders)} files are torn")
+                mine_still = [one for one in folders if _owner_of(one) == owner]  # others go on in what they took over
+                self.say(f"{self.files.reboot(mine_still)} files are torn")
         if not self.cluster.executors():
             self._join()
         if mine is not None and mine.process is process:
@@ -552,3 +554,9 @@ class Schedule(World):
         for store, state in self.lines.jobs[-1].contents[self.last].items():
             same(self.state(store), dict(state), f"the state of {store}")
         self.lines.check_sinks(self.sinks, self.log_seen.records)
+
+
+def _owner_of(folder: Path) -> str:
+    with suppress(OSError):
+        return (folder / "owner").read_text(errors="replace")
+    return ""
