@@ -172,6 +172,8 @@ class StoreOptions:
 def overwriting(store: ObjectStore, where: str) -> ConfigError:
     """Return the error for a store that took a second put of an object that is there."""
     problem = f"the store overwrites objects: {store!r} took a second put of a record that is there"
-    remedy = "use a store with conditional puts (`If-None-Match: *`), or a newer version of this one, and no proxy before "
+    remedy = (
+        "use a store with conditional puts (`If-None-Match: *`), or a newer version of this one, and no proxy before "
+    )
     remedy += "it that drops the header: else two drivers overwrite each other's state"
     return ConfigError(problem, remedy=remedy, where=where)
