@@ -84,6 +84,26 @@ def test_a_driver_that_stood_still_until_its_place_was_swept_commits_nothing_i4(
     assert world.state("totals") == {"a": (after + 1, after + 1)}
 
 
+@pytest.mark.usefixtures("short_cycles")
+def test_records_that_are_kept_for_no_time_are_swept_within_a_second_i4(world: World) -> None:
+    """I4: with ``retained_for`` = 0 another driver may go on and sweep before any clock tells of much."""
+    history = History(world)
+    world.batch(0, one(1))
+
+    def go_on() -> None:
+        world.at_step = {}
+        world.start()
+        for version in range(1, 8):
+            world.clock.advance(-0.9)  # of the second that a batch lets go by
+            world.batch(version, one(1))
+            history.look()
+
+    world.at_step = {"after sink": go_on}
+    with pytest.raises(FencedError, match="another driver"):
+        world.batch(1, one(1))
+    assert paths.record(2) not in world.memory.list(paths.LOG)
+
+
 def test_a_query_that_is_started_again_takes_over_even_in_the_same_process(world: World) -> None:
     """Fencing stops a run, not the program: a new run claims anew."""
     world.batch(0, one(1))

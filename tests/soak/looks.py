@@ -32,6 +32,7 @@ __all__ = ["Looks"]
 
 ASIDE_SECONDS = 10.0
 """So long at least an executor whose disk refused is not asked again, if there is another."""
+_DISK_LOSES = ("flipped byte", "truncated")
 Dropped = tuple[str, Address]
 """An executor, and a copy that is to go there."""
 
@@ -231,8 +232,12 @@ class Looks:
         assert not is_meant or found == wanted, f"record {sequence} is taken to say what it does not of {address}"
 
     def _fails(self, fail: Callable[..., None], copy: CopyProgress, trouble: Exception) -> None:
-        """What is tried again later costs time: an object is called damaged, or missing, where its bytes came so."""
-        if isinstance(trouble, CorruptStateError):
+        """What is tried again later costs time: an object is called damaged, or missing, where its bytes came so. One
+        that comes in pieces is looked at as the disk has it.
+        """
+        met = self._world.faults.met
+        is_of_disk = any(kind == "reboot" or (kind in _DISK_LOSES and ": read " in step) for kind, step in met)
+        if isinstance(trouble, CorruptStateError) and not is_of_disk:
             name, world = re.split(r"\[|, ", trouble.where)[0], self._world
             told = f"{copy.address} failed with {trouble}, and nothing was wrong with {name}"
             world.holds(lambda: _check(name in world.damaged or not world.memory.exists(name), told))

@@ -10,6 +10,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.ports import Delivery, IncomingBatch
 from riffle_spark.protocol.upkeep import retention, upkeep
 from riffle_spark.state.log import log, paths
-from riffle_spark.state.restore import reader, stack_parts
+from riffle_spark.state.restore import stack_parts
 from tests.kit.simulated.disturbances import Disturbances, drawn_settings
 from tests.kit.simulated.placement_invariants import check_copies_bounded, watch_the_cleaner
 from tests.kit.simulated.world import World
@@ -51,7 +52,9 @@ MOST_STARTS = 200
 REST_SECONDS = 5_000.0
 STILL_SECONDS = 20.0
 S3_SHARE = 0.1
-"""So many histories reach the store through S3's client: each of its calls takes a millisecond."""
+"""So many histories reach the store through S3's client: each of its calls takes a millisecond. There are standbys
+that get snapshots in several ranges.
+"""
 OLD_SECONDS = 700.0
 """Longer than scans, clean-ups and retention wait."""
 
@@ -87,11 +90,14 @@ class Schedule(World):
         batches = chance.choice([*[4] * 4, *[5] * 4, 9]) if self.pace == 1.0 else 12
         self.lines = Lines(seed, self.kind, max(batches, self.roots.batches))
         self.job = self.lines.jobs[0]
+        server = random.Random(f"{seed}/store")
+        is_s3 = server.random() < S3_SHARE
         settings = {
             "orphan_scan_interval": chance.choice([1, 60, 600]), "retained_for": chance.choice([0, 0, 0, 5, 5, 300]),
             "retained_versions": chance.choice([2, 2, 3, 4, 20]), "snapshot_chain_links": chance.choice([2, 3, 20]),
             "folder_cleanup_delay": chance.choice([0, 30, 86_400]), "upkeep_timeout": chance.choice([1, 5, 60, 60]),
             **drawn_settings(chance), **self.job.settings, "upkeep_bandwidth": chance.choice([1, 1, 1_000, 50_000_000]),
+            **({"num_standbys": 1, "upkeep_bandwidth": 300} if is_s3 else {}),
         }  # fmt: skip
         super().__init__(
             local_dir, executors=(), operators=self.job.operators, seed=seed, key_groups=6, root=self.roots.url,
@@ -104,9 +110,6 @@ class Schedule(World):
         self.files = SteppedFiles(local_dir, self.scheduler)
         self.scheduler.at_step, self.scheduler.died = self._at_step, self.files.tear
         self.faults = Faults(chance, aims, without)
-        server = random.Random(f"{seed}/store")
-        is_s3 = server.random() < S3_SHARE
-        self.ranges = server.choice([300, 1_000] if is_s3 else [300, 1_000, 8 << 20, 8 << 20])
         self.server = S3InMemory(self.memory, server, self.scheduler.sleep) if is_s3 else None
         reached = self.server.store if self.server else self.memory
         self.stepped = SteppedStore(reached, self.scheduler, self._changed)
@@ -181,7 +184,6 @@ class Schedule(World):
             self.log_seen.watch_copies(patch)
             Looks(self).plant(patch)
             patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([1, 1, 2, 9]))  # private: small state
-            patch.setattr(reader, "RANGE_BYTES", self.ranges)
             patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
             self.remedies.plant(patch)
             ProcessTable(self).plant(patch)
@@ -452,7 +454,8 @@ class Schedule(World):
             if name in live:
                 self.cluster.lose(name, disk=disk, planned=self.chance.random() < 0.2)
             if torn:
-                self.say(f"{self.files.reboot(folders)} files are torn")
+                mine_still = [one for one in folders if _owner_of(one) == owner]  # others go on in what they took over
+                self.say(f"{self.files.reboot(mine_still)} files are torn")
         if not self.cluster.executors():
             self._join()
         if mine is not None and mine.process is process:
@@ -555,3 +558,9 @@ class Schedule(World):
         for store, state in self.lines.jobs[-1].contents[self.last].items():
             same(self.state(store), dict(state), f"the state of {store}")
         self.lines.check_sinks(self.sinks, self.log_seen.records)
+
+
+def _owner_of(folder: Path) -> str:
+    with suppress(OSError):
+        return (folder / "owner").read_text(errors="replace")
+    return ""

@@ -166,7 +166,7 @@ def test_a_store_that_is_left_out_for_a_while_is_kept(world: World) -> None:
 def test_a_batch_makes_a_known_number_of_requests(world: World) -> None:
     """One put a slot that wrote, the check before the sink and the commit: no list, nothing read."""
     rows = rows_of(*((f"k{n}", n, n) for n in range(30)))
-    world = World(world.local_dir / "quiet", snapshot_chain_links=1000, retained_versions=100)
+    world = World(world.local_dir / "quiet", snapshot_chain_links=1000, retained_versions=100, retained_for=3600)
     world.batch(0, rows)
     world.batch(1, rows)
     for version in range(2, 6):

@@ -44,7 +44,8 @@ class Asking(World):
     def __init__(
         self, folder: Path, operator: Operator, executors: tuple[str, ...] = EXECUTORS, **settings: Any
     ) -> None:
-        settings = {"key_groups": KEY_GROUPS, "snapshot_chain_links": 1000, "retained_versions": 1000, **settings}
+        kept = {"retained_versions": 1000, "retained_for": 3600}
+        settings = {"key_groups": KEY_GROUPS, "snapshot_chain_links": 1000, **kept, **settings}
         self.root = folder / "root"
         super().__init__(
             folder / "local", root=f"file://{self.root}", executors=executors, operators=[operator], **settings
