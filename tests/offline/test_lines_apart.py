@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pyarrow.fs import FileSystem
 
 from riffle_spark.errors import ConflictError
 from riffle_spark.offline.checkpoint import Checkpoint
@@ -129,3 +130,29 @@ def test_without_an_entry_of_offsets_spark_begins_anew(checkpoint: Path) -> None
     for version in range(BATCHES):
         (checkpoint / "offsets" / str(version)).unlink()
     assert Checkpoint(str(checkpoint)).next_batch() == 0
+
+
+@pytest.mark.parametrize("removals", range(2 * (BATCHES - 2)))
+def test_an_interrupted_rollback_leaves_what_spark_can_read(
+    world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, removals: int
+) -> None:
+    """After any number of removals no batch is missing among those that are planned, and none is committed beyond them:
+    Spark would not start, or run the batch again that the state has gone back to.
+    """
+    remove, left = Checkpoint._remove, [removals]  # private: where it dies
+
+    def dies(self: Checkpoint, files: FileSystem, folder: str, batch: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        remove(self, files, folder, batch)
+
+    monkeypatch.setattr(Checkpoint, "_remove", dies)
+    with pytest.raises(KeyboardInterrupt):
+        rollback(world.home.root, 1, str(checkpoint), execute=True)
+    monkeypatch.undo()
+    planned, committed = (sorted(int(one.name) for one in (checkpoint / n).iterdir()) for n in ("offsets", "commits"))
+    assert (planned, committed) == ([*range(len(planned))], [*range(len(committed))])
+    assert len(committed) <= len(planned)
+    rollback(world.home.root, 1, str(checkpoint), execute=True)
+    assert not verify(world.home.root, str(checkpoint)).findings
