@@ -52,9 +52,9 @@ def newest(world: World) -> int:
     return tail.sequence
 
 
-def handed_over(world: World, checkpoint: Path) -> dict[str, object]:
-    """Return what Spark says of the next batch beside its number, as a query that starts tells it."""
-    return {"offsets_before": (checkpoint / "offsets" / str(BATCHES - 1)).read_text()}
+def ended_at(checkpoint: Path) -> str:
+    """Return where the checkpoint ended, as a query that starts tells it."""
+    return (checkpoint / "offsets" / str(BATCHES - 1)).read_text()
 
 
 def test_a_root_from_before_a_rollback_is_told_and_led_back(world: World, checkpoint: Path) -> None:
@@ -72,13 +72,13 @@ def test_a_root_from_before_a_rollback_is_told_and_led_back(world: World, checkp
     assert "batch 3 has other offsets in the checkpoint" in found.problem
     world.start()
     with pytest.raises(ConflictError, match="they are of two lines") as refused:
-        world.batch(BATCHES, one(1000), **handed_over(world, checkpoint))
+        world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
     led = [command[-2] for command in printed(found.remedy) + printed(refused.value.remedy)]
     assert led == ["3", "3"]
     rollback(world.home.root, 3, str(checkpoint), execute=True)
     assert not verify(world.home.root, str(checkpoint)).findings
     world.start()
-    world.batch(BATCHES, one(1000), **handed_over(world, checkpoint))
+    world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
     assert world.state("totals") == {"a": (5, 0 + 1 + 2 + 3 + 1000)}
 
 
@@ -100,10 +100,10 @@ def test_a_rollback_beside_a_rollback_ends_in_one_line_or_is_told(
     assert [found.level for found in verify(world.home.root, str(checkpoint)).findings] == ["state"]
     world.start()
     with pytest.raises(ConflictError, match="they are of two lines"):
-        world.batch(BATCHES, one(1000), **handed_over(world, checkpoint))
+        world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
     rollback(world.home.root, f"record:{given_up}", str(checkpoint), execute=True)
     world.start()
-    world.batch(BATCHES, one(1000), **handed_over(world, checkpoint))
+    world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
     assert world.state("totals") == {"a": (5, 0 + 1 + 2 + 3 + 1000)}
 
 
