@@ -88,6 +88,17 @@ def test_forced_awareness_leaves_room_for_a_zone_that_is_away() -> None:
     assert not assign(before, settings).standbys
 
 
+def test_a_warm_copy_in_a_zone_that_has_one_is_no_reason_to_keep_it_there() -> None:
+    """Forced values go before what is caught up: the standby is made anew in the zone that has none, at once."""
+    members = tuple(Member(name, tags={"zone": zone}) for name, zone in (("a", "z0"), ("b", "z0"), ("c", "z1")))
+    before = replace(view("a:0 b: c:"), members=members, standbys={task(0): ("b",)})
+    before = replace(before, lags={task(0): {"a": 0, "b": 0}}, pins={task(0): "a"})
+    settings = replace(SETTINGS, num_standbys=1)
+    assert assign(before, settings).standbys == {task(0): ("b",)}
+    forced = replace(settings, forced_awareness={"zone": ("z0", "z1")})
+    assert assign(before, forced).standbys == {task(0): ("c",)}
+
+
 @pytest.mark.parametrize("enabled", ["none", "standbys"])
 def test_rebalancing_can_be_switched_off(enabled: str) -> None:
     """Owners stay, but a task without an owner is always placed."""

@@ -162,3 +162,17 @@ def test_an_empty_root_is_refused_and_begun_on_purpose(query: Query, original: Q
     riffle_spark.adopt(query.root, str(query.checkpoint), empty=True, key_groups=8, execute=True)
     assert query.run()[0]["rows"] < BATCHES
     assert committed(query.root)[0] == BATCHES
+
+
+def test_a_checkpoint_of_another_line_is_refused_and_led_back(query: Query) -> None:
+    """It is at the state's batch, and ended that elsewhere: Spark would go on from there, without the rows between."""
+    entry = query.checkpoint / "offsets" / str(BATCHES - 1)
+    told = entry.read_text()
+    entry.write_text(told.replace(f'"logOffset":{BATCHES - 1}', f'"logOffset":{BATCHES - 2}'))
+    (entry.parent / f".{entry.name}.crc").unlink()
+    assert entry.read_text() != told
+    query.feed.add([{"k": 9, "v": 9}])
+    assert f"was committed with other offsets of batch {BATCHES - 1} than Spark's checkpoint has" in query.refusal()
+    riffle_spark.rollback(query.root, BATCHES - 1, str(query.checkpoint), execute=True)
+    assert entry.read_text() == told
+    assert query.run() == {9: {"rows": 1, "total": 9}}

@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pyarrow.fs import FileSystem
 
 from riffle_spark.errors import ConflictError
 from riffle_spark.offline.checkpoint import Checkpoint
@@ -51,9 +52,9 @@ def newest(world: World) -> int:
     return tail.sequence
 
 
-def handed_over(world: World, checkpoint: Path) -> dict[str, object]:
-    """Return what Spark says of the next batch beside its number, as a query that starts tells it."""
-    return {"offsets_before": (checkpoint / "offsets" / str(BATCHES - 1)).read_text()}
+def ended_at(checkpoint: Path) -> str:
+    """Return where the checkpoint ended, as a query that starts tells it."""
+    return (checkpoint / "offsets" / str(BATCHES - 1)).read_text()
 
 
 def test_a_root_from_before_a_rollback_is_told_and_led_back(world: World, checkpoint: Path) -> None:
@@ -71,13 +72,13 @@ def test_a_root_from_before_a_rollback_is_told_and_led_back(world: World, checkp
     assert "batch 3 has other offsets in the checkpoint" in found.problem
     world.start()
     with pytest.raises(ConflictError, match="they are of two lines") as refused:
-        world.batch(BATCHES, one(1000), **handed_over(world, checkpoint))
+        world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
     led = [command[-2] for command in printed(found.remedy) + printed(refused.value.remedy)]
     assert led == ["3", "3"]
     rollback(world.home.root, 3, str(checkpoint), execute=True)
     assert not verify(world.home.root, str(checkpoint)).findings
     world.start()
-    world.batch(BATCHES, one(1000), **handed_over(world, checkpoint))
+    world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
     assert world.state("totals") == {"a": (5, 0 + 1 + 2 + 3 + 1000)}
 
 
@@ -99,10 +100,10 @@ def test_a_rollback_beside_a_rollback_ends_in_one_line_or_is_told(
     assert [found.level for found in verify(world.home.root, str(checkpoint)).findings] == ["state"]
     world.start()
     with pytest.raises(ConflictError, match="they are of two lines"):
-        world.batch(BATCHES, one(1000), **handed_over(world, checkpoint))
+        world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
     rollback(world.home.root, f"record:{given_up}", str(checkpoint), execute=True)
     world.start()
-    world.batch(BATCHES, one(1000), **handed_over(world, checkpoint))
+    world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
     assert world.state("totals") == {"a": (5, 0 + 1 + 2 + 3 + 1000)}
 
 
@@ -129,3 +130,29 @@ def test_without_an_entry_of_offsets_spark_begins_anew(checkpoint: Path) -> None
     for version in range(BATCHES):
         (checkpoint / "offsets" / str(version)).unlink()
     assert Checkpoint(str(checkpoint)).next_batch() == 0
+
+
+@pytest.mark.parametrize("removals", range(2 * (BATCHES - 2)))
+def test_an_interrupted_rollback_leaves_what_spark_can_read(
+    world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, removals: int
+) -> None:
+    """After any number of removals no batch is missing among those that are planned, and none is committed beyond them:
+    Spark would not start, or run the batch again that the state has gone back to.
+    """
+    remove, left = Checkpoint._remove, [removals]  # private: where it dies
+
+    def dies(self: Checkpoint, files: FileSystem, folder: str, batch: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        remove(self, files, folder, batch)
+
+    monkeypatch.setattr(Checkpoint, "_remove", dies)
+    with pytest.raises(KeyboardInterrupt):
+        rollback(world.home.root, 1, str(checkpoint), execute=True)
+    monkeypatch.undo()
+    planned, committed = (sorted(int(one.name) for one in (checkpoint / n).iterdir()) for n in ("offsets", "commits"))
+    assert (planned, committed) == ([*range(len(planned))], [*range(len(committed))])
+    assert len(committed) <= len(planned)
+    rollback(world.home.root, 1, str(checkpoint), execute=True)
+    assert not verify(world.home.root, str(checkpoint)).findings

@@ -91,7 +91,7 @@ class Arrivals:
         left = members.leave([*gone, *(living for living in shut if living not in gone)], now, planned)
         for name in left.left:
             copies.wiped(name)
-        order = self._order(home)
+        order = self._order(home, members)
         found = [handed_on, left, self._take(self._answers(now), executors, members, copies, now)]
         if not members.live:
             able = [executor for executor in executors if not self._aside.holds(executor.id, now)] or executors
@@ -108,11 +108,11 @@ class Arrivals:
         """Return what has come, but for who was set aside since it was asked: it is asked again when that is over."""
         return [census for census in self._census_calls.answers() if not self._aside.holds(census.executor, now)]
 
-    def _order(self, home: Home) -> CensusOrder:
+    def _order(self, home: Home, members: Members) -> CensusOrder:
         settings = self._settings
         return CensusOrder(
             home, ec2_metadata=settings.ec2_metadata, folder_cleanup_seconds=settings.folder_cleanup_delay,
-            timeout_seconds=settings.upkeep_timeout,
+            timeout_seconds=settings.upkeep_timeout, twins=tuple(sorted({*members.twins.values()})),
         )  # fmt: skip
 
     def _waits(self, executor: str, now: float) -> bool:
@@ -147,7 +147,13 @@ class Arrivals:
         changes = members.enter(named, executors, racks)
         taken = {*changes.joined, *changes.returned}
         for census in named:
-            if census.member in taken:
+            if census.executor in members.twins:
+                self._warnings[census.executor] = (
+                    f"executor {census.executor} is member {census.member} by its folder, and another one is, too: the "
+                    "disk of one is a copy of the other's\n"
+                    "  What to do: nothing, one of the folders gets another name; copy machines without `local_dir`"
+                )
+            elif census.member in taken:
                 copies.counted(census)
         return changes
 

@@ -69,6 +69,9 @@ class Members:
         self.live: dict[str, LiveMember] = {}
         self.lost: dict[str, LostMember] = {}
         self._heirs: dict[str, str] = {}
+        self._before: dict[str, str] = {}
+        self.twins: dict[str, str] = {}
+        """By executor, a member that another one is: each has a folder of that name, as the disk of one was copied."""
         self.disks: dict[str, tuple[float, int]] = {}
         """Of the members whose disks were measured: the share that is in use, and the disk's bytes."""
         self.memories: dict[str, tuple[int, int]] = {}
@@ -101,6 +104,7 @@ class Members:
     def hand_on(self, executors: Sequence[Executor]) -> MemberChanges:
         """Give the members whose executor is gone to the one that works in their folder already: nobody left."""
         here = {executor.id: executor for executor in executors}
+        self.twins = {executor: member for executor, member in self.twins.items() if executor in here}
         heirs = {member: here[heir] for member, heir in self._heirs.items() if heir in here and member in self.live}
         returned = sorted(member for member in heirs if self.live[member].executor.id not in here)
         for member in returned:
@@ -140,6 +144,8 @@ class Members:
             present = self.of_executor(census.executor)
             if not census.member or census.executor not in here or (present is not None and present.counted):
                 continue
+            if self._is_twin(census, here):
+                continue
             if present is not None:
                 del self.live[present.id]
             before = self.lost.pop(census.member, None)
@@ -149,6 +155,20 @@ class Members:
             self.measured(census.member, census.disk, census.memory)
             (joined if before is None else returned).append(census.member)
         return MemberChanges(joined=tuple(sorted(joined)), returned=tuple(sorted(returned)))
+
+    def _is_twin(self, census: Census, here: Collection[str]) -> bool:
+        """Tell whether a member has another executor, which is here, too. Who names a member that is another one's may
+        have taken the folder over, as its owner died unseen; who names it once more after that has one of its own.
+        """
+        known, executor = self.live.get(census.member), census.executor
+        self.twins.pop(executor, None)
+        if known is None or known.executor.id not in here:
+            return False
+        if self._before.get(census.member) == executor:
+            self.twins[executor] = census.member
+            return True
+        self._before[census.member] = known.executor.id
+        return False
 
     def stand_in(self, executors: Iterable[Executor]) -> MemberChanges:
         """Let executors that cannot be asked stand for themselves."""
@@ -173,6 +193,8 @@ class Members:
         self.disks.clear()
         self.memories.clear()
         self._heirs.clear()
+        self._before.clear()
+        self.twins.clear()
 
 
 class Homes:

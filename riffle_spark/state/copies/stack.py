@@ -46,7 +46,7 @@ _OURS = re.compile(r"([0-9]{4,5})\.(?:[0-9]{10,18}-[0-9a-f]+\.stack|[0-9a-f]+\.p
 
 class StackedPart(NamedTuple):
     """A part: its file below the member's folder, the range in it, the checksum (XXH3-64) of these bytes, its rows, the
-    epoch of the newest of them, and that of the declaration by which this member wrote it anew, if it did.
+    epoch of the newest of them, and the id of the declaration by which this member wrote it anew, if it did.
     """
 
     file: str

@@ -67,12 +67,15 @@ def test_receipts_must_be_complete(world: World, drop: bool, told: str) -> None:
     assert world.log().tail.version == -1  # type: ignore[union-attr]
 
 
-def test_rows_routed_must_be_rows_received(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A count that is too high beside the shuffle is checked exactly; a real difference fails the batch."""
+@pytest.mark.parametrize("exact", [2, 0])
+def test_rows_routed_must_be_rows_received(world: World, monkeypatch: pytest.MonkeyPatch, exact: int) -> None:
+    """A count that is too high beside the shuffle is checked exactly; a real difference fails the batch, be it rows
+    that were lost or rows that came twice.
+    """
     monkeypatch.setattr(SimWork, "routed", lambda _: {"totals": 5, "tails": None})
     world.batch(0, one(1))
-    monkeypatch.setattr(SimWork, "recount", lambda *_: 2)
-    with pytest.raises(ConflictError, match="2 rows were routed to store 'totals', its slots received 1"):
+    monkeypatch.setattr(SimWork, "recount", lambda *_: exact)
+    with pytest.raises(ConflictError, match=f"{exact} rows were routed to store 'totals', its slots received 1"):
         world.batch(1, one(1))
     assert world.log().tail.version == 0  # type: ignore[union-attr]
 

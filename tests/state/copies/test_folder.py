@@ -301,6 +301,14 @@ def test_mounts_are_found_whatever_they_are_called(
         claim(tmp_path / "my disk" / "state", "app/1", ())
 
 
+def test_what_is_kept_back_from_users_counts_as_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """File systems keep some blocks for root: a disk is full for us before they are used up."""
+    found = os.statvfs(tmp_path)
+    kept_back = os.statvfs_result((4096, 4096, 100, 30, 10, *found[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda _: kept_back)
+    assert disk.use_of(tmp_path) == (70 / 80, 80 * 4096)
+
+
 def test_the_default_folder_is_sparks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's own local directories come first, of several the first."""
     for variable in ("SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS", "LOCAL_DIRS"):

@@ -36,6 +36,18 @@ class TestDirectory:
         store.put_if_absent("totals/key_group=0042/snapshot/7", b"abc")
         assert (root / "totals/key_group=0042/snapshot/7").read_bytes() == b"abc"
 
+    def test_a_name_that_is_taken_is_durable_before_that_is_told(
+        self, store: ObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another process has made it just now, and its machine, or ours, may go down before it has synced: who goes on
+        from what it found has synced all directories above.
+        """
+        store.put_if_absent("log/1", b"another's")
+        synced: list[Path] = []
+        monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink()))
+        assert not store.put_if_absent("log/1", b"ours")
+        assert synced == [root / "log", root]
+
     def test_what_a_crash_left_is_never_listed_and_goes_after_a_day(self, store: ObjectStore, root: Path) -> None:
         """A write that was cut short is no object; a young one may still be under way and stays."""
         store.put_if_absent("log/1", b"abc")
