@@ -103,7 +103,8 @@ def _read_log(looked: _Looked, root: str) -> None:
         looked.say(level, shown, "this is no object of riffle's", "move it elsewhere: one root is one query's alone")
     if not sequences:
         empty = command("adopt", "--empty", "--execute", root=root, checkpoint="CHECKPOINT")
-        remedy = f"restore the root from a backup, or start with no state on purpose: {empty}"
+        away = "move what is left elsewhere and " if looked.names else ""  # adopt takes no root that holds anything
+        remedy = f"restore the root from a backup, or {away}start with no state on purpose: {empty}"
         looked.say("state", root, "there is no log: the root is empty, or it was lost", remedy)
         return
     wrong = {sequence: error for sequence in sequences if (error := _read_record(looked, sequence))}

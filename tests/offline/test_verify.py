@@ -199,6 +199,19 @@ def test_a_root_that_is_gone(kept: World) -> None:
     assert kept.state("totals") == held_at(-1, 100)
 
 
+def test_a_log_that_is_gone_while_objects_are_left(kept: World, tmp_path: Path) -> None:
+    """What is left would keep the printed command from a root of its own, so it is said to go first."""
+    shutil.rmtree(root_of(kept) / "log")
+    (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
+    with pytest.raises(ConfigError, match="holds objects"):
+        adopt(kept.home.root, checkpoint_of(kept), empty=True, key_groups=8, execute=True)
+    assert "move what is left elsewhere and start with no state" in finding.remedy
+    root_of(kept).rename(tmp_path / "left")
+    adopt(kept.home.root, checkpoint_of(kept), empty=True, key_groups=8, execute=True)
+    assert refusal_of(kept, BATCHES) is None
+    assert kept.state("totals") == held_at(-1, 100)
+
+
 @pytest.mark.parametrize("older", ["state", "checkpoint"])
 def test_a_backup_of_one_of_both(kept: World, older: str) -> None:
     """State and offsets that are batches apart are told, and a rollback brings them together."""
