@@ -102,11 +102,16 @@ def _read_log(looked: _Looked, root: str) -> None:
         looked.say(level, name, "this is no object of riffle's", "move it elsewhere: one root is one query's alone")
     if not sequences:
         empty = command("adopt", "--empty", "--execute", root=root, checkpoint="CHECKPOINT")
-        remedy = f"restore the root from a backup, or start with no state on purpose: {empty}"
+        away = "move what is left elsewhere and " if looked.names else ""  # adopt takes no root that holds anything
+        remedy = f"restore the root from a backup, or {away}start with no state on purpose: {empty}"
         looked.say("state", root, "there is no log: the root is empty, or it was lost", remedy)
         return
     wrong = {sequence: error for sequence in sequences if (error := _read_record(looked, sequence))}
     for gap in (range(a + 1, b) for a, b in pairwise(sequences)):
+        if gap.stop - gap.start >= paths.FAR and gap.stop in wrong:
+            wrong[gap.stop] = paths.far_beyond(gap.stop)
+            looked.digests.pop(gap.stop)
+            continue
         found = {sequence: _read_record(looked, sequence) for sequence in gap[:_GAP_MOST]}  # a LIST may lag
         wrong |= {sequence: error for sequence, error in found.items() if error}
     tail = looked.records[max(looked.records)] if looked.records else None
@@ -294,6 +299,12 @@ def _note_orphans(looked: _Looked, listed: set[str], tail: Record) -> None:
             )  # fmt: skip
 
 
+def _is_refused_for_one_before(looked: _Looked, newest: int) -> bool:
+    """Tell whether a start is refused for a record that only the log's line needs: a rollback writes a full one."""
+    told = {paths.record_sequence(finding.where) for finding in looked.findings if finding.level == "state"}
+    return any(sequence is not None and sequence < newest for sequence in told)
+
+
 def _way_back(looked: _Looked, root: str, checkpoint: str | None) -> str | None:
     """Return the newest batch whose state is whole, and the command that leads there, where damage keeps a query from
     the newest one's.
@@ -311,7 +322,8 @@ def _way_back(looked: _Looked, root: str, checkpoint: str | None) -> str | None:
             to = f"record:{sequence}" if record.version in passed else record.version
             given = masked(checkpoint) if checkpoint else "CHECKPOINT"
             back = command("rollback", "--execute", root=root, checkpoint=given, to=to)
-            return None if sequence == max(looked.digests) else f"{record.version}: {back}"
+            is_needed = sequence < max(looked.digests) or _is_refused_for_one_before(looked, sequence)
+            return f"{record.version}: {back}" if is_needed else None
         passed.add(record.version)
         at = sequence if record.target is None else record.target
     return None

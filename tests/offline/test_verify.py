@@ -117,7 +117,7 @@ def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind:
         assert not leads_to_whole_state(kept, newest + 1)
     if found.way_back:
         assert printed(found.way_back)[0][-2] == str(newest), "it is named"
-    assert kind.startswith("record") or found.way_back
+    assert found.way_back or kind == "record"
     assert leads_to_whole_state(kept, newest)
     assert refusal_of(kept, newest + 1) is None
     assert kept.state("totals") == held_at(newest, 100)
@@ -130,6 +130,20 @@ def leads_to_whole_state(world: World, target: int) -> bool:
     except (ConfigError, CorruptStateError):
         return False
     return not any(finding.level == "state" for finding in verify(world.home.root, checkpoint_of(world)).findings)
+
+
+def test_a_record_that_was_copied_far_beyond_the_log_is_moved_away_again(kept: World) -> None:
+    """No rollback leads past it: nothing would follow. It alone is told, and all is well without it."""
+    far = root_of(kept) / paths.record(10**20 - 1)
+    shutil.copy(root_of(kept) / paths.record(0), far)
+    found = verify(kept.home.root, checkpoint_of(kept))
+    (finding,) = found.findings
+    assert (finding.level, finding.where, found.way_back) == ("state", paths.record(10**20 - 1), None)
+    assert "move it elsewhere" in finding.remedy
+    with pytest.raises(CorruptStateError, match="far beyond all others"):
+        rollback(kept.home.root, BATCHES - 1, checkpoint_of(kept), execute=True)
+    far.unlink()
+    assert verify(kept.home.root, checkpoint_of(kept)).is_whole
 
 
 def test_a_snapshot_lost_and_its_deltas_kept_and_the_other_way_round(kept: World) -> None:
@@ -181,6 +195,19 @@ def test_a_root_that_is_gone(kept: World) -> None:
     assert "--empty" in printed(error.remedy)[0]
     adopt(kept.home.root, checkpoint_of(kept), empty=True, key_groups=8, execute=True)
     assert verify(kept.home.root, checkpoint_of(kept)).is_whole
+    assert refusal_of(kept, BATCHES) is None
+    assert kept.state("totals") == held_at(-1, 100)
+
+
+def test_a_log_that_is_gone_while_objects_are_left(kept: World, tmp_path: Path) -> None:
+    """What is left would keep the printed command from a root of its own, so it is said to go first."""
+    shutil.rmtree(root_of(kept) / "log")
+    (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
+    with pytest.raises(ConfigError, match="holds objects"):
+        adopt(kept.home.root, checkpoint_of(kept), empty=True, key_groups=8, execute=True)
+    assert "move what is left elsewhere and start with no state" in finding.remedy
+    root_of(kept).rename(tmp_path / "left")
+    adopt(kept.home.root, checkpoint_of(kept), empty=True, key_groups=8, execute=True)
     assert refusal_of(kept, BATCHES) is None
     assert kept.state("totals") == held_at(-1, 100)
 

@@ -120,7 +120,10 @@ class KeptResult:
         try:
             handles.release(self.frame)
         except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: it must not hide why a batch failed
-            _logger.warning("a batch's result is kept until its last reference is collected: %s", error)
+            level = (
+                logging.DEBUG if handles.is_interruption(error) else logging.WARNING
+            )  # a query that is stopped is none
+            _logger.log(level, "a batch's result is kept until its last reference is collected: %s", error)
 
 
 def rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> DataFrame:

@@ -27,7 +27,7 @@ _Clocks = Callable[[], tuple[float, ...]]
 _APPEND_TRIES = 5
 RECORD_BYTES_MAX = 1 << 29
 _ONE_BACKUP = "restore the log's objects from one backup, or roll back (riffle rollback)"
-_LATER_MAX = 10_000
+_LATER_MAX = paths.FAR
 """So many records beyond those known are looked for at most: a log that grows faster has no end to be found."""
 
 
@@ -59,10 +59,9 @@ class Log:
         sequences, foreign = self._listed()
         if not sequences and not foreign and self._store.list(""):
             sequences, foreign = self._listed()  # another driver may have begun the log between the two
-            foreign = foreign or not sequences
+            foreign = foreign or ("" if sequences else self._root)
         if foreign:
-            remedy = "set `root` to an empty folder or prefix, or to one that riffle wrote"
-            raise ConfigError(f"{self._root} holds objects, but not a riffle log", remedy=remedy, where=self._root)
+            raise paths.no_log(self._root, foreign if sequences else None)
         self.tail, self.manifest, self._digest = None, Manifest(), ""
         if not sequences:
             return None
@@ -81,11 +80,11 @@ class Log:
             raise UnavailableError(problem, remedy=remedy, where=newer) from error
         return record
 
-    def _listed(self) -> tuple[list[int], bool]:
-        """Return the numbers of the records that there are, and whether there is something else among them."""
+    def _listed(self) -> tuple[list[int], str]:
+        """Return the numbers of the records that there are, and something else that lies among them."""
         names = self._store.list(paths.LOG)
         sequences = [s for s in map(paths.record_sequence, names) if s is not None]
-        foreign = len(sequences) < len(names)
+        foreign = next((name for name in names if paths.record_sequence(name) is None), "")
         self._find_newer(sequences)
         return sequences, foreign
 
@@ -111,6 +110,8 @@ class Log:
                 manifest = joined(record, full.entries)
             except CorruptStateError:
                 continue
+            if last - sequence > _LATER_MAX:
+                raise paths.far_beyond(last)
             self.tail = replace(record, sequence=last, epoch=record.epoch + last - sequence)
             self.manifest, self._base, self._full, self._digest = manifest, manifest.entries, full, digest(raw)
             return self.tail
@@ -120,8 +121,7 @@ class Log:
     def _lies_there(self, sequence: int) -> bytes:
         """Return a record's bytes as they come twice: what was damaged on its way only is nothing to pass over."""
         name = paths.record(sequence)
-        data = self._got(name)
-        if data != self._got(name):
+        if (data := self._got(name)) != self._got(name):
             raise UnavailableError("a record comes with other bytes each time", remedy="run this again", where=name)
         return data or b""
 
@@ -135,14 +135,14 @@ class Log:
     def _check_whole(self, sequences: list[int], newest: Record) -> None:
         present = set(sequences)
         if newest.sequence - self.first > len(present) + _LATER_MAX:
-            name = paths.record(newest.sequence)
-            raise CorruptStateError("a record lies far beyond all others", remedy=_ONE_BACKUP, where=name)
+            raise paths.far_beyond(newest.sequence)
         unseen = [s for s in range(max(newest.full, self.first), sequences[-1]) if s not in present]
         lost = [s for s in unseen if not self._store.exists(paths.record(s))]
         if lost:
             more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-            remedy = "restore the objects from a backup, or roll back to a version whose records are intact: "
-            remedy += command("rollback", "--execute", root=self._root, to="VERSION", checkpoint="CHECKPOINT")
+            to = newest.version if newest.full not in lost else "BATCH"
+            remedy = "restore the objects from a backup, or roll back to a batch that `riffle verify` finds whole: "
+            remedy += command("rollback", "--execute", root=self._root, to=to, checkpoint="CHECKPOINT")
             problem = f"{self._root} has lost record {lost[0]} of its log{more}"
             raise ConflictError(problem, remedy=remedy, where=paths.record(lost[0]))
 

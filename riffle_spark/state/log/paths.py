@@ -10,13 +10,16 @@ Numbers are zero-padded to 20 digits (key-groups to at least 4), so that names s
 import re
 from typing import NamedTuple
 
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import ConfigError, CorruptStateError
 
 __all__ = [
-    "LOG", "ObjectName", "base", "check_store_name", "delta", "parse", "part", "record", "record_sequence", "snapshot",
+    "FAR", "LOG", "ObjectName", "base", "check_store_name", "delta", "far_beyond", "no_log", "parse", "part", "record",
+    "record_sequence", "snapshot",
 ]  # fmt: skip
 
 LOG = "log/"
+FAR = 10_000
+"""So many records further on there is none of the same log."""
 _DIGITS = 20
 _STORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _RESERVED = frozenset({"log", "delta"})
@@ -34,6 +37,22 @@ def check_store_name(name: str) -> str:
             where="store",
         )
     return name
+
+
+def no_log(root: str, strange: str | None) -> ConfigError:
+    """Return the refusal of a root that holds objects and no log, or something strange among the log's records."""
+    if strange is None:
+        remedy = "set `root` to an empty folder or prefix, or to one that riffle wrote"
+        return ConfigError(f"{root} holds objects, but not a riffle log", remedy=remedy, where=root)
+    shown = strange if strange.isprintable() else ascii(strange)
+    remedy = "move it elsewhere: one root is one query's alone"
+    return ConfigError(f"in the log of {root} lies an object that is none of riffle's", remedy=remedy, where=shown)
+
+
+def far_beyond(sequence: int) -> CorruptStateError:
+    """Return the refusal of what has the name of a record that the log never came to."""
+    remedy = "move it elsewhere, and look with riffle verify; or restore the log's objects from one backup"
+    return CorruptStateError("a record lies far beyond all others", remedy=remedy, where=record(sequence))
 
 
 def record(sequence: int) -> str:

@@ -59,9 +59,7 @@ _FULL_WITHIN = 1 << 10
 Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders"]
 _SINCE_2 = ("promised", "members", "weights", "watermarks", "orders", "delivers_as")
 _REMEDY = "restore the object from a backup, or roll back to a version whose record is intact (riffle rollback)"
-_REMEDY_FOREIGN = (
-    "point `root` at an empty folder or prefix, or at one that riffle wrote; restore the object if it was ours"
-)
+_REMEDY_FOREIGN = f"{_REMEDY}; if nothing below the root is riffle's, point `root` elsewhere"
 _NUMBERS = ("sequence", "epoch", "version", "rollbacks", "written_ms", "total", "full", "promised")
 _TEXTS = ("kind", "previous", "commit_id", "log_id", "query_id", "dispatch")
 _MAPS = (

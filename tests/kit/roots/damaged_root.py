@@ -159,10 +159,10 @@ def listed_so(world: World, name: str, change: Callable[[bytes], bytes]) -> Mapp
 
 
 def newest_without(world: World, name: str) -> int:
-    """Return the newest batch but the last one whose record is not this object, and neither needs nor lists it."""
+    """Return the newest batch whose record is not this object, and neither needs nor lists it."""
     log = world.log()
     assert log.tail is not None
-    for sequence in range(log.tail.sequence - 1, -1, -1):
+    for sequence in range(log.tail.sequence, -1, -1):
         record = log.read(sequence)
         if name not in {paths.record(sequence), paths.record(record.full)} | log.manifest_of(record).objects():
             return record.version

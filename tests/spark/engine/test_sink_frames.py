@@ -17,7 +17,8 @@ from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, letter_field
 from riffle_spark.protocol.ports import StaleRows
 from riffle_spark.spark.engine import spark_batch
-from riffle_spark.spark.engine.stage_frames import GONE, raising_stale_rows, rows_of
+from riffle_spark.spark.engine.kept_plan import PlanFrame
+from riffle_spark.spark.engine.stage_frames import GONE, KeptResult, raising_stale_rows, rows_of
 from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
 from tests.kit.streams.sink_idioms import IDIOMS, found
@@ -216,3 +217,13 @@ def test_sealed_letters_are_told_to_who_asks_for_them_and_never_lost() -> None:
     assert spark_batch._told_alike(some, dead) == some
     with pytest.raises(ConfigError, match="has dead letters that nobody was given yet"):
         spark_batch._told_alike(some, rows)
+
+
+def test_a_query_that_is_stopped_while_its_result_is_dropped_warns_of_nothing(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark interrupts the thread, in the middle of whatever it waits for: nothing is wrong."""
+    kept = KeptResult(PlanFrame(batch(spark), lambda: None), several=False)
+    spark.sparkContext._jvm.Thread.currentThread().interrupt()  # type: ignore[union-attr]
+    kept.release()
+    assert caplog.records == []

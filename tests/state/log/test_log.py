@@ -318,3 +318,15 @@ def test_a_record_far_beyond_all_others_is_refused_before_anything_is_counted_fr
     with pytest.raises(CorruptStateError, match="far beyond all others") as caught:
         opened(store)
     assert caught.value.where == paths.record(far.sequence)
+    assert "move it elsewhere" in caught.value.remedy
+
+
+@pytest.mark.timeout(60)
+def test_a_rollback_does_not_pass_over_a_record_far_beyond_all_others() -> None:
+    """It would be followed by a record that has no name, and the line read through all numbers between."""
+    store = MemoryStore()
+    grown(store, 3)
+    store.put_if_absent(far := paths.record(10**20 - 1), store.get(paths.record(0)) or b"")
+    with pytest.raises(CorruptStateError, match=r"far beyond all others(.|\n)*move it elsewhere") as caught:
+        Log(store, ROOT).open(broken=True)
+    assert caught.value.where == far

@@ -11,6 +11,7 @@ from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, F
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import RECORD_BYTES_MAX, Log
 from riffle_spark.state.objects.memory import MemoryStore
+from tests.kit.printed_commands import printed
 from tests.kit.state.drawn_records import ROOT, drafted, grown, opened
 
 
@@ -30,10 +31,33 @@ def test_a_lost_record_in_the_middle_is_refused_with_the_remedy() -> None:
     store.delete([paths.record(3), paths.record(4)])
     with pytest.raises(ConflictError, match=r"has lost record 3 of its log and 1 more") as caught:
         opened(store)
-    assert "riffle rollback" in caught.value.remedy
     newest = Log(store, ROOT).open(broken=True)
     assert newest is not None
     assert newest.sequence == 5
+    (told,) = (words for words in printed(caught.value.remedy) if words[0] == "rollback")
+    assert told[told.index("--to") + 1] == str(newest.version), "which is whole: nothing has to be guessed"
+
+
+def test_what_lies_among_the_records_is_named() -> None:
+    """The root is right then, and what is in the way is one object."""
+    store = MemoryStore()
+    grown(store, 2)
+    store.put_if_absent("log/README", b"x")
+    with pytest.raises(ConfigError, match=r"in the log of .*none of riffle's \[log/README\]\n.*move it elsewhere"):
+        opened(store)
+    empty = MemoryStore()
+    empty.put_if_absent("thesis.txt", b"x")
+    with pytest.raises(ConfigError, match="holds objects, but not a riffle log"):
+        opened(empty)
+
+
+def test_a_newest_record_that_lost_its_head_has_the_remedy_of_a_damaged_one() -> None:
+    """Who has its name is one of ours: another root is no help."""
+    store = MemoryStore()
+    grown(store, 3)
+    altered(store, 2, lambda _: b"")
+    with pytest.raises(CorruptStateError, match=r"not a riffle log record(.|\n)*backup, or roll back to a version"):
+        opened(store)
 
 
 def test_a_rollback_passes_over_no_record_that_was_damaged_on_its_way_only() -> None:
