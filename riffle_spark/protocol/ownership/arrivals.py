@@ -92,7 +92,7 @@ class Arrivals:
         for name in left.left:
             copies.wiped(name)
         order = self._order(home)
-        found = [handed_on, left, self._take(self._census_calls.answers(), executors, members, copies, now)]
+        found = [handed_on, left, self._take(self._answers(now), executors, members, copies, now)]
         if not members.live:
             able = [executor for executor in executors if not self._aside.holds(executor.id, now)] or executors
             found.append(self._take(self._ask_now(able, order), executors, members, copies, now))
@@ -101,8 +101,15 @@ class Arrivals:
         if self._answerable:
             strangers = [executor for executor in members.strangers(executors) if not self._waits(executor.id, now)]
             self._census_calls.ask(strangers, order)
-            found.append(self._take(self._census_calls.answers(), executors, members, copies, now))
+            found.append(self._take(self._answers(now), executors, members, copies, now))
         return found
+
+    def _answers(self, now: float) -> list[Census]:
+        """Return what was answered beside the batches; not what was before a disk refused: who is set aside is asked
+        again once that is over.
+        """
+        answers = self._census_calls.answers()
+        return [one for one in answers if one.error is not None or not self._aside.holds(one.executor, now)]
 
     def _order(self, home: Home) -> CensusOrder:
         settings = self._settings
