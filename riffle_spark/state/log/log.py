@@ -164,8 +164,7 @@ class Log:
 
     def find(self, sequence: int) -> Record | None:
         """Return one record, or ``None`` if it is not there. Raises ``CorruptStateError`` if it is damaged."""
-        data = self._got(name := paths.record(sequence))
-        return None if data is None else decode(data, name)
+        return None if (data := self._got(name := paths.record(sequence))) is None else decode(data, name)
 
     def _got(self, name: str) -> bytes | None:
         """Return what there is of a record, as far as one can be: whatever was put in its place."""
@@ -287,7 +286,8 @@ class Log:
         return self._unclear is not None
 
     def _put(self, record: Record, data: bytes) -> None:
-        name, trouble, seen = paths.record(record.sequence), None, None
+        name, seen = paths.record(record.sequence), None
+        trouble: ConfigError | UnavailableError | None = None
         for _ in range(_APPEND_TRIES):
             try:
                 if self._store.put_if_absent(name, data):
