@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import pyarrow as pa
 from pyarrow import fs
 
-from riffle_spark.errors import UNREADABLE, ConfigError, UnavailableError
+from riffle_spark.errors import UNREADABLE, ConfigError, UnavailableError, raise_if_memory
 from riffle_spark.state.objects.open import StoreOptions, masked
 from riffle_spark.state.objects.store import check_endpoint
 
@@ -138,7 +139,8 @@ class Checkpoint:
         """Return what comes of ``work``. What a file system says may repeat credentials that the location holds."""
         try:
             return work()
-        except OSError as error:
+        except (OSError, pa.ArrowException) as error:
+            raise_if_memory(error)
             cause, said = (error, str(error)) if self.shown == self.location else (None, type(error).__name__)
         raise UnavailableError(
             f"the checkpoint cannot be reached: {said}",
@@ -199,7 +201,8 @@ class Checkpoint:
     def _of_uri(self, location: str) -> tuple[fs.FileSystem, str]:
         try:
             found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(location)
-        except (ValueError, NotImplementedError) as error:
+        except (ValueError, NotImplementedError, pa.ArrowException) as error:
+            raise_if_memory(error)
             said = f": {error}" if self.shown == self.location else ""
         else:
             return found

@@ -33,8 +33,10 @@ def stopped(log: Log, tries: str, raised: type[RiffleError] = FencedError) -> It
         if log.tail is before and (is_refused or not log.unclear):
             raise
         problem = f"a command tried to {tries}, and the store did not say whether it did: {error.problem}"
-        remedy = f"{error.remedy if is_refused else 'make the store reachable'}; run the command again, before the "
-        remedy += "query is started: if its record is in the log, that is seen, and harms nothing"
+        refusal = error if is_refused else error.__cause__
+        first = refusal.remedy if isinstance(refusal, RefusedError) else "make the store reachable"
+        remedy = f"{first}; run the command again, before the query is started: if its record is in the log, that is "
+        remedy += "seen, and harms nothing"
         raise type(error)(problem, remedy=remedy, where=error.where) from error
 
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from riffle_spark.console.main import main
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.offline.recovery import adopt
 from riffle_spark.state.objects.memory import MemoryStore
@@ -104,6 +104,16 @@ def test_a_checkpoint_that_is_reached_with_a_secret_in_its_uri_is_shown_without(
     assert all(shown in said for _, said in outcomes[:3])
     assert PLANTED not in caplog.text
     assert Checkpoint(checkpoint).next_batch() == 1, "it was taken back"
+
+
+@pytest.mark.parametrize("checkpoint", ["/tmp/a\0b", "file:///a\0b", "s3:b/x"])
+def test_what_a_file_system_cannot_name_is_an_error_of_ours(checkpoint: str) -> None:
+    """Arrow says so in words of its own, whatever is asked of it."""
+    spark = Checkpoint(checkpoint)
+    assert spark.found_id() is None
+    for ask in (spark.next_batch, spark.seen_by_source):
+        with pytest.raises(UnavailableError, match="checkpoint cannot be reached"):
+            ask()
 
 
 @pytest.mark.parametrize("checkpoint", ["", "/", "file:", "file:///", "s3://", "s3a://"])

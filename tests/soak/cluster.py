@@ -19,6 +19,7 @@ from riffle_spark.testing import Attempt, ManualClock, SimCluster, SimSink, SimW
 from riffle_spark.worker.census import take_census
 from riffle_spark.worker.slot import run_slot
 from riffle_spark.worker.upkeep_piece import run_upkeep
+from tests.soak.attempts import Attempts, receipt_in
 from tests.soak.scheduler import Actor, Process, Scheduler, TurnLock
 
 __all__ = ["SkewedClock", "SoakBackground", "SoakCluster", "SoakSink", "SoakWork"]
@@ -108,6 +109,8 @@ class SoakCluster(SimCluster):
         """The share of slots that Spark runs elsewhere at once."""
         self.worked: Callable[[str], object] = lambda _: None
         """Hears of each executor that has ended a piece of upkeep."""
+        self.attempts: Attempts
+        """Looks at what tasks give up with."""
 
     def add(self, name: str, cores: int = 1) -> None:
         """Start an executor."""
@@ -131,7 +134,12 @@ class SoakCluster(SimCluster):
         text = order.to_json()
 
         def take(executor: str) -> Callable[[], Census]:
-            return lambda: take_census(CensusOrder.from_json(text), executor)
+            def taken() -> Census:
+                found = take_census(CensusOrder.from_json(text), executor)
+                self.attempts.census(found, order)
+                return found
+
+            return taken
 
         tasks = {executor: self.spawn("census", executor, take(executor)) for executor in asked}
         self.scheduler.step("censuses ordered")
@@ -154,6 +162,7 @@ class SoakCluster(SimCluster):
             def piece() -> UpkeepReceipt:
                 receipt = run_upkeep(UpkeepOrder.from_json(text), executor, self.random_bytes, self.clock.seconds)
                 self.worked(executor)
+                self.attempts.piece(receipt, orders[executor])
                 return receipt
 
             return piece
@@ -206,6 +215,9 @@ class SoakWork(SimWork):
         self.lost_receipts: set[tuple[str, int]] = set()
         """Slots, with their stores, whose receipts did not come."""
         self.lost_results = 0
+        self._runs = 0
+        self.gave_up: dict[int, set[str]] = {}
+        """With what each run of the batch may be given up, by the run's number."""
 
     def partitions(self, most: int) -> Sequence[Partition]:
         """Ask the rows for their partitions."""
@@ -214,6 +226,7 @@ class SoakWork(SimWork):
 
     def answers(self, attempts: Sequence[Attempt]) -> list[pa.Table]:
         """Run all attempts."""
+        self._runs += 1
         tasks = [[self._begun(attempt, self._first_of(attempt))] for attempt in attempts]
         while not all(any(_answered(task) for task in of_slot) for of_slot in tasks):
             self._scheduler.step("slots awaited")
@@ -230,7 +243,7 @@ class SoakWork(SimWork):
         """Deliver, unless some of what slots answered is lost by then."""
         if self._scheduler.step("results read") == "block lost":
             self.lost_results += 1
-            raise StaleRows("some of the results are nowhere any more")
+            raise StaleRows(self._gives_up("some of the results are nowhere any more"))
         super().deliver(receipts, delivery, lambda: self._checked(check))
 
     def _checked(self, check: Callable[[], None]) -> None:
@@ -260,11 +273,12 @@ class SoakWork(SimWork):
                 self.lost_rows.add(attempt.order.store)
             order, given, names = attempt.order, attempt.given, attempt.random_bytes
             answer = run_slot(order, given, attempt.slot, executor, rows, names, later)
+            self._soak.attempts.slot(answer, attempt, executor)
             self._scheduler.step("answers")
             return answer
 
         if executor not in self._soak.processes or not self._soak.processes[executor].alive:
-            raise Misplaced(f"{executor} went before slots ran", where="executors")
+            raise Misplaced(self._gives_up(f"{executor} went before slots ran"), where="executors")
         actor = self._soak.spawn("slot", executor, run)
         actor.began = self._scheduler.now
         return actor
@@ -285,7 +299,12 @@ class SoakWork(SimWork):
         """Give the batch up, now and then, where an executor went: that is what Spark's side does."""
         gone = {attempt.executor for attempt in attempts} - {one.id for one in self._soak.executors()}
         if gone and self._scheduler.chance.random() < 0.5:
-            raise Misplaced(f"{', '.join(sorted(gone))} went while slots ran", where="executors")
+            problem = f"{', '.join(sorted(gone))} went while slots ran"
+            raise Misplaced(self._gives_up(problem), where="executors")
+
+    def _gives_up(self, problem: str) -> str:
+        self.gave_up.setdefault(self._runs, set()).add(problem)
+        return problem
 
     def _told(self, attempt: Attempt, answer: object) -> pa.Table:
         assert isinstance(answer, pa.Table)
@@ -293,6 +312,9 @@ class SoakWork(SimWork):
         if befalls == "receipt lost":
             self.lost_receipts.add((attempt.order.store, attempt.slot))
             return answer.filter(pc.is_null(answer.column(RECEIPT)))
+        receipt = receipt_in(answer)
+        if receipt is not None and receipt.error is not None:
+            self._gives_up(receipt.error[1])
         return answer
 
 

@@ -19,26 +19,26 @@ from riffle_spark.errors import (
     RiffleError,
     UnavailableError,
 )
-from riffle_spark.protocol.ports import IncomingBatch, StaleRows
+from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.state.log import paths
+from tests.soak.attempts import object_in
 from tests.soak.cluster import SoakWork
 from tests.soak.scheduler import Actor
 
 __all__ = ["Excuses", "Tried"]
 
 _SIMULATED = re.compile(r"the store failed: |no executor is left$|executor \w+ went while it did upkeep$")
-_ON_DISK = {"refused disk", "truncated", "flipped byte", "reboot"}
+_RUN = re.compile(r"batch \d+ was run (\d+) times and each time ")
 _INCOMPLETE = re.compile(r"the slots' receipts are not complete: missing (\[.*\]), not asked for \[\]$")
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A batch that a driver tried to run. ``newest`` was the log's newest record before, ``said`` what had happened."""
+    """A batch that a driver tried to run. ``newest`` was the log's newest record before."""
 
     incoming: IncomingBatch
     work: SoakWork
     newest: int
-    said: int
 
 
 class Excuses:
@@ -62,7 +62,7 @@ class Excuses:
             if isinstance(error, FencedError):
                 return self._is_fenced(error.where, actor)
             if isinstance(error, LocalDiskError):
-                return bool(self._world.faults.used & _ON_DISK)
+                return bool(self._world.attempts.is_harmed(error.problem, error.where))
             if isinstance(error, UnavailableError):
                 return self._is_unavailable(error, tried)
             return type(error) is ConflictError and self._conflicts(error, actor, tried)
@@ -70,13 +70,13 @@ class Excuses:
     def is_gone(self, error: RiffleError) -> bool:
         """Tell whether bytes are missing that are there no more: for who reads what is promised no more."""
         with self._world.scheduler.quiet():
-            return isinstance(error, CorruptStateError) and not self._world.memory.exists(_object_in(error.where))
+            return isinstance(error, CorruptStateError) and not self._world.memory.exists(object_in(error.where))
 
     def _is_damaged(self, where: str) -> bool:
         """Each time that bytes come damaged somebody may fail with it once, naming the object; a record's successor
         tells the digest of what came.
         """
-        name, sequence = _object_in(where), paths.record_sequence(_object_in(where))
+        name, sequence = object_in(where), paths.record_sequence(object_in(where))
         names = [name] if sequence is None else [name, paths.record(max(sequence - 1, 0))]
         if where == self._world.home.root:  # nothing of the log can be read
             names = [one for one in self.damaged if one.startswith(paths.LOG)]
@@ -112,11 +112,17 @@ class Excuses:
             return sequence in of_log[error.problem]
         if error.problem == "a record comes with other bytes each time":
             return self._is_damaged(error.where)
-        if tried is not None and isinstance(error.__cause__, StaleRows):
-            return tried.work.lost_results > 0
-        if tried is None or " was run " not in error.problem:
+        return tried is not None and self._was_given_up(error, tried.work)
+
+    def _was_given_up(self, error: UnavailableError, work: SoakWork) -> bool:
+        """Each of the runs that are told was given up by what befell one of its slots, which was looked at there, or
+        Spark; the last one with what is told.
+        """
+        runs, cause = _RUN.match(error.problem), error.__cause__
+        if runs is None or len(work.gave_up) < int(runs[1]):
             return False
-        return self._world.cluster.astray > 0 or len(self._world.history) > tried.said
+        last = cause.problem if isinstance(cause, RiffleError) else str(cause)
+        return last in work.gave_up[max(work.gave_up)]
 
     def _conflicts(self, error: ConflictError, actor: Actor, tried: Tried | None) -> bool:
         if error.problem.startswith("the query went on while a command tried to switch the state"):
@@ -150,8 +156,3 @@ def _chain(error: BaseException | None) -> list[RiffleError]:
             found.append(error)
         error = error.__cause__
     return found
-
-
-def _object_in(where: str) -> str:
-    """Return the name of an object: errors tell a range of it, too, or the executor that met it."""
-    return re.split(r"\[|, ", where)[0]

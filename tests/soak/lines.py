@@ -52,6 +52,8 @@ class Lines:
     def __init__(self, seed: int, kind: str, batches: int) -> None:
         self._seed, self._kind, self._batches = seed, kind, batches
         self._era = 0
+        self.restored = 0
+        """How often a root was restored: numbers of records come again."""
         self._origins = [[0] * batches]
         self.jobs = [self._job(0)]
         self.former: set[str] = set()
@@ -81,7 +83,7 @@ class Lines:
     def restore(self, line: int, version: int) -> None:
         """Have a line go on after a batch that it had been beyond: that, and all later lines, are as if never begun."""
         before = self._origins[line][: version + 1]
-        self._era += 1
+        self._era, self.restored = self._era + 1, self.restored + 1
         del self._origins[line:], self.jobs[line:]
         self._begin(line, before)
 

@@ -29,6 +29,7 @@ from tests.kit.simulated.placement_invariants import check_copies_bounded, watch
 from tests.kit.simulated.world import World
 from tests.kit.state.local_copies import unremembered
 from tests.soak.assignments import watch_assignments
+from tests.soak.attempts import Attempts
 from tests.soak.cluster import SkewedClock, SoakBackground, SoakCluster, SoakSink, SoakWork
 from tests.soak.dispatched import Dispatched, parted
 from tests.soak.excuses import Excuses, Tried
@@ -127,6 +128,7 @@ class Schedule(World):
         self.wrong_starts = WrongStarts(self)
         self.remedies, self.reader = Remedies(self, local_dir), SlowReader(self, local_dir)
         self.excuses = Excuses(self)
+        self.attempts = self.cluster.attempts = Attempts(self)
         self.damaged: set[str] = set()
         """Objects whose bytes came damaged, or not at all."""
         self.stepped.damages = self._damages
@@ -183,6 +185,7 @@ class Schedule(World):
             watch_assignments(patch, self.holds)
             self.log_seen.watch_copies(patch)
             Looks(self).plant(patch)
+            self.attempts.plant(patch)
             patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([1, 1, 2, 9]))  # private: small state
             patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
             self.remedies.plant(patch)
@@ -249,7 +252,7 @@ class Schedule(World):
     def _tries(self, incoming: IncomingBatch, work: SoakWork) -> Tried:
         with self.scheduler.quiet():
             self.log_seen.look()
-        return Tried(incoming, work, max(self.log_seen.records, default=-1), len(self.history))
+        return Tried(incoming, work, max(self.log_seen.records, default=-1))
 
     def _is_taken_over(self, program: _Program) -> bool:
         """Tell whether another one has the log by now: what this one has still to deliver may be gone."""
@@ -394,6 +397,7 @@ class Schedule(World):
         if kind is None:
             return None
         self.say(f"#{len(self.faults.numbered) - 1} {kind} at {actor.name}: {label}")
+        self.attempts.befell(actor, kind)
         if kind == "crash":
             self._crash(actor)
         elif kind == "reboot":
@@ -452,6 +456,8 @@ class Schedule(World):
         self.say(f"executor {name} dies, its disk {'too' if disk else 'is torn' if torn else 'stays'}")
         with self.scheduler.quiet():
             if name in live:
+                if disk:
+                    self.files.lose(owner)
                 self.cluster.lose(name, disk=disk, planned=self.chance.random() < 0.2)
             if torn:
                 mine_still = [one for one in folders if _owner_of(one) == owner]  # others go on in what they took over

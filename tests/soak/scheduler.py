@@ -70,6 +70,8 @@ class Actor:
         """The file that it was writing until its present step: if it dies there, any part of the bytes may be there."""
         self.written: set[str] = set()
         """Files that it wrote: what it found whole on the way there it need not look at again."""
+        self.met: set[str] = set()
+        """What befell it: kinds of faults, objects with which the store failed it, and those that came damaged."""
         self.epoch = -1
         """The newest epoch of the records that it has read."""
         self.unanswered: tuple[str, int] = ("", 0)
@@ -82,6 +84,7 @@ class Actor:
         self.returns_to: Actor | None = None
         self.weight = 1.0
         self.began = 0.0
+        self.ended = FOREVER
 
     def wakes(self, now: float) -> bool:
         """Tell whether it could go on now: what it waits for is there, or its time is over."""
@@ -299,7 +302,7 @@ class Scheduler:
             self._hand(chosen)
 
     def _leave(self, actor: Actor) -> None:
-        actor.done = True
+        actor.done, actor.ended = True, self.now
         if actor in self.actors:
             self.actors.remove(actor)
 

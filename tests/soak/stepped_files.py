@@ -50,6 +50,8 @@ class SteppedFiles:
         self._chance = scheduler.chance
         self._written: dict[str, float] = {}
         self._manifests = _KeptByProcess(scheduler)
+        self.harmed: set[str] = set()
+        """Files that the disk refused, damaged or tore, and folders that went with it."""
 
     @contextmanager
     def watched(self, patch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -91,9 +93,11 @@ class SteppedFiles:
             operation = "write" if writes else "read"
         befalls = self._scheduler.step(f"{operation} {_kind_of(path[len(self._prefix) :])}")
         if befalls == "refused disk":
+            self.harmed.add(path)
             code = self._chance.choice(_REFUSALS)
             raise OSError(code, os.strerror(code), path)
         if event == "os.rename" and abandoned._REMOVED in os.fspath(arguments[1]):  # private: what is out of sight
+            self.harmed.add(path)
             self._check_alone(Path(path))
         if befalls == "truncated" or (befalls == "flipped byte" and path not in actor.written):
             self.damage(Path(path), befalls)
@@ -146,6 +150,7 @@ class SteppedFiles:
 
     def damage(self, path: Path, how: str) -> None:
         """Flip one bit of a file, or a stretch of them, or forget its end."""
+        self.harmed.add(str(path))
         with self._scheduler.quiet(), suppress(FileNotFoundError, IsADirectoryError):
             data = path.read_bytes()
             if data:
@@ -157,6 +162,7 @@ class SteppedFiles:
     def tear(self, actor: Actor) -> None:
         """Leave some of what an actor that is killed was writing."""
         if actor.wrote is not None and self._chance.random() < 0.5:
+            self.harmed.add(actor.wrote)
             with suppress(OSError):
                 os.truncate(actor.wrote, self._chance.randrange(Path(actor.wrote).stat().st_size + 1))
 
@@ -170,6 +176,7 @@ class SteppedFiles:
             path = Path(name)
             if at < since or not any(path.is_relative_to(one) for one in folders) or self._chance.random() < 0.5:
                 continue
+            self.harmed.add(name)
             with self._scheduler.quiet(), suppress(OSError):
                 size = path.stat().st_size
                 how = self._chance.choice(["empty", "zeros", "short"])
@@ -178,6 +185,11 @@ class SteppedFiles:
                 os.utime(path, ns=(0, self._chance.randrange(1 << 60)))
                 torn += 1
         return torn
+
+    def lose(self, owner: str) -> None:
+        """Note that an owner's folders go with its disk."""
+        found = [path for path in self.base.glob("*/*/owner") if path.read_text() == owner]
+        self.harmed.update(str(path.parent) for path in found)
 
     def forget_process(self, owner: str) -> list[Path]:
         """Forget what a process that ended had kept in memory of its folders; return these."""

@@ -76,7 +76,7 @@ class SteppedStore:
         data = self.inner.get(name, start, length)
         self._lose(befalls, name)
         if befalls == "missing":
-            self.damages(name)
+            self._damages(name)
             return None
         if not data:
             return data
@@ -84,7 +84,7 @@ class SteppedStore:
             self.read(sequence)
         at = self._scheduler.chance.randrange(len(data)) if befalls in {"flipped byte", "truncated"} else 0
         if befalls in {"flipped byte", "truncated"}:
-            self.damages(name)
+            self._damages(name)
         if befalls == "truncated":
             return data[:at]
         return damaged(data, at, self._scheduler.chance) if befalls == "flipped byte" else data
@@ -142,6 +142,15 @@ class SteppedStore:
         if befalls == "error after":
             raise self._unavailable(befalls, name)
 
+    def _damages(self, name: str) -> None:
+        self.damages(name)
+        self._note(name)
+
+    def _note(self, name: str) -> None:
+        actor = self._scheduler.mine()
+        if actor is not None:
+            actor.met.add(name)
+
     def _later(self, name: str, data: bytes) -> None:
         def land() -> None:
             self._scheduler.sleep(self._scheduler.chance.choice(LATE_SECONDS))
@@ -151,5 +160,6 @@ class SteppedStore:
         self._scheduler.spawn(f"late {name}", "late put", self._outside, land)
 
     def _unavailable(self, befalls: str, name: str) -> UnavailableError:
+        self._note(name)
         self._scheduler.sleep(self._scheduler.chance.choice(UNANSWERED_SECONDS))
         return UnavailableError(f"the store failed: {befalls}", remedy="none: it is simulated", where=name)

@@ -101,8 +101,7 @@ class Log:
         """Take the newest record that can be read, to be followed by one after the newest there is. Each record in
         between may have been a claim: the epoch counts on for it.
         """
-        last = sequences[-1]
-        raw = self._lies_there(last)
+        raw = self._lies_there(last := sequences[-1])
         for sequence in reversed(sequences):
             try:
                 record = decode(raw if sequence == last else self._lies_there(sequence), paths.record(sequence))
@@ -166,8 +165,7 @@ class Log:
 
     def find(self, sequence: int) -> Record | None:
         """Return one record, or ``None`` if it is not there. Raises ``CorruptStateError`` if it is damaged."""
-        data = self._got(name := paths.record(sequence))
-        return None if data is None else decode(data, name)
+        return None if (data := self._got(name := paths.record(sequence))) is None else decode(data, name)
 
     def _got(self, name: str) -> bytes | None:
         """Return what there is of a record, as far as one can be: whatever was put in its place."""
@@ -266,8 +264,7 @@ class Log:
         if self._unclear is None:
             assert self.tail is not None, "nothing was ever appended"
             return self.tail
-        record, data, manifest = self._unclear
-        began = self._seconds()
+        (record, data, manifest), began = self._unclear, self._seconds()
         self._put(record, data)
         if self._is_left_behind():
             if not self._store.exists(paths.record(record.sequence + 1)):  # else others have gone on from ours
@@ -290,13 +287,16 @@ class Log:
         return self._unclear is not None
 
     def _put(self, record: Record, data: bytes) -> None:
-        name, trouble, seen = paths.record(record.sequence), None, None
+        name, seen = paths.record(record.sequence), None
+        trouble: ConfigError | UnavailableError | None = None
         for _ in range(_APPEND_TRIES):
             try:
                 if self._store.put_if_absent(name, data):
                     return
                 found = self._got(name)
-            except UnavailableError as error:
+            except (ConfigError, UnavailableError) as error:
+                if trouble is None and isinstance(error, ConfigError):
+                    raise  # else what had no answer may have been done, whatever the store refuses since
                 trouble = error
                 continue
             if found == data:
@@ -305,7 +305,8 @@ class Log:
                 raise self._fenced(record)
             seen = found
         problem = f"it is unclear whether record {record.sequence} was committed to {self._root}"
-        remedy = "make the store reachable and restart the query: the record is read before anything is run again"
+        first = trouble.remedy if isinstance(trouble, ConfigError) else "make the store reachable"
+        remedy = f"{first}; then restart the query: the record is read before anything is run again"
         raise UnavailableError(problem, remedy=remedy, where=name) from trouble
 
     def _fenced(self, record: Record) -> FencedError:

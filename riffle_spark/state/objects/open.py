@@ -66,8 +66,11 @@ def masked(url: str) -> str:
     host, _, below = named.partition("/")
     if "@" in host and (is_host or ":" in host):
         named = "***@" + named[host.rindex("@") + 1 :]
-    elif ":" in host and not is_local and not (is_host and _A_PORT.search(host)):  # a secret key may have a slash in it
-        named = "***@" + named.rpartition("@")[2] if "@" in below else f"***/{below}"
+    elif ":" in host and not is_local and not (is_host and _A_PORT.search(host)):
+        if "@" in below:  # a secret key may have a slash in it
+            named = "***@" + named.rpartition("@")[2]
+        elif is_host or prefix.startswith("s3"):  # others have paths without a host
+            named = f"***/{below}"
     return f"{prefix}{named}{query[:1]}{'***' if query else ''}"
 
 

@@ -17,7 +17,7 @@ from botocore import exceptions as boto_errors
 from botocore.parsers import ResponseParserError
 from botocore.response import StreamingBody
 
-from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
+from riffle_spark.errors import ConfigError, RefusedError, RiffleError, UnavailableError
 from riffle_spark.state.objects import s3_client, store
 
 __all__ = ["Body", "BrokenOff", "S3Store"]
@@ -68,11 +68,19 @@ class S3Store:
         return {"ServerSideEncryption": "aws:kms", "BucketKeyEnabled": True, **named}
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """See ``ObjectStore.put_if_absent``. ``False`` after a request that was repeated may be our own success."""
+        """See ``ObjectStore.put_if_absent``. ``False`` after a request that was repeated may be our own success; so may
+        a refusal, which is no ``RefusedError`` then.
+        """
         key, patience = self.prefix + store.check_name(name), _Patience(self.options)
         while True:
             told = {"Key": key, "Body": data, "IfNoneMatch": "*", **self._encryption}
-            answer = self._call("put_object", told, patience, (409, 412))
+            try:
+                answer = self._call("put_object", told, patience, (409, 412))
+            except RefusedError as error:
+                if patience.sent <= 1:
+                    raise
+                problem = f"put_object had no answer, and then: {error.problem}"
+                raise UnavailableError(problem, remedy=error.remedy, where=error.where) from error
             if _status(answer) != 409:
                 return _status(answer) != 412
             self._wait(patience, self._unavailable("put_object", patience, "409 other puts of it are under way"))

@@ -14,6 +14,7 @@ from riffle_spark.state.objects.store import ObjectStore
 NUMBERS = st.integers(0, 2**40)
 CHECKSUMS = st.integers(0, 2**64 - 1)
 NAMES = st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"]), max_size=12)
+IDS = st.text(st.characters(min_codepoint=32, exclude_categories=["C", "Z"]), max_size=12)
 ATTEMPTS = st.builds("{}-{:032x}".format, st.integers(0, 999), st.integers(0, 2**128 - 1))
 HEADS = st.builds(Head, st.integers(0, 50), ATTEMPTS)
 LINKS = st.builds(Link, HEADS, NUMBERS, NUMBERS, CHECKSUMS, NUMBERS)
@@ -44,9 +45,9 @@ def _in_order(record: Record) -> Record:
 
 
 RECORDS = st.builds(
-    Record, NUMBERS, st.sampled_from(KINDS), NAMES, NAMES, NAMES, NUMBERS,
-    NAMES,
-    st.integers(-1, 2**40), NUMBERS, NUMBERS, st.integers(1, 32_768), NAMES, NUMBERS,
+    Record, NUMBERS, st.sampled_from(KINDS), IDS, IDS, IDS, NUMBERS,
+    IDS,
+    st.integers(-1, 2**40), NUMBERS, NUMBERS, st.integers(1, 32_768), IDS, NUMBERS,
     entries=st.dictionaries(ADDRESSES, ENTRIES, max_size=6), target=st.none() | NUMBERS, offsets=st.none() | NAMES,
     input_digest=st.none() | NAMES, time_ms=st.none() | NUMBERS, watermark_ms=st.none() | NUMBERS,
     schemas=st.dictionaries(NAMES, st.dictionaries(NAMES, NAMES, max_size=2), max_size=2),

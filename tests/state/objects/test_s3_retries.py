@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
+from riffle_spark.errors import ConfigError, RefusedError, RiffleError, UnavailableError
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import PIECE_BYTES, ObjectStore
 from tests.kit.servers.s3_calls import CALLS, error_of
@@ -124,6 +124,18 @@ class TestSentAgain:
         store = scripted.store(Answer(500), refusal(412, "PreconditionFailed"))
         assert not store.put_if_absent("log/1", b"abc")
         assert [headers["If-None-Match"] for _, _, headers in scripted.requests] == ["*", "*"]
+
+    def test_a_put_that_is_refused_after_one_without_an_answer_may_have_been_done(
+        self, scripted: ScriptedServer
+    ) -> None:
+        """It is told as such, with what the refusal takes; where nothing was sent before, nothing was done."""
+        denied = refusal(403, "AccessDenied", "no rights")
+        error = error_of(lambda: scripted.store(Answer(500), denied).put_if_absent("log/1", b"abc"))
+        assert type(error) is UnavailableError
+        assert ("no answer" in error.problem, "no rights" in error.problem) == (True, True)
+        assert "s3:PutObject" in error.remedy
+        error = error_of(lambda: scripted.store(denied).put_if_absent("log/1", b"abc"))
+        assert type(error) is RefusedError
 
     def test_a_put_is_one_round_trip(self, scripted: ScriptedServer) -> None:
         """The body goes with the headers, without waiting for leave to send it."""

@@ -144,10 +144,11 @@ def test_a_url_that_is_shown_has_no_user_password_or_query(scheme: str, secret: 
 
 @pytest.mark.parametrize(
     "url",
-    ["/tmp/a@b", "a@b/c", "file:///tmp/a:b@c?d#e", "s3://bucket/a@b/c:d", "hdfs://nn:8020/a@b", "hdfs:///a@b", ""],
-)
+    ["/tmp/a@b", "a@b/c", "file:///tmp/a:b@c?d#e", "s3://bucket/a@b/c:d", "hdfs://nn:8020/a@b", "hdfs:///a@b", "",
+     "hdfs:///a:b/c", "dbfs:/a:b/c", "viewfs:///a:b"],
+)  # fmt: skip
 def test_what_holds_no_secret_is_shown_as_it_is(url: str) -> None:
-    """Paths may have an @ in them."""
+    """Paths may have an @ or a colon in them."""
     assert masked(url) == url
 
 
