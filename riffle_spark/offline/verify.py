@@ -16,7 +16,8 @@ from riffle_spark.protocol.batch.will import will_in
 from riffle_spark.state.copies.part_files import runs_of
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import RECORD_BYTES_MAX, beginning
+from riffle_spark.state.log.log import beginning
+from riffle_spark.state.log.record_puts import RECORD_BYTES_MAX
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.log.record import Record, decode, digest, joined
 from riffle_spark.state.objects.encryption import Keys

@@ -152,14 +152,14 @@ def test_a_record_that_was_damaged_on_its_way_is_not_passed_over(
     rollback(world.home.root, 1, str(checkpoint), execute=True)
     world.start()
     world.batch(2, one(7))
-    store, left, read = seen_by(monkeypatch, world, ""), 0, Log._got  # private: what comes of a record
+    store, left, read = seen_by(monkeypatch, world, ""), 0, RecordPuts.got
 
-    def damaged(log: Log, name: str) -> bytes | None:
+    def damaged(puts: RecordPuts, name: str) -> bytes | None:
         nonlocal left
-        left, data = left - 1, read(log, name)
+        left, data = left - 1, read(puts, name)
         return data and data[:-1] if left == 0 else data
 
-    monkeypatch.setattr(Log, "_got", damaged)  # private: what reads a record
+    monkeypatch.setattr(RecordPuts, "got", damaged)
     log = Log(store, world.home.root)  # type: ignore[arg-type]
     tail = log.open()
     assert tail is not None

@@ -17,15 +17,14 @@ from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, F
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
 from riffle_spark.state.log.record import Record, decode, digest, encode, is_record, joined
-from riffle_spark.state.objects.store import ObjectStore, overwriting
+from riffle_spark.state.log.record_puts import RecordPuts
+from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["FULL_EVERY", "RECORD_BYTES_MAX", "Log", "beginning"]
+__all__ = ["FULL_EVERY", "Log", "beginning"]
 
 FULL_EVERY = 16
 """A record is full at least this often; between, it holds the entries changed since the last full one."""
 _Clocks = Callable[[], tuple[float, ...]]
-_APPEND_TRIES = 5
-RECORD_BYTES_MAX = 1 << 29
 _ONE_BACKUP = "restore the log's objects from one backup, or roll back (riffle rollback)"
 _LATER_MAX = paths.FAR
 """So many records beyond those known are looked for at most: a log that grows faster has no end to be found."""
@@ -40,6 +39,7 @@ class Log:
 
     def __init__(self, store: ObjectStore, root: str, seconds: _Clocks = lambda: (0.0,)) -> None:
         self._store, self._root, self._digest = store, root, ""
+        self._puts = RecordPuts(store, root)
         self._base: Mapping[Address, Entry] = {}
         self._full: Record | None = None
         self._unclear: tuple[Record, bytes, Manifest] | None = None
@@ -101,7 +101,8 @@ class Log:
         """Take the newest record that can be read, to be followed by one after the newest there is. Each record in
         between may have been a claim: the epoch counts on for it.
         """
-        raw = self._lies_there(last := sequences[-1])
+        last = sequences[-1]
+        raw = self._lies_there(last)
         for sequence in reversed(sequences):
             try:
                 record = decode(raw if sequence == last else self._lies_there(sequence), paths.record(sequence))
@@ -120,12 +121,12 @@ class Log:
     def _lies_there(self, sequence: int) -> bytes:
         """Return a record's bytes as they come twice: what was damaged on its way only is nothing to pass over."""
         name = paths.record(sequence)
-        if (data := self._got(name)) != self._got(name):
+        if (data := self._puts.got(name)) != self._puts.got(name):
             raise UnavailableError("a record comes with other bytes each time", remedy="run this again", where=name)
         return data or b""
 
     def _read_newest(self, sequences: list[int]) -> tuple[Record, bytes]:
-        data = self._got(name := paths.record(sequences[-1]))
+        data = self._puts.got(name := paths.record(sequences[-1]))
         if data is None:
             remedy = "start again: the store's LIST lags far behind, or another driver is sweeping the log"
             raise UnavailableError("a LIST of the log shows a newest record that is gone", remedy=remedy, where=name)
@@ -146,7 +147,7 @@ class Log:
             raise ConflictError(problem, remedy=remedy, where=paths.record(lost[0]))
 
     def _check_follows(self, newest: Record) -> None:
-        before = self._got(paths.record(newest.sequence - 1)) if newest.sequence > self.first else None
+        before = self._puts.got(paths.record(newest.sequence - 1)) if newest.sequence > self.first else None
         if before is not None and digest(before) != newest.previous:
             problem = "the newest record does not follow the one before it: one of them is not what was written there"
             raise CorruptStateError(problem, remedy=_ONE_BACKUP, where=paths.record(newest.sequence))
@@ -165,11 +166,8 @@ class Log:
 
     def find(self, sequence: int) -> Record | None:
         """Return one record, or ``None`` if it is not there. Raises ``CorruptStateError`` if it is damaged."""
-        return None if (data := self._got(name := paths.record(sequence))) is None else decode(data, name)
-
-    def _got(self, name: str) -> bytes | None:
-        """Return what there is of a record, as far as one can be: whatever was put in its place."""
-        return self._store.get(name, 0, RECORD_BYTES_MAX)
+        data = self._puts.got(name := paths.record(sequence))
+        return None if data is None else decode(data, name)
 
     def after(self, sequence: int) -> Iterator[Record]:
         """Yield the records that follow this one, to the newest. Raises ``CorruptStateError`` at a damaged one, and
@@ -232,44 +230,25 @@ class Log:
         self._unclear = record, data, manifest
         self.settle()
         if is_rare:
-            self._check_refused(record, data)
+            self._puts.check_refused(record, data)
         return record
-
-    def _check_refused(self, record: Record, data: bytes) -> None:
-        """Put a record that is there once more: the same bytes, so that a store that takes them is harmed by nothing.
-
-        All that keeps two drivers apart is that a store refuses the second put of a name. One that takes it overwrites,
-        or the record was swept by who went on: then there are later ones, where an answer was lost on the way, too.
-        """
-        name, trouble = paths.record(record.sequence), None
-        for _ in range(_APPEND_TRIES):
-            try:
-                is_taken = self._store.put_if_absent(name, data)
-                goes_on = (is_taken or trouble) and any(later > name for later in self._store.list(paths.LOG))
-            except UnavailableError as error:
-                trouble = error
-                continue
-            if is_taken and goes_on:
-                self._store.delete([name])
-            if goes_on:
-                raise self._fenced(record)
-            if not is_taken:
-                return
-            raise overwriting(self._store, f"{self._root} ({name})")
-        assert trouble is not None
-        raise trouble
 
     def settle(self) -> Record:
         """Settle an unclear append: put the same bytes until the record is known to be ours or another's."""
         if self._unclear is None:
             assert self.tail is not None, "nothing was ever appended"
             return self.tail
-        (record, data, manifest), began = self._unclear, self._seconds()
-        self._put(record, data)
-        if self._is_left_behind():
-            if not self._store.exists(paths.record(record.sequence + 1)):  # else others have gone on from ours
-                self._store.delete([paths.record(record.sequence)])
-            raise self._fenced(record)
+        record, data, manifest = self._unclear
+        began = self._seconds()
+        try:
+            self._puts.put(record, data)
+            if self._is_left_behind():
+                if not self._store.exists(paths.record(record.sequence + 1)):  # else others have gone on from ours
+                    self._store.delete([paths.record(record.sequence)])
+                raise self._puts.fenced(record)
+        except FencedError:
+            self._unclear = None
+            raise
         self._unclear, self._looked = None, began
         if record.full == record.sequence:
             self._base, self._full = manifest.entries, record
@@ -285,34 +264,6 @@ class Log:
     def unclear(self) -> bool:
         """Whether the fate of the last append is not known."""
         return self._unclear is not None
-
-    def _put(self, record: Record, data: bytes) -> None:
-        name, seen = paths.record(record.sequence), None
-        trouble: ConfigError | UnavailableError | None = None
-        for _ in range(_APPEND_TRIES):
-            try:
-                if self._store.put_if_absent(name, data):
-                    return
-                found = self._got(name)
-            except (ConfigError, UnavailableError) as error:
-                if trouble is None and isinstance(error, ConfigError):
-                    raise  # else what had no answer may have been done, whatever the store refuses since
-                trouble = error
-                continue
-            if found == data:
-                return
-            if found is not None and (found == seen or is_record(found, name)):  # else damaged on its way: look again
-                raise self._fenced(record)
-            seen = found
-        problem = f"it is unclear whether record {record.sequence} was committed to {self._root}"
-        first = trouble.remedy if isinstance(trouble, ConfigError) else "make the store reachable"
-        remedy = f"{first}; then restart the query: the record is read before anything is run again"
-        raise UnavailableError(problem, remedy=remedy, where=name) from trouble
-
-    def _fenced(self, record: Record) -> FencedError:
-        self._unclear = None
-        told, name = f"another driver appended record {record.sequence} of {self._root}", paths.record(record.sequence)
-        return FencedError(told, remedy="stop this query: a newer driver owns its state", where=name)
 
     def _next_sequence(self) -> int:
         return self.tail.sequence + 1 if self.tail else 0
