@@ -309,6 +309,16 @@ def test_what_is_kept_back_from_users_counts_as_used(tmp_path: Path, monkeypatch
     assert disk.use_of(tmp_path) == (70 / 80, 80 * 4096)
 
 
+def test_trying_the_disk_leaves_nothing_there(tmp_path: Path) -> None:
+    """A file of a mebibyte is written and removed, whether or not one is left of an earlier try."""
+    folder = claim(tmp_path, "app/1", ())
+    before = sorted(folder.path.rglob("*"))
+    folder.try_disk()
+    (folder.path / "probe").write_bytes(b"left")
+    folder.try_disk()
+    assert sorted(folder.path.rglob("*")) == before
+
+
 def test_the_default_folder_is_sparks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's own local directories come first, of several the first."""
     for variable in ("SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS", "LOCAL_DIRS"):
