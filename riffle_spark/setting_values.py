@@ -100,15 +100,11 @@ def check_rising(settings: object, orders: Iterable[Sequence[str]]) -> None:
 def whole(low: int, high: int | None = None) -> Range:
     """Return a check for whole numbers in a range."""
     allowed = f"a whole number from {low}" + (f" to {high}" if high is not None else " up")
+    most = math.inf if high is None else high
 
     def check(value: Value) -> Value:
         number = int(value) if isinstance(value, str) and re.fullmatch(r"\s*-?\d+\s*", value) else value
-        if (
-            isinstance(number, bool)
-            or not isinstance(number, int)
-            or number < low
-            or (high is not None and number > high)
-        ):
+        if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= most:
             raise ValueError(allowed)
         return number
 
@@ -217,11 +213,10 @@ def unset_or(allowed: Range) -> Range:
 def flag(value: Value) -> Value:
     """Return a truth value, also from text."""
     words: dict[Value, bool] = {"true": True, "false": False, True: True, False: False}
-    if isinstance(value, str):
-        value = value.lower()
-    if not isinstance(value, (str, bool)) or value not in words:
+    meant = value.lower() if isinstance(value, str) else value
+    if not isinstance(meant, (str, bool)) or meant not in words:
         raise ValueError("true or false")
-    return words[value]
+    return words[meant]
 
 
 @_range("names")
@@ -272,9 +267,9 @@ def weights(value: Value) -> Value:
     """Return pairs of a name and a number from 0 up, written as pairs are, or as a table of numbers."""
     at_least_0, texts = number(0), {n: str(v) for n, v in value.items()} if isinstance(value, Mapping) else value
     try:
-        return tuple((name, at_least_0(held[-1])) for name, held in values_by_tag(_as_texts(texts)))  # type: ignore[attr-defined]
-    except ValueError:
-        raise ValueError("numbers from 0 up by name, such as 'totals=1, models=20', or a table") from None
+        return tuple((name, at_least_0(*held)) for name, held in values_by_tag(_as_texts(texts)))  # type: ignore[attr-defined]
+    except (TypeError, ValueError):  # the one where a name has two numbers
+        raise ValueError("numbers from 0 up by name, each once, such as 'totals=1, models=20', or a table") from None
 
 
 def _as_texts(value: Value) -> Value:

@@ -148,7 +148,8 @@ def test_weights_of_stores_are_numbers_by_name(said: object) -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("store_weights", "totals"), ("store_weights", "totals=-1"), ("store_weights", {"totals": "much"}),
+    [("store_weights", "totals"), ("store_weights", "totals=1, totals=2"),
+     ("store_weights", "totals=-1"), ("store_weights", {"totals": "much"}),
      ("forced_awareness", "zone"), ("forced_awareness", {"zone": []}), ("forced_awareness", [["zone", ""]]),
      ("include", "ssd"), ("moves_at_once", -1), ("store_balance", "inf"), ("instance_balance", 101),
      ("goals", ["rack", "rack"]), ("goals", 7), ("user_cost", 7), ("rebalance_enable", "some")],

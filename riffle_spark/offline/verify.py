@@ -17,9 +17,9 @@ from riffle_spark.state.copies.part_files import runs_of
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import beginning
-from riffle_spark.state.log.record_puts import RECORD_BYTES_MAX
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.log.record import Record, decode, digest, joined
+from riffle_spark.state.log.record_commits import RECORD_BYTES_MAX
 from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.objects.open import StoreOptions, masked, open_store
 from riffle_spark.state.objects.store import ObjectStore

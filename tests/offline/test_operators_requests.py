@@ -17,6 +17,7 @@ from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
 from riffle_spark.state.log.record import Record
+from riffle_spark.state.log.record_commits import RecordCommits
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.roots.damaged_root import written_checkpoint
@@ -152,14 +153,14 @@ def test_a_record_that_was_damaged_on_its_way_is_not_passed_over(
     rollback(world.home.root, 1, str(checkpoint), execute=True)
     world.start()
     world.batch(2, one(7))
-    store, left, read = seen_by(monkeypatch, world, ""), 0, RecordPuts.got
+    store, left, read = seen_by(monkeypatch, world, ""), 0, RecordCommits.got
 
-    def damaged(puts: RecordPuts, name: str) -> bytes | None:
+    def damaged(commits: RecordCommits, name: str) -> bytes | None:
         nonlocal left
-        left, data = left - 1, read(puts, name)
+        left, data = left - 1, read(commits, name)
         return data and data[:-1] if left == 0 else data
 
-    monkeypatch.setattr(RecordPuts, "got", damaged)
+    monkeypatch.setattr(RecordCommits, "got", damaged)
     log = Log(store, world.home.root)  # type: ignore[arg-type]
     tail = log.open()
     assert tail is not None

@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from operator import sub
 
-from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError, command
+from riffle_spark.errors import ConflictError, CorruptStateError, FencedError, UnavailableError, command
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
 from riffle_spark.state.log.record import Record, decode, digest, encode, is_record, joined
-from riffle_spark.state.log.record_puts import RecordPuts
+from riffle_spark.state.log.record_commits import RecordCommits
 from riffle_spark.state.objects.store import ObjectStore
 
 __all__ = ["FULL_EVERY", "Log", "beginning"]
@@ -39,7 +39,7 @@ class Log:
 
     def __init__(self, store: ObjectStore, root: str, seconds: _Clocks = lambda: (0.0,)) -> None:
         self._store, self._root, self._digest = store, root, ""
-        self._puts = RecordPuts(store, root)
+        self._commits = RecordCommits(store, root)
         self._base: Mapping[Address, Entry] = {}
         self._full: Record | None = None
         self._unclear: tuple[Record, bytes, Manifest] | None = None
@@ -121,12 +121,12 @@ class Log:
     def _lies_there(self, sequence: int) -> bytes:
         """Return a record's bytes as they come twice: what was damaged on its way only is nothing to pass over."""
         name = paths.record(sequence)
-        if (data := self._puts.got(name)) != self._puts.got(name):
+        if (data := self._commits.got(name)) != self._commits.got(name):
             raise UnavailableError("a record comes with other bytes each time", remedy="run this again", where=name)
         return data or b""
 
     def _read_newest(self, sequences: list[int]) -> tuple[Record, bytes]:
-        data = self._puts.got(name := paths.record(sequences[-1]))
+        data = self._commits.got(name := paths.record(sequences[-1]))
         if data is None:
             remedy = "start again: the store's LIST lags far behind, or another driver is sweeping the log"
             raise UnavailableError("a LIST of the log shows a newest record that is gone", remedy=remedy, where=name)
@@ -147,7 +147,7 @@ class Log:
             raise ConflictError(problem, remedy=remedy, where=paths.record(lost[0]))
 
     def _check_follows(self, newest: Record) -> None:
-        before = self._puts.got(paths.record(newest.sequence - 1)) if newest.sequence > self.first else None
+        before = self._commits.got(paths.record(newest.sequence - 1)) if newest.sequence > self.first else None
         if before is not None and digest(before) != newest.previous:
             problem = "the newest record does not follow the one before it: one of them is not what was written there"
             raise CorruptStateError(problem, remedy=_ONE_BACKUP, where=paths.record(newest.sequence))
@@ -166,7 +166,7 @@ class Log:
 
     def find(self, sequence: int) -> Record | None:
         """Return one record, or ``None`` if it is not there. Raises ``CorruptStateError`` if it is damaged."""
-        data = self._puts.got(name := paths.record(sequence))
+        data = self._commits.got(name := paths.record(sequence))
         return None if data is None else decode(data, name)
 
     def after(self, sequence: int) -> Iterator[Record]:
@@ -230,7 +230,7 @@ class Log:
         self._unclear = record, data, manifest
         self.settle()
         if is_rare:
-            self._puts.check_refused(record, data)
+            self._commits.check_refused(record, data)
         return record
 
     def settle(self) -> Record:
@@ -241,11 +241,11 @@ class Log:
         record, data, manifest = self._unclear
         began = self._seconds()
         try:
-            self._puts.put(record, data)
+            self._commits.put(record, data)
             if self._is_left_behind():
                 if not self._store.exists(paths.record(record.sequence + 1)):  # else others have gone on from ours
                     self._store.delete([paths.record(record.sequence)])
-                raise self._puts.fenced(record)
+                raise self._commits.fenced(record)
         except FencedError:
             self._unclear = None
             raise

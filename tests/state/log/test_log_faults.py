@@ -10,7 +10,7 @@ import pytest
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
-from riffle_spark.state.log.record_puts import RECORD_BYTES_MAX
+from riffle_spark.state.log.record_commits import RECORD_BYTES_MAX
 from riffle_spark.state.objects.memory import MemoryStore
 from tests.kit.printed_commands import printed
 from tests.kit.state.drawn_records import ROOT, drafted, grown, opened

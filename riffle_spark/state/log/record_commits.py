@@ -7,14 +7,14 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.record import Record, is_record
 from riffle_spark.state.objects.store import ObjectStore, overwriting
 
-__all__ = ["RECORD_BYTES_MAX", "RecordPuts"]
+__all__ = ["RECORD_BYTES_MAX", "RecordCommits"]
 
 RECORD_BYTES_MAX = 1 << 29
 _APPEND_TRIES = 5
 
 
-class RecordPuts:
-    """Puts and gets the records of one root."""
+class RecordCommits:
+    """Puts the records of one root, and gets them."""
 
     def __init__(self, store: ObjectStore, root: str) -> None:
         self._store = store
