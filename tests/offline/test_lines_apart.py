@@ -139,7 +139,7 @@ def test_an_interrupted_rollback_leaves_what_spark_can_read(
     """After any number of removals no batch is missing among those that are planned, and none is committed beyond them:
     Spark would not start, or run the batch again that the state has gone back to.
     """
-    remove, left = Checkpoint._remove, [removals]  # private: where it dies
+    remove, left = Checkpoint._remove, [removals]
 
     def dies(self: Checkpoint, files: FileSystem, folder: str, batch: int) -> None:
         left[0] -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_an_attempt_that_gives_up_for_nothing_fails_its_history(
     """Of its copies, its folder, its disk, the log and the store."""
     check, left = slot._Attempt._check_placed, [wrong]  # private: where an attempt looks at its copies
 
-    def checked(attempt: slot._Attempt, entries: dict[int, Entry]) -> None:
+    def checked(attempt: Any, entries: dict[int, Entry]) -> None:
         while left:
             raise left.pop()
         check(attempt, entries)

@@ -33,6 +33,7 @@ READERS: Mapping[str, tuple[str, ...] | str] = {
     "simulate/world_file": ("world",),
     "spark/engine/inventory": _OF_SPARK,
     "spark/engine/kafka": _OF_SPARK,
+    "spark/engine/spark_batch": _OF_SPARK,
     "spark/engine/tick": _OF_SPARK,
     "spark/plans/grouping_keys": _OF_SPARK,
     "spark/plans/plan_cut": _OF_SPARK,
