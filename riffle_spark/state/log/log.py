@@ -42,7 +42,7 @@ class Log:
         self._commits = RecordCommits(store, root)
         self._base: Mapping[Address, Entry] = {}
         self._full: Record | None = None
-        self._unclear: tuple[Record, bytes, Manifest] | None = None
+        self._unclear: tuple[Record, bytes, Manifest, tuple[float, ...]] | None = None
         self.tail: Record | None = None
         self.manifest, self.first = Manifest(), 0
         self.sure_seconds, self._seconds, self._looked = 2.0, seconds, seconds()
@@ -227,7 +227,7 @@ class Log:
         record, is_rare = self._completed(draft, manifest), draft.kind not in ("batch", "orders")
         data = encode(record)
         assert not is_rare or is_record(data, paths.record(record.sequence)), "nobody could read this record"
-        self._unclear = record, data, manifest
+        self._unclear = record, data, manifest, self._seconds()
         self.settle()
         if is_rare:
             self._commits.check_refused(record, data)
@@ -238,8 +238,7 @@ class Log:
         if self._unclear is None:
             assert self.tail is not None, "nothing was ever appended"
             return self.tail
-        record, data, manifest = self._unclear
-        began = self._seconds()
+        record, data, manifest, began = self._unclear  # it may have come through at once, and others have gone on since
         try:
             self._commits.put(record, data)
             if self._is_left_behind():

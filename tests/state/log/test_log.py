@@ -80,6 +80,29 @@ def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away
     assert store.exists(paths.record(3)), "the oldest record that is retained"
 
 
+def test_a_record_that_is_found_to_be_ours_after_long_was_the_newest_long_ago_i4() -> None:
+    """Its put had come through, and others have gone on; their next sweep sets free the number after it."""
+    store, clocks = MemoryStore(), [(7.0, 1_700_000_000.0)]
+    grown(store, 3)
+    faulty = FaultyStore(store, [Fault("answer_lost", "put", paths.LOG, times=None)], sleep=lambda _: None)
+    log = Log(faulty, ROOT, lambda: clocks[-1])
+    log.open()
+    faulty.script(Fault("unavailable", "get", paths.LOG, times=None))
+    with pytest.raises(UnavailableError, match="unclear"):
+        log.append(drafted("a", 3), log.manifest)
+    faulty.heal()
+    others = opened(store)
+    for version in range(4, 30):
+        others.append(drafted(f"o{version}", version), others.manifest)
+    clocks.append((clocks[0][0] + 600.0, clocks[0][1] + 600.0))
+    log.settle()
+    store.delete([paths.record(sequence) for sequence in range(20)])
+    assert not log.next_is_absent()
+    with pytest.raises(FencedError):
+        log.append(drafted("b", 4), log.manifest)
+    assert not store.exists(paths.record(4))
+
+
 def test_a_record_that_comes_back_by_the_put_that_is_to_be_refused_is_not_ours_i4() -> None:
     """A claim is put once more. By then others have gone on and swept it; that put comes through, and its answer is
     lost: the next one finds the record there, below all that anybody reads.
