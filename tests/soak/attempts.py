@@ -152,15 +152,19 @@ class Attempts:
         return newest is None or newest.promised > told.sequence or self._is_other(told, newest)
 
     def _went_on(self, told: _GaveUp, found: re.Match[str]) -> bool:
-        """A record after the one that the order goes by has the copy there."""
+        """A record after the one that the order goes by has the copy there, or of a cache, which no record lists, is
+        there itself.
+        """
         newest, copy = self._newest(), _COPY.match(told.where)
         if newest is None or self._is_other(told, newest):
             return True
         assert copy is not None
         of, there = (copy[1], int(copy[2])), (int(found[1]), int(found[2]))
-        later = (one for n, one in self._world.log_seen.manifests.items() if n > told.sequence)
-        heads = (one.entry(*of).head for one in later)
-        return any((head.version, head.epoch) == there for head in heads)
+        seen = self._world.log_seen
+        later = [n for n in seen.manifests if n > told.sequence]
+        is_cache = not any(store == of[0] for n in later for store, _ in seen.manifests[n].entries)
+        places = [seen.records[n] if is_cache else seen.manifests[n].entry(*of).head for n in later]
+        return any((one.version, one.epoch) == there for one in places)
 
     def _is_of_before(self, told: _GaveUp, _: re.Match[str]) -> bool:
         """A newer driver has written a record."""

@@ -233,7 +233,7 @@ class Roots:
         for sink in world.sinks.values():
             for name in [*sink.by_id]:
                 line, version = map(int, name.split("/")[1:])
-                if version > tail.version or world.lines.origin(tail.rollbacks, version) != line:
+                if (line, version) > (tail.rollbacks, tail.version):  # those of lines given up before were there
                     del sink.by_id[name]
 
     def _look(self, tail: Any, *, fits: bool) -> None:
