@@ -201,11 +201,11 @@ def compute(spark: SparkSession, seconds: float) -> None:
     spark.range(0, 1, 1, 1).selectExpr(f"java_method('java.lang.Thread', 'sleep', {int(seconds * 1000)}L)").collect()
 
 
-def test_no_job_is_given_up_as_long_as_a_slot_computes(spark: SparkSession) -> None:
+def test_no_job_is_given_up_as_long_as_a_slot_computes(spark: SparkSession, tmp_path: Path) -> None:
     """Somebody has gone, and another's slot takes long: that is not thrown away. What fails later is no loss, and no
     job after the block bears the tag.
     """
-    inventory.await_executors(spark, settings_in(Path()), expected=2)
+    inventory.await_executors(spark, settings_in(tmp_path), expected=2)
     compute(spark, 0)  # What is new takes longer to begin.
     watch = _Watch(spark, NOBODY)
     watch.gave_up = True  # as if jobs that waited had run on, whatever was cancelled

@@ -208,10 +208,14 @@ class Attempts:
         return any(one.ended > since for one in self._still if one is not told.actor)
 
     def _has_no_copy(self, told: _GaveUp, _: re.Match[str]) -> bool:
-        """It ran elsewhere than it was to, or the copy went from that member's folder."""
+        """It ran elsewhere than it was to, or where nobody is seen any more, whose folder is another one's by now; or
+        the copy went from that member's folder.
+        """
         member = told.where.removeprefix("member ")
         assert told.copy is not None
-        return not told.asked or (member, *told.copy) in self._dropped or self._is_harmed_below(f"/{member}/")
+        is_seen = told.actor.process.executor in {one.id for one in self._world.cluster.executors()}
+        went = (member, *told.copy) in self._dropped or self._is_harmed_below(f"/{member}/")
+        return not (told.asked and is_seen) or went
 
     def _is_harmed(self, told: _GaveUp, _: re.Match[str]) -> bool:
         return self.is_harmed(told.problem, told.where)

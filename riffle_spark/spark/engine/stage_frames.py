@@ -120,10 +120,9 @@ class KeptResult:
         try:
             handles.release(self.frame)
         except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: it must not hide why a batch failed
-            level = (
-                logging.DEBUG if handles.is_interruption(error) else logging.WARNING
-            )  # a query that is stopped is none
-            _logger.log(level, "a batch's result is kept until its last reference is collected: %s", error)
+            is_stopped = handles.is_interruption(error)  # with its query: nobody has to look at that
+            said = "a batch's result is kept until its last reference is collected: %s"
+            _logger.log(logging.DEBUG if is_stopped else logging.WARNING, said, error)
 
 
 def rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
