@@ -31,6 +31,7 @@ class ProcessTable:
         self._world = world
         self._known: dict[str, tuple[int, int]] = {}
         self._begun = count(1)
+        self._claiming: list[Path] = []
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
         """Have executors find their processes, and those of others, here."""
@@ -58,12 +59,19 @@ class ProcessTable:
         return f"{number} {started} {_MACHINE}"
 
     def _claimed(self, base: Path, owner: str, live: Collection[str], process: str = "") -> Folder:
-        """Claim a folder. One that a dead process has left is taken rather than a new one, whoever thinks it alive."""
+        """Claim a folder. One that a dead process has left is taken rather than a new one, whoever thinks it alive, but
+        where somebody stands still who claims one, or a disk refused.
+        """
         scheduler, began = self._world.scheduler, self._world.scheduler.now
+        is_hindered = base in self._claiming or "refused disk" in self._world.faults.used
         with scheduler.quiet():
             before, left = {*base.glob("m*")}, self._left(base)
-        found = claim(base, owner, live, process)
-        is_hindered = "refused disk" in self._world.faults.used or scheduler.now > began + _UNHINDERED_SECONDS
+        self._claiming.append(base)
+        try:
+            found = claim(base, owner, live, process)
+        finally:
+            self._claiming.remove(base)
+        is_hindered |= scheduler.now > began + _UNHINDERED_SECONDS
         if found.path not in before and not is_hindered:
             with scheduler.quiet():
                 free = [folder.name for folder, whose in left.items() if _is_free(folder, whose)]
