@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -67,8 +67,12 @@ class Dealt:
         """Return how a record has it."""
         return Dealt(record.dispatch, record.total, record.shards)
 
-    def of(self, keys: Sequence[object]) -> list[int]:
+    def of(self, keys: Sequence[object]) -> Sequence[int]:
         """Return the shard of each key, -1 where there is none."""
+        return self._of(tuple(keys))
+
+    @lru_cache(maxsize=256)  # noqa: B019 - of all that are equal, and so many only
+    def _of(self, keys: tuple[object, ...]) -> Sequence[int]:
         column = pa.array(keys, pa.string())
         if self.dispatch == "key_group":
             return keygroups.key_groups([column], self.total).tolist() if keys else []

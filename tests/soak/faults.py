@@ -99,6 +99,8 @@ class Faults:
         self._chance = chance
         self._rate = chance.choice([0.0, 0.002, 0.006, 0.02])
         self._left = chance.choice([1, 3, 8, 20])
+        self._often_left = chance.choice([3, 6, 12, 24])
+        """So many more that steps meet often: else long histories never end, with slots that fail in each batch."""
         self._kinds = chance.sample(KINDS, chance.choice([2, 5, len(KINDS)]))
         self._aims: dict[str, list[Aim]] = {}
         for aim in aims:
@@ -134,8 +136,9 @@ class Faults:
 
     def _often(self, step: str) -> str | None:
         share, kinds = _OFTEN.get(step, (0.0, ()))
-        if not share or not self._rate or self.over or self._chance.random() >= share:
+        if not share or not self._rate or not self._often_left or self.over or self._chance.random() >= share:
             return None
+        self._often_left -= 1
         return self._chance.choice([kind for kind in kinds if kind in self._kinds] or [None])
 
     def _aimed(self, step: str, nth: int) -> str | None:

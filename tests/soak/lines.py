@@ -146,6 +146,7 @@ class LinesHistory(History):
         mappings = (self.bytes, self.records, self.manifests, self.heads, self.timers, self.seen_at, self.dealt)
         for kept in (*mappings, self.swept, self.contents):
             kept.clear()
+        self._looked_at = None
 
     def restore(self, newest: int, swept: Iterable[int]) -> None:
         """Forget the records after ``newest``. Copies of what they listed are still there: what these held is known."""
@@ -153,6 +154,7 @@ class LinesHistory(History):
             for sequence in [one for one in kept if one > newest]:
                 del kept[sequence]
         self.swept = {*swept}
+        self._looked_at = None
 
     def _note(self, sequence: int, record: Record, log: Any) -> None:
         super()._note(sequence, record, log)

@@ -50,12 +50,16 @@ __all__ = ["Schedule"]
 MOST_DRIVERS = 3
 MOST_READERS = 2
 MOST_STARTS = 200
+CALM_AFTER = 20
+"""After so many starts of the query others come seldom: drivers that only take over from each other commit nothing."""
 REST_SECONDS = 5_000.0
 STILL_SECONDS = 20.0
 S3_SHARE = 0.1
 """So many histories reach the store through S3's client: each of its calls takes a millisecond. There are standbys
 that get snapshots in several ranges.
 """
+LOOKS_SECONDS, IDLE_LOOKS_SECONDS = 1.5, 15.0
+"""How often a driver looks between batches, and once nothing befalls any more: that is most of the simulated time."""
 OLD_SECONDS = 700.0
 """Longer than scans, clean-ups and retention wait."""
 
@@ -88,7 +92,7 @@ class Schedule(World):
         self.roots = Roots(self, local_dir)
         self.pace = chance.choice([1.0] * 4 + [0.15])
         """How often somebody comes: where that is seldom a driver lives for many batches."""
-        batches = chance.choice([*[4] * 4, *[5] * 4, 9]) if self.pace == 1.0 else 12
+        batches = chance.choice([3, *[4] * 4, *[5] * 3, 9]) if self.pace == 1.0 else 12
         self.lines = Lines(seed, self.kind, max(batches, self.roots.batches))
         self.job = self.lines.jobs[0]
         server = random.Random(f"{seed}/store")
@@ -263,7 +267,7 @@ class Schedule(World):
 
     def _look_after(self, program: _Program) -> None:
         while True:
-            self.scheduler.sleep(1.5)
+            self.scheduler.sleep(IDLE_LOOKS_SECONDS if self.faults.over else LOOKS_SECONDS)
             self.step("begins")
             try:
                 program.driver.between_batches(self.cluster.executors())
@@ -377,7 +381,8 @@ class Schedule(World):
 
     def often(self, what: str, share: float) -> bool:
         """Draw whether something comes, unless it is left out."""
-        return self.chance.random() < share * self.pace and what not in self.leave_out
+        calm = 0.1 if self.runs > CALM_AFTER else 1.0
+        return self.chance.random() < share * self.pace * calm and what not in self.leave_out
 
     def say(self, event: str) -> None:
         """Note what has happened."""

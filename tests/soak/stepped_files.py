@@ -35,6 +35,8 @@ _OPERATIONS = {
     "os.remove": "remove", "os.rmdir": "remove", "shutil.rmtree": "remove all of", "os.rename": "move",
     "os.mkdir": "make", "os.listdir": "look into", "os.scandir": "look into",
 }  # fmt: skip
+POLLED = 8
+"""Who waits for a lock of a file asks for it once in so many steps of others."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _UNSYNCED_SECONDS = 60.0
 _REFUSALS = (errno.ENOSPC, errno.EROFS, errno.EIO)
@@ -136,7 +138,13 @@ class SteppedFiles:
             return
         self._scheduler.step("lock a folder")
 
+        asked_at, is_mine = -POLLED, False
+
         def is_free() -> bool:
+            nonlocal asked_at, is_mine
+            if is_mine or self._scheduler.count < asked_at + POLLED:
+                return is_mine
+            asked_at = self._scheduler.count
             actor.quiet += 1
             try:
                 fcntl.flock(file, operation | fcntl.LOCK_NB)
@@ -144,6 +152,7 @@ class SteppedFiles:
                 return False
             finally:
                 actor.quiet -= 1
+            is_mine = True
             return True
 
         self._scheduler.wait(is_free)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -48,13 +48,9 @@ def unremembered() -> Iterator[None]:
     """Look at copies as a process that has just begun does, and leave what this one knows of files as it is: what a
     look has found whole the product must not take for looked at.
     """
-    kept: tuple[dict[str, Any], ...] = (part_files._files, stack._kept)  # private: what a process keeps
-    before = [dict(each) for each in kept]
-    for each in kept:
-        each.clear()
+    files, kept = part_files._files, stack._kept  # private: what a process keeps
+    part_files._files, stack._kept = OrderedDict(), {}  # private: as above
     try:
         yield
     finally:
-        for each, was in zip(kept, before, strict=True):
-            each.clear()
-            each.update(was)
+        part_files._files, stack._kept = files, kept  # private: as above
