@@ -19,6 +19,7 @@ from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.state.restore import follow as follow_module
 from riffle_spark.state.restore import prefetch as budget_module
 from riffle_spark.state.restore import reader as reader_module
+from riffle_spark.state.restore import stack_parts
 from riffle_spark.testing import home_of
 from riffle_spark.testing.faulty_store import Fault, FaultyStore
 from riffle_spark.worker.member_folders import use_store
@@ -275,3 +276,27 @@ def test_a_snapshot_that_is_missing_is_named(upkept: Upkept) -> None:
     assert snapshot(upkept).id in receipt.errors[0]
     upkept.place.snapshot(1)
     assert upkept.is_warm(upkept.run())
+
+
+def test_a_copy_that_is_given_up_while_it_follows_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not told as if it had come along: nobody would restore it, and a warm-up would take over cold."""
+    monkeypatch.setattr(stack_parts, "_PARTS_MOST", 1)  # private: each link is merged at once
+    upkept = Upkept(tmp_path)
+    upkept.place.seal(0, {1: {"a": 1}, 2: {"b": 1}})
+    upkept.run()
+    [part] = stacked(upkept, 1).parts
+    file = upkept.folder().path / part.file
+    data = bytearray(file.read_bytes())
+    data[part.start + 40] ^= 1
+    file.write_bytes(data)
+    upkept.place.seal(1, {1: {"k": 5}})
+    receipt = run_upkeep(upkept.order(), "1")
+    assert ((STORE, 1) in receipt.gone, [copy[1] for copy in receipt.copies]) == (True, [2])
+    assert {*upkept.folder().held(STORE)} == {2}
+
+
+def stacked(upkept: Upkept, key_group: int) -> stack.Stack:
+    """Return a copy's stack."""
+    found = upkept.folder().stacks(STORE).read(key_group)
+    assert found is not None
+    return found

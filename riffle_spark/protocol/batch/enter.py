@@ -7,6 +7,7 @@ from enum import Enum
 
 from riffle_spark.errors import ConfigError, ConflictError, command
 from riffle_spark.protocol.batch.initial import check_initial
+from riffle_spark.protocol.batch.will import will_in
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ports import IncomingBatch, Work
@@ -115,9 +116,11 @@ def check_fixed(
     tail: Record | None, settings: Settings, operators: Sequence[Operator], root: str, key: str = ""
 ) -> None:
     """Raise ``ConfigError`` unless settings, operators and the ``key`` to write with are those that the state was
-    written with, and can go together.
+    written with, and can go together. Raises ``CorruptStateError`` for a will that this version cannot read. Who has to
+    refuse does so before it claims the log: or it would take it from a driver that is well.
     """
     if tail is not None:
+        will_in(tail.orders)
         _check_same(tail, settings, operators, root)
         for text in tail.schemas.values():
             check_key(text, key, root)

@@ -93,8 +93,10 @@ class Upkeep:
     def start(self, first: int, tail: Record, manifest: Manifest, *, after_claims: bool = False) -> None:
         """Begin with the log as a claim found it; ``after_claims``: the driver before committed nothing.
 
-        What was taken under an earlier epoch is forgotten.
+        What was taken under an earlier epoch is forgotten, and what was found then: in a root that was restored
+        meanwhile the same numbers are of other records.
         """
+        self._background.collect()
         self._retention.start(first, tail, manifest, self._now_ms)
         self._deletes.committed(tail)
         self._promised = self._found = tail.promised
@@ -153,7 +155,7 @@ class Upkeep:
         gone back to.
         """
         due = self._retention.promise(sequence, self._now_ms) if sequence >= self._next_sweep else 0
-        return max(self._promised, self._found, due)
+        return min(max(self._promised, self._found, due), sequence)
 
     def committed(self, record: Record, before: Manifest, changes: dict[Address, Entry]) -> None:
         """Note a commit: what it replaced may go later."""
@@ -252,6 +254,8 @@ class Upkeep:
         for result in self._background.collect():
             if isinstance(result, BaseException):
                 self._warnings[f"upkeep failed and is tried again later: {result}"] += 1
+            elif isinstance(result, Looked | Scanned) and result.epoch != self._epoch:
+                continue
             elif isinstance(result, Looked):
                 self._found = max(self._found, result.oldest)
                 self._retention.swept(result.oldest, self._retention.first)

@@ -296,6 +296,7 @@ class StackFollower:
             return 0
         except DamagedCopy as trouble:
             self._planner.give_up(one, trouble)
+            return 0
         except Exception as trouble:  # noqa: BLE001 - as above
             one.fail(trouble)
             return 0

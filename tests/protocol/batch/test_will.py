@@ -365,14 +365,16 @@ def test_another_dispatch_ends_pins_and_keeps_drains(tmp_path: Path) -> None:
 
 
 def test_a_will_that_this_version_cannot_read_is_refused_and_kept(tmp_path: Path) -> None:
-    """With the remedy; nothing was written over it."""
+    """With the remedy, before the log is claimed: who can read it is not fenced."""
     world = running(tmp_path)
     log = world.log()
     assert log.tail is not None
     log.append(replace(log.tail, kind="orders", commit_id="x", orders={"drained": 7}), log.manifest)
     world.start()
+    before = world.memory.list("")
     with pytest.raises(CorruptStateError, match="what operators asked for"):
         world.feed()
+    assert world.memory.list("") == before
 
 
 def test_what_a_later_version_asked_for_is_carried_on(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from riffle_spark.assign.model import Assignment
 from riffle_spark.testing import InlineBackground, home_of
 from tests.kit.simulated.elastic_world import Elastic
-from tests.kit.simulated.world import World, rows_of
+from tests.kit.simulated.world import World, one, rows_of
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")
@@ -159,3 +159,26 @@ def test_a_snapshot_of_the_run_before_that_comes_late_is_not_listed(tmp_path: Pa
     world.run_id = "again"
     world.batch(4, rows_of(("k0", 1, 0)))
     assert late.isdisjoint(world.log().manifest.objects())
+
+
+def test_what_a_scan_found_before_the_root_was_restored_is_not_promised(tmp_path: Path) -> None:
+    """The same numbers are of other records by then: the next one would promise what is not there, and nobody could
+    read it.
+    """
+    world = World(tmp_path, orphan_scan_interval=1)
+    for version in range(60):
+        world.batch(version, one(version))
+        if version == 10:
+            copied = {name: world.memory.get(name) for name in world.memory.list("")}
+    world.memory.delete(world.memory.list(""))
+    for name, data in copied.items():
+        assert data is not None
+        world.memory.put_if_absent(name, data)
+    world.run_id = "run-2"
+    for version in (11, 12):
+        world.batch(version, one(version))
+    world.start()
+    world.batch(13, one(13))
+    tail = world.log().tail
+    assert tail is not None
+    assert (tail.version, tail.promised < tail.sequence) == (13, True)
