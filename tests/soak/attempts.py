@@ -217,6 +217,12 @@ class Attempts:
         went = (member, *told.copy) in self._dropped or self._is_harmed_below(f"/{member}/")
         return not (told.asked and is_seen) or went
 
+    def _is_of_earlier_piece(self, told: _GaveUp, found: re.Match[str]) -> bool:
+        """The disk harmed what an earlier piece had fetched, or it came damaged to that one."""
+        assert told.copy is not None
+        snapshots = f"{paths.base(*told.copy)}/snapshot/"
+        return any(name.startswith(snapshots) for name in self._world.damaged) or self._is_harmed(told, found)
+
     def _is_harmed(self, told: _GaveUp, _: re.Match[str]) -> bool:
         return self.is_harmed(told.problem, told.where)
 
@@ -244,6 +250,7 @@ _EXPLAINED: tuple[tuple[str, Callable[[Attempts, _GaveUp, re.Match[str]], bool]]
     (r"another piece of upkeep is still at work$", Attempts._is_beside),
     (r"another process has held \S+ for (\d+) s", Attempts._is_held),
     (r"\d+ key-groups have no copy here and one on a standby, the first is \d+$", Attempts._has_no_copy),
+    (r"a local copy is damaged: what had come of a snapshot before is not ", Attempts._is_of_earlier_piece),
     (
         r"(no executor is left whose local disk does not refuse: )?(the local disk refused: |a local copy cannot be "
         r"kept: |a local copy is damaged: |no folder for local copies can be made: |a snapshot cannot be kept: |a "

@@ -23,7 +23,7 @@ from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.ports import Delivery, IncomingBatch
 from riffle_spark.protocol.upkeep import retention, upkeep
 from riffle_spark.state.log import log, paths
-from riffle_spark.state.restore import stack_parts
+from riffle_spark.state.restore import reader, stack_parts
 from tests.kit.simulated.disturbances import Disturbances, drawn_settings
 from tests.kit.simulated.placement_invariants import check_copies_bounded, watch_the_cleaner
 from tests.kit.simulated.world import World
@@ -191,6 +191,8 @@ class Schedule(World):
             Looks(self).plant(patch)
             self.attempts.plant(patch)
             patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([1, 1, 2, 9]))  # private: small state
+            ranges = random.Random(f"{self.seed}/ranges").choice([300, reader.RANGE_BYTES, reader.RANGE_BYTES])
+            patch.setattr(reader, "RANGE_BYTES", ranges)
             patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
             self.remedies.plant(patch)
             ProcessTable(self).plant(patch)

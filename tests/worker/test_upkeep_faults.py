@@ -118,13 +118,52 @@ def test_what_came_that_is_more_than_all_goes(upkept: Upkept) -> None:
 
 
 def test_bytes_that_changed_on_the_disk_are_not_believed(upkept: Upkept) -> None:
-    """What is whole and has another checksum is named and goes; the piece after gets it anew."""
+    """What is whole and has another checksum goes, and no object is blamed; the piece after gets it anew."""
     follows = upkept.follows({1: upkept.place.entries[1]})
     upkept.run(follows=follows, fetch_bytes=5 * RANGE)
     part = upkept.incoming()[0]
     part.write_bytes(b"\0" * part.stat().st_size)
     receipt = upkept.troubled(follows=follows)
+    assert "what had come of a snapshot before is not what the store has" in receipt.errors[0]
+    assert snapshot(upkept).id not in receipt.errors[0]
+    assert (upkept.incoming(), upkept.held(1), upkept.strays()) == ([], None, [])
+    assert upkept.is_warm(upkept.run())
+
+
+@pytest.mark.parametrize("fetch_bytes", [None, 5 * RANGE])
+def test_a_snapshot_that_is_altered_in_the_store_is_named(upkept: Upkept, fetch_bytes: int | None) -> None:
+    """Also where it came over several pieces: what came before is compared with what comes now."""
+    name = paths.snapshot(STORE, 1, snapshot(upkept).id)
+    data = upkept.store.inner.get(name) or b""
+    upkept.store.inner.delete([name])
+    upkept.store.inner.put_if_absent(name, data[:RANGE] + bytes([data[RANGE] ^ 1]) + data[RANGE + 1 :])
+    follows = upkept.follows({1: upkept.place.entries[1]})
+    for _ in range(100):
+        receipt = run_upkeep(upkept.order(follows=follows, fetch_bytes=fetch_bytes), "1")
+        if receipt.errors:
+            break
     assert "truncated or altered" in receipt.errors[0]
+    assert name in receipt.errors[0]
+    assert (upkept.incoming(), upkept.held(1), upkept.strays()) == ([], None, [])
+
+
+def test_a_disk_that_loses_what_it_was_just_given_is_told_as_one_that_refuses(
+    upkept: Upkept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all of a snapshot came in one piece, and the end of its file is gone: no object is blamed."""
+    replace, left = Path.replace, [1]
+
+    def replaced(path: Path, target: Path) -> Path:
+        if path.parent.parent.name == "incoming" and left:
+            os.truncate(path, path.stat().st_size - left.pop())
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", replaced)
+    receipt = upkept.troubled()
+    assert len(receipt.errors) == 1
+    assert "a snapshot that was just fetched" in receipt.errors[0]
+    assert "`local_dir`" in receipt.errors[0]
+    assert snapshot(upkept).id not in receipt.errors[0]
     assert (upkept.incoming(), upkept.held(1), upkept.strays()) == ([], None, [])
     assert upkept.is_warm(upkept.run())
 

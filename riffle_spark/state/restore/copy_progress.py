@@ -5,7 +5,8 @@ not know budgets.
 
 Theory of operation. Bytes are only ever added at a file's end, so whatever is there when a process dies is a beginning
 of the snapshot and the next one goes on from it. Nothing is believed before all of it has the checksum that the log
-lists: the file was not synced, and the disk may be anything.
+lists: the file was not synced, and the disk may be anything. Where it has another one, what came in this piece tells
+whether the disk or the store is to blame.
 """
 
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from riffle_spark.errors import OutOfDate
 from riffle_spark.state.copies.disk import DamagedCopy, disk_refused, incoming_files
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import Stack, Stacks
+from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Snapshot
 from riffle_spark.state.restore.copy_plan import plan_copy, plan_of_entry
+from riffle_spark.state.restore.fetched_ranges import FetchedRange
 
 __all__ = ["CopyPlanner", "CopyProgress", "IncomingSnapshots", "head_of"]
 
@@ -31,6 +34,7 @@ class IncomingSnapshots:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "incoming"
         self._files = {(*file.address, file.snapshot_id) for file in incoming_files(self._path)}
+        self._came: dict[tuple[str, int, str], list[FetchedRange]] = {}
 
     def begun(self, address: Address, snapshot: Snapshot) -> int:
         """Return how many bytes of the snapshot are there. What came of another one of the key-group goes."""
@@ -43,10 +47,12 @@ class IncomingSnapshots:
         self.forget(address)
         return 0
 
-    def add(self, address: Address, snapshot: Snapshot, data: bytes) -> None:
-        """Add the next bytes. Raises ``LocalDiskError`` if the disk does not take them."""
+    def add(self, address: Address, snapshot: Snapshot, start: int, data: bytes) -> None:
+        """Add the next bytes, from ``start`` on. Raises ``LocalDiskError`` if the disk does not take them."""
         file = self._file(address, snapshot.id)
         self._files.add((*address, snapshot.id))
+        came = self._came.setdefault((*address, snapshot.id), [])
+        came.append(FetchedRange(start, len(data), part_codec.checksum(data)))
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("ab") as opened:
@@ -54,16 +60,20 @@ class IncomingSnapshots:
         except OSError as error:
             raise disk_refused(f"a snapshot cannot be kept: {error}", file) from error
 
-    def move(self, address: Address, snapshot: Snapshot, path: Path) -> None:
-        """Move a snapshot that has come whole, unchecked, to where a copy takes it from."""
+    def move(self, address: Address, snapshot: Snapshot, path: Path) -> list[FetchedRange]:
+        """Move a snapshot that has come whole, unchecked, to where a copy takes it from; return what of it came in this
+        piece.
+        """
         self._file(address, snapshot.id).replace(path)
         self._files.discard((*address, snapshot.id))
+        return self._came.pop((*address, snapshot.id), [])
 
     def forget(self, address: Address, but: str = "") -> None:
         """Remove what has come of a key-group's snapshots, except of the one named."""
         for store, key_group, snapshot_id in [file for file in self._files if file[:2] == address and file[2] != but]:
             self._file(address, snapshot_id).unlink(missing_ok=True)
             self._files.discard((store, key_group, snapshot_id))
+            self._came.pop((store, key_group, snapshot_id), None)
 
     def _file(self, address: Address, snapshot_id: str) -> Path:
         store, key_group = address

@@ -138,7 +138,7 @@ class Follower:
             name = paths.snapshot(*one.address, snapshot.id)
             raise CorruptStateError("the object is shorter than the log says", where=name)
         if snapshot is not None and data:
-            self._incoming.add(one.address, snapshot, data)
+            self._incoming.add(one.address, snapshot, piece.start, data)
             one.fetched += len(data)
         return [one] if snapshot is None or one.fetched == snapshot.length else []
 

@@ -28,6 +28,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.state.restore.fetched_ranges import FetchedRange
 
 __all__ = [
     "RANGE_BYTES", "Reader", "Totals", "WantedSnapshot", "fetched_links", "fetched_snapshots", "kept_parts",
@@ -156,6 +157,12 @@ class Reader:
         if size is None:
             raise missing(name)
         self._count_snapshot(start, size)
+
+    def beginning(self, address: Address, snapshot: Snapshot, length: int) -> FetchedRange:
+        """Return the first bytes of a snapshot as they come now, without keeping them. Raises as ``snapshot_range``."""
+        checksum = part_codec.Checksum()
+        self.copy_snapshot(address, snapshot, 0, length, checksum.update)
+        return FetchedRange(0, length, checksum.intdigest())
 
     def _count_snapshot(self, start: int, size: int) -> None:
         with self._counting:
@@ -286,27 +293,29 @@ def kept_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, S
     return kept
 
 
-def fetched_snapshots(reader: Reader, wanted: Sequence[WantedSnapshot]) -> set[Path]:
-    """Fetch snapshots into their files; return those that were found whole on their way, all others are unchecked.
+def fetched_snapshots(reader: Reader, wanted: Sequence[WantedSnapshot]) -> dict[Path, list[FetchedRange]]:
+    """Fetch snapshots into their files, unchecked; return what came of each.
 
     Raises what ``Reader`` raises, and ``LocalDiskError`` if a file is gone by then: who stood still for long may find
     that others have removed what no list has.
     """
     most = range_of(sum(one.snapshot.length for one in wanted))
     come = in_parallel(lambda work: work(), [work for one in wanted for work in _ranges(reader, one, most)])
-    checksums = {one.path: one.snapshot.checksum for one in wanted}
-    return {path for path, checksum in come if checksum == checksums[path]}
+    found: dict[Path, list[FetchedRange]] = {one.path: [] for one in wanted}
+    for path, came in come:
+        found[path].append(came)
+    return found
 
 
-def _ranges(reader: Reader, one: WantedSnapshot, most: int) -> Iterator[Callable[[], tuple[Path, int]]]:
+def _ranges(reader: Reader, one: WantedSnapshot, most: int) -> Iterator[Callable[[], tuple[Path, FetchedRange]]]:
     one.path.touch()
     for start, size in ranges(one.snapshot.length, most):
         yield partial(_fetch_range, reader, one, start, size)
 
 
-def _fetch_range(reader: Reader, one: WantedSnapshot, start: int, size: int) -> tuple[Path, int]:
-    """Fetch a range into its file; return that and the checksum of the range."""
-    checksum = part_codec.Checksum()
+def _fetch_range(reader: Reader, one: WantedSnapshot, start: int, size: int) -> tuple[Path, FetchedRange]:
+    """Fetch a range into its file; return that and what came."""
+    checksum, end = part_codec.Checksum(), start
     try:
         file = one.path.open("r+b")
     except FileNotFoundError as error:
@@ -315,8 +324,10 @@ def _fetch_range(reader: Reader, one: WantedSnapshot, start: int, size: int) -> 
         file.seek(start)
 
         def write(piece: bytes) -> None:
+            nonlocal end
             file.write(piece)
             checksum.update(piece)
+            end += len(piece)
 
         reader.copy_snapshot((one.store, one.key_group), one.snapshot, start, size, write)
-    return one.path, checksum.intdigest()
+    return one.path, FetchedRange(start, end - start, checksum.intdigest())

@@ -187,8 +187,8 @@ class StackKeeper:
             for one in work if one.plan.entry.snapshot is not None
         ]  # fmt: skip
         try:
-            whole = fetched_snapshots(self._reader, wanted)
-            return {one.key_group: (self._parts.base(one, is_whole=one.path in whole),) for one in wanted}
+            came = fetched_snapshots(self._reader, wanted)
+            return {one.key_group: (self._parts.base(one, came[one.path]),) for one in wanted}
         except BaseException:
             for one in wanted:
                 one.path.unlink(missing_ok=True)

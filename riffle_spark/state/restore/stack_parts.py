@@ -12,8 +12,8 @@ from itertools import takewhile
 
 import pyarrow as pa
 
-from riffle_spark.errors import CorruptStateError, OutOfDate
-from riffle_spark.state.copies.disk import DamagedCopy, disk_refused
+from riffle_spark.errors import CorruptStateError, OutOfDate, RiffleError
+from riffle_spark.state.copies.disk import DamagedCopy, damaged, disk_refused
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import PartFiles, merged_rows
 from riffle_spark.state.copies.run import Run
@@ -24,6 +24,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry, Head, Link
 from riffle_spark.state.objects.encryption import PLAIN, Keys, key_of
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
+from riffle_spark.state.restore.fetched_ranges import FetchedRange, are_kept
 from riffle_spark.state.restore.prefetch import Budget, prefetched
 from riffle_spark.state.restore.reader import Reader, WantedSnapshot, kept_parts, span_bytes
 from riffle_spark.state.schemas.history import FIRST
@@ -104,25 +105,22 @@ class StackParts:
         for part in parts:
             self._files.found_whole(part)
 
-    def base(self, fetched: WantedSnapshot, *, is_whole: bool = False) -> StackedPart:
+    def base(self, fetched: WantedSnapshot, came: Iterable[FetchedRange]) -> StackedPart:
         """Return a snapshot that was fetched as the lowest part of a stack. One whose rows cannot be read where they
-        lie is unpacked, once. ``is_whole``: it was found so on its way.
+        lie is unpacked, once. ``came`` is asked for what came of it to its end only where the file is not whole.
 
         Raises ``CorruptStateError`` naming the object if its bytes are not those that were sealed, and
-        ``LocalDiskError`` if the disk does not have them.
+        ``LocalDiskError`` if the disk does not have what came.
         """
         snapshot, name = fetched.snapshot, paths.snapshot(fetched.store, fetched.key_group, fetched.snapshot.id)
         of_snapshot = snapshot.length, snapshot.checksum, snapshot.rows, snapshot.head.epoch
         part = StackedPart(self._stacks.name_of(fetched.path), 0, *of_snapshot)
         try:
-            if is_whole:
+            if came == [FetchedRange(0, snapshot.length, snapshot.checksum)]:
                 self._files.found_whole(part)
             data = self._files.data(part)
         except DamagedCopy as error:
-            if isinstance(error.__cause__, OSError):
-                raise disk_refused(f"a snapshot that was just fetched: {error.problem}", fetched.path) from error
-            fetched.path.unlink(missing_ok=True)
-            raise part_codec.altered(name) from error
+            raise self._blame(fetched, part, came, error) from error
         if self._keys is not None and key_of(data) != PLAIN:
             return part  # nothing was ever encrypted that cannot be read as it is
         table = part_codec.opened(data, name)
@@ -131,6 +129,22 @@ class StackParts:
         table = self._schema.sealed(self._schema.without_later_names(table, part.epoch))
         fetched.path.unlink()
         return self._written(fetched.key_group, self._encoded(fetched.key_group, table), table.num_rows, part.epoch)
+
+    def _blame(
+        self, fetched: WantedSnapshot, part: StackedPart, came: Iterable[FetchedRange], error: DamagedCopy
+    ) -> RiffleError:
+        """Return whose error it is that a snapshot's file, which goes, is not whole: the object's if it is not when it
+        is read once more, and yet has what came.
+        """
+        refused = disk_refused(f"a snapshot that was just fetched: {error.problem}", fetched.path)
+        if isinstance(error.__cause__, OSError):
+            return refused
+        try:
+            is_of_disk = self._files.check(part) or not are_kept(fetched.path, came)
+        finally:
+            fetched.path.unlink(missing_ok=True)
+        name = paths.snapshot(fetched.store, fetched.key_group, fetched.snapshot.id)
+        return refused if is_of_disk else part_codec.altered(name)
 
     def _encoded(self, key_group: int, table: pa.Table) -> bytes:
         """Return the bytes of a part that is the key-group's alone."""
@@ -320,7 +334,18 @@ class StackFollower:
         parts: tuple[StackedPart, ...] = ()
         if snapshot is not None:
             wanted = WantedSnapshot(*one.address, snapshot, self._stacks.fresh(key_group))
-            self._incoming.move(one.address, snapshot, wanted.path)
-            parts = (self._parts.base(wanted),)
+            came = self._incoming.move(one.address, snapshot, wanted.path)
+            parts = (self._parts.base(wanted, self._came(wanted, came)),)
         if not self._stacks.switch(key_group, self._stacks.read(key_group), Stack(one.entry.base, parts)):
             self._parts.discard(parts)
+
+    def _came(self, wanted: WantedSnapshot, in_this_piece: Sequence[FetchedRange]) -> Iterator[FetchedRange]:
+        """Yield what came of a snapshot in this piece. What came before is compared with what comes now: nobody knows
+        any more what it was. Raises ``DamagedCopy`` if that is something else.
+        """
+        yield from in_this_piece
+        before = in_this_piece[0].start if in_this_piece else wanted.snapshot.length
+        if before:
+            again = self._reader.beginning((wanted.store, wanted.key_group), wanted.snapshot, before)
+            if not are_kept(wanted.path, [again]):
+                raise damaged("what had come of a snapshot before is not what the store has", wanted.path)

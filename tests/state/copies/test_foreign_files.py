@@ -69,7 +69,7 @@ def test_stacks_are_found_beside_foreign_files(folder: Folder) -> None:
 def test_snapshots_that_come_go_on_beside_foreign_files(folder: Folder) -> None:
     """What came half is gone on with, and forgotten, as if nothing else were there."""
     address, snapshot = ("s", 7), Snapshot("00000000000000000003-1-aa", Head(3, "1-aa"), 10, 0, 1)
-    IncomingSnapshots(folder.path).add(address, snapshot, b"half")
+    IncomingSnapshots(folder.path).add(address, snapshot, 0, b"half")
     left = litter(folder.path / "incoming", folder.path / "incoming" / "s")
     assert IncomingSnapshots(folder.path).begun(address, snapshot) == 4
     assert IncomingSnapshots(folder.path).begun(address, snapshot._replace(id="00000000000000000004-1-aa")) == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,61 @@ def test_a_range_that_fails_fails_the_restore_and_leaves_nothing(
         place.bring()
     assert caught.value.where.startswith("totals/key_group=0003")
     assert place.strays() == []
+    assert place.bring().restores == 6
+
+
+HARMS: dict[str, Callable[[Path], None]] = {
+    "loses its end": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "is empty": lambda path: os.truncate(path, 0),
+    "has zeros in it": lambda path: zero(path, 2_100, 50),
+    "is gone": Path.unlink,
+}
+
+
+def zero(path: Path, start: int, length: int) -> None:
+    """Have some bytes of a file be zeros."""
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(bytes(length))
+
+
+def harm_one(monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None]) -> None:
+    """Harm the first snapshot that is read back."""
+    read, left = Path.read_bytes, [harm]
+
+    def read_bytes(path: Path) -> bytes:
+        if left and path.suffix == ".part":
+            left.pop()(path)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_disk_that_does_not_keep_what_came_in_ranges_is_one_that_refuses(
+    place: Place, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    """No object is blamed: the bytes that came were right. The next try works."""
+    harm_one(monkeypatch, HARMS[harm])
+    with pytest.raises(LocalDiskError, match="a snapshot that was just fetched") as caught:
+        place.bring()
+    assert "local_dir" in caught.value.remedy
+    assert caught.value.where.startswith(str(place.folder.path))
+    assert place.strays() == []
+    assert place.bring().restores == 6
+
+
+def test_a_disk_that_gives_other_bytes_once_is_one_that_refuses(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file is whole when it is read once more, so were the bytes that came."""
+    read, left = Path.read_bytes, [1]
+
+    def read_bytes(path: Path) -> bytes:
+        found = read(path)
+        return bytes(len(found)) if path.suffix == ".part" and left and left.pop() else found
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    with pytest.raises(LocalDiskError, match="a snapshot that was just fetched"):
+        place.bring()
     assert place.bring().restores == 6
 
 
