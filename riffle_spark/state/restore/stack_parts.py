@@ -307,16 +307,15 @@ class StackFollower:
             self._parts.merge_if_high(one.address[1], stack, timer_of(one.entry, stack.head))
         except OutOfDate as trouble:
             self._planner.look_again(one, trouble)
-            return 0
         except DamagedCopy as trouble:
             self._planner.give_up(one, trouble)
-            return 0
         except Exception as trouble:  # noqa: BLE001 - as above
             one.fail(trouble)
-            return 0
-        one.at, one.links = links[-1].head, one.links[len(links) :]
-        one.fetched += sum(link.length for link in links)
-        return len(links)
+        else:
+            one.at, one.links = links[-1].head, one.links[len(links) :]
+            one.fetched += sum(link.length for link in links)
+            return len(links)
+        return 0
 
     def _switched(self, one: CopyProgress, links: Sequence[Link], coming: Mapping[Link, StackedPart]) -> Stack:
         key_group = one.address[1]
