@@ -244,7 +244,8 @@ class Settings:
     retained_versions: int = setting(
         100, whole(2).of("records"), "records that can be rolled back to; a snapshot is also due when the oldest "
         "change is this many versions old", live=True)
-    retained_for: float = setting(3600.0, seconds(0), "younger records are kept, however many", live=True)
+    retained_for: float = setting(
+        3600.0, seconds(0), "younger records are kept, however many; those of two minutes always are", live=True)
     orphan_scan_interval: float = setting(
         86_400.0, seconds(1), "how often a LIST looks for objects that nothing lists; also once after each start")
     # fmt: on

@@ -330,6 +330,7 @@ def test_records_that_a_lifecycle_rule_took_from_below_are_told(tmp_path: Path, 
     assert found[paths.record(0)] == "rollback"
 
 
+@pytest.mark.usefixtures("nothing_is_young")
 def test_strange_numbers_are_told_and_end(tmp_path: Path) -> None:
     """A record that came back below the log harms nothing; one with a far number would be the newest."""
     world = World(tmp_path, retained_versions=2)

@@ -84,24 +84,31 @@ def test_a_driver_that_stood_still_until_its_place_was_swept_commits_nothing_i4(
     assert world.state("totals") == {"a": (after + 1, after + 1)}
 
 
-@pytest.mark.usefixtures("short_cycles")
-def test_records_that_are_kept_for_no_time_are_swept_within_a_second_i4(world: World) -> None:
-    """I4: with ``retained_for`` = 0 another driver may go on and sweep before any clock tells of much."""
+@pytest.mark.parametrize("trusted", [45.0, 61.0])
+def test_who_sweeps_keeps_what_an_older_driver_trusts_whatever_is_retained_i4(world: World, trusted: float) -> None:
+    """I4: an older driver goes by its own settings; a newer one with ``retained_for`` = 0 frees no number for it."""
     history = History(world)
-    world.batch(0, one(1))
+    for version in range(2):
+        world.batch(version, one(1))
+    first = world.driver, world.run_id, world.background
 
-    def go_on() -> None:
+    def stand_still() -> None:
         world.at_step = {}
+        began = world.clock.seconds()
         world.start()
-        for version in range(1, 8):
-            world.clock.advance(-0.9)  # of the second that a batch lets go by
+        for version in range(2, 42):
             world.batch(version, one(1))
             history.look()
+        world.background.run()
+        world.clock.advance(trusted - (world.clock.seconds() - began))
+        world.driver, world.run_id, world.background = first
 
-    world.at_step = {"after sink": go_on}
+    world.at_step = {"before run": stand_still}
     with pytest.raises(FencedError, match="another driver"):
-        world.batch(1, one(1))
-    assert paths.record(2) not in world.memory.list(paths.LOG)
+        world.batch(2, one(9))
+    history.look()
+    assert world.state("totals") == {"a": (42, 42)}
+    assert len(world.sinks["totals"].calls) == 42, "who stood still before its slots ran got to its sink"
 
 
 def test_a_query_that_is_started_again_takes_over_even_in_the_same_process(world: World) -> None:
@@ -161,6 +168,7 @@ def test_a_claim_that_another_driver_overtook_is_fenced(world: World) -> None:
 
 
 @pytest.mark.parametrize("step", ["before run", "after seal", "after sink"])
+@pytest.mark.usefixtures("nothing_is_young")
 def test_a_driver_that_stood_still_until_its_next_record_was_swept_is_fenced_i4(world: World, step: str) -> None:
     """I4: others have gone on for so long that its next number is free again; it commits nothing, and leaves nothing in
     the log that would keep theirs from being swept.

@@ -19,7 +19,7 @@ from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.protocol.batch.records import Stamp
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.state.copies.stack import Stack, Stacks
-from riffle_spark.state.log import paths
+from riffle_spark.state.log import log, paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Head
 from riffle_spark.state.log.record import Record
@@ -199,12 +199,13 @@ class LinesHistory(History):
             self.writers[commit_id] = actor.process
         return commit_id
 
-    def kept_seconds(self) -> float:
-        """Return for how long at least records are promised: of those of before a driver goes by when they were
-        written, by the clock of who wrote them.
+    def kept_seconds(self, record: Record) -> float:
+        """Return for how long at least records are promised by who wrote this one: of those of before a driver goes by
+        when they were written, by the clock of who wrote them.
         """
-        skews = self.schedule.skews
-        return super().kept_seconds() - (max(skews) - min(skews)) / 1000
+        skews, driver = self.schedule.skews, getattr(self.writers.get(record.commit_id), "driver", None)
+        retained_for = driver.settings.retained_for if driver else super().kept_seconds(record)
+        return max(retained_for, 2 * log.SURE_SECONDS) - (max(skews) - min(skews)) / 1000
 
     def target_of(self, asked: int | str, newest: int) -> int | None:
         """Return the record that a batch, or a record by its number, stands for where ``newest`` is the last one."""

@@ -25,6 +25,7 @@ from riffle_spark.protocol.upkeep import retention, upkeep
 from riffle_spark.state.log import log, paths
 from riffle_spark.state.restore import reader, stack_parts
 from tests.kit.simulated.disturbances import Disturbances, drawn_settings
+from tests.kit.simulated.fixtures import trusted_for
 from tests.kit.simulated.placement_invariants import check_copies_bounded, watch_the_cleaner
 from tests.kit.simulated.world import World
 from tests.kit.state.local_copies import unremembered
@@ -60,6 +61,8 @@ that get snapshots in several ranges.
 """
 LOOKS_SECONDS, IDLE_LOOKS_SECONDS = 1.5, 15.0
 """How often a driver looks between batches, and once nothing befalls any more: that is most of the simulated time."""
+RETAINED_FOR = [0, 0, 0, 5, 5, 300]
+"""Each driver has its own."""
 OLD_SECONDS = 700.0
 """Longer than scans, clean-ups and retention wait."""
 
@@ -98,7 +101,7 @@ class Schedule(World):
         server = random.Random(f"{seed}/store")
         is_s3 = server.random() < S3_SHARE
         settings = {
-            "orphan_scan_interval": chance.choice([1, 60, 600]), "retained_for": chance.choice([0, 0, 0, 5, 5, 300]),
+            "orphan_scan_interval": chance.choice([1, 60, 600]), "retained_for": 0,
             "retained_versions": chance.choice([2, 2, 3, 4, 20]), "snapshot_chain_links": chance.choice([2, 3, 20]),
             "folder_cleanup_delay": chance.choice([0, 30, 86_400]), "upkeep_timeout": chance.choice([1, 5, 60, 60]),
             **drawn_settings(chance), **self.job.settings, "upkeep_bandwidth": chance.choice([1, 1, 1_000, 50_000_000]),
@@ -178,7 +181,8 @@ class Schedule(World):
             self.stepped, self.cluster, program.clock, program.background, reached=self.step, upkeep_objects=None,
             new_id=lambda: self.log_seen.begins(self.chance.randbytes(16).hex()),
         )  # fmt: skip
-        program.driver = Driver(self.settings, self.home, ports)
+        settings = self.settings.but(retained_for=self.chance.choice(RETAINED_FOR))
+        program.driver = Driver(settings, self.home, ports)
         self.programs.append(program)
         return program
 
@@ -199,6 +203,7 @@ class Schedule(World):
             self.dispatched.plant(patch)
             if self.server:
                 self.server.plant(patch)
+            trusted_for(random.Random(f"{self.seed}/trusted").choice([0.0, 2.0, 2.0, 60.0]), patch)
             patch.setattr(log, "FULL_EVERY", 4)
             patch.setattr(retention, "FULL_EVERY", 4)
             try:

@@ -138,7 +138,6 @@ class Driver:
         """Take live settings that were changed since the last batch. Who asks for anything wants what upkeep gave up
         tried again, too.
         """
-        self._log.sure_seconds = min(60.0, self._settings.retained_for / 2)
         changed, asked = self.operations.orders.settings, self.operations.orders.requests
         if asked != self._requests_obeyed:
             self._requests_obeyed = asked

@@ -21,6 +21,7 @@ from riffle_spark.protocol.upkeep.scan import Looked, Scanned, Scans, look
 from riffle_spark.protocol.upkeep.snapshots import LongChains, SnapshotPolicy, due, listed, too_long
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
+from riffle_spark.state.log.log import SURE_SECONDS
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import ObjectStore
@@ -305,8 +306,10 @@ class Upkeep:
 
 
 def _kept(settings: Settings) -> tuple[int, int]:
-    """Return how many records are retained at least, and for how many milliseconds all."""
-    return max(2, settings.retained_versions), int(settings.retained_for * 1000)
+    """Return how many records are retained at least, and for how many milliseconds all: who had the log before may
+    trust for a while that its newest record is still there.
+    """
+    return max(2, settings.retained_versions), int(max(settings.retained_for, 2 * SURE_SECONDS) * 1000)
 
 
 def _policy_of(settings: Settings) -> SnapshotPolicy:

@@ -6,7 +6,8 @@ settled by reading: our own commit id means committed, another's means fenced, a
 Until it is settled nothing else is appended. Each record names the digest of the one before, so the log is one line.
 
 Old records go, so that a driver which stood still for as long may find its next number free again. Its own newest
-record is gone then, too. So who has not looked for ``sure_seconds`` looks for that as well, after a put once more.
+record is gone then, too. So who has not looked for ``SURE_SECONDS`` looks for that as well, after a put once more; and
+whoever sweeps, with whatever settings, keeps what is younger than twice that.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -20,10 +21,12 @@ from riffle_spark.state.log.record import Record, decode, digest, encode, is_rec
 from riffle_spark.state.log.record_commits import RecordCommits
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["FULL_EVERY", "Log", "beginning"]
+__all__ = ["FULL_EVERY", "SURE_SECONDS", "Log", "beginning"]
 
 FULL_EVERY = 16
 """A record is full at least this often; between, it holds the entries changed since the last full one."""
+SURE_SECONDS = 60.0
+"""For so long after it looked a driver trusts that nobody has gone on from its number and swept it since."""
 _Clocks = Callable[[], tuple[float, ...]]
 _ONE_BACKUP = "restore the log's objects from one backup, or roll back (riffle rollback)"
 _LATER_MAX = paths.FAR
@@ -45,7 +48,7 @@ class Log:
         self._unclear: tuple[Record, bytes, Manifest, tuple[float, ...]] | None = None
         self.tail: Record | None = None
         self.manifest, self.first = Manifest(), 0
-        self.sure_seconds, self._seconds, self._looked = 2.0, seconds, seconds()
+        self._seconds, self._looked = seconds, seconds()
 
     def open(self, *, broken: bool = False) -> Record | None:
         """Read the newest record (and the full one it changes); return it, or ``None`` if the log is empty.
@@ -210,7 +213,7 @@ class Log:
 
     def _is_left_behind(self) -> bool:
         """Tell whether others have gone on for so long that ``tail`` is gone, if nobody has looked for a while."""
-        if max(map(abs, map(sub, self._seconds(), self._looked))) < self.sure_seconds:  # set back, it tells nothing
+        if max(map(abs, map(sub, self._seconds(), self._looked))) < SURE_SECONDS:  # set back, it tells nothing
             return False
         gone = self.tail is not None and not self._store.exists(paths.record(self.tail.sequence))
         return gone or (self.tail is None and len(self._store.list(paths.LOG)) > 1)

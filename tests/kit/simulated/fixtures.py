@@ -16,15 +16,28 @@ from tests.kit.simulated.world import World
 
 @pytest.fixture
 def short_cycles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sweep every other record, and write a full record every fourth: so that short schedules see many of both.
+    """Sweep every other record however young, and write a full record every fourth: short schedules see many of both.
 
     Every other schedule merges stacks as soon as they have three parts, however small these are.
     """
     if getattr(request.node, "callspec", None) and request.node.callspec.params.get("seed", 0) % 2:
         monkeypatch.setattr(stack_parts, "_PARTS_MOST", 2)  # private: small state
     monkeypatch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
+    trusted_for(0.0, monkeypatch)
     monkeypatch.setattr(log, "FULL_EVERY", 4)
     monkeypatch.setattr(retention, "FULL_EVERY", 4)
+
+
+def trusted_for(seconds: float, patch: pytest.MonkeyPatch) -> None:
+    """Let a driver look for its newest record again after so many seconds, and whoever sweeps keep twice as much."""
+    for module in (log, upkeep):
+        patch.setattr(module, "SURE_SECONDS", seconds)
+
+
+@pytest.fixture
+def nothing_is_young(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let records be swept that were just written."""
+    trusted_for(0.0, monkeypatch)
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ class History:
         assert old.promised <= new.promised <= new.sequence, "a promise was taken back, or made of what is not there"
         retained = max(new.sequence - self.world.settings.retained_versions + 1, old.promised, 0)
         assert new.promised <= retained, "fewer records than retained_versions are promised"
-        now, kept_for = self.world.clock.seconds(), self.kept_seconds()
+        now, kept_for = self.world.clock.seconds(), self.kept_seconds(new)
         young = [n for n in range(old.promised, new.promised) if now - self.seen_at.get(n, now) < kept_for]
         assert not young, f"records {young} are promised no more, and not older than retained_for"
         if new.kind == "claim":
@@ -133,8 +133,8 @@ class History:
         for address, entry in after.entries.items():
             _check_entry(before.entry(*address), entry, new)
 
-    def kept_seconds(self) -> float:
-        """Return for how long at least records are promised."""
+    def kept_seconds(self, record: Record) -> float:  # noqa: ARG002 - all drivers have the same settings here
+        """Return for how long at least records are promised by who wrote this one."""
         return self.world.settings.retained_for
 
     def _check_taken_back(self, old: Record, new: Record, after: Manifest) -> None:

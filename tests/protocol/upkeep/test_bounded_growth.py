@@ -246,6 +246,7 @@ def test_members_that_never_come_back_are_forgotten(tmp_path: Path) -> None:
     world.check_state()
 
 
+@pytest.mark.usefixtures("nothing_is_young")
 def test_what_snapshots_took_off_is_remembered_no_longer_than_it_is_retained(tmp_path: Path) -> None:
     """A copy that is further behind than any retained record has to fetch the whole state: the links are gone."""
     world = World(tmp_path, operators=[totals()], snapshot_chain_links=2, key_groups=1)

@@ -363,6 +363,7 @@ def test_a_query_that_is_started_again_and_again_stays_small(tmp_path: Path) -> 
     assert world.state("totals") == {f"k{n}": (120, 120) for n in range(10)}
 
 
+@pytest.mark.usefixtures("nothing_is_young")
 def test_a_start_reads_only_so_many_old_records_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that grew long without sweeps is made shorter start by start, each with a bounded number of reads."""
     monkeypatch.setattr(scan, "_OLD_AT_ONCE", 40)
