@@ -7,7 +7,8 @@ Theory of operation. A copy is a stack of parts, the oldest at the bottom; a row
 below. Parts lie in files that never change, and neither does a list of them: a longer or shorter one is a new file with
 the next number, written before the one before goes. So whoever reads finds one or the other, and nobody waits; a list
 that is torn, by a crash or in the midst of being written, is passed over. Nothing is synced, and nothing is renamed:
-to replace a file makes file systems write it out at once, 4 ms each.
+to replace a file makes file systems write it out at once, 4 ms each. A part that no list has may be one that another
+process is about to put on a list: it stays while anybody is in the folder (``abandoned`` removes it).
 """
 
 import errno
@@ -41,7 +42,7 @@ LIST = ".stack"
 STACKS = "stacks"
 """The folder of lists and of parts that are one key-group's alone."""
 PART = ".part"
-_OURS = re.compile(r"([0-9]{4,5})\.(?:[0-9]{10,18}-[0-9a-f]+\.stack|[0-9a-f]+\.part)\Z")
+_OURS = re.compile(r"([0-9]{4,5})\.[0-9]{10,18}-[0-9a-f]+\.stack\Z")
 
 
 class StackedPart(NamedTuple):
@@ -108,7 +109,6 @@ class Stacks:
         self._prefix = f"{STACKS}/{store}/"
         self._path = f"{folder}/{self._prefix}"
         self._names: dict[int, list[str]] | None = None
-        self._own: dict[int, list[str]] = {}
 
     def look_again(self) -> None:
         """List the stacks anew when one is needed next."""
@@ -123,14 +123,13 @@ class Stacks:
         return self._listed()[key_group][-1]
 
     def _listed(self) -> dict[int, list[str]]:
-        """Return the names of lists by key-group, the newest last; note those of other files that are its alone."""
+        """Return the names of lists by key-group, the newest last."""
         if self._names is None:
-            self._names, self._own = {}, {}
+            self._names = {}
             with suppress(FileNotFoundError, NotADirectoryError):
                 for name in sorted(os.listdir(self._path)):  # noqa: PTH208 - names alone
                     if named := _OURS.match(name):
-                        files = self._names if name.endswith(LIST) else self._own
-                        files.setdefault(int(named[1]), []).append(name)
+                        self._names.setdefault(int(named[1]), []).append(name)
         return self._names
 
     def has(self, key_group: int) -> bool:
@@ -186,9 +185,12 @@ class Stacks:
         self._listed()[key_group] = [name]
         self._remove(names)
         if before is not None:
-            own = {part.file for part in before.parts} - {part.file for part in stack.parts}
-            self._remove(file[len(self._prefix) :] for file in own if file.startswith(self._prefix))
+            self._remove(self._own(before) - self._own(stack))
         return True
+
+    def _own(self, stack: Stack) -> set[str]:
+        """Return the names of a stack's files that are its key-group's alone."""
+        return {part.file[len(self._prefix) :] for part in stack.parts if part.file.startswith(self._prefix)}
 
     def _is_still(self, key_group: int, before: Stack | None) -> bool:
         if self.read(key_group) != before:
@@ -217,16 +219,17 @@ class Stacks:
         return None
 
     def drop(self, key_group: int) -> None:
-        """Remove a key-group's stack, if there is one, with the files that are its alone."""
+        """Remove a key-group's stack, if there is one, with the files that it alone had."""
         self.has(key_group)  # another process may have put another one in its place
-        self._remove([*self._listed().pop(key_group, ()), *self._own.pop(key_group, ())])
+        names = self._listed().pop(key_group, [])
+        read = [self._read(key_group, name) for name in names]
+        self._remove(names)
+        self._remove(set().union(*(self._own(stack) for stack in read if stack is not None)))
 
     def fresh(self, key_group: int) -> Path:
         """Return a new path for a file that is this key-group's alone."""
         path = Path(f"{self._path}{key_group:04d}.{uuid.uuid4().hex}{PART}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._listed()
-        self._own.setdefault(key_group, []).append(path.name)
         return path
 
     def name_of(self, path: Path) -> str:

@@ -296,8 +296,8 @@ def kept_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, S
 def fetched_snapshots(reader: Reader, wanted: Sequence[WantedSnapshot]) -> dict[Path, list[FetchedRange]]:
     """Fetch snapshots into their files, unchecked; return what came of each.
 
-    Raises what ``Reader`` raises, and ``LocalDiskError`` if a file is gone by then: who stood still for long may find
-    that others have removed what no list has.
+    Raises what ``Reader`` raises, and ``LocalDiskError`` if a file is gone by then, which nobody who uses the folder
+    removes before a list has it.
     """
     most = range_of(sum(one.snapshot.length for one in wanted))
     come = in_parallel(lambda work: work(), [work for one in wanted for work in _ranges(reader, one, most)])

@@ -170,11 +170,38 @@ def test_a_stack_that_is_dropped_takes_its_own_files_along(folder: Path) -> None
     """And no other key-group's."""
     stacks = Stacks(folder, "totals")
     for key_group in (7, 71):
-        stacks.fresh(key_group).write_bytes(b"x")
-        assert stacks.switch(key_group, None, stack(1, 1))
-    own = stacks.fresh(7)
-    own.write_bytes(b"x")
+        assert stacks.switch(key_group, None, Stack(at(1), (part(1), own_part(stacks, key_group))))
     stacks.drop(7)
     assert stacks.read(7) is None
-    assert {path.name[:4] for path in folder.glob("stacks/totals/*")} == {"0071"}
+    assert sorted(path.suffix for path in folder.glob("stacks/totals/0071.*")) == [".part", ".stack"]
+    assert len(list(folder.glob("stacks/totals/*"))) == 2
     stacks.drop(7)
+
+
+def own_part(stacks: Stacks, key_group: int) -> StackedPart:
+    """Return a part in a new file that is the key-group's alone."""
+    path = stacks.fresh(key_group)
+    path.write_bytes(b"x")
+    return StackedPart(stacks.name_of(path), 0, 1, 5, 1, 1)
+
+
+def test_each_list_that_is_dropped_takes_its_own_files_along(folder: Path) -> None:
+    """Two processes may have written one each at the same moment. Another process, which has read none, drops them."""
+    stacks = Stacks(folder, "totals")
+    for version in (1, 2):
+        name = f"0007.0000000000-{version:08x}.stack"
+        listed = Stack(at(version), (own_part(stacks, 7),)).to_bytes(ADDRESS)
+        (folder / "stacks" / "totals" / name).write_bytes(listed)
+    Stacks(folder, "totals").drop(7)
+    assert list(folder.glob("stacks/totals/*")) == []
+
+
+def test_what_no_list_has_yet_stays_where_a_stack_is_dropped(folder: Path) -> None:
+    """Another process is about to put it on one."""
+    first, second = Stacks(folder, "totals"), Stacks(folder, "totals")
+    assert first.switch(7, None, stack(1, 1))
+    coming = own_part(second, 7)
+    first.look_again()
+    first.drop(7)
+    assert second.switch(7, None, Stack(at(2), (coming,)))
+    assert (folder / coming.file).exists()

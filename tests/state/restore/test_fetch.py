@@ -142,10 +142,8 @@ def test_a_disk_that_gives_other_bytes_once_is_one_that_refuses(place: Place, mo
     assert place.bring().restores == 6
 
 
-def test_who_stood_still_for_so_long_that_its_file_is_gone_is_told_so(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Others remove what no list has; the next try has a file of its own."""
+def test_who_finds_its_file_gone_while_it_fetches_is_told_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody cleans the disk by hand; the next try has a file of its own."""
     touch, made = Path.touch, list[Path]()
 
     def touched(path: Path) -> None:
