@@ -7,6 +7,7 @@ Fields that are reserved are read and written as they came, so that a later vers
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal, cast, get_args
@@ -15,16 +16,7 @@ import pyarrow as pa
 import xxhash
 
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
-from riffle_spark.state.log import paths
-from riffle_spark.state.log.entry_rows import (
-    NUMBERS_END,
-    check_entries,
-    check_link,
-    entries_from_json,
-    entries_to_json,
-    link_from_json,
-    link_to_json,
-)  # fmt: skip
+from riffle_spark.state.log import entry_rows, paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Link, Manifest
 
 __all__ = [
@@ -83,6 +75,7 @@ _VALUES: Mapping[str, tuple[type, type]] = {
 }
 """What the values of a map are, and what these hold in turn."""
 _ENTRIES = {"heads", "stores"}
+_TASK = re.compile("(?!query/[0-9])(.+/)?(0|[1-9][0-9]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +149,8 @@ def digest(data: bytes) -> str:
 def encode(record: Record) -> bytes:
     """Return the bytes of a record."""
     body: dict[str, object] = {f.name: getattr(record, f.name) for f in fields(record)}
-    body["entries"] = entries_to_json(record.entries)
-    body["outputs"] = [[store, *link_to_json(link)] for store, link in record.outputs]
+    body["entries"] = entry_rows.entries_to_json(record.entries)
+    body["outputs"] = [[store, *entry_rows.link_to_json(link)] for store, link in record.outputs]
     body["members"] = [member.to_json() for member in record.members]
     if record.delivers_as is None:
         del body["delivers_as"]  # or versions that do not know it would refuse every record
@@ -236,19 +229,23 @@ def _record(body: dict[str, object], found: int) -> Record:
     known = [f.name for f in fields(Record) if found > 1 or f.name not in _SINCE_2]
     check_body(body, known, get_args(Kind))
     read: dict[str, object] = dict(body)
-    entries = entries_from_json(cast("dict[str, object]", body["entries"]))
-    check_entries(entries)
+    entries = entry_rows.entries_from_json(cast("dict[str, object]", body["entries"]))
+    entry_rows.check_entries(entries)
     read["entries"] = entries
     for lists in ("standbys", "initial_states"):
         read[lists] = {k: tuple(v) for k, v in cast("dict[str, list[str]]", body.get(lists, {})).items()}
     outputs = cast("list[list[object]]", body.get("outputs", []))
-    read["outputs"] = tuple((cast(str, store), link_from_json(rest)) for store, *rest in outputs)
+    read["outputs"] = tuple((cast(str, store), entry_rows.link_from_json(rest)) for store, *rest in outputs)
     for store, link in cast("tuple[tuple[str, Link], ...]", read["outputs"]):
-        check_link(store, link)
+        entry_rows.check_link(store, link)
     read["shards"] = tuple(map(_shard, cast("list[list[object]]", body.get("shards", []))))
     read["members"] = tuple(map(RecordedMember.from_json, cast("list[list[object]]", body.get("members", []))))
     record = Record(**read)  # type: ignore[arg-type]
     _check_order(record)
+    assigned = record.weights.get("assigned")
+    for name in (*record.owners, *record.standbys, *(assigned if isinstance(assigned, dict) else ())):
+        if not _TASK.fullmatch(name):
+            raise ValueError(f"{name!r}, no number of a key-group")
     return record
 
 
@@ -279,7 +276,7 @@ def check_body(body: Mapping[str, object], known: Collection[str], kinds: Collec
     for name, value in body.items():
         if type(value) not in _TYPES[name]:
             raise TypeError(f"{name} is of type {type(value).__name__}")
-        if type(value) is int and abs(value) >= NUMBERS_END:
+        if type(value) is int and abs(value) >= entry_rows.NUMBERS_END:
             raise ValueError(f"{name} does not fit 64 bits")
         if name in _TEXTS and not cast(str, value).isprintable():
             raise ValueError(f"{name} is {value!r}")

@@ -36,6 +36,9 @@ from riffle_spark.messages.upkeep_orders import (
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.process.types import spark_schemas
 from riffle_spark.protocol.batch.will import obeyed_settings, will_in
+from riffle_spark.protocol.ownership.groups import Groups
+from riffle_spark.protocol.ownership.view import recorded
+from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.protocol.shards import partitions_in
 from riffle_spark.settings import Settings, from_sources, read_toml
 from riffle_spark.simulate.scenario import read_scenario
@@ -117,6 +120,8 @@ def _logs() -> list[bytes]:
 def _record(data: bytes) -> None:
     record = decode(data, "record")
     joined(record, record.entries)
+    recorded(record)
+    Weights().go_on(record.weights, Groups())
     will = will_in(record.orders)
     obeyed_settings(Settings(), will.settings)
     for store, text in record.schemas.items():

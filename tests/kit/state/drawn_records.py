@@ -12,6 +12,7 @@ from riffle_spark.state.log.record import Record, RecordedMember
 from riffle_spark.state.objects.store import ObjectStore
 
 NUMBERS = st.integers(0, 2**40)
+TASKS = st.sampled_from(["0", "7", "32767", "models/0", "models/7"])
 CHECKSUMS = st.integers(0, 2**64 - 1)
 NAMES = st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"]), max_size=12)
 IDS = st.text(st.characters(min_codepoint=32, exclude_categories=["C", "Z"]), max_size=12)
@@ -51,12 +52,12 @@ RECORDS = st.builds(
     entries=st.dictionaries(ADDRESSES, ENTRIES, max_size=6), target=st.none() | NUMBERS, offsets=st.none() | NAMES,
     input_digest=st.none() | NAMES, time_ms=st.none() | NUMBERS, watermark_ms=st.none() | NUMBERS,
     schemas=st.dictionaries(NAMES, st.dictionaries(NAMES, NAMES, max_size=2), max_size=2),
-    owners=st.dictionaries(NAMES, NAMES, max_size=3),
+    owners=st.dictionaries(TASKS, NAMES, max_size=3),
     outputs=st.lists(st.tuples(st.sampled_from(["totals", "tails"]), LINKS), max_size=3).map(tuple),
     shards=st.lists(st.tuples(NAMES, st.integers(0, 99_999)), max_size=3).map(tuple),
     late_watermark_ms=st.none() | NUMBERS, event_times=st.dictionaries(NAMES, st.integers(-(2**62), 2**62), max_size=3),
     initial_states=st.dictionaries(NAMES, st.lists(NAMES, max_size=2).map(tuple), max_size=2),
-    standbys=st.dictionaries(NAMES, st.lists(NAMES, max_size=2).map(tuple), max_size=2),
+    standbys=st.dictionaries(TASKS, st.lists(NAMES, max_size=2).map(tuple), max_size=2),
     delivers_after_commit=st.booleans(), promised=NUMBERS, members=st.lists(MEMBERS, max_size=3).map(tuple),
     weights=RESERVED, watermarks=RESERVED, orders=RESERVED, delivers_as=st.none() | NUMBERS,
 ).map(_in_order)  # fmt: skip

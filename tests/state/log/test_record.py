@@ -171,6 +171,20 @@ def test_a_record_names_none_after_itself_and_none_full_from_far_before(wrong: R
         decode(encode(wrong), "log/0")
 
 
+@pytest.mark.parametrize("name", ["", "x", "01", "-1", "²", "/3", "heavy/", "heavy/x", "query/3", "heavy/-1", "3\n"])
+def test_a_record_names_key_groups_as_drivers_do(name: str) -> None:
+    """Whoever goes on from it would fail once it has claimed the log."""
+    well = replace(PLAIN, owners={"3": "m", "heavy/3": "m"}, weights={"assigned": {"0": 1}})
+    assert decode(encode(well), paths.record(0)) == well
+    for wrong in (
+        replace(well, owners={name: "m"}),
+        replace(well, standbys={name: ("m",)}),
+        replace(well, weights={"assigned": {name: 1}}),
+    ):
+        with pytest.raises(CorruptStateError, match="no number of a key-group"):
+            decode(encode(wrong), paths.record(0))
+
+
 def test_no_range_of_a_record_leads_beyond_what_a_file_can_have() -> None:
     """Nobody could seek to it."""
     for far in (link(1, start=1 << 63), link(1, length=1 << 63), link(1 << 63), link(1, start=1 << 62, length=1 << 62)):
