@@ -63,7 +63,7 @@ class ProcessTable:
         where somebody stands still who claims one, or a disk refused.
         """
         scheduler, began = self._world.scheduler, self._world.scheduler.now
-        is_hindered = base in self._claiming or "refused disk" in self._world.faults.used
+        is_hindered = base in self._claiming
         with scheduler.quiet():
             before, left = {*base.glob("m*")}, self._left(base)
         self._claiming.append(base)
@@ -72,6 +72,7 @@ class ProcessTable:
         finally:
             self._claiming.remove(base)
         is_hindered |= scheduler.now > began + _UNHINDERED_SECONDS
+        is_hindered |= "refused disk" in self._world.faults.used  # perhaps but in this claim
         if found.path not in before and not is_hindered:
             with scheduler.quiet():
                 free = [folder.name for folder, whose in left.items() if _is_free(folder, whose)]
