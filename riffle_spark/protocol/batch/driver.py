@@ -212,7 +212,7 @@ class Driver:
         self._reached("before run")
         with batch.phase("assign"):
             assert self._log.tail is not None
-            self.ownership.shards = shards_of(self._log.tail, incoming, work)
+            self.ownership.serves(groups_of(self._settings, operators), shards_of(self._log.tail, incoming, work))
             incoming = with_last_pass(self._log.tail, incoming, operators, work)
         layout, receipts = self._run_and_deliver(incoming, operators, work, batch)
         with batch.phase("commit"):

@@ -50,6 +50,10 @@ class Groups:
         chosen = dict(told)
         return cls({store: chosen.get(store, GROUP) for store in stores})
 
+    def with_those(self, others: "Groups") -> "Groups":
+        """Return these groups and those of other stores."""
+        return Groups({**self.of_stores, **others.of_stores})
+
     @property
     def names(self) -> tuple[str, ...]:
         """The groups that there are, sorted."""

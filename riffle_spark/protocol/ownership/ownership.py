@@ -80,6 +80,13 @@ class Ownership:
         self.groups = groups
         self.present = recorded(tail, groups) if tail else Assignment({})
 
+    def serves(self, groups: Groups, shards: Shards | None) -> None:
+        """Take the groups of a batch's stores, of which some join in the midst of a run, and its shards."""
+        self.shards, known = shards, self.groups.with_those(groups)
+        if known != self.groups:
+            self.groups = known
+            self.forget_layout()
+
     def reads(self, racks: Mapping[tuple[str, int], tuple[str, ...]]) -> None:
         """Take the racks of the partitions that the query reads, by (topic, partition)."""
         self.weights.reads(racks)

@@ -184,6 +184,41 @@ def test_a_query_that_is_in_one_group_again_keeps_nothing_of_the_others(tmp_path
     check_states(world)
 
 
+@pytest.mark.parametrize("groups", [{"totals": "heavy"}, {"models": "heavy"}, {"totals": "a", "models": "b"}])
+def test_a_store_that_joins_in_the_midst_of_a_run_is_of_its_own_group(
+    tmp_path: Path, groups: Mapping[str, str]
+) -> None:
+    """Its group has tasks from its first batch on, also where no store was in it: so it has owners, whose slots serve
+    it, and who take snapshots of it. Where it pauses for a batch, nothing is assigned anew.
+    """
+    world = in_groups(tmp_path, groups)
+    late = world.operators.pop()
+    world.feed(2)
+    missed = dict(world.fed)
+    world.operators.append(late)
+    world.feed(2)
+    world.settle()
+    group = groups.get("models", GROUP)
+    world.ran.clear()
+    world.feed()
+    ran = {kg: world.member(ran.executor) for ran in world.ran for kg in ran.key_groups if ran.store == "models"}
+    assert ran == owners(world)[group]
+    world.feed(5)
+    entries = [entry for (store, _), entry in world.log().manifest.entries.items() if store == "models"]
+    assert len(entries) == 5
+    assert all(entry.snapshot and len(entry.chain) <= 6 for entry in entries)
+    since = {key: (n - missed[key][0], total - missed[key][1]) for key, (n, total) in world.fed.items()}
+    assert world.state("models") == {key: found for key, found in since.items() if found[0]}
+    before = owners(world)
+    world.operators.remove(late)
+    world.feed()
+    assert owners(world) == before
+    world.operators.append(late)
+    assert world.feed().restores == 0
+    assert owners(world) == before
+    assert world.state("totals") == world.fed
+
+
 def test_in_hashed_dispatch_groups_are_refused(tmp_path: Path) -> None:
     """There the members alone say who owns what."""
     world = World(tmp_path, dispatch="hashed", store_groups={"totals": "a"})
