@@ -68,20 +68,24 @@ class Log:
         self.tail, self.manifest, self._digest = None, Manifest(), ""
         if not sequences:
             return None
-        record, data = (self._open_broken(sequences), b"") if broken else self._read_newest(sequences)
-        self.first = beginning(self._store, sequences, min(record.full, record.promised))
-        if broken:
-            return record
         try:
-            self._check_whole(sequences, record)
-            self._check_follows(record)
-            self._adopt_tail(record, data)
+            record, data = (self._open_broken(sequences), b"") if broken else self._read_newest(sequences)
+            self.first = beginning(self._store, sequences, min(record.full, record.promised))
+            if not broken:
+                self._check_whole(sequences, record)
+                self._check_follows(record)
+                self._adopt_tail(record, data)
         except (ConflictError, CorruptStateError) as error:
-            if not self._store.exists(newer := paths.record(record.sequence + 1)):
+            if not self._has_gone_on(newest := sequences[-1]):
                 raise
             problem, remedy = "the query went on while its log was read", "start again; else see riffle verify"
-            raise UnavailableError(problem, remedy=remedy, where=newer) from error
+            raise UnavailableError(problem, remedy=remedy, where=paths.record(newest + 1)) from error
         return record
+
+    def _has_gone_on(self, newest: int) -> bool:
+        """Tell whether there are records after what was the newest; after long the next ones may be swept, as it is."""
+        newer = paths.record(newest + 1)
+        return self._store.exists(newer) or any(name > paths.record(newest) for name in self._store.list(paths.LOG))
 
     def _listed(self) -> tuple[list[int], str]:
         """Return the numbers of the records that there are, and something else that lies among them."""
