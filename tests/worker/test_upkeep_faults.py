@@ -6,15 +6,17 @@ import multiprocessing
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.state.copies import part_files, stack
+from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import Snapshot
+from riffle_spark.state.log.manifest import Link, Snapshot
 from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.state.restore import follow as follow_module
 from riffle_spark.state.restore import prefetch as budget_module
@@ -198,6 +200,31 @@ def test_a_delta_that_fails_holds_its_copies_up_and_no_others(upkept: Upkept, ki
     assert len(receipt.errors) == len(behind)
     assert (STORE, 3, *upkept.place.entries[3].head) in receipt.copies
     assert len(receipt.copies) == 3
+    assert upkept.is_warm(upkept.run())
+
+
+def test_a_disk_that_loses_a_delta_it_just_took_holds_its_copies_up_and_no_others(
+    upkept: Upkept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The piece goes on, and what has followed is told."""
+    upkept.run()
+    upkept.place.seal(3, {kg: {"k": 3} for kg in (1, 2)})
+    upkept.place.seal(4, {kg: {"k": 4} for kg in (1, 3)})
+    keep, left = stack_parts.kept_parts, [1]
+
+    def lost(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, StackedPart]:
+        kept = keep(folder, parts)
+        if left and next(iter(parts)).head.version == 3:
+            file = folder.path / next(iter(kept.values())).file
+            os.truncate(file, file.stat().st_size - left.pop())
+        return kept
+
+    monkeypatch.setattr(stack_parts, "kept_parts", lost)
+    receipt = upkept.troubled()
+    assert {kg for _, kg, _, _ in receipt.unfinished} == {1, 2}
+    assert all("just written is not there" in error for error in receipt.errors)
+    assert len(receipt.errors) == 2
+    assert (STORE, 3, *upkept.place.entries[3].head) in receipt.copies
     assert upkept.is_warm(upkept.run())
 
 

@@ -289,12 +289,12 @@ class StackFollower:
         try:
             found: Mapping[Link, memoryview | Exception] = getting.result()
             kept = kept_parts(self._folder, {k: data for k, data in found.items() if isinstance(data, memoryview)})
+            self._parts.found_whole(kept.values())
         except Exception as trouble:  # noqa: BLE001 - the driver is told and orders it again
             found, kept = dict.fromkeys(run, trouble), {}
         for link, data in found.items():
             if isinstance(data, Exception):
                 owed[link].fail(data)
-        self._parts.found_whole(kept.values())
         return kept
 
     def _add(self, one: CopyProgress, coming: Mapping[Link, StackedPart]) -> int:
