@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from riffle_spark.errors import UnavailableError
+from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.protocol.ports import Executor, IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import jvm as handles
@@ -265,11 +265,13 @@ def _offset_entry(context: Any, execution: Any, batch_id: int) -> str:
 
 def _connect_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
     active = batch.sparkSession.streams.active
-    known = active[0] if len(active) == 1 else None
-    query_id = str(known.id) if known else "connect"
-    return IncomingBatch(
-        batch_id, query_id, str(known.runId) if known else "connect", None, _digest(batch), now_ms, None
-    )
+    if len(active) > 1:
+        raise ConfigError(
+            f"with Spark Connect it cannot be known which of this session's {len(active)} queries a batch is of",
+            remedy="give each query a session of its own: SparkSession.builder.remote(URL).create()",
+        )
+    query_id, run_id = (str(active[0].id), str(active[0].runId)) if active else ("connect", "connect")
+    return IncomingBatch(batch_id, query_id, run_id, None, _digest(batch), now_ms, None)
 
 
 def _digest(batch: DataFrame) -> str:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
 import riffle_spark
@@ -15,7 +16,9 @@ from tests.kit.streams.apps.connect_session import connect_session
 
 
 def main(folder: Path) -> None:
-    """Run three batches, lose Spark's last commit, and run on as a new query would; a wrapper is refused."""
+    """Run three batches, lose Spark's last commit, and run on as a new query would; a wrapper is refused, and a second
+    query in one session.
+    """
     spark = connect_session("local[2]")
     settings = Settings(
         root=f"file://{folder}/state", local_dir=f"{folder}/local", key_groups=8, report_file=f"{folder}/reports.jsonl"
@@ -41,6 +44,11 @@ def main(folder: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"riffle_spark\.Stateful"):
         riffle_spark.on(spark.readStream.format("rate").load(), root=f"file://{folder}/state")
+    other = spark.readStream.format("rate").load().writeStream.format("noop")
+    beside = other.option("checkpointLocation", f"{folder}/other").start()
+    with pytest.raises(StreamingQueryException, match="give each query a session of its own"):
+        run()
+    beside.stop()
     run()
     for lost in (folder / "checkpoint" / "commits").glob("*2*"):
         lost.unlink()
