@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark.columns import shown_row
-from riffle_spark.errors import ConflictError
+from riffle_spark.errors import ConfigError, ConflictError, LocalDiskError
 from riffle_spark.process.blocks.folding import group_keys
 from riffle_spark.state.copies.abandoned import unless_used
+from riffle_spark.state.copies.disk import is_refusal
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
@@ -76,8 +77,32 @@ def resharded(
 def scratch() -> Iterator[Path]:
     """Give a folder for rows, which are in the clear there. What processes that were killed have left of such goes: who
     lives has a lock, which tells that also where processes of other containers cannot be seen.
+
+    Raises ``ConfigError`` where its disk refuses.
     """
-    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+    try:
+        temporary = Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise _no_room(error) from error
+    try:
+        with _scratch(temporary) as folder:
+            yield folder
+    except LocalDiskError as error:
+        raise _no_room(error.problem) from error
+    except OSError as error:
+        if is_refusal(error):
+            raise _no_room(error) from error
+        raise
+
+
+def _no_room(refused: object) -> ConfigError:
+    remedy = "free space there, or set TMPDIR to a folder that has room, and run this again"
+    return ConfigError(f"the folder for temporary files refuses: {refused}", remedy=remedy, where="TMPDIR")
+
+
+@contextmanager
+def _scratch(temporary: Path) -> Iterator[Path]:
+    for left in temporary.glob(f"{_SCRATCH}*"):
         with suppress(OSError), unless_used(left / _OWNER) as is_left:  # another user's, or gone by now
             if is_left:
                 shutil.rmtree(left)

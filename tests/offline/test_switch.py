@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark import keygroups
-from riffle_spark.errors import ConflictError, FencedError, UnavailableError
+from riffle_spark.errors import ConfigError, ConflictError, FencedError, UnavailableError
 from riffle_spark.offline import reshard, switch
 from riffle_spark.offline.recovery import adopt
 from riffle_spark.offline.switch import switch_dispatch, switch_keys
@@ -204,6 +206,28 @@ def test_what_a_killed_command_left_of_rows_goes_with_the_next(tmp_path: Path, m
                 assert {path.name for path in tmp_path.iterdir()} == {"another", folder.name, other.name}
         assert (folder / "run-0.arrow").read_bytes() == b"rows"
     assert [path.name for path in tmp_path.iterdir()] == ["another"]
+
+
+@pytest.mark.parametrize("limit", [0, 200])
+@pytest.mark.parametrize("command", ["dispatch", "keys"])
+def test_a_disk_without_room_for_temporary_files_is_told_with_its_remedy(
+    world: World, oracle: Oracle, tmp_path: Path, command: str, limit: int
+) -> None:
+    """That of `local_dir`, which these commands have none of, would not help."""
+    root, tail = world.home.root, tail_of(world.home.root)
+    (tmp_path / "keys").write_text("plain\n")
+    run = partial(switch_dispatch, root, "key_group", key_groups=5, execute=True)
+    if command == "keys":
+        run = partial(switch_keys, root, encryption_keys=f"file:{tmp_path}/keys", rewrite=True, execute=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(ConfigError, match="set TMPDIR to a folder that has room"):
+            run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert tail_of(root) == tail
+    assert contents(root) == expected(oracle)
 
 
 def nobody_there(*_: object) -> None:
