@@ -164,6 +164,9 @@ class Deletes:
             self._objects.delete(names[start : start + _AT_ONCE])
 
     def are_fenced(self) -> bool:
-        """Tell whether the log has a record of another epoch after the driver's own. One request where it has none."""
+        """Tell whether the log has a record of another epoch after the driver's own, or not even that one any more:
+        others have gone on for long, or it is another log. Two requests where the driver is the newest.
+        """
         epoch, sequence = self._tail
-        return any(record.epoch != epoch for record in Log(self._objects, "").after(sequence))
+        is_followed = any(record.epoch != epoch for record in Log(self._objects, "").after(sequence))
+        return is_followed or not self._objects.exists(paths.record(sequence))

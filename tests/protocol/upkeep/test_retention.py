@@ -224,6 +224,48 @@ def test_a_fenced_driver_deletes_nothing_the_newer_one_lists_i4(tmp_path: Path) 
     assert world.state("totals") == {"a": (22, 22), "b": (20, 20)}
 
 
+def with_late_deletes(tmp_path: Path) -> World:
+    """Return a query whose driver stands still before it deletes records that it needs no more (``background``)."""
+    world = World(tmp_path, operators=[totals()], executors=["1"])
+    world.start(InlineBackground(deferred=True))
+    for version in range(12):
+        world.batch(version, one(1))
+    return world
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_deletes_of_a_driver_that_stood_still_until_its_record_was_swept_are_not_done_i4(tmp_path: Path) -> None:
+    """I4: the number after its own is free again, since a newer driver went on and swept: it is fenced all the same."""
+    world = with_late_deletes(tmp_path)
+    late, own = world.background, world.log().tail
+    assert own is not None
+    world.start()
+    for version in range(12, 24):
+        world.batch(version, one(1))
+    assert not {paths.record(own.sequence), paths.record(own.sequence + 1)} & {*world.memory.list("")}
+    before = world.memory.requests["delete"]
+    late.run()
+    assert world.memory.requests["delete"] == before
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_late_deletes_spare_a_log_that_was_begun_anew_i4(tmp_path: Path) -> None:
+    """I4: its records have the numbers that others had, of which some were to go. It has not come to the driver's own
+    yet.
+    """
+    world = with_late_deletes(tmp_path)
+    late = world.background
+    world.memory.delete(world.memory.list(""))
+    world.start()
+    world.batch(0, one(1))
+    before = world.memory.list(paths.LOG)
+    late.run()
+    assert world.memory.list(paths.LOG) == before
+    world.start()
+    world.batch(1, one(1))
+    assert world.state("totals") == {"a": (2, 2)}
+
+
 @pytest.mark.usefixtures("short_cycles")
 def test_an_unclear_commit_does_not_confuse_what_may_go_i5(tmp_path: Path) -> None:
     """I5: a record whose append was settled later is counted like any other, so what it lists stays as long."""
