@@ -36,7 +36,7 @@ _QUOTED = re.compile(r"'(/[^']*)'")
 
 class _GaveUp(NamedTuple):
     """Who gave up with what. ``home`` and ``sequence`` are those that its order goes by, ``copy`` the one it tells of.
-    ``asked``: it ran where the driver wanted it.
+    ``asked``: it ran where the driver wanted it, which took ``member`` for the folder there.
     """
 
     actor: Actor
@@ -47,6 +47,7 @@ class _GaveUp(NamedTuple):
     epoch: int
     copy: tuple[str, int] | None = None
     asked: bool = True
+    member: str = ""
 
 
 def receipt_in(answer: Any) -> Receipt | None:
@@ -89,14 +90,20 @@ class Attempts:
 
     # --- who gives up -------------------------------------------------------------------------------------------------
 
-    def slot(self, answer: Any, attempt: Attempt, executor: str) -> None:
-        """Look at what an attempt of a slot answers."""
+    def member_of(self, executor: str) -> str:
+        """Return what the driver that asks takes for an executor's folder by now."""
+        actor = self._world.scheduler.mine()
+        living = actor.process.driver.ownership.members.of_executor(executor)
+        return living.id if living is not None else ""
+
+    def slot(self, answer: Any, attempt: Attempt, executor: str, member: str) -> None:
+        """Look at what an attempt of a slot answers, whose driver took ``member`` for the folder there."""
         receipt, order = receipt_in(answer), attempt.order
         assert receipt is not None, "no slot is silent"
         if receipt.error is not None:
             _, problem, _, where = receipt.error
             of = (order.store, int(found[1])) if (found := re.search(r"the first is (\d+)$", problem)) else None
-            told = problem, where, order.home, order.sequence, order.epoch, of, attempt.executor == executor
+            told = problem, where, order.home, order.sequence, order.epoch, of, attempt.executor == executor, member
             self._check(*told)
 
     def piece(self, receipt: UpkeepReceipt, order: UpkeepOrder) -> None:
@@ -209,13 +216,19 @@ class Attempts:
 
     def _has_no_copy(self, told: _GaveUp, _: re.Match[str]) -> bool:
         """It ran elsewhere than it was to, or where nobody is seen any more, whose folder is another one's by now; or
-        the copy went from that member's folder.
+        the one that its driver takes for its was given away or removed by another driver's census; or the copy went
+        from that member's folder.
         """
         member = told.where.removeprefix("member ")
         assert told.copy is not None
         is_seen = told.actor.process.executor in {one.id for one in self._world.cluster.executors()}
         went = (member, *told.copy) in self._dropped or self._is_harmed_below(f"/{member}/")
-        return not (told.asked and is_seen) or went
+        return not (told.asked and is_seen) or went or (told.member != member and self._has_lost(told))
+
+    def _has_lost(self, told: _GaveUp) -> bool:
+        """Tell whether the folder that the driver takes for its executor's is not that one's any more."""
+        places = Path(told.home.local_dir or "").glob(f"*/{told.member}")
+        return is_member(told.member) and not any(self._owns(told.actor, one, told.home) for one in places)
 
     def _is_of_earlier_piece(self, told: _GaveUp, found: re.Match[str]) -> bool:
         """The disk harmed what an earlier piece had fetched, or it came damaged to that one."""

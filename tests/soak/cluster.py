@@ -266,6 +266,8 @@ class SoakWork(SimWork):
 
             self._soak.spawn("merge", executor, merge)
 
+        member = self._soak.attempts.member_of(executor)
+
         def run() -> pa.Table:
             lost = self._scheduler.step("rows read") == "row lost"
             rows = attempt.rows.slice(1) if lost else attempt.rows
@@ -273,7 +275,7 @@ class SoakWork(SimWork):
                 self.lost_rows.add(attempt.order.store)
             order, given, names = attempt.order, attempt.given, attempt.random_bytes
             answer = run_slot(order, given, attempt.slot, executor, rows, names, later)
-            self._soak.attempts.slot(answer, attempt, executor)
+            self._soak.attempts.slot(answer, attempt, executor, member)
             self._scheduler.step("answers")
             return answer
 
