@@ -150,11 +150,11 @@ class Deletes:
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
-        self._tail = (0, -1)
+        self._tail: Record | None = None
 
     def committed(self, record: Record) -> None:
         """Take the driver's newest record: what follows it is looked for from there."""
-        self._tail = (record.epoch, record.sequence)
+        self._tail = record
 
     def run(self, names: Sequence[str]) -> None:
         """Delete, unless a newer driver has appended."""
@@ -167,6 +167,9 @@ class Deletes:
         """Tell whether the log has a record of another epoch after the driver's own, or not even that one any more:
         others have gone on for long, or it is another log. Two requests where the driver is the newest.
         """
-        epoch, sequence = self._tail
-        is_followed = any(record.epoch != epoch for record in Log(self._objects, "").after(sequence))
-        return is_followed or not self._objects.exists(paths.record(sequence))
+        assert self._tail is not None, "nothing was committed that deletes could follow"
+        log, tail = Log(self._objects, ""), self._tail
+        if any(record.epoch != tail.epoch for record in log.after(tail.sequence)):
+            return True
+        own = log.find(tail.sequence)
+        return own is None or own.commit_id != tail.commit_id

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from riffle_spark.errors import FencedError, UnavailableError
-from riffle_spark.protocol.ports import Background
+from riffle_spark.protocol.upkeep.claimed_work import ClaimedWork
 from riffle_spark.protocol.upkeep.retention import Retention, orphans
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.state.log import paths
@@ -30,11 +30,10 @@ _BEHIND_MOST = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """What a scan that a driver of ``epoch`` began found: the ``oldest`` retained record, and from which one on it
-    needs the log; those before are deleted. ``whole``: to the end, so that orphans are deleted too.
+    """What a scan found: the ``oldest`` retained record, and from which one on it needs the log; those before are
+    deleted. ``whole``: to the end, so that orphans are deleted too.
     """
 
-    epoch: int
     oldest: int
     kept_from: int
     whole: bool
@@ -42,16 +41,15 @@ class Scanned:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The ``oldest`` retained record that a driver of ``epoch`` found; nothing was deleted."""
+    """The ``oldest`` retained record; nothing was deleted."""
 
-    epoch: int
     oldest: int
 
 
 def look(objects: ObjectStore, first: int, tail: Record, versions: int, for_ms: int) -> Looked:
     """Find the oldest retained record of a log from ``first`` to ``tail``, to be promised by the next one."""
     oldest, _ = _oldest_retained(Log(objects, ""), first, tail, versions, tail.written_ms - for_ms)
-    return Looked(tail.epoch, oldest.sequence)
+    return Looked(oldest.sequence)
 
 
 def scan(
@@ -81,7 +79,7 @@ def scan(
         objects.delete(orphans(names, listed, tail.epoch, tail.version, may_be_listed))
         objects.delete([name for name in names if name.startswith(paths.LOG) and name < paths.record(begin)])
     whole = whole and kept is oldest  # what a promise keeps longer is for another scan soon
-    return Scanned(tail.epoch, oldest.sequence, kept.full, whole)
+    return Scanned(oldest.sequence, kept.full, whole)
 
 
 def _beginning(objects: ObjectStore, names: Sequence[str], tail: Record, known: int | None) -> int:
@@ -156,20 +154,18 @@ def _overtaken(sequence: int, how: str) -> FencedError:
 class Scans:
     """Submits one driver's scans. Times are seconds of a clock that never goes back."""
 
-    def __init__(self, objects: ObjectStore, background: Background, taken: TakenSnapshots) -> None:
+    def __init__(self, objects: ObjectStore, work: ClaimedWork, taken: TakenSnapshots) -> None:
         self._objects = objects
-        self._background = background
+        self._work = work
         self._taken = taken
-        self._epoch = 0
         self._next = 0.0
         self._began = 0.0
         self._lost_before = 0
         self._after_claims = False
         self._given_up: Record | None = None
 
-    def start(self, tail: Record, *, after_claims: bool) -> None:
+    def start(self, *, after_claims: bool) -> None:
         """Begin anew after a claim; ``after_claims``: the driver before committed nothing."""
-        self._epoch = tail.epoch
         self._next = 0.0
         self._after_claims = after_claims
         self._given_up = None
@@ -194,11 +190,11 @@ class Scans:
         self._given_up = tail
         versions, for_ms = retention.kept
         first, named = retention.first, self._taken.named
-        self._background.submit(lambda: scan(self._objects, tail, versions, for_ms, first=first, named=named))
+        self._work.submit(lambda: scan(self._objects, tail, versions, for_ms, first=first, named=named))
 
     def came(self, scanned: Scanned, retention: Retention, interval: float) -> None:
         """Take what a scan found."""
         self._given_up = None
         retention.swept(scanned.oldest, scanned.kept_from)
-        if scanned.whole and scanned.epoch == self._epoch:
+        if scanned.whole:
             self._next = self._began + interval

@@ -15,6 +15,7 @@ from riffle_spark.messages.upkeep_orders import Drop, Follow, SnapshotOrder, Upk
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import Background, Clock
+from riffle_spark.protocol.upkeep.claimed_work import ClaimedWork
 from riffle_spark.protocol.upkeep.retention import Deletes, Retention
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.scan import Looked, Scanned, Scans, look
@@ -71,10 +72,10 @@ class Upkeep:
         self._look: Callable[[], object] | None = None
         self._caught_up = False
         self._objects = objects
-        self._background = background
+        self._background, self._work = background, ClaimedWork(background)
         self._rounds = rounds
         self._clock = clock
-        self._scans = Scans(objects, background, rounds.taken)
+        self._scans = Scans(objects, self._work, rounds.taken)
         self._next_sweep = 0
         self._epoch = 0
         self._taken: list[tuple[Address, Snapshot]] = []
@@ -94,15 +95,14 @@ class Upkeep:
     def start(self, first: int, tail: Record, manifest: Manifest, *, after_claims: bool = False) -> None:
         """Begin with the log as a claim found it; ``after_claims``: the driver before committed nothing.
 
-        What was taken under an earlier epoch is forgotten, and what was found then: in a root that was restored
-        meanwhile the same numbers are of other records.
+        What was taken under an earlier claim is forgotten, what was found, and what was still to be found or deleted.
         """
-        self._background.collect()
+        self._work.begin(tail.commit_id)
         self._retention.start(first, tail, manifest, self._now_ms)
         self._deletes.committed(tail)
         self._promised = self._found = tail.promised
         self._look = lambda: look(self._objects, first, tail, *self._retention.kept)
-        self._scans.start(tail, after_claims=after_claims)
+        self._scans.start(after_claims=after_claims)
         self._rounds.taken.only_of(tail.epoch)
         self._epoch = tail.epoch
         self._taken.clear()
@@ -121,7 +121,7 @@ class Upkeep:
             self._caught_up = True
             self._catch_up(given)
         if self._look:
-            self._background.submit(self._look)
+            self._work.submit(self._look)
             self._look = None
         interval = self._settings.orphan_scan_interval
         self._scans.before_first_batch(given.record, self._retention, self._clock.seconds(), interval)
@@ -248,15 +248,13 @@ class Upkeep:
 
     def _submit_deletes(self, names: list[str]) -> None:
         if names:
-            self._background.submit(lambda: self._deletes.run(names))
+            self._work.submit(lambda: self._deletes.run(names))
 
     def gather(self, ownership: Ownership) -> None:
         """Take what has come from beside the batches."""
-        for result in self._background.collect():
+        for result in self._work.collect():
             if isinstance(result, BaseException):
                 self._warnings[f"upkeep failed and is tried again later: {result}"] += 1
-            elif isinstance(result, Looked | Scanned) and result.epoch != self._epoch:
-                continue
             elif isinstance(result, Looked):
                 self._found = max(self._found, result.oldest)
                 self._retention.swept(result.oldest, self._retention.first)

@@ -177,9 +177,9 @@ class World:
         return IncomingBatch(**said)  # type: ignore[arg-type]
 
     def work_but_deletes(self) -> list[Callable[[], object]]:
-        """Do what waits beside the batches, but for scans and deletes; return these."""
+        """Do what waits beside the batches, but for looks at the log, scans and deletes; return these."""
         waiting, self.background._waiting = self.background._waiting, []  # private: some of what waits is done
-        deletes = [work for work in waiting if "Scans" in work.__qualname__ or "deletes" in work.__qualname__]
+        deletes = [work for work in waiting if "ClaimedWork" in work.__qualname__]
         for work in waiting:
             if work not in deletes:
                 work()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from riffle_spark.assign.model import Assignment
+from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import InlineBackground, home_of
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.world import World, one, rows_of
@@ -170,10 +172,7 @@ def test_what_a_scan_found_before_the_root_was_restored_is_not_promised(tmp_path
         world.batch(version, one(version))
         if version == 10:
             copied = {name: world.memory.get(name) for name in world.memory.list("")}
-    world.memory.delete(world.memory.list(""))
-    for name, data in copied.items():
-        assert data is not None
-        world.memory.put_if_absent(name, data)
+    restore(world.memory, copied)
     world.run_id = "run-2"
     for version in (11, 12):
         world.batch(version, one(version))
@@ -182,3 +181,34 @@ def test_what_a_scan_found_before_the_root_was_restored_is_not_promised(tmp_path
     tail = world.log().tail
     assert tail is not None
     assert (tail.version, tail.promised < tail.sequence) == (13, True)
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_what_waits_to_be_deleted_when_the_root_is_restored_is_not(tmp_path: Path) -> None:
+    """The same names are of other records by then."""
+    world = World(tmp_path)
+    world.start(InlineBackground(deferred=True))
+    for version in range(30):
+        world.batch(version, one(version))
+        if version == 3:
+            copied = {name: world.memory.get(name) for name in world.memory.list("")}
+    restore(world.memory, copied)
+    world.run_id = "again"
+    world.batch(4, one(4))
+    log = world.memory.list("log/")
+    world.background.run()
+    assert world.memory.list("log/") == log
+    for version in range(5, 12):
+        world.batch(version, one(version))
+        world.background.run()
+    assert world.log().tail is not None
+    assert world.memory.list("log/")[0] > log[0], "deletes of this run go on"
+    assert world.state("totals") == {"a": (12, sum(range(12)))}
+
+
+def restore(memory: MemoryStore, copied: Mapping[str, bytes | None]) -> None:
+    """Put back what a root held."""
+    memory.delete(memory.list(""))
+    for name, data in copied.items():
+        assert data is not None
+        memory.put_if_absent(name, data)

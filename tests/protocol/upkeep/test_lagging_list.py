@@ -19,6 +19,7 @@ from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, Una
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.offline.record_line import target_of
 from riffle_spark.protocol.batch.records import Stamp, claim_record, first_record
+from riffle_spark.protocol.upkeep.claimed_work import ClaimedWork
 from riffle_spark.protocol.upkeep.retention import Retention
 from riffle_spark.protocol.upkeep.scan import Scanned, Scans, scan
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
@@ -169,14 +170,15 @@ def test_a_scan_that_was_given_up_is_not_repeated_with_a_record_that_was_swept()
     waits = Log(store, "").read(last - 3)
     retention.start(0, root.tail, Manifest(), 0)
     cluster = SimCluster(Home("memory://r", StoreOptions(), None, "app", frozenset()), store, bytes)
-    scans = Scans(store, background, TakenSnapshots(cluster, Lock()))
-    scans.start(waits, after_claims=False)
+    work = ClaimedWork(background)
+    scans = Scans(store, work, TakenSnapshots(cluster, Lock()))
+    scans.start(after_claims=False)
     scans.after_commit(waits, retention, 0.0, 60.0)
     store.inner.delete([paths.record(waits.sequence)])
     retention.swept(last - 1, last - 1)
     scans.after_commit(root.tail, retention, 1_000.0, 60.0)
     background.run()
-    assert [type(result) for result in background.collect()] == [UnavailableError, Scanned]
+    assert [type(result) for result in work.collect()] == [UnavailableError, Scanned]
 
 
 def test_a_list_that_shows_all_but_the_retained_records_is_enough() -> None:
