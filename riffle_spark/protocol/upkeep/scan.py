@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from riffle_spark.errors import FencedError, UnavailableError
-from riffle_spark.protocol.upkeep.claimed_work import ClaimedWork
+from riffle_spark.protocol.upkeep.claim_work import ClaimWork
 from riffle_spark.protocol.upkeep.retention import Retention, orphans
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.state.log import paths
@@ -154,7 +154,7 @@ def _overtaken(sequence: int, how: str) -> FencedError:
 class Scans:
     """Submits one driver's scans. Times are seconds of a clock that never goes back."""
 
-    def __init__(self, objects: ObjectStore, work: ClaimedWork, taken: TakenSnapshots) -> None:
+    def __init__(self, objects: ObjectStore, work: ClaimWork, taken: TakenSnapshots) -> None:
         self._objects = objects
         self._work = work
         self._taken = taken

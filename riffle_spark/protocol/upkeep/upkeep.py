@@ -15,7 +15,7 @@ from riffle_spark.messages.upkeep_orders import Drop, Follow, SnapshotOrder, Upk
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import Background, Clock
-from riffle_spark.protocol.upkeep.claimed_work import ClaimedWork
+from riffle_spark.protocol.upkeep.claim_work import ClaimWork
 from riffle_spark.protocol.upkeep.retention import Deletes, Retention
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.scan import Looked, Scanned, Scans, look
@@ -72,7 +72,7 @@ class Upkeep:
         self._look: Callable[[], object] | None = None
         self._caught_up = False
         self._objects = objects
-        self._background, self._work = background, ClaimedWork(background)
+        self._background, self._work = background, ClaimWork(background)
         self._rounds = rounds
         self._clock = clock
         self._scans = Scans(objects, self._work, rounds.taken)

@@ -179,7 +179,7 @@ class World:
     def work_but_deletes(self) -> list[Callable[[], object]]:
         """Do what waits beside the batches, but for looks at the log, scans and deletes; return these."""
         waiting, self.background._waiting = self.background._waiting, []  # private: some of what waits is done
-        deletes = [work for work in waiting if "ClaimedWork" in work.__qualname__]
+        deletes = [work for work in waiting if "ClaimWork" in work.__qualname__]
         for work in waiting:
             if work not in deletes:
                 work()

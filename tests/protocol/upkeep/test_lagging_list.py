@@ -19,7 +19,7 @@ from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, Una
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.offline.record_line import target_of
 from riffle_spark.protocol.batch.records import Stamp, claim_record, first_record
-from riffle_spark.protocol.upkeep.claimed_work import ClaimedWork
+from riffle_spark.protocol.upkeep.claim_work import ClaimWork
 from riffle_spark.protocol.upkeep.retention import Retention
 from riffle_spark.protocol.upkeep.scan import Scanned, Scans, scan
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
@@ -170,7 +170,7 @@ def test_a_scan_that_was_given_up_is_not_repeated_with_a_record_that_was_swept()
     waits = Log(store, "").read(last - 3)
     retention.start(0, root.tail, Manifest(), 0)
     cluster = SimCluster(Home("memory://r", StoreOptions(), None, "app", frozenset()), store, bytes)
-    work = ClaimedWork(background)
+    work = ClaimWork(background)
     scans = Scans(store, work, TakenSnapshots(cluster, Lock()))
     scans.start(after_claims=False)
     scans.after_commit(waits, retention, 0.0, 60.0)

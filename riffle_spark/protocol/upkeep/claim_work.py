@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from riffle_spark.protocol.ports import Background
 
-__all__ = ["ClaimedWork"]
+__all__ = ["ClaimWork"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class _Found:
     found: object
 
 
-class ClaimedWork:
+class ClaimWork:
     """Submits work under the newest claim. In a root that was restored meanwhile the numbers that work of an earlier
     one goes by are those of other records: what has not begun is not done any more, and nobody hears what comes of it.
     """
