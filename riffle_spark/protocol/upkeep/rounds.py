@@ -74,6 +74,11 @@ class Rounds:
             self._next = ({}, 0) if self._running else None
         self.setbacks.forget()
 
+    def at_work(self) -> bool:
+        """Tell whether a plan runs, or is about to."""
+        with self._lock:
+            return self._running
+
     def now(self, orders: Mapping[str, UpkeepOrder]) -> None:
         """Run one round at once."""
         self.arrived.extend(self._cluster.upkeep(orders) if orders else [])

@@ -72,7 +72,7 @@ class Upkeep:
         self._look: Callable[[], object] | None = None
         self._caught_up = False
         self._objects = objects
-        self._background, self._work = background, ClaimWork(background)
+        self._work = ClaimWork(background)
         self._rounds = rounds
         self._clock = clock
         self._scans = Scans(objects, self._work, rounds.taken)
@@ -117,7 +117,7 @@ class Upkeep:
         What is taken after a commit is listed by the next one, which a driver of one batch never makes. For its sake,
         too, the old end of the log is looked at beside that batch: its commit then promises what is retained.
         """
-        if not self._caught_up and not self._background.busy():
+        if not self._caught_up and not self._rounds.at_work():
             self._caught_up = True
             self._catch_up(given)
         if self._look:

@@ -248,12 +248,16 @@ def test_a_chain_is_told_as_too_long_once_it_was_left_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_chains_stay_short_where_every_driver_runs_one_batch(tmp_path: Path) -> None:
-    """What such a driver takes after its commit is never listed: it takes what is long overdue before it."""
+@pytest.mark.parametrize("waits", [False, True])
+def test_chains_stay_short_where_every_driver_runs_one_batch(tmp_path: Path, waits: bool) -> None:
+    """What such a driver takes after its commit is never listed: it takes what is long overdue before it, also where
+    something else waits to be done beside that batch.
+    """
     world = World(tmp_path, operators=[totals()], snapshot_chain_links=4, retained_versions=3)
     history, longest = History(world), []
     for version in range(40):
-        world.start()
+        world.start(InlineBackground(deferred=waits))
+        world.background.submit(lambda: None)
         assert world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(20)))).warnings == ()
         history.look()
         longest.append(max(len(entry.chain) for entry in world.log().manifest.entries.values()))
