@@ -43,7 +43,6 @@ ERA = 100
 """Lines have other numbers than so many. What is run after a root was emptied or restored has rows of its own, too."""
 NOT_SWEPT_YET = 4
 """So many records after a promise was raised, at most, what it gave up is deleted."""
-DAMAGES = ("flipped byte", "truncated")
 
 
 class Lines:
@@ -118,9 +117,9 @@ class Lines:
 
 
 class LinesHistory(History):
-    """A log that may be taken back: its lines begin where its records say so. ``asked`` has, by the commit id of each
-    operator's record, where it was to lead; ``begun`` when a record was begun, by its commit id: its age counts from
-    there, however long it is on its way; ``writers`` who has begun it.
+    """A log that may be taken back: its lines begin where its records say so. By the commit id of a record, ``asked``
+    has where an operator's was to lead, and the operator; ``begun`` when it was begun: its age counts from there,
+    however long it is on its way; ``writers`` who has begun it.
     """
 
     lines: Lines
@@ -128,7 +127,7 @@ class LinesHistory(History):
     def __init__(self, world: Any) -> None:
         super().__init__(world)
         self.schedule = world
-        self.asked: dict[str, int | str] = {}
+        self.asked: dict[str, tuple[int | str, Actor]] = {}
         self.begun: dict[str, float] = {}
         self.writers: dict[str, Process] = {}
         self.dealt: dict[Head, Dealt] = {}
@@ -161,9 +160,9 @@ class LinesHistory(History):
         self.seen_at[sequence] = self.begun.get(record.commit_id, self.seen_at[sequence])
         if record.kind == "rollback":
             assert record.target is not None
-            asked = self.asked[record.commit_id]
+            asked, operator = self.asked[record.commit_id]
             wanted = self.target_of(asked, sequence - 1)
-            damaged = self.schedule.faults.met.keys() & {(kind, "operator: get record") for kind in DAMAGES}
+            damaged = [name for name in operator.met if name.startswith(paths.LOG)]
             assert record.target == wanted or damaged, f"{asked} led to record {record.target}, not {wanted}"
             assert record.target >= record.promised, f"a rollback to record {record.target}, which was not promised"
             self.lines.begin(self.records[record.target].rollbacks, record.version)
@@ -283,7 +282,9 @@ class Remedies:
     def _drawn_stamp(self) -> Stamp:
         commit_id = self._world.log_seen.begins(self._chance.randbytes(16).hex())
         stamp = Stamp(commit_id, self._world.clock.wall_ms())
-        self._world.log_seen.asked[stamp.commit_id] = self._asking
+        operator = self._world.scheduler.mine()
+        assert operator is not None
+        self._world.log_seen.asked[stamp.commit_id] = self._asking, operator
         self._stamped = stamp.commit_id
         return stamp
 
