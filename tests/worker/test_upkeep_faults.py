@@ -210,7 +210,7 @@ def test_a_disk_that_loses_a_delta_it_just_took_holds_its_copies_up_and_no_other
     upkept.run()
     upkept.place.seal(3, {kg: {"k": 3} for kg in (1, 2)})
     upkept.place.seal(4, {kg: {"k": 4} for kg in (1, 3)})
-    keep, left = stack_parts.kept_parts, [1]
+    keep, left = reader_module.kept_parts, [1]
 
     def lost(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, StackedPart]:
         kept = keep(folder, parts)

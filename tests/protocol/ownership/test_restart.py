@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from riffle_spark.assign.model import Assignment
-from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing import InlineBackground, home_of
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.world import World, one, rows_of
@@ -206,7 +206,7 @@ def test_what_waits_to_be_deleted_when_the_root_is_restored_is_not(tmp_path: Pat
     assert world.state("totals") == {"a": (12, sum(range(12)))}
 
 
-def restore(memory: MemoryStore, copied: Mapping[str, bytes | None]) -> None:
+def restore(memory: ObjectStore, copied: Mapping[str, bytes | None]) -> None:
     """Put back what a root held."""
     memory.delete(memory.list(""))
     for name, data in copied.items():
