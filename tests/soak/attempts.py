@@ -16,7 +16,7 @@ import pytest
 from riffle_spark.messages.slot_orders import RECEIPT, Home, Receipt
 from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.state.copies.disk import is_member
-from riffle_spark.state.copies.stack import Stacks
+from riffle_spark.state.copies.stack import Stack, Stacks
 from riffle_spark.state.log import paths
 from riffle_spark.testing import Attempt
 from tests.soak.scheduler import Actor
@@ -68,19 +68,32 @@ class Attempts:
         self._world = world
         self._dropped: set[tuple[str, str, int]] = set()
         """Copies that went, with their members."""
+        self._gone: dict[tuple[str, str, int], Actor | None] = {}
+        """Those that have not come again, and who removed them."""
         self._still: list[Actor] = []
         """Tasks that stood still."""
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
         """Look from now on which copies go."""
-        drop = Stacks.drop
+        drop, switch = Stacks.drop, Stacks.switch
+
+        def copy_in(stacks: Stacks, key_group: int) -> tuple[str, str, int]:
+            return Path(stacks._path).parents[1].name, stacks.store, key_group  # private: where they are
 
         def dropped(stacks: Stacks, key_group: int) -> None:
-            member = Path(stacks._path).parents[1].name  # private: where they are
-            self._dropped.add((member, stacks.store, key_group))
+            copy = copy_in(stacks, key_group)
+            self._dropped.add(copy)
+            self._gone[copy] = self._world.scheduler.mine()
             drop(stacks, key_group)
 
+        def switched(stacks: Stacks, key_group: int, before: Stack | None, stack: Stack) -> bool:
+            came = switch(stacks, key_group, before, stack)
+            if came:
+                self._gone.pop(copy_in(stacks, key_group), None)
+            return came
+
         patch.setattr(Stacks, "drop", dropped)
+        patch.setattr(Stacks, "switch", switched)
 
     def befell(self, actor: Actor, kind: str) -> None:
         """Note what befell an actor."""
@@ -107,7 +120,12 @@ class Attempts:
             self._check(*told)
 
     def piece(self, receipt: UpkeepReceipt, order: UpkeepOrder) -> None:
-        """Look at what a piece of upkeep tells."""
+        """Look at what a piece of upkeep tells: of no copy that it has removed itself that it is there."""
+        for store, key_group, version, _ in receipt.copies:
+            remover = self._gone.get((receipt.member, store, key_group))
+            if remover is not None and remover is self._world.scheduler.mine():
+                wrong = f"{remover.name} removed its copy of {store}, {key_group}, and tells it at version {version}"
+                self._world.scheduler.broke(AssertionError(wrong))
         for text in receipt.errors:
             told = _TOLD.match(text)
             assert told is not None
