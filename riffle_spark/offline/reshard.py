@@ -90,7 +90,7 @@ def scratch() -> Iterator[Path]:
     except LocalDiskError as error:
         raise _no_room(error.problem) from error
     except OSError as error:
-        if is_refusal(error):
+        if is_refusal(error) and (error.filename is None or temporary in Path(error.filename).parents):
             raise _no_room(error) from error
         raise
 

@@ -162,7 +162,8 @@ class LinesHistory(History):
             assert record.target is not None
             asked, operator = self.asked[record.commit_id]
             wanted = self.target_of(asked, sequence - 1)
-            damaged = [name for name in operator.met if name.startswith(paths.LOG)]
+            met = operator.met & self.schedule.damaged
+            damaged = [name for name in met if paths.record_sequence(name) is not None]
             assert record.target == wanted or damaged, f"{asked} led to record {record.target}, not {wanted}"
             assert record.target >= record.promised, f"a rollback to record {record.target}, which was not promised"
             self.lines.begin(self.records[record.target].rollbacks, record.version)

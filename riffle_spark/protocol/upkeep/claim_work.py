@@ -16,7 +16,7 @@ class _Found:
 
 class ClaimWork:
     """Submits work under the newest claim. In a root that was restored meanwhile the numbers that work of an earlier
-    one goes by are those of other records: what has not begun is not done any more, and nobody hears what comes of it.
+    one goes by are those of other records: what has not begun is not done any more, and nobody hears what is found.
     """
 
     def __init__(self, background: Background) -> None:
@@ -24,7 +24,8 @@ class ClaimWork:
         self._claim = ""
 
     def begin(self, claim: str) -> None:
-        """Take a new claim, by its commit id."""
+        """Begin anew after the record of this commit id; what has come of earlier work is dropped."""
+        self._background.collect()
         self._claim = claim
 
     def submit(self, work: Callable[[], object]) -> None:

@@ -11,7 +11,7 @@ from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["Deletes", "Retention", "orphans"]
+__all__ = ["Deletes", "Retention", "is_taken_over", "orphans"]
 
 _AT_ONCE = 1_000
 """As many as S3 takes in one request."""
@@ -145,8 +145,19 @@ def orphans(
     return free
 
 
+def is_taken_over(objects: ObjectStore, tail: Record) -> bool:
+    """Tell whether the log has a record of another epoch after a driver's newest one, or not even that any more: others
+    have gone on for long, or it is another log. Two requests where the driver is the newest.
+    """
+    log = Log(objects, "")
+    if any(record.epoch != tail.epoch for record in log.after(tail.sequence)):
+        return True
+    own = log.find(tail.sequence)
+    return own is None or own.commit_id != tail.commit_id
+
+
 class Deletes:
-    """One driver's deletes. ``run`` is for beside the batches, ``committed`` for the driver."""
+    """The deletes of one claim. ``run`` is for beside the batches, ``committed`` for the driver."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
@@ -158,18 +169,8 @@ class Deletes:
 
     def run(self, names: Sequence[str]) -> None:
         """Delete, unless a newer driver has appended."""
+        assert self._tail is not None, "nothing is committed that deletes could follow"
         for start in range(0, len(names), _AT_ONCE):
-            if self.are_fenced():
+            if is_taken_over(self._objects, self._tail):
                 return
             self._objects.delete(names[start : start + _AT_ONCE])
-
-    def are_fenced(self) -> bool:
-        """Tell whether the log has a record of another epoch after the driver's own, or not even that one any more:
-        others have gone on for long, or it is another log. Two requests where the driver is the newest.
-        """
-        assert self._tail is not None, "nothing was committed that deletes could follow"
-        log, tail = Log(self._objects, ""), self._tail
-        if any(record.epoch != tail.epoch for record in log.after(tail.sequence)):
-            return True
-        own = log.find(tail.sequence)
-        return own is None or own.commit_id != tail.commit_id

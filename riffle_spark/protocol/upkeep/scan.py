@@ -8,7 +8,7 @@ from itertools import chain
 
 from riffle_spark.errors import FencedError, UnavailableError
 from riffle_spark.protocol.upkeep.claim_work import ClaimWork
-from riffle_spark.protocol.upkeep.retention import Retention, orphans
+from riffle_spark.protocol.upkeep.retention import Retention, is_taken_over, orphans
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log, beginning
@@ -62,9 +62,16 @@ def scan(
     than ``tail``, and whatever else ``tail`` promises (``deletes``). Reads the retained records and those that have
     grown old since the last scan. ``first`` is where the driver knows the log to begin; ``named`` tells which snapshots
     of its own it may still list (``None``: it cannot tell, and all stay). Raises ``UnavailableError`` where LIST lags,
-    ``FencedError`` where a newer driver has appended and ``CorruptStateError`` where a retained record is missing;
-    in all these cases nothing is deleted.
+    ``FencedError`` where a newer driver has appended or it is another log by now, and ``CorruptStateError`` where a
+    retained record is missing; in all these cases nothing more is deleted.
     """
+
+    def delete(gone: Sequence[str]) -> None:
+        if gone:
+            if is_taken_over(objects, tail):
+                raise _overtaken(tail.sequence, "is not the newest driver's any more: others have gone on")
+            objects.delete(gone)
+
     names = objects.list("")
     may_be_listed = named()  # after the LIST: what is put from here on is not in it
     log, begin = Log(objects, ""), _beginning(objects, names, tail, first)
@@ -72,12 +79,10 @@ def scan(
     kept = log.read(max(begin, tail.promised)) if tail.promised < oldest.sequence else oldest
     retained = (log.read(sequence) for sequence in range(kept.sequence, tail.sequence + 1) if whole)
     listed = log.listed_in(chain(retained, _later(log, tail)), begin)
-    old = [paths.record(sequence) for sequence in range(begin, kept.full)]
-    if old:
-        objects.delete(old)
+    delete([paths.record(sequence) for sequence in range(begin, kept.full)])
     if whole:
-        objects.delete(orphans(names, listed, tail.epoch, tail.version, may_be_listed))
-        objects.delete([name for name in names if name.startswith(paths.LOG) and name < paths.record(begin)])
+        delete(orphans(names, listed, tail.epoch, tail.version, may_be_listed))
+        delete([name for name in names if name.startswith(paths.LOG) and name < paths.record(begin)])
     whole = whole and kept is oldest  # what a promise keeps longer is for another scan soon
     return Scanned(oldest.sequence, kept.full, whole)
 

@@ -7,6 +7,7 @@ Nothing here can fail a batch: what does not get done is done later. A snapshot 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from riffle_spark.assign.model import MemberId
 from riffle_spark.errors import CorruptStateError, UnavailableError
@@ -71,13 +72,11 @@ class Upkeep:
         self._promised = self._found = 0
         self._look: Callable[[], object] | None = None
         self._caught_up = False
-        self._objects = objects
-        self._work = ClaimWork(background)
+        self._objects, self._work = objects, ClaimWork(background)
         self._rounds = rounds
         self._clock = clock
         self._scans = Scans(objects, self._work, rounds.taken)
-        self._next_sweep = 0
-        self._epoch = 0
+        self._next_sweep = self._epoch = 0
         self._taken: list[tuple[Address, Snapshot]] = []
         self._requests: Counter[str] = Counter()
         self._sent_before: Counter[str] = Counter(objects.requests)
@@ -99,6 +98,7 @@ class Upkeep:
         """
         self._work.begin(tail.commit_id)
         self._retention.start(first, tail, manifest, self._now_ms)
+        self._deletes = Deletes(self._objects)
         self._deletes.committed(tail)
         self._promised = self._found = tail.promised
         self._look = lambda: look(self._objects, first, tail, *self._retention.kept)
@@ -248,7 +248,7 @@ class Upkeep:
 
     def _submit_deletes(self, names: list[str]) -> None:
         if names:
-            self._work.submit(lambda: self._deletes.run(names))
+            self._work.submit(partial(self._deletes.run, names))
 
     def gather(self, ownership: Ownership) -> None:
         """Take what has come from beside the batches."""

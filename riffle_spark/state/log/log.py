@@ -7,7 +7,7 @@ Until it is settled nothing else is appended. Each record names the digest of th
 
 Old records go, so that a driver which stood still for as long may find its next number free again. Its own newest
 record is gone then, too. So who has not looked for ``SURE_SECONDS`` looks for that as well, after a put once more; and
-whoever sweeps, with whatever settings, keeps what is younger than twice that.
+whoever sweeps, with whatever settings, keeps what is younger than twice that, by clocks less than that apart.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

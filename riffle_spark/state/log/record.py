@@ -75,7 +75,7 @@ _VALUES: Mapping[str, tuple[type, type]] = {
 }
 """What the values of a map are, and what these hold in turn."""
 _ENTRIES = {"heads", "stores"}
-_TASK = re.compile("(?!query/[0-9])(.+/)?(0|[1-9][0-9]*)")
+_TASK = re.compile(r"(?!query/[0-9]+\Z)(.+/)?(0|[1-9][0-9]{0,8})")
 
 
 @dataclass(frozen=True, slots=True)

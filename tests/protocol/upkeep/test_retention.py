@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from riffle_spark.errors import UnavailableError
+from riffle_spark.errors import FencedError, UnavailableError
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.upkeep import scan
-from riffle_spark.protocol.upkeep.retention import Retention, orphans
+from riffle_spark.protocol.upkeep.retention import Deletes, Retention, orphans
 from riffle_spark.protocol.upkeep.snapshots import listed
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY
@@ -26,6 +27,7 @@ from riffle_spark.testing import InlineBackground
 from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import World, one, rows_of, totals
+from tests.kit.state.drawn_records import attempt, drafted, grown, opened
 
 PLAIN = first_record("query", 8, "key_group", Stamp("c", 0))
 
@@ -264,6 +266,49 @@ def test_late_deletes_spare_a_log_that_was_begun_anew_i4(tmp_path: Path) -> None
     world.start()
     world.batch(1, one(1))
     assert world.state("totals") == {"a": (2, 2)}
+
+
+def test_a_late_scan_spares_a_log_that_was_begun_anew_i4() -> None:
+    """I4: and has come to the number of its own record, in the same epoch: what it has not listed yet is of others."""
+    store = MemoryStore()
+    late = grown(store, 8).tail
+    assert late is not None
+    store.delete(store.list(""))
+    log = opened(store)
+    log.append(replace(PLAIN, log_id="new"), Manifest())
+    for number in range(4):
+        log.append(replace(PLAIN, kind="orders", commit_id=f"orders {number}", log_id="new"), log.manifest)
+    for version in range(3):
+        log.append(replace(drafted(f"new {version}", version), log_id="new"), log.manifest)
+    assert log.tail is not None
+    assert (log.tail.sequence, log.tail.epoch) == (late.sequence, late.epoch)
+    for name in (paths.delta(3, attempt(77)), paths.snapshot("totals", 0, paths.snapshot_id(2, attempt(78)))):
+        store.put_if_absent(name, b"of the next batch")
+    before = store.list("")
+    with pytest.raises(FencedError):
+        scan.scan(store, late, 2, 0, first=0, named=set)
+    assert store.list("") == before
+
+
+def test_deletes_that_have_begun_end_with_their_claim_i4() -> None:
+    """I4: before each thousand they look whether their own record is still there, not that of who claimed since."""
+    store = MemoryStore()
+    deletes, names = Deletes(store), [paths.delta(0, attempt(number)) for number in range(2_500)]
+    own = grown(store, 4).tail
+    assert own is not None
+    for name in names:
+        store.put_if_absent(name, b"")
+    deletes.committed(own)
+    delete = store.delete
+
+    def followed(names: Sequence[str]) -> None:
+        log = opened(store)
+        log.append(replace(PLAIN, commit_id="another's", epoch=9), log.manifest)
+        delete(names)
+
+    store.delete = followed  # type: ignore[method-assign]
+    deletes.run(names)
+    assert sum(map(store.exists, names)) == 1_500
 
 
 @pytest.mark.usefixtures("short_cycles")

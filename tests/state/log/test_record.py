@@ -171,7 +171,9 @@ def test_a_record_names_none_after_itself_and_none_full_from_far_before(wrong: R
         decode(encode(wrong), "log/0")
 
 
-@pytest.mark.parametrize("name", ["", "x", "01", "-1", "²", "/3", "heavy/", "heavy/x", "query/3", "heavy/-1", "3\n"])
+@pytest.mark.parametrize(
+    "name", ["", "x", "01", "-1", "²", "/3", "heavy/", "heavy/x", "query/3", "heavy/-1", "3\n", "9" * 5000]
+)
 def test_a_record_names_key_groups_as_drivers_do(name: str) -> None:
     """Whoever goes on from it would fail once it has claimed the log."""
     well = replace(PLAIN, owners={"3": "m", "heavy/3": "m"}, weights={"assigned": {"0": 1}})
