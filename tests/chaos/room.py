@@ -65,7 +65,7 @@ SETTINGS: Mapping[str, Any] = {
     "acceptable_recovery_lag": 200,
     "upkeep_timeout": "20 s",
     "retained_versions": 20,
-    "retained_for": "1 min",
+    "retained_for": "2 min",
 }
 """What takes its time in production happens within minutes."""
 

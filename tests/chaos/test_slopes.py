@@ -67,7 +67,7 @@ def test_what_is_left_out_may_be_more() -> None:
 def test_endure_judges_once_what_is_retained_is_there() -> None:
     """From the batch on that the settings say, by the slowest query; a run that has few samples after it is refused."""
     filling = filling_batches(SETTINGS, trigger_seconds=3.0)
-    assert filling == 128, "more than the 20 of a chain, the 20 that are retained and twice 16 to delete them"
+    assert filling == 128, "more than the 20 of a chain, the 40 that are retained and twice 16 to delete them"
     longer = {**SETTINGS, "retained_for": "10 min"}
     assert filling_batches(longer, trigger_seconds=3.0) == 20 + 200 + 32
 
