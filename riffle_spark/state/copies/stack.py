@@ -16,7 +16,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,12 +185,12 @@ class Stacks:
         self._listed()[key_group] = [name]
         self._remove(names)
         if before is not None:
-            self._remove(self._own(before) - self._own(stack))
+            self._remove(self._own({part.file for part in before.parts} - {part.file for part in stack.parts}))
         return True
 
-    def _own(self, stack: Stack) -> set[str]:
-        """Return the names of a stack's files that are its key-group's alone."""
-        return {part.file[len(self._prefix) :] for part in stack.parts if part.file.startswith(self._prefix)}
+    def _own(self, files: Iterable[str]) -> Iterator[str]:
+        """Yield the names of those files that are one key-group's alone."""
+        return (file[len(self._prefix) :] for file in files if file.startswith(self._prefix))
 
     def _is_still(self, key_group: int, before: Stack | None) -> bool:
         if self.read(key_group) != before:
@@ -224,7 +224,7 @@ class Stacks:
         names = self._listed().pop(key_group, [])
         read = [self._read(key_group, name) for name in names]
         self._remove(names)
-        self._remove(set().union(*(self._own(stack) for stack in read if stack is not None)))
+        self._remove(self._own({part.file for stack in read if stack is not None for part in stack.parts}))
 
     def fresh(self, key_group: int) -> Path:
         """Return a new path for a file that is this key-group's alone."""
