@@ -144,17 +144,7 @@ def test_a_slot_whose_files_are_merged_away_again_and_again_goes_on(
 def test_a_slot_that_restores_what_another_process_has_by_then_leaves_it(tmp_path: Path) -> None:
     """Upkeep, or a second attempt, is quicker while the snapshot comes: one list, and no file that nobody has."""
     place = Place(tmp_path)
-    place.seal(0, {1: {"a": 1}})
-    place.snapshot(1)
-    original = place.store.copy_to
-
-    def overtaken(*given):  # type: ignore[no-untyped-def]
-        place.store.copy_to = original  # type: ignore[method-assign]
-        place.keeper().bring(place.entries)
-        return original(*given)
-
-    place.store.copy_to = overtaken  # type: ignore[method-assign]
-    place.bring()
+    overtaken_in_a_restore(place, lambda: place.keeper().bring(place.entries))
     assert len([*place.folder.path.glob("stacks/*/*.stack")]) == 1
     assert place.strays() == []
     assert place.bring().restores == 0
@@ -163,19 +153,28 @@ def test_a_slot_that_restores_what_another_process_has_by_then_leaves_it(tmp_pat
 def test_a_slot_that_drops_a_damaged_copy_leaves_what_another_one_fetches(tmp_path: Path) -> None:
     """Two attempts restore a copy; the quicker one's turns out damaged. The slower one's disk has refused nothing."""
     place = Place(tmp_path)
+
+    def damaged_meanwhile() -> None:
+        place.keeper().bring(place.entries)
+        (file,) = place.files()
+        os.truncate(file, 1)
+        assert place.keeper().bring(place.entries)[1].restores == 1
+
+    overtaken_in_a_restore(place, damaged_meanwhile)
+    assert place.strays() == []
+    assert place.bring().restores == 0
+
+
+def overtaken_in_a_restore(place: Place, meanwhile: Callable[[], object]) -> None:
+    """Bring a copy from a snapshot, and do something else while that comes."""
     place.seal(0, {1: {"a": 1}})
     place.snapshot(1)
     original = place.store.copy_to
 
     def overtaken(*given):  # type: ignore[no-untyped-def]
         place.store.copy_to = original  # type: ignore[method-assign]
-        place.keeper().bring(place.entries)
-        (file,) = place.files()
-        os.truncate(file, 1)
-        assert place.keeper().bring(place.entries)[1].restores == 1
+        meanwhile()
         return original(*given)
 
     place.store.copy_to = overtaken  # type: ignore[method-assign]
     place.bring()
-    assert place.strays() == []
-    assert place.bring().restores == 0

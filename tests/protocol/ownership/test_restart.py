@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from riffle_spark.assign.model import Assignment
-from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing import InlineBackground, home_of
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.world import World, one, rows_of
@@ -168,11 +166,7 @@ def test_what_a_scan_found_before_the_root_was_restored_is_not_promised(tmp_path
     read it.
     """
     world = World(tmp_path, orphan_scan_interval=1)
-    for version in range(60):
-        world.batch(version, one(version))
-        if version == 10:
-            copied = {name: world.memory.get(name) for name in world.memory.list("")}
-    restore(world.memory, copied)
+    run_and_restore(world, 60, to=10)
     world.run_id = "run-2"
     for version in (11, 12):
         world.batch(version, one(version))
@@ -188,11 +182,7 @@ def test_what_waits_to_be_deleted_when_the_root_is_restored_is_not(tmp_path: Pat
     """The same names are of other records by then."""
     world = World(tmp_path)
     world.start(InlineBackground(deferred=True))
-    for version in range(30):
-        world.batch(version, one(version))
-        if version == 3:
-            copied = {name: world.memory.get(name) for name in world.memory.list("")}
-    restore(world.memory, copied)
+    run_and_restore(world, 30, to=3)
     world.run_id = "again"
     world.batch(4, one(4))
     log = world.memory.list("log/")
@@ -206,9 +196,14 @@ def test_what_waits_to_be_deleted_when_the_root_is_restored_is_not(tmp_path: Pat
     assert world.state("totals") == {"a": (12, sum(range(12)))}
 
 
-def restore(memory: ObjectStore, copied: Mapping[str, bytes | None]) -> None:
-    """Put back what a root held."""
-    memory.delete(memory.list(""))
+def run_and_restore(world: World, batches: int, to: int) -> None:
+    """Run so many batches, and make the root what it was after one of them."""
+    copied: dict[str, bytes | None] = {}
+    for version in range(batches):
+        world.batch(version, one(version))
+        if version == to:
+            copied = {name: world.memory.get(name) for name in world.memory.list("")}
+    world.memory.delete(world.memory.list(""))
     for name, data in copied.items():
         assert data is not None
-        memory.put_if_absent(name, data)
+        world.memory.put_if_absent(name, data)
