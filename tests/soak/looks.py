@@ -23,9 +23,9 @@ from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.protocol.upkeep.upkeep import Upkeep, UpkeepInput
 from riffle_spark.state.copies.stack import Stack, Stacks
-from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head
+from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Manifest
 from riffle_spark.state.restore.copy_progress import CopyProgress
-from riffle_spark.worker import slot, upkeep_piece
+from riffle_spark.worker import member_folders, slot, upkeep_piece
 from tests.kit.state.local_copies import unremembered
 
 __all__ = ["Looks"]
@@ -73,7 +73,8 @@ class Looks:
             (Rounds, "begin", self._plans), (Rounds, "_run", self._runs), (Rounds, "forget", self._gives_up),
             (Rounds, "at_once", self._gives_up), (TakenSnapshots, "upkeep", self._orders),
             (Stacks, "switch", self._switched), (slot, "entry_at", self._entry_at),
-            (upkeep_piece, "entry_at", self._entry_at), (CopyProgress, "fail", self._fails),
+            (upkeep_piece, "entry_at", self._entry_at),
+            (member_folders, "manifest_at", self._manifest_at), (CopyProgress, "fail", self._fails),
         ):  # fmt: skip
             wrapped(patch, of, name, around)
 
@@ -230,6 +231,18 @@ class Looks:
         wanted = seen.manifests[sequence].entry(*address) if sequence in seen.manifests else None
         is_meant = wanted is not None and wanted.head == head
         assert not is_meant or found == wanted, f"record {sequence} is taken to say what it does not of {address}"
+
+    def _manifest_at(self, manifest_at: Callable[..., Manifest], home: Any, sequence: int) -> Manifest:
+        found = manifest_at(home, sequence)
+        self._world.holds(lambda: self._check_manifest(found, sequence))
+        return found
+
+    def _check_manifest(self, found: Manifest, sequence: int) -> None:
+        """What an executor keeps of a record is that record's, where no other one comes under its number."""
+        seen = self._world.log_seen
+        seen.look()
+        is_meant = self._world.roots.stays and sequence in seen.manifests
+        assert not is_meant or found == seen.manifests[sequence], f"another record is taken for record {sequence}"
 
     def _fails(self, fail: Callable[..., None], copy: CopyProgress, trouble: Exception) -> None:
         """What is tried again later costs time: an object is called damaged, or missing, where its bytes came so. One

@@ -48,6 +48,8 @@ class Roots:
         self._world = world
         self._chance = random.Random(f"{world.seed}/roots")
         self._comes = self._chance.choice(_COMES)
+        self.stays = not self._comes
+        """Whether nobody empties or restores it in this history."""
         self._after = self._chance.choice(_AFTER)
         self._later = self._chance.choice(_LATER)
         self._beside = self._chance.random() < 0.5
