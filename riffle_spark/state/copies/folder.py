@@ -248,12 +248,12 @@ class Folder:
     def _nobody_advances(self) -> bool:
         """Tell whether nobody is about to put files of deltas on stacks. Those that come from now on are new ones."""
         try:
-            with (self.path / _ADVANCING).open("a") as file:
+            with (self.path / _ADVANCING).open("rb") as file:  # whoever advances has made it: a full disk is no matter
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+        except FileNotFoundError:
+            return True
         except OSError:
-            return True  # a disk that is too full for the lock is one to make room on
+            return False
         return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import multiprocessing
 import os
@@ -9,6 +10,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -222,6 +224,33 @@ def test_files_of_deltas_go_once_no_stack_has_them(tmp_path: Path, monkeypatch: 
     refused = Folder(tmp_path / "absent", "app/1")
     assert not refused.keep_sealed(1, "1-aa", b"x")
     refused.forget_deltas()
+
+
+def test_a_disk_that_refuses_takes_nothing_that_somebody_is_about_to_put_on_a_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether somebody is can be seen where nothing can be written any more; where it cannot be, all of it stays."""
+    folder = claim(tmp_path, "app/1", ())
+    assert folder.stacks("s").switch(1, None, Stack(Head(9, "1-aa")))
+    fetched = folder.fetched_file(1, "1-bb")
+    fetched.write_bytes(b"x")
+    opened, refused = Path.open, {"a"}
+
+    def refusing(path: Path, mode: str = "r", *given: Any, **more: Any) -> Any:
+        if path.name == "advancing" and mode in refused:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return opened(path, mode, *given, **more)
+
+    with folder.advancing():
+        monkeypatch.setattr(Path, "open", refusing)
+        folder.forget_deltas()
+        assert fetched.exists()
+        refused.add("rb")
+        folder.forget_deltas()
+        assert fetched.exists()
+    refused.clear()
+    folder.forget_deltas()
+    assert not fetched.exists()
 
 
 def test_what_stacks_of_any_store_have_stays(tmp_path: Path) -> None:
