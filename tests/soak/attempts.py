@@ -66,8 +66,8 @@ class Attempts:
 
     def __init__(self, world: Any) -> None:
         self._world = world
-        self._dropped: set[tuple[str, str, int]] = set()
-        """Copies that went, with their members."""
+        self._dropped: dict[tuple[str, str, int], float] = {}
+        """Copies that went, with their members, and when they did last."""
         self._gone: dict[tuple[str, str, int], Actor | None] = {}
         """Those that have not come again, and who removed them."""
         self._still: list[Actor] = []
@@ -82,7 +82,7 @@ class Attempts:
 
         def dropped(stacks: Stacks, key_group: int) -> None:
             copy = copy_in(stacks, key_group)
-            self._dropped.add(copy)
+            self._dropped[copy] = self._world.scheduler.now
             self._gone[copy] = self._world.scheduler.mine()
             drop(stacks, key_group)
 
@@ -235,12 +235,13 @@ class Attempts:
     def _has_no_copy(self, told: _GaveUp, _: re.Match[str]) -> bool:
         """It ran elsewhere than it was to, or where nobody is seen any more, whose folder is another one's by now; or
         the one that its driver takes for its was given away or removed by another driver's census; or the copy went
-        from that member's folder.
+        from that member's folder, and has not come again or went since this task began.
         """
         member = told.where.removeprefix("member ")
         assert told.copy is not None
         is_seen = told.actor.process.executor in {one.id for one in self._world.cluster.executors()}
-        went = (member, *told.copy) in self._dropped or self._is_harmed_below(f"/{member}/")
+        copy, is_harmed = (member, *told.copy), self._is_harmed_below(f"/{member}/")
+        went = copy in self._gone or self._dropped.get(copy, -1.0) >= told.actor.began or is_harmed
         return not (told.asked and is_seen) or went or (told.member != member and self._has_lost(told))
 
     def _has_lost(self, told: _GaveUp) -> bool:

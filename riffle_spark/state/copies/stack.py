@@ -16,7 +16,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,7 +168,7 @@ class Stacks:
         """Make ``stack`` the key-group's, and remove the files that it alone had and has no more.
 
         Return ``False``, with nothing done, if the stack is not ``before`` any more: another process was quicker.
-        Raises ``OSError`` if the disk refuses.
+        Raises ``OSError`` if the disk refuses; what was to be the key-group's alone then goes.
         """
         if not self._is_still(key_group, before):
             return False
@@ -179,18 +179,25 @@ class Stacks:
         try:
             _write(self._path + name, data)
         except FileNotFoundError:
-            Path(self._path).mkdir(parents=True, exist_ok=True)
+            Path(self._path).mkdir(parents=True, exist_ok=True)  # so there is nothing of its own either
             _write(self._path + name, data)
+        except OSError:
+            with suppress(OSError):
+                self._remove([name, *self._own(stack, before)])
+            raise
         _keep(self._path + name, stack)
         self._listed()[key_group] = [name]
         self._remove(names)
         if before is not None:
-            self._remove(self._own({part.file for part in before.parts} - {part.file for part in stack.parts}))
+            self._remove(self._own(before, stack))
         return True
 
-    def _own(self, files: Iterable[str]) -> Iterator[str]:
-        """Yield the names of those files that are one key-group's alone."""
-        return (file[len(self._prefix) :] for file in files if file.startswith(self._prefix))
+    def _own(self, stack: Stack, but: Stack | None = None) -> list[str]:
+        """Return the names of a stack's files that are the key-group's alone, without those that another one has."""
+        files = {part.file for part in stack.parts}
+        if but is not None:
+            files -= {part.file for part in but.parts}
+        return [file[len(self._prefix) :] for file in files if file.startswith(self._prefix)]
 
     def _is_still(self, key_group: int, before: Stack | None) -> bool:
         if self.read(key_group) != before:
@@ -224,7 +231,8 @@ class Stacks:
         names = self._listed().pop(key_group, [])
         read = [self._read(key_group, name) for name in names]
         self._remove(names)
-        self._remove(self._own({part.file for stack in read if stack is not None for part in stack.parts}))
+        for stack in read:
+            self._remove(self._own(stack) if stack is not None else ())
 
     def fresh(self, key_group: int) -> Path:
         """Return a new path for a file that is this key-group's alone."""

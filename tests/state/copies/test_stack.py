@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,23 @@ def test_each_list_that_is_dropped_takes_its_own_files_along(folder: Path) -> No
         (folder / "stacks" / "totals" / name).write_bytes(listed)
     Stacks(folder, "totals").drop(7)
     assert list(folder.glob("stacks/totals/*")) == []
+
+
+def test_a_disk_that_is_full_keeps_nothing_of_a_stack_that_it_does_not_take(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No list that is torn, and no part that was written for this list alone. What was there before stays."""
+    stacks = Stacks(folder, "totals")
+    before = Stack(at(1), (own_part(stacks, 7), part(1)))
+    assert stacks.switch(7, None, before)
+    kept, write = sorted(folder.glob("stacks/totals/*")), os.write
+    after = before.extended(at(2), [own_part(stacks, 7), part(2)])
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, data: write(file, data[:20]))
+        with pytest.raises(OSError, match="No space left"):
+            stacks.switch(7, before, after)
+    assert sorted(folder.glob("stacks/totals/*")) == kept
+    assert Stacks(folder, "totals").read(7) == before
 
 
 def test_what_no_list_has_yet_stays_where_a_stack_is_dropped(folder: Path) -> None:
