@@ -508,3 +508,21 @@ def test_home_and_log_name_keys_and_hold_none(tmp_path: Path) -> None:
     assert tail is not None
     assert {text.get("encryption_key") for text in tail.schemas.values()} == {told.told}
     assert ROWS.names
+
+
+def test_a_copy_that_is_one_delta_becomes_a_snapshot(tmp_path: Path) -> None:
+    """Though that part is encrypted for the delta's place: it is written anew, nothing is called damaged, and the delta
+    goes.
+    """
+    query = Encrypted(tmp_path, "a", retained_versions=3, retained_for=0, snapshot_chain_share=100.0)
+    query.run(1)
+    warnings = []
+    for _ in range(40):
+        query.world.clock.advance(120)
+        query.oracle.feed(one(1, key="hot"))
+        warnings += query.world.batch(query.version, one(1, key="hot")).warnings
+        query.version += 1
+    assert not [text for text in warnings if "damaged" in text]
+    assert all(entry.snapshot for entry in query.world.log().manifest.entries.values())
+    assert not [name for name in query.world.memory.list("delta/") if (said := paths.parse(name)) and not said.version]
+    query.check()

@@ -96,12 +96,12 @@ class PartFiles:
 
     def is_snapshot(self, part: StackedPart, place: str) -> bool:
         """Tell whether a part can be a snapshot as it is: its rows do not say which keys are deleted, and it is
-        encrypted as parts are now. Raises ``DamagedCopy``.
+        encrypted as parts are now, for a snapshot's place, which no delta is. Raises ``DamagedCopy``.
         """
         data = self.data(part)
         try:
             if self._keys is not None:
-                if not self._keys.is_current(data):
+                if not self._keys.is_current(data) or not part.file.startswith(f"{STACKS}/"):
                     return False
                 data = self._keys.opened(data, place, part.file)
             return part_codec.DELETED not in part_codec.opened(data, part.file).column_names
