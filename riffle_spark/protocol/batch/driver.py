@@ -183,7 +183,7 @@ class Driver:
         else:
             if tail.kind == "batch":
                 self._caches.forget()  # the batch that was found to be committed told them nothing
-            self._upkeep.start(self._log.first, tail, self._log.manifest)
+            self._upkeep.start(None, tail, self._log.manifest)
 
     def _claim(self, incoming: IncomingBatch) -> None:
         stamp, before = Stamp(self._new_id(), self._clock.wall_ms()), self._log.tail

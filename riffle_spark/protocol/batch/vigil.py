@@ -175,7 +175,7 @@ class Vigil:
         except UnavailableError:
             self._put_off.failed(_RECORD, now)
             raise
-        self._upkeep.start(self._log.first, tail, self._log.manifest)
+        self._upkeep.start(None, tail, self._log.manifest)
 
 
 def _told(will: Will, strange: Mapping[str, object]) -> str:

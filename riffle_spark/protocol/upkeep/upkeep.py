@@ -73,8 +73,7 @@ class Upkeep:
         self._look: Callable[[], object] | None = None
         self._caught_up = False
         self._objects, self._work = objects, ClaimWork(background)
-        self._rounds = rounds
-        self._clock = clock
+        self._rounds, self._clock = rounds, clock
         self._scans = Scans(objects, self._work, rounds.taken)
         self._next_sweep = self._epoch = 0
         self._taken: list[tuple[Address, Snapshot]] = []
@@ -91,11 +90,13 @@ class Upkeep:
         self._retention.keep(*_kept(settings))
         self._rounds.setbacks.start_over()
 
-    def start(self, first: int, tail: Record, manifest: Manifest, *, after_claims: bool = False) -> None:
-        """Begin with the log as a claim found it; ``after_claims``: the driver before committed nothing.
+    def start(self, first: int | None, tail: Record, manifest: Manifest, *, after_claims: bool = False) -> None:
+        """Begin with the log as a claim found it; ``after_claims``: the driver before committed nothing. No
+        ``first``: the claim is the same, and the log begins where it did.
 
         What was taken under an earlier claim is forgotten, what was found, and what was still to be found or deleted.
         """
+        first = self._retention.first if first is None else first
         self._work.begin(tail.commit_id)
         self._retention.start(first, tail, manifest, self._now_ms)
         self._deletes = Deletes(self._objects)

@@ -341,6 +341,27 @@ def grown_root(tmp_path: Path, **settings: Any) -> World:
 
 
 @pytest.mark.usefixtures("short_cycles")
+def test_what_was_swept_long_ago_is_not_looked_for_after_an_unclear_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that has lived for long is told neither that a record is missing, nor asks for each that it swept."""
+    monkeypatch.setattr(scan, "_OLD_AT_ONCE", 5)
+    world = grown_root(tmp_path, retained_versions=6)
+    first = paths.record_sequence(world.memory.list(paths.LOG)[0])
+    assert first is not None
+    world.driver.operations.pin(0, "1")
+    away = [Fault("unavailable", method, paths.LOG, times=None) for method in ("put", "get")]
+    world.store.script(*away)
+    with pytest.raises(UnavailableError, match="unclear"):
+        world.rest(2)
+    world.store.heal()
+    world.store.calls.clear()
+    assert [world.batch(version, one(1)).warnings for version in (31, 32)] == [(), ()]
+    asked = {name for _, name in world.store.calls if name > paths.LOG}
+    assert min(asked & {paths.record(sequence) for sequence in range(50)}) >= paths.record(first - 1)
+
+
+@pytest.mark.usefixtures("short_cycles")
 @pytest.mark.parametrize("more", range(4))
 def test_orphans_go_after_a_restart_whose_log_begins_anywhere(tmp_path: Path, more: int) -> None:
     """The scan of a start gets past records at the old end whose full record was swept before."""
