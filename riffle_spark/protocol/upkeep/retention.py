@@ -11,7 +11,7 @@ from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import ObjectStore
 
-__all__ = ["Deletes", "Retention", "is_taken_over", "orphans"]
+__all__ = ["Deletes", "Retention", "orphans"]
 
 _AT_ONCE = 1_000
 """As many as S3 takes in one request."""
@@ -145,7 +145,7 @@ def orphans(
     return free
 
 
-def is_taken_over(objects: ObjectStore, tail: Record) -> bool:
+def _is_taken_over(objects: ObjectStore, tail: Record) -> bool:
     """Tell whether the log has a record of another epoch after a driver's newest one, or not even that any more: others
     have gone on for long, or it is another log. Two requests where the driver is the newest.
     """
@@ -159,18 +159,19 @@ def is_taken_over(objects: ObjectStore, tail: Record) -> bool:
 class Deletes:
     """The deletes of one claim. ``run`` is for beside the batches, ``committed`` for the driver."""
 
-    def __init__(self, objects: ObjectStore) -> None:
+    def __init__(self, objects: ObjectStore, tail: Record | None = None) -> None:
         self._objects = objects
-        self._tail: Record | None = None
+        self._tail = tail
 
     def committed(self, record: Record) -> None:
         """Take the driver's newest record: what follows it is looked for from there."""
         self._tail = record
 
-    def run(self, names: Sequence[str]) -> None:
-        """Delete, unless a newer driver has appended."""
+    def run(self, names: Sequence[str]) -> bool:
+        """Delete, unless a newer driver has appended; tell whether that was done to the end."""
         assert self._tail is not None, "nothing is committed that deletes could follow"
         for start in range(0, len(names), _AT_ONCE):
-            if is_taken_over(self._objects, self._tail):
-                return
+            if _is_taken_over(self._objects, self._tail):
+                return False
             self._objects.delete(names[start : start + _AT_ONCE])
+        return True

@@ -8,7 +8,7 @@ from itertools import chain
 
 from riffle_spark.errors import FencedError, UnavailableError
 from riffle_spark.protocol.upkeep.claim_work import ClaimWork
-from riffle_spark.protocol.upkeep.retention import Retention, is_taken_over, orphans
+from riffle_spark.protocol.upkeep.retention import Deletes, Retention, orphans
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log, beginning
@@ -67,10 +67,8 @@ def scan(
     """
 
     def delete(gone: Sequence[str]) -> None:
-        if gone:
-            if is_taken_over(objects, tail):
-                raise _overtaken(tail.sequence, "is not the newest driver's any more: others have gone on")
-            objects.delete(gone)
+        if not Deletes(objects, tail).run(gone):
+            raise _overtaken(tail.sequence, "is not the newest driver's any more: others have gone on")
 
     names = objects.list("")
     may_be_listed = named()  # after the LIST: what is put from here on is not in it

@@ -99,8 +99,7 @@ class Upkeep:
         first = self._retention.first if first is None else first
         self._work.begin(tail.commit_id)
         self._retention.start(first, tail, manifest, self._now_ms)
-        self._deletes = Deletes(self._objects)
-        self._deletes.committed(tail)
+        self._deletes = Deletes(self._objects, tail)
         self._promised = self._found = tail.promised
         self._look = lambda: look(self._objects, first, tail, *self._retention.kept)
         self._scans.start(after_claims=after_claims)

@@ -290,6 +290,18 @@ def test_a_late_scan_spares_a_log_that_was_begun_anew_i4() -> None:
     assert store.list("") == before
 
 
+def taken_over_by_each_delete(store: MemoryStore) -> None:
+    """Let another driver append whenever something is deleted."""
+    delete = store.delete
+
+    def followed(names: Sequence[str]) -> None:
+        log = opened(store)
+        log.append(replace(PLAIN, commit_id="another's", epoch=9), log.manifest)
+        delete(names)
+
+    store.delete = followed  # type: ignore[method-assign]
+
+
 def test_deletes_that_have_begun_end_with_their_claim_i4() -> None:
     """I4: before each thousand they look whether their own record is still there, not that of who claimed since."""
     store = MemoryStore()
@@ -299,15 +311,22 @@ def test_deletes_that_have_begun_end_with_their_claim_i4() -> None:
     for name in names:
         store.put_if_absent(name, b"")
     deletes.committed(own)
-    delete = store.delete
+    taken_over_by_each_delete(store)
+    assert not deletes.run(names)
+    assert sum(map(store.exists, names)) == 1_500
 
-    def followed(names: Sequence[str]) -> None:
-        log = opened(store)
-        log.append(replace(PLAIN, commit_id="another's", epoch=9), log.manifest)
-        delete(names)
 
-    store.delete = followed  # type: ignore[method-assign]
-    deletes.run(names)
+def test_a_scan_that_has_begun_to_delete_ends_with_its_claim_i4() -> None:
+    """I4: it, too, looks again before each thousand."""
+    store = MemoryStore()
+    names = [paths.delta(0, attempt(number)) for number in range(2_500)]
+    own = grown(store, 4).tail
+    assert own is not None
+    for name in names:
+        store.put_if_absent(name, b"")
+    taken_over_by_each_delete(store)
+    with pytest.raises(FencedError):
+        scan.scan(store, own, 5, 0)
     assert sum(map(store.exists, names)) == 1_500
 
 
