@@ -58,12 +58,12 @@ def scan(
 ) -> Scanned:  # fmt: skip
     """Delete what nothing retained needs and no living driver may still list; ``tail`` is its driver's last record.
 
-    Retained are the newest ``versions`` records and, before them, all since the first that is not ``for_ms`` older
-    than ``tail``, and whatever else ``tail`` promises (``deletes``). Reads the retained records and those that have
-    grown old since the last scan. ``first`` is where the driver knows the log to begin; ``named`` tells which snapshots
-    of its own it may still list (``None``: it cannot tell, and all stay). Raises ``UnavailableError`` where LIST lags,
-    ``FencedError`` where a newer driver has appended or it is another log by now, and ``CorruptStateError`` where a
-    retained record is missing; in all these cases nothing more is deleted.
+    Retained are the newest ``versions`` records and, before them, all since the first that is not ``for_ms`` older than
+    ``tail``, and whatever else ``tail`` promises. Reads the retained records and those that have grown old since the
+    last scan. ``first`` is where the driver knows the log to begin; ``named`` tells which snapshots of its own it may
+    still list (``None``: it cannot tell, and all stay). Raises ``UnavailableError`` where LIST lags, ``FencedError``
+    where a newer driver has appended or it is another log by now, and ``CorruptStateError`` where a retained record is
+    missing; in all these cases nothing more is deleted.
     """
 
     def delete(gone: Sequence[str]) -> None:

@@ -65,8 +65,7 @@ class Upkeep:
     def __init__(
         self, settings: Settings, objects: ObjectStore, background: Background, rounds: Rounds, clock: Clock
     ) -> None:
-        self._settings = settings
-        self._policy = _policy_of(settings)
+        self._settings, self._policy = settings, _policy_of(settings)
         self._retention = Retention(*_kept(settings))
         self._deletes = Deletes(objects)
         self._promised = self._found = 0
@@ -85,8 +84,7 @@ class Upkeep:
 
     def obey(self, settings: Settings) -> None:
         """Take changed settings."""
-        self._settings = settings
-        self._policy = _policy_of(settings)
+        self._settings, self._policy = settings, _policy_of(settings)
         self._retention.keep(*_kept(settings))
         self._rounds.setbacks.start_over()
 
@@ -105,7 +103,7 @@ class Upkeep:
         self._scans.start(after_claims=after_claims)
         self._rounds.taken.only_of(tail.epoch)
         self._epoch = tail.epoch
-        self._taken.clear()
+        self._forget_taken()
         self._long_chains.forget()
         self._next_sweep = tail.sequence + _SWEEP_EVERY
         self._caught_up = False
@@ -166,6 +164,9 @@ class Upkeep:
         known = {(address, entry.snapshot) for address, entry in changes.items()}
         unused = [paths.snapshot(*a, s.id) for a, s in self._taken if (a, s) not in known]
         self._retention.unlisted(record.sequence, unused)
+        self._forget_taken()
+
+    def _forget_taken(self) -> None:
         self._rounds.taken.forget(paths.snapshot(*a, s.id) for a, s in self._taken)
         self._taken.clear()
 

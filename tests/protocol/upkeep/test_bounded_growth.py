@@ -21,6 +21,7 @@ from riffle_spark.state.log.manifest import Head, Snapshot
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster
+from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import World, one, rows_of, totals
@@ -110,6 +111,34 @@ def test_a_snapshot_that_was_told_and_is_not_listed_yet_stays(tmp_path: Path, mo
         world.background.run()  # rounds first, then the scan: what they took waits for the next commit
         history.look()
     assert snapshots_of(world)
+    assert world.state("totals") == {f"k{n}": (12, 12) for n in range(20)}
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_snapshots_that_come_while_a_record_is_unclear_go_if_none_lists_them(tmp_path: Path) -> None:
+    """Once that record is settled they are forgotten, and scans of the same driver take them for lost."""
+    world = World(tmp_path, operators=[totals()], executors=["1"], snapshot_chain_links=2)
+    world.start(InlineBackground(deferred=True))
+    for version in range(3):
+        world.batch(version, rows_of(*keys(20)))
+        world.background.run()
+    world.batch(3, rows_of(*keys(20)))
+    before = snapshots_of(world)
+    world.driver.operations.pin(0, "1")
+    world.store.script(*[Fault("unavailable", method, paths.LOG, times=None) for method in ("put", "get")])
+    with pytest.raises(UnavailableError, match="unclear"):
+        world.rest(2)
+    world.background.run()
+    world.rest(1, 0.5)
+    world.store.heal()
+    world.rest(2, 30)
+    taken = snapshots_of(world) - before
+    assert len(taken) == world.settings.key_groups
+    for version in range(4, 12):
+        world.batch(version, rows_of(*keys(20)))
+        world.background.run()
+        world.clock.advance(DAY_SECONDS)
+    assert not taken & snapshots_of(world)
     assert world.state("totals") == {f"k{n}": (12, 12) for n in range(20)}
 
 
