@@ -33,10 +33,8 @@ _TRY_AGAIN_SECONDS = 0.5
 
 
 class Rounds:
-    """Runs one plan at a time on a background. ``arrived`` holds the receipts that have come, ``taken``
-    the snapshots that they name.
-
-    ``in_batch`` is set while a batch runs.
+    """Runs one plan at a time on a background. ``arrived`` holds the receipts that have come, ``taken`` the snapshots
+    that they name. ``in_batch`` is set while a batch runs.
     """
 
     def __init__(self, cluster: Cluster, background: Background, clock: Clock) -> None:

@@ -1,5 +1,5 @@
-"""Bringing many copies after the log, piece by piece. Knows a budget
-and ranges of snapshots. Does not know why a copy is wanted, or what becomes of the bytes.
+"""Bringing many copies after the log, piece by piece. Knows a budget and ranges of snapshots. Does not know why a copy
+is wanted, or what becomes of the bytes.
 
 Theory of operation. Copies that are on their chains come first and advance together, object by object in the log's
 order, so that one ranged get of a delta serves all of a member's copies. Then come, in the order given, those that have
