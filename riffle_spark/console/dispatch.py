@@ -76,9 +76,9 @@ def named(path: str) -> "PartitionOf":
         sys.path.insert(0, here)
     try:
         found: PartitionOf = getattr(import_module(module), name)
-    except (ImportError, AttributeError, TypeError, ValueError) as missing:  # TypeError: a relative name
+    except (Exception, SystemExit) as missing:
         raise ConfigError(
-            f"no function is found at {path!r}: {missing}",
+            f"no function is found at {path!r}: {missing!r}",
             remedy="write it as module:function, and run the command where the module is, or install it",
             where="--partition-of",
         ) from missing

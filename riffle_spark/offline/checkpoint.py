@@ -21,6 +21,8 @@ _Found = TypeVar("_Found")
 _ENTRY = re.compile(r"/sources/([0-9]{1,9})/([0-9]{1,18})(?:\.compact)?\Z", re.ASCII)
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _METADATA_BYTES_MAX = 1 << 16
+_ENTRY_BYTES_MAX = 1 << 28
+"""More than any source's offsets: those of a hundred thousand partitions of Kafka's are some MB."""
 _COMMIT = 'v1\n{"nextBatchWatermarkMs":%d}'
 
 
@@ -182,7 +184,14 @@ class Checkpoint:
         if files.get_file_info(name).type is not fs.FileType.File:
             return None
         with files.open_input_stream(name) as stream:
-            return bytes(stream.read()).decode(errors="replace")
+            data = stream.read(_ENTRY_BYTES_MAX + 1)
+        if len(data) > _ENTRY_BYTES_MAX:
+            raise ConfigError(
+                f"a file of the checkpoint is larger than {_ENTRY_BYTES_MAX} bytes, which no entry of Spark's is",
+                remedy="restore the checkpoint from a backup, or name another one",
+                where=masked(name),
+            )
+        return bytes(data).decode(errors="replace")
 
     def _files(self) -> tuple[fs.FileSystem, str]:
         location = self.location.replace("s3a://", "s3://")

@@ -101,9 +101,17 @@ def _dealt_by(base: Record, begun: Settings) -> Record:
 
 def _check_not_run(log: Log, tail: Record, spark: Checkpoint, version: int, root: str) -> None:
     """Raise ``ConfigError`` if this query has run batches on this state that its checkpoint does not know: it would
-    have other rows delivered under their ids.
+    have other rows delivered under their ids. Or if it is the one that has the state, whose event time would be gone.
     """
     query_id = spark.query_id()
+    if tail.query_id == query_id and tail.kind != "adopt" and version >= tail.version:
+        raise ConfigError(
+            f"query {query_id} has this state already, at batch {tail.version}; its checkpoint is at batch {version}",
+            remedy="start the query; adopt takes state over for another checkpoint"
+            if version == tail.version
+            else f"{_rollback(root, spark, tail.version)}, or restore state that is at that batch",
+            where=root,
+        )
     for record in [tail] if tail.query_id == query_id else line(log, tail):
         if record.query_id == query_id and record.rollbacks == tail.rollbacks and record.version > version:
             raise ConfigError(

@@ -40,6 +40,18 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["dispatch", "--root", f"file://{Path.cwd()}/state", *arguments])
 
 
+@pytest.mark.parametrize("source", ["import sys\n\nsys.exit(0)", "def by_length(keys", "raise RuntimeError('no')"])
+def test_a_module_that_cannot_be_imported_ends_the_command_as_any_wrong_call(oracle: Oracle, source: str) -> None:
+    """A script that ends by itself, too: nothing was done, and the exit code says so."""
+    name = f"unfit_{len(source)}"
+    Path(f"{name}.py").write_text(source)
+    done = run("--to", "partition", "--partition-of", f"{name}:by_length", "--execute")
+    assert done.exit_code == 2
+    assert "no function is found at" in done.output
+    assert tail_of(f"file://{Path.cwd()}/state").dispatch == "key_group"
+    assert contents(f"file://{Path.cwd()}/state") == expected(oracle)
+
+
 def test_a_plan_is_shown_and_then_done(oracle: Oracle) -> None:
     """Without --execute the state stays; with it, it has the new dispatch, and the way back needs no function."""
     root = f"file://{Path.cwd()}/state"

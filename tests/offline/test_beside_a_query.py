@@ -55,8 +55,9 @@ def checkpoint(tmp_path: Path) -> str:
 def commands(root: str, checkpoint: str, folder: Path) -> dict[str, Callable[[], Plan]]:
     """Return each command that changes a root."""
     (folder / "keys").write_text(f"plain\na = {'A' * 43}=\n")
+    another = str(written_checkpoint(folder / "another", BATCHES, "another"))
     return {
-        "adopt": lambda: adopt(root, checkpoint, execute=True),
+        "adopt": lambda: adopt(root, another, execute=True),
         "rollback": lambda: rollback(root, BATCHES - 2, checkpoint, execute=True),
         "dispatch": lambda: switch_dispatch(root, "partition", partition_of=partition_of, execute=True),
         "keys": lambda: switch_keys(root, encryption_keys=f"file:{folder}/keys", rewrite=True, execute=True),

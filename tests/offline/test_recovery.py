@@ -13,6 +13,7 @@ from pyarrow.fs import LocalFileSystem
 
 from riffle_spark.console.main import main
 from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
+from riffle_spark.offline import checkpoint as checkpoint_module
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.state.log import paths
@@ -126,9 +127,11 @@ def test_rollback_writes_what_the_checkpoint_lacks(world: World, checkpoint: Pat
 def test_a_dry_run_changes_nothing(world: World, checkpoint: Path) -> None:
     """Without ``execute`` neither log nor checkpoint is touched."""
     fill(world, 5)
+    other = Path(shutil.copytree(checkpoint, checkpoint.with_name("other")))
+    (other / "metadata").write_text('{"id": "another"}')
     before = world.memory.list("")
     assert not rollback(world.home.root, 2, str(checkpoint)).executed
-    assert not adopt(world.home.root, str(checkpoint)).executed
+    assert not adopt(world.home.root, str(other)).executed
     assert world.memory.list("") == before
     assert (checkpoint / "offsets" / "4").exists()
 
@@ -295,6 +298,35 @@ def test_state_is_not_taken_over_by_an_older_checkpoint_of_its_own_query(world: 
         adopt(world.home.root, str(checkpoint))
     (newer / "metadata").write_text('{"id": "query"}')
     assert adopt(world.home.root, str(newer), execute=True).executed
+
+
+@pytest.mark.parametrize(("batches", "remedy"), [(5, "start the query"), (3, "rollback .* --to 2")])
+def test_state_is_not_taken_over_by_the_query_that_has_it(
+    world: World, checkpoint: Path, batches: int, remedy: str
+) -> None:
+    """Its event time and offsets would be gone: there is nothing to take over. Where its checkpoint is ahead, as of a
+    root that was restored alone, a rollback brings them together.
+    """
+    fill(world, batches)
+    before = world.memory.list("")
+    with pytest.raises(ConfigError, match=rf"(?s)has this state already, at batch {batches - 1}; .* batch 4.*{remedy}"):
+        adopt(world.home.root, str(checkpoint), execute=True)
+    assert world.memory.list("") == before
+    if batches == 3:
+        rollback(world.home.root, 2, str(checkpoint), execute=True)
+    world.start()
+    world.batch(batches, one(1000))
+
+
+def test_an_entry_that_is_larger_than_any_is_refused(
+    world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of the checkpoint that is none of Spark's is named, and not read whole."""
+    fill(world, 5)
+    monkeypatch.setattr(checkpoint_module, "_ENTRY_BYTES_MAX", 100)
+    (checkpoint / "offsets" / "4").write_bytes(bytes(101))
+    with pytest.raises(ConfigError, match=r"larger than 100 bytes(?s:.)*offsets/4"):
+        rollback(world.home.root, 4, str(checkpoint), execute=True)
 
 
 def test_empty_means_empty(world: World, checkpoint: Path) -> None:

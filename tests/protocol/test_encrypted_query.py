@@ -15,18 +15,20 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from riffle_spark import transform_with_state
 from riffle_spark.console.main import main
 from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError
-from riffle_spark.offline.switch import switch_dispatch
+from riffle_spark.offline.switch import switch_dispatch, switch_keys
 from riffle_spark.state.copies import part_files
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Link, Manifest
 from riffle_spark.state.objects.encryption import PLAIN, key_of
-from riffle_spark.testing import Attempt
+from riffle_spark.testing import Attempt, Harness
 from riffle_spark.worker.member_folders import keys_in
 from tests.kit.pages import CHECKOUT, blocks
+from tests.kit.processors.visit_processors import Reminders
 from tests.kit.simulated.world import ROWS, Oracle, World, drawn_batch, one, totals
 
 KEYS = {name: bytes([number]) * 32 for number, name in enumerate("abc", 1)}
@@ -508,6 +510,20 @@ def test_home_and_log_name_keys_and_hold_none(tmp_path: Path) -> None:
     assert tail is not None
     assert {text.get("encryption_key") for text in tail.schemas.values()} == {told.told}
     assert ROWS.names
+
+
+def test_timers_fire_after_all_parts_were_written_anew(tmp_path: Path) -> None:
+    """``riffle keys --rewrite`` keeps when the next timer of a key-group is due."""
+    (tmp_path / "keys").write_text(listing("a"))
+    keys = f"file:{tmp_path}/keys"
+    operator = transform_with_state(Reminders(), key="user", output="user string", time_mode="ProcessingTime")
+    with Harness(operator, pa.schema([("user", pa.string())]), encryption_keys=keys) as query:
+        query.feed([{"user": "ann"}])
+        (tmp_path / "keys").write_text(listing("a", "b"))
+        switch_keys(query.root, encryption_keys=keys, rewrite=True, execute=True)
+        query.restart()
+        query.advance(10)
+        assert query.feed([]) == [{"user": "ann"}]
 
 
 def test_a_copy_that_is_one_delta_becomes_a_snapshot(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import schema_of_text
+from riffle_spark.worker.member_folders import keys_of
 from tests.kit.simulated.world import held_by_key
 from tests.soak.scheduler import Actor, Process
 
@@ -184,7 +185,8 @@ class Dispatched:
     def _switch(self, before: Record, to: str, total: int, *, alone: bool, looks: bool) -> None:
         world = self._world
         switched = partial(
-            switch.switch_dispatch, world.home.root, to, partition_of=partition_of, key_groups=total
+            switch.switch_dispatch, world.home.root, to, partition_of=partition_of, key_groups=total,
+            encryption_keys=world.settings.encryption_keys,
         )  # fmt: skip
         world.step("begins")
         try:
@@ -220,7 +222,7 @@ class Dispatched:
 
     def check_switched(self, record: Record, manifest: Manifest, wanted: Mapping[str, Mapping[object, Any]]) -> None:
         """Compare what lies below a record, store by store, with what should: each key in the shard that is its own."""
-        dealt, objects = Dealt.by(record), Reader(self._world.memory, None)
+        dealt, objects = Dealt.by(record), Reader(self._world.memory, None, keys_of(self._world.home))
         for store in sorted(wanted.keys() & record.schemas.keys()):
             entries = {shard: entry for (of, shard), entry in manifest.entries.items() if of == store}
             schema, found = schema_of_text(store, record.schemas[store]), dict[object, object]()

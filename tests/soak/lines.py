@@ -28,6 +28,7 @@ from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.testing import SimSink
+from riffle_spark.worker.member_folders import keys_of
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import held_by_key
 from tests.kit.state.local_copies import unremembered
@@ -498,7 +499,9 @@ class SlowReader:
     def _state(self, log: Log, tail: Record, store: str, folder: Path) -> dict[object, tuple[object, ...]]:
         entries = {key_group: entry for (of, key_group), entry in log.manifest.entries.items() if of == store}
         schema, found = schema_of_text(store, tail.schemas[store]), dict[object, tuple[object, ...]]()
-        for table in restored(schema, entries, Reader(self._world.stepped, None), folder).values():
+        for table in restored(
+            schema, entries, Reader(self._world.stepped, None, keys_of(self._world.home)), folder
+        ).values():
             found |= held_by_key(table)
         return found
 

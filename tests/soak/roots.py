@@ -195,7 +195,7 @@ class Roots:
         aside = open_store(url)
         _fill(aside, (copy.log, copy.rest))
         try:
-            return verify(url)
+            return verify(url, encryption_keys=self._world.settings.encryption_keys)
         finally:
             aside.delete(aside.list(""))
 
@@ -245,7 +245,9 @@ class Roots:
             world.log_seen.look()
             world.query_id = tail.query_id
             checkpoint = world.remedies.checkpoint(looked=" restored")
-            found = verify(world.home.root, checkpoint.location).findings
+            found = verify(
+                world.home.root, checkpoint.location, encryption_keys=world.settings.encryption_keys
+            ).findings
         wrong = [one for one in found if one.level != "note"]
         assert len(wrong) == (not fits), f"restored, at batch {tail.version} of {world.committed}: {wrong}"
 

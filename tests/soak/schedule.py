@@ -33,6 +33,7 @@ from tests.soak.assignments import watch_assignments
 from tests.soak.attempts import Attempts
 from tests.soak.cluster import SkewedClock, SoakBackground, SoakCluster, SoakSink, SoakWork
 from tests.soak.dispatched import Dispatched, parted
+from tests.soak.encrypted import Encrypted
 from tests.soak.excuses import Excuses, Tried
 from tests.soak.faults import ON_EXECUTORS, Aim, Faults
 from tests.soak.jobs import JOBS, same
@@ -98,6 +99,7 @@ class Schedule(World):
         batches = chance.choice([3, *[4] * 4, *[5] * 3, 9]) if self.pace == 1.0 else 12
         self.lines = Lines(seed, self.kind, max(batches, self.roots.batches))
         self.job = self.lines.jobs[0]
+        self.encrypted = Encrypted(seed)
         server = random.Random(f"{seed}/store")
         is_s3 = server.random() < S3_SHARE
         settings = {
@@ -106,6 +108,7 @@ class Schedule(World):
             "folder_cleanup_delay": chance.choice([0, 30, 86_400]), "upkeep_timeout": chance.choice([1, 5, 60, 60]),
             **drawn_settings(chance), **self.job.settings, "upkeep_bandwidth": chance.choice([1, 1, 1_000, 50_000_000]),
             **({"num_standbys": 1, "upkeep_bandwidth": 300} if is_s3 else {}),
+            **self.encrypted.settings,
         }  # fmt: skip
         super().__init__(
             local_dir, executors=(), operators=self.job.operators, seed=seed, key_groups=6, root=self.roots.url,
@@ -197,6 +200,7 @@ class Schedule(World):
             patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([1, 1, 2, 9]))  # private: small state
             ranges = random.Random(f"{self.seed}/ranges").choice([300, reader.RANGE_BYTES, reader.RANGE_BYTES])
             patch.setattr(reader, "RANGE_BYTES", ranges)
+            self.encrypted.plant(patch)
             patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
             self.remedies.plant(patch)
             ProcessTable(self).plant(patch)

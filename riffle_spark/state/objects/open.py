@@ -64,8 +64,11 @@ def masked(url: str) -> str:
     prefix += path[: len(path) - len(named)]
     is_host = named == path
     host, _, below = named.partition("/")
-    if "@" in host and (is_host or ":" in host):
-        named = "***@" + named[host.rindex("@") + 1 :]
+    if is_host and not is_local and "@" in named and not prefix.endswith("//"):  # a user, not a scheme
+        prefix, named = "", "***@" + named.rpartition("@")[2]
+    elif "@" in host and (is_host or ":" in host):
+        is_odd = "@" in below and (":" in host or prefix.startswith("s3"))
+        named = "***@" + (named.rpartition("@")[2] if is_odd else named[host.rindex("@") + 1 :])
     elif ":" in host and not is_local and not (is_host and _A_PORT.search(host)):
         if "@" in below:  # a secret key may have a slash in it
             named = "***@" + named.rpartition("@")[2]

@@ -11,7 +11,7 @@ import pandas as pd
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-__all__ = ["Broken", "Idle", "PandasVisits", "Sums", "Visits"]
+__all__ = ["Broken", "Idle", "PandasVisits", "Reminders", "Sums", "Visits"]
 
 
 class Visits(StatefulProcessor):
@@ -84,6 +84,19 @@ class Idle(Visits):
         """Give out when the timer was due, and the watermark."""
         due, now = expiredTimerInfo.getExpiryTimeInMs(), timerValues.getCurrentWatermarkInMs()
         yield Row(user=key[0], visits=due, total=now)
+
+
+class Reminders(Visits):
+    """Tells of a user five seconds after each of its rows."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """Register a timer."""
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 5_000)
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        """Give out whose it was."""
+        yield Row(user=key[0])
 
 
 class Broken(Visits):

@@ -59,13 +59,13 @@ def checkpoint_of(world: World) -> str:
     return str(root_of(world).parent / "checkpoint")
 
 
-def written_checkpoint(folder: Path, batches: int = 0) -> Path:
-    """Write the checkpoint of a world's query, in which so many batches are committed; return its folder."""
+def written_checkpoint(folder: Path, batches: int = 0, query_id: str = "query") -> Path:
+    """Write the checkpoint of a query, a world's own, in which so many batches are committed; return its folder."""
     for name in ("offsets", "commits"):
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
         for version in range(batches):
             (folder / name / str(version)).write_text(f"{name}-{version}")
-    (folder / "metadata").write_text(json.dumps({"id": "query"}))
+    (folder / "metadata").write_text(json.dumps({"id": query_id}))
     return folder
 
 

@@ -19,8 +19,10 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
 from riffle_spark.state.log.record import Record, decode, digest
+from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.schemas.store_schema import StoreSchema
+from riffle_spark.worker.member_folders import keys_of
 from tests.kit.simulated.world import World, held_by_key
 from tests.kit.state.local_copies import checksum_on_disk, rows_of_stack
 
@@ -187,16 +189,21 @@ class History:
                     name = paths.snapshot(store, key_group, entry.snapshot.id)
                     data = self.world.memory.get(name)
                     assert data is not None, f"I5: {name}, which record {sequence} lists, is gone"
-                    table = self._snapshot(name, data, entry.snapshot.checksum)
+                    table = self._snapshot(name, data, entry.snapshot.checksum, paths.base(store, key_group))
                     assert part_codec.DELETED not in table.column_names, f"I5: {name} tells what is deleted"
                     assert table.num_rows == entry.snapshot.rows, f"I5: {name} has {table.num_rows} rows"
 
-    def _snapshot(self, name: str, data: bytes, checksum: int) -> pa.Table:
+    def _snapshot(self, name: str, data: bytes, checksum: int, place: str) -> pa.Table:
         self._check_bytes(name, data, 0, len(data), checksum)
         found = self._decoded.get((name, checksum))
         if found is None:
-            found = self._decoded[name, checksum] = part_codec.decode(data, checksum, name)
+            keys, part = self._keys(), pa.py_buffer(data)
+            in_plain = part if keys is None else keys.opened(part, place, name)
+            found = self._decoded[name, checksum] = part_codec.opened(in_plain, name)
         return found
+
+    def _keys(self) -> Keys | None:
+        return keys_of(self.world.home)
 
     def listed_by(self, sequence: int) -> set[str]:
         """Return the objects of a record: of state, and of output that was sealed."""
@@ -241,9 +248,9 @@ class History:
             return False
         try:
             if head.version < 0:
-                assert not rows_of_stack(folder, operator.schema, stack).num_rows
+                assert not rows_of_stack(folder, operator.schema, stack, key_group, self._keys()).num_rows
                 return False
-            held = self._held(folder, operator.schema, stack, self.timers.get((address, head)))
+            held = self._held(folder, operator.schema, stack, key_group)
         except DamagedCopy:
             return False
         where = f"I2: {address} of {folder.name}"
@@ -253,12 +260,13 @@ class History:
         return True
 
     def _held(
-        self, folder: Path, schema: StoreSchema, stack: Stack, timer_ms: int | None
+        self, folder: Path, schema: StoreSchema, stack: Stack, key_group: int
     ) -> dict[object, tuple[object, ...]]:
+        timer_ms = self.timers.get(((schema.store, key_group), stack.head))
         parts = [(checksum_on_disk(folder, part), part.epoch, part.declaration) for part in stack.parts]
         seen = (schema.store, timer_ms, *parts)
         if seen not in self._seen_whole:
-            table = rows_of_stack(folder, schema, stack)
+            table = rows_of_stack(folder, schema, stack, key_group, self._keys())
             self._seen_whole[seen] = held_by_key(_still_there(table, schema.due, timer_ms))
         return self._seen_whole[seen]
 

@@ -16,6 +16,7 @@ from riffle_spark.state.copies.part_files import PartFiles, whole_rows
 from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log.manifest import Head
+from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["checksum_on_disk", "local_copy", "rows_of_stack", "unremembered"]
@@ -27,10 +28,12 @@ def local_copy(folder: Folder, schema: StoreSchema, key_group: int) -> tuple[Hea
     return None if found is None else (found.head, rows_of_stack(folder.path, schema, found))
 
 
-def rows_of_stack(folder: Path, schema: StoreSchema, found: Stack) -> pa.Table:
-    """Return all that a stack holds, as a snapshot's table."""
-    files = PartFiles(folder)
-    return whole_rows([run for part in reversed(found.parts) for run in files.runs(part, schema)], schema)
+def rows_of_stack(
+    folder: Path, schema: StoreSchema, found: Stack, key_group: int = 0, keys: Keys | None = None
+) -> pa.Table:
+    """Return all that a stack holds, as a snapshot's table. ``key_group`` counts where ``keys`` are."""
+    files = PartFiles(folder, keys)
+    return whole_rows([run for part in reversed(found.parts) for run in files.runs(part, schema, key_group)], schema)
 
 
 def checksum_on_disk(folder: Path, part: StackedPart) -> int:
@@ -48,9 +51,9 @@ def unremembered() -> Iterator[None]:
     """Look at copies as a process that has just begun does, and leave what this one knows of files as it is: what a
     look has found whole the product must not take for looked at.
     """
-    files, kept = part_files._files, stack._kept  # private: what a process keeps
-    part_files._files, stack._kept = OrderedDict(), {}  # private: as above
+    files, held, kept = part_files._files, part_files._held, stack._kept  # private: what a process keeps
+    part_files._files, part_files._held, stack._kept = OrderedDict(), part_files._Held(), {}  # private: as above
     try:
         yield
     finally:
-        part_files._files, stack._kept = files, kept  # private: as above
+        part_files._files, part_files._held, stack._kept = files, held, kept  # private: as above

@@ -143,6 +143,19 @@ def test_a_url_that_is_shown_has_no_user_password_or_query(scheme: str, secret: 
 
 
 @pytest.mark.parametrize(
+    "form",
+    ["AKIA:{}/RET@bucket/p", "s3://user@name:{}/RET@bucket/p", "s3://AKIA@{}/RET@bucket", "AKIA:SEC@{}@bucket/p"],
+)
+def test_what_is_no_url_of_ours_shows_no_secret_either(form: str) -> None:
+    """A scheme that was forgotten, and one user too many."""
+    shown = masked(form.format(PLANTED))
+    assert PLANTED not in shown
+    assert "AKIA" not in shown
+    assert shown.endswith("***@bucket/p" if form.endswith("/p") else "***@bucket")
+    assert masked(shown) == shown
+
+
+@pytest.mark.parametrize(
     "url",
     ["/tmp/a@b", "a@b/c", "file:///tmp/a:b@c?d#e", "s3://bucket/a@b/c:d", "hdfs://nn:8020/a@b", "hdfs:///a@b", "",
      "hdfs:///a:b/c", "dbfs:/a:b/c", "viewfs:///a:b"],
