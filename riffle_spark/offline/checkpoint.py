@@ -23,6 +23,8 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _METADATA_BYTES_MAX = 1 << 16
 _ENTRY_BYTES_MAX = 1 << 28
 """More than any source's offsets: those of a hundred thousand partitions of Kafka's are some MB."""
+_NOTHING_YET = "-"
+"""How Spark writes that a source has no offset yet: it begins where it always does."""
 _COMMIT = 'v1\n{"nextBatchWatermarkMs":%d}'
 
 
@@ -90,6 +92,8 @@ class Checkpoint:
         committed = (self.offsets(version) or "").split("\n")[2:] if version >= 0 else []
         said = []
         for index, want in enumerate(wanted):
+            if want == _NOTHING_YET:
+                continue
             if version < 0 and not _can_start_at(want):
                 said.append(f"source {index} cannot be told where to start: it counts again all that is there")
                 continue

@@ -180,7 +180,8 @@ def check_schemas(stored: Mapping[str, Mapping[str, str]], operators: Sequence[O
                 f"the state of store {operator.store!r} has another schema\n  stored:   {before['text']}"
                 f"\n  declared: {now['text']}\n{words}",
                 remedy="keep the key's columns, and when keys end; add columns that may be null, leave some out, or "
-                "make types wider; for any other change use another store name",
+                "make types wider; for any other change use another store name (of a wrapped query: "
+                "option('riffle.stores', ...))",
                 where=operator.store,
             )
 

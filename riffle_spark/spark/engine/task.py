@@ -30,6 +30,7 @@ __all__ = [
     "slot_function",
     "upkeep_function",
     "warm_function",
+    "with_offsets",
 ]
 
 SlotFunction = Callable[[tuple[pa.Scalar, ...], pa.Table, pa.Table], pa.Table]
@@ -73,12 +74,41 @@ def slot_function(order: Order, given: Computation, answer: pa.Schema, tell: Tel
 def _run(text: str, given: Computation, answer: pa.Schema, tell: Tell, slot: int, rows: pa.Table) -> pa.Table:
     order = Order.from_json(text, slot)
     names = [SLOT, KEY_GROUP, HASH, *order.rows.names, *([] if order.initial is None else [INITIAL])]
-    result = run_slot(order, given, slot, executor_id(), rows.rename_columns(names), later=_beside).cast(answer)
+    rows = with_offsets(rows.rename_columns(names))
+    result = run_slot(order, given, slot, executor_id(), rows, later=_beside).cast(answer)
     if tell is not None:
         run, told = tell
         told.add({run: result[RECEIPT].drop_null().to_pylist()})
     _leave_worker("slot")
     return result
+
+
+def with_offsets(rows: pa.Table) -> pa.Table:
+    """Return the rows with offsets in every array of lists and maps. Arrow lets what has no element go without, as the
+    JVM writes it, but pyarrow reads the first one there: where it counts bytes, the process ends.
+    """
+    if not any(pa.types.is_nested(kind) for kind in rows.schema.types):
+        return rows
+    columns = [pa.chunked_array([*map(_mended, column.chunks)], column.type) for column in rows.columns]
+    return pa.Table.from_arrays(columns, schema=rows.schema)
+
+
+def _mended(array: pa.Array) -> pa.Array:
+    kind = array.type
+    if len(array) == 0:
+        return pa.array([], kind)
+    if pa.types.is_struct(kind):
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        children = [_mended(array.field(at)) for at in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
+    if pa.types.is_map(kind):
+        pairs = [_mended(array.keys), _mended(array.items)]
+        below = pa.StructArray.from_arrays(pairs, fields=[kind.key_field, kind.item_field])
+    elif pa.types.is_list(kind):
+        below = _mended(array.values)
+    else:
+        return array
+    return pa.Array.from_buffers(kind, len(array), array.buffers()[:2], array.null_count, array.offset, [below])
 
 
 def _beside(work: Callable[[], None]) -> None:

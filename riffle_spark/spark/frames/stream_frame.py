@@ -181,12 +181,13 @@ def on(
 ) -> StreamFrame:  # fmt: skip
     """Return a stream's frame with all methods of a ``DataFrame``, whose stateful operators run on riffle.
 
-    ``root`` is where the query keeps its state, ``settings`` all else that can be set; several streams of one query
-    share one root. A frame that Spark's own hands made of a wrapped one, as ``spark.sql`` over a view of it, is wrapped
-    once more before it is started; it has its root from there. ``late_rows`` takes the rows that the query leaves out
-    as too late, ``dead_letters`` those that a function of yours (``applyInPandasWithState``, ``transformWithState``,
-    ``transformWithStateInPandas``) fails on, which else fail the query: each is a function as of ``foreachBatch``, or a
-    folder for Parquet. Raises ``ConfigError`` for what is no stream's frame, and on Spark Connect.
+    ``root`` is where the query keeps its state, also where ``settings``, which has all else that can be set, names
+    another one; several streams of one query share one root. A frame that Spark's own hands made of a wrapped one, as
+    ``spark.sql`` over a view of it, is wrapped once more before it is started; it has its root from there.
+    ``late_rows`` takes the rows that the query leaves out as too late, ``dead_letters`` those that a function of yours
+    (``applyInPandasWithState``, ``transformWithState``, ``transformWithStateInPandas``) fails on, which else fail the
+    query: each is a function as of ``foreachBatch``, or a folder for Parquet. Raises ``ConfigError`` for what is no
+    stream's frame, and on Spark Connect.
 
     >>> events = riffle_spark.on(events, root="s3://bucket/state/visits")  # doctest: +SKIP
     """

@@ -84,13 +84,13 @@ class PlannedStage:
 
     def operator(self, mode: str, sink: DeliverySink | None, reads: StageInput | None, shift_ms: int) -> JobOperator:
         """Return what a job runs: ``shift_ms`` is how far its watermark is from the query's."""
-        # As in Spark: complete results have late rows, too, but none that another operator has left out.
-        late = None if mode == "complete" and self.stage.kind == "aggregate" else self.late
+        whole = mode == "complete" and self.stage.kind == "aggregate"  # as in Spark: only sessions' rows are late then
+        late = None if whole and self.late is not None and self.late.by == "keys" else self.late
         keys, compute = tuple(self.keys.names), self.compute(cast(merged_groups.OutputMode, mode))
-        shown = self.shown if self.stage.kind == "processor" else None
         return JobOperator(
             self.store, keys, compute, (), True, sink, initial=self.initial, late=late, meanings=self.meanings,
-            shown=shown, reads=reads, shift_ms=shift_ms, closes=self.closes,
+            shown=self.shown if self.stage.kind == "processor" else None, reads=reads, shift_ms=shift_ms,
+            closes=self.closes and not whole,
         )  # fmt: skip
 
 

@@ -26,12 +26,14 @@ from riffle_spark.spark.queries.stream_options import StreamOptions
 from riffle_spark.spark.sinks import sink_choice, spark_sinks
 from riffle_spark.state.log import log
 from riffle_spark.state.objects.open import open_store
+from riffle_spark.unknown_names import check_known
 
 __all__ = ["explained", "started"]
 
 _CHECKPOINT: Final = "checkpointLocation"
 _CHECKPOINTS: Final = "spark.sql.streaming.checkpointLocation"
 _STORES: Final = "riffle.stores"
+_OPTIONS: Final = (_STORES, planned_stages.ACCEPT, planned_stages.TAKE_OVER, sink_choice.DELIVERY_ID)
 _TRIGGERS: Final = ("availableNow", "once", "processingTime")
 _ROOTS: Final = {"file": "file:///", "s3": "s3://", "s3a": "s3://"}
 """Where the folder of a checkpoint may have the state beside it, and what a root there begins with."""
@@ -52,6 +54,8 @@ class PieceSink:
 def started(frame: DataFrame, told: sink_choice.WriterSettings, options: StreamOptions) -> StreamingQuery:
     """Start a wrapped frame's query. Without a stateful operator it is Spark's own, and so is what is returned."""
     spark = frame.sparkSession
+    ours = [name.lower() for name in told.options if name.lower().startswith("riffle.")]
+    check_known("option", ours, _OPTIONS, source="the query's options")
     catalyst = plan_nodes.Catalyst(spark)
     found = cut(catalyst, plan_nodes.analysed(frame))
     plan_rules.check_plan(catalyst, found, told.mode)

@@ -35,7 +35,7 @@ _BY_FUNCTION: Final = ("foreach", "foreachBatch")
 _FILES: Final = ("avro", "csv", "json", "orc", "parquet", "text")
 _ONLY_APPEND: Final = ("kafka", "noop")
 _OURS: Final = ("checkpointlocation", "riffle.")
-_DELIVERY_ID: Final = "riffle.delivery_id"
+DELIVERY_ID: Final = "riffle.delivery_id"
 _SPARKS_ARGUMENTS: Final = 2
 _CONSOLE_ROWS: Final = "20"
 _LINE: Final = "-" * 43
@@ -247,7 +247,7 @@ def _console(told: WriterSettings) -> Give:
 def _batch_writer(told: WriterSettings, source: str) -> Give:
     """Return what appends each batch, or in complete mode puts it in the place of the one before."""
     mode = "overwrite" if told.mode == "complete" and source not in _ONLY_APPEND else "append"
-    marked_by = told.option(_DELIVERY_ID)
+    marked_by = told.option(DELIVERY_ID)
 
     def write(frame: DataFrame, delivery: Delivery) -> None:
         frame = _with_id(frame, source, marked_by, delivery.id) if marked_by else frame

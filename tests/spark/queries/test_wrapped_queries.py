@@ -108,7 +108,14 @@ def facts(query: StreamingQuery) -> dict[int, tuple[object, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("query", "mode"), [(in_windows, "update"), (in_windows, "append"), (in_sessions, "append"), (once, "append")]
+    ("query", "mode"),
+    [
+        (in_windows, "update"),
+        (in_windows, "append"),
+        (in_sessions, "append"),
+        (in_sessions, "complete"),
+        (once, "append"),
+    ],
 )
 def test_windows_are_answered_as_spark_does(
     query: Callable[[DataFrame], DataFrame], mode: str, spark: SparkSession, feed: Feed, tmp_path: Path
@@ -137,6 +144,28 @@ def test_windows_are_answered_as_spark_does(
     ]
     assert dropped[0] == dropped[1]
     assert (sum(dropped[0]) > 0) == (query is once)
+
+
+def test_rows_with_maps_and_lists_pass_where_some_slots_have_none(
+    spark: SparkSession, feed: Feed, tmp_path: Path
+) -> None:
+    """The JVM writes empty lists of lists, and maps, without the offsets that pyarrow reads."""
+    nested = (
+        "map('k', n) AS m",
+        "array(array(page)) AS ll",
+        "array(map(page, array(n))) AS lm",
+        "cast(array(array()) AS array<array<string>>) AS no",
+    )
+
+    def query(events: DataFrame) -> DataFrame:
+        rows = events.selectExpr("page", "n", *nested, "struct(*) AS all")
+        return rows.dropDuplicates(["page"])
+
+    expected, found = Batches(), Batches()
+    played(keeping(query(feed.stream(spark)), expected, tmp_path / "spark", "append"))
+    wrapped = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
+    played(keeping(query(wrapped), found, tmp_path / "ours", "append"))
+    assert found == expected
 
 
 def test_complete_results_are_whole_and_sorted(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
@@ -252,6 +281,14 @@ def test_a_query_is_stopped_in_the_middle_of_a_batch(spark: SparkSession, feed: 
     assert (kept.numRowsUpdated, idle.numRowsUpdated, idle.numRowsTotal) == (3, 0, kept.numRowsTotal)
     batches = [record for record in records(f"file://{tmp_path}/state") if record.kind == "batch"]
     assert times == {record.version: {record.time_ms} for record in batches}
+
+
+def test_an_option_of_riffle_that_there_is_not_is_refused(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    """With the nearest one: it would have done nothing."""
+    query = by_page(riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path)))
+    with pytest.raises(ConfigError, match=r"no option 'riffle.acept'(?s:.)*did you mean 'riffle.accept'"):
+        keeping(query, {}, tmp_path / "c").option("riffle.acept", "c").start()
+    assert not (tmp_path / "c").exists()
 
 
 def test_a_failure_is_the_querys_as_in_spark(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:

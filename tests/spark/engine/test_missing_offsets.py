@@ -1,0 +1,52 @@
+"""Rows as the JVM writes them: what has no element may have no offsets, which pyarrow reads."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.spark.engine.task import with_offsets
+
+MAP = pa.map_(pa.string(), pa.int32())
+KINDS = {
+    "map": MAP, "list of maps": pa.list_(MAP), "list of lists": pa.list_(pa.list_(pa.string())),
+    "struct": pa.struct([("m", MAP), ("n", pa.int32())]),
+    "list of structs": pa.list_(pa.struct([("a", pa.int32()), ("l", pa.list_(pa.string()))])),
+}  # fmt: skip
+
+
+def without_offsets(kind: pa.DataType) -> pa.Array:
+    """Return an array of no element, with no offsets at any depth."""
+    if pa.types.is_map(kind):
+        below = pa.struct([kind.key_field, kind.item_field])
+        return pa.Array.from_buffers(kind, 0, [None, None], children=[without_offsets(below)])
+    if pa.types.is_list(kind):
+        return pa.Array.from_buffers(kind, 0, [None, None], children=[without_offsets(kind.value_type)])
+    if pa.types.is_struct(kind):
+        children = [without_offsets(kind.field(at).type) for at in range(kind.num_fields)]
+        return pa.Array.from_buffers(kind, 0, [None], children=children)
+    return pa.array([], kind)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_what_has_no_element_gets_offsets(kind: pa.DataType) -> None:
+    """As a column without rows, and in rows that are empty lists of it: to count its bytes would end the process."""
+    mended = with_offsets(pa.table({"x": without_offsets(kind)}))
+    assert mended.equals(pa.schema([("x", kind)]).empty_table())
+    assert mended.nbytes == 0
+    twice = [None, pa.py_buffer(bytes(12))]
+    lists = pa.Array.from_buffers(pa.list_(kind), 2, twice, children=[without_offsets(kind)])
+    mended = with_offsets(pa.table({"x": lists}))
+    assert mended.to_pylist() == [{"x": []}, {"x": []}]
+    assert mended.nbytes == 8, "two offsets"
+
+
+def test_rows_stay_what_they_are() -> None:
+    """Whatever is null or empty in them, and where a table is a part of another one."""
+    kind = pa.struct([("a", MAP), ("b", KINDS["list of lists"])])
+    some = [{"a": [("k", None)], "b": [[None], None, []]}, None, {"a": None, "b": []}, {"a": [], "b": None}]
+    rows = pa.table({"x": pa.array(some, kind), "l": [[1], None, [2, 3], []], "n": [1, None, 2, 3]})
+    for part in (rows, rows.slice(1), rows.slice(2, 1), pa.concat_tables([rows, rows.slice(1)])):
+        mended = with_offsets(part)
+        mended.validate(full=True)
+        assert mended.equals(part)
