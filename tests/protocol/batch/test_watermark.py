@@ -273,6 +273,7 @@ def test_adopted_state_begins_with_no_watermark(tmp_path: Path, checkpoint: Path
     world = World(tmp_path, operators=[counted()])
     for version in range(3):
         world.batch(version, events(10_000 * (version + 1)))
+    (checkpoint / "metadata").write_text('{"id": "another"}')
     adopt(world.home.root, str(checkpoint), execute=True)
     assert (tail(world).late_watermark_ms, tail(world).watermark_ms, tail(world).event_times) == (None, None, {})
 
