@@ -532,7 +532,7 @@ def test_a_copy_that_is_one_delta_becomes_a_snapshot(tmp_path: Path) -> None:
     """
     query = Encrypted(tmp_path, "a", retained_versions=3, retained_for=0, snapshot_chain_share=100.0)
     query.run(1)
-    warnings = []
+    warnings: list[str] = []
     for _ in range(40):
         query.world.clock.advance(120)
         query.oracle.feed(one(1, key="hot"))

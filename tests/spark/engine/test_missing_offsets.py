@@ -44,7 +44,9 @@ def test_what_has_no_element_gets_offsets(kind: pa.DataType) -> None:
 def test_rows_stay_what_they_are() -> None:
     """Whatever is null or empty in them, and where a table is a part of another one."""
     kind = pa.struct([("a", MAP), ("b", KINDS["list of lists"])])
-    some = [{"a": [("k", None)], "b": [[None], None, []]}, None, {"a": None, "b": []}, {"a": [], "b": None}]
+    some: list[object] = [
+        {"a": [("k", None)], "b": [[None], None, []]}, None, {"a": None, "b": []}, {"a": [], "b": None},
+    ]  # fmt: skip
     rows = pa.table({"x": pa.array(some, kind), "l": [[1], None, [2, 3], []], "n": [1, None, 2, 3]})
     for part in (rows, rows.slice(1), rows.slice(2, 1), pa.concat_tables([rows, rows.slice(1)])):
         mended = with_offsets(part)
