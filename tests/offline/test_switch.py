@@ -263,7 +263,7 @@ def test_state_that_was_taken_over_is_switched_before_its_first_batch(
     scans know it.
     """
     root, keys = world.home.root, tmp_path / "keys"
-    (written_checkpoint(tmp_path / "new") / "metadata").write_text('{"id": "another"}')
+    written_checkpoint(tmp_path / "new", query_id="another")
     keys.write_text("plain\n")
     adopt(root, str(tmp_path / "new"), execute=True)
     before = {*world.memory.list("")}

@@ -94,14 +94,14 @@ class PartFiles:
         """Return a part's bytes. Raises ``DamagedCopy``."""
         return self._checked(part).data.slice(part.start, part.length)
 
-    def is_snapshot(self, part: StackedPart, place: str) -> bool:
-        """Tell whether a part can be a snapshot as it is: its rows do not say which keys are deleted, and it is
-        encrypted as parts are now, for a snapshot's place, which no delta is. Raises ``DamagedCopy``.
+    def is_snapshot(self, part: StackedPart, store: str, key_group: int) -> bool:
+        """Tell whether a part can be this key-group's snapshot as it is: its rows do not say which keys are deleted,
+        and it is encrypted as parts are now, for a snapshot's place, which no delta is. Raises ``DamagedCopy``.
         """
-        data = self.data(part)
+        data, place = self.data(part), paths.base(store, key_group)
         try:
             if self._keys is not None:
-                if not self._keys.is_current(data) or not part.file.startswith(f"{STACKS}/"):
+                if not self._keys.is_current(data) or _place(part, store, key_group) != place:
                     return False
                 data = self._keys.opened(data, place, part.file)
             return part_codec.DELETED not in part_codec.opened(data, part.file).column_names

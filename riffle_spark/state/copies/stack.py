@@ -232,7 +232,8 @@ class Stacks:
         read = [self._read(key_group, name) for name in names]
         self._remove(names)
         for stack in read:
-            self._remove(self._own(stack) if stack is not None else ())
+            if stack is not None:
+                self._remove(self._own(stack))
 
     def fresh(self, key_group: int) -> Path:
         """Return a new path for a file that is this key-group's alone."""

@@ -209,8 +209,7 @@ class StackParts:
         Raises ``DamagedCopy``.
         """
         self._files.doubt(stack.parts)
-        place = paths.base(self._schema.store, key_group)
-        if len(stack.parts) == 1 and self._files.is_snapshot(stack.parts[0], place):
+        if len(stack.parts) == 1 and self._files.is_snapshot(stack.parts[0], self._schema.store, key_group):
             return bytes(self._files.data(stack.parts[0])), stack.parts[0].rows
         return self._merge(key_group, stack.parts, timer_ms, bottom=True)
 
