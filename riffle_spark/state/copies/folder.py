@@ -285,11 +285,10 @@ def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> F
         _narrow(base)
         try:
             with claims_of(base) as owners:
-                folder = _claimed(base, owners, owner, live)
+                folder = _its_own(owners, owner, process) or _claimed(base, owners, owner, live, process)
         except TimeoutError:  # a process that hangs keeps all others from what is free, not from what is theirs
-            folder = _its_own(base.glob("m*/owner"), owner) or _begun(base, owner)
+            folder = _its_own(base.glob("m*/owner"), owner, process) or _begun(base, owner, process)
         _narrow(folder.path)
-        (folder.path / "process").write_text(process)
     except OSError as error:
         raise disk_refused(f"no folder for local copies can be made: {error}", base) from error
     return folder
@@ -303,29 +302,36 @@ def _narrow(folder: Path) -> None:
             folder.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
 
 
-def _claimed(base: Path, owners: Sequence[Path], owner: str, live: Collection[str]) -> Folder:
-    own = _its_own(owners, owner)
-    if own is not None:
-        return own
+def _claimed(base: Path, owners: Sequence[Path], owner: str, live: Collection[str], process: str) -> Folder:
     for look in range(_LOOKS):
         free = [path for path in owners if is_free(path, live)]
-        taken = next((path for path in free if _take(path, owner, live)), None)
+        taken = next((path.parent for path in free if _take(path, owner, live, process)), None)
         if taken is not None:
-            return Folder(taken.parent, owner)
+            return Folder(taken, owner)
         if not free:
             break
         # A dead executor's Python worker is in there and about to notice; its copies are worth the wait.
         time.sleep(_LOOK_SECONDS if look + 1 < _LOOKS else 0)
-    return _begun(base, owner)
+    return _begun(base, owner, process)
 
 
-def _its_own(owners: Iterable[Path], owner: str) -> Folder | None:
-    return next((Folder(path.parent, owner) for path in owners if path.read_text(errors="replace") == owner), None)
+def _its_own(owners: Iterable[Path], owner: str, process: str) -> Folder | None:
+    for path in owners:
+        if path.read_text(errors="replace") == owner:
+            (path.parent / "process").write_text(process)
+            return Folder(path.parent, owner)
+    return None
 
 
-def _begun(base: Path, owner: str) -> Folder:
+def _begun(base: Path, owner: str, process: str) -> Folder:
     folder = base / _new_name()
     folder.mkdir(_PRIVATE)
+    return _signed(folder, owner, process)
+
+
+def _signed(folder: Path, owner: str, process: str) -> Folder:
+    """Say whose the folder is, its process first: with the one before, which has ended, it would be free at once."""
+    (folder / "process").write_text(process)
     (folder / "owner").write_text(owner)
     return Folder(folder, owner)
 
@@ -334,11 +340,11 @@ def _new_name() -> str:
     return f"m{uuid.uuid4().hex[:12]}"
 
 
-def _take(path: Path, owner: str, live: Collection[str]) -> bool:
+def _take(path: Path, owner: str, live: Collection[str], process: str) -> bool:
     """Write ``owner`` into a free folder; what the one before left half done goes while nobody can be in it."""
     with unless_used(path) as free:
         if not free or not is_free(path, live):
             return False
         remove_strays(path.parent)
-        path.write_text(owner)
+        _signed(path.parent, owner, process)
         return True

@@ -8,7 +8,8 @@ import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,29 @@ def test_whoever_takes_a_folder_over_finds_nothing_half_done(tmp_path: Path) -> 
     assert (whole.exists(), half.exists(), (taken.path / "copies").exists()) == (True, False, False)
     assert taken.sealed_attempts() == ("1-aa",)
     assert taken.copies() == [("s", 7)]
+
+
+def test_what_was_just_taken_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waited for the lock of all claims does not take what its new owner took a moment ago, though the process
+    of the one before has ended.
+    """
+    live, runs = ["app/1", "app/2", "app/3"], abandoned.named(os.getpid())
+    number, _, machine = runs.split()
+    left = claim(tmp_path, "app/1", live, f"{number} 1 {machine}")
+    waited: list[Path] = []
+
+    @contextmanager
+    def somebody_waits(base: Path) -> Iterator[list[Path]]:
+        with abandoned.claims_of(base) as owners:
+            yield owners
+        with monkeypatch.context() as patch:
+            patch.setattr(folder_module, "claims_of", abandoned.claims_of)
+            waited.append(claim(base, "app/3", live, runs).path)
+
+    monkeypatch.setattr(folder_module, "claims_of", somebody_waits)
+    taken = claim(tmp_path, "app/2", live, runs)
+    assert taken.path == left.path != waited[0]
+    assert taken.is_of_owner()
 
 
 def test_a_half_written_owner_is_nobodys(tmp_path: Path) -> None:
