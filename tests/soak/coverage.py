@@ -21,6 +21,8 @@ OTHERS = 24
 cell is empty, for what aims costs twice as much."""
 AIMS = 4
 """Of so many schedules one goes on finding steps while cells are empty, and one aims afterwards."""
+TRIES = 20
+"""A cell that so many schedules aimed at in vain is aimed at by few from then on, as if it were filled."""
 KEPT = 8
 """So many histories are known that came to a step: a run of any length needs as much memory."""
 MOST_FAILURES = 1000
@@ -118,7 +120,7 @@ def aims_for(soaked: Soaked, number: int) -> tuple[int, tuple[Aim, ...]]:
     cells = [cell for cell in soaked.possible() if cell[1] in soaked.came]
     chance.shuffle(cells)
     cells.sort(key=lambda cell: (soaked.met[cell], soaked.aimed[cell]))
-    is_full = not cells or soaked.met[cells[0]] > 0
+    is_full = not cells or soaked.met[cells[0]] > 0 or soaked.aimed[cells[0]] >= TRIES
     if soaked.schedules < AIMED_FROM or (number % AIMS == 0) != is_full or not cells:
         return number, ()
     (kind, step), known = cells[0], chance.choice(soaked.came[cells[0][1]])
