@@ -7,6 +7,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.state.copies import part_files, stack
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import StackedPart
+from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Link, Snapshot
 from riffle_spark.state.objects.directory import DirectoryStore
@@ -26,6 +28,7 @@ from riffle_spark.testing import home_of
 from riffle_spark.testing.faulty_store import Fault, FaultyStore
 from riffle_spark.worker.member_folders import use_store
 from riffle_spark.worker.upkeep_piece import run_upkeep
+from tests.kit.state.drawn_records import attempt
 from tests.kit.worker.upkeep_member import STORE, Upkept
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -271,7 +274,7 @@ def died(order: UpkeepOrder, root: Path, gets: int) -> None:
     """Do a piece in a process that is gone, without a word, in its so many-th get of a snapshot."""
     reader_module.RANGE_BYTES = RANGE
     follow_module._BEGUN_BYTES = RANGE  # private: small state
-    follow_module._AT_ONCE = 1  # private: one after the other
+    budget_module.prefetched.__defaults__ = (1 << 20, 1)  # private: one after the other
 
     def die(_: float) -> None:
         give_up = time.monotonic() + 60
@@ -342,6 +345,28 @@ def test_a_snapshot_that_is_missing_is_named(upkept: Upkept) -> None:
     assert snapshot(upkept).id in receipt.errors[0]
     upkept.place.snapshot(1)
     assert upkept.is_warm(upkept.run())
+
+
+def test_a_snapshot_that_cannot_be_opened_leaves_no_file(upkept: Upkept) -> None:
+    """Its bytes are as they were sealed, in a format that nobody knows: each try would leave as many."""
+    taken, data = snapshot(upkept), b"of a version to come" * 100
+    unknown = taken._replace(id=paths.snapshot_id(0, attempt(98)), length=len(data), checksum=part_codec.checksum(data))
+    upkept.store.put_if_absent(paths.snapshot(STORE, 1, unknown.id), data)
+    entry = replace(upkept.place.entries[1], snapshot=unknown)
+    receipt = upkept.troubled(follows=upkept.follows({1: entry}))
+    assert receipt.failed == ((STORE, 1),)
+    assert receipt.restores == 0
+    assert upkept.strays() == []
+
+
+def test_a_copy_that_another_process_began_meanwhile_is_no_restore_of_ours(
+    upkept: Upkept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Restores are counted once, by whoever switched the copy in; nothing of the other is left."""
+    monkeypatch.setattr(stack.Stacks, "switch", lambda *_: False)
+    receipt = run_upkeep(upkept.order(), "1")
+    assert receipt.restores == 0
+    assert upkept.strays() == []
 
 
 def test_a_copy_that_is_given_up_while_it_follows_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,8 @@ def decide(tail: Record | None, incoming: IncomingBatch, root: str) -> Decision:
         raise ConflictError(
             f"{root} belongs to query {tail.query_id}, this is {incoming.query_id} (a new checkpoint on old state)",
             remedy="start with the checkpoint that belongs to this state, use another root, or take the state over: "
+            + command("adopt", root=root, checkpoint="CHECKPOINT")
+            + " shows the offsets that the new checkpoint has to start at; once it does, "
             + command("adopt", "--execute", root=root, checkpoint="CHECKPOINT"),
             where=root,
         )

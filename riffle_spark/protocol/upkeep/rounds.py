@@ -110,7 +110,8 @@ class Rounds:
             while (plan := self._take_up()) is not None:
                 taken = self._go_through(_without_taken(plan[0], taken), plan[1])
         except BaseException:
-            self._running = False  # a plan that came meanwhile waits for the next one
+            with self._lock:
+                self._running = False  # a plan that came meanwhile waits for the next one
             raise
 
     def _take_up(self) -> tuple[dict[str, UpkeepOrder], int] | None:

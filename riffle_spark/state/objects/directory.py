@@ -140,7 +140,11 @@ class DirectoryStore:
     def _made_unfinished(self) -> Path:
         """Return the directory of unfinished writes; it is swept once a store object."""
         folder = self.root / _UNFINISHED
-        for made in _make(folder):
+        try:
+            missing = _make(folder)
+        except FileNotFoundError:  # of the root and what is above it: nothing prunes those
+            raise NotADirectoryError(errno.ENOTDIR, "no directory can be made there", str(self.root)) from None
+        for made in missing:
             _sync(made.parent)
         if not self._swept:
             self._swept = True

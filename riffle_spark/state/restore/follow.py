@@ -30,8 +30,6 @@ from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["Follower", "restored"]
 
-_BYTES_AHEAD = 32 << 20
-_AT_ONCE = 8
 _BEGUN_AT_ONCE = 64
 _BEGUN_BYTES = 8 << 20
 """Small copies are begun together: a folder of many is listed before, as others may have begun some."""
@@ -95,7 +93,7 @@ class Follower:
 
     def _restore(self, those: Sequence[CopyProgress]) -> None:
         whole: list[CopyProgress] = []
-        getting = prefetched(self._get, self._ranges(those), lambda piece: piece.length, _BYTES_AHEAD, _AT_ONCE)
+        getting = prefetched(self._get, self._ranges(those), lambda piece: piece.length)
         with closing(getting):
             for piece, data in getting:
                 if piece.of.error is None:
@@ -155,9 +153,8 @@ class Follower:
     def _begin(self, one: CopyProgress) -> None:
         self._planner.plan(one)
         if one.restore:
-            self._stores[one.address[0]].begin(one)
+            self.restores += self._stores[one.address[0]].begin(one)
             one.at, one.restore = one.entry.base, False
-            self.restores += 1
 
 
 def restored(schema: StoreSchema, entries: Mapping[int, Entry], reader: Reader, folder: Path) -> dict[int, pa.Table]:

@@ -11,13 +11,15 @@ __all__ = ["Budget", "prefetched"]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+_BYTES_AHEAD = 32 << 20
+_AT_ONCE = 8
 _GRANT_BYTES_MIN = 64 * 1024
 """Less is not asked for, lest the last bytes of a budget become many small requests."""
 
 
 def prefetched(
-    work: Callable[[_Item], _Result], items: Iterable[_Item], size_bytes: Callable[[_Item], int], bytes_ahead: int,
-    at_once: int,
+    work: Callable[[_Item], _Result], items: Iterable[_Item], size_bytes: Callable[[_Item], int],
+    bytes_ahead: int = _BYTES_AHEAD, at_once: int = _AT_ONCE,
 ) -> Generator[tuple[_Item, Future[_Result]], None, None]:  # fmt: skip
     """Yield each item, in order, with what ``work`` makes of it: ``result()`` waits for it, or raises what it raised.
 

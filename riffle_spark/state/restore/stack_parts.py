@@ -34,8 +34,6 @@ __all__ = ["UNKNOWN_MS", "OpenStack", "StackFollower", "StackParts", "timer_of"]
 
 _GAP_BYTES = 8 << 20
 """Beside the batches a delta is got in one get unless more than this lies between two parts."""
-_BYTES_AHEAD = 32 << 20
-_AT_ONCE = 8
 UNKNOWN_MS = -NEVER_MS
 """The timer of a copy of which nobody knows what is gone."""
 
@@ -260,9 +258,7 @@ class StackFollower:
         owed = {link: one for one in those for link in one.links}
         coming = self._at_hand(owed)
         runs = iter(self._reader.runs(owed.keys() - coming.keys(), _GAP_BYTES))
-        with closing(
-            prefetched(self._reader.fetched, self._granted(runs), span_bytes, _BYTES_AHEAD, _AT_ONCE)
-        ) as getting:
+        with closing(prefetched(self._reader.fetched, self._granted(runs), span_bytes)) as getting:
             for run, data in getting:
                 coming |= self._kept(run, data, owed)
         return sum(self._add(one, coming) for one in those)
@@ -326,16 +322,24 @@ class StackFollower:
             raise OutOfDate("another process moved the copy", remedy="nothing: the next piece looks again")
         return stack
 
-    def begin(self, one: CopyProgress) -> None:
-        """Switch in a stack that stands at the entry's base. Raises what it finds."""
+    def begin(self, one: CopyProgress) -> bool:
+        """Switch in a stack that stands at the entry's base, unless another process was quicker; tell whether it did.
+        Raises what it finds.
+        """
         key_group, snapshot = one.address[1], one.entry.snapshot
         parts: tuple[StackedPart, ...] = ()
         if snapshot is not None:
             wanted = WantedSnapshot(*one.address, snapshot, self._stacks.fresh(key_group))
             came = self._incoming.move(one.address, snapshot, wanted.path)
-            parts = (self._parts.base(wanted, self._came(wanted, came)),)
-        if not self._stacks.switch(key_group, self._stacks.read(key_group), Stack(one.entry.base, parts)):
+            try:
+                parts = (self._parts.base(wanted, self._came(wanted, came)),)
+            except Exception:
+                wanted.path.unlink(missing_ok=True)
+                raise
+        switched = self._stacks.switch(key_group, self._stacks.read(key_group), Stack(one.entry.base, parts))
+        if not switched:
             self._parts.discard(parts)
+        return switched
 
     def _came(self, wanted: WantedSnapshot, in_this_piece: Sequence[FetchedRange]) -> Iterator[FetchedRange]:
         """Yield what came of a snapshot in this piece. What came before is compared with what comes now: nobody knows

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from riffle_spark.errors import ConfigError, UnavailableError
+from riffle_spark.errors import ConfigError, RefusedError, UnavailableError
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
 
@@ -150,3 +150,10 @@ class TestDirectory:
         assert "disk" in caught.value.remedy
         assert store.list("") == []
         assert store.put_if_absent("log/1", b"x")
+
+    @pytest.mark.parametrize("root", ["/proc/nobody-makes-this", "/proc/nobody-makes-this/root", "/dev/null/root"])
+    def test_a_root_that_cannot_be_made_is_refused(self, root: str) -> None:
+        """No other try would do better, so it is not told as a store that fails."""
+        with pytest.raises(RefusedError, match="directory") as caught:
+            open_store(f"file://{root}").put_if_absent("log/1", b"abc")
+        assert "`root`" in caught.value.remedy
