@@ -61,11 +61,12 @@ def arrow_of(schema: T.StructType) -> pa.Schema:
     """
     try:
         found = to_arrow_schema(schema, **_ZONE)  # type: ignore[arg-type] # of 4.0, which knows no zone
-    except PySparkTypeError as refused:
+    except (PySparkTypeError, ValueError) as refused:  # the latter is pyarrow's, of what a list may not be of
         told = ", ".join(f"{field.name!r} {field.dataType.simpleString()}" for field in schema)
         raise ConfigError(
-            f"a column has a type that Spark gives to no Python process, as intervals of months are: {told}",
-            remedy="cast it before the operator, an interval to a string or to its number of months",
+            "a column has a type that Spark gives to no Python process, as intervals of months are, and lists of NULLs "
+            f"without a type: {told}",
+            remedy="cast it before the operator, an interval to a string or to its number of months, NULL to its type",
         ) from refused
     return pa.schema([field.remove_metadata() for field in found])
 
