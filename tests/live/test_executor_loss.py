@@ -217,6 +217,24 @@ def test_no_job_is_given_up_as_long_as_a_slot_computes(spark: SparkSession, tmp_
     assert not spark.sparkContext.getLocalProperty(TAGS)
 
 
+def test_what_was_cancelled_for_who_has_gone_is_run_again(spark: SparkSession) -> None:
+    """A new executor takes what waits just before that is cancelled: at the next look a slot computes, and what comes
+    is the cancellation nevertheless.
+    """
+    context = spark.sparkContext
+
+    def cancelled_late() -> None:
+        with Losses(spark, 2).watched(NOBODY):
+            tag = context.getLocalProperty(TAGS)
+            assert tag is not None
+            cancelling = threading.Timer(1, context.cancelJobsWithTag, [tag])
+            cancelling.start()
+            compute(spark, 20)
+
+    with pytest.raises(Misplaced, match="nobody went while slots ran"):
+        cancelled_late()
+
+
 def test_a_look_that_fails_is_not_the_last(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """A JVM that did not answer once is asked again."""
     connected, asked = inventory.connected, list[SparkSession]()

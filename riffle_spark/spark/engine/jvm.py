@@ -28,6 +28,7 @@ __all__ = [
     "is_same",
     "logical_rdd",
     "looked_up",
+    "names_any",
     "observed",
     "release",
     "removals_since",
@@ -332,11 +333,16 @@ Py4JJavaError.__module__ = "py4j.protocol"
 
 def is_interruption(error: BaseException) -> bool:
     """Tell whether an error, or what caused it, is Spark's interruption of the batch."""
+    return names_any(error, _INTERRUPTIONS)
+
+
+def names_any(error: BaseException, words: Sequence[str]) -> bool:
+    """Tell whether an error, or what caused it, has one of the words in its text."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        if any(name in str(link) for name in _INTERRUPTIONS):
+        if any(word in str(link) for word in words):
             return True
         link = link.__cause__ or link.__context__
     return False

@@ -205,7 +205,7 @@ class Losses:
                 yield
             except Exception as error:
                 self._gone = watch.gone
-                if not watch.gave_up or handles.is_interruption(error):
+                if not watch.is_of(error):
                     raise
                 raise Misplaced(f"{', '.join(sorted(watch.gone))} went while slots ran", where="executors") from error
 
@@ -282,6 +282,12 @@ class _Watch:
         """Watch the jobs that this thread runs in the block."""
         with _looked_at(self._spark, self._tag, self._look, self._ended):
             yield
+
+    def is_of(self, error: Exception) -> bool:
+        """Tell whether an error is of jobs that were given up. What names their tag is, though others ran by then: a
+        new executor may take what waits just before Spark cancels it.
+        """
+        return handles.names_any(error, [self._tag]) or (self.gave_up and not handles.is_interruption(error))
 
     def _look(self) -> None:
         """Look until the jobs have ended, or have waited long enough for who has gone; then cancel them."""

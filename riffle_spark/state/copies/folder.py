@@ -20,7 +20,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -284,8 +284,7 @@ def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> F
         refuse_network(base)
         _narrow(base)
         try:
-            with claims_of(base) as owners:
-                folder = _its_own(owners, owner, process) or _claimed(base, owners, owner, live, process)
+            folder = _claimed(base, owner, live, process)
         except TimeoutError:  # a process that hangs keeps all others from what is free, not from what is theirs
             folder = _its_own(base.glob("m*/owner"), owner, process) or _begun(base, owner, process)
         _narrow(folder.path)
@@ -302,17 +301,18 @@ def _narrow(folder: Path) -> None:
             folder.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
 
 
-def _claimed(base: Path, owners: Sequence[Path], owner: str, live: Collection[str], process: str) -> Folder:
-    for look in range(_LOOKS):
-        free = [path for path in owners if is_free(path, live)]
-        taken = next((path.parent for path in free if _take(path, owner, live, process)), None)
-        if taken is not None:
-            return Folder(taken, owner)
-        if not free:
-            break
-        # A dead executor's Python worker is in there and about to notice; its copies are worth the wait.
-        time.sleep(_LOOK_SECONDS if look + 1 < _LOOKS else 0)
-    return _begun(base, owner, process)
+def _claimed(base: Path, owner: str, live: Collection[str], process: str) -> Folder:
+    looks = 0
+    while True:
+        with claims_of(base) as owners:
+            own = _its_own(owners, owner, process)
+            free = [path for path in owners if own is None and is_free(path, live)]
+            taken = (Folder(path.parent, owner) for path in free if _take(path, owner, live, process))
+            if (found := own or next(taken, None)) is not None or not free or looks == _LOOKS:
+                return found or _begun(base, owner, process)
+        # A dead executor's Python worker is in there and about to notice; its copies are worth the wait, not others'.
+        looks += 1
+        time.sleep(_LOOK_SECONDS)
 
 
 def _its_own(owners: Iterable[Path], owner: str, process: str) -> Folder | None:

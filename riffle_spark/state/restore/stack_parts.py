@@ -55,9 +55,7 @@ class OpenStack:
 
 
 def timer_of(entry: Entry, head: Head) -> int | None:
-    """Return the timer that the log has at a copy's head, where that is its entry's. A copy at another one may have to
-    hold what is gone at the entry's: the log can be rolled back.
-    """
+    """Return the timer that the log has at a copy's head, if that is the entry's: at others, nobody knows it."""
     return entry.timer_ms if head == entry.head else UNKNOWN_MS
 
 
@@ -323,9 +321,7 @@ class StackFollower:
         return stack
 
     def begin(self, one: CopyProgress) -> bool:
-        """Switch in a stack that stands at the entry's base, unless another process was quicker; tell whether it did.
-        Raises what it finds.
-        """
+        """Switch in a stack at the entry's base unless another process did; tell which. Raises what it finds."""
         key_group, snapshot = one.address[1], one.entry.snapshot
         parts: tuple[StackedPart, ...] = ()
         if snapshot is not None:
@@ -336,10 +332,10 @@ class StackFollower:
             except Exception:
                 wanted.path.unlink(missing_ok=True)
                 raise
-        switched = self._stacks.switch(key_group, self._stacks.read(key_group), Stack(one.entry.base, parts))
-        if not switched:
-            self._parts.discard(parts)
-        return switched
+        if self._stacks.switch(key_group, self._stacks.read(key_group), Stack(one.entry.base, parts)):
+            return True
+        self._parts.discard(parts)
+        return False
 
     def _came(self, wanted: WantedSnapshot, in_this_piece: Sequence[FetchedRange]) -> Iterator[FetchedRange]:
         """Yield what came of a snapshot in this piece. What came before is compared with what comes now: nobody knows

@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,23 @@ def test_a_folder_in_use_is_not_taken(tmp_path: Path) -> None:
     with lost.used():
         assert claim(tmp_path, "app/2", ["app/2"]).path != lost.path
     assert claim(tmp_path, "app/3", ["app/3", "app/2"]).path == lost.path
+
+
+def test_who_waits_for_a_folder_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """A late task is in the only free folder, whose copies are worth a wait: others claim theirs meanwhile, and one of
+    the same executor that comes later gets the same one.
+    """
+    lost, own = claim(tmp_path, "app/1", ["app/1", "app/2"]), claim(tmp_path, "app/2", ["app/1", "app/2"])
+    live = ["app/2", "app/3"]
+    with lost.used(), ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(claim, tmp_path, "app/3", live) for _ in range(2)]
+        time.sleep(0.5)  # until they have begun to wait
+        found = claim(tmp_path, "app/2", live)
+        assert not any(one.done() for one in waiting)
+        begun = {one.result().path for one in waiting}
+    assert found.path == own.path
+    assert len(begun) == 1
+    assert lost.path not in begun
 
 
 def test_a_process_that_hangs_in_a_claim_keeps_nobody_from_a_folder(
