@@ -102,6 +102,7 @@ class _Piece:
                     continue
                 folder.drop(*address, stacks(drop.store))
                 incoming.forget(address)
+                self._copies.pop(address, None)  # a drop that came late may have found it further on than it was sought
                 self._gone.append(address)
             except Exception as trouble:  # noqa: BLE001 - one that fails leaves the others be
                 self._fail(address, trouble)

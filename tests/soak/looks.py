@@ -6,7 +6,6 @@ Results can be right though one of these is wrong: then time is lost, or room on
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,14 @@ from riffle_spark.protocol.receipts import is_refused
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.protocol.upkeep.upkeep import Upkeep, UpkeepInput
+from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.stack import Stack, Stacks
+from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Manifest
 from riffle_spark.state.restore.copy_progress import CopyProgress
 from riffle_spark.worker import member_folders, slot, upkeep_piece
 from tests.kit.state.local_copies import unremembered
+from tests.soak.attempts import object_in
 
 __all__ = ["Looks"]
 
@@ -251,7 +253,9 @@ class Looks:
         met = self._world.faults.met
         is_of_disk = any(kind == "reboot" or (kind in _DISK_LOSES and ": read " in step) for kind, step in met)
         if isinstance(trouble, CorruptStateError) and not is_of_disk:
-            name, world = re.split(r"\[|, ", trouble.where)[0], self._world
+            snapshot, world = copy.entry.snapshot, self._world
+            is_file = isinstance(trouble, DamagedCopy) and snapshot is not None  # of what came in an earlier piece
+            name = paths.snapshot(*copy.address, snapshot.id) if is_file else object_in(trouble.where)
             told = f"{copy.address} failed with {trouble}, and nothing was wrong with {name}"
             world.holds(lambda: _check(name in world.damaged or not world.memory.exists(name), told))
         fail(copy, trouble)

@@ -16,7 +16,7 @@ from riffle_spark.messages.upkeep_orders import UpkeepReceipt
 from riffle_spark.state.copies.folder import claim
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import EMPTY, Head
+from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Head
 from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.worker.upkeep_member import STORE, Upkept
 
@@ -117,6 +117,14 @@ def test_a_copy_goes_only_from_where_it_was_seen(upkept: Upkept) -> None:
     assert receipt.copies == ((STORE, 1, *upkept.place.entries[1].head),)
     assert receipt.gone == ((STORE, 2), (STORE, 3), (STORE, 99))
     assert [upkept.held(kg) is None for kg in (1, 2, 3, 4)] == [False, True, True, False]
+
+
+def test_a_copy_that_goes_with_the_second_of_two_drops_is_not_there(upkept: Upkept) -> None:
+    """What an executor was owed comes with what is due now: a copy that it lacked then, and has had since."""
+    upkept.run()
+    drops = (upkept.drop(2, EMPTY_HEAD), upkept.drop(2, upkept.place.entries[2].head))
+    receipt = upkept.run(follows=(), drops=drops)
+    assert (receipt.copies, receipt.gone) == ((), ((STORE, 2),))
 
 
 def test_a_piece_ends_in_time_and_the_next_goes_on(upkept: Upkept) -> None:

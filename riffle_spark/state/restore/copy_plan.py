@@ -15,7 +15,7 @@ left as it is, dropped or made anew. The first line that fits decides:
 A copy that is off the chain and not beyond is behind the snapshot, of an attempt that was never listed, or of a line
 that a rollback gave up. One on the chain of the whole entry is never beyond, for epochs and versions only grow along a
 chain, up to the driver's own. So that an entry is cut changes no decision, and the whole one is got only where it is
-needed.
+needed. A cache's is always cut, and nothing is behind it: its copy that is off the chain goes.
 
 What is done about *beyond* differs with the caller. A slot, which computes from the entry, stops: its driver is fenced
 or its attempt late (``OutOfDate``). A standby stays where it is: the log it follows is further on than the order. A
@@ -64,12 +64,12 @@ def plan_of_entry(head: Head | None, entry: Entry, epoch: int, *, newest: bool =
 def plan_copy(
     head: Head | None, entry: Entry, epoch: int, whole: Callable[[], Entry], *, newest: bool = False
 ) -> CopyPlan:
-    """Decide as ``plan_of_entry`` does, of the ``whole`` entry where the cut one does not say enough. Raises what
-    ``whole`` raises.
+    """Decide as ``plan_of_entry`` does, of the ``whole`` entry where the cut one does not say enough but that the copy
+    is not beyond it. Raises what ``whole`` raises.
     """
     plan = plan_of_entry(head, entry, epoch, newest=newest)
     if plan.action == "cut":
-        plan = plan_of_entry(head, whole(), epoch, newest=newest)
+        plan = plan_of_entry(head, whole(), epoch, newest=True)
         assert plan.action != "cut", "the whole entry is cut"
     return plan
 

@@ -139,6 +139,13 @@ def test_the_whole_entry_is_got_only_where_the_cut_one_does_not_say_enough() -> 
     assert asked == [links[2].head, given_up, None]
 
 
+def test_a_copy_of_a_cache_that_was_left_behind_goes() -> None:
+    """Its owner went on elsewhere, under the same driver, and nobody keeps a whole entry: it begins empty here."""
+    entry = Entry(None, (Link(Head(7, f"2-{7:032x}"), 0, 1, 0, 1),), cut=Head(6, f"2-{6:032x}"))
+    assert plan_copy(Head(3, f"2-{3:032x}"), entry, 2, lambda: EMPTY).action == "drop"
+    assert plan_copy(Head(8, f"2-{8:032x}"), entry, 2, lambda: EMPTY).action == "beyond"
+
+
 CASES = {
     "no copy": (None, 3, 1, 3),
     "behind": (1, 3, 1, 3),
