@@ -256,7 +256,7 @@ class StatefulJob(JobOperations):
             with self._gate.batch(lambda: inventory.is_stopping(batch)):
                 report = self._running.process(batch, batch_id)
         except Exception as error:
-            if isinstance(error, Stopped) or is_interruption(error):
+            if isinstance(error, Stopped) or (is_interruption(error) and inventory.is_stopping(batch)):
                 _logger.warning("batch %s was interrupted: the query is taken to be stopped", batch_id, exc_info=error)
                 self._stopped()
                 raise Py4JJavaError from None

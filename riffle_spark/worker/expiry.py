@@ -41,12 +41,11 @@ def with_expired(
     """
     first_ms = {key_group: first_ms_of(entry.timer_ms) for key_group, entry in entries.items()}
     changes, outputs, count = result.changes, [result.output], 0
-    untouched = np.zeros(len(changes.key_groups), dtype=np.bool_)
     for until_ms, watermark_ms in order.times.passes:
         if isinstance(compute, PlainExpiry) and compute.forgets:
             forgotten, first_ms = _forgotten(changes, stacks, first_ms, until_ms)
             count += forgotten
-        changes, untouched = _over_due(schema, changes, untouched, stacks, first_ms, until_ms)
+        changes = _over_due(schema, changes, stacks, first_ms, until_ms)
         is_due = _due_ms(schema, changes) <= until_ms
         first_ms = {key_group: max(ms, until_ms + 1) for key_group, ms in first_ms.items()}
         if is_due.any():
@@ -55,8 +54,7 @@ def with_expired(
             changes = _replaced(changes, is_due, run_computation.changes_of(schema, touched, gone))
             outputs.append(gone.output)
             count += len(touched.hashes)
-    timers = _first_due(schema, changes, stacks, first_ms)
-    changes = replace(_without_gone(changes, untouched), timers=timers)
+    changes = replace(changes, timers=_first_due(schema, changes, stacks, first_ms))
     return result._replace(output=pa.concat_tables(outputs), changes=changes, expired=count)
 
 
@@ -76,10 +74,10 @@ def _forgotten(
 
 
 def _over_due(
-    schema: PlainColumns, changes: StateChanges, untouched: BoolArray, stacks: Mapping[int, OpenStack],
-    first_ms: Mapping[int, int], until_ms: int,
-) -> tuple[StateChanges, BoolArray]:  # fmt: skip
-    """Return what a batch changed, and the rows below it that are due as they are; and which of all are such."""
+    schema: PlainColumns, changes: StateChanges, stacks: Mapping[int, OpenStack], first_ms: Mapping[int, int],
+    until_ms: int,
+) -> StateChanges:  # fmt: skip
+    """Return what a batch changed, and the rows below it that are due as they are."""
     below = [
         RunsOfKeyGroup(kg, stacks[kg].runs, ms)
         for kg, ms in sorted(first_ms.items())
@@ -87,26 +85,13 @@ def _over_due(
     ]
     due = due_rows(schema, below, until_ms)
     if not due.rows.num_rows:
-        return changes, untouched
+        return changes
     there = pa.array(np.zeros(len(due.hashes), dtype=np.bool_))
     rows = pa.table([pa.array(due.hashes), *due.rows.columns, there], schema=changes.table.schema)
     table = pa.concat_tables([changes.table, rows]).combine_chunks()
     key_groups = np.concatenate([changes.key_groups, due.key_groups])
     once = newest_by_group(table.column(part_codec.HASH).to_numpy(), table.select(schema.key.names), key_groups)
-    untouched = np.concatenate([untouched, np.ones(len(due.hashes), dtype=np.bool_)])
-    return StateChanges(table.take(pa.array(once)), key_groups[once]), untouched[once]
-
-
-def _without_gone(changes: StateChanges, untouched: BoolArray) -> StateChanges:
-    """Return the changes without the keys that have gone with nothing new of them: their own time says so, once the log
-    has the timer that comes with their key-group's part. Where there is no other row to make one, one of theirs does.
-    """
-    gone = untouched & changes.table.column(part_codec.DELETED).to_numpy()
-    if not gone.any():
-        return changes
-    starts = np.array([start for _, start, _ in spans_of(changes.key_groups)])
-    gone[starts[np.logical_and.reduceat(gone, starts)]] = False
-    return StateChanges(changes.table.filter(pa.array(~gone)), changes.key_groups[~gone])
+    return StateChanges(table.take(pa.array(once)), key_groups[once])
 
 
 def _due_ms(schema: PlainColumns, changes: StateChanges) -> Indices:

@@ -57,6 +57,8 @@ class Looks:
         self._oldest: dict[Upkeep, list[int]] = {}
         """The oldest retained record after each plan."""
         self._to_drop: dict[TakenSnapshots, set[Dropped]] = {}
+        self._works_as: dict[str, str] = {}
+        """As which member each executor was given its last order."""
         """What was to go, by any plan, and was not ordered yet."""
         self._failed: set[Rounds] = set()
         """Those whose last run failed: what was planned waits for the next plan."""
@@ -182,6 +184,10 @@ class Looks:
         if not rounds._background.busy():  # private: who takes plans up
             self._world.holds(lambda: self._check_done(rounds))
         to_drop = self._to_drop.setdefault(rounds.taken, set())
+        for executor, order in orders.items():
+            if self._works_as.get(executor, order.member) != order.member:  # what was to go is in another folder
+                to_drop -= {one for one in to_drop if one[0] == executor}
+            self._works_as[executor] = order.member
         to_drop |= {(one, (drop.store, drop.key_group)) for one in orders for drop in orders[one].drops}
         begin(rounds, orders, bandwidth)
 
@@ -192,7 +198,7 @@ class Looks:
         waits = rounds._next[0] if rounds._next else {}  # private: the plan that waits
         assert not waits or rounds in self._failed, f"a plan for {sorted(waits)} waits, and nobody is at work"
         owed = {(one, (drop.store, drop.key_group)) for one in waits for drop in waits[one].drops}
-        for executor, (_, drops) in rounds.setbacks._owed.items():  # private: what is kept for a later plan
+        for executor, (*_, drops) in rounds.setbacks._owed.items():  # private: what is kept for a later plan
             owed |= {(executor, (drop.store, drop.key_group)) for drop in drops}
         live = {one.id for one in self._world.cluster.executors()}
         lost = {(one, address) for one, address in self._to_drop.get(rounds.taken, set()) - owed if one in live}
@@ -253,9 +259,9 @@ class Looks:
         met = self._world.faults.met
         is_of_disk = any(kind == "reboot" or (kind in _DISK_LOSES and ": read " in step) for kind, step in met)
         if isinstance(trouble, CorruptStateError) and not is_of_disk:
-            snapshot, world = copy.entry.snapshot, self._world
-            is_file = isinstance(trouble, DamagedCopy) and snapshot is not None  # of what came in an earlier piece
-            name = paths.snapshot(*copy.address, snapshot.id) if is_file else object_in(trouble.where)
+            snapshot, world, name = copy.entry.snapshot, self._world, object_in(trouble.where)
+            if isinstance(trouble, DamagedCopy) and snapshot is not None:  # a file of what came in an earlier piece
+                name = paths.snapshot(*copy.address, snapshot.id)
             told = f"{copy.address} failed with {trouble}, and nothing was wrong with {name}"
             world.holds(lambda: _check(name in world.damaged or not world.memory.exists(name), told))
         fail(copy, trouble)

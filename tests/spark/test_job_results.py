@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import riffle_spark
-from riffle_spark import Stateful, aggregate, arrow_function, count, first, last, max_, mean, min_, sum_
+from riffle_spark import Stateful, StatefulJob, aggregate, arrow_function, count, first, last, max_, mean, min_, sum_
 from tests.kit.streams.newest_rows import assert_newest
 from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in
 
@@ -60,6 +61,28 @@ def test_encrypted_state_reaches_the_sink_and_lies_nowhere_else(spark: SparkSess
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any(path.read_bytes()[:4] == b"RFE1" for path in files)
     assert [path for path in files if b"planted" in path.read_bytes()] == []
+
+
+def test_sealed_rows_of_other_columns_ask_for_the_version_that_sealed_them(spark: SparkSession, tmp_path: Path) -> None:
+    """A fix that comes with one more aggregate cannot deliver what the version before has sealed: it says who can."""
+    settings, rows = settings_in(tmp_path, deliver_after_commit=True), spark.range(8).selectExpr("id k", "id v")
+    kept = Kept()
+
+    def failing(*_: object) -> None:
+        raise OSError("upsert failed; caused by java.lang.InterruptedException: a worker of the pool was interrupted")
+
+    def job_of(sink: Callable[..., object], *, total: bool = False) -> StatefulJob:
+        compute = aggregate(rows=count(), total=sum_("v")) if total else aggregate(rows=count())
+        return Stateful("totals", "k", compute, settings=settings).into(sink)
+
+    with pytest.raises(OSError, match="a worker of the pool was interrupted"):  # nobody stopped a query
+        job_of(failing)(rows, 0)
+    with pytest.raises(Exception, match="start the version of the query that ran this batch"):
+        job_of(kept, total=True)(rows, 0)
+    job_of(kept)(rows, 0)
+    assert {key: row["rows"] for key, row in kept.latest("k").items()} == dict.fromkeys(range(8), 1)
+    job_of(kept, total=True)(rows, 1)
+    assert {key: row["rows"] for key, row in kept.latest("k").items()} == dict.fromkeys(range(8), 2)
 
 
 def test_composite_keys_with_nulls_are_each_their_own(spark: SparkSession, tmp_path: Path) -> None:

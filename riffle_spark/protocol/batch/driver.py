@@ -156,7 +156,7 @@ class Driver:
             self._log.open()
         tail = self._log.tail
         decision = decide(tail, incoming, self._home.root)
-        check_fixed(tail, self._settings, operators, self._home.root, self._home.key)
+        check_fixed(tail, self._settings, operators, self._home.root, self._home.key, decision)
         if fresh:
             self._claim(incoming)
             self._begin(tail, operators)

@@ -115,23 +115,40 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
 
 
 def check_fixed(
-    tail: Record | None, settings: Settings, operators: Sequence[Operator], root: str, key: str = ""
-) -> None:
+    tail: Record | None, settings: Settings, operators: Sequence[Operator], root: str, key: str = "",
+    decision: Decision = Decision.RUN,
+) -> None:  # fmt: skip
     """Raise ``ConfigError`` unless settings, operators and the ``key`` to write with are those that the state was
-    written with, and can go together. Raises ``CorruptStateError`` for a will that this version cannot read. Who has to
-    refuse does so before it claims the log: or it would take it from a driver that is well.
+    written with, and can go together; and ``ConflictError`` for a repeat whose sealed rows nothing takes. Raises
+    ``CorruptStateError`` for a will that this version cannot read. Who has to refuse does so before it claims the log:
+    or it would take it from a driver that is well.
     """
     if tail is not None:
         will_in(tail.orders)
         _check_same(tail, settings, operators, root)
         for text in tail.schemas.values():
             check_key(text, key, root)
+        if decision is Decision.REPEAT:
+            _check_taken(tail, operators, root)
     check_initial(tail, settings.dispatch, operators)
     if settings.store_groups and settings.dispatch == "hashed":
         raise ConfigError(
             "in hashed dispatch owners follow from the members alone, so stores cannot be in groups of their own",
             remedy="leave store_groups out, or use another dispatch (riffle dispatch switches a stopped query)",
             where="store_groups",
+        )
+
+
+def _check_taken(tail: Record, operators: Sequence[Operator], root: str) -> None:
+    """Raise ``ConflictError`` if rows that were sealed, and perhaps not delivered, are of stores that have no sink."""
+    sealed = {store for store, link in tail.outputs if link.rows} if tail.delivers_after_commit else set[str]()
+    lost = sorted(sealed - {operator.store for operator in operators if operator.delivers})
+    if lost:
+        raise ConflictError(
+            f"batch {tail.version} is committed and comes again, but nothing takes what {', '.join(lost)} has to "
+            "deliver of it: the store has another name now, or no sink",
+            remedy="start the version of the query that ran this batch, until Spark has noted the batch; then this one",
+            where=root,
         )
 
 

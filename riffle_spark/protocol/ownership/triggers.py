@@ -108,9 +108,9 @@ def loads_of(
         if owner in load:
             load[owner] += weights.get(t, 0.0)
     total = sum(slots.values())
-    if not total or not any(load.values()):
+    mean = sum(load.values()) / total if total else 0.0
+    if not mean:
         return {}
-    mean = sum(load.values()) / total
     return {member: work / slots[member] / mean for member, work in load.items()}
 
 

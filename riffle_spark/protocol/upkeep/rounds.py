@@ -155,11 +155,13 @@ class Rounds:
 
 
 def _with_drops_of(waiting: Mapping[str, UpkeepOrder], orders: Mapping[str, UpkeepOrder]) -> dict[str, UpkeepOrder]:
-    """Return the new orders, and of those that waited the drops: nobody remembers these copies any more."""
+    """Return the new orders, and of those that waited the drops: nobody remembers these copies any more. What was to go
+    from another folder that an executor had may be needed in the one it has.
+    """
     merged = dict(orders)
     for executor, old in waiting.items():
-        if old.drops:
-            new = merged.get(executor, replace(old, follows=(), snapshots=(), drops=()))
+        new = merged.get(executor, replace(old, follows=(), snapshots=(), drops=()))
+        if old.drops and new.member == old.member:
             merged[executor] = replace(new, drops=(*old.drops, *new.drops))
     return merged
 

@@ -46,8 +46,8 @@ class Setbacks:
         self._heads: dict[_Piece, Head] = {}
         self._executors: Delays[str] = Delays(_FIRST_SECONDS, _LONGEST_SECONDS)
         self._overdue: Delays[str] = Delays(_OVERDUE_SECONDS, _LONGEST_OVERDUE_SECONDS)
-        self._owed: dict[str, tuple[int, tuple[Drop, ...]]] = {}
-        """Of each executor: in which epoch it was told to remove what it did not come to."""
+        self._owed: dict[str, tuple[int, str, tuple[Drop, ...]]] = {}
+        """Of each executor: in which epoch, and as which member, it was told to remove what it did not come to."""
         self._warnings: list[str] = []
 
     def start_over(self) -> None:
@@ -83,14 +83,19 @@ class Setbacks:
         return {executor: order for executor, order in kept.items() if order.asks}
 
     def _kept(self, executor: str, order: UpkeepOrder, now: float) -> UpkeepOrder:
-        drops = (*self._taken_owed(executor, order.epoch), *order.drops)
+        drops = (*self._taken_owed(executor, order), *order.drops)
         if self._executors.holds(executor, now) or self._overdue.holds(executor, now):
-            self._owed[executor] = (order.epoch, drops)
+            self._owed[executor] = (order.epoch, order.member, drops)
             return replace(order, drops=(), follows=(), snapshots=(), looks=False)
         member = order.member or executor
         follows = tuple(f for f in order.follows if not self._waits(_follow(member, f), f.entry.head, now))
         snapshots = tuple(s for s in order.snapshots if not self._waits(_snapshot(member, s), s.entry.head, now))
         return replace(order, drops=drops, follows=follows, snapshots=snapshots)
+
+    def waits(self, member: str, due: SnapshotOrder, now: float) -> bool:
+        """Tell whether a snapshot that a member failed to take is not to be tried now."""
+        with self._lock:
+            return self._waits(_snapshot(member, due), due.entry.head, now)
 
     def _waits(self, piece: _Piece, head: Head, now: float) -> bool:
         given_up = self._pieces.tries(piece) >= _TRIES and self._heads.get(piece) == head
@@ -119,12 +124,14 @@ class Setbacks:
     def _owe(self, executor: str, order: UpkeepOrder, last: int) -> None:
         if last:
             drops = order.drops[len(order.drops) - last :]
-            self._owed[executor] = (order.epoch, (*self._taken_owed(executor, order.epoch), *drops))
+            self._owed[executor] = (order.epoch, order.member, (*self._taken_owed(executor, order), *drops))
 
-    def _taken_owed(self, executor: str, epoch: int) -> tuple[Drop, ...]:
-        """Return what an executor is still to remove; what an earlier run wanted gone may be needed by now."""
-        owed_in, drops = self._owed.pop(executor, (epoch, ()))
-        return drops if owed_in == epoch else ()
+    def _taken_owed(self, executor: str, order: UpkeepOrder) -> tuple[Drop, ...]:
+        """Return what an executor is still to remove. What an earlier run wanted gone may be needed by now, and so may
+        what was to go from another folder that it had.
+        """
+        *owed_to, drops = self._owed.pop(executor, (order.epoch, order.member, ()))
+        return drops if owed_to == [order.epoch, order.member] else ()
 
     def _note(self, order: UpkeepOrder, receipt: UpkeepReceipt, now: float) -> None:
         member, given_up = order.member or receipt.executor, list[_Piece]()

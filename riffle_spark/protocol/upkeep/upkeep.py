@@ -210,18 +210,17 @@ class Upkeep:
     def _snapshots_of(
         self, due_now: Mapping[Address, Entry], given: UpkeepInput
     ) -> dict[MemberId, list[SnapshotOrder]]:
-        """Return the snapshots to take of those that are due, by the owner that takes them."""
-        owners, record, groups = given.ownership.present.owners, given.record, given.ownership.groups
-        unlisted = {address for address, _ in self._taken}
-        wanted: dict[MemberId, list[Address]] = {}
-        for store, key_group in sorted(due_now):
-            owner = owners.get(groups.task(store, key_group))
-            if owner is not None and (store, key_group) not in unlisted:
-                wanted.setdefault(owner, []).append((store, key_group))
-        return {
-            member: [SnapshotOrder(*a, due_now[a]) for a in _in_turn(mine, record.sequence)]
-            for member, mine in wanted.items()
-        }
+        """Return the snapshots to take of those that are due, by the owner that takes them: as many as one executor
+        takes at once, those first that were taken longest ago. None waits for ever.
+        """
+        owners, groups, setbacks = given.ownership.present.owners, given.ownership.groups, self._rounds.setbacks
+        unlisted, now = {address for address, _ in self._taken}, self._clock.seconds()
+        wanted: dict[MemberId, list[SnapshotOrder]] = {}
+        for address, entry in sorted(due_now.items(), key=lambda one: (one[1].base.version, one[0])):
+            owner, order = owners.get(groups.task(*address)), SnapshotOrder(*address, entry)
+            if owner is not None and address not in unlisted and not setbacks.waits(owner, order, now):
+                wanted.setdefault(owner, []).append(order)
+        return {member: mine[:_SNAPSHOTS_PER_EXECUTOR] for member, mine in wanted.items()}
 
     def _orders(
         self, given: UpkeepInput, snapshots: Mapping[MemberId, list[SnapshotOrder]],
@@ -320,12 +319,6 @@ def _due(policy: SnapshotPolicy, given: UpkeepInput) -> dict[Address, Entry]:
     stores, version = {operator.store for operator in given.operators}, given.record.version
     entries = given.manifest.entries.items()
     return {address: e for address, e in entries if address[0] in stores and due(policy, address, e, version)}
-
-
-def _in_turn(addresses: Sequence[Address], sequence: int) -> list[Address]:
-    """Return as many as one executor takes at once, from another one on with every record: none waits for ever."""
-    start = sequence % len(addresses)
-    return [*addresses[start:], *addresses[:start]][:_SNAPSHOTS_PER_EXECUTOR]
 
 
 def follows(ownership: Ownership, manifest: Manifest, stores: Iterable[str]) -> dict[MemberId, list[Follow]]:

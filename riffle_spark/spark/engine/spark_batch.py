@@ -299,7 +299,20 @@ def _read(home: str, schema: pa.Schema, batches: Batches) -> Batches:
         for row in batch.to_pylist():
             head = Head(row["version"], row["attempt"])
             link = Link(head, row["start"], row["length"], int(row["checksum"], 16), row["rows"])
-            yield from _told_alike(reader.links([link])[link], schema).cast(schema).to_batches()
+            yield from _declared(_told_alike(reader.links([link])[link], schema), schema).to_batches()
+
+
+def _declared(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return sealed rows with the columns that are declared now. Raises ``ConfigError`` where these are others."""
+    try:
+        return rows.cast(schema)
+    except (ValueError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ConfigError(
+            f"a committed batch has output rows to deliver with the columns {', '.join(rows.column_names)}, and the "
+            f"query gives {', '.join(schema.names)} now: {error}",
+            remedy="start the version of the query that ran this batch, until Spark has noted the batch; then this one",
+            where="the output",
+        ) from error
 
 
 def _told_alike(rows: pa.Table, schema: pa.Schema) -> pa.Table:

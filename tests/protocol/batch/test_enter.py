@@ -14,6 +14,7 @@ from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import Head, Link
 from riffle_spark.state.log.record import Record
 from riffle_spark.testing.faulty_store import Fault
 from tests.kit.printed_commands import printed
@@ -68,6 +69,24 @@ def test_the_next_batch_of_another_line_is_refused() -> None:
 def test_the_heads_own_batch_is_a_repeat() -> None:
     """The same id, query and offsets: committed before, skipped."""
     assert decide(TAIL, incoming(5), ROOT) is Decision.REPEAT
+
+
+@pytest.mark.parametrize(
+    ("store", "delivers", "rows"), [("new", True, 1), ("old", False, 1), ("old", True, 1), ("new", True, 0)]
+)
+def test_sealed_rows_of_a_store_that_nothing_takes_refuse_a_repeat(store: str, delivers: bool, rows: int) -> None:
+    """It has another name now, or no sink, and the batch may not have been delivered: the next one frees its rows."""
+    link = Link(Head(5, f"1-{5:032x}"), 0, 9, 0, rows)
+    sealed = replace(TAIL, delivers_after_commit=True, outputs=(("old", link),))
+    given = [replace(totals(store), delivers=delivers)]
+    for tail, decision in ((sealed, Decision.RUN), (replace(sealed, delivers_after_commit=False), Decision.REPEAT)):
+        check_fixed(tail, Settings(key_groups=8), given, ROOT, "", decision)
+    if (store, delivers) == ("old", True) or not rows:
+        check_fixed(sealed, Settings(key_groups=8), given, ROOT, "", Decision.REPEAT)
+        return
+    with pytest.raises(ConflictError, match="nothing takes what old has to deliver") as caught:
+        check_fixed(sealed, Settings(key_groups=8), given, ROOT, "", Decision.REPEAT)
+    assert "start the version of the query that ran this batch" in caught.value.remedy
 
 
 @pytest.mark.parametrize(("stored", "asked"), [("key_group", "hashed"), ("hashed", "partition")])

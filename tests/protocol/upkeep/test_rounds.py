@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
+from riffle_spark.protocol.upkeep import upkeep
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log import paths
 from riffle_spark.testing import InlineBackground, SimCluster
@@ -157,6 +158,22 @@ def test_a_copy_that_cannot_follow_is_not_tried_for_ever(tmp_path: Path, monkeyp
     monkeypatch.setattr(type(world.store), "get", lambda _, name, *at: None if "delta/" in name else get(name, *at))
     world.feed(3)
     assert len(pieces) == 2
+
+
+def test_of_more_snapshots_than_one_executor_takes_at_once_none_waits_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches that touch every key-group make snapshots due faster than they are taken: those that were taken longest
+    ago come first, so all chains are about as long.
+    """
+    monkeypatch.setattr(upkeep, "_SNAPSHOTS_PER_EXECUTOR", 2)
+    world = World(tmp_path, operators=[totals()], executors=("1",), snapshot_chain_links=2, retained_versions=100)
+    world.start(InlineBackground())
+    for version in range(30):
+        world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(60))))
+    chains = [len(entry.chain) for entry in world.log().manifest.entries.values()]
+    assert len(chains) == world.settings.key_groups
+    assert max(chains) <= world.settings.key_groups // 2 + 3, chains
 
 
 def test_a_due_snapshot_is_taken_once(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from riffle_spark.messages.upkeep_orders import Follow, UpkeepOrder, UpkeepReceipt
+from riffle_spark.messages.upkeep_orders import Drop, Follow, SnapshotOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.upkeep.setbacks import Setbacks
 from riffle_spark.state.log.manifest import EMPTY
@@ -24,6 +25,7 @@ TRIES = 10
 LONGEST_SECONDS = 300
 BATCH_SECONDS = 60
 HOURS = 1
+ORDER = UpkeepOrder(home_of("memory://rows", Path("unused")), "m1", 1, 0, {})
 MOST_ROUNDS = 1_000
 """A test that spins comes to an end."""
 
@@ -182,7 +184,7 @@ def test_an_executor_that_does_not_come_to_its_work_is_delayed_and_keeps_what_it
 def test_what_worked_again_begins_a_new_row_of_failures() -> None:
     """Failures with successes between them are never given up, and the delay is the first one each time."""
     setbacks, now = Setbacks(InlineBackground().lock()), 0.0
-    order = UpkeepOrder(home_of("memory://rows", Path("unused")), "m1", 1, 0, {}, follows=(Follow("s", 0, EMPTY),))
+    order = replace(ORDER, follows=(Follow("s", 0, EMPTY),))
     failed = UpkeepReceipt("1", unfinished=(("s", 0, 0, 0),), failed=(("s", 0),), ran=True)
     for _ in range(2 * TRIES):
         setbacks.note({"1": order}, [failed], now)
@@ -191,3 +193,26 @@ def test_what_worked_again_begins_a_new_row_of_failures() -> None:
         assert setbacks.without({"1": order}, now)
         setbacks.note({"1": order}, [UpkeepReceipt("1", ran=True)], now)
     assert not setbacks.take_warnings()
+
+
+def test_what_was_to_go_from_another_folder_stays_in_the_one_it_has() -> None:
+    """An executor that lost its folder works in another one, which may own what was to be removed from the first."""
+    setbacks, drop = Setbacks(InlineBackground().lock()), Drop("s", 5, None)
+    order = replace(ORDER, drops=(drop,))
+    setbacks.note({"1": order}, [UpkeepReceipt("1", ran=True, drops_left=1)], 0.0)
+    (again,) = setbacks.without({"1": replace(order, drops=(), looks=True)}, 1.0).values()
+    assert again.drops == (drop,)
+    setbacks.owe({"1": order})
+    (other,) = setbacks.without({"1": replace(order, member="m2", drops=(), looks=True)}, 2.0).values()
+    assert other.drops == ()
+
+
+def test_a_snapshot_that_was_given_up_is_not_due() -> None:
+    """It takes no place among those that an executor takes at once."""
+    setbacks, due = Setbacks(InlineBackground().lock()), SnapshotOrder("s", 5, EMPTY)
+    order = replace(ORDER, snapshots=(due,))
+    assert not setbacks.waits("m1", due, 0.0)
+    setbacks.note({"1": order}, [UpkeepReceipt("1", ran=True, failed_snapshots=(("s", 5),))], 0.0)
+    assert setbacks.waits("m1", due, 0.5)
+    assert not setbacks.waits("m2", due, 0.5)
+    assert not setbacks.waits("m1", due, 2.0)
