@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from riffle_spark.batch_times import TimeMode
@@ -141,6 +141,15 @@ _BATCH = st.tuples(st.lists(_ROW, max_size=8), st.integers(-9, 8), st.sampled_fr
 )
 @settings(deadline=None, max_examples=60)
 @given(st.lists(_BATCH, max_size=16))
+@example([([("k0", 0, 1), ("k6", 1, 2)], 0, 0, "1"), ([], 5, 0, "1"), ([], 1, 0, "1")])
+@example(
+    [
+        ([("k0", 1, 40), ("k6", 1, 8)], 0, 0, "1"),
+        ([("k0", 1, 40)], 9, 0, "1"),
+        ([("k0", 1, 3)], -9, 0, "1"),
+        ([], 9, 0, "1"),
+    ]
+)
 def test_what_is_due_goes_once_and_the_log_knows_what_is_next(
     tmp_path_factory: pytest.TempPathFactory, compute: Sessions, batches: list[tuple[list[Row], int, int, str]],
 ) -> None:  # fmt: skip

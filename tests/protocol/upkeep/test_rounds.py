@@ -167,13 +167,14 @@ def test_of_more_snapshots_than_one_executor_takes_at_once_none_waits_for_ever(
     ago come first, so all chains are about as long.
     """
     monkeypatch.setattr(upkeep, "_SNAPSHOTS_PER_EXECUTOR", 2)
-    world = World(tmp_path, operators=[totals()], executors=("1",), snapshot_chain_links=2, retained_versions=100)
+    changes = {"key_groups": 48, "snapshot_chain_links": 6, "retained_versions": 100}
+    world = World(tmp_path, operators=[totals()], executors=("1",), **changes)
     world.start(InlineBackground())
-    for version in range(30):
-        world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(60))))
+    for version in range(40):
+        world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(400))))
     chains = [len(entry.chain) for entry in world.log().manifest.entries.values()]
-    assert len(chains) == world.settings.key_groups
-    assert max(chains) <= world.settings.key_groups // 2 + 3, chains
+    assert len(chains) == 48
+    assert max(chains) <= 48 // 2 + 6, chains
 
 
 def test_a_due_snapshot_is_taken_once(tmp_path: Path) -> None:
