@@ -48,6 +48,8 @@ _STOP_SECONDS = 5.0
 _PARTITION = "partition"
 _LOOK = "look"
 _LONGEST_LOOK_SECONDS = 60.0
+_at_work: dict[str, str] = {}
+"""Of each root: the run of a query in which a job of this process works on it."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +155,13 @@ class RunningJob:
         incoming = inventory.batch_facts(batch, batch_id, self._clock.wall_ms())
         self._query_id = incoming.query_id
         if self._seen != incoming.run_id:
+            if incoming.run_id != incoming.query_id and _at_work.get(self._home.root) == incoming.run_id:
+                raise ConfigError(
+                    f"another job of this query has its state in {self._home.root}: one would take the other's batches "
+                    "for its own", remedy="make one job of both: riffle_spark.together(...)", where="root",
+                )  # fmt: skip
             self._begin(batch)
-            self._seen = incoming.run_id
+            self._seen = _at_work[self._home.root] = incoming.run_id
             incoming = replace(incoming, offsets_before=inventory.offsets_before(batch, batch_id))
         rows = batch if self._side is None else self._side.mapped(batch, incoming.time_ms)
         operators = self._operators_for(rows)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from riffle_spark import Stateful, StatefulJob, aggregate, arrow_function, count, sum_
+from riffle_spark import Stateful, StatefulJob, aggregate, arrow_function, count, sum_, together
 from tests.kit.streams.placed_frames import built_frames
 from tests.kit.streams.streaming import (
     QUERY_TIMEOUT_SECONDS,
@@ -186,3 +187,24 @@ def test_a_stop_in_mid_batch_commits_nothing(spark: SparkSession, tmp_path: Path
     mended = Stateful("totals", "k", arrow_function(quick, state=state, output=output), settings=job.settings)
     run_to_end(feed.stream(spark), mended.into(kept), tmp_path / "checkpoint")
     assert committed(f"file://{tmp_path}/state") == [0, 1, 2]
+
+
+def test_two_jobs_on_one_root_in_one_query_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """The second one would take what the first has committed for its own, and its rows would be lost."""
+    feed, kept = Feed(tmp_path / "in", "k long"), [Kept(), Kept()]
+    jobs = [
+        Stateful(store, "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(sink)
+        for store, sink in zip(("a", "b"), kept, strict=True)
+    ]
+    feed.add([{"k": 1}])
+
+    def both(rows: DataFrame, batch: int) -> None:
+        for job in jobs:
+            job(rows, batch)
+
+    with pytest.raises(StreamingQueryException, match=r"(?s)another job of this query has its state in .*together"):
+        run_to_end(feed.stream(spark), both, tmp_path / "checkpoint")
+    run_to_end(feed.stream(spark), together(*jobs), tmp_path / "checkpoint")
+    feed.add([{"k": 1}])
+    run_to_end(feed.stream(spark), together(*jobs), tmp_path / "checkpoint")
+    assert [one.latest("k") for one in kept] == [{1: {"rows": 2}}, {1: {"rows": 1}}]
