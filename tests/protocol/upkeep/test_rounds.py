@@ -167,8 +167,9 @@ def test_of_more_snapshots_than_one_executor_takes_at_once_none_waits_for_ever(
     ago come first, so all chains are about as long.
     """
     monkeypatch.setattr(upkeep, "_SNAPSHOTS_PER_EXECUTOR", 2)
-    changes = {"key_groups": 48, "snapshot_chain_links": 6, "retained_versions": 100}
-    world = World(tmp_path, operators=[totals()], executors=("1",), **changes)
+    world = World(
+        tmp_path, operators=[totals()], executors=("1",), key_groups=48, snapshot_chain_links=6, retained_versions=100
+    )
     world.start(InlineBackground())
     for version in range(40):
         world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(400))))
