@@ -274,7 +274,7 @@ def died(order: UpkeepOrder, root: Path, gets: int) -> None:
     """Do a piece in a process that is gone, without a word, in its so many-th get of a snapshot."""
     reader_module.RANGE_BYTES = RANGE
     follow_module._BEGUN_BYTES = RANGE  # private: small state
-    budget_module.prefetched.__defaults__ = (1 << 20, 1)  # private: one after the other
+    budget_module.prefetched.__defaults__ = (1 << 20, 1)  # one after the other
 
     def die(_: float) -> None:
         give_up = time.monotonic() + 60
