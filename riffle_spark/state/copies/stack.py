@@ -1,6 +1,6 @@
 """Which parts make up one key-group's copy, and the small file that says so. Does not know what is in a part.
 
-    <0042>.<number>-<unique>.stack     a list of parts; the one of the greatest number counts
+    <0042>.<number>-<copy>.stack       a list of parts; the one of the greatest number counts
     <0042>.<unique>.part               a part that is this key-group's alone
 
 Theory of operation. A copy is a stack of parts, the oldest at the bottom; a row further up hides those of its key
@@ -9,15 +9,19 @@ the next number, written before the one before goes. So whoever reads finds one 
 that is torn, by a crash or in the midst of being written, is passed over. Nothing is synced, and nothing is renamed:
 to replace a file makes file systems write it out at once, 4 ms each. A part that no list has may be one that another
 process is about to put on a list: it stays while anybody is in the folder (``abandoned`` removes it).
+
+Of two processes that replace one list, one does. It holds a lock on the old one, for which nobody waits, until the new
+one is written and the old one gone; and the new one's name follows from the old one's, so it can be taken once.
 """
 
 import errno
+import fcntl
 import json
 import os
 import re
 import uuid
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -42,7 +46,7 @@ LIST = ".stack"
 STACKS = "stacks"
 """The folder of lists and of parts that are one key-group's alone."""
 PART = ".part"
-_OURS = re.compile(r"([0-9]{4,5})\.[0-9]{10,18}-[0-9a-f]+\.stack\Z")
+_OURS = re.compile(r"([0-9]{4,5})\.([0-9]{10,18})(-[0-9a-f]+\.stack)\Z")
 
 
 class StackedPart(NamedTuple):
@@ -173,23 +177,58 @@ class Stacks:
         if not self._is_still(key_group, before):
             return False
         names = self._listed().get(key_group, [])
-        number = int(names[-1].split(".")[1].split("-")[0]) + 1 if names else 0
-        name = f"{key_group:04d}.{number:010d}-{uuid.uuid4().hex[:8]}{LIST}"
-        data = stack.to_bytes((self.store, key_group))
+        name = _next(names[-1]) if names else f"{key_group:04d}.{0:010d}-{uuid.uuid4().hex[:8]}{LIST}"
+        is_switched = False
+        try:
+            with self._held(names) as is_mine:
+                is_switched = is_mine and self._put(name, stack.to_bytes((self.store, key_group)))
+                if is_switched:
+                    _keep(self._path + name, stack)
+                    self._listed()[key_group] = [name]
+                    self._remove(names)
+        except OSError:
+            if not is_switched:
+                with suppress(OSError):
+                    self._remove(self._own(stack, before))
+            raise
+        if not is_switched:
+            self.look_again()
+        elif before is not None:
+            self._remove(self._own(before, stack))
+        return is_switched
+
+    @contextmanager
+    def _held(self, names: Sequence[str]) -> Iterator[bool]:
+        """Hold a key-group's lists against others who would replace them; yield whether all are there and were free.
+
+        One that hangs meanwhile keeps them from it: they go on with what they have, as ever.
+        """
+        held: list[int] = []
+        is_mine = False
+        try:
+            with suppress(FileNotFoundError, BlockingIOError):
+                for name in names:
+                    held.append(os.open(self._path + name, os.O_RDONLY))
+                    fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_mine = all(os.fstat(one).st_nlink for one in held)
+            yield is_mine
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
+
+    def _put(self, name: str, data: bytes) -> bool:
+        """Write a list; return whether its name was free."""
         try:
             _write(self._path + name, data)
+        except FileExistsError:
+            return False
         except FileNotFoundError:
             Path(self._path).mkdir(parents=True, exist_ok=True)  # so there is nothing of its own either
             _write(self._path + name, data)
         except OSError:
             with suppress(OSError):
-                self._remove([name, *self._own(stack, before)])
+                self._remove([name])
             raise
-        _keep(self._path + name, stack)
-        self._listed()[key_group] = [name]
-        self._remove(names)
-        if before is not None:
-            self._remove(self._own(before, stack))
         return True
 
     def _own(self, stack: Stack, but: Stack | None = None) -> list[str]:
@@ -254,6 +293,13 @@ def _is_possible(part: StackedPart) -> bool:
     """Tell whether a part lies in a file below the member's folder, somewhere."""
     _, start, length, _, *others = part
     return _FILE.match(part.file) is not None and start >= 0 <= length and all(type(one) is int for one in others)
+
+
+def _next(name: str) -> str:
+    """Return the name of the list that takes a list's place."""
+    found = _OURS.match(name)
+    assert found is not None, "names are of lists"
+    return f"{found[1]}.{int(found[2]) + 1:010d}{found[3]}"
 
 
 def _place_of(some: Sequence[StackedPart], parts: Sequence[StackedPart]) -> int | None:

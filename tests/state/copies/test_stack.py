@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from multiprocessing import Queue, get_context
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,76 @@ def test_who_is_overtaken_by_another_process_writes_nothing(folder: Path) -> Non
     assert not stacks.switch(7, stack(1, 1), stack(2, 1, 9))
     assert stacks.read(7) == stack(2, 1, 2)
     assert len(list(folder.glob("stacks/totals/*"))) == 1
+
+
+@pytest.mark.parametrize("at_flag", [os.O_RDONLY, os.O_CREAT])
+def test_of_two_that_replace_a_list_at_one_moment_one_does(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, at_flag: int
+) -> None:
+    """A merge and a batch: each has seen that the list is what it began from. The other one comes in between, before
+    the list is held or after: exactly one is told that its stack counts, and that is the one there.
+    """
+    begun, other = Stack(at(1), (part(1), part(2))), Stacks(folder, "totals")
+    assert other.switch(7, None, begun)
+    merged, extended = Stack(at(1), (part(12),)), begun.extended(at(2), [part(3)])
+    came: list[bool] = []
+    really_open = os.open
+
+    def opened(path: str, flags: int, *mode: int) -> int:
+        if not came and flags & os.O_CREAT == at_flag:
+            came.append(False)
+            came[0] = other.switch(7, begun, merged)
+        return really_open(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", opened)
+    is_mine = Stacks(folder, "totals").switch(7, begun, extended)
+    assert [is_mine, *came].count(True) == 1
+    assert Stacks(folder, "totals").read(7) == (extended if is_mine else merged)
+    assert len(list(folder.glob("stacks/totals/*"))) == 1
+
+
+def rows_of(folder: Path, now: Stack) -> list[int]:
+    """Return the numbers that a stack's files hold, sorted. Raises ``FileNotFoundError`` if one is gone."""
+    return sorted(int(row) for one in now.parts for row in (folder / one.file).read_text().split())
+
+
+def add(folder: Path, numbers: range, told: Queue[list[int]]) -> None:
+    """Put a part on a copy for each number; merge the parts that are there to one now and then."""
+    added = []
+    for number in numbers:
+        is_added = False
+        while not is_added:
+            stacks = Stacks(folder, "totals")
+            now = stacks.read(7)
+            assert now is not None, "a copy that nobody dropped is gone"
+            merges = len(now.parts) > 8
+            with suppress(FileNotFoundError):  # merged meanwhile
+                rows = [*(rows_of(folder, now) if merges else []), number]
+                file = stacks.fresh(7)
+                file.write_text(" ".join(map(str, rows)))
+                coming = StackedPart(stacks.name_of(file), 0, file.stat().st_size, 0, len(rows), 1)
+                under = () if merges else now.parts
+                is_added = stacks.switch(7, now, Stack(at(now.head.version + 1), (*under, coming)))
+        added.append(number)
+    told.put(added)
+
+
+def test_processes_that_replace_a_list_lose_nothing_of_each_other(folder: Path) -> None:
+    """Whatever one of them was told is on the copy lies there at the end, with each file that it needs."""
+    assert Stacks(folder, "totals").switch(7, None, Stack(at(0)))
+    context = get_context("fork")
+    told: Queue[list[int]] = context.Queue()
+    processes = [context.Process(target=add, args=(folder, range(1000 * n, 1000 * n + 100), told)) for n in range(4)]
+    for process in processes:
+        process.start()
+    expected = sorted(number for _ in processes for number in told.get(timeout=120))
+    for process in processes:
+        process.join()
+    now = Stacks(folder, "totals").read(7)
+    assert now is not None
+    rows = sorted(int(row) for one in now.parts for row in (folder / one.file).read_text().split())
+    assert rows == expected
+    assert [process.exitcode for process in processes] == [0, 0, 0, 0]
 
 
 def test_a_list_that_is_gone_is_looked_for_anew(folder: Path) -> None:
