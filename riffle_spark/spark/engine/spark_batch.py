@@ -306,7 +306,7 @@ def _declared(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return sealed rows with the columns that are declared now. Raises ``ConfigError`` where these are others."""
     try:
         return rows.cast(schema)
-    except (ValueError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (ValueError, pa.ArrowNotImplementedError) as error:
         raise ConfigError(
             f"a committed batch has output rows to deliver with the columns {', '.join(rows.column_names)}, and the "
             f"query gives {', '.join(schema.names)} now: {error}",
