@@ -35,6 +35,7 @@ from riffle_spark.spark.engine.spark_batch import DeliverySink, Sink, Sinks, Spa
 from riffle_spark.spark.engine.stage_frames import SideOutput, StageInput
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.engine.topology import Topology
+from riffle_spark.spark.job_calls import JobCalls
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.unknown_names import check_known
 from riffle_spark.worker.member_folders import home_with_keys, options_of
@@ -48,8 +49,6 @@ _STOP_SECONDS = 5.0
 _PARTITION = "partition"
 _LOOK = "look"
 _LONGEST_LOOK_SECONDS = 60.0
-_at_work: dict[str, str] = {}
-"""Of each root: the run of a query in which a job of this process works on it."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class RunningJob:
         self._clock = SystemClock()
         self._frames = PlacedFrames(kept=len(Groups.of_query(stores, self._settings.store_groups).names))
         self._operators: tuple[object, list[Operator]] | None = None
-        self._seen: str | None = None
+        self._calls = JobCalls(self._home.root)
         self._policy: WatermarkPolicy = "min"
         self._source = watermark_source
         self._tick = tick
@@ -154,14 +153,10 @@ class RunningJob:
         """Run one micro-batch and tell its report."""
         incoming = inventory.batch_facts(batch, batch_id, self._clock.wall_ms())
         self._query_id = incoming.query_id
-        if self._seen != incoming.run_id:
-            if incoming.run_id != incoming.query_id and _at_work.get(self._home.root) == incoming.run_id:
-                raise ConfigError(
-                    f"another job of this query has its state in {self._home.root}: one would take the other's batches "
-                    "for its own", remedy="make one job of both: riffle_spark.together(...)", where="root",
-                )  # fmt: skip
+        self._calls.check(batch, incoming)
+        if self._calls.begins(incoming):
             self._begin(batch)
-            self._seen = _at_work[self._home.root] = incoming.run_id
+            self._calls.begun(incoming)
             incoming = replace(incoming, offsets_before=inventory.offsets_before(batch, batch_id))
         rows = batch if self._side is None else self._side.mapped(batch, incoming.time_ms)
         operators = self._operators_for(rows)
@@ -177,6 +172,7 @@ class RunningJob:
         work = SparkWork(prepared, operators, sinks, self._frames, self._home, self._settings, initial, reads)
         incoming = replace(incoming, watermark_policy=self._policy, watermark_source=self._source)
         report = self.driver.process(incoming, operators, work)
+        self._calls.done(batch, incoming)
         if self._tick is not None:
             closing = {given.store for given in self._declared if given.closes}
             by_watermark = any(o.store in closing and o.goes_by_watermark for o in operators)
@@ -194,7 +190,7 @@ class RunningJob:
         if not self.driver.watched or self._troubles.holds(_LOOK, now):
             return True
         try:
-            is_active = inventory.is_active(self._spark, self._query_id, self._seen)
+            is_active = inventory.is_active(self._spark, self._query_id, self._calls.run_id)
             executors = inventory.executors(self._spark) if is_active else ()
         except Exception as error:  # noqa: BLE001 - whatever a JVM may raise that is going
             _logger.debug("nobody looks between batches any more: %s", error)
@@ -211,7 +207,7 @@ class RunningJob:
     def is_active(self) -> bool:
         """Tell whether the run goes on of which a batch came last."""
         try:
-            return inventory.is_active(self._spark, self._query_id, self._seen)
+            return inventory.is_active(self._spark, self._query_id, self._calls.run_id)
         except Exception as error:  # noqa: BLE001 - whatever a JVM may raise that is going
             _logger.debug("nobody tells whether the query runs: %s", error)
             return False

@@ -189,6 +189,31 @@ def test_a_stop_in_mid_batch_commits_nothing(spark: SparkSession, tmp_path: Path
     assert committed(f"file://{tmp_path}/state") == [0, 1, 2]
 
 
+def test_a_batch_in_two_halves_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """The second half would be taken for the batch that came again. The very same frame may come again."""
+    feed, kept = Feed(tmp_path / "in", "k long"), Kept()
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)
+    feed.add([{"k": 1}, {"k": 2}])
+
+    def halves(rows: DataFrame, batch: int) -> None:
+        job(rows.where("k = 1"), batch)
+        job(rows.where("k = 1"), batch)
+        job(rows.where("k = 2"), batch)
+
+    with pytest.raises(StreamingQueryException, match=r"(?s)batch 0 was handed to the job before.*union"):
+        run_to_end(feed.stream(spark), halves, tmp_path / "checkpoint")
+    other = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path / "other")).into(kept)
+
+    def whole(rows: DataFrame, batch: int) -> None:
+        for _ in range(2):
+            other(rows, batch)
+
+    feed.add([{"k": 2}])
+    run_to_end(feed.stream(spark), whole, tmp_path / "checkpoint2")
+    assert [report.decision for report in other.reports] == ["run", "repeat"] * 2
+    assert kept.latest("k") == {1: {"rows": 1}, 2: {"rows": 2}}
+
+
 def test_two_jobs_on_one_root_in_one_query_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     """The second one would take what the first has committed for its own, and its rows would be lost."""
     feed, kept = Feed(tmp_path / "in", "k long"), [Kept(), Kept()]

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.protocol.ports import Executor, IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import jvm as handles
+from riffle_spark.spark.engine.row_digest import digest_of
 from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
 
 __all__ = [
@@ -199,7 +199,7 @@ def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
     query_id, run_id = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_RUN_ID)
     execution = _execution(spark, query_id) if query_id else None
     if execution is None:
-        return IncomingBatch(batch_id, query_id or DIRECT, run_id or DIRECT, None, _digest(batch), now_ms, None)
+        return IncomingBatch(batch_id, query_id or DIRECT, run_id or DIRECT, None, digest_of(batch), now_ms, None)
     offsets = _offset_entry(context, execution, batch_id)
     metadata = json.loads(offsets.split("\n")[1])
     watermark = int(metadata["batchWatermarkMs"]) or None
@@ -271,17 +271,7 @@ def _connect_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatc
             remedy="give each query a session of its own: SparkSession.builder.remote(URL).create()",
         )
     query_id, run_id = (str(active[0].id), str(active[0].runId)) if active else ("connect", "connect")
-    return IncomingBatch(batch_id, query_id, run_id, None, _digest(batch), now_ms, None)
-
-
-def _digest(batch: DataFrame) -> str:
-    """Return a digest of the rows, whatever their order: their number and the sum of their hashes.
-
-    Columns are not named: there may be two of one name.
-    """
-    each = F.xxhash64(F.to_json(F.struct("*")))
-    row = batch.agg(F.count(F.lit(1)), F.sum(each.cast("decimal(38,0)"))).collect()[0]
-    return f"{row[0]}:{row[1]}"
+    return IncomingBatch(batch_id, query_id, run_id, None, digest_of(batch), now_ms, None)
 
 
 def unbounded_kafka_source(batch: DataFrame) -> bool:

@@ -10,8 +10,11 @@ from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, kind
 
 __all__ = ["asks_time", "of_all_values", "put_in", "timed"]
 
-_NOW: Final = ("CurrentTimestamp", "CurrentDate", "LocalTimestamp", "Now", "CurrentTime")
-"""Expressions that say what time it is."""
+_ZONED: Final = ("CurrentDate", "CurrentTime", "LocalTimestamp")
+_NOW: Final = ("CurrentTimestamp", "Now", *_ZONED)
+"""Expressions that say what time it is; some by the zone that the session had when they were written."""
+_NO_ZONE: Final = "UTC"
+"""What stands for the zone of an instant, which has none."""
 _EXPRESSION: Final = "org.apache.spark.sql.catalyst.expressions.Expression"
 
 
@@ -26,7 +29,7 @@ def timed(catalyst: Catalyst, plan: Node, time_ms: int) -> Node:
     def at_time(expression: Node) -> Node | None:
         if kind(expression) not in _NOW:
             return None
-        zone = catalyst.some(catalyst.spark.conf.get("spark.sql.session.timeZone"))
+        zone = expression.timeZoneId() if kind(expression) in _ZONED else catalyst.some(_NO_ZONE)
         told = catalyst.named("expressions.CurrentBatchTimestamp")
         return told(time_ms, expression.dataType(), zone).toLiteral()
 

@@ -32,8 +32,8 @@ Give = Callable[[DataFrame, Delivery], object]
 TEMPORARY: Final = ("console", "foreach", "foreachBatch", "memory", "noop")
 """Sinks whose query may have no checkpoint that stays, as in Spark."""
 _BY_FUNCTION: Final = ("foreach", "foreachBatch")
-_FILES: Final = ("avro", "csv", "json", "orc", "parquet", "text")
 _ONLY_APPEND: Final = ("kafka", "noop")
+_DELTA: Final = "delta"
 _OURS: Final = ("checkpointlocation", "riffle.")
 DELIVERY_ID: Final = "riffle.delivery_id"
 _SPARKS_ARGUMENTS: Final = 2
@@ -125,8 +125,9 @@ class WriterSettings:
         return {key: value for key, value in self.options.items() if not key.lower().startswith(_OURS)}
 
     def source(self, spark: SparkSession) -> str:
-        """Return the format in small letters, the session's usual one where none was named."""
-        return (self.format or spark.conf.get("spark.sql.sources.default") or "parquet").lower()
+        """Return the format, the session's usual one where none was named: in small letters, unless it is a class."""
+        name = self.format or spark.conf.get("spark.sql.sources.default") or "parquet"
+        return name if "." in name else name.lower()
 
     def on(self, writer: DataStreamWriter, *methods: str) -> DataStreamWriter:
         """Tell a writer of Spark's the same: all, or what these methods were given."""
@@ -155,23 +156,27 @@ def sink_of(frame: DataFrame, told: WriterSettings) -> Give:
     if told.table is not None:
         return _table(frame, told, told.table)
     source = told.source(frame.sparkSession)
-    if source in _FILES:
-        return _files(frame, told, source, told.path or told.option("path"))
     if source == "memory":
         return _in_memory(frame, told)
     if source == "console":
         return _console(told)
-    spark_sinks.check_format(frame.sparkSession, source)
+    if spark_sinks.is_of_files(frame.sparkSession, source):
+        return _files(frame, told, source, told.path or told.option("path"))
     return _batch_writer(told, source)
 
 
 def side_sink(given: str | Callable[..., object]) -> Give:
     """Return what takes the rows of a side output: a function as of ``foreachBatch``, or Parquet in a folder, in which
-    each batch has one of its own. One that comes again writes over it, since it has the same rows.
+    each batch of each query has one of its own. One that comes again writes over it, since it has the same rows.
     """
     if not isinstance(given, str):
         return _by_function("foreachBatch", given, WriterSettings(()))
-    return lambda frame, delivery: frame.write.mode("overwrite").parquet(f"{given}/batch_id={delivery.batch_id}")
+
+    def write(frame: DataFrame, delivery: Delivery) -> None:
+        query_id = delivery.id.partition("/")[0]
+        frame.write.mode("overwrite").parquet(f"{given}/query_id={query_id}/batch_id={delivery.batch_id}")
+
+    return write
 
 
 def check_recovery(spark: SparkSession, told: WriterSettings, checkpoint: str) -> None:
@@ -208,12 +213,7 @@ def _by_function(kind: str, function: Any, told: WriterSettings) -> Give:
 
 def _files(frame: DataFrame, told: WriterSettings, source: str, path: str | None) -> Give:
     """Return Spark's own sink of files, which has each batch once."""
-    if told.mode != "append":
-        raise ConfigError(
-            f"outputMode({told.mode!r}) is not there for files of {source}: what is written stays",
-            remedy="use outputMode('append') with a watermark, or foreachBatch",
-            where="outputMode",
-        )
+    _check_mode(told, f"files of {source}", "append")
     if not path:
         raise ConfigError(f"files of {source} have no path", remedy="name it: start(path), or option('path', ...)")
     options = {**told.of_sink, "path": path}
@@ -246,23 +246,39 @@ def _console(told: WriterSettings) -> Give:
 
 def _batch_writer(told: WriterSettings, source: str) -> Give:
     """Return what appends each batch, or in complete mode puts it in the place of the one before."""
+    if source == _DELTA:
+        _check_mode(told, "a Delta table", "append", "complete")
     mode = "overwrite" if told.mode == "complete" and source not in _ONLY_APPEND else "append"
     marked_by = told.option(DELIVERY_ID)
 
     def write(frame: DataFrame, delivery: Delivery) -> None:
-        frame = _with_id(frame, source, marked_by, delivery.id) if marked_by else frame
-        writer = frame.write.format(source).options(**told.of_sink).mode(mode)
-        if source == "delta":
-            line, _, _ = delivery.id.rpartition("/")
-            writer = writer.option("txnAppId", line).option("txnVersion", str(delivery.batch_id))
+        writer = _with_id(frame, source, marked_by, delivery.id).write.format(source)
+        writer = writer.options(**told.of_sink, **_transaction(source, delivery)).mode(mode)
         writer = writer.partitionBy(*told.partition_by) if told.partition_by else writer
         writer.save(told.path)
 
     return write
 
 
-def _with_id(frame: DataFrame, source: str, name: str, delivery_id: str) -> DataFrame:
-    """Return rows that say which delivery they are of: in a column or, for Kafka, in a header."""
+def _check_mode(told: WriterSettings, what: str, *modes: str) -> None:
+    if told.mode not in modes:
+        raise ConfigError(
+            f"outputMode({told.mode!r}) is not there for {what}: what is written stays",
+            remedy="use outputMode('append') with a watermark, or foreachBatch",
+            where="outputMode",
+        )
+
+
+def _transaction(source: str, delivery: Delivery) -> dict[str, str]:
+    """Return the options by which a Delta table leaves out a delivery that it has."""
+    line, _, _ = delivery.id.rpartition("/")
+    return {"txnAppId": line, "txnVersion": str(delivery.batch_id)} if source == _DELTA else {}
+
+
+def _with_id(frame: DataFrame, source: str, name: str | None, delivery_id: str) -> DataFrame:
+    """Return rows that say which delivery they are of, if they are to: in a column or, for Kafka, in a header."""
+    if not name:
+        return frame
     if source != "kafka":
         return frame.withColumn(name, F.lit(delivery_id))
     mine = F.array(F.struct(F.lit(name).alias("key"), F.lit(delivery_id).cast("binary").alias("value")))
@@ -282,23 +298,33 @@ def _table(frame: DataFrame, told: WriterSettings, name: str) -> Give:
             remedy="leave the format out, or name another table",
             where=name,
         )
-    if source in _FILES and facts.get("Location"):
+    if facts.get("Location") and spark_sinks.is_of_files(spark, source):
         return _files(frame, told, source, str(facts["Location"]))
+    return _table_writer(told, name, source)
 
-    def write(rows: DataFrame, _: Delivery) -> None:
-        writer = rows.writeTo(name).options(**told.of_sink)
+
+def _table_writer(told: WriterSettings, name: str, source: str) -> Give:
+    """Return what appends each batch to a table, or in complete mode puts it in the place of all others."""
+    if source == _DELTA:
+        _check_mode(told, "a Delta table", "append", "complete")
+    marked_by = told.option(DELIVERY_ID)
+
+    def write(frame: DataFrame, delivery: Delivery) -> None:
+        writer = _with_id(frame, source, marked_by, delivery.id).writeTo(name)
+        writer = writer.options(**told.of_sink, **_transaction(source, delivery))
         writer.overwrite(F.lit(True)) if told.mode == "complete" else writer.append()
 
     return write
 
 
 def _make_table(frame: DataFrame, told: WriterSettings, name: str) -> None:
-    spark = frame.sparkSession
-    columns = StructType([StructField(field.name, field.dataType) for field in frame.schema]).toDDL()
+    spark, source = frame.sparkSession, told.source(frame.sparkSession)
+    marked = frame if spark_sinks.is_of_files(spark, source) else _with_id(frame, source, told.option(DELIVERY_ID), "")
+    columns = StructType([StructField(field.name, field.dataType) for field in marked.schema]).toDDL()
     by = ", ".join(f"`{one}`" for one in _parted_by(frame, told))
     path = told.path or told.option("path")
     spark.sql(
-        f"create table {name} ({columns}) using {told.source(spark)}"
+        f"create table {name} ({columns}) using {source}"
         + (f" partitioned by ({by})" if by else "")
         + (f" location '{path}'" if path else "")
     )

@@ -342,6 +342,24 @@ def test_rows_that_come_past_a_stage_are_refused(frames: Frames) -> None:
         cut_of(query)
 
 
+def test_dates_are_of_the_zone_that_a_query_was_written_in(frames: Frames, spark: SparkSession) -> None:
+    """Whatever zone the session has while batches run, as in Spark."""
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    columns = "date_format(current_date(), 'dd') as day", "date_format(localtimestamp(), 'HH') as hour"
+    try:
+        spark.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
+        cut = cut_of(frames.events.groupBy("page").count().selectExpr(*columns))
+        spark.conf.set("spark.sql.session.timeZone", "America/Los_Angeles")
+        (stage,) = cut.stages
+        leaf = Catalyst(spark).rows(
+            stage.node.output(), rdd_of(spark.createDataFrame([("p1", 3)], "page string, n long"))
+        )
+        (row,) = Catalyst(spark).frame(cut.top.on({0: leaf}, 1_700_000_000_123)).collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(zone))
+    assert tuple(row) == ("15", "11")
+
+
 def test_two_roots_in_a_query_are_refused_naming_both(frames: Frames) -> None:
     """Stores of one query commit together."""
     other = riffle_spark.on(frames.plain, root="file:///other")

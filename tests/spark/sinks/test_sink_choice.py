@@ -17,6 +17,7 @@ from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.sinks import sink_choice
 from riffle_spark.spark.sinks.sink_choice import Give, WriterCall, WriterSettings, check_recovery, sink_of
 
+EXECUTION = "org.apache.spark.sql.execution.datasources"
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 
@@ -191,11 +192,22 @@ class Told:
 
     def __init__(self) -> None:
         self.options_told: dict[str, object] = {}
+        self.columns_told: list[str] = []
         self.write = self
 
     def option(self, name: str, value: object) -> Told:
         """Note an option."""
         self.options_told[name] = value
+        return self
+
+    def options(self, **given: object) -> Told:
+        """Note options."""
+        self.options_told |= given
+        return self
+
+    def withColumn(self, name: str, _: object) -> Told:  # noqa: N802 - Spark's name
+        """Note a column."""
+        self.columns_told.append(name)
         return self
 
     def __getattr__(self, name: str) -> Callable[..., Told]:
@@ -211,6 +223,49 @@ def test_delta_has_each_batch_of_a_line_once() -> None:
         write(frame, Delivery(batch, f"query/{rollbacks}/{batch}"))
         seen.append((frame.options_told["txnAppId"], frame.options_told["txnVersion"]))
     assert seen == [("query/0", "3"), ("query/0", "3"), ("query/0", "4"), ("query/1", "3")]
+
+
+def test_a_delta_table_has_each_batch_of_a_line_once(spark: SparkSession) -> None:
+    """By its name, too; and a column says what a row was delivered by, if that is wanted."""
+    settings = told(table="seen", format="delta", options={"riffle.delivery_id": "by", "mergeSchema": True})
+    frame: Any = Told()
+    sink_choice._table_writer(settings, "seen", "delta")(frame, Delivery(3, "query/1/3"))
+    assert frame.options_told == {"mergeSchema": "true", "txnAppId": "query/1", "txnVersion": "3"}
+    assert frame.columns_told == ["by"]
+    frame = Told()
+    sink_choice._table_writer(told(table="seen"), "seen", "iceberg")(frame, Delivery(3, "query/1/3"))
+    assert (frame.options_told, frame.columns_told) == ({}, [])
+    assert spark.version, "columns are made in a session"
+
+
+@pytest.mark.parametrize(
+    "write", [sink_choice._batch_writer, lambda told, name: sink_choice._table_writer(told, "t", name)]
+)
+def test_a_delta_table_takes_no_updates(write: Callable[[WriterSettings, str], Give]) -> None:
+    """As with Delta's own sink: rows that were written stay beside those that are newer."""
+    write(told("/x", format="delta", outputMode="complete"), "delta")
+    with pytest.raises(ConfigError, match=r"outputMode\('update'\) is not there for a Delta table"):
+        write(told("/x", format="delta", outputMode="update"), "delta")
+
+
+@pytest.mark.parametrize("name", ["xml", "org.apache.spark.sql.json", "CSV", f"{EXECUTION}.parquet.ParquetFileFormat"])
+def test_files_are_a_table_whatever_their_format_is_called(name: str, spark: SparkSession, tmp_path: Path) -> None:
+    """Spark looks at the class of a format: those of files go to its sink of files, which takes a batch once."""
+    settings = told(str(tmp_path / "out"), format=name, option={"key": "rowTag", "value": "row"})
+    given(spark, sink_of(rows(spark, 0), settings), 0, 1, 1)
+    reader = spark.read.format(name).schema("id long, k long, batch long").option("rowTag", "row")
+    assert by_batch(reader.load(str(tmp_path / "out"))) == [(0, 3), (1, 3)]
+    with pytest.raises(ConfigError, match="outputMode"):
+        sink_of(rows(spark, 0), told(str(tmp_path), format=name, outputMode="update"))
+
+
+def test_late_rows_of_two_queries_lie_beside_each_other(spark: SparkSession, tmp_path: Path) -> None:
+    """Both count their batches from 0. One that comes again writes over its own alone, after a rollback, too."""
+    give = sink_choice.side_sink(str(tmp_path))
+    for query, line in (("one", 0), ("other", 0), ("one", 0), ("one", 1)):
+        give(rows(spark, line), Delivery(7, f"{query}/{line}/7"))
+    found = spark.read.parquet(str(tmp_path)).groupBy("query_id", "batch_id", "batch").count().orderBy("query_id")
+    assert [tuple(row) for row in found.collect()] == [("one", 7, 1, 3), ("other", 7, 0, 3)]
 
 
 def test_a_format_that_is_not_there_is_told_at_the_start(spark: SparkSession) -> None:
