@@ -19,7 +19,7 @@ from riffle_spark.state.copies.disk import is_member
 from riffle_spark.state.copies.stack import Stack, Stacks
 from riffle_spark.state.log import paths
 from riffle_spark.testing import Attempt
-from tests.soak.scheduler import Actor
+from tests.soak.scheduler import FOREVER, Actor
 
 __all__ = ["Attempts", "object_in", "receipt_in"]
 
@@ -70,6 +70,8 @@ class Attempts:
         """Copies that went, with their members, and when they did last."""
         self._gone: dict[tuple[str, str, int], Actor | None] = {}
         """Those that have not come again, and who removed them."""
+        self._switched: dict[tuple[str, int], dict[Actor | None, float]] = {}
+        """Who put other lists in the place of a copy's, or was about to, and until when."""
         self._still: list[Actor] = []
         """Tasks that stood still."""
 
@@ -87,9 +89,15 @@ class Attempts:
             drop(stacks, key_group)
 
         def switched(stacks: Stacks, key_group: int, before: Stack | None, stack: Stack) -> bool:
-            came = switch(stacks, key_group, before, stack)
+            copy, actor = copy_in(stacks, key_group), self._world.scheduler.mine()
+            spans = self._switched.setdefault(copy[1:], {})
+            spans[actor] = FOREVER
+            try:
+                came = switch(stacks, key_group, before, stack)
+            finally:
+                spans[actor] = self._world.scheduler.now
             if came:
-                self._gone.pop(copy_in(stacks, key_group), None)
+                self._gone.pop(copy, None)
             return came
 
         patch.setattr(Stacks, "drop", dropped)
@@ -191,6 +199,12 @@ class Attempts:
         places = [seen.records[n] if is_cache else seen.manifests[n].entry(*of).head for n in later]
         return any((one.version, one.epoch) == there for one in places)
 
+    def _is_switched(self, told: _GaveUp, _: re.Match[str]) -> bool:
+        """Another task has put another list in the place of that copy's meanwhile, or was about to."""
+        assert told.copy is not None
+        spans = self._switched.get(told.copy, {})
+        return any(until >= told.actor.began for actor, until in spans.items() if actor is not told.actor)
+
     def _is_of_before(self, told: _GaveUp, _: re.Match[str]) -> bool:
         """A newer driver has written a record."""
         newest = self._newest()
@@ -276,6 +290,7 @@ class Attempts:
 _EXPLAINED: tuple[tuple[str, Callable[[Attempts, _GaveUp, re.Match[str]], bool]], ...] = (
     (r"the store failed: ", Attempts._has_met),
     (r"the copy is at version (-?\d+) of epoch (-?\d+), the batch starts from -?\d+$", Attempts._went_on),
+    (r"another process moved the copy$", Attempts._is_switched),
     (r"a newer driver has moved the copy: ", Attempts._is_of_before),
     (r"this executor's folder (was taken over by another one|is gone from its disk)$", Attempts._lost_folder),
     (r"the order is for member (\w+), this is (\w+)$", Attempts._is_not_its),
