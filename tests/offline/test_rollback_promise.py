@@ -15,6 +15,7 @@ import pytest
 from riffle_spark.errors import ConfigError, FencedError, UnavailableError
 from riffle_spark.offline.record_line import target_of
 from riffle_spark.offline.recovery import rollback
+from riffle_spark.protocol.upkeep.claim_work import Steps, through
 from riffle_spark.protocol.upkeep.scan import scan
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
@@ -64,12 +65,14 @@ class Beside:
     def __init__(self, folder: Path, root: str) -> None:
         self.world = World(folder / "local", root=root, snapshot_chain_links=2)
         self.world.store = self.store = Interrupted(self.world.memory)  # type: ignore[assignment]
-        self.waiting: list[Callable[[], object]] = []
+        self.waiting: list[Callable[[], Steps[object]]] = []
         self.step = 1
         self.world.start(InlineBackground(deferred=True))
+        upkeep = self.world.driver._upkeep  # private: its work is kept, to be done again and again
+        upkeep._work.submit = self.waiting.append  # type: ignore[assignment]  # private: the same
         for version in range(BATCHES):
             self.world.batch(version, rows_of(*((f"k{n}", version, version * 10 + n) for n in range(6))))
-            self.waiting += self.world.work_but_deletes()
+            self.world.background.run()
         self.checkpoint = self.checkpoint_at(folder)
         self.folder = Path(root.removeprefix("file://")) if root else None
         self.kept = {name: self.world.memory.get(name) or b"" for name in self.world.memory.list("")}
@@ -107,9 +110,9 @@ class Beside:
                 taken.append(False)
 
         self.store.calls, self.store.stop_at, self.store.at_call = 0, at, go_back
-        for piece in self.waiting:
+        for work in self.waiting:
             with suppress(FencedError, UnavailableError):
-                piece()
+                through(work())
         if self.store.stop_at >= 0:
             self.store.stop_at = -1
             go_back()
@@ -175,7 +178,7 @@ def test_a_scan_keeps_what_its_record_promises(tmp_path: Path, promised: int) ->
     """Whatever the rule of retention gives free by then: that is for the scan after a record that says so."""
     world = Beside(tmp_path, "").world
     needed, every = listed(world, promised), listed(world, 0)
-    found = scan(world.memory, replace(newest(world), promised=promised), 2, 0)
+    found = through(scan(world.memory, replace(newest(world), promised=promised), 2, 0))
     left = set(world.memory.list(""))
     assert needed <= left
     assert (found.oldest, found.whole) == (BATCHES - 1, promised >= BATCHES - 1)
@@ -188,7 +191,7 @@ def test_a_scan_of_a_fenced_driver_deletes_nothing(tmp_path: Path) -> None:
     tail = newest(beside.world)
     rollback(beside.world.home.root, BATCHES - 1, beside.checkpoint, execute=True)
     with pytest.raises(FencedError):
-        scan(beside.world.memory, tail, 2, 0)
+        through(scan(beside.world.memory, tail, 2, 0))
     assert set(beside.kept) < set(beside.world.memory.list(""))
 
 

@@ -204,10 +204,10 @@ class Looks:
         lost = {(one, address) for one, address in self._to_drop.get(rounds.taken, set()) - owed if one in live}
         assert not lost, f"copies that were to go are forgotten: {sorted(lost)}"
 
-    def _runs(self, run: Callable[..., None], rounds: Rounds) -> None:
+    def _runs(self, run: Callable[..., None], rounds: Rounds, *taken: Any) -> None:
         self._failed.discard(rounds)
         try:
-            run(rounds)
+            run(rounds, *taken)
         except Exception:
             self._failed.add(rounds)
             raise

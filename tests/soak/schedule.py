@@ -21,7 +21,7 @@ import pytest
 from riffle_spark.errors import RiffleError
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.ports import Delivery, IncomingBatch
-from riffle_spark.protocol.upkeep import retention, upkeep
+from riffle_spark.protocol.upkeep import claim_work, retention, upkeep
 from riffle_spark.state.log import log, paths
 from riffle_spark.state.restore import reader, stack_parts
 from tests.kit.simulated.disturbances import Disturbances, drawn_settings
@@ -202,6 +202,8 @@ class Schedule(World):
             patch.setattr(reader, "RANGE_BYTES", ranges)
             self.encrypted.plant(patch)
             patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
+            steps = random.Random(f"{self.seed}/steps").choice([1, 1, 2, 3, 16])
+            patch.setattr(claim_work, "_STEPS", steps)  # private: few records
             self.remedies.plant(patch)
             ProcessTable(self).plant(patch)
             self.dispatched.plant(patch)

@@ -5,6 +5,7 @@ not know clocks.
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 
+from riffle_spark.protocol.upkeep.claim_work import Steps
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
@@ -167,11 +168,12 @@ class Deletes:
         """Take the driver's newest record: what follows it is looked for from there."""
         self._tail = record
 
-    def run(self, names: Sequence[str]) -> bool:
-        """Delete, unless a newer driver has appended; tell whether that was done to the end."""
+    def run(self, names: Sequence[str]) -> Steps[bool]:
+        """Delete, unless a newer driver has appended; find whether that was done to the end."""
         assert self._tail is not None, "nothing is committed that deletes could follow"
         for start in range(0, len(names), _AT_ONCE):
             if _is_taken_over(self._objects, self._tail):
                 return False
             self._objects.delete(names[start : start + _AT_ONCE])
+            yield
         return True

@@ -10,7 +10,7 @@ the run that is ending or begins the next one.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
 from riffle_spark.errors import UnavailableError
@@ -104,15 +104,18 @@ class Rounds:
             f"executors {', '.join(sorted(left))} did not come to it", remedy="look at their warnings, and ask again"
         )
 
-    def _run(self) -> None:
-        taken: set[Address] = set()
+    def _run(self, taken: Set[Address] = frozenset()) -> None:
+        """Go through the plan that waits; one that comes meanwhile follows once other work has had its turn."""
         try:
-            while (plan := self._take_up()) is not None:
-                taken = self._go_through(_without_taken(plan[0], taken), plan[1])
+            plan = self._take_up()
+            if plan is None:
+                return
+            taken = self._go_through(_without_taken(plan[0], taken), plan[1])
         except BaseException:
             with self._lock:
                 self._running = False  # a plan that came meanwhile waits for the next one
             raise
+        self._background.submit(lambda: self._run(taken))
 
     def _take_up(self) -> tuple[dict[str, UpkeepOrder], int] | None:
         """Take the plan that waits; where none does, the run has ended with the same look."""
@@ -166,7 +169,7 @@ def _with_drops_of(waiting: Mapping[str, UpkeepOrder], orders: Mapping[str, Upke
     return merged
 
 
-def _without_taken(orders: Mapping[str, UpkeepOrder], taken: set[Address]) -> dict[str, UpkeepOrder]:
+def _without_taken(orders: Mapping[str, UpkeepOrder], taken: Set[Address]) -> dict[str, UpkeepOrder]:
     """Return the orders without the snapshots that were taken while the plan was made."""
     left = {
         executor: replace(order, snapshots=tuple(s for s in order.snapshots if (s.store, s.key_group) not in taken))

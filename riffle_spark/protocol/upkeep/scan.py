@@ -4,10 +4,11 @@ worth while.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from riffle_spark.errors import FencedError, UnavailableError
-from riffle_spark.protocol.upkeep.claim_work import ClaimWork
+from riffle_spark.protocol.upkeep.claim_work import ClaimWork, Steps
 from riffle_spark.protocol.upkeep.retention import Deletes, Retention, orphans
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.state.log import paths
@@ -46,16 +47,16 @@ class Looked:
     oldest: int
 
 
-def look(objects: ObjectStore, first: int, tail: Record, versions: int, for_ms: int) -> Looked:
+def look(objects: ObjectStore, first: int, tail: Record, versions: int, for_ms: int) -> Steps[Looked]:
     """Find the oldest retained record of a log from ``first`` to ``tail``, to be promised by the next one."""
-    oldest, _ = _oldest_retained(Log(objects, ""), first, tail, versions, tail.written_ms - for_ms)
+    oldest, _ = yield from _oldest_retained(Log(objects, ""), first, tail, versions, tail.written_ms - for_ms)
     return Looked(oldest.sequence)
 
 
 def scan(
     objects: ObjectStore, tail: Record, versions: int, for_ms: int, *,
     first: int | None = None, named: Callable[[], Collection[str] | None] = lambda: None,
-) -> Scanned:  # fmt: skip
+) -> Steps[Scanned]:  # fmt: skip
     """Delete what nothing retained needs and no living driver may still list; ``tail`` is its driver's last record.
 
     Retained are the newest ``versions`` records and, before them, all since the first that is not ``for_ms`` older than
@@ -64,23 +65,31 @@ def scan(
     still list (``None``: it cannot tell, and all stay). Raises ``UnavailableError`` where LIST lags, ``FencedError``
     where a newer driver has appended or it is another log by now, and ``CorruptStateError`` where a retained record is
     missing; in all these cases nothing more is deleted.
-    """
 
-    def delete(gone: Sequence[str]) -> None:
-        if not Deletes(objects, tail).run(gone):
+    Whatever happens between two steps, nothing that a record names is deleted: what is put is not in the LIST, what is
+    named of it was so before or is never listed, and a record that comes has the rest from the one before. Deletes of
+    the same driver wait, which would take records that are not read yet.
+    """
+    deletes = Deletes(objects, tail)
+
+    def delete(gone: Sequence[str]) -> Steps[None]:
+        if not (yield from deletes.run(gone)):
             raise _overtaken(tail.sequence, "is not the newest driver's any more: others have gone on")
 
     names = objects.list("")
     may_be_listed = named()  # after the LIST: what is put from here on is not in it
     log, begin = Log(objects, ""), _beginning(objects, names, tail, first)
-    oldest, whole = _oldest_retained(log, begin, tail, versions, tail.written_ms - for_ms)
+    oldest, whole = yield from _oldest_retained(log, begin, tail, versions, tail.written_ms - for_ms)
     kept = log.read(max(begin, tail.promised)) if tail.promised < oldest.sequence else oldest
     retained = (log.read(sequence) for sequence in range(kept.sequence, tail.sequence + 1) if whole)
-    listed = log.listed_in(chain(retained, _later(log, tail)), begin)
-    delete([paths.record(sequence) for sequence in range(begin, kept.full)])
+    listed = set[str]()
+    for told in log.listed_in(chain(retained, _later(log, tail, deletes)), begin):
+        listed |= told
+        yield
+    yield from delete([paths.record(sequence) for sequence in range(begin, kept.full)])
     if whole:
-        delete(orphans(names, listed, tail.epoch, tail.version, may_be_listed))
-        delete([name for name in names if name.startswith(paths.LOG) and name < paths.record(begin)])
+        yield from delete(orphans(names, listed, tail.epoch, tail.version, may_be_listed))
+        yield from delete([name for name in names if name.startswith(paths.LOG) and name < paths.record(begin)])
     whole = whole and kept is oldest  # what a promise keeps longer is for another scan soon
     return Scanned(oldest.sequence, kept.full, whole)
 
@@ -122,13 +131,14 @@ def _unseen(objects: ObjectStore, tail: Record, newest: int) -> UnavailableError
     return UnavailableError(f"record {tail.sequence} was swept while its scan waited", remedy=remedy, where=name)
 
 
-def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms: int) -> tuple[Record, bool]:
-    """Return the first record that is young enough or one of the newest, and whether it was looked for to the end."""
+def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms: int) -> Steps[tuple[Record, bool]]:
+    """Find the first record that is young enough or one of the newest, and whether it was looked for to the end."""
     newest = max(begin, tail.sequence - versions + 1)
     end = min(newest, begin + _OLD_AT_ONCE)
     unsure: Record | None = None
     for sequence in range(begin, end):
         record = log.find(sequence)
+        yield
         if record is None:
             continue
         if record.written_ms > tail.written_ms:
@@ -141,11 +151,12 @@ def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms
     return unsure if unsure and last.written_ms >= since_ms else last, end == newest
 
 
-def _later(log: Log, tail: Record) -> Iterator[Record]:
-    """Yield the records after ``tail``. Raises ``FencedError`` at one of another driver."""
+def _later(log: Log, tail: Record, deletes: Deletes) -> Iterator[Record]:
+    """Yield the records after ``tail``, and tell the deletes. Raises ``FencedError`` at one of another driver."""
     for record in log.after(tail.sequence):
         if record.epoch != tail.epoch:
             raise _overtaken(record.sequence, "was appended by another driver: it decides what is deleted now")
+        deletes.committed(record)
         yield record
 
 
@@ -166,12 +177,14 @@ class Scans:
         self._lost_before = 0
         self._after_claims = False
         self._given_up: Record | None = None
+        self._under_way = False
 
     def start(self, *, after_claims: bool) -> None:
         """Begin anew after a claim; ``after_claims``: the driver before committed nothing."""
         self._next = 0.0
         self._after_claims = after_claims
         self._given_up = None
+        self._under_way = False
 
     def before_first_batch(self, tail: Record, retention: Retention, now: float, interval: float) -> None:
         """Scan beside the first batch, if the driver before did not come to a scan."""
@@ -180,9 +193,9 @@ class Scans:
             self._begin(tail, retention, now, interval)
 
     def after_commit(self, tail: Record, retention: Retention, now: float, interval: float) -> None:
-        """Scan if that is due."""
+        """Scan if that is due and none is under way."""
         lost = self._taken.lost - self._lost_before >= _LOST_MOST and now >= self._began + _LOST_SECONDS
-        if now >= self._next or lost:
+        if not self._under_way and (now >= self._next or lost):
             self._begin(tail, retention, now, interval)
 
     def _begin(self, tail: Record, retention: Retention, now: float, interval: float) -> None:
@@ -191,9 +204,14 @@ class Scans:
         if self._given_up is not None and self._given_up.sequence >= oldest:
             tail = self._given_up
         self._given_up = tail
-        versions, for_ms = retention.kept
-        first, named = retention.first, self._taken.named
-        self._work.submit(lambda: scan(self._objects, tail, versions, for_ms, first=first, named=named))
+        self._under_way = True
+        self._work.submit(partial(self._scan, tail, retention.first, *retention.kept))
+
+    def _scan(self, tail: Record, first: int, versions: int, for_ms: int) -> Steps[Scanned]:
+        try:
+            return (yield from scan(self._objects, tail, versions, for_ms, first=first, named=self._taken.named))
+        finally:
+            self._under_way = False
 
     def came(self, scanned: Scanned, retention: Retention, interval: float) -> None:
         """Take what a scan found."""

@@ -77,7 +77,7 @@ class Setbacks:
             self._owed = {executor: drops for executor, drops in self._owed.items() if executor in executors}
 
     def without(self, orders: Mapping[str, UpkeepOrder], now: float) -> dict[str, UpkeepOrder]:
-        """Return what of these orders is to be done now."""
+        """Return what of these orders is to be done now; of snapshots only those that are ``ready`` were ordered."""
         with self._lock:
             kept = {executor: self._kept(executor, order, now) for executor, order in orders.items()}
         return {executor: order for executor, order in kept.items() if order.asks}
@@ -89,13 +89,12 @@ class Setbacks:
             return replace(order, drops=(), follows=(), snapshots=(), looks=False)
         member = order.member or executor
         follows = tuple(f for f in order.follows if not self._waits(_follow(member, f), f.entry.head, now))
-        snapshots = tuple(s for s in order.snapshots if not self._waits(_snapshot(member, s), s.entry.head, now))
-        return replace(order, drops=drops, follows=follows, snapshots=snapshots)
+        return replace(order, drops=drops, follows=follows)
 
-    def waits(self, member: str, due: SnapshotOrder, now: float) -> bool:
-        """Tell whether a snapshot that a member failed to take is not to be tried now."""
+    def ready(self, member: str, due: Iterable[SnapshotOrder], now: float) -> list[SnapshotOrder]:
+        """Return the snapshots that a member is to take now: but those that it failed to take and that wait."""
         with self._lock:
-            return self._waits(_snapshot(member, due), due.entry.head, now)
+            return [one for one in due if not self._waits(_snapshot(member, one), one.entry.head, now)]
 
     def _waits(self, piece: _Piece, head: Head, now: float) -> bool:
         given_up = self._pieces.tries(piece) >= _TRIES and self._heads.get(piece) == head

@@ -16,7 +16,7 @@ from riffle_spark.messages.upkeep_orders import Drop, Follow, SnapshotOrder, Upk
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import Background, Clock
-from riffle_spark.protocol.upkeep.claim_work import ClaimWork
+from riffle_spark.protocol.upkeep.claim_work import ClaimWork, Steps, through
 from riffle_spark.protocol.upkeep.retention import Deletes, Retention
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.scan import Looked, Scanned, Scans, look
@@ -69,7 +69,7 @@ class Upkeep:
         self._retention = Retention(*_kept(settings))
         self._deletes = Deletes(objects)
         self._promised = self._found = 0
-        self._look: Callable[[], object] | None = None
+        self._look: Callable[[], Steps[Looked]] | None = None
         self._caught_up = False
         self._objects, self._work = objects, ClaimWork(background)
         self._rounds, self._clock = rounds, clock
@@ -143,7 +143,7 @@ class Upkeep:
         if tail.kind != "claim":
             return tail.promised
         try:
-            return max(tail.promised, look(self._objects, first, tail, *self._retention.kept).oldest)
+            return max(tail.promised, through(look(self._objects, first, tail, *self._retention.kept)).oldest)
         except CorruptStateError:  # of an old record, which no batch needs: the look beside the first one tells of it
             return tail.promised
 
@@ -218,9 +218,10 @@ class Upkeep:
         wanted: dict[MemberId, list[SnapshotOrder]] = {}
         for address, entry in sorted(due_now.items(), key=lambda one: (one[1].base.version, one[0])):
             owner, order = owners.get(groups.task(*address)), SnapshotOrder(*address, entry)
-            if owner is not None and address not in unlisted and not setbacks.waits(owner, order, now):
+            if owner is not None and address not in unlisted:
                 wanted.setdefault(owner, []).append(order)
-        return {member: mine[:_SNAPSHOTS_PER_EXECUTOR] for member, mine in wanted.items()}
+        ready = {member: setbacks.ready(member, mine, now) for member, mine in wanted.items()}
+        return {member: mine[:_SNAPSHOTS_PER_EXECUTOR] for member, mine in ready.items() if mine}
 
     def _orders(
         self, given: UpkeepInput, snapshots: Mapping[MemberId, list[SnapshotOrder]],

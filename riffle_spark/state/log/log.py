@@ -193,20 +193,22 @@ class Log:
             return Manifest(record.entries)
         return joined(record, self.read(record.full).entries)
 
-    def listed_in(self, records: Iterable[Record], first: int) -> set[str]:
-        """Return the names of all objects that these records list; for scans.
+    def listed_in(self, records: Iterable[Record], first: int) -> Iterator[set[str]]:
+        """Yield the names of objects that these records list, some with each: all together are all; for scans.
 
         A record at the old end whose full record is before ``first``, where the log begins, says nothing any more, and
         is passed over. Raises ``CorruptStateError`` where another's is missing.
         """
-        listed: set[str] = set()
         base: Record | None = None
+        base_told = False
         for record in (one for one in records if one.full >= first):
-            if base is None or base.sequence != record.full:
-                base = record if record.full == record.sequence else self.read(record.full)
-            listed |= joined(record, base.entries).objects()
-            listed |= {link.object for _, link in record.outputs}
-        return listed
+            if record.full == record.sequence:
+                base, base_told = record, True
+            elif base is None or base.sequence != record.full:
+                base, base_told = self.read(record.full), False
+            whole = joined(record, base.entries)
+            told = Manifest(record.entries) if base_told else whole
+            yield told.objects() | {link.object for _, link in record.outputs}
 
     def next_is_absent(self) -> bool:
         """Tell whether nobody has appended after ``tail``: the check before a sink. One request, after a while two."""

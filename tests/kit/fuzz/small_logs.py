@@ -16,6 +16,7 @@ import xxhash
 
 from riffle_spark.errors import CorruptStateError, RiffleError
 from riffle_spark.offline.verify import verify
+from riffle_spark.protocol.upkeep.claim_work import through
 from riffle_spark.protocol.upkeep.retention import Retention
 from riffle_spark.protocol.upkeep.scan import scan
 from riffle_spark.state.log import paths
@@ -67,8 +68,8 @@ def _read(store: ObjectStore, data: bytes, root: str) -> None:
     retention.start(log.first, tail, log.manifest, 0)
     retention.promise(tail.sequence + 1, 0)
     retention.take_free(tail.promised)
-    log.listed_in(log.after(max(log.first, tail.sequence - 20)), log.first)
-    scan(store, tail, 20, 0, first=log.first)
+    set().union(*log.listed_in(log.after(max(log.first, tail.sequence - 20)), log.first))
+    through(scan(store, tail, 20, 0, first=log.first))
 
 
 def _put(store: ObjectStore, line: bytes, before: bytes) -> bytes:

@@ -178,10 +178,12 @@ class World:
 
     def work_but_deletes(self) -> list[Callable[[], object]]:
         """Do what waits beside the batches, but for looks at the log, scans and deletes; return these."""
-        waiting, self.background._waiting = self.background._waiting, []  # private: some of what waits is done
-        deletes = [work for work in waiting if "ClaimWork" in work.__qualname__]
-        for work in waiting:
-            if work not in deletes:
+        deletes = []
+        while self.background._waiting:  # private: some of what waits is done
+            work = self.background._waiting.pop(0)
+            if "ClaimWork" in work.__qualname__:
+                deletes.append(work)
+            else:
                 work()
         return deletes
 

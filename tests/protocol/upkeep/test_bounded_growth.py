@@ -13,6 +13,7 @@ from riffle_spark.errors import UnavailableError
 from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.upkeep import scan as scan_module
+from riffle_spark.protocol.upkeep.claim_work import through
 from riffle_spark.protocol.upkeep.scan import scan
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.state.log import paths
@@ -252,7 +253,7 @@ NOW = 10 * YEAR_SECONDS
 def test_a_scan_believes_no_record_that_comes_from_the_future(written: list[int], oldest: int) -> None:
     """Such a one is as old as the one after it; what may be young stays, and wrong clocks keep nothing for ever."""
     store, tail = stamped(*written)
-    assert scan(store, tail, 2, 100_000).oldest == oldest
+    assert through(scan(store, tail, 2, 100_000)).oldest == oldest
 
 
 @pytest.mark.usefixtures("names_in_order")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from riffle_spark.errors import FencedError, UnavailableError
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.upkeep import scan
+from riffle_spark.protocol.upkeep.claim_work import through
 from riffle_spark.protocol.upkeep.retention import Deletes, Retention, orphans
 from riffle_spark.protocol.upkeep.snapshots import listed
 from riffle_spark.state.log import paths
@@ -286,7 +287,7 @@ def test_a_late_scan_spares_a_log_that_was_begun_anew_i4() -> None:
         store.put_if_absent(name, b"of the next batch")
     before = store.list("")
     with pytest.raises(FencedError):
-        scan.scan(store, late, 2, 0, first=0, named=set)
+        through(scan.scan(store, late, 2, 0, first=0, named=set))
     assert store.list("") == before
 
 
@@ -312,7 +313,7 @@ def test_deletes_that_have_begun_end_with_their_claim_i4() -> None:
         store.put_if_absent(name, b"")
     deletes.committed(own)
     taken_over_by_each_delete(store)
-    assert not deletes.run(names)
+    assert not through(deletes.run(names))
     assert sum(map(store.exists, names)) == 1_500
 
 
@@ -326,7 +327,7 @@ def test_a_scan_that_has_begun_to_delete_ends_with_its_claim_i4() -> None:
         store.put_if_absent(name, b"")
     taken_over_by_each_delete(store)
     with pytest.raises(FencedError):
-        scan.scan(store, own, 5, 0)
+        through(scan.scan(store, own, 5, 0))
     assert sum(map(store.exists, names)) == 1_500
 
 
@@ -430,7 +431,7 @@ def test_a_record_that_is_lost_below_what_is_promised_frees_nothing_of_that(tmp_
         version, log = version + 1, world.log()
     needed = log.manifest_of(log.read(log.tail.promised)).objects()
     world.memory.delete([paths.record(log.tail.promised - 1)])
-    assert scan.scan(world.memory, log.tail, 6, 0).whole
+    assert through(scan.scan(world.memory, log.tail, 6, 0)).whole
     assert named(1)[0] not in world.memory.list("")
     assert needed <= {*world.memory.list("")}
 
@@ -545,7 +546,7 @@ def test_a_name_far_below_the_log_costs_a_scan_nothing_and_goes() -> None:
     store.put_if_absent(paths.record(0), b"")
     tracemalloc.start()
     try:
-        scan.scan(store, tail, 2, 0)
+        through(scan.scan(store, tail, 2, 0))
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
