@@ -32,7 +32,7 @@ Give = Callable[[DataFrame, Delivery], object]
 TEMPORARY: Final = ("console", "foreach", "foreachBatch", "memory", "noop")
 """Sinks whose query may have no checkpoint that stays, as in Spark."""
 _BY_FUNCTION: Final = ("foreach", "foreachBatch")
-_FILES: Final = ("avro", "csv", "json", "orc", "parquet", "text")
+_DELTA: Final = ("delta", "org.apache.spark.sql.delta.sources.deltadatasource")
 _ONLY_APPEND: Final = ("kafka", "noop")
 _OURS: Final = ("checkpointlocation", "riffle.")
 DELIVERY_ID: Final = "riffle.delivery_id"
@@ -125,8 +125,9 @@ class WriterSettings:
         return {key: value for key, value in self.options.items() if not key.lower().startswith(_OURS)}
 
     def source(self, spark: SparkSession) -> str:
-        """Return the format in small letters, the session's usual one where none was named."""
-        return (self.format or spark.conf.get("spark.sql.sources.default") or "parquet").lower()
+        """Return the format, the session's usual one where none was named: in small letters but for a class's name."""
+        named = self.format or spark.conf.get("spark.sql.sources.default") or "parquet"
+        return named if "." in named else named.lower()
 
     def on(self, writer: DataStreamWriter, *methods: str) -> DataStreamWriter:
         """Tell a writer of Spark's the same: all, or what these methods were given."""
@@ -152,26 +153,42 @@ def sink_of(frame: DataFrame, told: WriterSettings) -> Give:
     """
     if told.function is not None:
         return _by_function(*told.function, told)
+    marked_by = told.option(DELIVERY_ID)
+    if marked_by is None:
+        return _by_format(frame, told)
+    source = told.source(frame.sparkSession)
+    give = _by_format(_with_id(frame, source, marked_by, ""), told)
+    return lambda rows, delivery: give(_with_id(rows, source, marked_by, delivery.id), delivery)
+
+
+def _by_format(frame: DataFrame, told: WriterSettings) -> Give:
+    spark = frame.sparkSession
+    source = told.source(spark)
     if told.table is not None:
         return _table(frame, told, told.table)
-    source = told.source(frame.sparkSession)
-    if source in _FILES:
-        return _files(frame, told, source, told.path or told.option("path"))
     if source == "memory":
         return _in_memory(frame, told)
     if source == "console":
         return _console(told)
-    spark_sinks.check_format(frame.sparkSession, source)
+    if spark_sinks.is_files(spark, source):
+        return _files(frame, told, source, told.path or told.option("path"))
+    spark_sinks.check_format(spark, source)
     return _batch_writer(told, source)
 
 
 def side_sink(given: str | Callable[..., object]) -> Give:
     """Return what takes the rows of a side output: a function as of ``foreachBatch``, or Parquet in a folder, in which
-    each batch has one of its own. One that comes again writes over it, since it has the same rows.
+    each batch of each line of a query has one of its own. One that comes again writes over it, since it has the same
+    rows. Readers take the batch for a column, and the line for none.
     """
     if not isinstance(given, str):
         return _by_function("foreachBatch", given, WriterSettings(()))
-    return lambda frame, delivery: frame.write.mode("overwrite").parquet(f"{given}/batch_id={delivery.batch_id}")
+
+    def write(frame: DataFrame, delivery: Delivery) -> None:
+        line = delivery.line.replace("/", "-")
+        frame.write.mode("overwrite").parquet(f"{given}/batch_id={delivery.batch_id}/{line}")
+
+    return write
 
 
 def check_recovery(spark: SparkSession, told: WriterSettings, checkpoint: str) -> None:
@@ -246,19 +263,31 @@ def _console(told: WriterSettings) -> Give:
 
 def _batch_writer(told: WriterSettings, source: str) -> Give:
     """Return what appends each batch, or in complete mode puts it in the place of the one before."""
+    _check_delta(told, source)
     mode = "overwrite" if told.mode == "complete" and source not in _ONLY_APPEND else "append"
-    marked_by = told.option(DELIVERY_ID)
 
     def write(frame: DataFrame, delivery: Delivery) -> None:
-        frame = _with_id(frame, source, marked_by, delivery.id) if marked_by else frame
-        writer = frame.write.format(source).options(**told.of_sink).mode(mode)
-        if source == "delta":
-            line, _, _ = delivery.id.rpartition("/")
-            writer = writer.option("txnAppId", line).option("txnVersion", str(delivery.batch_id))
+        writer = frame.write.format(source).options(**_options_at(told, source, delivery)).mode(mode)
         writer = writer.partitionBy(*told.partition_by) if told.partition_by else writer
         writer.save(told.path)
 
     return write
+
+
+def _options_at(told: WriterSettings, source: str, delivery: Delivery) -> dict[str, str]:
+    """Return the options for a delivery: Delta leaves out a transaction of an application that it has."""
+    if source.lower() not in _DELTA:
+        return told.of_sink
+    return {**told.of_sink, "txnAppId": delivery.line, "txnVersion": str(delivery.batch_id)}
+
+
+def _check_delta(told: WriterSettings, source: str) -> None:
+    if source.lower() in _DELTA and told.mode == "update":
+        raise ConfigError(
+            "outputMode('update') is not there for Delta: a row that changes would be there once more",
+            remedy="use outputMode('append') with a watermark, outputMode('complete'), or foreachBatch with a MERGE",
+            where="outputMode",
+        )
 
 
 def _with_id(frame: DataFrame, source: str, name: str, delivery_id: str) -> DataFrame:
@@ -275,18 +304,19 @@ def _table(frame: DataFrame, told: WriterSettings, name: str) -> Give:
     if not spark.catalog.tableExists(name):
         _make_table(frame, told, name)
     facts = {row[0]: row[1] for row in spark.sql(f"describe table extended {name}").collect()}
-    source = str(facts.get("Provider") or "").lower()
-    if not source or (told.format or source).lower() != source:
+    source = str(facts.get("Provider") or "")
+    if not source or (told.format or source).lower() != source.lower():
         raise ConfigError(
             f"{name} is " + (f"a table of {source}, and the format is {told.format}" if source else "no table"),
             remedy="leave the format out, or name another table",
             where=name,
         )
-    if source in _FILES and facts.get("Location"):
+    _check_delta(told, source)
+    if facts.get("Location") and spark_sinks.is_files(spark, source):
         return _files(frame, told, source, str(facts["Location"]))
 
-    def write(rows: DataFrame, _: Delivery) -> None:
-        writer = rows.writeTo(name).options(**told.of_sink)
+    def write(rows: DataFrame, delivery: Delivery) -> None:
+        writer = rows.writeTo(name).options(**_options_at(told, source, delivery))
         writer.overwrite(F.lit(True)) if told.mode == "complete" else writer.append()
 
     return write
