@@ -129,6 +129,11 @@ class Delivery:
     id: str
     time_ms: int = 0
 
+    @property
+    def line(self) -> str:
+        """What the ids of a query's batches have in common until it is rolled back."""
+        return self.id.rpartition("/")[0]
+
 
 class StaleRows(Exception):
     """The sink met a row of an attempt that is not the receipts', or a part of the result that is nowhere any more."""

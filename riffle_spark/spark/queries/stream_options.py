@@ -66,17 +66,25 @@ def _column(frame: DataFrame, name: str) -> str:
 def options_in(frame: DataFrame) -> StreamOptions:
     """Return the options that a frame's marks tell, the first that tell a root; of another process's only the root.
 
-    Raises ``ConfigError`` where their settings differ, or they send late rows, or dead letters, to several places.
+    Raises ``ConfigError`` where their settings differ, or they send late rows, or dead letters, to several places, or
+    both to one folder.
     """
     told = [_options.get(mark.number, StreamOptions(mark.root)) for mark in marks_in(analysed(frame))]
     for what, how in _APART.items():
         _check_alike(what, how, [getattr(options, what) for options in told])
-    return StreamOptions(
+    found = StreamOptions(
         next((options.root for options in told if options.root), ""),
         next((options.settings for options in told if options.settings is not None), None),
         next((options.late_rows for options in told if options.late_rows is not None), None),
         next((options.dead_letters for options in told if options.dead_letters is not None), None),
     )
+    if isinstance(found.late_rows, str) and found.late_rows == found.dead_letters:
+        raise ConfigError(
+            f"late_rows and dead_letters are one folder, {found.late_rows}: their rows have not the same columns",
+            remedy="give each a folder of its own",
+            where="dead_letters",
+        )
+    return found
 
 
 def _check_alike(what: str, how: str, given: Sequence[object]) -> None:

@@ -32,8 +32,8 @@ Give = Callable[[DataFrame, Delivery], object]
 TEMPORARY: Final = ("console", "foreach", "foreachBatch", "memory", "noop")
 """Sinks whose query may have no checkpoint that stays, as in Spark."""
 _BY_FUNCTION: Final = ("foreach", "foreachBatch")
+_DELTA: Final = ("delta", "org.apache.spark.sql.delta.sources.deltadatasource")
 _ONLY_APPEND: Final = ("kafka", "noop")
-_DELTA: Final = "delta"
 _OURS: Final = ("checkpointlocation", "riffle.")
 DELIVERY_ID: Final = "riffle.delivery_id"
 _SPARKS_ARGUMENTS: Final = 2
@@ -125,9 +125,9 @@ class WriterSettings:
         return {key: value for key, value in self.options.items() if not key.lower().startswith(_OURS)}
 
     def source(self, spark: SparkSession) -> str:
-        """Return the format, the session's usual one where none was named: in small letters, unless it is a class."""
-        name = self.format or spark.conf.get("spark.sql.sources.default") or "parquet"
-        return name if "." in name else name.lower()
+        """Return the format, the session's usual one where none was named: in small letters but for a class's name."""
+        named = self.format or spark.conf.get("spark.sql.sources.default") or "parquet"
+        return named if "." in named else named.lower()
 
     def on(self, writer: DataStreamWriter, *methods: str) -> DataStreamWriter:
         """Tell a writer of Spark's the same: all, or what these methods were given."""
@@ -153,28 +153,40 @@ def sink_of(frame: DataFrame, told: WriterSettings) -> Give:
     """
     if told.function is not None:
         return _by_function(*told.function, told)
+    marked_by = told.option(DELIVERY_ID)
+    if marked_by is None:
+        return _by_format(frame, told)
+    source = told.source(frame.sparkSession)
+    give = _by_format(_with_id(frame, source, marked_by, ""), told)
+    return lambda rows, delivery: give(_with_id(rows, source, marked_by, delivery.id), delivery)
+
+
+def _by_format(frame: DataFrame, told: WriterSettings) -> Give:
+    spark = frame.sparkSession
+    source = told.source(spark)
     if told.table is not None:
         return _table(frame, told, told.table)
-    source = told.source(frame.sparkSession)
     if source == "memory":
         return _in_memory(frame, told)
     if source == "console":
         return _console(told)
-    if spark_sinks.is_of_files(frame.sparkSession, source):
+    if spark_sinks.is_files(spark, source):
         return _files(frame, told, source, told.path or told.option("path"))
+    spark_sinks.check_format(spark, source)
     return _batch_writer(told, source)
 
 
 def side_sink(given: str | Callable[..., object]) -> Give:
     """Return what takes the rows of a side output: a function as of ``foreachBatch``, or Parquet in a folder, in which
-    each batch of each query has one of its own. One that comes again writes over it, since it has the same rows.
+    each batch of each line of a query has one of its own. One that comes again writes over it, since it has the same
+    rows. Readers take the batch for a column, and the line for none.
     """
     if not isinstance(given, str):
         return _by_function("foreachBatch", given, WriterSettings(()))
 
     def write(frame: DataFrame, delivery: Delivery) -> None:
-        query_id = delivery.id.partition("/")[0]
-        frame.write.mode("overwrite").parquet(f"{given}/query_id={query_id}/batch_id={delivery.batch_id}")
+        line = delivery.line.replace("/", "-")
+        frame.write.mode("overwrite").parquet(f"{given}/batch_id={delivery.batch_id}/{line}")
 
     return write
 
@@ -213,7 +225,12 @@ def _by_function(kind: str, function: Any, told: WriterSettings) -> Give:
 
 def _files(frame: DataFrame, told: WriterSettings, source: str, path: str | None) -> Give:
     """Return Spark's own sink of files, which has each batch once."""
-    _check_mode(told, f"files of {source}", "append")
+    if told.mode != "append":
+        raise ConfigError(
+            f"outputMode({told.mode!r}) is not there for files of {source}: what is written stays",
+            remedy="use outputMode('append') with a watermark, or foreachBatch",
+            where="outputMode",
+        )
     if not path:
         raise ConfigError(f"files of {source} have no path", remedy="name it: start(path), or option('path', ...)")
     options = {**told.of_sink, "path": path}
@@ -246,39 +263,35 @@ def _console(told: WriterSettings) -> Give:
 
 def _batch_writer(told: WriterSettings, source: str) -> Give:
     """Return what appends each batch, or in complete mode puts it in the place of the one before."""
-    if source == _DELTA:
-        _check_mode(told, "a Delta table", "append", "complete")
+    _check_delta(told, source)
     mode = "overwrite" if told.mode == "complete" and source not in _ONLY_APPEND else "append"
-    marked_by = told.option(DELIVERY_ID)
 
     def write(frame: DataFrame, delivery: Delivery) -> None:
-        writer = _with_id(frame, source, marked_by, delivery.id).write.format(source)
-        writer = writer.options(**told.of_sink, **_transaction(source, delivery)).mode(mode)
+        writer = frame.write.format(source).options(**_options_at(told, source, delivery)).mode(mode)
         writer = writer.partitionBy(*told.partition_by) if told.partition_by else writer
         writer.save(told.path)
 
     return write
 
 
-def _check_mode(told: WriterSettings, what: str, *modes: str) -> None:
-    if told.mode not in modes:
+def _options_at(told: WriterSettings, source: str, delivery: Delivery) -> dict[str, str]:
+    """Return the options for a delivery: Delta leaves out a transaction of an application that it has."""
+    if source.lower() not in _DELTA:
+        return told.of_sink
+    return {**told.of_sink, "txnAppId": delivery.line, "txnVersion": str(delivery.batch_id)}
+
+
+def _check_delta(told: WriterSettings, source: str) -> None:
+    if source.lower() in _DELTA and told.mode == "update":
         raise ConfigError(
-            f"outputMode({told.mode!r}) is not there for {what}: what is written stays",
-            remedy="use outputMode('append') with a watermark, or foreachBatch",
+            "outputMode('update') is not there for Delta: a row that changes would be there once more",
+            remedy="use outputMode('append') with a watermark, outputMode('complete'), or foreachBatch with a MERGE",
             where="outputMode",
         )
 
 
-def _transaction(source: str, delivery: Delivery) -> dict[str, str]:
-    """Return the options by which a Delta table leaves out a delivery that it has."""
-    line, _, _ = delivery.id.rpartition("/")
-    return {"txnAppId": line, "txnVersion": str(delivery.batch_id)} if source == _DELTA else {}
-
-
-def _with_id(frame: DataFrame, source: str, name: str | None, delivery_id: str) -> DataFrame:
-    """Return rows that say which delivery they are of, if they are to: in a column or, for Kafka, in a header."""
-    if not name:
-        return frame
+def _with_id(frame: DataFrame, source: str, name: str, delivery_id: str) -> DataFrame:
+    """Return rows that say which delivery they are of: in a column or, for Kafka, in a header."""
     if source != "kafka":
         return frame.withColumn(name, F.lit(delivery_id))
     mine = F.array(F.struct(F.lit(name).alias("key"), F.lit(delivery_id).cast("binary").alias("value")))
@@ -291,40 +304,31 @@ def _table(frame: DataFrame, told: WriterSettings, name: str) -> Give:
     if not spark.catalog.tableExists(name):
         _make_table(frame, told, name)
     facts = {row[0]: row[1] for row in spark.sql(f"describe table extended {name}").collect()}
-    source = str(facts.get("Provider") or "").lower()
-    if not source or (told.format or source).lower() != source:
+    source = str(facts.get("Provider") or "")
+    if not source or (told.format or source).lower() != source.lower():
         raise ConfigError(
             f"{name} is " + (f"a table of {source}, and the format is {told.format}" if source else "no table"),
             remedy="leave the format out, or name another table",
             where=name,
         )
-    if facts.get("Location") and spark_sinks.is_of_files(spark, source):
+    _check_delta(told, source)
+    if facts.get("Location") and spark_sinks.is_files(spark, source):
         return _files(frame, told, source, str(facts["Location"]))
-    return _table_writer(told, name, source)
 
-
-def _table_writer(told: WriterSettings, name: str, source: str) -> Give:
-    """Return what appends each batch to a table, or in complete mode puts it in the place of all others."""
-    if source == _DELTA:
-        _check_mode(told, "a Delta table", "append", "complete")
-    marked_by = told.option(DELIVERY_ID)
-
-    def write(frame: DataFrame, delivery: Delivery) -> None:
-        writer = _with_id(frame, source, marked_by, delivery.id).writeTo(name)
-        writer = writer.options(**told.of_sink, **_transaction(source, delivery))
+    def write(rows: DataFrame, delivery: Delivery) -> None:
+        writer = rows.writeTo(name).options(**_options_at(told, source, delivery))
         writer.overwrite(F.lit(True)) if told.mode == "complete" else writer.append()
 
     return write
 
 
 def _make_table(frame: DataFrame, told: WriterSettings, name: str) -> None:
-    spark, source = frame.sparkSession, told.source(frame.sparkSession)
-    marked = frame if spark_sinks.is_of_files(spark, source) else _with_id(frame, source, told.option(DELIVERY_ID), "")
-    columns = StructType([StructField(field.name, field.dataType) for field in marked.schema]).toDDL()
+    spark = frame.sparkSession
+    columns = StructType([StructField(field.name, field.dataType) for field in frame.schema]).toDDL()
     by = ", ".join(f"`{one}`" for one in _parted_by(frame, told))
     path = told.path or told.option("path")
     spark.sql(
-        f"create table {name} ({columns}) using {source}"
+        f"create table {name} ({columns}) using {told.source(spark)}"
         + (f" partitioned by ({by})" if by else "")
         + (f" location '{path}'" if path else "")
     )

@@ -15,12 +15,12 @@ from riffle_spark.errors import ConflictError
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.engine.jvm import context, frame_of, looked_up, scala_seq, session
 
-__all__ = ["FileSink", "MemorySink", "is_of_files", "is_there", "qualified", "to_each"]
+__all__ = ["FileSink", "MemorySink", "check_format", "is_files", "is_there", "qualified", "to_each"]
 
 _EXECUTION = "org.apache.spark.sql.execution"
 _SOURCE = f"{_EXECUTION}.datasources.DataSource"
-_OF_FILES = ("FileFormat", "v2.FileDataSourceV2")
-"""What Spark's classes of formats are for which it has one sink, that of files."""
+_FILES = (f"{_EXECUTION}.datasources.FileFormat", f"{_EXECUTION}.datasources.v2.FileDataSourceV2")
+_HIVE = "hive"
 _NO_SUCH = "does not exist"
 _INTERVAL = ("spark.sql.streaming.fileSink.log.compactInterval", "10")
 _EMPTY = b"v1"
@@ -49,7 +49,7 @@ class FileSink:
 
     def give(self, frame: DataFrame, delivery: Delivery) -> None:
         """Write a batch. Raises ``ConflictError`` where the table has it by another query, or before a rollback."""
-        line = delivery.id.rpartition("/")[0].replace("/", "-")
+        line = delivery.line.replace("/", "-")
         if line != self._line:
             self._check(line, delivery.batch_id)
             self._line = line
@@ -120,16 +120,24 @@ class MemorySink:
         self._sink.write(delivery.batch_id, self._is_complete, frame._jdf.collect())
 
 
-def is_of_files(spark: SparkSession, source: str) -> bool:
-    """Tell whether Spark writes a format, by whatever name, with its sink of files. Raises what Spark raises for one of
-    which no class is there, neither Java's nor one of Python's.
+def is_files(spark: SparkSession, source: str) -> bool:
+    """Tell whether a format's streams are written by Spark's sink of files, as Spark decides it: by the format's class.
+    Tables of Hive are none, whose class alone cannot write.
     """
-    jvm, state = context(spark)._jvm, session(spark).sessionState()
-    if state.dataSourceManager().dataSourceExists(source):
-        return False
-    found = looked_up(jvm, f"{_SOURCE}$", "MODULE$").lookupDataSource(source, state.conf())
+    jvm, conf = context(spark)._jvm, session(spark).sessionState().conf()
     named = looked_up(jvm, "java.lang.Class", "forName")
-    return any(named(f"{_EXECUTION}.datasources.{one}").isAssignableFrom(found) for one in _OF_FILES)
+    try:
+        found = looked_up(jvm, f"{_SOURCE}$", "MODULE$").lookupDataSource(source, conf)
+    except Exception:  # noqa: BLE001 - whatever a JVM may raise: there is no such class, as for another catalog's tables
+        return False
+    return source.lower() != _HIVE and any(named(one).isAssignableFrom(found) for one in _FILES)
+
+
+def check_format(spark: SparkSession, source: str) -> None:
+    """Raise what Spark raises for a format of which no class is there, neither Java's nor one of Python's."""
+    state = session(spark).sessionState()
+    if not state.dataSourceManager().dataSourceExists(source):
+        looked_up(context(spark)._jvm, f"{_SOURCE}$", "MODULE$").lookupDataSource(source, state.conf())
 
 
 def to_each(frame: DataFrame, function: Any) -> None:

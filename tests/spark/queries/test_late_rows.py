@@ -171,6 +171,8 @@ def test_late_rows_go_to_one_place(spark: SparkSession, feed: Feed, tmp_path: Pa
     both = riffle_spark.on(feed.stream(spark), settings=Settings(key_groups=4)).union(left)
     told = options_in(both)
     assert (told.late_rows, told.settings) == (f"{tmp_path}/a", Settings(key_groups=4))
+    with pytest.raises(ConfigError, match="late_rows and dead_letters are one folder"):
+        riffle_spark.on(left, dead_letters=f"{tmp_path}/a").writeStream  # noqa: B018 - the same
     others = riffle_spark.on(feed.stream(spark), root="file:///state", settings=Settings(key_groups=8))
     with pytest.raises(ConfigError, match="frames whose settings differ"):
         both.union(others).writeStream  # noqa: B018 - the same

@@ -126,7 +126,7 @@ def test_letters_go_to_a_folder(spark: SparkSession, feed: Feed, tmp_path: Path)
 
     assert sinks.results == RESULTS
     letters = spark.read.parquet(folder)
-    assert letters.columns == ["error", "message", "traceback", "store", "key_group", "row", "query_id", "batch_id"]
+    assert letters.columns == ["error", "message", "traceback", "store", "key_group", "row", "batch_id"]
     told = letters.select("batch_id", "row.user", "row.n", "row.offset").collect()
     assert sorted(map(tuple, told), key=lambda one: one[-1]) == LETTERS
     (said,) = {(row.error, row.store) for row in letters.collect()}

@@ -11,13 +11,14 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructType
 
 from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.sinks import sink_choice
-from riffle_spark.spark.sinks.sink_choice import Give, WriterCall, WriterSettings, check_recovery, sink_of
+from riffle_spark.spark.sinks.sink_choice import Give, WriterCall, WriterSettings, check_recovery, side_sink, sink_of
+from riffle_spark.spark.sinks.spark_sinks import is_files
 
-EXECUTION = "org.apache.spark.sql.execution.datasources"
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
 
@@ -35,10 +36,10 @@ def rows(spark: SparkSession, batch: int) -> DataFrame:
     return spark.range(3).selectExpr("id", "id % 2 as k", f"{batch} as batch")
 
 
-def given(spark: SparkSession, give: Give, *batches: int, rollbacks: int = 0) -> None:
+def given(spark: SparkSession, give: Give, *batches: int, rollbacks: int = 0, query: str = "query") -> None:
     """Give a sink these batches."""
     for batch in batches:
-        give(rows(spark, batch), Delivery(batch, f"query/{rollbacks}/{batch}"))
+        give(rows(spark, batch), Delivery(batch, f"{query}/{rollbacks}/{batch}"))
 
 
 def by_batch(frame: DataFrame) -> list[tuple[object, ...]]:
@@ -46,14 +47,21 @@ def by_batch(frame: DataFrame) -> list[tuple[object, ...]]:
     return [tuple(row) for row in frame.groupBy("batch").count().orderBy("batch").collect()]
 
 
-@pytest.mark.parametrize("source", ["parquet", "json"])
+PARQUET = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
+FILES = ("parquet", "json", "xml", "org.apache.spark.sql.parquet", PARQUET)
+
+
+@pytest.mark.parametrize("source", FILES)
 def test_files_are_one_table_with_each_batch_once(source: str, spark: SparkSession, tmp_path: Path) -> None:
-    """A batch that comes again is left out; columns of partitionBy are folders, whatever their case."""
+    """A batch that comes again is left out; columns of partitionBy are folders, whatever their case. What is written so
+    has Spark's class of the format say, whatever it is called.
+    """
     path = str(tmp_path / "out")
-    settings = told(path, format=source, partitionBy="K", options={"maxRecordsPerFile": 1})
+    settings = told(path, format=source, partitionBy="K", options={"maxRecordsPerFile": 1, "rowTag": "row"})
     given(spark, sink_of(rows(spark, 0), settings), 0, 1)
     given(spark, sink_of(rows(spark, 0), settings), 1, 2)
-    assert by_batch(spark.read.format(source).load(path)) == [(0, 3), (1, 3), (2, 3)]
+    seen = spark.read.format(source).option("rowTag", "row").load(path)
+    assert by_batch(seen) == [(0, 3), (1, 3), (2, 3)]
     assert {each.name for each in Path(path).iterdir() if each.name.startswith("k=")} == {"k=0", "k=1"}
 
 
@@ -115,6 +123,23 @@ def test_a_table_is_made_and_written_as_spark_does(spark: SparkSession, tmp_path
         assert [column.name for column in spark.catalog.listColumns("made") if column.isPartition] == ["k"]
     finally:
         spark.sql("drop table made")
+
+
+def test_tables_of_files_are_known_by_their_class(spark: SparkSession) -> None:
+    """Also where the provider is no short name; a delivery id is a column like others. Hive's class cannot write, and
+    another catalog's provider may have none.
+    """
+    settings = told(table="named", format=PARQUET, options={"riffle.delivery_id": "by"})
+    try:
+        given(spark, sink_of(rows(spark, 0), settings), 0, 1)
+        given(spark, sink_of(rows(spark, 0), settings), 1)
+        assert by_batch(spark.table("named")) == [(0, 3), (1, 3)]
+        assert {row.by for row in spark.table("named").collect()} == {"query/0/0", "query/0/1"}
+        with pytest.raises(ConfigError, match="outputMode"):
+            sink_of(rows(spark, 0), told(table="named", outputMode="update"))
+    finally:
+        spark.sql("drop table if exists named")
+    assert [is_files(spark, one) for one in ("csv", "hive", "noop", "nobody's")] == [True, False, False, False]
 
 
 def test_the_console_is_written_as_spark_writes_it(
@@ -192,22 +217,11 @@ class Told:
 
     def __init__(self) -> None:
         self.options_told: dict[str, object] = {}
-        self.columns_told: list[str] = []
         self.write = self
 
-    def option(self, name: str, value: object) -> Told:
-        """Note an option."""
-        self.options_told[name] = value
-        return self
-
-    def options(self, **given: object) -> Told:
+    def options(self, **named: object) -> Told:
         """Note options."""
-        self.options_told |= given
-        return self
-
-    def withColumn(self, name: str, _: object) -> Told:  # noqa: N802 - Spark's name
-        """Note a column."""
-        self.columns_told.append(name)
+        self.options_told |= named
         return self
 
     def __getattr__(self, name: str) -> Callable[..., Told]:
@@ -225,47 +239,70 @@ def test_delta_has_each_batch_of_a_line_once() -> None:
     assert seen == [("query/0", "3"), ("query/0", "3"), ("query/0", "4"), ("query/1", "3")]
 
 
-def test_a_delta_table_has_each_batch_of_a_line_once(spark: SparkSession) -> None:
-    """By its name, too; and a column says what a row was delivered by, if that is wanted."""
-    settings = told(table="seen", format="delta", options={"riffle.delivery_id": "by", "mergeSchema": True})
+class DeltaCatalog:
+    """Stands for a session whose tables are Delta's, and the usual format, too."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = set(names)
+        self.catalog = self.conf = self
+
+    def tableExists(self, name: str) -> bool:  # noqa: N802 - Spark's name
+        """Tell whether there is a table."""
+        return name in self.names
+
+    def get(self, _: str) -> str:
+        """Return the usual format."""
+        return "delta"
+
+    def sql(self, text: str) -> DeltaCatalog:
+        """Make a table, or describe one."""
+        verb, _, name = text.partition("(")[0].strip().rpartition(" ")
+        assert (verb, name in self.names) in {("create table", False), ("describe table extended", True)}
+        assert verb != "create table" or text.endswith("using delta")
+        self.names.add(name)
+        return self
+
+    def collect(self) -> list[tuple[str, str]]:
+        """Return what a description has."""
+        return [("id", "bigint"), ("Provider", "delta")]
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("settings", [told(table="seen", format="delta"), told(table="seen")])
+@pytest.mark.parametrize("names", [("seen",), ()])
+def test_a_delta_table_has_each_batch_of_a_line_once(names: Sequence[str], settings: WriterSettings) -> None:
+    """As a path has, whether the table is there, and whether its format is named."""
+    seen = list[tuple[object, ...]]()
     frame: Any = Told()
-    sink_choice._table_writer(settings, "seen", "delta")(frame, Delivery(3, "query/1/3"))
-    assert frame.options_told == {"mergeSchema": "true", "txnAppId": "query/1", "txnVersion": "3"}
-    assert frame.columns_told == ["by"]
-    frame = Told()
-    sink_choice._table_writer(told(table="seen"), "seen", "iceberg")(frame, Delivery(3, "query/1/3"))
-    assert (frame.options_told, frame.columns_told) == ({}, [])
-    assert spark.version, "columns are made in a session"
+    frame.sparkSession, frame.schema = DeltaCatalog(*names), StructType().add("id", LongType(), nullable=False)
+    give = sink_of(frame, settings)
+    for batch, rollbacks in ((3, 0), (3, 0), (4, 0), (3, 1)):
+        give(frame, Delivery(batch, f"query/{rollbacks}/{batch}"))
+        seen.append((frame.options_told["txnAppId"], frame.options_told["txnVersion"]))
+    assert seen == [("query/0", "3"), ("query/0", "3"), ("query/0", "4"), ("query/1", "3")]
 
 
-@pytest.mark.parametrize(
-    "write", [sink_choice._batch_writer, lambda told, name: sink_choice._table_writer(told, "t", name)]
-)
-def test_a_delta_table_takes_no_updates(write: Callable[[WriterSettings, str], Give]) -> None:
-    """As with Delta's own sink: rows that were written stay beside those that are newer."""
-    write(told("/x", format="delta", outputMode="complete"), "delta")
-    with pytest.raises(ConfigError, match=r"outputMode\('update'\) is not there for a Delta table"):
-        write(told("/x", format="delta", outputMode="update"), "delta")
+def test_delta_takes_no_changes() -> None:
+    """Update mode is refused for a table and for a path, as Delta's own sink refuses it."""
+    frame: Any = Told()
+    frame.sparkSession = DeltaCatalog("seen")
+    with pytest.raises(ConfigError, match="not there for Delta"):
+        sink_of(frame, told(table="seen", outputMode="update"))
+    with pytest.raises(ConfigError, match="not there for Delta"):
+        sink_choice._batch_writer(told("/x", format="delta", outputMode="update"), "delta")
 
 
-@pytest.mark.parametrize("name", ["xml", "org.apache.spark.sql.json", "CSV", f"{EXECUTION}.parquet.ParquetFileFormat"])
-def test_files_are_a_table_whatever_their_format_is_called(name: str, spark: SparkSession, tmp_path: Path) -> None:
-    """Spark looks at the class of a format: those of files go to its sink of files, which takes a batch once."""
-    settings = told(str(tmp_path / "out"), format=name, option={"key": "rowTag", "value": "row"})
-    given(spark, sink_of(rows(spark, 0), settings), 0, 1, 1)
-    reader = spark.read.format(name).schema("id long, k long, batch long").option("rowTag", "row")
-    assert by_batch(reader.load(str(tmp_path / "out"))) == [(0, 3), (1, 3)]
-    with pytest.raises(ConfigError, match="outputMode"):
-        sink_of(rows(spark, 0), told(str(tmp_path), format=name, outputMode="update"))
-
-
-def test_late_rows_of_two_queries_lie_beside_each_other(spark: SparkSession, tmp_path: Path) -> None:
-    """Both count their batches from 0. One that comes again writes over its own alone, after a rollback, too."""
-    give = sink_choice.side_sink(str(tmp_path))
-    for query, line in (("one", 0), ("other", 0), ("one", 0), ("one", 1)):
-        give(rows(spark, line), Delivery(7, f"{query}/{line}/7"))
-    found = spark.read.parquet(str(tmp_path)).groupBy("query_id", "batch_id", "batch").count().orderBy("query_id")
-    assert [tuple(row) for row in found.collect()] == [("one", 7, 1, 3), ("other", 7, 0, 3)]
+def test_a_folder_of_a_side_output_has_each_batch_of_a_line_once(spark: SparkSession, tmp_path: Path) -> None:
+    """A batch that comes again writes over its own rows: not over those of another query, or of before a rollback. For
+    readers the folder is one table.
+    """
+    give = side_sink(str(tmp_path))
+    given(spark, give, 0, 1, 1)
+    given(spark, give, 1, 1, rollbacks=1)
+    given(spark, give, 1, 2, query="other")
+    found = spark.read.parquet(str(tmp_path))
+    assert found.columns == ["id", "k", "batch", "batch_id"]
+    assert by_batch(found.where("batch = batch_id")) == [(0, 3), (1, 9), (2, 3)]
 
 
 def test_a_format_that_is_not_there_is_told_at_the_start(spark: SparkSession) -> None:
@@ -296,6 +333,8 @@ def test_the_last_word_counts() -> None:
 REFUSED: dict[str, tuple[WriterSettings, str]] = {
     "update into files": (told("/x", format="parquet", outputMode="update"), "outputMode"),
     "complete into files": (told("/x", format="orc", outputMode="complete"), "outputMode"),
+    "update into XML": (told("/x", format="XML", outputMode="update"), "outputMode"),
+    "complete into files by a class": (told("/x", format=PARQUET, outputMode="complete"), "outputMode"),
     "no path": (told(format="json"), "no path"),
     "no name": (told(format="memory"), "no name"),
     "parts of a function": (told(foreachBatch=lambda _, __: None, partitionBy="k"), "partitionBy"),
