@@ -113,6 +113,7 @@ class RunningJob:
         self._clock = SystemClock()
         self._frames = PlacedFrames(kept=len(Groups.of_query(stores, self._settings.store_groups).names))
         self._operators: tuple[object, list[Operator]] | None = None
+        self._seen: str | None = None
         self._calls = JobCalls(self._home.root)
         self._policy: WatermarkPolicy = "min"
         self._source = watermark_source
@@ -154,9 +155,9 @@ class RunningJob:
         incoming = inventory.batch_facts(batch, batch_id, self._clock.wall_ms())
         self._query_id = incoming.query_id
         self._calls.check(batch, incoming)
-        if self._calls.begins(incoming):
+        if self._seen != incoming.run_id:
             self._begin(batch)
-            self._calls.begun(incoming)
+            self._seen = incoming.run_id
             incoming = replace(incoming, offsets_before=inventory.offsets_before(batch, batch_id))
         rows = batch if self._side is None else self._side.mapped(batch, incoming.time_ms)
         operators = self._operators_for(rows)
@@ -190,7 +191,7 @@ class RunningJob:
         if not self.driver.watched or self._troubles.holds(_LOOK, now):
             return True
         try:
-            is_active = inventory.is_active(self._spark, self._query_id, self._calls.run_id)
+            is_active = inventory.is_active(self._spark, self._query_id, self._seen)
             executors = inventory.executors(self._spark) if is_active else ()
         except Exception as error:  # noqa: BLE001 - whatever a JVM may raise that is going
             _logger.debug("nobody looks between batches any more: %s", error)
@@ -207,7 +208,7 @@ class RunningJob:
     def is_active(self) -> bool:
         """Tell whether the run goes on of which a batch came last."""
         try:
-            return inventory.is_active(self._spark, self._query_id, self._calls.run_id)
+            return inventory.is_active(self._spark, self._query_id, self._seen)
         except Exception as error:  # noqa: BLE001 - whatever a JVM may raise that is going
             _logger.debug("nobody tells whether the query runs: %s", error)
             return False

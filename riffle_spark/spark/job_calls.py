@@ -1,63 +1,71 @@
 """Which calls of jobs in ``foreachBatch`` go together. Knows runs of queries. Does not know what a job does."""
 
+from typing import NoReturn
+
 from pyspark.sql import DataFrame
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ports import IncomingBatch
+from riffle_spark.spark.engine import jvm as handles
+from riffle_spark.spark.engine.inventory import DIRECT
+from riffle_spark.state.objects.open import normalised
 
 __all__ = ["JobCalls"]
 
-_at_work: dict[str, str] = {}
-"""Of each root: the run of a query in which a job of this process works on it."""
+_done: dict[str, tuple[str, int, "JobCalls"]] = {}
+"""Of each root: the run and the batch of a query that a job of this process committed there last."""
 
 
 class JobCalls:
     """The calls of one job with its state in ``root``. Batches that are handed over by hand are all welcome."""
 
     def __init__(self, root: str) -> None:
-        self._root = root
-        self._run: str | None = None
-        self._done: tuple[IncomingBatch, DataFrame] | None = None
-
-    @property
-    def run_id(self) -> str | None:
-        """The run of a query that this job was called in last; ``None`` before its first batch."""
-        return self._run
-
-    def begins(self, incoming: IncomingBatch) -> bool:
-        """Tell whether a batch is the first of its run. Raises ``ConfigError`` if another job has its root there."""
-        if self._run == incoming.run_id:
-            return False
-        if _is_of_query(incoming) and _at_work.get(self._root) == incoming.run_id:
-            raise ConfigError(
-                f"another job of this query has its state in {self._root}: one would take the other's batches for its "
-                "own", remedy="make one job of both: riffle_spark.together(...)", where="root",
-            )  # fmt: skip
-        return True
-
-    def begun(self, incoming: IncomingBatch) -> None:
-        """Note that the job works on its root in a batch's run."""
-        self._run = _at_work[self._root] = incoming.run_id
+        self._root = normalised(root)
+        self._frame: DataFrame | None = None
 
     def check(self, batch: DataFrame, incoming: IncomingBatch) -> None:
-        """Raise ``ConfigError`` for other rows of a batch that was done in this run: they would count as done, too. The
-        same frame may come again, as where a user's function tries again.
+        """Raise ``ConfigError`` for rows that would be taken for those of a batch that was done in this run: of another
+        job, or others of this one. The same frame may come again, as where a user's function tries again. So for a
+        query's batch in a thread that does not know the query.
         """
-        if self._done is None or not _is_of_query(incoming):
+        if incoming.query_id == DIRECT:
+            _check_by_hand(batch)
+        is_by_hand = incoming.run_id == incoming.query_id
+        run_id, version, job = _done.get(self._root, ("", 0, self))
+        if is_by_hand or (run_id, version) != (incoming.run_id, incoming.version):
             return
-        before, frame = self._done
-        is_again = (before.run_id, before.version) == (incoming.run_id, incoming.version)
-        if is_again and not frame.sameSemantics(batch):
-            raise ConfigError(
-                f"batch {incoming.version} was handed to the job before, as another frame: a job takes a batch once, "
-                "and these rows would be lost", remedy="hand it their union, or give each a job with a root of its own",
-                where="foreachBatch",
-            )  # fmt: skip
+        if job is not self:
+            _refuse(
+                f"another job of this query has its state in {self._root}: one would take the other's batches for its "
+                "own",
+                "make one job of both: riffle_spark.together(...). One that is made anew for each try is to be made "
+                "once",
+            )
+        if self._frame is not None and not self._frame.sameSemantics(batch):
+            _refuse(
+                f"batch {version} was handed to the job before, as another frame: a job takes a batch once, and other "
+                "rows would be lost",
+                "hand it their union, or give each a job with a root of its own; where you try again what failed, make "
+                "the frame once, before",
+            )
 
     def done(self, batch: DataFrame, incoming: IncomingBatch) -> None:
         """Note that a batch is committed, and delivered."""
-        self._done = incoming, batch
+        self._frame = batch
+        _done[self._root] = incoming.run_id, incoming.version, self
 
 
-def _is_of_query(incoming: IncomingBatch) -> bool:
-    return incoming.run_id != incoming.query_id
+def _check_by_hand(batch: DataFrame) -> None:
+    """Refuse a batch that is one of a query. Each query runs in a session of its own."""
+    session = handles.session(batch.sparkSession)
+    running = session.sharedState().activeStreamingQueries().values()
+    if any(one.sparkSessionForStream().equals(session) for one in running):
+        _refuse(
+            "a query's batch is handed to a job in a thread of its own, where Spark does not tell which query it is of",
+            "call the job in the thread of foreachBatch, or begin the other one with "
+            "pyspark.inheritable_thread_target(spark)",
+        )
+
+
+def _refuse(problem: str, remedy: str) -> NoReturn:
+    raise ConfigError(problem, remedy=remedy, where="foreachBatch")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark import cloudpickle
+from pyspark import cloudpickle, inheritable_thread_target
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -20,6 +22,7 @@ from tests.kit.streams.streaming import (
     Feed,
     Kept,
     committed,
+    job_group,
     records,
     run_to_end,
     settings_in,
@@ -214,12 +217,53 @@ def test_a_batch_in_two_halves_is_refused(spark: SparkSession, tmp_path: Path) -
     assert kept.latest("k") == {1: {"rows": 1}, 2: {"rows": 2}}
 
 
+def test_a_job_in_a_thread_that_does_not_know_its_query_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Its state would be of nobody's query. A thread that was told takes the batch as the query's own does."""
+    feed, kept = Feed(tmp_path / "in", "k long"), Kept()
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)
+    feed.add([{"k": 1}])
+
+    def blind(rows: DataFrame, batch: int) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(job, rows, batch).result()
+
+    def told(rows: DataFrame, batch: int) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(inheritable_thread_target(rows.sparkSession)(job), rows, batch).result()
+
+    with pytest.raises(StreamingQueryException, match=r"(?s)in a thread of its own.*inheritable_thread_target"):
+        run_to_end(feed.stream(spark), blind, tmp_path / "checkpoint")
+    run_to_end(feed.stream(spark), told, tmp_path / "checkpoint")
+    assert kept.latest("k") == {1: {"rows": 1}}
+
+
+def test_a_job_may_be_made_anew_for_each_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """Whatever is known of the root is in the root. By hand, jobs that have one root are told apart by their rows."""
+    feed, kept = Feed(tmp_path / "in", "k long"), Kept()
+
+    def anew(rows: DataFrame, batch: int) -> None:
+        Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)(rows, batch)
+
+    for _ in range(2):
+        feed.add([{"k": 1}])
+    run_to_end(feed.stream(spark), anew, tmp_path / "checkpoint")
+    assert kept.latest("k") == {1: {"rows": 2}}
+    with job_group(spark, "mine"):
+        for _ in range(2):
+            by_hand = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path / "hand")).into(
+                kept
+            )
+            by_hand(spark.range(1).selectExpr("id as k"), 0)
+
+
 def test_two_jobs_on_one_root_in_one_query_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     """The second one would take what the first has committed for its own, and its rows would be lost."""
     feed, kept = Feed(tmp_path / "in", "k long"), [Kept(), Kept()]
+    settings = settings_in(tmp_path)
+    otherwise = replace(settings, root=f"{settings.root}/")
     jobs = [
-        Stateful(store, "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(sink)
-        for store, sink in zip(("a", "b"), kept, strict=True)
+        Stateful(store, "k", aggregate(rows=count()), settings=mine).into(sink)
+        for store, mine, sink in zip(("a", "b"), (settings, otherwise), kept, strict=True)
     ]
     feed.add([{"k": 1}])
 
@@ -229,7 +273,11 @@ def test_two_jobs_on_one_root_in_one_query_are_refused(spark: SparkSession, tmp_
 
     with pytest.raises(StreamingQueryException, match=r"(?s)another job of this query has its state in .*together"):
         run_to_end(feed.stream(spark), both, tmp_path / "checkpoint")
-    run_to_end(feed.stream(spark), together(*jobs), tmp_path / "checkpoint")
+    alike = [
+        Stateful(store, "k", aggregate(rows=count()), settings=settings).into(sink)
+        for store, sink in zip(("a", "b"), kept, strict=True)
+    ]
+    run_to_end(feed.stream(spark), together(*alike), tmp_path / "checkpoint")
     feed.add([{"k": 1}])
-    run_to_end(feed.stream(spark), together(*jobs), tmp_path / "checkpoint")
+    run_to_end(feed.stream(spark), together(*alike), tmp_path / "checkpoint")
     assert [one.latest("k") for one in kept] == [{1: {"rows": 2}}, {1: {"rows": 1}}]

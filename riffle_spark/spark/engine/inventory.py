@@ -16,7 +16,7 @@ from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.protocol.ports import Executor, IncomingBatch
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import jvm as handles
-from riffle_spark.spark.engine.row_digest import digest_of
+from riffle_spark.spark.engine.row_digest import digest
 from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
 
 __all__ = [
@@ -196,10 +196,12 @@ def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
     if not handles.is_classic(spark):
         return _connect_facts(batch, batch_id, now_ms)
     context = handles.context(spark)
-    query_id, run_id = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_RUN_ID)
-    execution = _execution(spark, query_id) if query_id else None
+    query_id = context.getLocalProperty(_QUERY_ID)
+    if not query_id:  # or it is a thread that a user began, which JobCalls looks at
+        return IncomingBatch(batch_id, DIRECT, DIRECT, None, digest(batch), now_ms, None)
+    run_id, execution = str(context.getLocalProperty(_RUN_ID)), _execution(spark, query_id)
     if execution is None:
-        return IncomingBatch(batch_id, query_id or DIRECT, run_id or DIRECT, None, digest_of(batch), now_ms, None)
+        return IncomingBatch(batch_id, query_id, run_id, None, digest(batch), now_ms, None)
     offsets = _offset_entry(context, execution, batch_id)
     metadata = json.loads(offsets.split("\n")[1])
     watermark = int(metadata["batchWatermarkMs"]) or None
@@ -271,7 +273,7 @@ def _connect_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatc
             remedy="give each query a session of its own: SparkSession.builder.remote(URL).create()",
         )
     query_id, run_id = (str(active[0].id), str(active[0].runId)) if active else ("connect", "connect")
-    return IncomingBatch(batch_id, query_id, run_id, None, digest_of(batch), now_ms, None)
+    return IncomingBatch(batch_id, query_id, run_id, None, digest(batch), now_ms, None)
 
 
 def unbounded_kafka_source(batch: DataFrame) -> bool:

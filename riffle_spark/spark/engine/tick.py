@@ -24,7 +24,7 @@ import json
 import logging
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -50,6 +50,8 @@ _NOTHING = "-"
 """How Spark's offset log writes that a source has no offset yet."""
 _TICKS = re.compile(r"-?\d*")
 """How offsets of a tick are written."""
+_ALIKE: Final = ("RateStreamTable", "TextSocketTable", "MemoryStreamTable")
+"""The tables of sources whose offsets are written like that, too."""
 _NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 """Where that is false, Spark's own operators have no batch either when the watermark moves."""
 _AGAIN_MS = 1_000
@@ -155,12 +157,14 @@ class Tick:
             ) from error
 
 
-def _reached(spark: SparkSession, checkpoint: str, sources: int, *, by_clock: bool) -> tuple[int, bool] | None:
+def _reached(
+    spark: SparkSession, checkpoint: str, sources: Sequence[str], *, by_clock: bool
+) -> tuple[int, bool] | None:
     planned = _newest(spark, _OFFSETS, f"{checkpoint}/offsets")
     if planned is None:
         return _NEVER, False
     batch, (_, metadata, *offsets) = planned
-    if len(offsets) == sources and not _TICKS.fullmatch(offsets[-1]):
+    if len(offsets) == len(sources) and (sources[-1] in _ALIKE or not _TICKS.fullmatch(offsets[-1])):
         return None  # a query that now reads one more stream has as many, and its last one is the tick's
     number = _NEVER if offsets[-1] == _NOTHING else int(offsets[-1])
     committed = _newest(spark, _COMMITS, f"{checkpoint}/commits")
@@ -170,10 +174,15 @@ def _reached(spark: SparkSession, checkpoint: str, sources: int, *, by_clock: bo
     return number, by_clock or next_one > seen
 
 
-def _sources(frame: DataFrame) -> int:
-    """Return how many offsets Spark notes of a stream: one for each leaf that is a stream."""
+def _sources(frame: DataFrame) -> list[str]:
+    """Return what Spark notes offsets of, each leaf of a stream that is one: the class of its table, if it has one."""
     leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
-    return sum(bool(leaves.apply(at).isStreaming()) for at in range(leaves.size()))
+    streams = [leaf for leaf in map(leaves.apply, range(leaves.size())) if leaf.isStreaming()]
+    return [_kind(leaf.table()) if _kind(leaf) == "StreamingRelationV2" else "" for leaf in streams]
+
+
+def _kind(of: Any) -> str:
+    return str(of.getClass().getSimpleName())
 
 
 def _newest(spark: SparkSession, names: Sequence[str], path: str) -> tuple[int, list[str]] | None:

@@ -2,6 +2,7 @@
 and what was too late for the first one. Knows planned stages. Does not know how their nodes were read.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -129,6 +130,7 @@ class LateRows:
         attributes = plan_nodes.at(stage.map_side.plan, hole.path).output()
         self._rows = batch_pieces.KeptRows(catalyst, attributes)
         self._columns = [*plan_nodes.items(attributes), catalyst.alias(time, _LATE_BY)]
+        self.names = [str(one.name()) for one in plan_nodes.items(attributes)]
 
     def input(self) -> DataFrame:
         """Return the stream of rows, whose columns have names that are one's alone."""
@@ -170,7 +172,20 @@ def late_rows(stages: Sequence[PlannedStage], mode: str, given: str | Callable[.
             "mode; or leave late_rows out",
             where="late_rows",
         )
-    return LateRows(first, time, sink_choice.side_sink(given))
+    rows = LateRows(first, time, sink_choice.side_sink(given))
+    if isinstance(given, str):
+        _check_no_name_twice([*rows.names, "batch_id"])
+    return rows
+
+
+def _check_no_name_twice(names: Sequence[str]) -> None:
+    twice = next((name for name, count in Counter(map(str.lower, names)).items() if count > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"late rows would have two columns {twice!r} in their folder: the window's, or the batch's number, is one",
+            remedy="give the stream's column another name, or late_rows a function",
+            where="late_rows",
+        )
 
 
 def dead_letters(

@@ -152,10 +152,14 @@ def sink_of(frame: DataFrame, told: WriterSettings) -> Give:
     Raises ``ConfigError`` for what a format cannot do.
     """
     if told.function is not None:
+        if told.table is not None:
+            raise ConfigError(f"{told.function[0]} and toTable are both told", remedy="leave one out", where=told.table)
         return _by_function(*told.function, told)
     marked_by = told.option(DELIVERY_ID)
     if marked_by is None:
         return _by_format(frame, told)
+    if marked_by.lower() in map(str.lower, frame.columns):
+        raise ConfigError(f"rows have a column {marked_by} already", remedy="choose another one", where=DELIVERY_ID)
     source = told.source(frame.sparkSession)
     give = _by_format(_with_id(frame, source, marked_by, ""), told)
     return lambda rows, delivery: give(_with_id(rows, source, marked_by, delivery.id), delivery)
@@ -246,6 +250,10 @@ def _in_memory(frame: DataFrame, told: WriterSettings) -> Give:
     if told.name is None:
         raise ConfigError(
             "the memory sink has no name for its table", remedy="name the query: queryName(...)", where="queryName"
+        )
+    if any(query.name == told.name for query in frame.sparkSession.streams.active):
+        raise ConfigError(
+            f"an active query has its rows in the table {told.name}", remedy="stop it, or choose another queryName"
         )
     return spark_sinks.MemorySink(frame, told.name, is_complete=told.mode == "complete").give
 

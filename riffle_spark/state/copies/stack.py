@@ -219,12 +219,11 @@ class Stacks:
     def _put(self, name: str, data: bytes) -> bool:
         """Write a list; return whether its name was free."""
         try:
+            if not os.path.exists(self._path):  # noqa: PTH110 - half the time
+                Path(self._path).mkdir(parents=True, exist_ok=True)
             _write(self._path + name, data)
         except FileExistsError:
             return False
-        except FileNotFoundError:
-            Path(self._path).mkdir(parents=True, exist_ok=True)  # so there is nothing of its own either
-            _write(self._path + name, data)
         except OSError:
             with suppress(OSError):
                 self._remove([name])
@@ -266,9 +265,19 @@ class Stacks:
 
     def drop(self, key_group: int) -> None:
         """Remove a key-group's stack, if there is one, with the files that it alone had."""
-        self.has(key_group)  # another process may have put another one in its place
-        names = self._listed().pop(key_group, [])
+        for _ in range(_TRIES):
+            self.has(key_group)  # another process may have put another one in its place
+            names = self._listed().get(key_group, [])
+            with self._held(names) as is_mine:
+                if is_mine:
+                    self._drop(key_group, names)
+                    return
+            self.look_again()
+        self._drop(key_group, self._listed().get(key_group, []))  # whoever hangs with a list keeps nobody from this
+
+    def _drop(self, key_group: int, names: Sequence[str]) -> None:
         read = [self._read(key_group, name) for name in names]
+        self._listed().pop(key_group, None)
         self._remove(names)
         for stack in read:
             if stack is not None:

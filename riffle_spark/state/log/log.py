@@ -6,8 +6,9 @@ settled by reading: our own commit id means committed, another's means fenced, a
 Until it is settled nothing else is appended. Each record names the digest of the one before, so the log is one line.
 
 Old records go, so that a driver which stood still for as long may find its next number free again. Its own newest
-record is gone then, too. So who has not looked for ``SURE_SECONDS`` looks for that as well, after a put once more; and
-whoever sweeps, with whatever settings, keeps what is younger than twice that, by clocks less than that apart.
+record is gone then, too, unless a late put brought it back, and others lie further on. So who has not looked for
+``SURE_SECONDS`` looks for that as well, after a put once more; and whoever sweeps, with whatever settings, keeps what
+is younger than twice that, by clocks less than that apart.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -217,12 +218,23 @@ class Log:
         self._looked = began if is_free else self._looked
         return is_free
 
-    def _is_left_behind(self) -> bool:
-        """Tell whether others have gone on for so long that ``tail`` is gone, if nobody has looked for a while."""
+    def _is_left_behind(self, put: str = "") -> bool:
+        """Tell whether others have gone on for so long that ``tail`` is gone, if nobody has looked for a while. ``put``
+        is the digest of what was put after it.
+
+        A put of ours that took effect much later may have brought it back, so records after the next one tell it, too.
+        """
         if max(map(abs, map(sub, self._seconds(), self._looked))) < SURE_SECONDS:  # set back, it tells nothing
             return False
-        gone = self.tail is not None and not self._store.exists(paths.record(self.tail.sequence))
-        return gone or (self.tail is None and len(self._store.list(paths.LOG)) > 1)
+        if self.tail is not None and not self._store.exists(paths.record(self.tail.sequence)):
+            return True
+        is_last = self._store.list(paths.LOG)[-1:] <= [paths.record(self._next_sequence())]
+        return not is_last and not (put and self._is_followed(put))
+
+    def _is_followed(self, put: str) -> bool:
+        """Tell whether others have gone on from a record of that digest, which was put after ``tail``."""
+        later = self.find(self._next_sequence() + 1)
+        return later is not None and later.previous == put
 
     def append(self, draft: Record, manifest: Manifest) -> Record:
         """Append ``draft`` with ``manifest`` as what it says; return the record as written.
@@ -250,8 +262,8 @@ class Log:
         record, data, manifest, began = self._unclear  # it may have come through at once, and others have gone on since
         try:
             self._commits.put(record, data)
-            if self._is_left_behind():
-                if not self._store.exists(paths.record(record.sequence + 1)):  # else others have gone on from ours
+            if self._is_left_behind(digest(data)):
+                if not self._is_followed(digest(data)):
                     self._store.delete([paths.record(record.sequence)])
                 raise self._commits.fenced(record)
         except FencedError:

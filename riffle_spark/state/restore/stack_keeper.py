@@ -160,14 +160,28 @@ class StackKeeper:
         if bases:
             self._stacks.look_again()  # upkeep may have been quicker
         for one in work:
-            bottom = one.before if one.plan.action == "fold" else Stack(one.plan.base, bases.get(one.key_group, ()))
-            assert bottom is not None, "links are added to a copy that is there"
-            stack = bottom.extended(one.plan.entry.head, (parts[link] for link in one.plan.links))
-            if not self._stacks.switch(one.key_group, one.before, stack):
-                self._parts.discard(bases.get(one.key_group, ()))
-            stacks[one.key_group] = stack
+            added = [parts[link] for link in one.plan.links]
+            stacks[one.key_group] = self._switched(one, bases.get(one.key_group, ()), added)
         restores = sum(one.plan.action == "restore" for one in work)
         return stacks, restores, sum(len(one.plan.links) for one in work)
+
+    def _switched(self, one: _Work, base: Sequence[StackedPart], added: Sequence[StackedPart]) -> Stack:
+        """Return a stack at the entry's head, and make it the copy; where another process has put another list there
+        meanwhile, which is no merge of it, that one stays.
+        """
+        before = one.before
+        for _ in range(_TRIES):
+            bottom = before if one.plan.action == "fold" else Stack(one.plan.base, tuple(base))
+            assert bottom is not None, "links are added to a copy that is there"
+            stack = bottom.extended(one.plan.entry.head, added)
+            if self._stacks.switch(one.key_group, before, stack):
+                return stack
+            now = self._stacks.read(one.key_group)
+            if before is None or now is None or now.head != before.head:
+                break
+            before = now
+        self._parts.discard(base)
+        return stack
 
     def _parts_of(self, links: Sequence[Link]) -> dict[Link, StackedPart]:
         """Return a part in a file here of each link: one that this member sealed, or that is fetched now."""
@@ -252,11 +266,13 @@ class StackKeeper:
             if entry.head == EMPTY_HEAD:
                 self._stacks.drop(key_group)
                 continue
-            before, link = self._stacks.read(key_group), entry.chain[-1]
+            link = entry.chain[-1]
             at_hand = link in self._parts.sealed([link])
-            begin = cache_begins_at(before.head if before else None, entry, at_hand=at_hand)
-            if begin is not None:
-                self._stacks.switch(key_group, before, Stack(begin))
+            for _ in range(_TRIES):
+                before = self._stacks.read(key_group)
+                begin = cache_begins_at(before.head if before else None, entry, at_hand=at_hand)
+                if begin is None or self._stacks.switch(key_group, before, Stack(begin)):
+                    break
             # A run that was given up may have begun it: the last link's rows are in no part of it.
             is_begun = begin is None and before == Stack(entry.head) and link.rows > 0
             lost |= {key_group} if begin == entry.head or is_begun else set()

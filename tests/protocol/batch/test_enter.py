@@ -152,6 +152,15 @@ def test_where_offsets_cannot_be_read_the_rows_digest_stands_in(
         conflict(tail, again)
 
 
+def test_digests_of_another_form_are_not_compared() -> None:
+    """Whether the rows are the same cannot be known: neither a repeat nor other input is claimed."""
+    tail = replace(TAIL, offsets=None, input_digest="10:77")
+    error = conflict(tail, incoming(5, offsets=None, input_digest="2/10:77"))
+    assert "cannot be known" in error.problem
+    assert "that version" in error.remedy
+    assert printed(error.remedy)[0][-2] == "4"
+
+
 def test_a_claim_keeps_what_a_batch_is_compared_with(tmp_path: Path) -> None:
     """A restarted query finds the head's offsets behind its predecessor's claim."""
     world = World(tmp_path, operators=[totals()])

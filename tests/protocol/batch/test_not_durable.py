@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,11 @@ from riffle_spark.errors import UnavailableError
 from riffle_spark.offline.recovery import rollback
 from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.protocol.operator import Operator, operator_of
+from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.log import paths
+from riffle_spark.state.log.manifest import Link
+from riffle_spark.state.restore.stack_keeper import StackKeeper
+from riffle_spark.state.restore.stack_parts import StackParts
 from riffle_spark.testing import Attempt, InlineBackground
 from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.elastic_world import Elastic
@@ -45,6 +50,33 @@ def test_a_cache_goes_on_from_batch_to_batch(tmp_path: Path) -> None:
     world.feed(12)
     touched = world.of_groups(set(range(6)))
     assert counts(world) == dict.fromkeys(touched, 12)
+    world.check_state()
+
+
+def test_a_cache_whose_parts_are_merged_meanwhile_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge that another worker is late with comes between the look of a batch and what that puts on top."""
+    world = mixed(tmp_path)
+    world.feed(5)
+    merged, gather = list[int](), StackKeeper._parts_of  # private: between the look and the switch
+
+    def gathered_slowly(keeper: StackKeeper, links: Sequence[Link]) -> dict[Link, StackedPart]:
+        found = gather(keeper, links)
+        stacks = keeper._folder.stacks("seen")  # private: as another process has it
+        for key_group in stacks.key_groups() if keeper._schema.store == "seen" else ():
+            now = stacks.read(key_group)
+            assert now is not None
+            if len(now.parts) > 1:
+                parts = StackParts(keeper._folder, keeper._schema, stacks, keeper._reader.keys)  # private: the same
+                parts._merge(key_group, now.parts, None, bottom=True)  # private: the same
+                merged.append(key_group)
+        return found
+
+    monkeypatch.setattr(StackKeeper, "_parts_of", gathered_slowly)
+    world.feed(1)
+    monkeypatch.undo()
+    assert merged
+    world.feed(2)
+    assert set(counts(world).values()) == {8}
     world.check_state()
 
 

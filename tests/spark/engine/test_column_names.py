@@ -10,7 +10,6 @@ from pyspark import __version__ as spark_version
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, aggregate, count, min_, sum_, transform_with_state, transform_with_state_in_pandas
-from riffle_spark.spark.engine.row_digest import digest_of
 from tests.kit.processors.both_forms import sparks_own
 from tests.kit.processors.columns import Columns
 from tests.kit.streams import sparks_operator as native
@@ -62,20 +61,6 @@ def test_columns_twice_are_taken_where_no_offset_log_can_be_read(spark: SparkSes
     job(rows, 0)
     assert [report.decision for report in job.reports] == ["run", "repeat"]
     assert sink.latest("user") == {"ann": {"n": 1}}
-
-
-def test_batches_by_hand_are_told_apart_to_the_microsecond(spark: SparkSession) -> None:
-    """And by nothing that a session is set to."""
-    at, zone = "timestamp'2026-01-01 00:00:00.000001Z'", spark.conf.get("spark.sql.session.timeZone")
-    cases = [f"{at} as t", f"{at} + interval 1 microsecond as t", "cast(null as timestamp) as t", "null as u"]
-    digests = [digest_of(spark.range(2).selectExpr("id", column)) for column in cases]
-    assert len(set(digests)) == len(cases)
-    try:
-        spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
-        again = [digest_of(spark.range(1, -1, -1).selectExpr("id", column)) for column in cases]
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", str(zone))
-    assert again == digests
 
 
 def test_case_counts_where_spark_is_told_so(spark: SparkSession) -> None:

@@ -26,7 +26,7 @@ from riffle_spark.spark.engine import tick as tick_module
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.job import JobOperator, RunningJob
 from tests.kit.process.counted_windows import ENDS, CountedWindows
-from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed, settings_in, start, wait_for
+from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed, run_to_end, settings_in, start, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
@@ -294,3 +294,21 @@ def test_a_checkpoint_that_began_without_a_tick_goes_on_without(
     rows = rows.union(query.feed.stream(query.spark)) if streams > 1 else rows
     united = Tick(query.spark, str(query.folder / "checkpoint")).beside(rows)
     assert (united is not rows) == has_tick
+
+
+def test_a_source_that_counts_as_a_tick_does_is_none(query: Query, caplog: pytest.LogCaptureFixture) -> None:
+    """A checkpoint that was begun without a tick, on a source whose offsets are bare numbers, goes on without."""
+    rates = query.spark.readStream.format("rate").load()
+    lines = query.spark.readStream.format("socket").options(host="localhost", port=9).load()
+    ran: list[int] = []
+
+    def batch(_: DataFrame, number: int) -> None:
+        ran.append(number)
+
+    checkpoint = query.folder / "checkpoint"
+    run_to_end(rates, batch, checkpoint)
+    for rows in (rates, lines):
+        assert Tick(query.spark, str(checkpoint)).beside(rows) is rows
+        assert "begun without a tick" in caplog.text
+        caplog.clear()
+    wait_for(lambda: run_to_end(Tick(query.spark, str(checkpoint)).beside(rates), batch, checkpoint) and ran[1:], "on")

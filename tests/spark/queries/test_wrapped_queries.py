@@ -283,6 +283,32 @@ def test_a_query_is_stopped_in_the_middle_of_a_batch(spark: SparkSession, feed: 
     assert times == {record.version: {record.time_ms} for record in batches}
 
 
+@pytest.mark.parametrize("is_wrapped", [False, True], ids=["Spark's own", "wrapped"])
+def test_dates_stay_in_the_zone_that_a_query_was_made_in(
+    spark: SparkSession, feed: Feed, tmp_path: Path, *, is_wrapped: bool
+) -> None:
+    """Whatever the session's zone is when the query is started, and in the middle of it."""
+    hours = dict[int, set[tuple[int, int]]]()
+
+    def note(rows: DataFrame, batch_id: int) -> None:
+        hours[batch_id] = {(row.here, row.today) for row in rows.collect()}
+        spark.conf.set("spark.sql.session.timeZone", "Pacific/Niue")
+
+    events = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path)) if is_wrapped else feed.stream(spark)
+    spark.conf.set("spark.sql.session.timeZone", "Etc/GMT-14")
+    local = "timestampdiff(hour, timestamp_ntz'1970-01-01', localtimestamp())"
+    made = by_page(events).selectExpr(
+        f"{local} - unix_seconds(current_timestamp()) div 3600 as here",
+        "cast(unix_date(current_date()) - (unix_seconds(now()) + 14 * 3600) div 86400 as int) as today",
+    )
+    spark.conf.set("spark.sql.session.timeZone", "Etc/GMT+12")
+    try:
+        played(made.writeStream.outputMode("update").foreachBatch(note).option("checkpointLocation", f"{tmp_path}/c"))
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert hours == {number: {(14, 0)} for number in range(FILES)}
+
+
 def test_an_option_of_riffle_that_there_is_not_is_refused(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """With the nearest one: it would have done nothing."""
     query = by_page(riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing import Queue, get_context
 from pathlib import Path
 
@@ -284,6 +284,26 @@ def test_a_disk_that_is_full_keeps_nothing_of_a_stack_that_it_does_not_take(
             stacks.switch(7, before, after)
     assert sorted(folder.glob("stacks/totals/*")) == kept
     assert Stacks(folder, "totals").read(7) == before
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_what_is_dropped_is_not_what_another_process_is_about_to_replace(folder: Path, hangs: bool) -> None:
+    """Its new list would name files that are gone. Whoever hangs there for long keeps nobody from dropping it."""
+    stacks, other = Stacks(folder, "totals"), Stacks(folder, "totals")
+    begun = Stack(at(1), (own_part(stacks, 7),))
+    assert stacks.switch(7, None, begun)
+    with other._held([other.newest(7)]) if hangs else nullcontext():  # private: as in the midst of a switch
+        read = other._read  # private: the first look of a drop
+
+        def read_slowly(key_group: int, name: str) -> Stack | None:
+            found = read(key_group, name)
+            if not hangs:
+                assert not stacks.switch(7, begun, begun.extended(at(2), [part(2)])), "it is being dropped"
+            return found
+
+        other._read = read_slowly  # type: ignore[method-assign]
+        other.drop(7)
+    assert list(folder.glob("stacks/totals/*")) == []
 
 
 def test_what_no_list_has_yet_stays_where_a_stack_is_dropped(folder: Path) -> None:

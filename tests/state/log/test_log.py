@@ -60,6 +60,31 @@ def test_a_driver_that_nobody_saw_for_long_by_one_clock_looks_for_its_own_record
     assert not log.next_is_absent()
 
 
+@pytest.mark.parametrize("oldest", [4, 20])
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_record_that_a_late_put_brought_back_is_no_place_to_go_on_from_i4(oldest: int, looks: bool) -> None:
+    """The driver's own record is there, by a put that took effect after others had swept it; the number after it is
+    free, be the log's oldest record right behind that or further on.
+    """
+    store, clocks = MemoryStore(), [(7.0, 1_700_000_000.0)]
+    grown(store, 3)
+    log = Log(store, ROOT, lambda: clocks[-1])
+    log.open()
+    mine = store.get(paths.record(2))
+    assert mine is not None
+    others = opened(store)
+    for version in range(3, 30):
+        others.append(drafted(f"o{version}", version), others.manifest)
+    store.delete([paths.record(sequence) for sequence in range(oldest)])
+    store.put_if_absent(paths.record(2), mine)
+    clocks.append((clocks[0][0] + 600.0, clocks[0][1] + 600.0))
+    if looks:
+        assert not log.next_is_absent()
+    with pytest.raises(FencedError):
+        log.append(drafted("a", 3), log.manifest)
+    assert not store.exists(paths.record(3)), "nobody is to take it for the one that the oldest record follows"
+
+
 def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away_i5() -> None:
     """Its put had come through, unknown to the driver, and the records before it were swept since."""
     store, clocks = MemoryStore(), [(7.0, 1_700_000_000.0)]

@@ -1,0 +1,58 @@
+"""What tells a batch's rows from others where no offsets do."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+from riffle_spark.spark.engine.row_digest import digest
+
+pytestmark = pytest.mark.spark
+
+DIFFERENT = {
+    "a microsecond": ("timestamp'2024-01-01 00:00:00.000001'", "timestamp'2024-01-01 00:00:00.000002'"),
+    "a microsecond, no zone": (
+        "timestamp_ntz'2024-01-01 00:00:00.000001'", "timestamp_ntz'2024-01-01 00:00:00.000002'"
+    ),
+    "in which field": ("struct(1, cast(null as int))", "struct(cast(null as int), 1)"),
+    "a field of the same name": ("named_struct('a', 1, 'a', null)", "named_struct('a', null, 'a', 1)"),
+    "where in a list": ("array(1, null)", "array(null, 1)"),
+    "no value of a map": ("map(1, cast(null as int))", "cast(map() as map<int, int>)"),
+    "a map's binary key": ("map(binary('a'), 1)", "map(binary('b'), 1)"),
+    "a map's key that is a text": ("map(struct('a, b' as x, 'c' as y), 1)", "map(struct('a' as x, 'b, c' as y), 1)"),
+    "a map in a struct": ("struct(map(1, 2) as m)", "struct(cast(null as map<int, int>) as m)"),
+    "no struct of a map": ("struct(cast(null as map<int, int>) as m)", "cast(null as struct<m: map<int, int>>)"),
+    "a map in a list in a map": ("map(1, array(map(2, 3)))", "map(1, array(map(2, 4)))"),
+    "a variant's type": ("to_variant_object(array('1'))", "to_variant_object(array(1))"),
+    "a variant's date": ("to_variant_object(array('2024-01-01'))", "to_variant_object(array(date'2024-01-01'))"),
+    "no variant": ("parse_json('null')", "cast(null as variant)"),
+    "a variant in a list": ("array(parse_json('1'))", "array(parse_json('2'))"),
+    "binary": ("binary('a')", "binary('b')"),
+    "an interval": ("interval '1.000001' second", "interval '1.000002' second"),
+    "months and days": ("make_interval(0, 1, 0, 30)", "make_interval(0, 0, 0, 60)"),
+    "a double": ("cast(0.1 as double)", "cast(0.1 as double) + 2e-17"),
+    "a decimal": ("cast('12345678901234567890.12345678901' as decimal(38, 11))",
+                  "cast('12345678901234567890.12345678902' as decimal(38, 11))"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_rows_that_differ_in_anything_have_another_digest(spark: SparkSession, name: str) -> None:
+    """And the same rows have the same one, in any order and in whatever zone the session is."""
+    one, other = (
+        spark.sql(f"select id, x, x from values (1, {a}), (2, {b}) as t(id, x)")  # noqa: S608 - they are the table's above
+        for a, b in (DIFFERENT[name], DIFFERENT[name][::-1])
+    )
+    told = digest(one)
+    assert digest(other) != told
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        assert digest(one.orderBy("id", ascending=False)) == told
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def test_fields_without_a_value_are_told(spark: SparkSession) -> None:
+    """Which of two columns has none makes a difference, and how often a row comes."""
+    left, right = (spark.createDataFrame([row], "a int, b int") for row in ((1, None), (None, 1)))
+    assert len({digest(left), digest(right), digest(left.union(left)), digest(left.where("false"))}) == 4
