@@ -69,7 +69,8 @@ class Beside:
         self.step = 1
         self.world.start(InlineBackground(deferred=True))
         upkeep = self.world.driver._upkeep  # private: its work is kept, to be done again and again
-        upkeep._work.submit = self.waiting.append  # type: ignore[assignment]  # private: the same
+        work = upkeep._work  # private: the same
+        work.submit = self.waiting.append  # type: ignore[assignment]
         for version in range(BATCHES):
             self.world.batch(version, rows_of(*((f"k{n}", version, version * 10 + n) for n in range(6))))
             self.world.background.run()

@@ -180,7 +180,7 @@ class World:
         """Do what waits beside the batches, but for looks at the log, scans and deletes; return these."""
         deletes = []
         while self.background._waiting:  # private: some of what waits is done
-            work = self.background._waiting.pop(0)
+            work = self.background._waiting.pop(0)  # private: what is submitted
             if "ClaimWork" in work.__qualname__:
                 deletes.append(work)
             else:

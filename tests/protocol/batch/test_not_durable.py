@@ -62,7 +62,8 @@ def test_a_cache_whose_parts_are_merged_meanwhile_goes_on(tmp_path: Path, monkey
     def gathered_slowly(keeper: StackKeeper, links: Sequence[Link]) -> dict[Link, StackedPart]:
         found = gather(keeper, links)
         stacks = keeper._folder.stacks("seen")  # private: as another process has it
-        for key_group in stacks.key_groups() if keeper._schema.store == "seen" else ():
+        is_cache = keeper._schema.store == "seen"  # private: whose it is
+        for key_group in stacks.key_groups() if is_cache else ():
             now = stacks.read(key_group)
             assert now is not None
             if len(now.parts) > 1:
@@ -71,7 +72,7 @@ def test_a_cache_whose_parts_are_merged_meanwhile_goes_on(tmp_path: Path, monkey
                 merged.append(key_group)
         return found
 
-    monkeypatch.setattr(StackKeeper, "_parts_of", gathered_slowly)
+    monkeypatch.setattr(StackKeeper, "_parts_of", gathered_slowly)  # private: the same
     world.feed(1)
     monkeypatch.undo()
     assert merged

@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
-from riffle_spark.protocol.upkeep import upkeep
+from riffle_spark.messages.slot_orders import Home
+from riffle_spark.messages.upkeep_orders import Drop, UpkeepOrder, UpkeepReceipt
+from riffle_spark.protocol.upkeep import rounds, upkeep
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log import paths
+from riffle_spark.state.objects.open import StoreOptions
 from riffle_spark.testing import InlineBackground, SimCluster
 from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.elastic_world import Elastic, warnings
 from tests.kit.simulated.world import World, rows_of, totals
 
+HOME = Home("memory://root", StoreOptions(), None, "app", frozenset())
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
 
@@ -198,3 +201,21 @@ def test_a_due_snapshot_is_taken_once(tmp_path: Path) -> None:
     assert len(by_key_group) == world.settings.key_groups
     assert max(by_key_group.values()) <= 13 // 2, by_key_group
     assert set(put) <= listed
+
+
+def test_drops_that_wait_are_of_the_folder_that_they_were_seen_in() -> None:
+    """They go with the next plan, also where that has nothing else for the executor, unless it has another folder."""
+    drop, later = Drop("totals", 1, None), Drop("totals", 2, None)
+    old = _order("m1", drop)
+
+    def merged(**orders: UpkeepOrder) -> dict[str, tuple[Drop, ...]]:
+        found = rounds._with_drops_of({"1": old, "2": _order("m2")}, orders)
+        return {executor: order.drops for executor, order in found.items()}
+
+    assert merged() == {"1": (drop,)}
+    assert merged(**{"1": _order("m1", later)}) == {"1": (drop, later)}
+    assert merged(**{"1": _order("m9", later)}) == {"1": (later,)}
+
+
+def _order(member: str, *drops: Drop) -> UpkeepOrder:
+    return UpkeepOrder(HOME, member, 1, 1, {}, drops)

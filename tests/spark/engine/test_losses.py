@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from riffle_spark.errors import ConfigError, Misplaced, UnavailableError
 from riffle_spark.spark.engine.jvm import configured
-from riffle_spark.spark.engine.tagged_jobs import _DIED_OF_MEMORY, Losses, _told_of_losses
+from riffle_spark.spark.engine.tagged_jobs import _DIED_OF_MEMORY, Losses, _told_of_losses, _Watch
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -55,6 +55,18 @@ def test_two_queries_in_a_hurry_leave_sparks_waits_as_they_were(spark: SparkSess
         assert waits(spark) == ["1000", "0"]
         second.__exit__(None, None, None)
         assert waits(spark) == ["7s", None]
+
+
+def test_a_cancellation_is_of_whose_tag_it_names(spark: SparkSession) -> None:
+    """Wherever in an error that stands, and whoever is at work by the time that somebody looks."""
+    mine, other = _Watch(spark, frozenset()), _Watch(spark, frozenset())
+    while_mended = ValueError("mended")
+    while_mended.__context__ = RuntimeError(f"SPARK_JOB_CANCELLED: asked to cancel jobs with the tag {mine._tag}")
+    for error in (while_mended, while_mended.__context__):
+        assert mine.is_of(error)
+        assert not other.is_of(error)
+    other.gave_up = True
+    assert other.is_of(ValueError("whatever comes then"))
 
 
 def test_nobody_hurries_without_a_loss(spark: SparkSession) -> None:

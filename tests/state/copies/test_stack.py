@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from contextlib import nullcontext, suppress
 from multiprocessing import Queue, get_context
@@ -149,6 +151,58 @@ def test_of_two_that_replace_a_list_at_one_moment_one_does(
     assert len(list(folder.glob("stacks/totals/*"))) == 1
 
 
+def test_a_list_that_goes_while_it_is_being_held_is_not_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was opened, and another process replaced it before it was locked."""
+    begun, other = stack(1, 1), Stacks(folder, "totals")
+    assert other.switch(7, None, begun)
+    came: list[bool] = []
+    really_lock = fcntl.flock
+
+    def locked(file: int, operation: int) -> None:
+        if not came:
+            came.append(False)
+            came[0] = other.switch(7, begun, stack(2, 1, 2))
+        really_lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", locked)
+    assert not Stacks(folder, "totals").switch(7, begun, stack(2, 1, 9))
+    assert came == [True]
+    assert Stacks(folder, "totals").read(7) == stack(2, 1, 2)
+
+
+def test_each_list_of_a_copy_is_held_while_it_is_replaced(folder: Path) -> None:
+    """Who died between a new list and the end of the old one left both. Who has the old one is at it, too."""
+    begun, first = stack(1, 1), Stacks(folder, "totals")
+    assert first.switch(7, None, begun)
+    old = first.newest(7)
+    data = (folder / "stacks" / "totals" / old).read_bytes()
+    assert first.switch(7, begun, stack(2, 1, 2))
+    (folder / "stacks" / "totals" / old).write_bytes(data)
+    with first._held([old]):  # as another process does for a moment
+        assert not Stacks(folder, "totals").switch(7, stack(2, 1, 2), stack(3, 1, 2, 3))
+    assert Stacks(folder, "totals").switch(7, stack(2, 1, 2), stack(3, 1, 2, 3))
+    assert len(list(folder.glob("stacks/totals/*"))) == 1
+
+
+def test_a_disk_that_does_not_let_the_old_list_go_keeps_the_parts_of_the_new_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts by then, whatever the disk says."""
+    stacks = Stacks(folder, "totals")
+    assert stacks.switch(7, None, stack(1, 1))
+    after = Stack(at(2), (own_part(stacks, 7),))
+    with monkeypatch.context() as refused:
+        refused.setattr(os, "unlink", _refuse)
+        with pytest.raises(OSError, match="Input/output error"):
+            stacks.switch(7, stack(1, 1), after)
+    assert Stacks(folder, "totals").read(7) == after
+    assert (folder / after.parts[0].file).exists()
+
+
+def _refuse(path: str) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+
 def rows_of(folder: Path, now: Stack) -> list[int]:
     """Return the numbers that a stack's files hold, sorted. Raises ``FileNotFoundError`` if one is gone."""
     return sorted(int(row) for one in now.parts for row in (folder / one.file).read_text().split())
@@ -292,8 +346,8 @@ def test_what_is_dropped_is_not_what_another_process_is_about_to_replace(folder:
     stacks, other = Stacks(folder, "totals"), Stacks(folder, "totals")
     begun = Stack(at(1), (own_part(stacks, 7),))
     assert stacks.switch(7, None, begun)
-    with other._held([other.newest(7)]) if hangs else nullcontext():  # private: as in the midst of a switch
-        read = other._read  # private: the first look of a drop
+    with other._held([other.newest(7)]) if hangs else nullcontext():  # as in the midst of a switch
+        read = other._read  # the first look of a drop
 
         def read_slowly(key_group: int, name: str) -> Stack | None:
             found = read(key_group, name)
