@@ -3,8 +3,7 @@ know what else a record says.
 """
 
 import re
-from collections.abc import Mapping
-from itertools import repeat
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Link, Snapshot
@@ -62,18 +61,12 @@ def entries_to_json(entries: Mapping[Address, Entry]) -> dict[str, object]:
 
 
 def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
-    """Return the entries of such columns. Raises what unpacking raises where they are none, and ``ValueError`` where a
-    head cannot be.
-    """
+    """Return the entries of such columns. Raises what unpacking raises where they are none."""
     heads = [Head(version, attempt) for version, attempt in cast("list[tuple[int, str]]", columns["heads"])]
-    for head in heads:
-        _check_head(head)
 
     def links(flat: list[int | str]) -> tuple[Link, ...]:
-        numbers, starts, lengths, sums, counts = (flat[place::5] for place in range(5))
-        checksums = map(int, cast("list[str]", sums), repeat(16))
-        columns = (map(heads.__getitem__, cast("list[int]", numbers)), starts, lengths, checksums, counts)
-        return tuple(map(Link._make, zip(*columns, strict=True)))  # by columns, as a record holds many thousand
+        fives = cast("Iterable[tuple[int, int, int, str, int]]", zip(*[iter(flat)] * 5, strict=True))
+        return tuple(Link(heads[head], start, length, int(sum_, 16), rows) for head, start, length, sum_, rows in fives)
 
     def snapshot(row: list[object] | None) -> Snapshot | None:
         if row is None:
@@ -91,7 +84,7 @@ def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
 
 def check_entries(entries: Mapping[Address, Entry]) -> None:
     """Raise ``ValueError`` or ``ConfigError`` for entries that name what cannot be: names of objects and of local files
-    are made of them, ranges are read by them. Their heads are checked where they are read.
+    are made of them, ranges are read by them.
     """
     for store in {store for store, _ in entries}:
         check_store_name(store)
@@ -101,10 +94,12 @@ def check_entries(entries: Mapping[Address, Entry]) -> None:
             raise ValueError(f"store {store} has a key-group {key_group!r}")
         if entry.timer_ms is not None and not (type(entry.timer_ms) is int and abs(entry.timer_ms) < NUMBERS_END):
             raise ValueError(f"a timer at {entry.timer_ms!r}")
+        if entry.cut is not None:
+            _check_head(entry.cut)
         for link in entry.chain:
-            _check_place(link)
+            _check_link(link)
         if snapshot is not None:
-            _check_place(Link(snapshot.head, 0, *snapshot[2:]))
+            _check_link(Link(snapshot.head, 0, *snapshot[2:]))
             if type(snapshot.id) is not str or not _SNAPSHOT.match(snapshot.id):
                 raise ValueError(f"{snapshot.id!r} names no snapshot")
 
@@ -112,15 +107,14 @@ def check_entries(entries: Mapping[Address, Entry]) -> None:
 def check_link(store: str, link: Link) -> None:
     """Raise as ``check_entries`` for a link of a store."""
     check_store_name(store)
+    _check_link(link)
+
+
+def _check_link(link: Link) -> None:
     _check_head(link.head)
-    _check_place(link)
-
-
-def _check_place(link: Link) -> None:
-    _, start, length, checksum, rows = link
-    are_numbers = type(start) is type(length) is type(checksum) is type(rows) is int
-    if not are_numbers or min(start, length, checksum, rows) < 0 or max(start + length, rows) >= NUMBERS_END:
-        raise ValueError(f"no part lies at {start!r}, {length!r} bytes, {rows!r} rows")
+    are_some = all(type(number) is int and number >= 0 for number in link[1:])
+    if not are_some or max(link.start + link.length, link.rows) >= NUMBERS_END:
+        raise ValueError(f"no part lies at {link.start!r}, {link.length!r} bytes, {link.rows!r} rows")
 
 
 def _check_head(head: Head) -> None:
