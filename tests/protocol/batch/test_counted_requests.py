@@ -117,7 +117,7 @@ def test_a_snapshot_is_one_put_and_reads_nothing(tmp_path: Path, operator: Opera
 
 def test_idleness_is_free_and_a_will_without_a_batch_is_one_put(tmp_path: Path) -> None:
     """However long nobody looks for anything; the put is told beside the next batch, which asks no more for it. After
-    a minute without any, a look at the log goes with it.
+    a minute without any, a look at the log's newest record goes with it, and a LIST of what follows that.
     """
     query = Asking(tmp_path, totals(), num_standbys=1, retained_for=3600)
     query.feed(SETTLED)
@@ -130,7 +130,7 @@ def test_idleness_is_free_and_a_will_without_a_batch_is_one_put(tmp_path: Path) 
     assert query.asked() - before == 1
     query.driver.operations.unpin(0)
     query.rest(3)
-    assert query.asked() - before == 3
+    assert query.asked() - before == 4
     report = query.feed()
     assert report.requests == {"put": len(EXECUTORS) + 1, "head": 1}
     assert report.upkeep_requests == {"put": 2, "head": 1, "get": len(EXECUTORS) * (len(EXECUTORS) - 1)}
