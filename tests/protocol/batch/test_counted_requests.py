@@ -133,7 +133,8 @@ def test_idleness_is_free_and_a_will_without_a_batch_is_one_put(tmp_path: Path) 
     assert query.asked() - before == 4
     report = query.feed()
     assert report.requests == {"put": len(EXECUTORS) + 1, "head": 1}
-    assert report.upkeep_requests == {"put": 2, "head": 1, "get": len(EXECUTORS) * (len(EXECUTORS) - 1)}
+    read = len(EXECUTORS) * (len(EXECUTORS) - 1)
+    assert report.upkeep_requests == {"put": 2, "head": 1, "list": 1, "get": read}
 
 
 @BOTH_KINDS
