@@ -212,7 +212,7 @@ class Log:
             yield told.objects() | {link.object for _, link in record.outputs}
 
     def next_is_absent(self) -> bool:
-        """Tell whether nobody has appended after ``tail``: the check before a sink. One request, after a while two."""
+        """Tell whether nobody has appended after ``tail``: the check before a sink. One request, after a while three."""
         began = self._seconds()
         is_free = not self._store.exists(paths.record(self._next_sequence())) and not self._is_left_behind()
         self._looked = began if is_free else self._looked
