@@ -452,7 +452,7 @@ def test_a_scan_that_failed_is_tried_again_soon(tmp_path: Path) -> None:
     """A store that was away when a query started does not put the scan off until the next day."""
     world = grown_root(tmp_path)
     world.start()
-    orphan, at_start = named(1)[0], Fault("unavailable", "list", "", skip=2)
+    orphan, at_start = named(1)[0], Fault("unavailable", "list", "", skip=4)
     world.store.script(at_start)
     world.batch(31, one(1))
     warnings = world.batch(32, one(1)).warnings
