@@ -125,11 +125,11 @@ def test_a_table_is_made_and_written_as_spark_does(spark: SparkSession, tmp_path
         spark.sql("drop table made")
 
 
-def test_tables_of_files_are_known_by_their_class(spark: SparkSession) -> None:
+def test_tables_of_files_are_known_by_their_class(spark: SparkSession, tmp_path: Path) -> None:
     """Also where the provider is no short name; a delivery id is a column like others. Hive's class cannot write, and
     another catalog's provider may have none.
     """
-    settings = told(table="named", format=PARQUET, options={"riffle.delivery_id": "by"})
+    settings = told(table="named", format=PARQUET, options={"riffle.delivery_id": "by", "path": str(tmp_path)})
     try:
         given(spark, sink_of(rows(spark, 0), settings), 0, 1)
         given(spark, sink_of(rows(spark, 0), settings), 1)
