@@ -129,16 +129,16 @@ def test_tables_of_files_are_known_by_their_class(spark: SparkSession, tmp_path:
     """Also where the provider is no short name; a delivery id is a column like others. Hive's class cannot write, and
     another catalog's provider may have none.
     """
-    settings = told(table="named", format=PARQUET, options={"riffle.delivery_id": "by", "path": str(tmp_path)})
+    settings = told(table="of_a_class", format=PARQUET, options={"riffle.delivery_id": "by", "path": str(tmp_path)})
     try:
         given(spark, sink_of(rows(spark, 0), settings), 0, 1)
         given(spark, sink_of(rows(spark, 0), settings), 1)
-        assert by_batch(spark.table("named")) == [(0, 3), (1, 3)]
-        assert {row.by for row in spark.table("named").collect()} == {"query/0/0", "query/0/1"}
+        assert by_batch(spark.table("of_a_class")) == [(0, 3), (1, 3)]
+        assert {row.by for row in spark.table("of_a_class").collect()} == {"query/0/0", "query/0/1"}
         with pytest.raises(ConfigError, match="outputMode"):
-            sink_of(rows(spark, 0), told(table="named", outputMode="update"))
+            sink_of(rows(spark, 0), told(table="of_a_class", outputMode="update"))
     finally:
-        spark.sql("drop table if exists named")
+        spark.sql("drop table if exists of_a_class")
     assert [is_files(spark, one) for one in ("csv", "hive", "noop", "nobody's")] == [True, False, False, False]
 
 
