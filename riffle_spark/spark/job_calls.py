@@ -12,8 +12,8 @@ from riffle_spark.state.objects.open import normalised
 
 __all__ = ["JobCalls"]
 
-_done: dict[str, tuple[str, int, "JobCalls"]] = {}
-"""Of each root: the run and the batch of a query that a job of this process committed there last."""
+_done: dict[str, tuple[str, int, "JobCalls", DataFrame]] = {}
+"""Of each root: the run and the batch of a query that a job of this process committed there last, and its rows."""
 
 
 class JobCalls:
@@ -21,7 +21,6 @@ class JobCalls:
 
     def __init__(self, root: str) -> None:
         self._root = normalised(root)
-        self._frame: DataFrame | None = None
 
     def check(self, batch: DataFrame, incoming: IncomingBatch) -> None:
         """Raise ``ConfigError`` for rows that would be taken for those of a batch that was done in this run: of another
@@ -30,10 +29,11 @@ class JobCalls:
         """
         if incoming.query_id == DIRECT:
             _check_by_hand(batch)
+        before = _done.get(self._root)
         is_by_hand = incoming.run_id == incoming.query_id
-        run_id, version, job = _done.get(self._root, ("", 0, self))
-        if is_by_hand or (run_id, version) != (incoming.run_id, incoming.version):
+        if before is None or is_by_hand or before[:2] != (incoming.run_id, incoming.version):
             return
+        _, version, job, frame = before
         if job is not self:
             _refuse(
                 f"another job of this query has its state in {self._root}: one would take the other's batches for its "
@@ -41,7 +41,7 @@ class JobCalls:
                 "make one job of both: riffle_spark.together(...). One that is made anew for each try is to be made "
                 "once",
             )
-        if self._frame is not None and not self._frame.sameSemantics(batch):
+        if not frame.sameSemantics(batch):
             _refuse(
                 f"batch {version} was handed to the job before, as another frame: a job takes a batch once, and other "
                 "rows would be lost",
@@ -51,8 +51,7 @@ class JobCalls:
 
     def done(self, batch: DataFrame, incoming: IncomingBatch) -> None:
         """Note that a batch is committed, and delivered."""
-        self._frame = batch
-        _done[self._root] = incoming.run_id, incoming.version, self
+        _done[self._root] = incoming.run_id, incoming.version, self, batch
 
 
 def _check_by_hand(batch: DataFrame) -> None:

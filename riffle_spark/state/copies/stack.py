@@ -219,11 +219,12 @@ class Stacks:
     def _put(self, name: str, data: bytes) -> bool:
         """Write a list; return whether its name was free."""
         try:
-            if not os.path.exists(self._path):  # noqa: PTH110 - half the time
-                Path(self._path).mkdir(parents=True, exist_ok=True)
             _write(self._path + name, data)
         except FileExistsError:
             return False
+        except FileNotFoundError:
+            Path(self._path).mkdir(parents=True, exist_ok=True)
+            return self._put(name, data)
         except OSError:
             with suppress(OSError):
                 self._remove([name])

@@ -212,7 +212,7 @@ class Log:
             yield told.objects() | {link.object for _, link in record.outputs}
 
     def next_is_absent(self) -> bool:
-        """Tell whether nobody has appended after ``tail``: the check before a sink. One request, after a while three."""
+        """Tell whether nobody has appended after ``tail``: the check before a sink. One request, later three."""
         began = self._seconds()
         is_free = not self._store.exists(paths.record(self._next_sequence())) and not self._is_left_behind()
         self._looked = began if is_free else self._looked
@@ -260,10 +260,11 @@ class Log:
             assert self.tail is not None, "nothing was ever appended"
             return self.tail
         record, data, manifest, began = self._unclear  # it may have come through at once, and others have gone on since
+        put = digest(data)
         try:
             self._commits.put(record, data)
-            if self._is_left_behind(digest(data)):
-                if not self._is_followed(digest(data)):
+            if self._is_left_behind(put):
+                if not self._is_followed(put):
                     self._store.delete([paths.record(record.sequence)])
                 raise self._commits.fenced(record)
         except FencedError:
@@ -272,7 +273,7 @@ class Log:
         self._unclear, self._looked = None, began
         if record.full == record.sequence:
             self._base, self._full = manifest.entries, record
-        self.tail, self.manifest, self._digest = record, manifest, digest(data)
+        self.tail, self.manifest, self._digest = record, manifest, put
         return record
 
     @property

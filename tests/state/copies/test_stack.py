@@ -243,8 +243,7 @@ def test_processes_that_replace_a_list_lose_nothing_of_each_other(folder: Path) 
         process.join()
     now = Stacks(folder, "totals").read(7)
     assert now is not None
-    rows = sorted(int(row) for one in now.parts for row in (folder / one.file).read_text().split())
-    assert rows == expected
+    assert rows_of(folder, now) == expected
     assert [process.exitcode for process in processes] == [0, 0, 0, 0]
 
 
