@@ -64,7 +64,8 @@ def job(spark: SparkSession, tmp_path: Path, kept: Kept) -> StatefulJob:
     compute = arrow_function(counting(tmp_path), state=pa.schema([("rows", pa.int64())]), output=COUNTED)
     made = Stateful("totals", "k", compute, settings=settings).into(kept)
     made(batch(spark), 0)
-    assert len(made.reports[0].ran_on) == 2
+    report = made.reports[0]
+    assert len(report.ran_on) == 2, (report.owners, report.runs, inventory.executors(spark), executor_processes())
     return made
 
 

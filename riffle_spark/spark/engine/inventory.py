@@ -76,8 +76,9 @@ def executors(spark: SparkSession) -> tuple[Executor, ...]:
         return (Executor(LOCAL_EXECUTOR, socket.gethostname(), context.defaultParallelism),)
     known = _known_of(spark)
     found = {name: known.executors.get(name) or _executor(context, name) for name in _scheduled(context, known)}
-    known.executors = {name: executor for name, executor in found.items() if executor is not None}
-    return tuple(sorted(known.executors.values()))
+    live = {name: executor for name, executor in found.items() if executor is not None}
+    known.executors = live  # another thread's look may take its place at any moment
+    return tuple(sorted(live.values()))
 
 
 @dataclass(slots=True)
