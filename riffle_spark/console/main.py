@@ -156,7 +156,8 @@ def verify(root: str, checkpoint: str | None, s3_endpoint: str | None, conf_file
         for finding in found.findings:
             echo(str(finding))
         looked = f"{found.records} records, {found.objects} objects, {found.checked_bytes} bytes of parts checked"
-        echo(f"{looked}; newest batch: {found.version}; {'whole' if found.is_whole else 'NOT whole'}")
+        newest = "none" if found.version is None else found.version
+        echo(f"{looked}; newest batch: {newest}; {'whole' if found.is_whole else 'NOT whole'}")
         if found.way_back:
             echo(f"newest batch that is whole: {found.way_back}")
     click.get_current_context().exit(0 if found.is_whole else 1 if found.is_damaged else _AWAY)

@@ -150,6 +150,26 @@ def test_a_slot_that_restores_what_another_process_has_by_then_leaves_it(tmp_pat
     assert place.bring().restores == 0
 
 
+def test_upkeep_that_comes_second_counts_no_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot has the copy at the new snapshot just before the piece has its own stand there: the piece's own goes."""
+    upkept = Upkept(tmp_path)
+    for version in range(2):
+        upkept.place.seal(version, {1: {"a": version}})
+        upkept.place.snapshot(1)
+        assert version or upkept.run().restores == 1
+    switching = Stacks.switch
+
+    def overtaken(stacks: Stacks, key_group: int, before: Stack | None, after: Stack) -> bool:
+        monkeypatch.undo()
+        assert upkept.place.keeper(folder=upkept.folder()).bring(upkept.place.entries)[1].restores == 1
+        return switching(stacks, key_group, before, after)
+
+    monkeypatch.setattr(Stacks, "switch", overtaken)
+    receipt = upkept.run()
+    assert receipt.restores == 0
+    assert upkept.is_warm(receipt)
+
+
 def test_a_slot_that_drops_a_damaged_copy_leaves_what_another_one_fetches(tmp_path: Path) -> None:
     """Two attempts restore a copy; the quicker one's turns out damaged. The slower one's disk has refused nothing."""
     place = Place(tmp_path)

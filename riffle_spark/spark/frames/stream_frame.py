@@ -22,7 +22,8 @@ from riffle_spark.spark.plans.plan_nodes import analysed, function_id
 from riffle_spark.spark.queries.group_stages import GroupsCall, keep_call
 from riffle_spark.spark.queries.query_start import explained, started
 from riffle_spark.spark.queries.stream_options import Place, StreamOptions, latest_rows, marked, options_in
-from riffle_spark.spark.sinks.sink_choice import WriterCall, WriterSettings, side_sink
+from riffle_spark.spark.sinks.sink_choice import side_sink
+from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
 from riffle_spark.unknown_names import checks_keywords
 
 __all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "latest", "on"]

@@ -24,6 +24,7 @@ from riffle_spark.spark.plans.plan_cut import CutPlan, cut
 from riffle_spark.spark.queries import planned_stages, stage_rows, stream_query
 from riffle_spark.spark.queries.stream_options import StreamOptions
 from riffle_spark.spark.sinks import sink_choice, spark_sinks
+from riffle_spark.spark.sinks.writer_settings import WriterSettings
 from riffle_spark.state.log import log
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.unknown_names import check_known
@@ -51,7 +52,7 @@ class PieceSink:
         self._give(jvm.frame_of(rows.sparkSession, self._results.of(rows, delivery.time_ms)), delivery)
 
 
-def started(frame: DataFrame, told: sink_choice.WriterSettings, options: StreamOptions) -> StreamingQuery:
+def started(frame: DataFrame, told: WriterSettings, options: StreamOptions) -> StreamingQuery:
     """Start a wrapped frame's query. Without a stateful operator it is Spark's own, and so is what is returned."""
     spark = frame.sparkSession
     ours = [name.lower() for name in told.options if name.lower().startswith("riffle.")]
@@ -109,14 +110,14 @@ def _lines(found: CutPlan, stages: Sequence[planned_stages.PlannedStage]) -> Ite
         yield from ("", "== Then, on each batch's results ==", str(found.top.on(results).toString()).strip())
 
 
-def _sparks_own(catalyst: plan_nodes.Catalyst, found: CutPlan, told: sink_choice.WriterSettings) -> StreamingQuery:
+def _sparks_own(catalyst: plan_nodes.Catalyst, found: CutPlan, told: WriterSettings) -> StreamingQuery:
     """Start a query that has nothing of ours, as if it had never been wrapped."""
     sink_choice.check_sparks_own(told)
     writer = told.on(DataStreamWriter(catalyst.frame(found.plan)))
     return writer.start(told.path) if told.table is None else writer.toTable(told.table)
 
 
-def _check_trigger(told: sink_choice.WriterSettings) -> None:
+def _check_trigger(told: WriterSettings) -> None:
     """Refuse what runs no batches."""
     for kind_of_trigger in told.trigger:
         if kind_of_trigger not in _TRIGGERS:
@@ -134,7 +135,7 @@ def _stored(spark: SparkSession, settings: Settings) -> Mapping[str, Mapping[str
     return tail.schemas if tail is not None else {}
 
 
-def _checkpoint(spark: SparkSession, told: sink_choice.WriterSettings) -> str:
+def _checkpoint(spark: SparkSession, told: WriterSettings) -> str:
     """Return where Spark keeps the query's offsets: as told, or below where the session has them, or for a while."""
     given = told.option(_CHECKPOINT)
     if given:

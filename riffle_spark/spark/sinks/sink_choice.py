@@ -1,149 +1,33 @@
-"""What a writer was told, and the sink that it means: what is done with the rows of each delivery. Knows the formats of
-Spark's writers. Does not know where rows come from.
+"""The sink that a writer's settings mean: what is done with the rows of each delivery. Knows the formats of Spark's
+writers. Does not know where rows come from.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import DataStreamWriter
 from pyspark.sql.types import StructField, StructType
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.engine.spark_batch import arity
 from riffle_spark.spark.sinks import spark_sinks
+from riffle_spark.spark.sinks.writer_settings import WriterSettings
 
-__all__ = [
-    "TEMPORARY",
-    "Give",
-    "WriterCall",
-    "WriterSettings",
-    "check_recovery",
-    "check_sparks_own",
-    "side_sink",
-    "sink_of",
-]
+__all__ = ["DELIVERY_ID", "TEMPORARY", "Give", "check_recovery", "check_sparks_own", "side_sink", "sink_of"]
 
 Give = Callable[[DataFrame, Delivery], object]
 """What a sink does with a delivery's rows."""
 TEMPORARY: Final = ("console", "foreach", "foreachBatch", "memory", "noop")
 """Sinks whose query may have no checkpoint that stays, as in Spark."""
-_BY_FUNCTION: Final = ("foreach", "foreachBatch")
 _DELTA: Final = ("delta", "org.apache.spark.sql.delta.sources.deltadatasource")
 _ONLY_APPEND: Final = ("kafka", "noop")
-_OURS: Final = ("checkpointlocation", "riffle.")
 DELIVERY_ID: Final = "riffle.delivery_id"
 _SPARKS_ARGUMENTS: Final = 2
 _CONSOLE_ROWS: Final = "20"
 _LINE: Final = "-" * 43
-
-
-@dataclass(frozen=True, slots=True)
-class WriterCall:
-    """A method of a writer, and what it was given."""
-
-    method: str
-    positional: tuple[Any, ...]
-    named: Mapping[str, Any]
-
-    @property
-    def first(self) -> object:
-        """What it was given first."""
-        return next(iter((*self.positional, *self.named.values())))
-
-
-@dataclass(frozen=True, slots=True)
-class WriterSettings:
-    """All that a writer was told: the calls of its methods in their order, and where ``start`` or ``toTable`` go."""
-
-    calls: tuple[WriterCall, ...]
-    path: str | None = None
-    table: str | None = None
-
-    def _last(self, *methods: str) -> WriterCall | None:
-        return next((call for call in reversed(self.calls) if call.method in methods), None)
-
-    def _text(self, method: str) -> str | None:
-        call = self._last(method)
-        return None if call is None else str(call.first)
-
-    @property
-    def mode(self) -> str:
-        """The output mode, in small letters."""
-        return (self._text("outputMode") or "append").lower()
-
-    @property
-    def name(self) -> str | None:
-        """The query's name."""
-        return self._text("queryName")
-
-    @property
-    def function(self) -> tuple[str, Any] | None:
-        """What ``foreach`` or ``foreachBatch`` was given last, unless a format was named after it."""
-        call = self._last("format", *_BY_FUNCTION)
-        return None if call is None or call.method == "format" else (call.method, call.first)
-
-    @property
-    def format(self) -> str | None:
-        """The format, ``None`` where none was named."""
-        return self._text("format")
-
-    @property
-    def trigger(self) -> Mapping[str, object]:
-        """What the trigger is, by Spark's names of kinds; nothing: as fast as can be."""
-        call = self._last("trigger")
-        return {} if call is None else {kind: value for kind, value in call.named.items() if value is not None}
-
-    @property
-    def partition_by(self) -> tuple[str, ...]:
-        """The columns that files are parted by."""
-        call = self._last("partitionBy")
-        if call is None:
-            return ()
-        return tuple(map(str, call.first if isinstance(call.first, list | tuple) else call.positional))
-
-    @property
-    def options(self) -> dict[str, str]:
-        """The options; of those whose names differ in case alone the last."""
-        found = dict[str, tuple[str, str]]()
-        for call in self.calls:
-            pairs = [_pair(*call.positional, **call.named)] if call.method == "option" else []
-            pairs += call.named.items() if call.method == "options" else ()
-            found |= {key.lower(): (key, _text_of(value)) for key, value in pairs if value is not None}
-        return dict(found.values())
-
-    def option(self, name: str) -> str | None:
-        """Return an option by its name, in whatever case."""
-        return next((value for key, value in self.options.items() if key.lower() == name.lower()), None)
-
-    @property
-    def of_sink(self) -> dict[str, str]:
-        """The options that the sink gets."""
-        return {key: value for key, value in self.options.items() if not key.lower().startswith(_OURS)}
-
-    def source(self, spark: SparkSession) -> str:
-        """Return the format, the session's usual one where none was named: in small letters but for a class's name."""
-        named = self.format or spark.conf.get("spark.sql.sources.default") or "parquet"
-        return named if "." in named else named.lower()
-
-    def on(self, writer: DataStreamWriter, *methods: str) -> DataStreamWriter:
-        """Tell a writer of Spark's the same: all, or what these methods were given."""
-        for call in self.calls:
-            if not methods or call.method in methods:
-                getattr(writer, call.method)(*call.positional, **call.named)
-        return writer
-
-
-def _pair(key: str, value: object) -> tuple[str, object]:
-    return key, value
-
-
-def _text_of(value: object) -> str:
-    """Return an option's value as Spark writes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+_TAKES_LAST_PATH: Final = ("spark.sql.legacy.pathOptionBehavior.enabled", "false")
 
 
 def sink_of(frame: DataFrame, told: WriterSettings) -> Give:
@@ -151,6 +35,7 @@ def sink_of(frame: DataFrame, told: WriterSettings) -> Give:
 
     Raises ``ConfigError`` for what a format cannot do.
     """
+    _check_one_path(frame.sparkSession, told)
     if told.function is not None:
         if told.table is not None:
             raise ConfigError(f"{told.function[0]} and toTable are both told", remedy="leave one out", where=told.table)
@@ -237,13 +122,17 @@ def _files(frame: DataFrame, told: WriterSettings, source: str, path: str | None
         )
     if not path:
         raise ConfigError(f"files of {source} have no path", remedy="name it: start(path), or option('path', ...)")
-    options = {**told.of_sink, "path": path}
-    return spark_sinks.FileSink(frame, source, options, _parted_by(frame, told)).give
+    options = {**{name: value for name, value in told.of_sink.items() if name.lower() != "path"}, "path": path}
+    return spark_sinks.FileSink(frame, source, options, _as_written(frame, told.partition_by)).give
 
 
-def _parted_by(frame: DataFrame, told: WriterSettings) -> list[str]:
-    """Return the columns of ``partitionBy`` as the frame writes them; Spark's own error for one that is not there."""
-    return [frame.select(f"`{name}`").columns[0] for name in told.partition_by]
+def _as_written(frame: DataFrame, columns: Sequence[str]) -> list[str]:
+    """Return columns' names as the frame writes them; Spark's own error for one that is not there."""
+    return [frame.select(_quoted(name)).columns[0] for name in columns]
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _in_memory(frame: DataFrame, told: WriterSettings) -> Give:
@@ -277,6 +166,7 @@ def _batch_writer(told: WriterSettings, source: str) -> Give:
     def write(frame: DataFrame, delivery: Delivery) -> None:
         writer = frame.write.format(source).options(**_options_at(told, source, delivery)).mode(mode)
         writer = writer.partitionBy(*told.partition_by) if told.partition_by else writer
+        writer = writer.clusterBy(*told.cluster_by) if told.cluster_by else writer
         writer.save(told.path)
 
     return write
@@ -333,13 +223,22 @@ def _table(frame: DataFrame, told: WriterSettings, name: str) -> Give:
 def _make_table(frame: DataFrame, told: WriterSettings, name: str) -> None:
     spark = frame.sparkSession
     columns = StructType([StructField(field.name, field.dataType) for field in frame.schema]).toDDL()
-    by = ", ".join(f"`{one}`" for one in _parted_by(frame, told))
-    path = told.path or told.option("path")
-    spark.sql(
-        f"create table {name} ({columns}) using {told.source(spark)}"
-        + (f" partitioned by ({by})" if by else "")
-        + (f" location '{path}'" if path else "")
-    )
+    path = (told.option("path") or "").replace("\\", "\\\\").replace("'", "\\'")
+    parts = [f"create table {name} ({columns}) using {told.source(spark)}"]
+    for kind, given in (("partitioned", told.partition_by), ("cluster", told.cluster_by)):
+        parts += [f"{kind} by ({', '.join(map(_quoted, _as_written(frame, given)))})"] if given else []
+    spark.sql(" ".join([*parts, *([f"location '{path}'"] if path else [])]))
+
+
+def _check_one_path(spark: SparkSession, told: WriterSettings) -> None:
+    """Raise ``ConfigError`` for two paths, where Spark does not take the one that ``start`` was given."""
+    given = told.option("path")
+    if None not in (told.path, given) and spark.conf.get(*_TAKES_LAST_PATH) != "true":
+        raise ConfigError(
+            f"there are two paths: {given} is an option, and start was given {told.path}",
+            remedy="leave one out",
+            where="path",
+        )
 
 
 def _check_not_parted(told: WriterSettings, kind: str) -> None:

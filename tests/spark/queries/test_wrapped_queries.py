@@ -22,7 +22,7 @@ from riffle_spark import Settings
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.queries import query_start
 from riffle_spark.spark.queries.stream_query import StreamQuery
-from riffle_spark.spark.sinks.sink_choice import WriterCall, WriterSettings
+from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
 from tests.kit.streams.streaming import Feed, records, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]

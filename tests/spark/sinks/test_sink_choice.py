@@ -16,8 +16,9 @@ from pyspark.sql.types import LongType, StructType
 from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.sinks import sink_choice
-from riffle_spark.spark.sinks.sink_choice import Give, WriterCall, WriterSettings, check_recovery, side_sink, sink_of
+from riffle_spark.spark.sinks.sink_choice import Give, check_recovery, side_sink, sink_of
 from riffle_spark.spark.sinks.spark_sinks import is_files
+from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -123,6 +124,46 @@ def test_a_table_is_made_and_written_as_spark_does(spark: SparkSession, tmp_path
         assert [column.name for column in spark.catalog.listColumns("made") if column.isPartition] == ["k"]
     finally:
         spark.sql("drop table made")
+
+
+def test_names_and_paths_may_have_quotes_in_them(spark: SparkSession, tmp_path: Path) -> None:
+    """Backticks in a column that parts a table or its files, quotes and backslashes in a table's path."""
+    odd = rows(spark, 0).withColumnRenamed("k", "it`s")
+    path = str(tmp_path / "it's" / "a\\b")
+    settings = told(table="quoted", format="parquet", partitionBy=["it`s"], option={"key": "path", "value": path})
+    try:
+        sink_of(odd, settings)(odd, Delivery(0, "query/0/0"))
+        assert by_batch(spark.table("quoted")) == [(0, 3)]
+        assert [one.name for one in spark.catalog.listColumns("quoted") if one.isPartition] == ["it`s"]
+    finally:
+        spark.sql("drop table if exists quoted")
+    sink_of(odd, told(str(tmp_path / "out"), format="parquet", partitionBy="IT`S"))(odd, Delivery(0, "query/0/0"))
+    assert spark.read.parquet(str(tmp_path / "out")).columns == ["id", "batch", "it`s"]
+
+
+def test_a_table_is_clustered_as_the_writer_says(spark: SparkSession) -> None:
+    """By the columns as the rows have them; Spark's own error where it is parted, too."""
+    try:
+        given(spark, sink_of(rows(spark, 0), told(table="clustered", format="parquet", clusterBy=["K", "id"])), 0)
+        facts = [row[0] for row in spark.sql("describe table extended clustered").collect()]
+        at = facts.index("# Clustering Information")
+        assert facts[at + 2 : at + 4] == ["k", "id"]
+        assert by_batch(spark.table("clustered")) == [(0, 3)]
+    finally:
+        spark.sql("drop table if exists clustered")
+    with pytest.raises(AnalysisException, match="CLUSTER BY"):
+        sink_of(rows(spark, 0), told(table="both", format="parquet", clusterBy=["k"], partitionBy=["k"]))
+
+
+def test_two_paths_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Unless the session says that the one of ``start`` counts, as in Spark."""
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    settings = told(new, format="parquet", option={"key": "PATH", "value": old})
+    with pytest.raises(ConfigError, match=r"(?s)two paths.*leave one out"):
+        sink_of(rows(spark, 0), settings)
+    spark.conf.set("spark.sql.legacy.pathOptionBehavior.enabled", "true")
+    given(spark, sink_of(rows(spark, 0), settings), 0)
+    assert [each.name for each in tmp_path.iterdir()] == ["new"]
 
 
 def test_tables_of_files_are_known_by_their_class(spark: SparkSession, tmp_path: Path) -> None:
