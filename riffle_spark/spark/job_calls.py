@@ -1,5 +1,6 @@
 """Which calls of jobs in ``foreachBatch`` go together. Knows runs of queries. Does not know what a job does."""
 
+import threading
 from typing import NoReturn
 
 from pyspark.sql import DataFrame
@@ -12,6 +13,7 @@ from riffle_spark.state.objects.open import normalised
 
 __all__ = ["JobCalls"]
 
+_noting = threading.Lock()
 _done: dict[str, tuple[str, int, "JobCalls", DataFrame]] = {}
 """Of each root: the run and the batch of a query that a job of this process committed there last, and its rows."""
 
@@ -29,6 +31,9 @@ class JobCalls:
         """
         if incoming.query_id == DIRECT:
             _check_by_hand(batch)
+        self._check_done(batch, incoming)
+
+    def _check_done(self, batch: DataFrame, incoming: IncomingBatch) -> None:
         before = _done.get(self._root)
         is_by_hand = incoming.run_id == incoming.query_id
         if before is None or is_by_hand or before[:2] != (incoming.run_id, incoming.version):
@@ -50,15 +55,19 @@ class JobCalls:
             )
 
     def done(self, batch: DataFrame, incoming: IncomingBatch) -> None:
-        """Note that a batch is committed, and delivered."""
-        _done[self._root] = incoming.run_id, incoming.version, self, batch
+        """Note that a batch is committed, and delivered. Raises what ``check`` raises, where another job's thread was
+        quicker in between.
+        """
+        with _noting:
+            self._check_done(batch, incoming)
+            _done[self._root] = incoming.run_id, incoming.version, self, batch
 
 
 def _check_by_hand(batch: DataFrame) -> None:
     """Refuse a batch that is one of a query. Each query runs in a session of its own."""
     session = handles.session(batch.sparkSession)
     running = session.sharedState().activeStreamingQueries().values()
-    if any(one.sparkSessionForStream().equals(session) for one in running):
+    if any(one is not None and one.sparkSessionForStream().equals(session) for one in running):
         _refuse(
             "a query's batch is handed to a job in a thread of its own, where Spark does not tell which query it is of",
             "call the job in the thread of foreachBatch, or begin the other one with "

@@ -248,13 +248,9 @@ class StatefulJob(JobOperations):
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Run one micro-batch. Called by Spark."""
-        if self._running is None or not self._running.is_of(batch.sparkSession):
-            self._running = self._made(batch.sparkSession)
-            self._driver = self._running.driver
-            self._driver.ownership.listener = self.listener
         try:
             with self._gate.batch(lambda: inventory.is_stopping(batch)):
-                report = self._running.process(batch, batch_id)
+                report = self._run_in(batch.sparkSession).process(batch, batch_id)
         except Exception as error:
             if isinstance(error, Stopped) or (is_interruption(error) and inventory.is_stopping(batch)):
                 _logger.warning("batch %s was interrupted: the query is taken to be stopped", batch_id, exc_info=error)
@@ -273,6 +269,14 @@ class StatefulJob(JobOperations):
         if self._running is None:
             raise ConfigError("the query has not run a batch yet", remedy="ask again once it has")
         return self._running.where(key, store)
+
+    def _run_in(self, spark: SparkSession) -> RunningJob:
+        """Return what runs the batches of a session's query, begun if need be."""
+        if self._running is None or not self._running.is_of(spark):
+            self._running = self._made(spark)
+            self._driver = self._running.driver
+            self._driver.ownership.listener = self.listener
+        return self._running
 
     def _made(self, spark: SparkSession) -> RunningJob:
         """Return what runs the batches of a session's query."""

@@ -16,6 +16,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, StatefulJob, aggregate, arrow_function, count, sum_, together
+from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.ports import IncomingBatch
+from riffle_spark.spark.job_calls import JobCalls
 from tests.kit.streams.placed_frames import built_frames
 from tests.kit.streams.streaming import (
     QUERY_TIMEOUT_SECONDS,
@@ -215,6 +218,56 @@ def test_a_batch_in_two_halves_is_refused(spark: SparkSession, tmp_path: Path) -
     run_to_end(feed.stream(spark), whole, tmp_path / "checkpoint2")
     assert [report.decision for report in other.reports] == ["run", "repeat"] * 2
     assert kept.latest("k") == {1: {"rows": 1}, 2: {"rows": 2}}
+
+
+def test_two_halves_in_two_threads_are_refused_too(spark: SparkSession, tmp_path: Path) -> None:
+    """Whichever comes second, though it began before the first one was done."""
+    feed, kept = Feed(tmp_path / "in", "k long"), Kept()
+    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(kept)
+    feed.add([{"k": 1}, {"k": 2}])
+
+    def halves(rows: DataFrame, batch: int) -> None:
+        call = inheritable_thread_target(rows.sparkSession)(job)
+        with ThreadPoolExecutor(2) as pool:
+            both = [pool.submit(call, rows.where(f"k = {k}"), batch) for k in (1, 2)]
+        for each in both:
+            each.result()
+
+    with pytest.raises(StreamingQueryException, match=r"(?s)batch 0 was handed to the job before.*union"):
+        run_to_end(feed.stream(spark), halves, tmp_path / "checkpoint")
+    assert len(job.reports) == 1
+
+
+def test_two_jobs_on_one_root_are_told_where_each_began_before_the_other_was_done(spark: SparkSession) -> None:
+    """As in two threads: the second one has then taken the batch for a repeat, and says so."""
+    rows, batch = spark.range(1), IncomingBatch(0, "query", "run", "offsets", None, 0, None)
+    both = [JobCalls("memory://two_jobs") for _ in range(2)]
+    for calls in both:
+        calls.check(rows, batch)
+    both[0].done(rows, batch)
+    with pytest.raises(ConfigError, match="another job of this query"):
+        both[1].done(rows, batch)
+
+
+def test_job_groups_are_the_users(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark calls a run's job group by the run; one of another name makes no other run of it, and of two runs not one:
+    a cache is not begun anew with each batch, and a query that is started again takes its state over.
+    """
+    feed, kept, names = Feed(tmp_path / "in", "k long"), Kept(), ["a", "b", "c", "c"]
+    job = Stateful("totals", "k", aggregate(rows=count()), durable=False, settings=settings_in(tmp_path)).into(kept)
+
+    def grouped(rows: DataFrame, batch: int) -> None:
+        rows.sparkSession.sparkContext.setJobGroup(names[batch], "mine")
+        job(rows, batch)
+
+    for _ in range(3):
+        feed.add([{"k": 1}])
+    run_to_end(feed.stream(spark), grouped, tmp_path / "checkpoint")
+    assert kept.latest("k") == {1: {"rows": 3}}
+    feed.add([{"k": 1}])
+    run_to_end(feed.stream(spark), grouped, tmp_path / "checkpoint")
+    epochs = [report.epoch for report in job.reports]
+    assert epochs[0] == epochs[1] == epochs[2] < epochs[3]
 
 
 def test_a_job_in_a_thread_that_does_not_know_its_query_is_refused(spark: SparkSession, tmp_path: Path) -> None:

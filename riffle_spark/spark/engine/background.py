@@ -215,9 +215,9 @@ class Gate:
 
     @contextmanager
     def batch(self, is_stopping: Callable[[], bool]) -> Iterator[None]:
-        """Hold the gate for a batch, once it is open. Raises ``Stopped`` if the query is stopped before that."""
+        """Hold the gate for a batch, once it is open and free. Raises ``Stopped`` if the query is stopped before."""
         with self._changed:
-            while self._closed:
+            while self._closed or self._inside:
                 if is_stopping():
                     raise Stopped
                 self._changed.wait(_GATE_LOOK_SECONDS)

@@ -7,6 +7,7 @@ import re
 import socket
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,11 +110,17 @@ def _scheduled(context: Any, known: _Known) -> list[str]:
     backend, store = context._jsc.sc().schedulerBackend(), context._jsc.sc().statusStore()
     try:
         active = [name for name in _listed(backend) if backend.isExecutorActive(name)]
-        return [name for name in active if not (known.excludes and store.executorSummary(name).isExcluded())]
+        return [name for name in active if not (known.excludes and _is_excluded(store, name))]
     except Exception:  # noqa: BLE001 - whatever a JVM may raise: an external scheduler may have no such call
-        summaries = store.executorList(True)
-        names = [str(summaries.apply(index).id()) for index in range(summaries.size())]
+        names = [str(one.id()) for one in _items(store.executorList(True))]
         return [name for name in names if name != LOCAL_EXECUTOR]
+
+
+def _is_excluded(store: Any, name: str) -> bool:
+    """Tell whether Spark gives an executor no tasks for what failed there."""
+    with suppress(Exception):  # whatever a JVM may raise: it has only just come or gone
+        return bool(store.executorSummary(name).isExcluded())
+    return False
 
 
 def _is_local(context: Any) -> bool:
@@ -200,13 +207,15 @@ def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
     query_id = context.getLocalProperty(_QUERY_ID)
     if not query_id:  # or it is a thread that a user began, which JobCalls looks at
         return IncomingBatch(batch_id, DIRECT, DIRECT, None, digest(batch), now_ms, None)
-    run_id, execution = str(context.getLocalProperty(_RUN_ID)), _execution(spark, query_id)
+    execution = _execution(spark, query_id)
     if execution is None:
+        run_id = str(context.getLocalProperty(_RUN_ID))
         return IncomingBatch(batch_id, query_id, run_id, None, digest(batch), now_ms, None)
     offsets = _offset_entry(context, execution, batch_id)
     metadata = json.loads(offsets.split("\n")[1])
     watermark = int(metadata["batchWatermarkMs"]) or None
     time_ms, ends = int(metadata["batchTimestampMs"]), _AVAILABLE_NOW in str(execution.trigger().toString())
+    run_id = str(execution.runId())  # The job group is called so, too, until a user names another one.
     return IncomingBatch(batch_id, query_id, run_id, offsets, None, time_ms, watermark, available_now=ends)
 
 
@@ -218,9 +227,13 @@ def offsets_before(batch: DataFrame, version: int) -> str | None:
 
 def running_query(batch: DataFrame) -> Any:
     """Return the JVM's query that a micro-batch belongs to, or ``None``, as with Spark Connect."""
+    query_id = _query_of(batch)
+    return _execution(batch.sparkSession, query_id) if query_id else None
+
+
+def _query_of(batch: DataFrame) -> str | None:
     spark = batch.sparkSession
-    query_id = handles.context(spark).getLocalProperty(_QUERY_ID) if handles.is_classic(spark) else None
-    return _execution(spark, query_id) if query_id else None
+    return handles.context(spark).getLocalProperty(_QUERY_ID) if handles.is_classic(spark) else None
 
 
 def _execution(spark: SparkSession, query_id: str) -> Any:
@@ -251,12 +264,7 @@ def is_stopping(batch: DataFrame) -> bool:
 
     ``False`` where that cannot be known: without a query, and with Spark Connect.
     """
-    spark = batch.sparkSession
-    query_id = handles.context(spark).getLocalProperty(_QUERY_ID) if handles.is_classic(spark) else None
-    if not query_id:
-        return False
-    execution = _execution(spark, query_id)
-    return execution is None or not execution.isActive()
+    return not is_active(batch.sparkSession, _query_of(batch) or DIRECT)
 
 
 def _offset_entry(context: Any, execution: Any, batch_id: int) -> str:
@@ -296,8 +304,7 @@ def source_options(batch: DataFrame) -> list[dict[str, str]]:
 
 def latest_offsets(batch: DataFrame) -> list[str]:
     """Return the newest entry of the query's offset log, the text of each source that has offsets."""
-    execution = running_query(batch)
-    latest = execution.offsetLog().getLatest()
+    latest = running_query(batch).offsetLog().getLatest()
     offsets = _items(latest.get()._2().offsets()) if latest.isDefined() else []
     return [str(offset.get()) for offset in offsets if offset.isDefined()]
 

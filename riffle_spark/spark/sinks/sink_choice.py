@@ -83,17 +83,22 @@ def side_sink(given: str | Callable[..., object]) -> Give:
 def check_recovery(spark: SparkSession, told: WriterSettings, checkpoint: str) -> None:
     """Raise ``ConfigError`` for a sink that has lost what it was given, where the query would go on behind that."""
     source = None if told.function or told.table else told.source(spark)
-    is_lost = source == "console" or (source == "memory" and told.mode != "complete")
-    if is_lost and spark_sinks.is_there(spark, f"{checkpoint}/offsets"):
+    if source == "memory" and told.mode != "complete" and spark_sinks.is_there(spark, f"{checkpoint}/offsets"):
         raise ConfigError(
-            f"a query with the sink {source} does not go on from a checkpoint: what it was given is gone",
+            "a query with the sink memory does not go on from a checkpoint: what it was given is gone",
             remedy=f"delete {checkpoint} to start over, or use another sink",
             where="checkpointLocation",
         )
 
 
 def check_sparks_own(told: WriterSettings) -> None:
-    """Raise ``ConfigError`` for a function that wants what only our batches have."""
+    """Raise ``ConfigError`` for a function, or an option, that wants what only our batches have."""
+    if told.option(DELIVERY_ID) is not None:
+        raise ConfigError(
+            "the query has no stateful operator: Spark itself runs it, and knows no delivery ids",
+            remedy="leave the option out, and write the query without riffle_spark.on",
+            where=DELIVERY_ID,
+        )
     kind, function = told.function or ("", print)
     if kind == "foreachBatch" and arity(function) > _SPARKS_ARGUMENTS:
         raise ConfigError(
@@ -106,6 +111,12 @@ def check_sparks_own(told: WriterSettings) -> None:
 
 def _by_function(kind: str, function: Any, told: WriterSettings) -> Give:
     _check_not_parted(told, kind)
+    if told.option(DELIVERY_ID) is not None:
+        raise ConfigError(
+            f"{kind} gets rows as they are: {DELIVERY_ID} is for formats and tables",
+            remedy="leave the option out: foreachBatch gives a third parameter without a default the delivery id",
+            where=DELIVERY_ID,
+        )
     if kind == "foreach":
         return lambda frame, _: spark_sinks.to_each(frame, function)
     count = arity(function)
@@ -123,12 +134,13 @@ def _files(frame: DataFrame, told: WriterSettings, source: str, path: str | None
     if not path:
         raise ConfigError(f"files of {source} have no path", remedy="name it: start(path), or option('path', ...)")
     options = {**{name: value for name, value in told.of_sink.items() if name.lower() != "path"}, "path": path}
-    return spark_sinks.FileSink(frame, source, options, _as_written(frame, told.partition_by)).give
+    _check_columns(frame, told.partition_by)
+    return spark_sinks.FileSink(frame, source, options, told.partition_by).give
 
 
-def _as_written(frame: DataFrame, columns: Sequence[str]) -> list[str]:
-    """Return columns' names as the frame writes them; Spark's own error for one that is not there."""
-    return [frame.select(_quoted(name)).columns[0] for name in columns]
+def _check_columns(frame: DataFrame, columns: Sequence[str]) -> None:
+    """Raise Spark's own error for a column that is not there."""
+    frame.select(*map(_quoted, columns))
 
 
 def _quoted(name: str) -> str:
@@ -136,6 +148,7 @@ def _quoted(name: str) -> str:
 
 
 def _in_memory(frame: DataFrame, told: WriterSettings) -> Give:
+    _check_not_parted(told, "memory")
     if told.name is None:
         raise ConfigError(
             "the memory sink has no name for its table", remedy="name the query: queryName(...)", where="queryName"
@@ -193,7 +206,8 @@ def _with_id(frame: DataFrame, source: str, name: str, delivery_id: str) -> Data
     if source != "kafka":
         return frame.withColumn(name, F.lit(delivery_id))
     mine = F.array(F.struct(F.lit(name).alias("key"), F.lit(delivery_id).cast("binary").alias("value")))
-    return frame.withColumn("headers", F.concat("headers", mine) if "headers" in frame.columns else mine)
+    has_headers = "headers" in frame.columns  # null where a record has none
+    return frame.withColumn("headers", F.coalesce(F.concat("headers", mine), mine) if has_headers else mine)
 
 
 def _table(frame: DataFrame, told: WriterSettings, name: str) -> Give:
@@ -226,7 +240,8 @@ def _make_table(frame: DataFrame, told: WriterSettings, name: str) -> None:
     path = (told.option("path") or "").replace("\\", "\\\\").replace("'", "\\'")
     parts = [f"create table {name} ({columns}) using {told.source(spark)}"]
     for kind, given in (("partitioned", told.partition_by), ("cluster", told.cluster_by)):
-        parts += [f"{kind} by ({', '.join(map(_quoted, _as_written(frame, given)))})"] if given else []
+        _check_columns(frame, given)
+        parts += [f"{kind} by ({', '.join(map(_quoted, given))})"] if given else []
     spark.sql(" ".join([*parts, *([f"location '{path}'"] if path else [])]))
 
 

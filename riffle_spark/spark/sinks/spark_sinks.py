@@ -59,9 +59,11 @@ class FileSink:
         files, folder = _file_system(self._spark, self._folder)
         path = looked_up(context(self._spark)._jvm, "org.apache.hadoop.fs.Path")
         marker, listed = path(folder, f"{_LINES}/{line}"), path(folder, _METADATA)
-        names = [str(one.getPath().getName()) for one in files.listStatus(listed)] if files.exists(listed) else []
-        has_line, has_any = files.exists(marker), files.exists(path(folder, _LINES))
-        newest = max((int(name.partition(".")[0]) for name in names if name.partition(".")[0].isdigit()), default=-1)
+        found = files.listStatus(listed) if files.exists(listed) else ()
+        entries = [(str(one.getPath().getName()).partition(".")[0], one.getLen()) for one in found]
+        has_line = files.exists(marker)
+        has_any = files.exists(path(folder, _LINES)) or any(length > len(_EMPTY) for _, length in entries)
+        newest = max((int(number) for number, _ in entries if number.isdigit()), default=-1)
         if (newest >= batch_id and not has_line) or (newest < batch_id - 1 and has_any):
             raise ConflictError(
                 f"the files in {self._folder} go to batch {newest}, and batch {batch_id} comes now: they are of "

@@ -81,9 +81,8 @@ class WriterSettings:
 
     def _columns(self, method: str) -> tuple[str, ...]:
         call = self._last(method)
-        if call is None:
-            return ()
-        return tuple(map(str, call.first if isinstance(call.first, list | tuple) else call.positional))
+        given = () if call is None else call.positional
+        return tuple(map(str, given[0] if len(given) == 1 and isinstance(given[0], list | tuple) else given))
 
     @property
     def options(self) -> dict[str, str]:

@@ -57,6 +57,30 @@ def test_a_stop_ends_the_waiting() -> None:
     assert gate.closed
 
 
+def test_one_batch_is_let_through_at_a_time() -> None:
+    """Another thread's waits for it, and is stopped with the query while it does."""
+    gate, order, inside, go_on = Gate(), list[str](), threading.Event(), threading.Event()
+
+    def batch(name: str) -> None:
+        with gate.batch(never):
+            inside.set()
+            order.append(f"{name} in")
+            go_on.wait(SOON)
+            order.append(f"{name} out")
+
+    both = [threading.Thread(target=batch, args=[name]) for name in ("a", "b")]
+    both[0].start()
+    assert inside.wait(SOON)
+    both[1].start()
+    with pytest.raises(Stopped), gate.batch(lambda: True):
+        pass
+    time.sleep(0.3)
+    go_on.set()
+    for each in both:
+        each.join(SOON)
+    assert order == ["a in", "a out", "b in", "b out"]
+
+
 def test_quiet_waits_for_the_batch_under_way_and_holds_the_next() -> None:
     """What is done in quiet begins after the batch under way; a batch cannot begin before it has ended."""
     gate, order, inside, go_on = Gate(), list[str](), threading.Event(), threading.Event()

@@ -16,9 +16,10 @@ from pyspark.sql.types import LongType, StructType
 from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.sinks import sink_choice
-from riffle_spark.spark.sinks.sink_choice import Give, check_recovery, side_sink, sink_of
+from riffle_spark.spark.sinks.sink_choice import Give, check_recovery, check_sparks_own, side_sink, sink_of
 from riffle_spark.spark.sinks.spark_sinks import is_files
 from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
+from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -81,6 +82,21 @@ def test_files_of_before_a_rollback_are_refused(spark: SparkSession, tmp_path: P
     with pytest.raises(ConflictError, match=r"(?s)go to batch 3, and batch 5 comes now.*could not be read"):
         given(spark, sink_of(rows(spark, 0), settings), 5, rollbacks=1)
     assert by_batch(spark.read.parquet(str(tmp_path / "out"))) == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+def test_files_that_spark_alone_has_written_stay_in_the_list(spark: SparkSession, tmp_path: Path) -> None:
+    """Behind a gap, what stands for the batches in it would stand for those, too. What comes next goes on."""
+    feed, path = Feed(tmp_path / "in", "id long, k long, batch long"), str(tmp_path / "out")
+    for batch in range(3):
+        feed.add([{"id": 0, "k": 0, "batch": batch}])
+    plain = feed.stream(spark).writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    assert plain.trigger(availableNow=True).start(path).awaitTermination(QUERY_TIMEOUT_SECONDS)
+    settings = told(path, format="parquet")
+    for batch in (7, 10):
+        with pytest.raises(ConflictError, match=rf"go to batch 2, and batch {batch} comes now"):
+            given(spark, sink_of(rows(spark, 0), settings), batch)
+    given(spark, sink_of(rows(spark, 0), settings), 3)
+    assert by_batch(spark.read.parquet(path)) == [(0, 1), (1, 1), (2, 1), (3, 3)]
 
 
 @pytest.mark.parametrize("first", [2, 9, 10, 25])
@@ -234,6 +250,9 @@ def test_other_formats_are_written_batch_by_batch(spark: SparkSession, tmp_path:
     header = F.expr("array(named_struct('key', 'a', 'value', cast('b' as binary))) as headers")
     with_header = sink_choice._with_id(spark.range(1).select(header), "kafka", "by", "query/0/0")
     assert with_header.head() == ([("a", b"b"), ("by", b"query/0/0")],)
+    none = F.expr("cast(null as array<struct<key: string, value: binary>>) as headers")
+    without = sink_choice._with_id(spark.range(1).select(none), "kafka", "by", "query/0/0")
+    assert without.head() == ([("by", b"query/0/0")],)
     assert sink_choice._with_id(spark.range(1), "kafka", "by", "query/0/0").columns == ["id", "headers"]
 
 
@@ -371,6 +390,7 @@ def test_the_last_word_counts() -> None:
     assert (settings.format, settings.mode, settings.trigger, settings.name) == ("Kafka", "update", {}, None)
 
 
+BY_ID = {"key": "riffle.delivery_id", "value": "by"}
 REFUSED: dict[str, tuple[WriterSettings, str]] = {
     "update into files": (told("/x", format="parquet", outputMode="update"), "outputMode"),
     "complete into files": (told("/x", format="orc", outputMode="complete"), "outputMode"),
@@ -379,6 +399,9 @@ REFUSED: dict[str, tuple[WriterSettings, str]] = {
     "no path": (told(format="json"), "no path"),
     "no name": (told(format="memory"), "no name"),
     "parts of a function": (told(foreachBatch=lambda _, __: None, partitionBy="k"), "partitionBy"),
+    "parts in memory": (told(format="memory", queryName="n", partitionBy="k"), "partitionBy"),
+    "an id for a function": (told(foreachBatch=lambda _, __: None, option=BY_ID), "third parameter"),
+    "an id for rows": (told(foreach=print, option=BY_ID), "third parameter"),
 }
 
 
@@ -397,11 +420,23 @@ def test_a_column_that_is_not_there_is_sparks_error(spark: SparkSession) -> None
         sink_of(rows(spark, 0), told("/x", format="parquet", partitionBy="nothing"))
 
 
+def test_a_query_that_spark_runs_has_no_delivery_ids() -> None:
+    """Spark would take no notice of the option."""
+    with pytest.raises(ConfigError, match="no stateful operator"):
+        check_sparks_own(told(format="noop", option=BY_ID))
+    check_sparks_own(told(format="noop"))
+
+
+def test_no_columns_to_part_by_are_none() -> None:
+    """As in PySpark, which takes an empty list of them."""
+    assert WriterSettings((WriterCall("partitionBy", (), {}),)).partition_by == ()
+
+
 def test_what_is_gone_is_not_gone_on_from(spark: SparkSession, tmp_path: Path) -> None:
-    """A memory table begins anew, so a checkpoint with batches is refused, as Spark refuses it."""
+    """A memory table begins anew, so a checkpoint with batches is refused, as Spark refuses it. A console goes on."""
     (tmp_path / "offsets").mkdir()
-    for settings in (told(format="memory", queryName="n"), told(format="console")):
-        with pytest.raises(ConfigError, match="does not go on from a checkpoint"):
-            check_recovery(spark, settings, str(tmp_path))
+    with pytest.raises(ConfigError, match="does not go on from a checkpoint"):
+        check_recovery(spark, told(format="memory", queryName="n"), str(tmp_path))
+    check_recovery(spark, told(format="console"), str(tmp_path))
     check_recovery(spark, told(format="memory", queryName="n", outputMode="complete"), str(tmp_path))
     check_recovery(spark, told(format="noop"), str(tmp_path))
