@@ -436,7 +436,8 @@ def test_what_start_is_given_counts_as_if_it_was_told_before(spark: SparkSession
     writer = in_windows(events).writeStream
     told: list[tuple[dict[str, Any], str]] = [
         ({"partitionBy": "nothing"}, "UNRESOLVED_COLUMN.*nothing"), ({"partitionBy": ["page", "none"]}, "none"),
-        ({"outputMode": "complete", "format": "json"}, "complete"), ({"format": "memory"}, "no name"),
+        ({"outputMode": "complete", "format": "json"}, "complete"),
+        ({"format": "memory", "partitionBy": []}, "no name"),
     ]  # fmt: skip
     for options, said in told:
         with pytest.raises((AnalysisException, ConfigError), match=said):

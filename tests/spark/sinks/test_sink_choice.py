@@ -86,7 +86,7 @@ def test_files_of_before_a_rollback_are_refused(spark: SparkSession, tmp_path: P
 
 def test_files_that_spark_alone_has_written_stay_in_the_list(spark: SparkSession, tmp_path: Path) -> None:
     """Behind a gap, what stands for the batches in it would stand for those, too. What comes next goes on."""
-    feed, path = Feed(tmp_path / "in", "id long, k long, batch long"), str(tmp_path / "out")
+    feed, path = Feed(tmp_path / "in", "id long, k long, batch int"), str(tmp_path / "out")
     for batch in range(3):
         feed.add([{"id": 0, "k": 0, "batch": batch}])
     plain = feed.stream(spark).writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
