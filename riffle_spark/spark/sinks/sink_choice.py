@@ -11,6 +11,7 @@ from pyspark.sql.types import StructField, StructType
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ports import Delivery
+from riffle_spark.spark.engine.routing import quoted
 from riffle_spark.spark.engine.spark_batch import arity
 from riffle_spark.spark.sinks import spark_sinks
 from riffle_spark.spark.sinks.writer_settings import WriterSettings
@@ -74,8 +75,8 @@ def side_sink(given: str | Callable[..., object]) -> Give:
         return _by_function("foreachBatch", given, WriterSettings(()))
 
     def write(frame: DataFrame, delivery: Delivery) -> None:
-        line = delivery.line.replace("/", "-")
-        frame.write.mode("overwrite").parquet(f"{given}/batch_id={delivery.batch_id}/{line}")
+        folder = f"{given}/batch_id={delivery.batch_id}/{spark_sinks.folder_of_line(delivery)}"
+        frame.write.mode("overwrite").parquet(folder)
 
     return write
 
@@ -140,11 +141,7 @@ def _files(frame: DataFrame, told: WriterSettings, source: str, path: str | None
 
 def _check_columns(frame: DataFrame, columns: Sequence[str]) -> None:
     """Raise Spark's own error for a column that is not there."""
-    frame.select(*map(_quoted, columns))
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
+    frame.select(*map(quoted, columns))
 
 
 def _in_memory(frame: DataFrame, told: WriterSettings) -> Give:
@@ -240,9 +237,12 @@ def _make_table(frame: DataFrame, told: WriterSettings, name: str) -> None:
     path = (told.option("path") or "").replace("\\", "\\\\").replace("'", "\\'")
     parts = [f"create table {name} ({columns}) using {told.source(spark)}"]
     for kind, given in (("partitioned", told.partition_by), ("cluster", told.cluster_by)):
-        _check_columns(frame, given)
-        parts += [f"{kind} by ({', '.join(map(_quoted, given))})"] if given else []
-    spark.sql(" ".join([*parts, *([f"location '{path}'"] if path else [])]))
+        if given:
+            _check_columns(frame, given)
+            parts.append(f"{kind} by ({', '.join(map(quoted, given))})")
+    if path:
+        parts.append(f"location '{path}'")
+    spark.sql(" ".join(parts))
 
 
 def _check_one_path(spark: SparkSession, told: WriterSettings) -> None:
@@ -259,6 +259,7 @@ def _check_one_path(spark: SparkSession, told: WriterSettings) -> None:
 def _check_not_parted(told: WriterSettings, kind: str) -> None:
     if told.partition_by:
         raise ConfigError(
-            f"partitionBy is not there for {kind}", remedy="leave it out, or part what the function writes",
+            f"partitionBy is not there for {kind}",
+            remedy="leave it out, or part what a function of foreachBatch writes",
             where="partitionBy",
-        )  # fmt: skip
+        )

@@ -15,7 +15,7 @@ from riffle_spark.errors import ConflictError
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.engine.jvm import context, frame_of, looked_up, scala_seq, session
 
-__all__ = ["FileSink", "MemorySink", "check_format", "is_files", "is_there", "qualified", "to_each"]
+__all__ = ["FileSink", "MemorySink", "check_format", "folder_of_line", "is_files", "is_there", "qualified", "to_each"]
 
 _EXECUTION = "org.apache.spark.sql.execution"
 _SOURCE = f"{_EXECUTION}.datasources.DataSource"
@@ -49,7 +49,7 @@ class FileSink:
 
     def give(self, frame: DataFrame, delivery: Delivery) -> None:
         """Write a batch. Raises ``ConflictError`` where the table has it by another query, or before a rollback."""
-        line = delivery.line.replace("/", "-")
+        line = folder_of_line(delivery)
         if line != self._line:
             self._check(line, delivery.batch_id)
             self._line = line
@@ -76,6 +76,11 @@ class FileSink:
             for name in _before(batch_id, int(self._spark.conf.get(*_INTERVAL) or 1)):
                 _write(files, path(listed, name))
         files.mkdirs(marker)
+
+
+def folder_of_line(delivery: Delivery) -> str:
+    """Return the name of a folder that is one line's of one query."""
+    return delivery.line.replace("/", "-")
 
 
 def _before(batch_id: int, interval: int) -> Iterator[str]:
