@@ -1,100 +1,82 @@
-"""``./run house``: the numbers of the house, each with its limit; ``--draw`` draws its pictures into the docs."""
+"""``./run house``: measure the structure of the product; ``--draw`` draws the import graph into the docs."""
 
 from __future__ import annotations
 
-import statistics
+import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.house.changes import disagreements
-from tests.house.imports import Product, cycles, read_product
+from tests.house.imports import Module, cycles, read_product
 from tests.house.picture import drawn, placed_in
-from tests.house.walks import assignment_names, batch_walk, wrong_steps
-from tests.house.words import glossary_words, unknown_names
 from tests.kit.folders import CHECKOUT
 
 __all__ = ["Figure", "figures", "main"]
 
 PAGE = "docs/architecture.md"
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 50
 
 
 class Figure(NamedTuple):
-    """One number of the house, the most that it may be (``None``: whatever it is), and what makes it too large."""
+    """One figure, its upper limit (``None``: no limit), and the places that exceed the limit."""
 
     name: str
-    value: float
-    most: float | None
-    because: list[str]
+    value: int
+    limit: int | None
+    places: list[str]
 
     def __str__(self) -> str:
-        limit = "" if self.most is None else f"  (at most {self.most:g})"
-        return f"{self.name:.<52} {self.value:g}{limit}"
+        limit = "" if self.limit is None else f"  (at most {self.limit})"
+        return f"{self.name:.<52} {self.value}{limit}"
 
     @property
     def is_over(self) -> bool:
-        """Whether the limit is broken."""
-        return self.most is not None and self.value > self.most
+        """Whether the figure exceeds its limit."""
+        return self.limit is not None and self.value > self.limit
 
 
 def figures(checkout: Path) -> Iterator[Figure]:
-    """Measure the house below a checkout."""
+    """Measure the package in a checkout."""
     product = read_product(checkout)
-    yield from _sizes(product)
-    yield from _words(product, checkout)
-    rooms, names, climbs = batch_walk(product)
-    yield Figure("rooms that a batch's rows go through", len(rooms), 9, rooms)
-    yield Figure("names for a batch's rows on their way", len(names), 20, names)
-    yield Figure("climbs of that way, to a room that is further up", climbs, None, [])
-    gone = list(wrong_steps(product))
-    yield Figure("steps of that way that are not the code's", len(gone), 0, gone)
-    met = assignment_names(product)
-    yield Figure("names of parameters from View to Assignment", len(met), 70, met)
-    wrong = disagreements(product, checkout)
-    yield Figure("changes of which imports say otherwise", len(wrong), 0, wrong)
+    modules = product.modules.values()
+    yield Figure("files", len(product.modules), None, [])
+    yield Figure("packages", len(product.rooms), None, [])
+    yield _largest("lines of the largest file", {module.name: module.lines for module in modules}, FILE_LINES_MAX)
+    functions = {name: lines for module in modules for name, lines in _function_lines(module)}
+    yield _largest("lines of the largest function", functions, FUNCTION_LINES_MAX)
+    yield _cycles("import cycles between files", product.graph)
+    yield _cycles("import cycles between packages", product.room_graph)
 
 
-def _sizes(product: Product) -> Iterator[Figure]:
-    lines = {name: module.lines for name, module in product.modules.items()}
-    rooms = {room or "riffle_spark": len(files) for room, files in product.rooms.items()}
-    yield Figure("files", len(lines), None, [])
-    yield Figure("lines of the median file", statistics.median(lines.values()), None, [])
-    yield _largest("lines of the largest file", lines, 350)
-    yield Figure("rooms", len(rooms), None, [])
-    yield _largest("files of the largest room", rooms, 16)
-    beside = product.beside()
-    yield Figure("files with a single importer beside them", len(beside), 25, beside)
-    yield Figure("file names that stand twice", len(product.twice()), 0, product.twice())
-    yield Figure("cycles of files", len(found := cycles(product.graph)), 0, [" ".join(one) for one in found])
-    yield Figure("cycles of rooms", len(found := cycles(product.room_graph)), 0, [" ".join(one) for one in found])
-    everything = [*product.modules.values(), *product.inits.values()]
-    share = 100 * sum(one.import_lines for one in everything) / sum(one.lines for one in everything)
-    yield Figure("import lines, % of all lines", round(share, 2), 6, [])
+def _function_lines(module: Module) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{module.name}:{node.name}:{node.lineno}", (node.end_lineno or node.lineno) - node.lineno + 1
 
 
-def _largest(name: str, sizes: dict[str, int], most: int) -> Figure:
-    return Figure(name, max(sizes.values()), most, [one for one, size in sizes.items() if size > most])
+def _largest(name: str, sizes: dict[str, int], limit: int) -> Figure:
+    return Figure(name, max(sizes.values(), default=0), limit, [key for key, size in sizes.items() if size > limit])
 
 
-def _words(product: Product, checkout: Path) -> Iterator[Figure]:
-    unknown = unknown_names(product, glossary_words(checkout / "docs" / "glossary.md"))
-    told = [f"{name} ({', '.join(words)})" for name, words in unknown.items()]
-    yield Figure("names of files, rooms and classes in no glossary", len(unknown), 0, told)
+def _cycles(name: str, graph: dict[str, set[str]]) -> Figure:
+    found = cycles(graph)
+    return Figure(name, len(found), 0, [" ".join(members) for members in found])
 
 
 def main(arguments: list[str]) -> int:
-    """Print the numbers, and what breaks a limit; return how many are broken."""
+    """Print the figures and what exceeds a limit; return the number of exceeded limits."""
     if "--draw" in arguments:
         page = CHECKOUT / PAGE
         page.write_text(placed_in(page.read_text(), drawn(read_product(CHECKOUT))))
-    broken = 0
+    exceeded = 0
     for figure in figures(CHECKOUT):
         print(figure)
         if figure.is_over:
-            broken += 1
-            print(*(f"    {one}" for one in figure.because), sep="\n")
-    return broken
+            exceeded += 1
+            print(*(f"    {place}" for place in figure.places), sep="\n")
+    return exceeded
 
 
 if __name__ == "__main__":

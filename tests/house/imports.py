@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,20 +27,10 @@ class Module:
         """The folder it lies in; the package itself is the room ``""``."""
         return self.name.rpartition(".")[0]
 
-    @property
-    def basename(self) -> str:
-        """The file's name without folder and ending."""
-        return self.name.rpartition(".")[2]
-
     @cached_property
     def imports(self) -> tuple[ast.Import | ast.ImportFrom, ...]:
         """Return its import statements, wherever they stand."""
         return tuple(node for node in ast.walk(self.tree) if isinstance(node, ast.Import | ast.ImportFrom))
-
-    @property
-    def import_lines(self) -> int:
-        """Lines that its import statements take."""
-        return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in self.imports)
 
     def imported(self) -> Iterator[tuple[str, str]]:
         """Return what it imports: (module, name in it), with no name where a module is imported."""
@@ -71,37 +61,6 @@ class Product:
                 yield from found[:1]
 
     @cached_property
-    def importers(self) -> dict[str, set[str]]:
-        """Return which modules import each module."""
-        found: dict[str, set[str]] = {name: set() for name in self.modules}
-        for name, imported in self.graph.items():
-            for one in imported:
-                found[one].add(name)
-        return found
-
-    @cached_property
-    def public(self) -> set[str]:
-        """Return the modules that a package shows its users."""
-        return {one for init in self.inits.values() for one in self._ours(init)}
-
-    def importers_of(self, target: str) -> set[str]:
-        """Return the modules that import a module of ours, a name in it (``module:Name``) or a package of others."""
-        source, _, wanted = target.partition(":")
-        everywhere = {**self.modules, **self.inits}
-        if source not in self.modules:
-            return {name for name, module in everywhere.items() if _meets(module, source)}
-        of_module = {name for name, module in everywhere.items() if source in self._ours(module)}
-        return {name for name in of_module if not wanted or self._names(everywhere[name], source, wanted)}
-
-    def _names(self, module: Module, source: str, wanted: str) -> bool:
-        package, _, base = f"{PACKAGE}.{source}".rpartition(".")
-        given = set(module.imported())
-        if (package, base) not in given:
-            return (f"{PACKAGE}.{source}", wanted) in given
-        used = (node for node in ast.walk(module.tree) if isinstance(node, ast.Attribute) and node.attr == wanted)
-        return any(isinstance(node.value, ast.Name) and node.value.id == base for node in used)
-
-    @cached_property
     def rooms(self) -> dict[str, list[str]]:
         """Return the modules of each room."""
         found: dict[str, list[str]] = defaultdict(list)
@@ -120,21 +79,6 @@ class Product:
     def home(self, name: str) -> str:
         """Return a module's room, or the module itself where it lies in the package's own folder."""
         return name.rpartition(".")[0] or name
-
-    def beside(self) -> list[str]:
-        """Return the modules with a single importer, which lies in the same room, those apart that a package shows."""
-        hidden = ((name, users) for name, users in sorted(self.importers.items()) if name not in self.public)
-        alone = ((name, *users) for name, users in hidden if len(users) == 1)
-        return [name for name, user in alone if self.modules[name].room == self.modules[user].room]
-
-    def twice(self) -> list[str]:
-        """Return the file names that stand in two rooms."""
-        counted = Counter(module.basename for module in self.modules.values())
-        return sorted(name for name, times in counted.items() if times > 1)
-
-
-def _meets(module: Module, package: str) -> bool:
-    return any(source == package or source.startswith(f"{package}.") for source, _ in module.imported())
 
 
 def read_product(checkout: Path) -> Product:
