@@ -1,4 +1,4 @@
-"""The page of the published designs: every test that it names is there, and where it names none it says why."""
+"""The page of the published designs names existing tests, and says what they run on."""
 
 from __future__ import annotations
 
@@ -13,38 +13,78 @@ PAGE = CHECKOUT / "docs" / "references.md"
 NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 WHY_NOT = re.compile(r"being (built|written|added)|not (applicable|built)|taken as well")
 SYSTEMS = (
-    "KIP-441", "Learner tasks", "KIP-925", "KIP-708", "KIP-924", "Riffle", "Eager", "Static", "Cooperative",
-    "Deferred", "StickyAssignor", "Cruise Control", "Redis Cluster", "Elasticsearch", "YARN", "Flink", "Samza", "Heron",
-)  # fmt: skip
+    "KIP-441",
+    "Learner tasks",
+    "KIP-925",
+    "KIP-708",
+    "KIP-924",
+    "Riffle",
+    "Eager",
+    "Static",
+    "Cooperative",
+    "Deferred",
+    "StickyAssignor",
+    "Cruise Control",
+    "Redis Cluster",
+    "Elasticsearch",
+    "YARN",
+    "Flink",
+    "Samza",
+    "Heron",
+)
+
+
+RUNS_SPARK = re.compile(r"\bmark\.(spark|cluster)\b")
+SIMULATES = re.compile(r"\b(tests\.kit\.simulated|riffle_spark\.(simulate|testing))\b")
 
 
 @functools.cache
+def _module(path: Path) -> ast.Module:
+    return ast.parse(path.read_text()) if path.exists() else ast.Module([], [])
+
+
 def _tests_in(path: Path) -> frozenset[str]:
-    tree = ast.parse(path.read_text()) if path.exists() else ast.Module([], [])
-    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return frozenset(node.name for node in ast.walk(_module(path)) if isinstance(node, ast.FunctionDef))
+
+
+def _what_runs(file: str, test: str) -> str:
+    """Return what a test runs on, by its marks and by what its module imports."""
+    path = CHECKOUT / "tests" / file
+    functions = [node for node in _module(path).body if isinstance(node, ast.FunctionDef) and node.name == test]
+    marks = [ast.unparse(mark) for function in functions for mark in function.decorator_list]
+    marks += [ast.unparse(node) for node in _module(path).body if isinstance(node, ast.Assign)]
+    if any(RUNS_SPARK.search(mark) for mark in marks):
+        return "live"
+    imports = [ast.unparse(node) for node in _module(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    return "simulated" if any(SIMULATES.search(line) for line in imports) else "pure"
 
 
 def _rows() -> list[list[str]]:
-    return [
-        row for row in table_rows(PAGE) if row[0] != "the design" and row[0] != "what it does" and "---" not in row[0]
-    ]
+    return [row for row in table_rows(PAGE) if len(row) == 4 and row[2] != "how" and "---" not in row[0]]
 
 
 def test_every_test_that_is_named_is_there() -> None:
-    """A file below `tests/` and a function in it."""
+    """Each named test is a function in a file below `tests/`."""
     named = NAMED.findall(PAGE.read_text())
     assert len(named) > 100
     assert [f"{file}::{name}" for file, name in named if name not in _tests_in(CHECKOUT / "tests" / file)] == []
 
 
-def test_a_row_names_a_test_or_says_why_not() -> None:
-    """Three cells; the last one names tests and nothing else, or is a dash, with a reason before it."""
+def test_a_row_names_a_test_or_a_reason() -> None:
+    """The last cell names tests and nothing else, or is a dash after a reason."""
     for row in _rows():
-        assert len(row) == 3, row
-        if row[2] == "–":
+        if row[3] == "–":
             assert WHY_NOT.search(row[1]), row
         else:
-            assert NAMED.sub("", row[2]).strip(", ") == "", row
+            assert NAMED.sub("", row[3]).strip(", ") == "", row
+
+
+def test_a_row_says_what_its_tests_run_on() -> None:
+    """The column "how" holds the most realistic of what the row's tests run on."""
+    order = ["live", "simulated", "pure"]
+    for row in _rows():
+        runs = [_what_runs(*name) for name in NAMED.findall(row[3])]
+        assert row[2] == (min(runs, key=order.index) if runs else "–"), row
 
 
 def test_every_system_of_the_designs_is_there() -> None:
@@ -53,8 +93,8 @@ def test_every_system_of_the_designs_is_there() -> None:
     assert [system for system in SYSTEMS if system.lower() not in text] == []
 
 
-def test_designs_are_shown_on_real_executors() -> None:
-    """Most sections name a test that runs executors."""
+def test_most_sections_name_a_live_test() -> None:
+    """At least half of the sections have a row that runs Spark's own executors."""
     sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]
-    live = [section for section in sections if re.search(r"`(live|spark)/", section)]
+    live = [section for section in sections if "| live |" in section]
     assert len(live) >= len(sections) / 2, [section.splitlines()[0] for section in sections if section not in live]
