@@ -253,7 +253,7 @@ class StatefulJob(JobOperations):
                 report = self._run_in(batch.sparkSession).process(batch, batch_id)
         except Exception as error:
             if isinstance(error, Stopped) or (is_interruption(error) and inventory.is_stopping(batch)):
-                _logger.warning("batch %s was interrupted: the query is taken to be stopped", batch_id, exc_info=error)
+                _logger.info("batch %s was interrupted because the query stops", batch_id, exc_info=error)
                 self._stopped()
                 raise Py4JJavaError from None
             raise

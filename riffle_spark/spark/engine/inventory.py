@@ -36,8 +36,8 @@ __all__ = [
     "planned",
     "reason_of",
     "running_query",
+    "runs_once",
     "source_options",
-    "unbounded_kafka_source",
     "was_planned",
 ]
 
@@ -48,6 +48,7 @@ _RUN_ID = "spark.jobGroup.id"
 _EXCLUDING = ("spark.excludeOnFailure.enabled", "spark.excludeOnFailure.application.enabled")
 _DYNAMIC_STARTS = ("spark.dynamicAllocation.initialExecutors", "spark.dynamicAllocation.minExecutors")
 _AVAILABLE_NOW = "AvailableNow"
+_ONCE = "OneTimeTrigger"
 _POLL_SECONDS = 0.2
 _CONNECT_SLOTS = 4
 """Slots where nobody tells how many cores there are (Spark Connect): the number of hash-placed tasks."""
@@ -285,21 +286,31 @@ def _connect_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatc
     return IncomingBatch(batch_id, query_id, run_id, None, digest(batch), now_ms, None)
 
 
-def unbounded_kafka_source(batch: DataFrame) -> bool:
-    """Tell whether the query reads Kafka without ``maxOffsetsPerTrigger``. ``False`` where that cannot be known."""
-    execution = running_query(batch)
-    text = str(execution.uniqueSources().toString()) if execution is not None else ""
-    return "Kafka" in text and "All Available" in text
-
-
 def source_options(batch: DataFrame) -> list[dict[str, str]]:
-    """Return the options of each of the query's sources that has some, their names in lower case; none where that
-    cannot be known.
+    """Return the options of each source of the query, with their names in lower case. Sources without options are left
+    out. Empty if Spark does not tell, as with Spark Connect.
     """
     execution = running_query(batch)
     leaves = _items(execution.analyzedPlan().collectLeaves()) if execution is not None else []
-    streams = [leaf for leaf in leaves if leaf.getClass().getSimpleName() == "StreamingRelationV2"]
-    return [{str(name).lower(): str(value) for name, value in leaf.extraOptions().items()} for leaf in streams]
+    found = [_options_of(leaf, handles.context(batch.sparkSession)._jvm) for leaf in leaves]
+    return [{str(name).lower(): str(value) for name, value in options.items()} for options in found]
+
+
+def _options_of(leaf: Any, jvm: Any) -> Any:
+    """Return the options of a streaming plan's leaf, which is a source of version 2 or of version 1."""
+    kind = str(leaf.getClass().getSimpleName())
+    if kind == "StreamingRelationV2":
+        return leaf.extraOptions()
+    if kind == "StreamingRelation":
+        convert = handles.looked_up(jvm, "scala.jdk.javaapi.CollectionConverters", "asJava")
+        return convert(leaf.dataSource().options())
+    return {}
+
+
+def runs_once(batch: DataFrame) -> bool:
+    """Return whether the query has ``trigger(once=True)``, whose one batch ignores the sources' limits."""
+    execution = running_query(batch)
+    return execution is not None and _ONCE in str(execution.trigger().toString())
 
 
 def latest_offsets(batch: DataFrame) -> list[str]:
