@@ -34,7 +34,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, key_of
+from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, frame_of, key_of
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader, in_parallel, missing
@@ -135,7 +135,8 @@ def _counted(objects: ObjectStore, tail: Record, manifest: Manifest) -> list[str
     for (name, _, length), data in zip(parts, found, strict=True):
         if data is None:
             raise missing(name)
-        sizes.setdefault(key_of(data), []).append(length)
+        old = " (old frame RFE1)" if frame_of(data) == 1 else ""
+        sizes.setdefault(key_of(data) + old, []).append(length)
     return [f"{key}: {len(lengths)} parts, {sum(lengths)} bytes" for key, lengths in sorted(sizes.items())]
 
 
@@ -229,11 +230,10 @@ class _Switch:
     def _put(self, schema: StoreSchema, shard: int, rows: pa.Table) -> Snapshot:
         attempt = f"{self.tail.epoch + 1}-{uuid.uuid4().hex}"
         head, data = Head(self.tail.version, attempt), part_codec.encode(rows, schema.due)
+        snapshot_id = paths.snapshot_id(head.version, attempt)
         if self.keys is not None:
-            data = self.keys.sealing()(data, paths.base(schema.store, shard))
-        taken = Snapshot(
-            paths.snapshot_id(head.version, attempt), head, len(data), part_codec.checksum(data), rows.num_rows
-        )
+            data = self.keys.sealing()(data, paths.snapshot_place(schema.store, shard, snapshot_id))
+        taken = Snapshot(snapshot_id, head, len(data), part_codec.checksum(data), rows.num_rows)
         if self.execute:
             self.objects.put_if_absent(paths.snapshot(schema.store, shard, taken.id), data)
         return taken

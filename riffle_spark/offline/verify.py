@@ -20,7 +20,7 @@ from riffle_spark.state.log.log import beginning
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.log.record import Record, decode, digest, joined
 from riffle_spark.state.log.record_commits import RECORD_BYTES_MAX
-from riffle_spark.state.objects.encryption import Keys
+from riffle_spark.state.objects.encryption import Keys, Place
 from riffle_spark.state.objects.open import StoreOptions, masked, open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader, missing
@@ -195,7 +195,10 @@ def _check_parts(looked: _Looked, tail: Record) -> None:
                 levels.setdefault(part, level)
     listed: set[str] = set()
     reader = Reader(looked.objects, None)
-    links = {part.part: part for part in levels if isinstance(part.part, Link)}
+    links: dict[Link, list[_Part]] = {}
+    for part in levels:
+        if isinstance(part.part, Link):
+            links.setdefault(part.part, []).append(part)
     for run in bounded_runs(reader, links):
         listed.add(run[0].object)
         _check_links(looked, reader, run, links, levels, schemas)
@@ -231,22 +234,26 @@ def _parts_of(looked: _Looked, record: Record, level: Level) -> Iterator[_Part]:
 
 
 def _check_links(
-    looked: _Looked, reader: Reader, run: list[Link], links: Mapping[Link, _Part], levels: Mapping[_Part, Level],
-    schemas: Mapping[str, StoreSchema],
+    looked: _Looked, reader: Reader, run: list[Link], links: Mapping[Link, Sequence[_Part]],
+    levels: Mapping[_Part, Level], schemas: Mapping[str, StoreSchema],
 ) -> None:  # fmt: skip
     try:
         fetched = reader.fetched(run)
     except CorruptStateError as error:
-        looked.say_error(_worst(levels[links[link]] for link in run), error)
+        looked.say_error(_worst(levels[part] for link in run for part in links[link]), error)
         return
     for link, data in fetched.items():
-        part, where = links[link], f"{link.object}[{link.start}:{link.start + link.length}]"
+        where = f"{link.object}[{link.start}:{link.start + link.length}]"
         if isinstance(data, CorruptStateError) or len(data) != link.length:
-            looked.say_error(levels[part], part_codec.altered(where))
-        else:
-            looked.checked_bytes += link.length
-            schema = schemas.get(part.store) if part.key_group is not None else None
-            place = paths.part(link.head.version, link.head.attempt, part.key_group)
+            looked.say_error(_worst(levels[part] for part in links[link]), part_codec.altered(where))
+            continue
+        looked.checked_bytes += link.length
+        for part in links[link]:  # a record may list one part in several places: it is right in at most one
+            schema = None if part.key_group is None else schemas.get(part.store)
+            if part.key_group is None:
+                place = paths.output_place(part.store, *link.head)
+            else:
+                place = paths.delta_place(part.store, part.key_group, *link.head)
             _check_rows(looked, levels[part], data, link.rows, where, place, schema)
 
 
@@ -264,13 +271,14 @@ def _check_snapshot(
     elif part_codec.checksum(data) != snapshot.checksum or len(data) != snapshot.length:
         looked.say_error(level, part_codec.altered(name))
     else:
-        _check_rows(looked, level, data, snapshot.rows, name, paths.base(*address), schemas.get(address[0]))
+        place = paths.snapshot_place(*address, snapshot.id)
+        _check_rows(looked, level, data, snapshot.rows, name, place, schemas.get(address[0]))
     looked.checked_bytes += len(data or b"")
     return name
 
 
 def _check_rows(
-    looked: _Looked, level: Level, data: part_codec.Data, rows: int, where: str, place: str,
+    looked: _Looked, level: Level, data: part_codec.Data, rows: int, where: str, place: Place,
     schema: StoreSchema | None,
 ) -> None:  # fmt: skip
     try:

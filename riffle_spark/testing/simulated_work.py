@@ -215,7 +215,7 @@ class SimWork:
         """Give the sinks the output rows that were sealed with a committed batch."""
         reader = Reader(self._cluster.store, None, keys_of(self._cluster.home))
         for store, sink in self._sinks.items():
-            tables = reader.links(link for owner, link in outputs if owner == store)
+            tables = reader.outputs(store, (link for owner, link in outputs if owner == store))
             if tables:
                 sink(pa.concat_tables(tables.values()), delivery)
 

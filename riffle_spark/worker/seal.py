@@ -94,8 +94,9 @@ def seal(
     for key_group, table in tables:
         data = part_codec.encode(table, due, packed=True)
         if encrypted is not None:
-            of = None if key_group == _OUTPUT_PART else key_group
-            data = encrypted(data, paths.part(order.version, attempt, of))
+            output_place = paths.output_place(order.store, order.version, attempt)
+            delta_place = paths.delta_place(order.store, key_group, order.version, attempt)
+            data = encrypted(data, output_place if key_group == _OUTPUT_PART else delta_place)
         timer_ms = changes.timers.get(key_group)
         parts.append(Part(key_group, start, len(data), part_codec.checksum(data), table.num_rows, timer_ms))
         chunks.append(data)

@@ -197,10 +197,10 @@ def take_snapshot(order: SnapshotOrder, keeper: StackKeeper, objects: ObjectStor
     A copy that is damaged, or not there, is restored first. Raises what the store and the disk raise.
     """
     try:
-        taken = keeper.snapshot(order.key_group, order.entry)
+        taken = keeper.snapshot(order.key_group, order.entry, attempt)
     except DamagedCopy:
         keeper.forget([order.key_group])
-        taken = keeper.snapshot(order.key_group, order.entry)
+        taken = keeper.snapshot(order.key_group, order.entry, attempt)
     snapshot_id = paths.snapshot_id(taken.head.version, attempt)
     objects.put_if_absent(paths.snapshot(order.store, order.key_group, snapshot_id), taken.data)
     return Snapshot(snapshot_id, taken.head, len(taken.data), part_codec.checksum(taken.data), taken.rows)

@@ -109,7 +109,7 @@ def encrypt(world: World, key: bytes) -> None:
     assert isinstance(world.memory, MemoryStore)
     by_name = world.memory._objects.by_name  # private: it is there already
     for name in world.memory.list("delta/"):
-        header = ENCRYPTED + bytes([len(key)]) + key
+        header = ENCRYPTED[-1] + bytes([len(key)]) + key
         by_name[name] = header + by_name[name][len(header) :]
 
 

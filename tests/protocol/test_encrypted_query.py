@@ -25,6 +25,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Link, Manifest
 from riffle_spark.state.objects.encryption import PLAIN, key_of
+from riffle_spark.state.restore.reader import Reader
 from riffle_spark.testing import Attempt, Harness
 from riffle_spark.worker.member_folders import keys_in
 from tests.kit.pages import CHECKOUT, blocks
@@ -80,10 +81,11 @@ class Encrypted:
         for (store, key_group), entry in self.world.log().manifest.entries.items():
             if entry.snapshot:
                 name = paths.snapshot(store, key_group, entry.snapshot.id)
-                yield store, paths.base(store, key_group), self.world.memory.get(name) or b""
+                place = paths.snapshot_place(store, key_group, entry.snapshot.id)
+                yield store, place.text, self.world.memory.get(name) or b""
             for link in entry.chain:
-                place = paths.part(link.head.version, link.head.attempt, key_group)
-                yield store, place, self.world.memory.get(link.object, link.start, link.length) or b""
+                place = paths.delta_place(store, key_group, *link.head)
+                yield store, place.text, self.world.memory.get(link.object, link.start, link.length) or b""
 
     def keys_used(self) -> set[str]:
         """Return the keys of all parts that the newest record lists."""
@@ -431,23 +433,76 @@ def refusal(query: Encrypted) -> RiffleError:
     return caught.value
 
 
+@pytest.mark.parametrize("swapped", ["key-groups", "stores"])
 @pytest.mark.parametrize("kind", ["links", "snapshots"])
-def test_what_was_put_in_anothers_place_is_refused(tmp_path: Path, kind: str) -> None:
-    """Parts of two key-groups that were swapped, checksums and all, by somebody who can write the log as well, fail to
-    open, and give no row.
+def test_a_part_in_the_place_of_another_one_is_refused(tmp_path: Path, kind: str, swapped: str) -> None:
+    """The parts of two key-groups, or of two stores with equal schemas, are swapped in the objects and in the log. The
+    log's checksums are right. Reading raises, also of ``riffle verify``, and returns no row.
     """
     kept = {"snapshot_chain_links": 3} if kind == "snapshots" else {"retained_versions": 30, "snapshot_chain_links": 30}
-    query = Encrypted(tmp_path, "a", num_standbys=0, **kept)
-    query.run(9)
+    query = Encrypted(tmp_path, "a", num_standbys=0, operators=[totals(), totals("twins")], **kept)
+    for version in range(9):
+        query.world.batch(version, drawn_batch(query.chance, version))
     entries = dict(query.world.log().manifest.entries)
-    one_of, other = sorted(name for name, entry in entries.items() if name[0] == "totals" and (
+    those = sorted(name for name, entry in entries.items() if name[0] == "totals" and (
         entry.snapshot if kind == "snapshots" else entry.chain))[:2]  # fmt: skip
+    if swapped == "stores":
+        those = [those[0], ("twins", those[0][1])]
     if kind == "snapshots":
-        with_swapped_snapshots(query, entries, (one_of, other))
+        with_swapped_snapshots(query, entries, those)
     else:
-        entries[one_of], entries[other] = entries[other], entries[one_of]
+        entries[those[0]], entries[those[1]] = entries[those[1]], entries[those[0]]
     appended(query.world.log(), entries)
-    assert "another part's" in refusal(query).problem
+    with pytest.raises(CorruptStateError, match="another part's"):
+        query.world.state("totals")
+    config = tmp_path / "riffle.toml"
+    config.write_text(f'encryption_keys = "file:{query.file}"\n')
+    assert CliRunner().invoke(main, ["verify", query.world.home.root, "--conf-file", str(config)]).exit_code == 1
+
+
+def test_an_older_snapshot_in_the_place_of_the_newest_is_refused(tmp_path: Path) -> None:
+    """The bytes of an older snapshot of a key-group do not decrypt under the newest one's id. A record that lists the
+    older id for a newer version is refused.
+    """
+    query = Encrypted(tmp_path, "a", num_standbys=0, snapshot_chain_links=2, operators=[totals()])
+    rows = pa.concat_tables(one(1, key=f"key-{number}") for number in range(12))
+    older: dict[str, bytes] = {}
+    for version in range(9):
+        query.world.batch(version, rows)
+        names = [name for name in query.world.memory.list("totals") if "/snapshot/" in name]
+        older |= {name: query.world.memory.get(name) or b"" for name in names}
+    address, entry = next(one for one in sorted(query.world.log().manifest.entries.items()) if one[1].snapshot)
+    assert entry.snapshot is not None
+    newest = paths.snapshot(*address, entry.snapshot.id)
+    name, data = next(
+        one for one in sorted(older.items()) if one[0].startswith(paths.base(*address)) and one[0] < newest
+    )
+    query.world.memory.delete([newest])
+    query.world.memory.put_if_absent(newest, data)
+    listed = entry.snapshot._replace(length=len(data), checksum=part_codec.checksum(data))
+    log = query.world.log()
+    appended(log, {**log.manifest.entries, address: replace(entry, snapshot=listed)})
+    with pytest.raises(CorruptStateError, match="another part's"):
+        query.world.state("totals")
+    renamed = listed._replace(id=name.rpartition("/")[2])
+    appended(log, {**log.manifest.entries, address: replace(entry, snapshot=renamed)})
+    with pytest.raises(CorruptStateError, match="is listed for version"):
+        query.world.log()
+
+
+def test_output_rows_of_another_store_are_refused(tmp_path: Path) -> None:
+    """Sealed output rows decrypt for their own store only."""
+    query = Encrypted(tmp_path, "a", num_standbys=0, deliver_after_commit=True, operators=[totals(), totals("twins")])
+    query.world.batch(0, one(1))
+    tail = query.world.log().open()
+    assert tail is not None
+    links = dict(tail.outputs)
+    assert sorted(links) == ["totals", "twins"]
+    reader = Reader(query.world.memory, None, keys_in(f"file:{query.file}", None))
+    (rows,) = reader.outputs("totals", [links["totals"]]).values()
+    assert rows.column("total").to_pylist() == [1]
+    with pytest.raises(CorruptStateError, match="another part's"):
+        reader.outputs("totals", [links["twins"]])
 
 
 @pytest.mark.parametrize("at", ["ciphertext", "tag", "nonce", "salt"])

@@ -210,7 +210,7 @@ class SparkWork:
         self._deliver_late(delivery)
         for store in {**self._sinks.of_stores, **self._sinks.letters}:
             links = [link for owner, link in outputs if owner == store]
-            rows[store] = sealed_rows(spark, self._home, links, self._operators[store].declared.output)
+            rows[store] = sealed_rows(spark, self._home, store, links, self._operators[store].declared.output)
         for store, give in self._sinks.letters.items():
             letters = rows[store].where(f"{LETTER} is not null").select(f"{LETTER}.*")
             if store in self._dead if self._dead is not None else not letters.isEmpty():
@@ -276,30 +276,30 @@ def arity(sink: Sink) -> int:
     )
 
 
-def sealed_rows(spark: SparkSession, home: Home, links: Sequence[Link], output: pa.Schema) -> DataFrame:
-    """Return the rows of the parts that ``links`` name, read by executors, one task a part."""
+def sealed_rows(spark: SparkSession, home: Home, store: str, links: Sequence[Link], output: pa.Schema) -> DataFrame:
+    """Return a store's output rows in the parts that ``links`` name, read by executors, one task a part."""
     schema = routing.spark_schema(output)
     if not links:
         return spark.createDataFrame([], schema)
     rows = [(k.head.version, k.head.attempt, k.start, k.length, f"{k.checksum:016x}", k.rows) for k in links]
     named = spark.createDataFrame(rows, _LINK).repartition(len(rows))
-    return named.mapInArrow(read_function(home, routing.arrow_of(schema)), schema)
+    return named.mapInArrow(read_function(home, store, routing.arrow_of(schema)), schema)
 
 
-def read_function(home: Home, schema: pa.Schema) -> Callable[[Batches], Batches]:
+def read_function(home: Home, store: str, schema: pa.Schema) -> Callable[[Batches], Batches]:
     """Return the function for ``mapInArrow``: rows that describe links to the rows of their parts."""
     text = home.to_json()
-    return lambda batches: _read(text, schema, batches)
+    return lambda batches: _read(text, store, schema, batches)
 
 
-def _read(home: str, schema: pa.Schema, batches: Batches) -> Batches:
+def _read(home: str, store: str, schema: pa.Schema, batches: Batches) -> Batches:
     told = Home.from_json(home)
     reader = Reader(store_of(told), None, keys_of(told))
     for batch in batches:
         for row in batch.to_pylist():
             head = Head(row["version"], row["attempt"])
             link = Link(head, row["start"], row["length"], int(row["checksum"], 16), row["rows"])
-            yield from _declared(_told_alike(reader.links([link])[link], schema), schema).to_batches()
+            yield from _declared(_told_alike(reader.outputs(store, [link])[link], schema), schema).to_batches()
 
 
 def _declared(rows: pa.Table, schema: pa.Schema) -> pa.Table:

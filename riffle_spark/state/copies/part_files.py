@@ -27,16 +27,16 @@ from riffle_spark.state.copies.disk import DamagedCopy, damaged, disk_refused
 from riffle_spark.state.copies.elements import element_runs, merged_elements
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.run import Run, merged
-from riffle_spark.state.copies.stack import STACKS, Signature, Stack, StackedPart, Stacks, signature_of
+from riffle_spark.state.copies.stack import PART, STACKS, Signature, Stack, StackedPart, Stacks, signature_of
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import due_times, stored_order
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address
-from riffle_spark.state.objects.encryption import Keys
+from riffle_spark.state.objects.encryption import Keys, Place
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["PartFiles", "merged_rows", "runs_of", "scrub", "whole_rows"]
+__all__ = ["PartFiles", "merged_rows", "place_of", "runs_of", "scrub", "whole_rows"]
 
 _MAPPED_FROM_BYTES = 64 * 1024
 """A smaller file is read: a mapping costs more, and there may be no more than so many of them."""
@@ -79,7 +79,7 @@ class PartFiles:
         try:
             data = file.data.slice(part.start, part.length)
             if self._keys is not None:
-                data = self._keys.opened(data, _place(part, schema.store, key_group), part.file)
+                data = self._keys.opened(data, place_of(part.file, schema.store, key_group), part.file)
             table = part_codec.opened(data, part.file)
             found = runs_of(schema.without_later_names(table, part.epoch), schema)
         except (ConfigError, CorruptStateError) as error:
@@ -94,19 +94,18 @@ class PartFiles:
         """Return a part's bytes. Raises ``DamagedCopy``."""
         return self._checked(part).data.slice(part.start, part.length)
 
-    def is_snapshot(self, part: StackedPart, store: str, key_group: int) -> bool:
-        """Tell whether a part can be this key-group's snapshot as it is: its rows do not say which keys are deleted,
-        and it is encrypted as parts are now, for a snapshot's place, which no delta is. Raises ``DamagedCopy``.
+    def as_snapshot(self, part: StackedPart, store: str, key_group: int) -> part_codec.Data | None:
+        """Return a part's decrypted bytes if they can be a snapshot of this key-group: their rows do not say which keys
+        are deleted. Return ``None`` if they cannot. Raises ``DamagedCopy``.
         """
-        data, place = self.data(part), paths.base(store, key_group)
+        data: part_codec.Data = self.data(part)
         try:
             if self._keys is not None:
-                if not self._keys.is_current(data) or _place(part, store, key_group) != place:
-                    return False
-                data = self._keys.opened(data, place, part.file)
-            return part_codec.DELETED not in part_codec.opened(data, part.file).column_names
+                data = self._keys.opened(data, place_of(part.file, store, key_group), part.file)
+            is_delta = part_codec.DELETED in part_codec.opened(data, part.file).column_names
         except (ConfigError, CorruptStateError) as error:
             raise damaged(error.problem, self._folder / part.file) from error
+        return None if is_delta else data
 
     def is_whole(self, part: StackedPart) -> bool:
         """Tell whether a part is there and has its checksum."""
@@ -243,15 +242,18 @@ def _close(path: str) -> None:
         _held.remove(path, list(file.opened))
 
 
-def _place(part: StackedPart, store: str, key_group: int) -> str:
-    """Return the place by which a part is encrypted: files of deltas have their attempt's name, and all others are of
-    one key-group.
+def place_of(file: str, store: str, key_group: int) -> Place:
+    """Return the place that a key-group's part in a local file is encrypted for. The file's name tells which delta,
+    snapshot or merged part it is.
     """
-    folder, _, name = part.file.partition("/")
+    folder, _, name = file.partition("/")
     if folder == STACKS:
-        return paths.base(store, key_group)
+        _, unique, *snapshot_id = name.rpartition("/")[2].removesuffix(PART).split(".")
+        if snapshot_id:
+            return paths.snapshot_place(store, key_group, snapshot_id[0])
+        return paths.merged_place(store, key_group, unique)
     version, _, attempt = name.partition(".")[0].partition("-")
-    return paths.part(int(version), attempt, key_group)
+    return paths.delta_place(store, key_group, int(version), attempt)
 
 
 def _bytes_of(path: str, size: int) -> pa.Buffer:

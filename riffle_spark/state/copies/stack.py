@@ -1,7 +1,8 @@
 """Which parts make up one key-group's copy, and the small file that says so. Does not know what is in a part.
 
     <0042>.<number>-<copy>.stack       a list of parts; the one of the greatest number counts
-    <0042>.<unique>.part               a part that is this key-group's alone
+    <0042>.<unique>.part               a part that this member merged for this key-group
+    <0042>.<unique>.<snapshot id>.part a snapshot of this key-group
 
 Theory of operation. A copy is a stack of parts, the oldest at the bottom; a row further up hides those of its key
 below. Parts lie in files that never change, and neither does a list of them: a longer or shorter one is a new file with
@@ -284,9 +285,10 @@ class Stacks:
             if stack is not None:
                 self._remove(self._own(stack))
 
-    def fresh(self, key_group: int) -> Path:
-        """Return a new path for a file that is this key-group's alone."""
-        path = Path(f"{self._path}{key_group:04d}.{uuid.uuid4().hex}{PART}")
+    def fresh(self, key_group: int, snapshot_id: str = "") -> Path:
+        """Return a new path for a file that only this key-group has: of this snapshot, or of merged parts."""
+        of_snapshot = f".{snapshot_id}" if snapshot_id else ""
+        path = Path(f"{self._path}{key_group:04d}.{uuid.uuid4().hex}{of_snapshot}{PART}")
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 

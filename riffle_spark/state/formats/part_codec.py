@@ -31,8 +31,8 @@ DELETED = "__deleted"
 """The delta column that is true where a key's state was removed."""
 VARIABLE = "__variable"
 """The column that names the variable that each row is of, in stores of variables."""
-ENCRYPTED = b"RFE1"
-"""What an encrypted part begins with; no Arrow stream does."""
+ENCRYPTED = b"RFE1", b"RFE2"
+"""The first bytes of an encrypted part, by the version of its frame. No Arrow stream begins with them."""
 IN_PLAIN = b"\xff\xff\xff\xff"
 """What every Arrow stream begins with, and so each part that is not encrypted."""
 _VERSION_KEY = b"riffle.format"
@@ -121,7 +121,7 @@ def opened(data: Data, where: str) -> pa.Table:
     Raises ``CorruptStateError`` naming ``where`` if the bytes are of another format, ``RefusedError`` if encrypted,
     ``MemoryError`` if there is no room for its rows.
     """
-    if bytes(memoryview(data)[: len(ENCRYPTED)]) == ENCRYPTED:
+    if bytes(memoryview(data)[: len(ENCRYPTED[0])]) in ENCRYPTED:
         raise RefusedError(
             "a part of the state is encrypted, and `encryption_keys` is not set",
             remedy="set it to where the keys are; to do without them, list `plain` as the last one",

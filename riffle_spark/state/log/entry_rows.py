@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import cast
 
+from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Link, Snapshot
-from riffle_spark.state.log.paths import check_store_name
 
 __all__ = [
     "NUMBERS_END",
@@ -87,7 +87,7 @@ def check_entries(entries: Mapping[Address, Entry]) -> None:
     are made of them, ranges are read by them.
     """
     for store in {store for store, _ in entries}:
-        check_store_name(store)
+        paths.check_store_name(store)
     for (store, key_group), entry in entries.items():
         snapshot = entry.snapshot
         if type(key_group) is not int or not 0 <= key_group < _KEY_GROUPS_MOST:
@@ -102,11 +102,13 @@ def check_entries(entries: Mapping[Address, Entry]) -> None:
             _check_link(Link(snapshot.head, 0, *snapshot[2:]))
             if type(snapshot.id) is not str or not _SNAPSHOT.match(snapshot.id):
                 raise ValueError(f"{snapshot.id!r} names no snapshot")
+            if int(snapshot.id.partition("-")[0]) != max(snapshot.head.version, 0):
+                raise ValueError(f"snapshot {snapshot.id} is listed for version {snapshot.head.version}")
 
 
 def check_link(store: str, link: Link) -> None:
     """Raise as ``check_entries`` for a link of a store."""
-    check_store_name(store)
+    paths.check_store_name(store)
     _check_link(link)
 
 

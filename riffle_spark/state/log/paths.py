@@ -11,10 +11,12 @@ import re
 from typing import NamedTuple
 
 from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.state.objects.encryption import Place
 
 __all__ = [
-    "FAR", "LOG", "ObjectName", "base", "check_store_name", "delta", "far_beyond", "no_log", "parse", "part", "record",
-    "record_sequence", "snapshot",
+    "FAR", "LOG", "ObjectName", "base", "check_store_name", "delta", "delta_place", "far_beyond",
+    "merged_place", "no_log", "output_place", "parse", "record", "record_sequence", "snapshot", "snapshot_id",
+    "snapshot_place",
 ]  # fmt: skip
 
 LOG = "log/"
@@ -76,14 +78,29 @@ def snapshot(store: str, key_group: int, snapshot_id: str) -> str:
     return f"{base(store, key_group)}/snapshot/{snapshot_id}"
 
 
-def part(version: int, attempt: str, key_group: int | None) -> str:
-    """Return the place of a delta's part by which it is encrypted: a key-group's, or that of output rows."""
-    return f"{delta(version, attempt)}/{'output' if key_group is None else key_group}"
-
-
 def base(store: str, key_group: int) -> str:
-    """Return the place of a key-group's whole state, or of what was merged of its parts, by which it is encrypted."""
+    """Return the prefix of a key-group's snapshots."""
     return f"{store}/key_group={key_group:04d}"
+
+
+def delta_place(store: str, key_group: int, version: int, attempt: str) -> Place:
+    """Return the place of a key-group's part in a delta."""
+    return Place(f"delta/{store}/{key_group}/{version}/{attempt}", f"{delta(version, attempt)}/{key_group}")
+
+
+def output_place(store: str, version: int, attempt: str) -> Place:
+    """Return the place of a store's output rows in a delta."""
+    return Place(f"output/{store}/{version}/{attempt}", f"{delta(version, attempt)}/output")
+
+
+def snapshot_place(store: str, key_group: int, snapshot_id: str) -> Place:
+    """Return the place of a snapshot. Its id names the version and the attempt."""
+    return Place(f"snapshot/{store}/{key_group}/{snapshot_id}", base(store, key_group))
+
+
+def merged_place(store: str, key_group: int, unique: str) -> Place:
+    """Return the place of a part that a member merged, in a local file with this unique name."""
+    return Place(f"merged/{store}/{key_group}/{unique}", base(store, key_group))
 
 
 def snapshot_id(version: int, attempt: str) -> str:

@@ -1,15 +1,16 @@
-"""Keys, and parts that are encrypted with them. Knows the text of keys, and the frame around a part. Does not know what
-is in a part, or which parts there are.
+"""Encryption keys, and the frame around an encrypted part.
 
-    RFE1 | length of the key's id, 1 byte | id | check, 8 | salt, 16 | nonce, 12 | ciphertext with its tag, 16
+    RFE2 | length of the key's id, 1 byte | id | check, 8 | salt, 16 | nonce, 12 | ciphertext with its tag, 16
 
-Theory of operation. Each sealing (a delta, a snapshot, a merge) draws a salt and derives a key of its own from the
-user's, so that no key comes near the number of messages that AES-GCM bears; each part in it has a random nonce. With
-the part are authenticated its header and its place, which says whose it is: what was put in another's place does not
-open. A snapshot's place does not name the root: each root needs keys of its own. The check is derived from the user's
-key too, and tells a wrong key from altered bytes. Every process reads keys for itself, from a source whose name it is
-told: no message holds one. The key to write with is told by its id and its check, ``id/check``: a process that has
-other bytes under the id writes nothing.
+Theory of operation. Each sealing (a delta, a snapshot, a merge) draws a salt and derives a key from the user's key. So
+no key encrypts as many messages as AES-GCM allows. Each part has a random nonce. The tag authenticates the header and
+the part's place: kind, store, key-group, version and attempt. A part that is moved to another place does not decrypt.
+Frames of version 1 (``RFE1``) are read and no longer written. They authenticate less: a delta's place has no store, and
+a snapshot's has no version and no attempt. The two versions derive different keys, so neither passes for the other.
+
+The check is derived from the user's key too. It tells a wrong key from altered bytes. Every process reads the keys from
+the source that a setting names: no message holds a key. Messages name the key to write with as ``id/check``. A process
+that has other bytes under this id writes nothing.
 """
 
 import base64
@@ -29,14 +30,17 @@ import pyarrow as pa
 from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError
 from riffle_spark.state.formats.part_codec import ENCRYPTED, IN_PLAIN, Data
 
-__all__ = ["HEADER_BYTES_MAX", "PLAIN", "Keys", "Seal", "key_of", "keys_of_text", "text_of"]
+__all__ = ["HEADER_BYTES_MAX", "PLAIN", "Keys", "Place", "Seal", "frame_of", "key_of", "keys_of_text", "text_of"]
 
 _logger = logging.getLogger("riffle_spark")
 PLAIN = "plain"
 """In place of a key: what is not encrypted. Where it is not listed, no such part is read."""
 _KEY_BYTES, _CHECK_BYTES, _SALT_BYTES, _NONCE_BYTES, _TAG_BYTES = 32, 8, 16, 12, 16
 _ID_BYTES_MAX = 64
-HEADER_BYTES_MAX: Final = len(ENCRYPTED) + 1 + _ID_BYTES_MAX + _CHECK_BYTES + _SALT_BYTES + _NONCE_BYTES
+_MAGIC_BYTES: Final = len(ENCRYPTED[0])
+_NEWEST: Final = len(ENCRYPTED)
+"""The frame version that is written."""
+HEADER_BYTES_MAX: Final = _MAGIC_BYTES + 1 + _ID_BYTES_MAX + _CHECK_BYTES + _SALT_BYTES + _NONCE_BYTES
 _PART_BYTES_MAX = 2**31 - 1 - HEADER_BYTES_MAX
 _ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_ID_BYTES_MAX - 1}}}\Z")
 _WRAPPED = "kms:"
@@ -45,15 +49,28 @@ _A_NAME, _A_PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}\Z"), re.compile(r"(?
 """What may be shown of a source: in its place somebody may have written a key, in base64 or, longer, in hex."""
 _WRITE = "write `id = <base64 of 32 bytes>` or `id = kms:<base64 of a wrapped key>`, one a line, the newest last"
 _NAME = "name where keys are, never keys themselves: `file:/path` or `env:NAME`, on the driver and on every executor"
-_OF_CHECK, _OF_PART = b"riffle check", b"riffle part"
+_OF_CHECK = b"riffle check"
+_OF_PART = {1: b"riffle part", 2: b"riffle part 2"}
 
-Seal = Callable[[bytes, str], bytes]
+
+class Place(NamedTuple):
+    """The identity of an encrypted part. A frame authenticates it, so a part decrypts in its own place only.
+
+    ``text`` is authenticated by frames of version 2, ``text_1`` by frames of version 1 (docs/formats.md).
+    """
+
+    text: str
+    text_1: str
+
+
+Seal = Callable[[bytes, Place], bytes]
 """From a part's bytes and its place to the bytes that are kept."""
 
 
 class _Header(NamedTuple):
-    """What stands before a ciphertext, and how long it is."""
+    """The bytes before a ciphertext, parsed, and their number."""
 
+    frame: int
     key: str
     check: bytes
     salt: bytes
@@ -108,20 +125,20 @@ class Keys:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         salt, name = os.urandom(_SALT_BYTES), self.writes.encode()
-        gcm = AESGCM(_derived(self._keys[self.writes], salt, _OF_PART))
-        prefix = b"%s%c%s%s%s" % (ENCRYPTED, len(name), name, self._checks[self.writes], salt)
+        gcm = AESGCM(_derived(self._keys[self.writes], salt, _OF_PART[_NEWEST]))
+        prefix = b"%s%c%s%s%s" % (ENCRYPTED[_NEWEST - 1], len(name), name, self._checks[self.writes], salt)
 
-        def seal(data: bytes, place: str) -> bytes:
+        def seal(data: bytes, place: Place) -> bytes:
             if len(data) > _PART_BYTES_MAX:
                 problem = f"a part of {len(data)} bytes is too large to be encrypted"
-                raise ConfigError(problem, remedy="give the query more key-groups (riffle dispatch)", where=place)
+                raise ConfigError(problem, remedy="give the query more key-groups (riffle dispatch)", where=place.text)
             nonce = os.urandom(_NONCE_BYTES)
             header = prefix + nonce
-            return header + gcm.encrypt(nonce, data, header + place.encode())
+            return header + gcm.encrypt(nonce, data, header + place.text.encode())
 
         return seal
 
-    def opened(self, data: Data, place: str, where: str) -> Data:
+    def opened(self, data: Data, place: Place, where: str) -> Data:
         """Return a part as it was before it was encrypted, or as it is if it never was.
 
         Raises ``RefusedError`` naming ``where`` if its key is not there or another one, or if it is in plain and that
@@ -140,7 +157,7 @@ class Keys:
             )
         return data
 
-    def _decrypted(self, view: memoryview, header: _Header, place: str, where: str) -> bytes:
+    def _decrypted(self, view: memoryview, header: _Header, place: Place, where: str) -> bytes:
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -154,8 +171,9 @@ class Keys:
                 where=where,
             )
         try:
-            gcm, known = AESGCM(_derived(key, header.salt, _OF_PART)), bytes(view[: header.length])
-            return gcm.decrypt(header.nonce, view[header.length :], known + place.encode())
+            gcm, known = AESGCM(_derived(key, header.salt, _OF_PART[header.frame])), bytes(view[: header.length])
+            text = place.text if header.frame == _NEWEST else place.text_1
+            return gcm.decrypt(header.nonce, view[header.length :], known + text.encode())
         except (InvalidTag, ValueError):
             raise CorruptStateError(
                 "the bytes are not what was encrypted here: they were altered, or are another part's",
@@ -174,15 +192,17 @@ class Keys:
             return self._reads_plain or not head.startswith(IN_PLAIN)
         return self._checks.get(header.key) == header.check
 
-    def is_current(self, data: Data) -> bool:
-        """Tell whether a part is written as parts are now: with the same key, or in plain."""
-        return key_of(data) == self.writes
-
 
 def key_of(data: Data) -> str:
     """Return the id of a part's key, or ``PLAIN``, from its first ``HEADER_BYTES_MAX`` bytes."""
     header = _header(memoryview(data).cast("B"))
     return PLAIN if header is None else header.key
+
+
+def frame_of(data: Data) -> int | None:
+    """Return the version of a part's frame from the bytes that ``key_of`` reads; ``None`` if it is not encrypted."""
+    header = _header(memoryview(data).cast("B"))
+    return None if header is None else header.frame
 
 
 def keys_of_text(text: str, where: str, unwrap: Callable[[bytes], bytes]) -> Keys:
@@ -264,14 +284,15 @@ def _say_who_reads(path: str) -> None:
 
 def _header(view: memoryview) -> _Header | None:
     """Return a part's header; ``None`` if it is not encrypted."""
-    if view[: len(ENCRYPTED)] != ENCRYPTED:
+    magic = bytes(view[:_MAGIC_BYTES])
+    if magic not in ENCRYPTED:
         return None
-    start = len(ENCRYPTED) + 1
+    start = _MAGIC_BYTES + 1
     at = [start, start + (view[start - 1] if len(view) >= start else 0)]
     for size in (_CHECK_BYTES, _SALT_BYTES, _NONCE_BYTES):
         at.append(at[-1] + size)
     key, check, salt, nonce = (bytes(view[one:end]) for one, end in pairwise(at))
-    return _Header(key.decode("ascii", "replace"), check, salt, nonce, at[-1])
+    return _Header(ENCRYPTED.index(magic) + 1, key.decode("ascii", "replace"), check, salt, nonce, at[-1])
 
 
 def _derived(key: bytes, salt: bytes, use: bytes) -> bytes:

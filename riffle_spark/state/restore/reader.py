@@ -66,17 +66,18 @@ class Reader:
         self.totals = Totals()
         self._counting = threading.Lock()
 
-    def links(self, links: Iterable[Link]) -> dict[Link, pa.Table]:
-        """Return the table of each link's part, checked; those that are encrypted are of output rows. Raises
-        ``CorruptStateError`` naming a damaged or missing object, ``ConfigError`` without its key.
+    def outputs(self, store: str, links: Iterable[Link]) -> dict[Link, pa.Table]:
+        """Return the table of each link's part, checked: a store's sealed output rows.
+
+        Raises ``CorruptStateError`` naming a damaged or missing object, ``ConfigError`` without its key.
         """
         found: dict[Link, pa.Table] = {}
         remote: list[list[Link]] = []
         for parts in _by_object(links):
-            local = self._local(parts)
+            local = self._local(store, parts)
             found.update(local)
             remote += joined([link for link in parts if link not in local])
-        fetched: list[dict[Link, pa.Table]] = in_parallel(self._fetch, remote)
+        fetched: list[dict[Link, pa.Table]] = in_parallel(partial(self._fetch, store), remote)
         for tables in fetched:
             found.update(tables)
         return found
@@ -98,7 +99,7 @@ class Reader:
             found[link] = data if whole else part_codec.altered(_range_of(link))
         return found
 
-    def _local(self, parts: list[Link]) -> dict[Link, pa.Table]:
+    def _local(self, store: str, parts: list[Link]) -> dict[Link, pa.Table]:
         if self._folder is None:
             return {}
         path = self._folder.sealed_file(parts[0].head.version, parts[0].head.attempt)
@@ -108,26 +109,26 @@ class Reader:
                 size = file.seek(0, 2)  # Python makes room for as much as is asked for
                 for run in joined(parts):
                     file.seek(run[0].start)
-                    found.update(self._cut(run, memoryview(file.read(min(size, span_bytes(run))))))
+                    found.update(self._cut(store, run, memoryview(file.read(min(size, span_bytes(run))))))
         except (OSError, CorruptStateError):
             return {}
         with self._counting:
             self.totals.local_parts += len(found)
         return found
 
-    def _fetch(self, run: list[Link]) -> dict[Link, pa.Table]:
-        return self._cut(run, memoryview(self._get(run)))
+    def _fetch(self, store: str, run: list[Link]) -> dict[Link, pa.Table]:
+        return self._cut(store, run, memoryview(self._get(run)))
 
-    def _cut(self, run: list[Link], view: memoryview) -> dict[Link, pa.Table]:
+    def _cut(self, store: str, run: list[Link], view: memoryview) -> dict[Link, pa.Table]:
         """Return the parts of a run out of its bytes, each checked."""
         start = run[0].start
-        return {link: self._decoded(view[link.start - start : link.start - start + link.length], link) for link in run}
+        return {link: self._decoded(store, view[link.start - start :][: link.length], link) for link in run}
 
-    def _decoded(self, data: memoryview, link: Link) -> pa.Table:
+    def _decoded(self, store: str, data: memoryview, link: Link) -> pa.Table:
         where, keys = _range_of(link), self.keys
         if keys is None:
             return part_codec.decode(data, link.checksum, where)
-        place = paths.part(link.head.version, link.head.attempt, None)
+        place = paths.output_place(store, *link.head)
         return part_codec.decode(data, link.checksum, where, lambda data: keys.opened(data, place, where))
 
     def _get(self, run: list[Link]) -> bytes:

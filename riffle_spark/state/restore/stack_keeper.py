@@ -18,6 +18,7 @@ from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import whole_rows
 from riffle_spark.state.copies.stack import Stack, StackedPart
+from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head, Link
 from riffle_spark.state.restore.copy_plan import CopyPlan, plan_copy
 from riffle_spark.state.restore.reader import Reader, WantedSnapshot, fetched_links, fetched_snapshots, runs_of
@@ -197,8 +198,8 @@ class StackKeeper:
     def _bases(self, work: Iterable[_Work]) -> dict[int, tuple[StackedPart, ...]]:
         store = self._schema.store
         wanted = [
-            WantedSnapshot(store, one.key_group, one.plan.entry.snapshot, self._stacks.fresh(one.key_group))
-            for one in work if one.plan.entry.snapshot is not None
+            WantedSnapshot(store, one.key_group, snapshot, self._stacks.fresh(one.key_group, snapshot.id))
+            for one in work if (snapshot := one.plan.entry.snapshot) is not None
         ]  # fmt: skip
         try:
             came = fetched_snapshots(self._reader, wanted)
@@ -227,9 +228,11 @@ class StackKeeper:
         for key_group in key_groups:
             self._stacks.drop(key_group)
 
-    def snapshot(self, key_group: int, entry: Entry) -> TakenRows:
+    def snapshot(self, key_group: int, entry: Entry, attempt: str) -> TakenRows:
         """Return all that a copy holds at the entry's head, or where it is if that is beyond: a copy holds committed
-        effects only. Raises ``DamagedCopy``, ``OutOfDate`` if that is a newer driver's, and what bringing it raises.
+        effects only. The bytes are encrypted as the snapshot of this attempt.
+
+        Raises ``DamagedCopy``, ``OutOfDate`` if that is a newer driver's, and what bringing it raises.
 
         Time passes from one snapshot to the next: stacks and files are looked at anew.
         """
@@ -246,7 +249,8 @@ class StackKeeper:
         stack = self._stacks.read(key_group) or stack  # merged meanwhile
         if stack.head.epoch > self._plans.epoch:
             raise OutOfDate("a newer driver has moved the copy: what that declares is not known here")
-        return TakenRows(stack.head, *self._parts.whole(key_group, stack, timer_of(entry, stack.head)))
+        snapshot_id = paths.snapshot_id(stack.head.version, attempt)
+        return TakenRows(stack.head, *self._parts.whole(key_group, stack, timer_of(entry, stack.head), snapshot_id))
 
     def tables(self, entries: Mapping[int, Entry]) -> dict[int, pa.Table]:
         """Return the whole state of each key-group that was ever touched, with the columns of ``part_schema``. Raises

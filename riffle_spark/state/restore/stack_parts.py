@@ -10,19 +10,17 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-import pyarrow as pa
-
 from riffle_spark.errors import CorruptStateError, OutOfDate, RiffleError
 from riffle_spark.state.copies.disk import DamagedCopy, damaged, disk_refused
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.part_files import PartFiles, merged_rows
+from riffle_spark.state.copies.part_files import PartFiles, merged_rows, place_of
 from riffle_spark.state.copies.run import Run
 from riffle_spark.state.copies.stack import Stack, StackedPart, Stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import NEVER_MS, first_ms_of
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry, Head, Link
-from riffle_spark.state.objects.encryption import PLAIN, Keys, key_of
+from riffle_spark.state.objects.encryption import PLAIN, Keys, Place, key_of
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
 from riffle_spark.state.restore.fetched_ranges import FetchedRange, are_kept
 from riffle_spark.state.restore.prefetch import Budget, prefetched
@@ -124,7 +122,8 @@ class StackParts:
             return part
         table = self._schema.sealed(self._schema.without_later_names(table, part.epoch))
         fetched.path.unlink()
-        return self._written(fetched.key_group, self._encoded(fetched.key_group, table), table.num_rows, part.epoch)
+        data = part_codec.encode(table, self._schema.due)
+        return self._written(fetched.key_group, data, table.num_rows, part.epoch)
 
     def _blame(
         self, fetched: WantedSnapshot, part: StackedPart, came: Iterable[FetchedRange], error: DamagedCopy
@@ -142,10 +141,9 @@ class StackParts:
         name = paths.snapshot(fetched.store, fetched.key_group, fetched.snapshot.id)
         return refused if is_of_disk else part_codec.altered(name)
 
-    def _encoded(self, key_group: int, table: pa.Table) -> bytes:
-        """Return the bytes of a part that is the key-group's alone."""
-        data = part_codec.encode(table, self._schema.due)
-        return data if self._keys is None else self._keys.sealing()(data, paths.base(self._schema.store, key_group))
+    def _sealed(self, data: bytes, place: Place) -> bytes:
+        """Return a part's bytes as they are kept in this place."""
+        return data if self._keys is None else self._keys.sealing()(data, place)
 
     def discard(self, parts: Iterable[StackedPart]) -> None:
         """Remove the files of parts that became no stack's."""
@@ -153,14 +151,17 @@ class StackParts:
             (self._folder.path / part.file).unlink(missing_ok=True)
 
     def _written(self, key_group: int, data: bytes, rows: int, epoch: int) -> StackedPart:
+        """Write a part's bytes, not yet encrypted, as a file that only this key-group has."""
         path = self._stacks.fresh(key_group)
+        name = self._stacks.name_of(path)
+        data = self._sealed(data, place_of(name, self._schema.store, key_group))
         try:
             path.write_bytes(data)
         except OSError:
             path.unlink(missing_ok=True)
             raise
         of_data = len(data), part_codec.checksum(data), rows
-        return StackedPart(self._stacks.name_of(path), 0, *of_data, epoch, self._schema.history.newest)
+        return StackedPart(name, 0, *of_data, epoch, self._schema.history.newest)
 
     def merge_some(self, opened: Mapping[int, OpenStack]) -> None:
         """Merge stacks that have grown high, of bounded bytes at once, but one in any case. Raises ``DamagedCopy``.
@@ -187,10 +188,10 @@ class StackParts:
     def _merge(
         self, key_group: int, parts: Sequence[StackedPart], timer_ms: int | None, *, bottom: bool
     ) -> tuple[bytes, int]:
-        """Put one part in the place of some, if they are there still; return its bytes and rows."""
+        """Put one part in the place of some, if they are there still; return its bytes, not encrypted, and rows."""
         self._files.doubt(parts)
         table = merged_rows(self.runs(key_group, parts, timer_ms), self._schema, bottom=bottom)
-        data = self._encoded(key_group, table)
+        data = part_codec.encode(table, self._schema.due)
         part = self._written(key_group, data, table.num_rows, max((part.epoch for part in parts), default=FIRST))
         if self._stacks.replaced(key_group, parts, part) is None:
             self.discard([part])
@@ -198,16 +199,20 @@ class StackParts:
             self._files.forget(parts)
         return data, table.num_rows
 
-    def whole(self, key_group: int, stack: Stack, timer_ms: int | None) -> tuple[bytes, int]:
-        """Return all that a stack holds as a snapshot's bytes, and its rows. What had to be merged stays merged.
-        ``timer_ms`` as of ``runs``.
+    def whole(self, key_group: int, stack: Stack, timer_ms: int | None, snapshot_id: str) -> tuple[bytes, int]:
+        """Return all that a stack holds as the bytes of this snapshot, and its rows. What had to be merged stays
+        merged. ``timer_ms`` as of ``runs``.
 
         Raises ``DamagedCopy``.
         """
         self._files.doubt(stack.parts)
-        if len(stack.parts) == 1 and self._files.is_snapshot(stack.parts[0], self._schema.store, key_group):
-            return bytes(self._files.data(stack.parts[0])), stack.parts[0].rows
-        return self._merge(key_group, stack.parts, timer_ms, bottom=True)
+        place = paths.snapshot_place(self._schema.store, key_group, snapshot_id)
+        if len(stack.parts) == 1:
+            data = self._files.as_snapshot(stack.parts[0], self._schema.store, key_group)
+            if data is not None:
+                return self._sealed(bytes(data), place), stack.parts[0].rows
+        merged, rows = self._merge(key_group, stack.parts, timer_ms, bottom=True)
+        return self._sealed(merged, place), rows
 
 
 def _merged_from(parts: Sequence[StackedPart], share: float) -> int | None:
@@ -325,7 +330,7 @@ class StackFollower:
         key_group, snapshot = one.address[1], one.entry.snapshot
         parts: tuple[StackedPart, ...] = ()
         if snapshot is not None:
-            wanted = WantedSnapshot(*one.address, snapshot, self._stacks.fresh(key_group))
+            wanted = WantedSnapshot(*one.address, snapshot, self._stacks.fresh(key_group, snapshot.id))
             came = self._incoming.move(one.address, snapshot, wanted.path)
             try:
                 parts = (self._parts.base(wanted, self._came(wanted, came)),)

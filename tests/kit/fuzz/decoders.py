@@ -49,7 +49,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry, Head, Manifest, Snapshot
 from riffle_spark.state.log.record import Record, decode, encode, joined
-from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, key_of, keys_of_text, text_of
+from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, frame_of, key_of, keys_of_text, text_of
 from riffle_spark.state.objects.open import StoreOptions, normalised, open_store
 from riffle_spark.state.objects.store import check_name
 from riffle_spark.state.schemas.plain_columns import PlainColumns
@@ -225,13 +225,13 @@ def _part(data: bytes, decrypted: Callable[[part_codec.Data], part_codec.Data] |
 
 def _encrypted_part(data: bytes) -> None:
     key_of(data[:HEADER_BYTES_MAX])
-    KEYS.is_current(data)
+    frame_of(data)
     _part(data, lambda some: KEYS.opened(some, PLACE, "part"))
 
 
 def _encrypted_parts() -> list[bytes]:
     parts = _parts()
-    return [*map(framed, parts), framed(parts[-1], "2025"), framed(b"")]
+    return [*map(framed, parts), framed(parts[-1], "2025"), framed(parts[0], frame=1), framed(b"")]
 
 
 def _keys(text: str, where: str) -> None:

@@ -11,25 +11,28 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from riffle_spark.state.log import paths
 from riffle_spark.state.objects.encryption import Keys
 
 __all__ = ["KEYS", "PLACE", "framed", "retagged"]
 
 _BY_ID = {"2025": bytes(range(32)), "2026": bytes(range(32, 64))}
 KEYS = Keys(_BY_ID, "2026", reads_plain=False)
-PLACE = "delta/00000000000000000007/1-" + "ab" * 16 + "/5"
+PLACE = paths.delta_place("totals", 5, 7, "1-" + "ab" * 16)
 _ID_AT, _AFTER_ID, _TAG = 5, 36, 16
 _SALT, _NONCE = b"0123456789abcdef", b"0123456789ab"
+_USES = {1: b"riffle part", 2: b"riffle part 2"}
+_TEXTS = {1: PLACE.text_1, 2: PLACE.text}
 _COUNTER = (2).to_bytes(4, "big")
 """At which GCM begins to encrypt."""
 
 
-def framed(plain: bytes, name: str = "2026") -> bytes:
-    """Return the frame of a part."""
+def framed(plain: bytes, name: str = "2026", frame: int = 2) -> bytes:
+    """Return the frame of a part, in this version."""
     check = _derived(_BY_ID[name], b"", b"riffle check")[:8]
-    header = b"%s%c%s%s%s%s" % (b"RFE1", len(name), name.encode(), check, _SALT, _NONCE)
-    gcm = AESGCM(_derived(_BY_ID[name], _SALT, b"riffle part"))
-    return header + gcm.encrypt(_NONCE, plain, header + PLACE.encode())
+    header = b"%s%c%s%s%s%s" % (b"RFE%d" % frame, len(name), name.encode(), check, _SALT, _NONCE)
+    gcm = AESGCM(_derived(_BY_ID[name], _SALT, _USES[frame]))
+    return header + gcm.encrypt(_NONCE, plain, header + _TEXTS[frame].encode())
 
 
 def retagged(data: bytes) -> bytes:
@@ -40,9 +43,10 @@ def retagged(data: bytes) -> bytes:
     if key is None or len(data) < start + _TAG:
         return data
     salt, nonce = data[after + 8 : after + 24], data[after + 24 : start]
-    derived = _derived(key, salt, b"riffle part")
+    frame = 1 if data.startswith(b"RFE1") else 2
+    derived = _derived(key, salt, _USES[frame])
     plain = Cipher(AES(derived), CTR(nonce + _COUNTER)).decryptor().update(data[start:-_TAG])
-    return data[:start] + AESGCM(derived).encrypt(nonce, plain, data[:start] + PLACE.encode())
+    return data[:start] + AESGCM(derived).encrypt(nonce, plain, data[:start] + _TEXTS[frame].encode())
 
 
 def _derived(key: bytes, salt: bytes, use: bytes) -> bytes:

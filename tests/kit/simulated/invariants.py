@@ -19,7 +19,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
 from riffle_spark.state.log.record import Record, decode, digest
-from riffle_spark.state.objects.encryption import Keys
+from riffle_spark.state.objects.encryption import Keys, Place
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.schemas.store_schema import StoreSchema
 from riffle_spark.worker.member_folders import keys_of
@@ -189,11 +189,13 @@ class History:
                     name = paths.snapshot(store, key_group, entry.snapshot.id)
                     data = self.world.memory.get(name)
                     assert data is not None, f"I5: {name}, which record {sequence} lists, is gone"
-                    table = self._snapshot(name, data, entry.snapshot.checksum, paths.base(store, key_group))
+                    table = self._snapshot(
+                        name, data, entry.snapshot.checksum, paths.snapshot_place(store, key_group, entry.snapshot.id)
+                    )
                     assert part_codec.DELETED not in table.column_names, f"I5: {name} tells what is deleted"
                     assert table.num_rows == entry.snapshot.rows, f"I5: {name} has {table.num_rows} rows"
 
-    def _snapshot(self, name: str, data: bytes, checksum: int, place: str) -> pa.Table:
+    def _snapshot(self, name: str, data: bytes, checksum: int, place: Place) -> pa.Table:
         self._check_bytes(name, data, 0, len(data), checksum)
         found = self._decoded.get((name, checksum))
         if found is None:

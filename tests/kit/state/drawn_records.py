@@ -19,8 +19,10 @@ IDS = st.text(st.characters(min_codepoint=32, exclude_categories=["C", "Z"]), ma
 ATTEMPTS = st.builds("{}-{:032x}".format, st.integers(0, 999), st.integers(0, 2**128 - 1))
 HEADS = st.builds(Head, st.integers(0, 50), ATTEMPTS)
 LINKS = st.builds(Link, HEADS, NUMBERS, NUMBERS, CHECKSUMS, NUMBERS)
-SNAPSHOT_IDS = st.builds("{:020d}-{}".format, st.integers(0, 50), ATTEMPTS)
-SNAPSHOTS = st.builds(Snapshot, SNAPSHOT_IDS, HEADS, NUMBERS, CHECKSUMS, NUMBERS)
+SNAPSHOTS = st.builds(
+    lambda head, attempt, *numbers: Snapshot(f"{head.version:020d}-{attempt}", head, *numbers),
+    HEADS, ATTEMPTS, NUMBERS, CHECKSUMS, NUMBERS,
+)  # fmt: skip
 ENTRIES = st.builds(
     Entry, st.none() | SNAPSHOTS, st.lists(LINKS, max_size=4).map(tuple), st.none() | st.integers(-(2**62), 2**62)
 )

@@ -197,7 +197,7 @@ class Real:
         """List a snapshot of the state as it is."""
         if self.entry.chain:
             self.sequence += 1
-            head, data, rows = self.keeper(self.elsewhere).snapshot(0, self.entry)
+            head, data, rows = self.keeper(self.elsewhere).snapshot(0, self.entry, self.entry.head.attempt)
             name = paths.snapshot_id(head.version, head.attempt)
             self.objects.put_if_absent(paths.snapshot(*ADDRESS, name), data)
             after = self.entry.replaced(Snapshot(name, head, len(data), part_codec.checksum(data), rows))

@@ -14,6 +14,7 @@ from riffle_spark.errors import LocalDiskError
 from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.part_files import PartFiles, scrub
 from riffle_spark.state.copies.stack import Stack, signature_of
+from tests.kit.state.drawn_records import attempt
 from tests.kit.state.members import SCHEMA, Place
 
 
@@ -134,6 +135,6 @@ def test_what_was_forgotten_without_a_sign_becomes_no_truth(tmp_path: Path, link
         mapped[at] ^= 1
         assert signature_of(str(file)) == before
         with pytest.raises(DamagedCopy):
-            keeper.merge(copies) if links else keeper.snapshot(1, place.entries[1])
-        taken = keeper.snapshot(1, place.entries[1])
+            keeper.merge(copies) if links else keeper.snapshot(1, place.entries[1], attempt(9))
+        taken = keeper.snapshot(1, place.entries[1], attempt(9))
     assert 12_345 in pa.ipc.open_stream(taken.data).read_all()["v"].to_pylist()

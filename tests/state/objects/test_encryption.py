@@ -14,13 +14,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError, UnavailableError
-from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, PLAIN, Keys, key_of, keys_of_text, text_of
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.log import paths
+from riffle_spark.state.objects.encryption import (
+    HEADER_BYTES_MAX,
+    PLAIN,
+    Keys,
+    Place,
+    frame_of,
+    key_of,
+    keys_of_text,
+    text_of,
+)
 from riffle_spark.state.objects.s3_client import unwrapped_key
 from riffle_spark.state.schemas.store_schema import check_key, with_key
+from tests.kit.fuzz import framed_parts
 from tests.kit.servers.scripted_server import Answer, scripted_server
 
 ONE, OTHER = (base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2))
-PLACE = "delta/00000000000000000007/1-ab/3"
+PLACE = paths.delta_place("totals", 3, 7, "1-ab")
+OTHERS = [
+    paths.delta_place("tails", 3, 7, "1-ab"), paths.delta_place("totals", 4, 7, "1-ab"),
+    paths.delta_place("totals", 3, 8, "1-ab"), paths.delta_place("totals", 3, 7, "1-ac"),
+    paths.output_place("totals", 7, "1-ab"), paths.snapshot_place("totals", 3, f"{7:020d}-1-ab"),
+    paths.snapshot_place("totals", 3, f"{8:020d}-1-ab"), paths.snapshot_place("tails", 3, f"{7:020d}-1-ab"),
+    paths.merged_place("totals", 3, "ab"), paths.merged_place("tails", 3, "ab"),
+]  # fmt: skip
 LISTS = [
     [f"a = {ONE}"], [f"a = {OTHER}"], [f"a = {ONE}", f"b = {OTHER}"],
     ["plain", f"b = {OTHER}"], [f"b = {OTHER}", "plain"],
@@ -39,15 +58,27 @@ def refused(lines: list[str]) -> str:
     return str(caught.value)
 
 
-@given(st.binary(max_size=300), st.text(max_size=20))
-def test_what_was_encrypted_opens_at_its_place_alone(data: bytes, place: str) -> None:
-    """Property: a part opens to its own bytes, at the place it was encrypted for and at no other."""
+@given(st.binary(max_size=300), st.sampled_from([PLACE, *OTHERS]), st.sampled_from([PLACE, *OTHERS]))
+def test_a_part_decrypts_in_its_own_place_only(data: bytes, place: Place, other: Place) -> None:
+    """Property: a part decrypts only for the kind, store, key-group, version and attempt it was encrypted for."""
     known = keys(f"a = {ONE}")
     sealed = known.sealing()(data, place)
     assert bytes(known.opened(sealed, place, "here")) == data
-    assert key_of(sealed[:HEADER_BYTES_MAX]) == "a"
-    with pytest.raises(CorruptStateError, match="another part's"):
-        known.opened(sealed, place + "1", "here")
+    assert (key_of(sealed[:HEADER_BYTES_MAX]), frame_of(sealed[:HEADER_BYTES_MAX])) == ("a", 2)
+    if place != other:
+        with pytest.raises(CorruptStateError, match="another part's"):
+            known.opened(sealed, other, "here")
+
+
+def test_frames_of_version_1_are_read() -> None:
+    """They decrypt in the place that version 1 authenticates. A frame of one version does not pass for the other."""
+    old = framed_parts.framed(b"row", frame=1)
+    assert (frame_of(old), bytes(framed_parts.KEYS.opened(old, framed_parts.PLACE, "here"))) == (1, b"row")
+    relabelled = [b"RFE2" + old[4:], b"RFE1" + framed_parts.framed(b"row")[4:]]
+    for data in [*relabelled, framed_parts.retagged(b"RFE1" + framed_parts.framed(b"row")[4:])[:-1]]:
+        with pytest.raises(CorruptStateError, match="another part's"):
+            framed_parts.KEYS.opened(data, framed_parts.PLACE, "here")
+    assert frame_of(b"row") is None
 
 
 @given(st.binary(max_size=99), st.sampled_from(LISTS), st.sampled_from(LISTS))
@@ -80,11 +111,11 @@ def test_every_changed_or_missing_byte_is_an_error_of_ours(data: st.DataObject) 
         known.opened(bytes(sealed), PLACE, "here")
 
 
-@given(st.binary(max_size=120))
-def test_bytes_of_anybody_are_refused(data: bytes) -> None:
+@given(st.sampled_from(part_codec.ENCRYPTED), st.binary(max_size=120))
+def test_bytes_of_anybody_are_refused(mark: bytes, data: bytes) -> None:
     """Property: whatever else stands behind the mark of an encrypted part is refused with one of our errors."""
     with pytest.raises(RiffleError):
-        keys(f"a = {ONE}").opened(b"RFE1" + data, PLACE, "here")
+        keys(f"a = {ONE}").opened(mark + data, PLACE, "here")
 
 
 def test_equal_parts_are_encrypted_to_other_bytes() -> None:
@@ -96,10 +127,10 @@ def test_equal_parts_are_encrypted_to_other_bytes() -> None:
 
 
 def test_the_last_key_writes_and_all_read() -> None:
-    """What older keys have written stays readable, new parts get the last one; a missing and a wrong one are named."""
+    """Parts of older keys stay readable, new parts get the last key, and errors name a missing or a wrong key."""
     before, now = keys(f"a = {ONE}"), keys("# of July", f"a={ONE}", f" b = {OTHER} ", "")
     old, new = before.sealing()(b"row", PLACE), now.sealing()(b"row", PLACE)
-    assert (key_of(old), key_of(new), now.is_current(old), now.is_current(new)) == ("a", "b", False, True)
+    assert (key_of(old), key_of(new)) == ("a", "b")
     assert bytes(now.opened(old, PLACE, "")) == b"row"
     with pytest.raises(ConfigError, match="key 'b' is needed"):
         before.opened(new, PLACE, "there")

@@ -24,7 +24,7 @@ def test_what_a_member_sealed_itself_costs_no_request(place: Place) -> None:
     """The owner folds its own file."""
     links = place.seal(0, {1: {"a": 1}, 2: {"b": 2}}, kept=True)
     place.store.calls.clear()
-    tables = place.reader.links(links)
+    tables = place.reader.outputs("", links)
     assert [tables[each].to_pylist()[0]["k"] for each in links] == ["a", "b"]
     assert place.store.calls == []
     assert place.reader.totals.local_parts == 2
@@ -43,7 +43,7 @@ def test_a_damaged_sealed_file_is_read_from_the_store_instead(place: Place, dama
         "emptied": b"",
     }
     file.unlink() if damage == "gone" else file.write_bytes(changed[damage])
-    tables = place.reader.links(links)
+    tables = place.reader.outputs("", links)
     assert [tables[each].to_pylist()[0]["v"] for each in links] == [1, 2]
     assert place.reader.totals.fetched_parts >= 1
 
@@ -52,14 +52,14 @@ def test_a_part_of_any_length_is_not_made_room_for(place: Place) -> None:
     """A record says how long a part is: neither the member's own file nor the store's object is that long."""
     (sealed,) = place.seal(0, {1: {"a": 1}}, kept=True)
     with pytest.raises(CorruptStateError, match="truncated or altered"):
-        place.reader.links([sealed._replace(start=1, length=1 << 62)])
+        place.reader.outputs("", [sealed._replace(start=1, length=1 << 62)])
 
 
 def test_adjacent_parts_of_one_object_are_one_get(place: Place) -> None:
     """Ranges that lie side by side are read together."""
     links = place.seal(0, {kg: {f"k{kg}": kg} for kg in range(8)})
     place.store.calls.clear()
-    tables = place.reader.links(links)
+    tables = place.reader.outputs("", links)
     assert len(tables) == 8
     assert [method for method, _ in place.store.calls] == ["get"]
 
@@ -74,7 +74,7 @@ def test_parts_far_apart_are_read_apart() -> None:
 def test_a_missing_object_is_named(place: Place) -> None:
     """What the log lists and the store lacks is damage, with the remedy."""
     with pytest.raises(CorruptStateError, match="missing") as caught:
-        place.reader.links([link(3)])
+        place.reader.outputs("", [link(3)])
     assert caught.value.where == link(3).object
     assert "rollback" in caught.value.remedy
 
