@@ -90,6 +90,11 @@ class Settings:
         "where driver and executors find the [keys](operations.md#encryption) that deltas, snapshots and local copies "
         "are encrypted with; not set: they are not, empty: refused", example="file:/run/secrets/riffle-keys")
 
+    accept: tuple[str, ...] = setting(
+        (), names, "stores, and columns of them, that continue although [the job was "
+        "changed](operations.md#change-a-job-between-two-runs): needed until the next batch is committed",
+        example=["totals"])
+
     key_groups: int = setting(
         128, whole(1, 32_768), "how many parts the key space has; another number than the stored one is refused. Under "
         "four for each slot is a warning", fixed="[by a procedure](dispatch.md#another-number-of-key-groups)",

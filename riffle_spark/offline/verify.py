@@ -81,6 +81,10 @@ def verify(
     if tail is not None:
         _check_line(looked, tail)
         _check_parts(looked, tail)
+        for store, last in tail.stale_stores.items():
+            problem = f"store {store!r} has the rows up to batch {last}, the query is at batch {tail.version}"
+            remedy = f"do nothing while the query runs without the store; it returns only with accept = {store!r}"
+            looked.say("note", store, problem, remedy)
     for (problem, kind, remedy), count in looked.unread.items():
         looked.say("unread", root, f"{problem}: {count} {kind} were not looked at", remedy)
     way_back = _way_back(looked, root, checkpoint)

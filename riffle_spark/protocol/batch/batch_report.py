@@ -169,6 +169,32 @@ def _of_dead(receipts: Sequence[Receipt]) -> Iterator[str]:
         )
 
 
+def _of_changed_stores(before: Record, operators: Sequence[Operator]) -> Iterator[str]:
+    """Yield a warning for each durable store that the batch after ``before`` takes in or leaves out."""
+    version, stale = before.version, before.stale_stores
+    durable = {operator.store for operator in operators if operator.durable}
+    left = before.schemas.keys() - {operator.store for operator in operators}
+    begun = durable - before.schemas.keys()
+    if begun and left:
+        yield (
+            f"{', '.join(sorted(begun))} begins empty with batch {version + 1}, and {', '.join(sorted(left))}, which "
+            "the root has, is none of the query's stores any more\n  What to do: nothing, if that is meant; if a store "
+            f"was renamed, stop the query, take it back to batch {version} (riffle rollback), and call the store as "
+            "before"
+        )
+    for store in sorted(before.schemas.keys() - durable - stale.keys() - (left if begun else set())):
+        yield (
+            f"from batch {version + 1} on, the state of store {store!r} does not get the rows of the query\n  What to "
+            f"do: nothing, if that is meant; else stop the query, roll back to batch {version} (riffle rollback), and "
+            "start it with this store, which must be durable"
+        )
+    for store in sorted(durable & stale.keys()):
+        yield (
+            f"store {store!r} continues from batch {stale[store]} without the rows of later batches up to {version}, "
+            "as accepted\n  What to do: remove it from `accept`"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class SlotPlacement:
     """The slots of a batch, whether they were placed by name, and the living members they were placed on."""
@@ -237,16 +263,8 @@ class BatchMeasures:
             )
 
     def began(self, before: Record, operators: Sequence[Operator]) -> None:
-        """Note which stores begin where others are left: one that was renamed is not the one that it was."""
-        left = sorted(before.schemas.keys() - {operator.store for operator in operators})
-        begun = sorted({operator.store for operator in operators if operator.durable} - before.schemas.keys())
-        if begun and left:
-            self._own.append(
-                f"{', '.join(begun)} begins empty with batch {before.version + 1}, and {', '.join(left)}, which the "
-                "root has, is none of the query's stores any more\n  What to do: nothing, if that is meant; if a store "
-                f"was renamed, stop the query, take it back to batch {before.version} (riffle rollback), and call the "
-                "store as before"
-            )
+        """Warn of stores that this batch takes in or leaves out, of which the record before it knows others."""
+        self._own += _of_changed_stores(before, operators)
 
     def repeated(self, incoming: IncomingBatch, epoch: int) -> BatchReport:
         """Return the report of a batch that was skipped."""

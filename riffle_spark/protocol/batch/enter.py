@@ -2,7 +2,7 @@
 bound to. Pure; knows the newest record and settings.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from enum import Enum
 
 from riffle_spark.errors import ConfigError, ConflictError, command
@@ -16,7 +16,7 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.schemas.store_schema import check_key, key_in, meanings_in
 
-__all__ = ["Decision", "check_fixed", "check_schemas", "decide", "ends_alike", "groups_of", "shards_of"]
+__all__ = ["Decision", "check_fixed", "check_schemas", "check_stale", "decide", "ends_alike", "groups_of", "shards_of"]
 
 _SPARKS_WORDS_OF_KEYS = (
     "  as Spark says: [STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema does not match existing state key "
@@ -189,7 +189,25 @@ def _check_same(tail: Record, settings: Settings, operators: Sequence[Operator],
             remedy="set it to where the keys are; to do without, list `plain` last there and run a batch first",
             where="encryption_keys",
         )
+    check_stale(tail, [operator.store for operator in operators if operator.durable], settings.accept, root)
     check_schemas(tail.schemas, operators)
+
+
+def check_stale(tail: Record, stores: Iterable[str], accepted: Container[str], root: str) -> None:
+    """Raise ``ConflictError`` if one of these durable stores lacks the rows of batches that ran without it, unless that
+    is accepted.
+    """
+    for store in stores:
+        last = tail.stale_stores.get(store)
+        if last is None or store in accepted:
+            continue
+        has = f"has the rows up to batch {last}" if last >= 0 else "lacks rows from before the first batch"
+        raise ConflictError(
+            f"store {store!r} {has}, the query is at batch {tail.version}: batches between ran without the store",
+            remedy=f"set accept = {store!r} to continue without the rows of these batches, give the store another name "
+            f"to begin empty, or roll back to batch {last} (riffle rollback) to process these batches again",
+            where=root,
+        )
 
 
 def check_schemas(stored: Mapping[str, Mapping[str, str]], operators: Sequence[Operator]) -> None:

@@ -2,7 +2,7 @@
 operators and receipts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from riffle_spark.messages.slot_orders import Receipt
@@ -74,9 +74,17 @@ def batch_record(
         time_ms=incoming.time_ms, schemas={**tail.schemas, **durable},
         outputs=outputs_of(receipts), delivers_after_commit=after_commit, delivers_as=None,
         shards=shards.partitions if shards else (),
-        initial_states=loaded(tail, operators), **_placement(ownership),
+        initial_states=loaded(tail, operators), stale_stores=_stale_after(tail, durable), **_placement(ownership),
         **watermark_fields(tail, incoming, operators, receipts),
     )  # fmt: skip
+
+
+def _stale_after(tail: Record, durable: Collection[str]) -> dict[str, int]:
+    """Return the stores that lack rows once a batch of these durable stores follows ``tail``, and up to where each has
+    them.
+    """
+    left_out = sorted(tail.schemas.keys() - set(durable))
+    return {store: tail.stale_stores.get(store, tail.version) for store in left_out}
 
 
 def _after(tail: Record, stamp: Stamp, **changes: object) -> Record:

@@ -7,7 +7,7 @@ import io
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from typing import Final
 
@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.protocol.batch.enter import check_stale
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory, jvm, tick
@@ -71,8 +72,8 @@ def started(frame: DataFrame, told: WriterSettings, options: StreamOptions) -> S
     checkpoint = _checkpoint(spark, told)
     sink_choice.check_recovery(spark, told, checkpoint)
     settings = _settings(spark, found.root or options.root, options.settings, checkpoint)
-    accepted, taken = (told.option(name) for name in (planned_stages.ACCEPT, planned_stages.TAKE_OVER))
-    planned_stages.check_stored(stages, _stored(spark, settings), accepted, taken)
+    settings = _accepting(spark, settings, told.option(planned_stages.ACCEPT))
+    _check_stored(spark, settings, stages, told.option(planned_stages.TAKE_OVER))
     results = batch_pieces.PiecesOnRows(stages[-1].evaluation, found.top)
     sink = PieceSink(results, sink_choice.sink_of(frame, told))
     operators = stage_rows.operators_of(stages, told.mode, sink, letters)
@@ -128,11 +129,24 @@ def _check_trigger(told: WriterSettings) -> None:
             )
 
 
-def _stored(spark: SparkSession, settings: Settings) -> Mapping[str, Mapping[str, str]]:
-    """Return the schemas of the stores that the root has of an earlier start."""
-    home = home_of(spark, settings_of(spark, settings))
+def _accepting(spark: SparkSession, settings: Settings, option: str | None) -> Settings:
+    """Return the settings with the names in the query's option added to those that they accept."""
+    if not option:
+        return settings
+    names = [name.strip() for name in option.split(",")]
+    return settings.but(accept=(*settings_of(spark, settings).accept, *names))
+
+
+def _check_stored(
+    spark: SparkSession, settings: Settings, stages: Sequence[planned_stages.PlannedStage], taken: str | None
+) -> None:
+    """Raise ``ConfigError`` or ``ConflictError`` if a stage cannot continue with what the root has in its store."""
+    in_force = settings_of(spark, settings)
+    home = home_of(spark, in_force)
     tail = log.Log(open_store(home.root, home.options), home.root).open()
-    return tail.schemas if tail is not None else {}
+    if tail is not None:
+        check_stale(tail, [stage.store for stage in stages], in_force.accept, home.root)
+    planned_stages.check_stored(stages, tail.schemas if tail else {}, ",".join(in_force.accept), taken)
 
 
 def _checkpoint(spark: SparkSession, told: WriterSettings) -> str:

@@ -33,11 +33,13 @@ __all__ = [
     "joined",
 ]
 
-FORMAT = 3
-"""The newest version of the record format that is read: written where key-groups of several co-location groups are
-named, which older packages would lose. All else is written as ``_FORMAT_OF_ONE_GROUP``.
+FORMAT = 4
+"""The newest version of the record format. A record is written in the oldest version that can express it, so that older
+packages refuse only what they would misread.
 """
-_FORMAT_OF_ONE_GROUP = 2
+_FORMAT_OF_GROUPS = 3
+"""Names key-groups by their co-location group."""
+_FORMAT_OF_MOST = 2
 OLDEST_FORMAT = 1
 """The oldest that is read."""
 _MAGIC = "riffle-log"
@@ -50,12 +52,14 @@ _FULL_WITHIN = 1 << 10
 
 Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders"]
 _SINCE_2 = ("promised", "members", "weights", "watermarks", "orders", "delivers_as")
+_SINCE_4 = ("stale_stores",)
 _REMEDY = "restore the object from a backup, or roll back to a version whose record is intact (riffle rollback)"
 _REMEDY_FOREIGN = f"{_REMEDY}; if nothing below the root is riffle's, point `root` elsewhere"
 _NUMBERS = ("sequence", "epoch", "version", "rollbacks", "written_ms", "total", "full", "promised")
 _TEXTS = ("kind", "previous", "commit_id", "log_id", "query_id", "dispatch")
 _MAPS = (
     "entries", "schemas", "owners", "standbys", "event_times", "initial_states", "weights", "watermarks", "orders",
+    "stale_stores",
 )  # fmt: skip
 _TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_NUMBERS, (int,)),
@@ -69,6 +73,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 _VALUES: Mapping[str, tuple[type, type]] = {
     "owners": (str, str),
     "event_times": (int, int),
+    "stale_stores": (int, int),
     "schemas": (dict, str),
     "standbys": (list, str),
     "initial_states": (list, str),
@@ -92,7 +97,8 @@ class Record:
     ``late_watermark_ms`` are late; where the watermark is Spark's, both are that of its batch. By store,
     ``event_times`` are the newest event times seen and ``initial_states`` the names of the initial states that were
     loaded. ``delivers_as``: after a rollback to a batch with sealed output rows, the ``rollbacks`` that were before
-    it was run.
+    it was run. ``stale_stores`` maps each store that later batches ran without to the last version whose rows it has;
+    all other stores have the rows of every batch up to ``version``.
 
     ``promised`` is the oldest sequence that a rollback may go back to: no delete that was sent, or is sent before a
     newer record says otherwise, is of an object that it or a later one lists. ``members`` are the live ones, in full
@@ -134,6 +140,7 @@ class Record:
     watermarks: Mapping[str, object] = field(default_factory=dict)
     orders: Mapping[str, object] = field(default_factory=dict)
     delivers_as: int | None = None
+    stale_stores: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def line(self) -> int:
@@ -154,12 +161,20 @@ def encode(record: Record) -> bytes:
     body["members"] = [member.to_json() for member in record.members]
     if record.delivers_as is None:
         del body["delivers_as"]  # or versions that do not know it would refuse every record
+    if not record.stale_stores:
+        del body["stale_stores"]
     plain = json.dumps(body, separators=(",", ":")).encode()
     packed = cast(bytes, pa.compress(plain, codec="zstd", asbytes=True))
     checksum = f"{xxhash.xxh3_64_intdigest(packed):016x}"
-    told = FORMAT if _names_groups(record) else _FORMAT_OF_ONE_GROUP
-    header = {"magic": _MAGIC, "format": told, "xxh3": checksum, "length": len(plain)}
+    header = {"magic": _MAGIC, "format": _format_of(record), "xxh3": checksum, "length": len(plain)}
     return json.dumps(header, separators=(",", ":")).encode() + b"\n" + packed
+
+
+def _format_of(record: Record) -> int:
+    """Return the oldest format that can express a record."""
+    if record.stale_stores:
+        return FORMAT
+    return _FORMAT_OF_GROUPS if _names_groups(record) else _FORMAT_OF_MOST
 
 
 def _names_groups(record: Record) -> bool:
@@ -226,7 +241,8 @@ def _unpacked(packed: bytes, header: Mapping[str, object]) -> bytes:
 
 def _record(body: dict[str, object], found: int) -> Record:
     """Return the record of a body of format ``found``. Raises what is wrong with it as Python does."""
-    known = [f.name for f in fields(Record) if found > 1 or f.name not in _SINCE_2]
+    later = (*(_SINCE_2 if found < 2 else ()), *(_SINCE_4 if found < 4 else ()))
+    known = [f.name for f in fields(Record) if f.name not in later]
     check_body(body, known, get_args(Kind))
     read: dict[str, object] = dict(body)
     entries = entry_rows.entries_from_json(cast("dict[str, object]", body["entries"]))

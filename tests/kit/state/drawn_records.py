@@ -62,6 +62,7 @@ RECORDS = st.builds(
     standbys=st.dictionaries(TASKS, st.lists(NAMES, max_size=2).map(tuple), max_size=2),
     delivers_after_commit=st.booleans(), promised=NUMBERS, members=st.lists(MEMBERS, max_size=3).map(tuple),
     weights=RESERVED, watermarks=RESERVED, orders=RESERVED, delivers_as=st.none() | NUMBERS,
+    stale_stores=st.dictionaries(NAMES, NUMBERS, max_size=2),
 ).map(_in_order)  # fmt: skip
 
 ROOT = "memory://root"

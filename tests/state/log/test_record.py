@@ -108,6 +108,17 @@ def test_a_record_of_format_1_is_read() -> None:
             decode(packed({**older, name: body_of(record)[name]}, 1), "log/0")
 
 
+def test_a_record_with_a_stale_store_has_a_format_of_its_own() -> None:
+    """Older packages would let the store continue without the rows that it lacks. They refuse this format."""
+    record = replace(PLAIN, stale_stores={"totals": 3})
+    data = encode(record)
+    assert json.loads(data.partition(b"\n")[0])["format"] == 4
+    assert decode(data, "log/0") == record
+    assert json.loads(encode(PLAIN).partition(b"\n")[0])["format"] == 2
+    with pytest.raises(CorruptStateError, match="unknown fields stale_stores"):
+        decode(packed(body_of(record), 3), "log/0")
+
+
 def test_an_unknown_field_or_kind_is_named() -> None:
     """What this version cannot keep it does not drop in silence, nor a key that it lacks."""
     body = body_of(PLAIN)
@@ -134,8 +145,8 @@ def test_a_header_of_nested_lists_is_no_record() -> None:
 
 def test_a_newer_format_is_named_with_the_remedy() -> None:
     """A record of a newer format says which version reads it."""
-    newer = encode(PLAIN).replace(b'"format":2', b'"format":4', 1)
-    with pytest.raises(CorruptStateError, match="has format 4, this version reads 1 to 3") as caught:
+    newer = encode(PLAIN).replace(b'"format":2', b'"format":5', 1)
+    with pytest.raises(CorruptStateError, match="has format 5, this version reads 1 to 4") as caught:
         decode(newer, "log/0")
     assert "newer" in caught.value.remedy
 

@@ -1,0 +1,196 @@
+"""A store that some batches ran without lacks their rows: it returns only where that is accepted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from riffle_spark.errors import ConflictError
+from riffle_spark.offline.recovery import adopt, rollback
+from riffle_spark.offline.verify import verify
+from riffle_spark.protocol.operator import Operator
+from riffle_spark.settings import Settings
+from riffle_spark.state.log.record import Record
+from riffle_spark.testing import SimSink
+from tests.kit.simulated.world import World, one, rows_of, tails, totals
+
+Without = Callable[[], list[Operator]]
+WITHOUT: dict[str, Without] = {
+    "not durable": lambda: [replace(totals(), durable=False), tails()],
+    "left out": lambda: [tails()],
+    "under another name": lambda: [totals("sums"), tails()],
+}
+"""The operators of a job in whose batches store ``totals`` gets no rows."""
+
+
+def tail_of(world: World) -> Record:
+    """Return the newest record."""
+    tail = world.log().tail
+    assert tail is not None
+    return tail
+
+
+def restarted(world: World, operators: list[Operator], **changes: object) -> None:
+    """Start the query again with other operators and settings."""
+    world.operators = operators
+    for operator in operators:
+        world.sinks.setdefault(operator.store, SimSink())
+    world.settings = Settings(**{**world.settings.given(), **changes})  # type: ignore[arg-type]
+    world.start()
+
+
+def with_a_gap(tmp_path: Path, without: Without, **settings: Any) -> World:
+    """Return a query that ran batches 0 to 3 with store ``totals``, and 4 to 6 without it."""
+    world = World(tmp_path, **settings)
+    for version in range(4):
+        world.batch(version, one(1))
+    restarted(world, without())
+    for version in range(4, 7):
+        world.batch(version, one(1))
+    return world
+
+
+def checkpoint_in(folder: Path, query_id: str, batches: int) -> str:
+    """Return Spark's checkpoint of a query that has committed so many batches."""
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True)
+    for batch in range(batches):
+        (folder / "offsets" / str(batch)).write_text(f"offsets-{batch}")
+        (folder / "commits" / str(batch)).write_text("v1\n{}")
+    (folder / "metadata").write_text(json.dumps({"id": query_id}))
+    return str(folder)
+
+
+@pytest.mark.parametrize("without", WITHOUT)
+def test_a_store_that_lacks_batches_is_refused_by_name(without: str, tmp_path: Path) -> None:
+    """The message names the store and both batches; nothing is written, and the job without it runs on."""
+    world = with_a_gap(tmp_path, WITHOUT[without])
+    restarted(world, [totals(), tails()])
+    before = world.memory.list("")
+    with pytest.raises(ConflictError, match="'totals' has the rows up to batch 3, the query is at batch 6") as caught:
+        world.batch(7, one(1))
+    assert "accept = 'totals'" in caught.value.remedy
+    assert world.memory.list("") == before
+    restarted(world, WITHOUT[without]())
+    assert world.batch(7, one(1)).decision == "run"
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["copies at hand", "copies lost"])
+@pytest.mark.parametrize("without", WITHOUT)
+def test_an_accepted_store_continues_with_what_it_has(without: str, lost: bool, tmp_path: Path) -> None:
+    """Four batches and those since its return, not what a cache of its name held; a warning says so once."""
+    world = with_a_gap(tmp_path, WITHOUT[without])
+    if lost:
+        for executor in ("1", "2"):
+            world.cluster.lose(executor, disk=True)
+        world.cluster.add("3")
+    restarted(world, [totals(), tails()], accept=["totals"])
+    (told,) = (line for line in world.batch(7, one(1)).warnings if "totals" in line)
+    assert "'totals' continues from batch 3 without the rows of later batches up to 6" in told
+    assert world.state("totals") == {"a": (5, 5)}
+    assert "totals" not in tail_of(world).stale_stores
+    restarted(world, [totals(), tails()], accept=[])
+    assert world.batch(8, one(1)).warnings == ()
+    assert world.state("totals") == {"a": (6, 6)}
+
+
+@pytest.mark.parametrize("without", WITHOUT)
+def test_leaving_a_store_out_is_a_warning_once(without: str, tmp_path: Path) -> None:
+    """The first batch without it names it, and the way back."""
+    world = World(tmp_path)
+    world.batch(0, one(1))
+    restarted(world, WITHOUT[without]())
+    (told,) = world.batch(1, one(1)).warnings
+    assert "totals" in told
+    assert "batch 0 (riffle rollback)" in told
+    assert world.batch(2, one(1)).warnings == ()
+
+
+def test_a_store_without_rows_lacks_none(tmp_path: Path) -> None:
+    """Batches without any row, or with rows of other keys, leave every store of the job complete."""
+    world = World(tmp_path)
+    world.batch(0, one(1))
+    for version in range(1, 4):
+        world.batch(version, rows_of())
+    world.batch(4, one(1, key="another"))
+    restarted(world, [totals(), tails()])
+    assert world.batch(5, one(1)).warnings == ()
+    assert tail_of(world).stale_stores == {}
+    assert world.state("totals")["a"] == (2, 2)
+
+
+def test_a_new_store_lacks_nothing(tmp_path: Path) -> None:
+    """It begins with the batch in which the job first has it, and counts as complete from there."""
+    world = World(tmp_path, operators=[tails()])
+    world.batch(0, one(1))
+    restarted(world, [tails(), totals()])
+    for version in (1, 2):
+        world.batch(version, one(1))
+        restarted(world, [tails(), totals()])
+    assert world.state("totals") == {"a": (2, 2)}
+
+
+def test_a_cache_never_lacks_a_batch(tmp_path: Path) -> None:
+    """It has nothing in the root: it comes and goes."""
+    cache = [replace(totals(), durable=False), tails()]
+    world = World(tmp_path, operators=cache)
+    for version, operators in enumerate(([tails()], cache, [tails()], cache)):
+        world.batch(version, one(1))
+        restarted(world, operators)
+    assert tail_of(world).stale_stores == {}
+
+
+def test_every_record_after_the_gap_keeps_it_until_the_store_returns(tmp_path: Path) -> None:
+    """Claims, batches and full records alike."""
+    world = with_a_gap(tmp_path, WITHOUT["left out"])
+    for version in range(7, 30):
+        world.batch(version, one(1))
+    assert tail_of(world).stale_stores == {"totals": 3}
+    restarted(world, [totals(), tails()])
+    with pytest.raises(ConflictError, match="up to batch 3, the query is at batch 29"):
+        world.batch(30, one(1))
+
+
+def test_a_rollback_to_before_the_gap_ends_it(tmp_path: Path) -> None:
+    """What the message proposes: the batches come again, for this store too."""
+    world = with_a_gap(tmp_path / "world", WITHOUT["left out"], retained_versions=100)
+    rollback(world.home.root, 3, checkpoint_in(tmp_path / "checkpoint", "query", 7), execute=True)
+    restarted(world, [totals(), tails()])
+    for version in range(4, 7):
+        assert world.batch(version, one(1)).warnings == ()
+    assert world.state("totals") == {"a": (7, 7)}
+
+
+def test_a_rollback_into_the_gap_keeps_it(tmp_path: Path) -> None:
+    """Some batches come again, others are lacking still."""
+    world = with_a_gap(tmp_path / "world", WITHOUT["left out"], retained_versions=100)
+    rollback(world.home.root, 5, checkpoint_in(tmp_path / "checkpoint", "query", 7), execute=True)
+    restarted(world, [totals(), tails()])
+    with pytest.raises(ConflictError, match="up to batch 3, the query is at batch 5"):
+        world.batch(6, one(1))
+
+
+def test_verify_notes_the_gap(tmp_path: Path) -> None:
+    """A note: the query runs, and the root is whole."""
+    world = with_a_gap(tmp_path, WITHOUT["left out"])
+    (note,) = verify(world.home.root).findings
+    assert note.level == "note"
+    assert "store 'totals' has the rows up to batch 3, the query is at batch 6" in note.problem
+
+
+def test_adopted_state_keeps_the_gap(tmp_path: Path) -> None:
+    """The new query numbers its batches anew: the store lacks rows from before its first one."""
+    world = with_a_gap(tmp_path / "world", WITHOUT["left out"])
+    adopt(world.home.root, checkpoint_in(tmp_path / "checkpoint", "another", 1), execute=True)
+    world.query_id = "another"
+    restarted(world, [totals(), tails()])
+    with pytest.raises(ConflictError, match="'totals' lacks rows from before the first batch"):
+        world.batch(1, one(1))
+    restarted(world, [totals(), tails()], accept=["totals"])
+    world.batch(1, one(1))
+    assert world.state("totals") == {"a": (5, 5)}
