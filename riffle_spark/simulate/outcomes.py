@@ -127,7 +127,7 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
 def check_drawable(folder: Path) -> None:
     """Make the folder of pictures. Raises ``ConfigError`` where none can be written, or matplotlib is not installed."""
     if find_spec("matplotlib") is None:
-        raise ConfigError("pictures need matplotlib", remedy="pip install 'riffle-spark[plots]'", where="--plot")
+        raise ConfigError("--plot needs matplotlib", remedy="pip install 'matplotlib>=3.8'", where="--plot")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".drawable").touch()

@@ -113,8 +113,8 @@ def sketches_library() -> ModuleType:
     except ImportError as missing:
         raise ConfigError(
             "hll_sketch_agg and hll_union_agg need Apache DataSketches, and this Python has no package datasketches",
-            remedy="pip install 'riffle-spark[sketches]' for the driver's Python and for that of every executor; or "
-            "use approx_count_distinct, which needs no library",
+            remedy="pip install 'datasketches>=5.0' in the Python of the driver and of every executor; or use "
+            "approx_count_distinct, which needs no library",
         ) from missing
     found: ModuleType = datasketches
     return found

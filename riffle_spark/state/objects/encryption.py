@@ -303,7 +303,7 @@ def _derived(key: bytes, salt: bytes, use: bytes) -> bytes:
     except ImportError as error:
         raise ConfigError(
             "`encryption_keys` are set, and the library `cryptography` is not installed",
-            remedy="pip install 'riffle-spark[encryption]' on the driver and on every executor",
+            remedy="pip install 'cryptography>=42' in the Python of the driver and of every executor",
             where="encryption_keys",
         ) from error
     return HKDF(hashes.SHA256(), _KEY_BYTES, salt, use).derive(key)

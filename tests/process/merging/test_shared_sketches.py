@@ -101,4 +101,4 @@ def test_without_the_library_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "datasketches", None)
     with pytest.raises(ConfigError, match="no package datasketches") as refused:
         sketches_library()
-    assert "riffle-spark[sketches]" in refused.value.remedy
+    assert "pip install 'datasketches>=5.0'" in refused.value.remedy

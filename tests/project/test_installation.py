@@ -1,0 +1,189 @@
+"""The built wheel in an environment without anything else: each extra brings what the documentation says it is for."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.kit.folders import CHECKOUT, DATA
+from tests.kit.pages import blocks
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+OTHER_PYTHONS = ("3.10", "3.12", "3.13")
+MADE_OF = ("riffle_spark", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+PAGES = ("README.md", "docs/getting-started.md")
+FOLDER = "/tmp/riffle-quickstart"
+
+RUN_BLOCKS = """
+import json, pathlib, sys
+import riffle_spark
+assert pathlib.Path(riffle_spark.__file__).is_relative_to(sys.prefix), riffle_spark.__file__
+for name, code in json.loads(pathlib.Path("blocks.json").read_text()):
+    exec(compile(code, name, "exec"), {"__name__": "__main__"})
+    print("ran", name)
+"""
+SKETCHES = """
+import pathlib, sys
+from pyspark.sql import SparkSession, functions as F
+import riffle_spark
+
+builder = SparkSession.builder.master("local[1]").config("spark.riffle.key_groups", "4")
+spark = riffle_spark.configure(builder, kafka=False).getOrCreate()
+folder = pathlib.Path.cwd()
+(folder / "in").mkdir()
+(folder / "in" / "rows.json").write_text('{"page": "a", "who": 1}\\n{"page": "a", "who": 2}\\n')
+visits = riffle_spark.on(spark.readStream.schema("page string, who long").json("in"), root=f"file://{folder}/state")
+people = visits.groupBy("page").agg(F.hll_sketch_estimate(F.hll_sketch_agg("who")).alias("people"))
+found = []
+query = (
+    people.writeStream.outputMode("complete").foreachBatch(lambda rows, batch_id: found.extend(rows.collect()))
+    .option("checkpointLocation", "checkpoint").trigger(availableNow=True).start()
+)
+query.awaitTermination()
+assert [tuple(row) for row in found] == [("a", 2)], found
+"""
+ENCRYPTION = """
+import base64, os
+import pyarrow as pa
+os.environ["STATE_KEYS"] = "first " + base64.b64encode(bytes(32)).decode()
+from riffle_spark import Stateful, aggregate, count
+from riffle_spark.testing import Harness
+
+visits = Stateful("visits", "user", aggregate(visits=count()))
+with Harness(visits, pa.schema([("user", pa.string())]), encryption_keys="env:STATE_KEYS") as query:
+    assert query.feed([{"user": "ann"}]) == [{"user": "ann", "visits": 1}]
+"""
+CONFTEST = 'pytest_plugins = ["riffle_spark.testing.fixtures"]\n'
+
+
+def find_python(version: str) -> str | None:
+    """Return an interpreter of a version (3.12) that can make environments, from the path or from pyenv's folder."""
+    candidates = [shutil.which(f"python{version}"), *map(str, pyenv_pythons(version))]
+    for candidate in filter(None, candidates):
+        asked = [candidate, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+        if answer.stdout.strip() == version:
+            return candidate
+    return None
+
+
+def pyenv_pythons(version: str) -> list[Path]:
+    """Return the interpreters of a version that pyenv has installed."""
+    return sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+
+
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without what leads to another Spark, Python or checkout."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PY", "SPARK", "VIRTUAL_ENV"))}
+    return {**kept, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def call(*arguments: object, cwd: Path, bin_folder: Path | None = None) -> str:
+    """Run a program in a clean environment, with a folder first on its path; return its output."""
+    environment = clean_environment()
+    if bin_folder is not None:
+        environment["PATH"] = f"{bin_folder}{os.pathsep}{environment['PATH']}"
+    done = subprocess.run(
+        list(map(str, arguments)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, f"{arguments}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel as the documentation says, from a copy that has no build folder of earlier times."""
+    source = tmp_path_factory.mktemp("source")
+    for name in MADE_OF:
+        if (CHECKOUT / name).is_dir():
+            shutil.copytree(CHECKOUT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(CHECKOUT / name, source / name)
+    call(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", "dist", ".", cwd=source)
+    (built,) = (source / "dist").glob("*.whl")
+    return built
+
+
+@pytest.fixture
+def installed(wheel: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Make an environment with nothing but the wheel and some extras; return the folder of its programs."""
+
+    def install(extras: str, python: str = sys.executable) -> Path:
+        call(python, "-m", "venv", tmp_path / "environment", cwd=tmp_path)
+        programs = tmp_path / "environment" / "bin"
+        # Packing Spark into a compressed wheel takes longer than everything else.
+        stored = "--config-settings=--build-option=--compression=stored"
+        call(programs / "python", "-m", "pip", "install", "-q", stored, f"{wheel}[{extras}]", cwd=tmp_path)
+        return programs
+
+    return install
+
+
+def run_code(programs: Path, code: str, folder: Path) -> str:
+    """Run code by an environment's Python, which is activated as the README says."""
+    return call(programs / "python", "-c", code, cwd=folder, bin_folder=programs)
+
+
+def run_examples(programs: Path, folder: Path) -> None:
+    """Run the examples of the first two pages that a new user reads."""
+    found = [block for page in PAGES for block in blocks(CHECKOUT / page) if block.info == "python runnable"]
+    assert {block.page.name for block in found} == {"README.md", "getting-started.md"}
+    examples = [(str(block), block.code.replace(FOLDER, str(folder / "quickstart"))) for block in found]
+    (folder / "blocks.json").write_text(json.dumps(examples))
+    assert run_code(programs, RUN_BLOCKS, folder).count("ran ") == len(found)
+
+
+def test_spark(installed: Callable[..., Path], tmp_path: Path) -> None:
+    """With the extra ``spark`` the documented first queries run."""
+    run_examples(installed("spark"), tmp_path)
+
+
+@pytest.mark.parametrize("version", OTHER_PYTHONS)
+def test_spark_on_another_python(installed: Callable[..., Path], tmp_path: Path, version: str) -> None:
+    """The same on every other Python that is supported, if this machine has it."""
+    python = find_python(version)
+    if python is None:
+        pytest.skip(f"this machine has no Python {version}")
+    run_examples(installed("spark", python), tmp_path)
+
+
+def test_sketches(installed: Callable[..., Path], tmp_path: Path) -> None:
+    """With ``sketches`` a query counts distinct values by sketches."""
+    run_code(installed("spark,sketches"), SKETCHES, tmp_path)
+
+
+def test_encryption(installed: Callable[..., Path], tmp_path: Path) -> None:
+    """With ``encryption`` the state is encrypted."""
+    run_code(installed("spark,encryption"), ENCRYPTION, tmp_path)
+
+
+def test_testing(installed: Callable[..., Path], tmp_path: Path) -> None:
+    """With ``testing`` the page's test runs with the page's fixtures."""
+    page = CHECKOUT / "docs" / "testing.md"
+    operator = next(block.code for block in blocks(page) if block.info == "python runnable")
+    tests = next(block.code for block in blocks(page) if block.code.startswith("def test_totals"))
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_mine.py").write_text(f"{operator}\n\n{tests}")
+    programs = installed("spark,testing")
+    run = [programs / "python", "-m", "pytest", "-q", "test_mine.py", "-k", "test_totals and not spark"]
+    assert "1 passed" in call(*run, cwd=tmp_path, bin_folder=programs)
+
+
+def test_racks(installed: Callable[..., Path], tmp_path: Path) -> None:
+    """With ``racks`` an assignment follows racks, without PySpark."""
+    scenario = DATA / "assignor_cases" / "edge_one_client_without_rack.json"
+    plan = call(installed("racks") / "riffle", "plan", "--scenario", scenario, "--strategy", "min_cost", cwd=tmp_path)
+    assert plan
+
+
+def test_plots(installed: Callable[..., Path], tmp_path: Path) -> None:
+    """With ``plots`` the documented command draws pictures, without PySpark."""
+    call(installed("plots") / "riffle", "simulate", "lost_member", "--plot", "pictures", cwd=tmp_path)
+    assert list((tmp_path / "pictures").glob("*.svg"))

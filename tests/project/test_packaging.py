@@ -1,0 +1,98 @@
+"""The package's metadata: the requirements of each extra, and the installation commands of the docs and messages."""
+
+from __future__ import annotations
+
+import configparser
+import inspect
+import re
+import shlex
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from pyspark.sql.pandas import utils as pyspark_demands
+
+from tests.kit.folders import CHECKOUT
+
+COMMAND = re.compile(r"""pip install ((?:'[^'\n]+'|"[^"\n]+"|[^\s`'",;)#]+)(?: '[^'\n]+')*)""")
+NEWEST_UNSUPPORTED_PANDAS = Version("3.0.0")
+
+
+def options() -> configparser.ConfigParser:
+    """Read setup.cfg."""
+    parser = configparser.ConfigParser()
+    parser.read(CHECKOUT / "setup.cfg")
+    return parser
+
+
+def requirements(text: str) -> dict[str, Requirement]:
+    """Parse one requirement a line, by name."""
+    parsed = [Requirement(line) for line in text.splitlines() if line.strip()]
+    return {canonicalize_name(each.name): each for each in parsed}
+
+
+def of_extra(extra: str) -> dict[str, Requirement]:
+    """Return what an installation with an extra requires, the extra's own requirements first."""
+    setup = options()
+    return {
+        **requirements(setup["options"]["install_requires"]),
+        **requirements(setup["options.extras_require"][extra]),
+    }
+
+
+def lower_bound(requirement: Requirement) -> Version:
+    """Return the least version that a requirement allows."""
+    (least,) = (Version(each.version) for each in requirement.specifier if each.operator in (">=", "=="))
+    return least
+
+
+@pytest.mark.newer_spark
+@pytest.mark.parametrize("package", ["pandas", "pyarrow", "numpy"])
+def test_the_spark_extra_installs_what_pyspark_demands(package: str) -> None:
+    """PySpark checks these packages when a query starts; its own metadata does not require them."""
+    source = inspect.getsource(getattr(pyspark_demands, f"require_minimum_{package}_version"))
+    (minimum,) = re.findall(rf'minimum_{package}_version = "([\d.]+)"', source)
+    required = of_extra("spark")
+    assert package in required
+    assert lower_bound(required[package]) >= Version(minimum)
+
+
+def test_the_spark_extra_excludes_pandas_3() -> None:
+    """The newest pandas is not one that these versions of PySpark support."""
+    assert NEWEST_UNSUPPORTED_PANDAS not in of_extra("spark")["pandas"].specifier
+
+
+def installations() -> list[tuple[str, str]]:
+    """Return each argument of each documented ``pip install``, with its place."""
+    pages = [*CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").rglob("*.md"), *(CHECKOUT / "riffle_spark").rglob("*.py")]
+    found = []
+    for page in sorted(set(pages) - {CHECKOUT / "CHANGELOG.md", CHECKOUT / "CONTRIBUTING.md"}):
+        for command in COMMAND.findall(page.read_text()):
+            found += [(str(page.relative_to(CHECKOUT)), argument) for argument in shlex.split(command)]
+    return found
+
+
+def is_possible(argument: str) -> bool:
+    """Tell whether pip can install an argument today: this checkout, its wheel, or a package that is required here."""
+    setup = options()
+    extras = dict(setup["options.extras_require"])
+    checkout = re.fullmatch(rf"(?:\.|dist/riffle_spark-{setup['metadata']['version']}-py3-none-any\.whl)(\[.+])?", argument)
+    if checkout:
+        return all(extra in extras for extra in (checkout[1] or "").strip("[]").split(",") if extra)
+    wanted = Requirement(argument)
+    known = [of_extra(extra).get(canonicalize_name(wanted.name)) for extra in extras]
+    return any(each is not None and each.specifier == wanted.specifier for each in known)
+
+
+def test_each_documented_installation_is_possible_today() -> None:
+    """No page and no remedy names a package that does not exist, an unknown extra or another version than setup.cfg."""
+    found = installations()
+    assert len(found) > 8
+    assert [f"{place}: {argument}" for place, argument in found if not is_possible(argument)] == []
+
+
+@pytest.mark.parametrize("argument", ["riffle-spark", "riffle-spark[racks]", ".[rack]", "scipy>=1.2", "leftpad>=1"])
+def test_an_impossible_installation_is_noticed(argument: str) -> None:
+    """The rule of the test above, on arguments that pip would refuse or that would not help."""
+    assert not is_possible(argument)
