@@ -105,7 +105,7 @@ def _can_hold(before: pa.DataType, now: pa.DataType) -> bool:
     """Tell whether every value of one type is one of the other; a time must not lose its fractions."""
     if pa.types.is_timestamp(before) and pa.types.is_timestamp(now) and before.tz == now.tz:
         return _UNITS.index(before.unit) <= _UNITS.index(now.unit)
-    return not pa.types.is_null(before) and widens(before, now)
+    return before == now or (not pa.types.is_null(before) and widens(before, now))
 
 
 def widens(source: pa.DataType, target: pa.DataType) -> bool:
