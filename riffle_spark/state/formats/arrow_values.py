@@ -12,9 +12,9 @@ from typing import TypeAlias
 import pyarrow as pa
 from pyarrow import types
 
-from riffle_spark.columns import one_array
+from riffle_spark.columns import Column, one_array
 
-__all__ = ["check_buffers", "readable_row", "readable_rows"]
+__all__ = ["check_buffers", "readable_row", "readable_rows", "undecodable"]
 
 _Change: TypeAlias = Callable[[pa.Array], pa.Array]
 
@@ -59,6 +59,27 @@ def readable_row(table: pa.Table, row: int) -> dict[str, object]:
     return readable_rows(table.slice(row, 1))[0]
 
 
+def undecodable(column: Column) -> bytes | None:
+    """Return the first text of a column that is not UTF-8, as bytes; ``None`` if all of it is."""
+    found: list[bytes] = []
+
+    def look(leaf: pa.Array) -> pa.Array:
+        if types.is_string(leaf.type) or types.is_large_string(leaf.type):
+            found.extend(value for value in _raw(leaf).to_pylist() if value is not None and not _is_utf8(value))
+        return leaf
+
+    _changed(one_array(column), look)
+    return found[0] if found else None
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _raw(leaf: pa.Array) -> pa.Array:
     """Return values that full validation looks at as bytes over the same buffers."""
     kind = leaf.type
@@ -84,7 +105,7 @@ def _readable(leaf: pa.Array) -> pa.Array:
 
 
 def _changed(array: pa.Array, change: _Change) -> pa.Array:
-    """Return the array with the columns below its structs, maps and lists changed. Dictionaries stay as they are."""
+    """Return the array with the columns below its structs, maps, lists and dictionaries changed."""
     kind = array.type
     if types.is_struct(kind):
         array = array.take(pa.array(range(len(array)))) if array.offset else array
@@ -99,6 +120,8 @@ def _changed(array: pa.Array, change: _Change) -> pa.Array:
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         values = _changed(array.values, change)
         return _over(array, _list_of(kind, kind.value_field.with_type(values.type)), [values])
+    if types.is_dictionary(kind):
+        return pa.DictionaryArray.from_arrays(array.indices, _changed(array.dictionary, change), safe=False)
     return change(array)
 
 

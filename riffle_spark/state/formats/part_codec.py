@@ -137,6 +137,8 @@ def opened(data: Data, where: str) -> pa.Table:
             check_names(reader.schema)
             table = reader.read_all()
             check_buffers(table)  # a checksum does not say who made the bytes
+            if VARIABLE in table.column_names:
+                table.column(VARIABLE).validate(full=True)  # names of variables are text
             return table
     except (pa.ArrowException, OSError, struct.error, *UNREADABLE) as trouble:
         raise_if_memory(trouble)

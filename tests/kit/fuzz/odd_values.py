@@ -68,10 +68,9 @@ def _drawn_type(chance: random.Random, variant: str, depth: int) -> pa.DataType:
         return chance.choice([pa.list_, pa.large_list])(field("element"))
     if form == "map":
         return pa.map_(field("key", key=True), field("value"))
-    variants = pa.struct(
-        [pa.field("value", pa.binary(), nullable=False), pa.field("metadata", pa.binary(), nullable=False)]
-    )
-    return chance.choice([variants, pa.list_(field("element"), 2), pa.list_(variants)])
+    element = field("element")
+    pairs = pa.list_(element) if types.is_fixed_size_list(element.type) else pa.list_(element, 2)
+    return chance.choice([VARIANT, pairs, pa.list_(VARIANT)])
 
 
 def _drawn(chance: random.Random, kind: pa.DataType, count: int, variant: str, *, may_be_null: bool) -> pa.Array:
