@@ -22,7 +22,6 @@ __all__ = [
     "is_text_or_bytes",
     "one_array",
     "positions_of",
-    "shown_row",
     "valid_mask",
     "with_long_offsets",
 ]
@@ -104,15 +103,3 @@ def positions_of(lengths: npt.NDArray[np.integer]) -> Offsets:
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
-
-
-def shown_row(table: pa.Table, row: int) -> dict[str, object]:
-    """Return a row as messages show it. A date or time that Python has none for is the number that it is kept as."""
-    return {name: _shown(column[row]) for name, column in zip(table.column_names, table.columns, strict=True)}
-
-
-def _shown(value: pa.Scalar) -> object:
-    try:
-        return value.as_py()
-    except (OverflowError, ValueError):
-        return value.cast(pa.int32() if pa.types.is_date32(value.type) else pa.int64()).as_py()

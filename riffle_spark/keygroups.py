@@ -128,7 +128,7 @@ def check_key_type(name: str, kind: pa.DataType) -> None:
     named = pa.types
     plain = kind in _AS_INT or kind in _AS_LONG or is_text_or_bytes(kind)
     timestamp = named.is_timestamp(kind) and kind.unit == "us"
-    decimal = named.is_decimal128(kind)
+    decimal = named.is_decimal128(kind) and kind.scale >= 0
     if not (plain or timestamp or decimal or named.is_float32(kind) or named.is_float64(kind)):
         raise ConfigError(
             f"a key cannot be of type {kind}",

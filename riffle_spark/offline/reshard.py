@@ -19,11 +19,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from riffle_spark.columns import shown_row
 from riffle_spark.errors import ConfigError, ConflictError, LocalDiskError
 from riffle_spark.process.blocks.folding import group_keys
 from riffle_spark.state.copies.abandoned import unless_used
 from riffle_spark.state.copies.disk import is_refusal
+from riffle_spark.state.formats.arrow_values import readable_row
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
@@ -130,7 +130,7 @@ def _sorted(schema: StoreSchema, rows: pa.Table) -> pa.Table:
     if len(twice):
         first = twice[0].as_py()
         key = ", ".join(
-            f"{name} = {value!r}" for name, value in shown_row(rows.select(schema.key.names), first).items()
+            f"{name} = {value!r}" for name, value in readable_row(rows.select(schema.key.names), first).items()
         )
         raise SharedKey(key, (sources[first].as_py(), sources[first + 1].as_py()), schema.store)
     return schema.sealed(rows.select(schema.part_schema().names).combine_chunks())

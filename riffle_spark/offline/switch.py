@@ -30,6 +30,7 @@ from riffle_spark.protocol.batch.will import without_key_groups
 from riffle_spark.protocol.shards import Partition, Shards, partitions_in
 from riffle_spark.settings import DISPATCHES
 from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Manifest, Snapshot
@@ -293,7 +294,7 @@ def _asked(partition_of: PartitionOf, keys: pa.Table) -> pa.Table:
     if answer.num_rows != keys.num_rows:
         raise _refused(f"returned {answer.num_rows} rows for {keys.num_rows} keys")
     try:
-        told = answer.select(_TOLD.names).cast(_TOLD).combine_chunks()
+        told = cast_table(answer.select(_TOLD.names), _TOLD).combine_chunks()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _refused(f"returned what is no topic (text) and partition (whole number): {error}") from error
     if any(column.null_count for column in told.columns):

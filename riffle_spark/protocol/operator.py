@@ -11,6 +11,7 @@ from riffle_spark.messages.slot_orders import USUAL_INITIAL, LateRule, Watermark
 from riffle_spark.process.blocks.block import Computation, Declared, NamesColumns
 from riffle_spark.process.store_computation import check_names, on_store
 from riffle_spark.protocol.input_columns import Column, Input, column_of, found_column, input_of, source_of
+from riffle_spark.state.formats.arrow_schemas import check_storable
 from riffle_spark.state.log.paths import check_store_name
 from riffle_spark.state.schemas.store_schema import StoreSchema, text_after
 
@@ -123,6 +124,8 @@ def operator_of(
     check_names(store, given.rows.names)
     declared = compute.declare(of_key, given.rows)
     check_names(store, [*declared.state.names, *declared.output.names])
+    for of_state in declared.state:
+        check_storable(of_state.type, f"column {of_state.name!r}", with_dictionaries=True)
     _check_repeated(store, declared, rows)
     schema = on_store(compute, store).schema(store, of_key, declared)
     return Operator(

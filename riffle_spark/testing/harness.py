@@ -30,6 +30,7 @@ from riffle_spark.protocol.batch.records import Stamp, claim_record
 from riffle_spark.protocol.operator import Operator, operator_of, with_dead_letters, with_late, with_watermark
 from riffle_spark.protocol.ports import Delivery, IncomingBatch, WatermarkSource
 from riffle_spark.settings import Settings
+from riffle_spark.state.formats.arrow_values import readable_rows
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.encryption import Keys
 from riffle_spark.state.objects.memory import MemoryStore
@@ -89,6 +90,9 @@ class Harness:
 
     With ``dead_letters`` rows of keys that a processor or a function of groups fails on do not fail the batch;
     ``letters`` has those of the last batch, in the columns that ``riffle_spark.on`` tells them in.
+
+    Text that is not UTF-8 is fed as Arrow columns. Dictionaries show it with U+FFFD, as Spark's ``collect`` does;
+    ``output`` has the last batch's rows as an Arrow table, with the bytes as they are.
     """
 
     def __init__(  # noqa: PLR0913 - all that a test may say of a query
@@ -100,6 +104,7 @@ class Harness:
         self._input = input
         self._has_letters = dead_letters
         self.letters: list[dict[str, object]] = []
+        self.output: pa.Table = pa.table({})
         built = operator_of(
             operator.store, operator.key, _under(spark_conf, operator.compute), operator.order_by, input,
             case_sensitive=(spark_conf or {}).get("spark.sql.caseSensitive", "false").lower() == "true",
@@ -151,6 +156,7 @@ class Harness:
         )  # fmt: skip
         self._delivered: list[dict[str, object]] = []
         self.letters = []
+        self.output = pa.table({})
         try:
             self.reports.append(self._driver.process(self._incoming(), [self._operator], work))
         except Crashed:
@@ -230,7 +236,7 @@ class Harness:
 
     def delivered(self) -> list[dict[str, object]]:
         """Return all that the sink has, in the order of batches: a batch that comes again replaces what it gave."""
-        return [row for rows in self._sink.by_id.values() for row in rows.to_pylist()]
+        return [row for rows in self._sink.by_id.values() for row in readable_rows(rows)]
 
     def table(self) -> pa.Table:
         """Return the committed state, read from the objects alone: the columns of a snapshot, sorted by key-group."""
@@ -264,9 +270,9 @@ class Harness:
     def _take(self, rows: pa.Table, delivery: Delivery) -> None:
         if self._has_letters:
             rows, letters = taken_apart(rows)
-            self.letters = letters.to_pylist()
+            self.letters = readable_rows(letters)
         self._sink(rows, delivery)
-        self._delivered = rows.to_pylist()
+        self.output, self._delivered = rows, readable_rows(rows)
 
 
 def _under(conf: Mapping[str, str] | None, compute: Computation) -> Computation:
@@ -310,7 +316,7 @@ class Contents:
                 "the operator has state variables, not columns", remedy="name the variable: state('visits')"
             )
         keys = self.operator.schema.key.names
-        return {tuple(row.pop(name) for name in keys): row for row in self.table().to_pylist()}
+        return {tuple(row.pop(name) for name in keys): row for row in readable_rows(self.table())}
 
     def variable(self, name: str) -> dict[Key, object]:
         """Return a processor's variable by key: a tuple, a list of tuples, or a dictionary of tuples by tuples."""
@@ -338,7 +344,7 @@ class Contents:
     def _rows(self, name: str) -> list[tuple[Key, dict[str, object]]]:
         self._variables()
         keys = self.operator.schema.key.names
-        rows = [row for row in self.table().to_pylist() if row[VARIABLE] == name]
+        rows = [row for row in readable_rows(self.table()) if row[VARIABLE] == name]
         return [(tuple(row[key] for key in keys), row) for row in rows]
 
     def _variables(self) -> dict[str, Variable]:

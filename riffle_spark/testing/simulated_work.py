@@ -18,6 +18,7 @@ from riffle_spark.process.blocks.block import Computation
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout, StaleRows
 from riffle_spark.protocol.shards import Partition, Shards
+from riffle_spark.state.formats.arrow_casts import cast_column, cast_table
 from riffle_spark.state.log.manifest import Link
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.testing.simulation import RandomBytes, SimCluster
@@ -102,7 +103,7 @@ def routed(
 
 def _with_initial(order: Order, rows: pa.Table, initial: pa.Table) -> pa.Table:
     kind, keys = pa.struct(list(initial.schema)), set(order.key)
-    states = initial.to_struct_array().combine_chunks().cast(kind)
+    states = cast_column(initial.to_struct_array().combine_chunks(), kind)
     columns = [
         initial.column(field.name) if field.name in keys else pa.nulls(initial.num_rows, field.type)
         for field in order.rows
@@ -111,7 +112,7 @@ def _with_initial(order: Order, rows: pa.Table, initial: pa.Table) -> pa.Table:
     return pa.concat_tables(
         [
             rows.append_column(INITIAL, pa.nulls(rows.num_rows, kind)),
-            given.cast(pa.schema([*rows.schema, pa.field(INITIAL, kind)])),
+            cast_table(given, pa.schema([*rows.schema, pa.field(INITIAL, kind)])),
         ]
     )
 

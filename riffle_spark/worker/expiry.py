@@ -21,6 +21,7 @@ from riffle_spark.state.copies.run import (
     newest_by_group,
 )
 from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.state.formats.due_times import NEVER_MS, due_times, first_ms_of, in_milliseconds
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.restore.stack_keeper import OpenStack
@@ -146,7 +147,7 @@ def _first_due(
 
 def _run(schema: PlainColumns, table: pa.Table) -> Run:
     """Return one key-group's changes as a run."""
-    rows = table.select(schema.row_schema.names).cast(schema.row_schema).combine_chunks().to_batches()[0]
+    rows = cast_table(table.select(schema.row_schema.names), schema.row_schema).combine_chunks().to_batches()[0]
     deleted = table.column(part_codec.DELETED).to_numpy()
     due = due_times(rows.column(schema.due), deleted)
     return Run(table.column(part_codec.HASH).to_numpy(), rows, deleted if deleted.any() else None, due)

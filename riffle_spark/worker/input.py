@@ -15,6 +15,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, Order
 from riffle_spark.process.blocks.folding import group_keys
 from riffle_spark.state.copies.run import Hashes, WantedKeys, look_up, merged, newest_by_group
+from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.state.formats.key_codec import differing, encode_keys
 from riffle_spark.state.formats.part_codec import HASH as STORED_HASH
 from riffle_spark.state.restore.stack_keeper import OpenStack
@@ -162,7 +163,7 @@ def with_stored(schema: PlainColumns, touched: TouchedKeys, stacks: Mapping[int,
     """Return the touched keys and all others that the stacks hold: these have no rows."""
     names, groups = schema.key.names, sorted(stacks)
     stored = [merged(stacks[key_group].runs, names, schema.row_schema, bottom=True) for key_group in groups]
-    keys = pa.concat_tables([touched.keys, *(table.select(names).cast(touched.keys.schema) for table in stored)])
+    keys = pa.concat_tables([touched.keys, *(cast_table(table.select(names), touched.keys.schema) for table in stored)])
     hashes = np.concatenate([touched.hashes, *(table.column(STORED_HASH).to_numpy() for table in stored)])
     of_stored = np.repeat(np.array(groups, np.int32), [table.num_rows for table in stored])
     key_groups, keys = np.concatenate([touched.key_groups, of_stored]), keys.combine_chunks()

@@ -20,6 +20,7 @@ from riffle_spark.process.processors.processor import InputByKey
 from riffle_spark.state.copies.element_columns import ElementColumns, ElementKeys
 from riffle_spark.state.copies.reading import CopyRuns
 from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.state.formats.due_times import NEVER_MS
 from riffle_spark.state.log.manifest import EMPTY, Entry
 from riffle_spark.state.restore.stack_keeper import OpenStack
@@ -61,7 +62,7 @@ def as_declared(order: Order, rows: pa.Table) -> pa.Table:
     routing = [rows.schema.field(name) for name in (SLOT, KEY_GROUP, HASH)]
     initial = [] if order.initial is None else [pa.field(INITIAL, pa.struct(list(order.initial)))]
     wanted = pa.schema([*routing, *order.rows, *initial])
-    return rows if rows.schema.equals(wanted) else rows.cast(wanted)
+    return cast_table(rows, wanted)
 
 
 def in_declared_order(order: Order, rows: pa.Table) -> pa.Table:
@@ -146,7 +147,7 @@ def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update
     wanted = without_letters(order.output)
     if not updates:
         return CallResult(wanted.empty_table(), nothing, state_schema.empty_table(), nothing)
-    output = pa.concat_tables([update.output.select(wanted.names) for _, update in updates]).cast(wanted)
+    output = cast_table(pa.concat_tables([update.output.select(wanted.names) for _, update in updates]), wanted)
     changed = np.concatenate([update.changed + start for start, update in updates]).astype(np.int64)
     state = pa.concat_tables([update.state.select(state_schema.names) for _, update in updates])
     deleted = np.concatenate([update.deleted + start for start, update in updates]).astype(np.int64)
@@ -160,7 +161,7 @@ def changes_of(schema: PlainColumns, touched: TouchedKeys, result: CallResult) -
     if len(result.deleted):
         nullable = pa.schema([field.with_nullable(True) for field in state.schema])
         gone = [pa.nulls(len(result.deleted), field.type) for field in nullable]
-        state = pa.concat_tables([state.cast(nullable), pa.table(gone, schema=nullable)])
+        state = pa.concat_tables([cast_table(state, nullable), pa.table(gone, schema=nullable)])
     mark = np.arange(len(indices)) >= len(result.changed)
     sort = np.argsort(indices, kind="stable")
     ordered = not len(result.deleted) and bool(np.all(np.diff(indices) > 0))
@@ -258,7 +259,7 @@ def run_on_elements(
     by_group = np.argsort(key_groups, kind="stable")
     table, key_groups = table.combine_chunks().take(pa.array(by_group)), key_groups[by_group]
     changes = StateChanges(schema.sealed_by_group(table, key_groups), key_groups, _element_timers(held, update))
-    output = update.output.select(order.output.names).cast(order.output)
+    output = cast_table(update.output.select(order.output.names), order.output)
     return SlotResult(output, changes, expired=sum(int(gone.sum()) for gone in is_due.values()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +13,14 @@ import pytest
 from riffle_spark.offline.recovery import rollback
 from riffle_spark.state.copies.folder import claim
 from riffle_spark.state.log.log import Log
+from riffle_spark.state.objects.open import root_id
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import StackKeeper
 from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text, text_after
 from riffle_spark.state.schemas.variable_kinds import VARIABLE
 from riffle_spark.state.schemas.variables import VariableColumns
+from tests.kit.folders import DATA
+from tests.kit.roots.latin_query import KEYS, LatinQuery
 from tests.kit.roots.old_root import ARCHIVES, OldRoot
 
 
@@ -50,6 +54,20 @@ def test_an_old_root_goes_on(old: OldRoot, copies: str) -> None:
     assert (restores[0] > 0, sum(restores[1:])) == (True, 0)
     assert list(old.local.glob("*/copies")) == []
     assert len(list(old.local.glob("*/owner"))) == 1
+
+
+@pytest.mark.parametrize("copies", ["there", "gone"])
+def test_a_root_with_text_that_is_not_utf8_goes_on(tmp_path: Path, copies: str) -> None:
+    """An earlier version committed it and could not read it again."""
+    with tarfile.open(DATA / "roots" / "0.1-latin-text" / "state.tar.gz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    (local,) = (tmp_path / "local").iterdir()
+    local.rename(local.with_name(f"{root_id(f'file://{tmp_path}/state')}-{local.name.partition('-')[2]}"))
+    if copies == "gone":
+        shutil.rmtree(tmp_path / "local")
+    for count in (2, 3):
+        texts = [b"\xe9%d" % version for version in range(count)]
+        assert LatinQuery(tmp_path).feed() == dict.fromkeys(KEYS, (count, texts))
 
 
 def test_snapshots_of_the_first_format_are_unpacked_for_one_declaration_alone(old: OldRoot, tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from riffle_spark.columns import shown_row
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.blocks import folding
 from riffle_spark.process.blocks.block import BoolArray, IndexArray
+from riffle_spark.state.formats.arrow_values import readable_row
 
 __all__ = ["Accumulator", "Count", "First", "KeyedValues", "Last", "Max", "Mean", "Min", "Sum"]
 
@@ -151,7 +151,7 @@ def _refuse(accumulator: Accumulator, type: pa.DataType, beyond: BoolArray, grou
         f"{accumulator} does not fit {type}",
         remedy=f"Cast column {accumulator.column!r} to decimal(38, 0) or double before the operator. "
         "A store keeps the type it was made with, so use a new store name.",
-        where=f"store {groups.store!r}, key {shown_row(groups.keys, int(np.argmax(beyond)))}",
+        where=f"store {groups.store!r}, key {readable_row(groups.keys, int(np.argmax(beyond)))}",
     )
 
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark.batch_times import TimeMode, time_mode_of
-from riffle_spark.columns import shown_row
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.types.conform import called, conform, name_of
+from riffle_spark.state.formats.arrow_values import readable_row
 from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.unknown_names import checks_keywords
 
@@ -211,4 +211,4 @@ def _refuse_both(changed: npt.NDArray[np.int64], removed: npt.NDArray[np.int64],
 
 
 def _key(keys: pa.Table, index: int) -> str:
-    return str(shown_row(keys, index))
+    return str(readable_row(keys, index))

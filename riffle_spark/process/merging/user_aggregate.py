@@ -17,6 +17,7 @@ from riffle_spark.process.merging.merged_lists import lists_of, owned
 from riffle_spark.process.merging.merged_picks import ranks
 from riffle_spark.process.types import spark_schemas
 from riffle_spark.process.types.conform import called, conform
+from riffle_spark.state.formats.arrow_casts import cast_column
 
 __all__ = ["MergedByUser", "TopRows", "UserAggregate"]
 
@@ -124,7 +125,7 @@ class MergedByUser(MergeFunction):
         """Return arguments as the rows that are declared."""
         schema = self._schema(self.told.rows)
         try:
-            told = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
+            told = [cast_column(column, field.type) for column, field in zip(columns, schema, strict=True)]
         except pa.ArrowInvalid as error:
             raise UserFunctionError(
                 f"An argument of {self._name} cannot become what its rows are declared to be: {error}",
@@ -198,7 +199,7 @@ class TopRows:
 
     def _of(self, state: pa.Table, rows: pa.Array, groups: IndexArray) -> pa.Table:
         owners, kept = owned(one_array(state["top"]))
-        owners, rows = np.concatenate([owners, groups]), pa.concat_arrays([kept, rows.cast(kept.type)])
+        owners, rows = np.concatenate([owners, groups]), pa.concat_arrays([kept, cast_column(rows, kept.type)])
         order = np.lexsort((-ranks(rows), owners))
         place = np.arange(len(order)) - np.searchsorted(owners[order], owners[order])
         best = order[place < self.most]
@@ -208,7 +209,7 @@ class TopRows:
 
 def _can_become(given: pa.DataType, declared: pa.DataType) -> bool:
     try:
-        pa.nulls(0, given).cast(declared)
+        cast_column(pa.nulls(0, given), declared)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False
     return True

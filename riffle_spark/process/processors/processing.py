@@ -21,6 +21,7 @@ from riffle_spark.process.blocks.failed_keys import Collects, FailedKeys, Failur
 from riffle_spark.process.processors.cells import DeclaredVariable
 from riffle_spark.process.processors.processor import Form, InputByKey, Key, Processor
 from riffle_spark.process.processors.session import Session
+from riffle_spark.process.types.fields import NotText
 from riffle_spark.process.types.simple_converters import Misfit
 from riffle_spark.state.copies.reading import CopyRuns
 from riffle_spark.state.schemas.variables import VariableColumns
@@ -90,10 +91,11 @@ class Processing:
                 self._key(at)
         except RiffleError:
             raise
-        except Exception as error:  # as where a time is none that pandas has
-            if self.collects is None or not self.collects(error):
+        except Exception as error:  # such as a time that pandas does not have, or text that is not UTF-8
+            if not isinstance(error, NotText) and (self.collects is None or not self.collects(error)):
                 raise
-            raise FailedKeys(self._told(error, "rows that it cannot be given"), self._failed) from error
+            problem = self._told(error, "rows that it cannot be given")
+            raise (FailedKeys(problem, self._failed) if self.collects else problem) from error
         if self._first is not None:
             return Outcome(self._schema.part_schema(delta=True).empty_table(), None, 0, 0)
         fired = sum(self._fire(session, start, until_ms, watermark) for until_ms, watermark in self._times.passes)
@@ -174,6 +176,9 @@ class Processing:
         return self._told(error, what)
 
     def _told(self, error: Exception, what: str) -> UserFunctionError:
+        if isinstance(error, NotText):
+            problem = f"The processor cannot be given its input: {error}"
+            return UserFunctionError(problem, remedy=error.remedy, where=self._where)
         if isinstance(error, Misfit):
             told = str(error)
         else:

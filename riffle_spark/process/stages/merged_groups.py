@@ -20,12 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark.batch_times import TimeMode
-from riffle_spark.columns import one_array, shown_row
+from riffle_spark.columns import one_array
 from riffle_spark.process.blocks.block import Batch, Declared, IndexArray, Update
 from riffle_spark.process.blocks.folding import group_keys
 from riffle_spark.process.merging.merge_function import Groups, MergeFunction, are_valid, chosen, hold
 from riffle_spark.process.merging.merge_registry import MergeOptions, merge_function
 from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec
+from riffle_spark.state.formats.arrow_casts import cast_column
+from riffle_spark.state.formats.arrow_values import readable_row
 from riffle_spark.state.formats.key_codec import encode_keys
 
 __all__ = ["DistinctGroups", "KeptBuffers", "MergedGroups", "OutputMode", "key_of_group"]
@@ -179,7 +181,7 @@ class _Members:
 
 def key_of_group(batch: Batch, key: int) -> str:
     """Return what an error message says of one of a batch's keys."""
-    return f"store {batch.store!r}, key {shown_row(batch.keys, key)}"
+    return f"store {batch.store!r}, key {readable_row(batch.keys, key)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,4 +255,4 @@ class KeptBuffers:
         columns = list[pa.Array]()
         for kept in self.functions:
             columns += kept.merge.finish([one_array(state.column(field.name)) for field in kept.fields])
-        return [column.cast(field.type) for column, field in zip(columns, self.results, strict=True)]
+        return [cast_column(column, field.type) for column, field in zip(columns, self.results, strict=True)]

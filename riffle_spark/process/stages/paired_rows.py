@@ -21,6 +21,7 @@ from riffle_spark.columns import one_array, positions_of
 from riffle_spark.process.blocks.block import BoolArray, Declared, ElementBatch, Elements, ElementUpdate, IndexArray
 from riffle_spark.process.merging.merge_function import hold
 from riffle_spark.process.types.stage_specs import JoinSide, JoinSpec, free_name
+from riffle_spark.state.formats.arrow_casts import cast_column
 from riffle_spark.state.formats.due_times import in_milliseconds
 from riffle_spark.state.schemas.variable_kinds import NO_DUE, Variable
 
@@ -104,7 +105,8 @@ class PairedRows:
         owners = np.concatenate([held.owners, codes]).astype(np.int64)
         columns = {
             field.name: pa.chunked_array(
-                [*held.values.column(field.name).chunks, *rows.column(field.name).cast(field.type).chunks], field.type
+                [*held.values.column(field.name).chunks, *cast_column(rows.column(field.name), field.type).chunks],
+                field.type,
             ).combine_chunks()
             for field in list(schema)[: len(side.kept)]
         }

@@ -16,6 +16,7 @@ from riffle_spark.process.blocks.block import Batch, BoolArray, Declared, IndexA
 from riffle_spark.process.merging.merge_function import hold
 from riffle_spark.process.merging.merged_picks import is_ordered, ranks
 from riffle_spark.process.types.stage_specs import TableSpec
+from riffle_spark.state.formats.arrow_casts import cast_table
 
 __all__ = ["TableRows"]
 
@@ -43,7 +44,7 @@ class TableRows:
         is_change = hold(one_array(batch.rows.column(self.spec.is_change)))
         changes = batch.rows.filter(pa.array(is_change)).select(self.spec.kept.names)
         stored = np.flatnonzero(batch.found)
-        table = pa.concat_tables([batch.state.take(pa.array(stored)), changes.cast(batch.state.schema)])
+        table = pa.concat_tables([batch.state.take(pa.array(stored)), cast_table(changes, batch.state.schema)])
         table, owners = table.combine_chunks(), np.concatenate([stored, batch.codes[is_change]])
         order, places = self._order(table, len(stored)), np.full(batch.keys.num_rows, -1)
         places[owners[order]] = order  # the last one of a key stays

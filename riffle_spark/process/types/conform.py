@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from riffle_spark.errors import UserFunctionError
+from riffle_spark.state.formats.arrow_casts import cast_column
 from riffle_spark.state.formats.arrow_schemas import widens
 
 __all__ = ["called", "conform", "name_of"]
@@ -63,7 +64,7 @@ def _column(column: pa.ChunkedArray, field: pa.Field, what: str, where: str) -> 
             where=where,
         )
     try:
-        return column if column.type == field.type else column.cast(field.type)
+        return cast_column(column, field.type)
     except pa.ArrowInvalid as error:
         raise UserFunctionError(
             f"The {what} has values in column {field.name!r} that {field.type} cannot hold: {error}",

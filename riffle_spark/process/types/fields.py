@@ -1,17 +1,21 @@
 """Tuples of a struct's fields, between a user and Arrow columns. Knows a schema. Does not know whose they are."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timezone
+from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 from pyarrow import types
 
 from riffle_spark.process.types.converters import RecordMaker, converter_of, nullable
 from riffle_spark.process.types.simple_converters import Convert, Misfit
+from riffle_spark.state.formats.arrow_values import undecodable
 
-__all__ = ["Fields", "Values", "plain_records", "pylist", "rows_of"]
+__all__ = ["Fields", "NotText", "Values", "converted", "plain_records", "pylist", "rows_of"]
 
 Values = tuple[object, ...]
+_Converted = TypeVar("_Converted")
 _SHAPES_MAX = 64
 
 
@@ -93,7 +97,9 @@ class Fields:
 
     def tuples(self, table: pa.Table) -> Iterator[Values]:
         """Yield the rows of a table of these fields as a user sees them."""
-        return zip(*map(self._column, table.columns, self._from_arrow), strict=True)
+        named = zip(table.column_names, table.columns, self._from_arrow, strict=True)
+        columns = [converted(name, column, partial(self._column, convert=one)) for name, column, one in named]
+        return zip(*columns, strict=True)
 
     def _column(self, column: pa.ChunkedArray, convert: Convert | None) -> Iterable[object]:
         if types.is_timestamp(column.type):
@@ -153,11 +159,35 @@ def pylist(column: pa.Array | pa.ChunkedArray) -> list[object]:
     return values
 
 
+class NotText(ValueError):
+    """Text that is not UTF-8, which Python's ``str`` cannot hold: Spark's Arrow conversions refuse it as well."""
+
+    remedy = (
+        "Pass make_valid_utf8(column) or the column cast to binary to the function. The batch failed and nothing was "
+        "committed."
+    )
+
+    def __init__(self, column: str, value: bytes) -> None:
+        super().__init__(f"column {column!r} holds text that is not UTF-8, which Python cannot read: {value[:100]!r}")
+
+
+def converted(name: str, column: pa.ChunkedArray, convert: Callable[[pa.ChunkedArray], _Converted]) -> _Converted:
+    """Return what a column is in Python. Raises ``NotText`` if that fails and its text is not UTF-8."""
+    try:
+        return convert(column)
+    except (ValueError, pa.ArrowException) as error:
+        value = undecodable(column)
+        if value is None:
+            raise
+        raise NotText(name, value) from error
+
+
 def rows_of(table: pa.Table) -> Iterator[tuple[object, ...]]:
     """Yield the rows as tuples of Python values."""
     if not table.num_columns:
         return iter([()] * table.num_rows)
-    return zip(*map(pylist, table.columns), strict=True)
+    named = zip(table.column_names, table.columns, strict=True)
+    return zip(*(converted(name, column, pylist) for name, column in named), strict=True)
 
 
 def _by_numpy(column: pa.Array | pa.ChunkedArray, without_zone: pa.Array | pa.ChunkedArray) -> list[object]:

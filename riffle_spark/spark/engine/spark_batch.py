@@ -31,6 +31,7 @@ from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.stage_frames import KeptResult, StageInput, raising_stale_rows
 from riffle_spark.spark.engine.tagged_jobs import Losses
 from riffle_spark.spark.engine.task import RunReceipts, SlotFunction, Tell, slot_function
+from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.state.log.manifest import Head, Link
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.worker.member_folders import keys_of, store_of
@@ -305,7 +306,7 @@ def _read(home: str, store: str, schema: pa.Schema, batches: Batches) -> Batches
 def _declared(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return sealed rows with the columns that are declared now. Raises ``ConfigError`` where these are others."""
     try:
-        return rows.cast(schema)
+        return cast_table(rows, schema)
     except (ValueError, pa.ArrowNotImplementedError) as error:
         raise ConfigError(
             f"a committed batch has output rows to deliver with the columns {', '.join(rows.column_names)}, and the "

@@ -16,6 +16,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, RECEIPT, SLOT, Home, Order
 from riffle_spark.messages.upkeep_orders import CensusOrder, UpkeepOrder
 from riffle_spark.process.blocks.block import Computation
+from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.worker.census import take_census
 from riffle_spark.worker.member_folders import executor_id, store_of
 from riffle_spark.worker.slot import run_slot
@@ -75,7 +76,7 @@ def _run(text: str, given: Computation, answer: pa.Schema, tell: Tell, slot: int
     order = Order.from_json(text, slot)
     names = [SLOT, KEY_GROUP, HASH, *order.rows.names, *([] if order.initial is None else [INITIAL])]
     rows = with_offsets(rows.rename_columns(names))
-    result = run_slot(order, given, slot, executor_id(), rows, later=_beside).cast(answer)
+    result = cast_table(run_slot(order, given, slot, executor_id(), rows, later=_beside), answer)
     if tell is not None:
         run, told = tell
         told.add({run: result[RECEIPT].drop_null().to_pylist()})

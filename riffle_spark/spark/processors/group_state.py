@@ -21,6 +21,7 @@ from riffle_spark.process.types.simple_converters import Misfit
 from riffle_spark.process.types.stage_specs import free_name
 from riffle_spark.spark.processors.row_form import row_maker
 from riffle_spark.spark.processors.spark_errors import misfit
+from riffle_spark.state.formats.arrow_casts import cast_table
 
 __all__ = ["TIME_OUTS", "GroupStates", "StateColumns"]
 
@@ -158,4 +159,4 @@ class GroupStates:
         changed, states = self.changed()
         same = np.array(self._same, np.int64)
         old = self._batch.state.select(self._columns.schema.names).take(pa.array(same))
-        return np.concatenate([changed, same]), pa.concat_tables([states, old.cast(states.schema)])
+        return np.concatenate([changed, same]), pa.concat_tables([states, cast_table(old, states.schema)])

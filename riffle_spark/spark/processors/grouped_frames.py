@@ -21,6 +21,7 @@ from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.blocks.failed_keys import FailedKeys, Failure
 from riffle_spark.process.processors.processing import seldom_collected
 from riffle_spark.process.processors.processor import InputByKey, Key, windows
+from riffle_spark.process.types.fields import NotText
 from riffle_spark.process.types.stage_specs import GroupsSpec
 from riffle_spark.spark.processors import pandas_form, pandas_output
 from riffle_spark.spark.processors.group_state import GroupStates, StateColumns
@@ -166,7 +167,8 @@ class FramesByKey:
                 yield iter((slices[start, stop],))
 
     def _frame(self, rows: pa.Table) -> pd.DataFrame:
-        return _frame_of([pandas_form.series_of(column, self._timezone) for column in rows.columns], rows)
+        named = zip(rows.column_names, rows.columns, strict=True)
+        return _frame_of([pandas_form.series_of(name, column, self._timezone) for name, column in named], rows)
 
 
 def _frame_of(series: Sequence[pd.Series], rows: pa.Table) -> pd.DataFrame:
@@ -206,12 +208,13 @@ def _are_there(rows: pa.Table, positions: Sequence[int]) -> list[bool]:
 
 def _keys(keys: pa.Table, timezone: str) -> Iterator[Key]:
     """Return each key with the scalars that pandas has for its values."""
-    return zip(*(_scalars(column, timezone) for column in keys.columns), strict=True)
+    named = zip(keys.column_names, keys.columns, strict=True)
+    return zip(*(_scalars(name, column, timezone) for name, column in named), strict=True)
 
 
-def _scalars(column: pa.ChunkedArray, timezone: str) -> list[Any]:
+def _scalars(name: str, column: pa.ChunkedArray, timezone: str) -> list[Any]:
     filled = column.fill_null(pa.scalar(0).cast(column.type)) if _shows_nulls(column) else column
-    series = pandas_form.series_of(filled, timezone)
+    series = pandas_form.series_of(name, filled, timezone)
     values = list(series.to_numpy()) if series.dtype.kind in "iufb" else list(series)
     if filled is not column:
         null = None if pa.types.is_boolean(column.type) else np.float64("nan")
@@ -246,6 +249,9 @@ def _of_type(expected: str, given: object, said: str = "") -> PySparkTypeError:
 
 
 def _raised(error: Exception, key: Key | None, store: str) -> UserFunctionError:
+    if isinstance(error, NotText):
+        problem = f"The function cannot be given its input: {error}"
+        return UserFunctionError(problem, remedy=error.remedy, where=f"store {store!r}")
     told = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
     of = "its output" if key is None else f"key {key!r}"
     return UserFunctionError(

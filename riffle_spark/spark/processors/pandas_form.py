@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import _create_converter_to_pandas, from_arrow_type
 
 from riffle_spark.process.processors.processor import Key, windows
-from riffle_spark.process.types.fields import pylist
+from riffle_spark.process.types.fields import converted, pylist
 from riffle_spark.spark.processors.pandas_output import PandasOutput
 
 __all__ = ["PandasForm", "PandasOptions", "Slices", "frame_of", "series_of"]
@@ -51,7 +51,7 @@ class PandasForm:
 
     def keys(self, keys: pa.Table) -> Iterable[Key]:
         """See ``Form``."""
-        return zip(*map(self._key_values, keys.columns), strict=True)
+        return zip(*map(self._key_values, keys.column_names, keys.columns), strict=True)
 
     def rows(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
         """See ``Form``."""
@@ -95,25 +95,29 @@ class PandasForm:
     def _frame(self, rows: pa.Table) -> pd.DataFrame:
         return frame_of(rows, self._options.timezone)
 
-    def _key_values(self, column: pa.ChunkedArray) -> Iterable[object]:
+    def _key_values(self, name: str, column: pa.ChunkedArray) -> Iterable[object]:
         """Return the values of one column of keys; times as pandas has them, all else as Python has it."""
         if pa.types.is_timestamp(column.type):
-            return list(series_of(column, self._options.timezone))
-        return pylist(column)
+            return list(series_of(name, column, self._options.timezone))
+        return converted(name, column, pylist)
 
 
 def frame_of(rows: pa.Table, timezone: str) -> pd.DataFrame:
     """Return the rows as PySpark gives them to a processor, with an index from 0."""
-    columns = {at: _widened(series_of(column, timezone)) for at, column in enumerate(rows.columns)}
+    named = zip(rows.column_names, rows.columns, strict=True)
+    columns = {at: _widened(series_of(name, column, timezone)) for at, (name, column) in enumerate(named)}
     frame = pd.DataFrame(columns, index=pd.RangeIndex(rows.num_rows))
     frame.columns = pd.Index(rows.column_names)
     return frame
 
 
-def series_of(column: pa.ChunkedArray, timezone: str) -> pd.Series:
-    """Return a column as PySpark converts it: dates as objects, times as naive ones of the session's zone."""
+def series_of(name: str, column: pa.ChunkedArray, timezone: str) -> pd.Series:
+    """Return a column as PySpark converts it: dates as objects, times as naive ones of the session's zone.
+
+    Raises ``NotText`` if the column of this name holds text that is not UTF-8.
+    """
     options = {"date_as_object": True, "coerce_temporal_nanoseconds": True}
-    return _converter(column.type, timezone)(column.to_pandas(**options))
+    return converted(name, column, lambda one: _converter(one.type, timezone)(one.to_pandas(**options)))
 
 
 @cache

@@ -29,6 +29,7 @@ from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.run import Run, merged
 from riffle_spark.state.copies.stack import PART, STACKS, Signature, Stack, StackedPart, Stacks, signature_of
 from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.state.formats.due_times import due_times, stored_order
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address
@@ -291,7 +292,8 @@ def whole_rows(runs: Sequence[Run], schema: StoreSchema) -> pa.Table:
     """Return all that the runs of a copy hold, with the columns of ``part_schema``."""
     rows, wanted = merged_rows(runs, schema, bottom=True), schema.part_schema()
     return schema.either(
-        lambda columns: rows.select(columns.part_schema().names).cast(wanted), lambda variables: variables.wide(rows)
+        lambda columns: cast_table(rows.select(columns.part_schema().names), wanted),
+        lambda variables: variables.wide(rows),
     )
 
 

@@ -79,18 +79,24 @@ def listed(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
-def check_storable(kind: pa.DataType) -> None:
-    """Raise ``ConfigError`` for a type that state cannot hold: unions, views, runs and dictionaries."""
+def check_storable(kind: pa.DataType, what: str = "a column", *, with_dictionaries: bool = False) -> None:
+    """Raise ``ConfigError`` for a type that state cannot hold: unions, views, runs, fixed-size lists of such lists,
+    whose slices pyarrow copies wrongly, and, unless they are allowed, dictionaries.
+    """
     named = pa.types
-    if isinstance(kind, pa.BaseExtensionType):
-        check_storable(kind.storage_type)
-    elif named.is_struct(kind) or named.is_map(kind):
-        for field in kind if named.is_struct(kind) else (kind.key_field, kind.item_field):
-            check_storable(field.type)
-    elif named.is_list(kind) or named.is_large_list(kind) or named.is_fixed_size_list(kind):
-        check_storable(kind.value_type)
-    elif not any(is_one(kind) for is_one in _LEAVES):
-        raise ConfigError(f"state cannot hold a column of type {kind}", remedy="declare a plain type and cast to it")
+    inner = [field.type for field in _inner(kind)]
+    if with_dictionaries and named.is_dictionary(kind):
+        inner = [kind.value_type]
+    if not inner and not named.is_struct(kind) and not any(is_one(_stored(kind)) for is_one in _LEAVES):
+        raise ConfigError(f"state cannot hold {what} of type {kind}", remedy="declare a plain type and cast to it")
+    if named.is_fixed_size_list(kind) and named.is_fixed_size_list(inner[0]):
+        raise ConfigError(f"state cannot hold {what} of type {kind}", remedy="declare lists without a fixed size")
+    for one in inner:
+        check_storable(one, what, with_dictionaries=with_dictionaries)
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def can_become(before: pa.Schema, now: pa.Schema) -> bool:
@@ -105,7 +111,7 @@ def _can_hold(before: pa.DataType, now: pa.DataType) -> bool:
     """Tell whether every value of one type is one of the other; a time must not lose its fractions."""
     if pa.types.is_timestamp(before) and pa.types.is_timestamp(now) and before.tz == now.tz:
         return _UNITS.index(before.unit) <= _UNITS.index(now.unit)
-    return not pa.types.is_null(before) and widens(before, now)
+    return before == now or (not pa.types.is_null(before) and widens(before, now))
 
 
 def widens(source: pa.DataType, target: pa.DataType) -> bool:

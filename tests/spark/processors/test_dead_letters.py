@@ -205,6 +205,48 @@ def test_without_dead_letters_the_batch_fails(name: str, poison: str) -> None:
         assert query.letters == []
 
 
+LATIN = pa.array([b"caf\xe9", b"ok"], pa.binary()).view(pa.string())
+
+
+def latin_rows(name: str, column: str) -> pa.Table:
+    """Return two rows, one with text that is not UTF-8 in its key or in a value."""
+    values = {"k": pa.array(["a", "ok"]), "n": pa.array([1, 2]), "offset": pa.array([40, 41])}
+    if name != "groups":  # a function of groups is told of its columns
+        values["v"] = pa.array(["x", "y"])
+    return pa.table({**values, column: LATIN})
+
+
+TEXTS = [("groups", "k"), ("rows", "k"), ("pandas", "k"), ("rows", "v"), ("pandas", "v")]
+
+
+@pytest.mark.parametrize(("name", "column"), TEXTS)
+def test_text_that_is_not_utf8_is_refused_by_its_column(name: str, column: str) -> None:
+    """Python has no such text. Nothing is committed, and the next batch goes on."""
+    rows = latin_rows(name, column)
+    with Harness(OPERATORS[name](), rows.schema, executors=1, key_groups=2) as query:
+        with pytest.raises(
+            UserFunctionError, match=rf"column '{column}' holds text that is not UTF-8.*caf\\xe9"
+        ) as error:
+            query.feed(rows)
+        assert "make_valid_utf8" in str(error.value)
+        assert contents(query) == []
+        query.feed(rows.slice(1))
+        assert len(query.reports) == 1
+
+
+@pytest.mark.parametrize(("name", "column"), TEXTS)
+def test_text_that_is_not_utf8_is_a_dead_letter(name: str, column: str) -> None:
+    """The other keys go on, and the letter has the bytes as they are."""
+    rows = latin_rows(name, column)
+    with Harness(OPERATORS[name](), rows.schema, executors=1, key_groups=2, dead_letters=True) as query:
+        output = query.feed(rows)
+        assert {str(row["k"]) for row in output} == {"ok"}
+        (letter,) = query.letters
+        row: Any = letter["row"]
+        assert (row[column], row["offset"]) == ("caf\ufffd", 40)
+        assert f"column '{column}' holds text that is not UTF-8" in str(letter["message"])
+
+
 @pytest.mark.parametrize("deliver_after_commit", [False, True])
 def test_a_batch_that_comes_again_has_the_same_letters(deliver_after_commit: bool) -> None:
     """Whether it broke off before or after the commit, and wherever its slots run then."""

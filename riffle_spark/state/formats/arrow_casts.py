@@ -1,0 +1,105 @@
+"""Cast columns and tables to declared types.
+
+pyarrow cannot cast a column of structs with NOT NULL fields to its own type if a struct is NULL: it takes the hidden
+value below the NULL struct for a NULL field. It also refuses to declare a nullable field NOT NULL, even if no value is
+NULL. So every cast of stored, received or returned columns goes through ``cast_column`` or ``cast_table``. They leave a
+column of the wanted type as it is, rebuild structs, lists and maps around their cast children, and leave only plain
+types to pyarrow.
+"""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from riffle_spark.columns import Column
+
+__all__ = ["cast_column", "cast_columns", "cast_table"]
+
+
+def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the table with the types and nullability of ``schema``, whose names it has in this order.
+
+    Raises ``pa.ArrowInvalid`` if a value does not fit, or if a column or field that is declared NOT NULL holds a NULL.
+    """
+    if table.schema.equals(schema):
+        return table
+    if table.column_names != schema.names:
+        raise pa.ArrowInvalid(f"the columns {table.column_names} are not {schema.names}")
+    return pa.table(cast_columns(table.columns, schema), schema=schema)
+
+
+def cast_columns(columns: Sequence[Column], schema: pa.Schema) -> list[Column]:
+    """Return the columns with the types of the schema's fields, by position. Raises as ``cast_table`` does."""
+    cast = []
+    for column, field in zip(columns, schema, strict=True):
+        if not field.nullable and column.null_count:
+            raise _null_in(field)
+        cast.append(cast_column(column, field.type))
+    return cast
+
+
+def cast_column(column: Column, kind: pa.DataType) -> Column:
+    """Return the column with this type. Raises ``pa.ArrowInvalid`` if a value does not fit."""
+    if column.type == kind:
+        return column
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([_cast(chunk, kind) for chunk in column.chunks], kind)
+    return _cast(column, kind)
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if array.type == kind:
+        return array
+    if types.is_struct(kind) and types.is_struct(array.type) and len(kind) and _names(array.type) == _names(kind):
+        return _cast_struct(array, kind)
+    if types.is_map(kind) and types.is_map(array.type):
+        fields = [kind.key_field, kind.item_field]
+        pairs = [_cast(array.keys, kind.key_type), _cast(array.items, kind.item_type)]
+        return _with_values(array, kind, pa.StructArray.from_arrays(pairs, fields=fields))
+    if _is_list(kind) and _is_list(array.type):
+        return _cast_list(array, kind)
+    return array.cast(kind)
+
+
+def _names(kind: pa.StructType) -> list[str]:
+    return [field.name for field in kind]
+
+
+def _cast_struct(array: pa.StructArray, kind: pa.StructType) -> pa.Array:
+    children = []
+    for place, field in enumerate(kind):
+        child = array.field(place)
+        if not field.nullable and child.null_count and pc.any(pc.and_(child.is_null(), array.is_valid())).as_py():
+            raise _null_in(field)
+        children.append(_cast(child, field.type))
+    mask = array.is_null() if array.null_count else None
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+
+
+def _cast_list(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    values, field = array.values, kind.value_field
+    if not field.nullable and values.null_count and array.flatten().null_count:  # those of NULL lists do not count
+        raise _null_in(field)
+    values = _cast(values, field.type)
+    if types.is_large_list(array.type) == types.is_large_list(kind):
+        return _with_values(array, kind, values)
+    made, width = (pa.LargeListArray, pa.int64()) if types.is_large_list(kind) else (pa.ListArray, pa.int32())
+    offsets = array.offsets.cast(width)
+    if array.null_count:  # an offset that is NULL makes its list NULL
+        offsets = pc.if_else(pa.concat_arrays([array.is_valid(), pa.array([True])]), offsets, pa.scalar(None, width))
+    return made.from_arrays(offsets, values, type=kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind))
+
+
+def _with_values(array: pa.Array, kind: pa.DataType, values: pa.Array) -> pa.Array:
+    """Return lists with the same offsets and validity around other values."""
+    return pa.Array.from_buffers(kind, len(array), array.buffers()[:2], array.null_count, array.offset, [values])
+
+
+def _null_in(field: pa.Field) -> pa.ArrowInvalid:
+    return pa.ArrowInvalid(f"field {field.name!r} is declared NOT NULL and holds a NULL")

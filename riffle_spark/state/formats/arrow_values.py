@@ -1,0 +1,138 @@
+"""Values that Spark and Arrow columns may hold, and that Arrow's full validation or Python refuses.
+
+Spark's strings hold any bytes, and Arrow functions give decimals of more digits than declared and times beyond a day.
+State keeps such values as they are: Arrow compares, sorts and copies them as bytes. ``check_buffers`` therefore checks
+what was read without looking at values. ``readable_rows`` gives them to people.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TypeAlias
+
+import pyarrow as pa
+from pyarrow import types
+
+from riffle_spark.columns import Column, one_array
+
+__all__ = ["check_buffers", "readable_row", "readable_rows", "undecodable"]
+
+_Change: TypeAlias = Callable[[pa.Array], pa.Array]
+
+
+def check_buffers(table: pa.Table) -> None:
+    """Raise ``pa.ArrowInvalid`` if an offset, length or index of a table that was read leads out of its buffers.
+
+    Values are not checked: text need not be UTF-8, and a decimal may have more digits than its type declares.
+    """
+    table.validate()  # First, because the rest relies on lengths and on the last offset of each buffer.
+    for column in table.columns:
+        if not _has_checked_values(column.type):
+            column.validate(full=True)
+            continue
+        for chunk in column.chunks:
+            _changed(chunk, _raw).validate(full=True)
+
+
+@lru_cache(maxsize=1024)
+def _has_checked_values(kind: pa.DataType) -> bool:
+    """Tell whether full validation looks at values of a type: then these are checked as raw bytes."""
+    empty = pa.nulls(0, kind)
+    return bool(_changed(empty, _raw).type != kind)
+
+
+def readable_rows(table: pa.Table) -> list[dict[str, object]]:
+    """Return the rows as ``to_pylist`` does, also those that Python cannot have.
+
+    Bytes of text that are not UTF-8 are U+FFFD, as Spark's ``collect`` shows them. A column with a date or time that
+    Python's types cannot hold is shown as the numbers that it is kept as.
+    """
+    try:
+        rows: list[dict[str, object]] = table.to_pylist()
+    except (OverflowError, ValueError):
+        columns = [_changed(one_array(column), _readable) for column in table.columns]
+        rows = pa.table(columns, names=table.column_names).to_pylist()
+    return rows
+
+
+def readable_row(table: pa.Table, row: int) -> dict[str, object]:
+    """Return one row as ``readable_rows`` returns it."""
+    return readable_rows(table.slice(row, 1))[0]
+
+
+def undecodable(column: Column) -> bytes | None:
+    """Return the first text of a column that is not UTF-8, as bytes; ``None`` if all of it is."""
+    found: list[bytes] = []
+
+    def look(leaf: pa.Array) -> pa.Array:
+        if types.is_string(leaf.type) or types.is_large_string(leaf.type):
+            found.extend(value for value in _raw(leaf).to_pylist() if value is not None and not _is_utf8(value))
+        return leaf
+
+    _changed(one_array(column), look)
+    return found[0] if found else None
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _raw(leaf: pa.Array) -> pa.Array:
+    """Return values that full validation looks at as bytes over the same buffers."""
+    kind = leaf.type
+    if types.is_string(kind):
+        return _over(leaf, pa.binary(), [])
+    if types.is_large_string(kind):
+        return _over(leaf, pa.large_binary(), [])
+    if types.is_decimal(kind) or types.is_time(kind) or types.is_date64(kind):
+        return _over(leaf, pa.binary(kind.bit_width // 8), [])
+    return leaf
+
+
+def _readable(leaf: pa.Array) -> pa.Array:
+    kind = leaf.type
+    if types.is_string(kind) or types.is_large_string(kind):
+        values = _raw(leaf).to_pylist()
+        return pa.array([None if value is None else value.decode("utf-8", "replace") for value in values], kind)
+    try:
+        leaf.to_pylist()
+    except (OverflowError, ValueError):
+        return _over(leaf, pa.int32() if kind.bit_width == 32 else pa.int64(), [])
+    return leaf
+
+
+def _changed(array: pa.Array, change: _Change) -> pa.Array:
+    """Return the array with the columns below its structs, maps, lists and dictionaries changed."""
+    kind = array.type
+    if types.is_struct(kind):
+        array = array.take(pa.array(range(len(array)))) if array.offset else array
+        children = [_changed(array.field(place), change) for place in range(len(kind))]
+        fields = [field.with_type(child.type) for field, child in zip(kind, children, strict=True)]
+        return _over(array, pa.struct(fields), children)
+    if types.is_map(kind):
+        keys, items = _changed(array.keys, change), _changed(array.items, change)
+        key, item = kind.key_field.with_type(keys.type), kind.item_field.with_type(items.type)
+        entries = pa.StructArray.from_arrays([keys, items], fields=[key, item])
+        return _over(array, pa.map_(key, item, kind.keys_sorted), [entries])
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        values = _changed(array.values, change)
+        return _over(array, _list_of(kind, kind.value_field.with_type(values.type)), [values])
+    if types.is_dictionary(kind):
+        return pa.DictionaryArray.from_arrays(array.indices, _changed(array.dictionary, change), safe=False)
+    return change(array)
+
+
+def _list_of(kind: pa.DataType, field: pa.Field) -> pa.DataType:
+    """Return the same kind of list around another field."""
+    if types.is_fixed_size_list(kind):
+        return pa.list_(field, kind.list_size)
+    return pa.large_list(field) if types.is_large_list(kind) else pa.list_(field)
+
+
+def _over(array: pa.Array, kind: pa.DataType, children: list[pa.Array]) -> pa.Array:
+    """Return an array of another type over the buffers of this one."""
+    buffers = array.buffers()[: kind.num_buffers]
+    return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, array.offset, children)

@@ -1,0 +1,115 @@
+"""Seal and read generated columns without Spark, and compare the bytes of each value with those that came in.
+
+Each run is a query in a harness. Its rows have a generated key column, sometimes a generated order column, and many
+generated value columns. The first batch stores rows by key. All copies are lost, the query starts again, and the second
+batch returns the stored rows as output and stores them once more. A third batch reads what the second one stored.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from riffle_spark import Stateful
+from riffle_spark.columns import is_text_or_bytes
+from riffle_spark.errors import ConfigError
+from riffle_spark.keygroups import check_key_type
+from riffle_spark.process.blocks.arrow_function import ArrowFunction, arrow_function
+from riffle_spark.state.formats.key_codec import encode_keys, with_one_zero
+from riffle_spark.testing import Harness
+from tests.kit.fuzz.odd_values import ROWS, Example, drawn_example, raw_values
+
+__all__ = ["Kept", "keep"]
+
+_VALUES_A_RUN = 48
+
+
+@dataclass
+class Kept:
+    """How many examples were sealed and read, by the variant of their values, and which came back as others."""
+
+    examples: int = 0
+    by_variant: dict[str, int] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+
+
+def keep(count: int, seed: int, keys: str | None = None) -> Kept:
+    """Try so many examples, every second run encrypted if ``keys`` names keys; return what became of them."""
+    kept, number = Kept(), 0
+    while kept.examples < count and len(kept.findings) < 8:
+        chance = random.Random(f"{seed}/{number}")
+        key, *values = _examples(chance, min(_VALUES_A_RUN, count - kept.examples - 1))
+        try:
+            _run(chance, key, values, keys if number % 2 else None)
+        except Exception:  # noqa: BLE001 - that is what is looked for
+            kept.findings.append(f"run {number} of seed {seed}: {traceback.format_exc()[-1500:]}")
+        number += 1
+        for example in (key, *values):
+            kept.examples += 1
+            kept.by_variant[example.variant] = kept.by_variant.get(example.variant, 0) + 1
+    return kept
+
+
+def _examples(chance: random.Random, values: int) -> Iterator[Example]:
+    yield next(one for one in iter(lambda: drawn_example(chance, "k", nested=False), None) if _can_be_key(one))
+    for at in range(values):
+        yield drawn_example(chance, f"v{at}")
+
+
+def _can_be_key(example: Example) -> bool:
+    try:
+        check_key_type("k", example.field.type)
+    except ConfigError:
+        return False
+    return True
+
+
+def _run(chance: random.Random, key: Example, values: list[Example], keys: str | None) -> None:
+    ids = pa.array(range(ROWS), pa.int64())
+    fields = [key.field, pa.field("id", pa.int64(), nullable=False), *(one.field for one in values)]
+    rows = pa.table([key.column, ids, *(one.column for one in values)], schema=pa.schema(fields))
+    ordered = [one.field.name for one in values if _can_be_order(one.field.type)][:1]
+    last = with_one_zero(
+        _last_of_keys(rows.sort_by([(name, "ascending") for name in ordered]) if ordered else rows), "k"
+    )
+    operator = Stateful("odd", "k", _latest(rows.schema), order_by=ordered)
+    with Harness(operator, rows.schema, executors=1, key_groups=chance.choice([1, 4]), encryption_keys=keys) as query:
+        query.feed(rows)
+        _check(query.table().select(rows.column_names), last, "what a snapshot of the state holds")
+        query.crash(lose_copies=True)
+        for _ in range(2):
+            query.feed(rows)
+            _check(query.output, last, "what the function was given and returned")
+
+
+def _can_be_order(kind: pa.DataType) -> bool:
+    plain = pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or is_text_or_bytes(kind)
+    return plain and not pa.types.is_float16(kind)
+
+
+def _latest(schema: pa.Schema) -> ArrowFunction:
+    """Return a function that stores the last row of each key and returns what it had stored."""
+
+    def latest(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        return state, _last_of_keys(rows).select(state.column_names)
+
+    return arrow_function(latest, state=pa.schema(list(schema)[1:]), output=schema)
+
+
+def _last_of_keys(rows: pa.Table) -> pa.Table:
+    keys = encode_keys([rows.column("k")]).to_pylist()
+    places = {key: place for place, key in enumerate(keys)}
+    return rows.take(pa.array(sorted(places.values()), pa.int64()))
+
+
+def _check(found: pa.Table, wanted: pa.Table, what: str) -> None:
+    assert sorted(found.column("id").to_pylist()) == sorted(wanted.column("id").to_pylist()), what
+    found, wanted = (table.take(pa.array(np.argsort(table.column("id").to_numpy()))) for table in (found, wanted))
+    for name in wanted.column_names:
+        one, other = raw_values(found.column(name)), raw_values(wanted.column(name))
+        assert one == other, f"{what}: column {name} of {wanted.schema.field(name).type}: {one} for {other}"

@@ -1,0 +1,88 @@
+"""A query on Latin-1 text: it counts rows by such a text, and keeps such texts and a column without a type.
+
+It runs without Spark, on a root in a folder. ``tests/data/roots/0.1-latin-text`` holds its first batch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+
+from riffle_spark import Stateful, arrow_function
+from riffle_spark.protocol.batch.driver import Driver, DriverPorts
+from riffle_spark.protocol.operator import Operator, operator_of
+from riffle_spark.protocol.ports import IncomingBatch
+from riffle_spark.settings import Settings
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
+
+__all__ = ["KEYS", "LatinQuery"]
+
+KEYS = (b"caf\xe9", b"\xff", b"plain", b"th\xe9", None)
+_ROWS = pa.schema([("k", pa.string()), ("v", pa.string())])
+_STATE = pa.schema([("rows", pa.int64()), ("texts", pa.list_(pa.string())), ("nothing", pa.null())])
+_OUTPUT = pa.schema([_ROWS.field("k"), *_STATE])
+_STORE, _KEY_GROUPS, _NOW_MS = "latin", 4, 1_767_225_600_000
+
+
+def _text(values: list[bytes | None]) -> pa.Array:
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+def _grown(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Count the rows of each key and append their texts to those that are kept."""
+    kept = {
+        key: (count, texts)
+        for key, count, texts in zip(
+            state.column("k").cast(pa.binary()).to_pylist(), state.column("rows").to_pylist(),
+            state.column("texts").cast(pa.list_(pa.binary())).to_pylist(), strict=True,
+        )
+    }  # fmt: skip
+    for key, text in zip(*(column.cast(pa.binary()).to_pylist() for column in rows.columns), strict=True):
+        count, texts = kept.get(key, (0, []))
+        kept[key] = count + 1, [*texts, text]
+    offsets = [0]
+    for _, texts in kept.values():
+        offsets.append(offsets[-1] + len(texts))
+    values = _text([text for _, texts in kept.values() for text in texts])
+    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
+    counts = pa.array([count for count, _ in kept.values()], pa.int64())
+    table = pa.table([_text([*kept]), counts, lists, pa.nulls(len(kept))], schema=_OUTPUT)
+    return table, table
+
+
+class LatinQuery:
+    """The query as a new driver starts it on the root ``folder/state``, with the copies in ``folder/local``."""
+
+    def __init__(self, folder: Path) -> None:
+        root = f"file://{folder}/state"
+        self._objects, home = open_store(root), home_of(root, folder / "local", "latin")
+        self._cluster = SimCluster(home, self._objects)
+        self._cluster.add("1")
+        compute = arrow_function(_grown, state=_STATE, output=_OUTPUT)
+        declared = Stateful(_STORE, "k", compute)
+        self._operator: Operator = operator_of(declared.store, declared.key, declared.compute, (), _ROWS)
+        tail = Log(self._objects, root).open()
+        self._version = 0 if tail is None else tail.version + 1
+        ports = DriverPorts(
+            self._objects, self._cluster, ManualClock(_NOW_MS), InlineBackground(), new_id=lambda: uuid4().hex
+        )
+        self._driver = Driver(Settings(root=root, key_groups=_KEY_GROUPS), home, ports)
+
+    def feed(self) -> dict[bytes | None, tuple[int, list[bytes]]]:
+        """Run a batch with one row of each of ``KEYS``; return what is counted and kept of each."""
+        texts: list[bytes | None] = [b"\xe9%d" % self._version] * len(KEYS)
+        rows, sink = pa.table([_text([*KEYS]), _text(texts)], schema=_ROWS), SimSink()
+        incoming = IncomingBatch(
+            version=self._version, query_id="latin", run_id=uuid4().hex, offsets=f"offsets-{self._version}",
+            input_digest=None, time_ms=_NOW_MS, watermark_ms=None,
+        )  # fmt: skip
+        self._driver.process(incoming, [self._operator], SimWork(self._cluster, rows, [self._operator], {_STORE: sink}))
+        self._version += 1
+        (output,) = sink.by_id.values()
+        keys, counts = output.column("k").cast(pa.binary()).to_pylist(), output.column("rows").to_pylist()
+        kept = output.column("texts").cast(pa.list_(pa.binary())).to_pylist()
+        return {key: (count, texts) for key, count, texts in zip(keys, counts, kept, strict=True)}

@@ -1,0 +1,74 @@
+"""Casts of columns to declared types, around NULL structs and at every depth."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.state.formats.arrow_casts import cast_column, cast_table
+
+STRICT = pa.struct([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string(), nullable=False)])
+WIDE = pa.struct([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.large_string(), nullable=False)])
+LOOSE = pa.struct([pa.field("a", pa.int64()), pa.field("b", pa.string())])
+ROW = {"a": 1, "b": "x"}
+
+FORMS = {
+    "struct": (lambda kind: kind, [ROW, None]),
+    "list": (pa.list_, [[ROW, None], None, [], [None]]),
+    "large list": (pa.large_list, [[ROW, None], None, [], [None]]),
+    "map": (lambda kind: pa.map_(pa.string(), kind), [[("k", ROW), ("l", None)], None, []]),
+    "struct of lists": (lambda kind: pa.struct([("l", pa.list_(kind))]), [{"l": [None, ROW]}, {"l": None}, None]),
+}
+
+
+@pytest.mark.parametrize("target", [STRICT, WIDE, LOOSE], ids=["same", "wider", "nullable"])
+@pytest.mark.parametrize("form", FORMS)
+def test_null_structs_of_fields_that_are_not_null_are_cast(form: str, target: pa.DataType) -> None:
+    """pyarrow refuses to cast them, also to their own type."""
+    around, values = FORMS[form]
+    array = pa.array(values, around(STRICT))
+    for column in (array, array.slice(1), pa.chunked_array([array, array.slice(1)])):
+        cast = cast_column(column, around(target))
+        cast.validate(full=True)
+        assert (cast.type, cast.to_pylist()) == (around(target), column.to_pylist())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nullable_fields_without_nulls_become_not_null(form: str) -> None:
+    """What counts are the values: a NULL struct has none."""
+    around, values = FORMS[form]
+    assert cast_column(pa.array(values, around(LOOSE)), around(STRICT)).to_pylist() == values
+
+
+def test_a_null_in_a_field_that_is_not_null_is_refused_by_name() -> None:
+    """In a struct, in an element of a list, and in a column of a table."""
+    for array, kind, name in (
+        (pa.array([{"a": None, "b": "x"}], LOOSE), STRICT, "a"),
+        (pa.array([[{"a": 1, "b": None}]], pa.list_(LOOSE)), pa.list_(STRICT), "b"),
+        (pa.array([[1, None]]), pa.list_(pa.field("element", pa.int64(), nullable=False)), "element"),
+    ):
+        with pytest.raises(pa.ArrowInvalid, match=f"field '{name}' is declared NOT NULL"):
+            cast_column(array, kind)
+    with pytest.raises(pa.ArrowInvalid, match="field 'v' is declared NOT NULL"):
+        cast_table(pa.table({"v": [1, None]}), pa.schema([pa.field("v", pa.int64(), nullable=False)]))
+
+
+def test_lists_change_the_width_of_their_offsets() -> None:
+    """NULL lists stay NULL, also in a slice."""
+    array = pa.array([["a"], None, [], ["b", None]], pa.list_(pa.string()))
+    wide = cast_column(array.slice(1), pa.large_list(pa.large_string()))
+    assert wide.to_pylist() == [None, [], ["b", None]]
+    assert cast_column(wide, pa.list_(pa.string())).to_pylist() == [None, [], ["b", None]]
+
+
+def test_text_that_is_not_utf8_is_cast_as_it_is() -> None:
+    """Also in a dictionary, and between widths of offsets."""
+    text = pa.array([b"caf\xe9", None], pa.binary()).view(pa.string())
+    for column in (text, text.dictionary_encode(), text.cast(pa.large_string())):
+        assert cast_column(column, pa.string()).cast(pa.binary()).to_pylist() == [b"caf\xe9", None]
+
+
+def test_a_value_that_does_not_fit_is_refused() -> None:
+    """As pyarrow does."""
+    with pytest.raises(pa.ArrowInvalid, match="not in range"):
+        cast_table(pa.table({"v": [1 << 40]}), pa.schema([("v", pa.int32())]))

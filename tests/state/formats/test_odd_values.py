@@ -1,0 +1,106 @@
+"""What sealing accepts, reading accepts: values that Arrow's validation or Python refuses, and that Spark has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark import Stateful, arrow_function
+from riffle_spark.errors import CorruptStateError
+from riffle_spark.state.formats import part_codec
+from riffle_spark.state.formats.arrow_schemas import can_become
+from riffle_spark.state.formats.arrow_values import check_buffers, readable_row, readable_rows
+from riffle_spark.testing import Harness
+from tests.kit.fuzz.kept_values import keep
+from tests.kit.fuzz.odd_values import VARIANTS, raw_values
+
+EXAMPLES = 600
+LATIN = pa.array([b"caf\xe9", b"\xff", None, b"ok"], pa.binary()).view(pa.string())
+NO_DECIMAL = pa.Array.from_buffers(pa.decimal128(3, 1), 1, [None, pa.py_buffer(b"\xff" * 15 + b"\x7f")])
+NO_TIME = pa.Array.from_buffers(pa.time32("s"), 1, [None, pa.py_buffer(b"\xff\xff\xff\x7f")])
+NO_DAY = pa.Array.from_buffers(pa.date64(), 1, [None, pa.py_buffer(b"\x01" + b"\x00" * 7)])
+
+
+def test_generated_values_are_sealed_and_read_again(tmp_path: Path) -> None:
+    """As ``./run fuzz --values`` does with more: as keys, values and order columns, with copies lost in between."""
+    (tmp_path / "keys").write_text("a = AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n")
+    kept = keep(EXAMPLES, seed=1, keys=f"file:{tmp_path}/keys")
+    assert kept.findings == []
+    assert kept.examples == EXAMPLES
+    assert set(kept.by_variant) == set(VARIANTS)
+
+
+@pytest.mark.parametrize("values", [LATIN, NO_DECIMAL, NO_TIME, NO_DAY], ids=["text", "decimal", "time", "day"])
+def test_a_part_holds_values_that_their_type_does_not_have(values: pa.Array) -> None:
+    """Alone, in structs, lists, maps and dictionaries of parts: the bytes come back."""
+    with pytest.raises(pa.ArrowInvalid):
+        values.validate(full=True)
+    count = len(values)
+    struct = pa.StructArray.from_arrays([values], ["v"])
+    lists = pa.ListArray.from_arrays(pa.array(range(count + 1), pa.int32()), struct)
+    maps = pa.MapArray.from_arrays(pa.array(range(count + 1), pa.int32()), pa.array(range(count)), values)
+    table = pa.table({"v": values, "s": struct, "l": lists, "m": maps})
+    data = part_codec.encode(table)
+    found = part_codec.decode(data, part_codec.checksum(data), "part")
+    assert [raw_values(column) for column in found.columns] == [raw_values(column) for column in table.columns]
+
+
+def test_offsets_are_checked_of_text_that_is_not() -> None:
+    """Text is checked as bytes, and its offsets, lengths and counts of NULLs as before."""
+    ends = pa.array([0, 9, 4], pa.int32()).buffers()[1]
+    text = pa.Array.from_buffers(pa.string(), 2, [None, ends, pa.py_buffer(b"caf\xe9")])
+    for column in (
+        text,
+        pa.StructArray.from_arrays([text], ["t"]),
+        pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), text),
+        pa.MapArray.from_arrays(pa.array([0, 2], pa.int32()), text, text),
+    ):
+        with pytest.raises(pa.ArrowInvalid, match=r"offset"):
+            check_buffers(pa.table({"c": column}))
+        data = part_codec.encode(pa.table({"c": column}))
+        with pytest.raises(CorruptStateError, match=r"offset.*\[part\]"):
+            part_codec.decode(data, part_codec.checksum(data), "part")
+
+
+def test_columns_without_a_type_stay_what_they_are() -> None:
+    """Such a column is read as such a column, and as no other."""
+    void, number = (pa.schema([("v", kind)]) for kind in (pa.null(), pa.int64()))
+    nested = pa.schema([("v", pa.struct([("n", pa.list_(pa.null()))]))])
+    assert can_become(void, void)
+    assert can_become(nested, nested)
+    assert not can_become(void, number)
+    assert not can_become(number, void)
+
+
+def test_state_with_odd_values_goes_on_after_everything_local_is_lost() -> None:
+    """Text that is not UTF-8 as a key and inside values, a NULL struct of NOT NULL fields, a column without a type."""
+    strict = pa.struct([pa.field("a", pa.int64(), nullable=False), pa.field("t", pa.string(), nullable=False)])
+    rows = pa.table({"k": LATIN, "v": pa.array([None, {"a": 1, "t": "x"}, None, None], strict), "n": pa.nulls(4)})
+    kept = pa.schema([*list(rows.schema)[1:], ("count", pa.int64())])
+
+    def count(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        counts = state.column("count").to_pylist() or [0] * rows.num_rows
+        new = rows.append_column("count", pa.array([one + 1 for one in counts]))
+        return new, new
+
+    operator = Stateful(
+        "odd", "k", arrow_function(count, state=kept, output=pa.schema([rows.schema.field("k"), *kept]))
+    )
+    with Harness(operator, rows.schema, executors=1, key_groups=16) as query:
+        for turn in (1, 2, 3):
+            query.feed(rows)
+            assert query.output.column("count").to_pylist() == [turn] * 4
+            assert sorted(map(str, raw_values(query.output.column("k")))) == sorted(map(str, raw_values(LATIN)))
+            query.crash(lose_copies=True)
+        assert {row["k"] for row in query.delivered()} == {"caf\ufffd", "\ufffd", None, "ok"}
+
+
+def test_rows_are_shown_that_python_cannot_have() -> None:
+    """Text as Spark's ``collect`` shows it, times as the numbers that they are kept as."""
+    late = pa.array([1 << 62], pa.int64()).view(pa.timestamp("us"))
+    table = pa.table({"t": LATIN.slice(0, 1), "l": pa.array([["a"]]), "at": late, "b": pa.array([b"\xff"])})
+    shown = {"t": "caf\ufffd", "l": ["a"], "at": 1 << 62, "b": b"\xff"}
+    assert readable_rows(table) == [shown]
+    assert readable_row(pa.concat_tables([table, table]), 1) == shown
