@@ -280,6 +280,7 @@ def test_standbys_are_as_many_as_have_room_whoever_is_waited_for(data: st.DataOb
 
 def _without(before: View, lost: Collection[str]) -> View:
     """Return the view after members were lost that are waited for."""
+
     def living(copies: Mapping[TaskId, tuple[str, ...]]) -> dict[TaskId, tuple[str, ...]]:
         return {each: tuple(m for m in held if m not in lost) for each, held in copies.items()}
 
