@@ -20,7 +20,7 @@ __all__ = ["StandbyPlan", "plan_standbys"]
 
 @dataclass(frozen=True, slots=True)
 class StandbyPlan:
-    """By task the standbys and warm-ups from now on; the tasks whose copies are still to move."""
+    """By task the standbys and warm-ups from now on; the tasks whose owners or copies are still to move."""
 
     standbys: Sequence[Sequence[int]]
     warmups: Sequence[Sequence[int]]
@@ -33,11 +33,10 @@ def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: Assig
     warmups = _owner_warmups(board, plan, standbys, settings)
     left = settings.max_warmup_replicas - sum(map(len, warmups))
     unsettled = []
-    for t in copies.stateful:
-        missing = [m for m in copies.standbys[t] if m not in standbys[t] and m != plan.owners[t] and board.live[m]]
+    for t, (owner, goal) in enumerate(zip(plan.owners, plan.target, strict=True)):
+        missing = [m for m in copies.standbys[t] if m not in standbys[t] and m != owner and board.live[m]]
         waiting = sorted((board.rank(t, m), m) for m in missing)
-        moving = plan.owners[t] != plan.target[t] and board.live[plan.target[t]]
-        if moving or waiting:
+        if waiting or (owner != goal and board.live[goal]):
             unsettled.append(t)
         fresh = [m for rank, m in waiting if rank > 0 and m not in warmups[t]]
         taken = [] if settings.points else fresh[: max(left, 0)]
