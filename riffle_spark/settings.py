@@ -127,8 +127,8 @@ class Settings:
         600.0, seconds(0.001), "warm-ups are looked after when all are warm, and after this time if one is; below "
         "1 min, as in tests, a warning says so", live=True, of_assignment=True)
     scheduled_rebalance_max_delay: float = setting(
-        300.0, seconds(0), "how long a lost member is waited for before others warm up in its place",
-        live=True, of_assignment=True)
+        300.0, seconds(0), "how long a lost member's key-groups wait for it before they are assigned for good; lost "
+        "standbys are replaced at once", live=True, of_assignment=True)
     balance_band: float = setting(
         0.2, share, "measured work per slot within this share of the mean moves nothing", live=True, of_assignment=True)
     store_weights: tuple[tuple[str, float], ...] = setting(

@@ -154,7 +154,7 @@ def high_availability(view: View, settings: AssignSettings) -> Assignment:
     plan = plan_owners(board, target, settings)
     if settings is not asked:
         plan = _all_at_once(board, target, asked) or plan
-    copies = standby_target(board, plan.target, settings, racks=racks)
+    copies = standby_target(board, plan, settings, racks=racks)
     if racks and settings.rebalance_enable in ("all", "standbys"):
         save_traffic(copies, settings)
     standbys = plan_standbys(board, plan, copies, settings)

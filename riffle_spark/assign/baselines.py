@@ -86,11 +86,10 @@ def _on_live(board: Board, owners: list[int]) -> list[int]:
 def _placed(view: View, board: Board, owners: list[int], settings: AssignSettings) -> Assignment:
     racks = racks_count(view, settings)
     plan = OwnerPlan(owners, owners, [], frozenset(), frozenset())
-    copies = standby_target(board, owners, settings, racks=racks)
+    copies = standby_target(board, plan, settings, racks=racks)
     if racks:
         save_traffic(copies, settings)
-    standbys = [[m for m in held if board.live[m]] for held in copies.standbys]
-    kept = StandbyPlan(standbys, [()] * len(standbys), [])
+    kept = StandbyPlan(copies.standbys, [()] * len(copies.standbys), [])
     found = assignment_of(view, Placement(board, plan, copies, kept, board_of(view, (), settings), []), settings)
     usual = AssignSettings()
     idle = [name for name in _NOT_HEEDED if getattr(settings, name) != getattr(usual, name)]

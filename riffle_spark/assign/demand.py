@@ -44,17 +44,19 @@ class AlikeTasks:
 
 
 def rows_of(board: Board, settings: AssignSettings) -> AlikeTasks:
-    """Sort the tasks into rows; only a user's rule, or members that are shunned, can split a group. A rule that lets a
-    task go nowhere is not followed.
+    """Sort the tasks into rows. A user's rule, shunned members and a drain while a lost member is awaited can split a
+    group: a drained member's tasks go to live members. A rule that lets a task go nowhere is not followed.
     """
     costs = _user_costs(board, settings)
     keys: dict[tuple[str, tuple[bool, ...]], int] = {}
     of = []
     for t, task in enumerate(board.tasks):
-        allowed = board.placeable
+        owner = board.owners[t]
+        able = board.placeable if owner == NOBODY or board.placeable[owner] else board.may_own
+        allowed = able
         if costs:
-            allowed = tuple(may and cost is not None for may, cost in zip(board.placeable, costs[t], strict=True))
-            allowed = allowed if any(allowed) else board.placeable
+            allowed = tuple(may and cost is not None for may, cost in zip(able, costs[t], strict=True))
+            allowed = allowed if any(allowed) else able
         if board.shunned and board.shunned[t]:
             rest = tuple(may and not board.shuns(t, m) for m, may in enumerate(allowed))
             allowed = rest if any(rest) else allowed

@@ -53,7 +53,8 @@ def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -
     """Decide who owns each task now and which targets to warm up."""
     owners, ready, pending = _sort_out(board, target)
     forced = [t for t, owner in enumerate(owners) if owner != board.owners[t]]
-    loads = Loads(board, owners, target if _is_ordered(board, settings) else ())
+    reachable = [goal if board.live[goal] else owner for goal, owner in zip(target, owners, strict=True)]
+    loads = Loads(board, owners, reachable if _is_ordered(board, settings) else ())
     made = _make_asked(loads, ready, settings)
     made += _make(loads, [move for move in ready if move not in made], settings)
     for move in made:

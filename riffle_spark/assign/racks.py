@@ -92,8 +92,8 @@ def rack_warnings(view: View, settings: AssignSettings) -> list[str]:
 
 
 def save_traffic(copies: Copies, settings: AssignSettings) -> None:
-    """Move standbys to where they read less across racks."""
-    if not any(copies.standbys):
+    """Move standbys to where they read less across racks; none moves while a lost member is awaited."""
+    if not any(copies.standbys) or not all(copies.board.live):
         return
     if settings.rack_aware_assignment_tags or settings.forced_awareness:
         _swap_pairs(copies, settings)

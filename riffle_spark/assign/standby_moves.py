@@ -1,8 +1,7 @@
 """The standbys' way from the present to their target. Knows who is caught up. Does not choose the target.
 
 Standbys are the next most caught-up members after the owner; where the target is not one of them it warms up, as far as
-the warm-ups that owners need leave room. While a lost member is waited for, no copy is begun on a member without one:
-it may come back with its own.
+the warm-ups that owners need leave room.
 
 A standby that is a pointer needs no copy: it is at its target at once, and never warms up. Its member keeps no copy for
 it, so a target that warms up to become the owner is no standby meanwhile.
@@ -21,7 +20,7 @@ __all__ = ["StandbyPlan", "plan_standbys"]
 
 @dataclass(frozen=True, slots=True)
 class StandbyPlan:
-    """By task the standbys and warm-ups from now on; the tasks whose copies are still to move."""
+    """By task the standbys and warm-ups from now on; the tasks whose owners or copies are still to move."""
 
     standbys: Sequence[Sequence[int]]
     warmups: Sequence[Sequence[int]]
@@ -34,13 +33,12 @@ def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: Assig
     warmups = _owner_warmups(board, plan, standbys, settings)
     left = settings.max_warmup_replicas - sum(map(len, warmups))
     unsettled = []
-    for t in copies.stateful:
-        missing = [m for m in copies.standbys[t] if m not in standbys[t] and m != plan.owners[t] and board.live[m]]
+    for t, (owner, goal) in enumerate(zip(plan.owners, plan.target, strict=True)):
+        missing = [m for m in copies.standbys[t] if m not in standbys[t] and m != owner and board.live[m]]
         waiting = sorted((board.rank(t, m), m) for m in missing)
-        moving = plan.owners[t] != plan.target[t] and board.live[plan.target[t]]
-        if moving or waiting:
+        if waiting or (owner != goal and board.live[goal]):
             unsettled.append(t)
-        fresh = [m for rank, m in waiting if rank > 0 and m not in warmups[t] and _may_keep(board, t, m)]
+        fresh = [m for rank, m in waiting if rank > 0 and m not in warmups[t]]
         taken = [] if settings.points else fresh[: max(left, 0)]
         warmups[t] += taken
         left -= len(taken)
@@ -76,18 +74,12 @@ def _standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies, settings
     near = {*should, goal, *board.standbys[task], *board.warmups[task], *board.ranks[task]}
     others = _least_loaded(task, plan, copies, near)
     found = [m for m in (*near, *others) if m not in without and board.may_own[m]]
-    found = [m for m in found if _may_keep(board, task, m)]
     present: Sequence[int] = board.standbys[task]
     order = sorted(
         set(found),
         key=lambda m: (board.rank(task, m), m != goal, m not in should, m not in present, copies.load[m], m),
     )
     return sorted(_first_allowed(task, plan, copies, order))
-
-
-def _may_keep(board: Board, task: int, member: int) -> bool:
-    """Tell whether a member holds a copy or may begin one now."""
-    return all(board.live) or member in board.ranks[task] or member in board.standbys[task]
 
 
 def _least_loaded(task: int, plan: OwnerPlan, copies: Copies, members: Collection[int]) -> list[int]:

@@ -1,8 +1,13 @@
 """Where standbys should be if every copy were warm. Knows load, spread and copies. Does not know owners' goals.
 
-Standbys stay where they are, a gap is filled by the copy that is closest to caught up, and only then copies move, from
-members above their fair share of copies to members below it. Different tag values come before balance, different racks
-after it; what the rack strategy saves comes last (`swaps`).
+1. Standbys stay where they are. A standby that lags gives way to a caught-up copy that has no place.
+2. The copy that is closest to caught up fills a gap.
+3. Copies move from members above their fair share of copies to members below it.
+
+Different tag values come before balance, different racks after it. What the rack strategy saves comes last (`racks`).
+
+Standbys are on live members only. A lost member is awaited as an owner, not as a standby: what it held is replaced at
+once (KIP-441). No other standby moves until it is back or given up.
 """
 
 from collections.abc import Sequence
@@ -13,6 +18,7 @@ import numpy as np
 from riffle_spark.assign.board import Board, copies_that_fit
 from riffle_spark.assign.demand import fair_range
 from riffle_spark.assign.model import AssignSettings
+from riffle_spark.assign.owner_moves import OwnerPlan
 
 __all__ = ["Copies", "Spread", "level", "spread_of", "standby_target"]
 
@@ -26,8 +32,8 @@ class Copies:
         self.board, self.owners = board, target
         self.spread: Spread = spread_of(board, settings)
         self.stateful = [t for t, task in enumerate(board.tasks) if task.kind == "stateful"]
-        self.wanted = min(settings.num_standbys, max(0, sum(board.placeable) - 1))
-        self.slots = board.placeable_slots
+        self.wanted = min(settings.num_standbys, max(0, board.owning - 1))
+        self.slots = [member.slots if may else 0 for member, may in zip(board.members, board.may_own, strict=True)]
         self.standbys: list[list[int]] = [[] for _ in board.tasks]
         self.held: list[dict[int, None]] = [{} for _ in board.members]
         self.load = [0] * len(board.members)
@@ -100,16 +106,19 @@ class Copies:
         )
 
 
-def standby_target(board: Board, target: Sequence[int], settings: AssignSettings, *, racks: bool) -> Copies:
-    """Return where the standbys of every stateful task should be, given the owners' target."""
-    copies = Copies(board, target, settings, racks=racks)
+def standby_target(board: Board, plan: OwnerPlan, settings: AssignSettings, *, racks: bool) -> Copies:
+    """Return where the standbys of every stateful task should be, given the owners' target; a task whose target is
+    awaited stays with its present owner.
+    """
+    owners = [goal if board.live[goal] else now for goal, now in zip(plan.target, plan.owners, strict=True)]
+    copies = Copies(board, owners, settings, racks=racks)
     if copies.wanted == 0:
         return copies
     for t in copies.stateful:
         _keep_standbys(copies, t)
     for t in copies.stateful:
         _fill_gaps(copies, t)
-    if settings.rebalance_enable not in ("all", "standbys"):
+    if settings.rebalance_enable not in ("all", "standbys") or not all(board.live):
         return copies
     if settings.rack_aware_assignment_tags:
         _part_tags(copies)
@@ -122,11 +131,22 @@ def _keep_standbys(copies: Copies, task: int) -> None:
     board = copies.board
     present = sorted(board.standbys[task], key=lambda m: (board.rank(task, m), m))
     for member in present:
-        holders = copies.holders(task)
-        room = len(copies.standbys[task]) < copies.wanted
-        able = board.placeable[member] and member not in holders and not board.shuns(task, member)
-        if room and able and copies.spread.may_join(member, holders):
-            copies.add(task, member)
+        if len(copies.standbys[task]) < copies.wanted and _may_be_added(copies, task, member):
+            copies.add(task, member if board.rank(task, member) == 0 else _caught_up_or(copies, task, member))
+
+
+def _may_be_added(copies: Copies, task: int, member: int) -> bool:
+    board, holders = copies.board, copies.holders(task)
+    able = board.may_own[member] and member not in holders and not board.shuns(task, member)
+    return able and copies.spread.may_join(member, holders)
+
+
+def _caught_up_or(copies: Copies, task: int, lagging: int) -> int:
+    """Return a member with a caught-up copy that has no place and differs in as many tags, else the lagging one."""
+    holders, conflicts = copies.holders(task), copies.spread.tag_conflicts
+    ready = [m for m, rank in copies.board.ranks[task].items() if rank == 0 and _may_be_added(copies, task, m)]
+    ready = [m for m in ready if conflicts(m, holders) <= conflicts(lagging, holders)]
+    return min(ready, key=lambda m: (copies.ratio(m), m), default=lagging)
 
 
 def _fill_gaps(copies: Copies, task: int) -> None:
@@ -134,7 +154,7 @@ def _fill_gaps(copies: Copies, task: int) -> None:
     board = copies.board
     while len(copies.standbys[task]) < copies.wanted:
         holders = copies.holders(task)
-        near = [m for m, rank in board.ranks[task].items() if rank < board.absent[task] and board.placeable[m]]
+        near = [m for m, rank in board.ranks[task].items() if rank < board.absent[task] and board.may_own[m]]
         near = [m for m in near if not board.shuns(task, m)]
         found = {m for m in (*near, *copies.lightest(task)) if m not in holders and copies.spread.may_join(m, holders)}
         if not found:
@@ -186,7 +206,7 @@ def _level_once(copies: Copies, members: Sequence[int]) -> bool:
 
 def _movable(copies: Copies, giver: int, taker: int) -> int | None:
     """Return the standby of the giver that moves to the taker with least harm, if any may."""
-    best: tuple[int, int, int] | None = None
+    best: tuple[int, int, bool, int] | None = None
     for t in copies.held[giver]:
         holders = copies.holders(t)
         if taker in holders or copies.board.shuns(t, taker):
@@ -197,9 +217,9 @@ def _movable(copies: Copies, giver: int, taker: int) -> int | None:
         if copies.spread.tag_conflicts(taker, others) > copies.spread.tag_conflicts(giver, others):
             continue
         apart = copies.spread.rack_conflicts(taker, others) - copies.spread.rack_conflicts(giver, others)
-        key = (max(apart, 0), copies.board.rank(t, taker), t)
+        key = (max(apart, 0), copies.board.rank(t, taker), copies.board.rank(t, giver) == 0, t)
         best = key if best is None else min(best, key)
-    return None if best is None else best[2]
+    return None if best is None else best[3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +262,7 @@ def spread_of(board: Board, settings: AssignSettings) -> Spread:
     values = tuple(tuple(member.attribute(key) for key in forced) for member in board.members)
     zones: dict[object, list[int]] = {}
     for m, key in enumerate(zip(tags, racks, values, strict=True)):
-        if board.placeable[m]:
+        if board.may_own[m]:
             zones.setdefault(key, []).append(m)
     count = settings.num_standbys + 1
     most = tuple(-(-count // max(1, len(settings.forced_awareness[key]))) for key in forced)

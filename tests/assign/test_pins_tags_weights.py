@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, Traffic, View
+from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, TaskId, Traffic, View
 from riffle_spark.assign.validity import violations
 from riffle_spark.errors import ConfigError
 from tests.kit.assign_views import WHOLE, caught_up, settled, task, view
@@ -228,7 +229,7 @@ def test_memory_is_kept_where_it_can_be_and_named_where_not() -> None:
 
 
 def test_a_lost_member_is_waited_for_and_gets_its_tasks_back() -> None:
-    """While it is awaited others process its tasks and nobody warms up; back and warm, it takes over."""
+    """While it is awaited others process its tasks and none warms up to own them; back and warm, it takes over."""
     lost = replace(
         view("a:0-3 b:4-7 c:8-11"),
         standbys={task(n): ("b",) for n in range(4)},
@@ -244,6 +245,7 @@ def test_a_lost_member_is_waited_for_and_gets_its_tasks_back() -> None:
     )
     waiting = assign(away, SETTINGS)
     assert {waiting.owners[task(n)] for n in range(4)} == {"b"}
+    assert {waiting.target[task(n)] for n in range(4)} == {"a"}
     assert not waiting.warmups
     back = replace(caught_up(away, waiting), members=lost.members, awaited=(), homes=away.homes)
     back = replace(
@@ -252,6 +254,47 @@ def test_a_lost_member_is_waited_for_and_gets_its_tasks_back() -> None:
     returned = assign(back, SETTINGS)
     assert returned.owners == lost.owners
     assert {move.goal for move in returned.moves if move.role == "owner"} <= {"return", "balance"}
+
+
+@given(data=st.data(), wanted=st.integers(1, 2), mode=st.sampled_from(["replay", "snapshot_pointer"]))
+@examples(max_examples=60, deadline=None, derandomize=True)
+def test_standbys_are_as_many_as_have_room_whoever_is_waited_for(data: st.DataObject, wanted: int, mode: Any) -> None:
+    """In the first assignment after a loss, and at every round until the member is back, each task has its standbys."""
+    settings = replace(SETTINGS, num_standbys=wanted, standby_mode=mode)
+    points = mode == "snapshot_pointer"
+    names = "abcde"
+    before = view("a:0-3 b:4-7 c:8-9 d:10-11 e:12", total=14)
+    start = settled(before, settings)
+    before = caught_up(before, start, points=points)
+    lost = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
+    away = _without(before, lost)
+    for _ in range(3):
+        done = assign(away, settings)
+        assert not violations(away, done, settings)
+        left = len(names) - len(lost)
+        assert {len(done.standbys.get(each.id, ())) for each in away.tasks} == {min(wanted, left - 1)}
+        away = caught_up(away, done, points=points)
+    again = assign(away, settings)
+    assert (again.moves, again.needs_probe) == ((), False)
+
+
+def _without(before: View, lost: Collection[str]) -> View:
+    """Return the view after members were lost that are waited for."""
+
+    def living(copies: Mapping[TaskId, tuple[str, ...]]) -> dict[TaskId, tuple[str, ...]]:
+        return {each: tuple(m for m in held if m not in lost) for each, held in copies.items()}
+
+    return replace(
+        before,
+        members=tuple(member for member in before.members if member.id not in lost),
+        awaited=tuple(member for member in before.members if member.id in lost),
+        owners={each: owner for each, owner in before.owners.items() if owner not in lost},
+        homes={each: owner for each, owner in before.owners.items() if owner in lost},
+        lags={each: {m: lag for m, lag in held.items() if m not in lost} for each, held in before.lags.items()},
+        standbys=living(before.standbys),
+        warmups=living(before.warmups),
+        pointers=living(before.pointers),
+    )
 
 
 def test_what_a_lost_member_leaves_without_copies_is_fetched_by_all() -> None:

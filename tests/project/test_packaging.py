@@ -77,7 +77,9 @@ def is_possible(argument: str) -> bool:
     """Tell whether pip can install an argument today: this checkout, its wheel, or a package that is required here."""
     setup = options()
     extras = dict(setup["options.extras_require"])
-    checkout = re.fullmatch(rf"(?:\.|dist/riffle_spark-{setup['metadata']['version']}-py3-none-any\.whl)(\[.+])?", argument)
+    checkout = re.fullmatch(
+        rf"(?:\.|dist/riffle_spark-{setup['metadata']['version']}-py3-none-any\.whl)(\[.+])?", argument
+    )
     if checkout:
         return all(extra in extras for extra in (checkout[1] or "").strip("[]").split(",") if extra)
     wanted = Requirement(argument)

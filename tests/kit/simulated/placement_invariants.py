@@ -1,12 +1,15 @@
-"""The invariants of placement as checks on a simulated query: I6 and I9."""
+"""The invariants of placement as checks on a simulated query: P6, I6 and I9."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Set
+from dataclasses import replace
 
 import pytest
 
+from riffle_spark.assign.assignor import assign_settings
+from riffle_spark.assign.board import is_allowed
 from riffle_spark.assign.model import Assignment, View
 from riffle_spark.assign.validity import violations
 from riffle_spark.messages.upkeep_orders import Census, Drop
@@ -34,19 +37,34 @@ def view_now(world: World) -> tuple[View, frozenset[str]]:
     key_groups, now = range(world.settings.key_groups), world.clock.seconds()
     manifest = world.driver._log.manifest  # private: what the driver holds
     situation = world.driver.ownership._situation(manifest, stores, key_groups, now)  # private: what it decides by
+    situation = replace(situation, shunned=world.driver.ownership.shunned.of(situation))
     return view_of(situation, world.driver.settings), situation.drained
 
 
 def check_valid(world: World) -> None:
-    """I6: every task owned once, by a live member, no two copies on one; unless it is about to be made anew."""
+    """Check I6 and P6, unless the assignment is about to be made anew: every task is owned once, by a live member, no
+    member has two copies of it, and as many standbys exist as have room.
+    """
     ownership = world.driver.ownership
     if ownership._layout is not None:  # private: whether there were slots yet
         view, _ = view_now(world)
         wrong = violations(view, ownership.present)
         assert wrong == (), f"I6: {wrong}"
+        _check_standbys(world, view)
         for layout in ownership._layout.each:  # private: which slot has what, of each co-location group
             served = sorted(group for slot in layout.slots for group in slot.key_groups)
             assert served == list(range(world.settings.key_groups)), "I6: a key-group has no slot, or two"
+
+
+def _check_standbys(world: World, view: View) -> None:
+    settings, present = world.driver.settings, world.driver.ownership.present
+    allowed = [one for one in view.members if one.id not in view.drained and is_allowed(one, assign_settings(settings))]
+    if settings.dispatch == "hashed" or settings.standby_mode != "replay" or settings.forced_awareness or view.shunned:
+        return
+    wanted = min(settings.num_standbys, len(allowed or view.members) - 1)
+    counts = {one.id: len(present.standbys.get(one.id, ())) for one in view.tasks if one.kind == "stateful"}
+    missing = {task: count for task, count in counts.items() if count < wanted}
+    assert not missing, f"P6: of {wanted} standbys there are {missing}"
 
 
 def check_copies_bounded(world: World) -> None:

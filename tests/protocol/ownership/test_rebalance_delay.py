@@ -1,4 +1,4 @@
-"""A lost member that may come back: its tasks go on elsewhere, nobody warms up for it, and it gets them back."""
+"""A lost member that may come back: its tasks go on elsewhere, its standbys are replaced, and it gets its own back."""
 
 from __future__ import annotations
 
@@ -42,18 +42,73 @@ def test_nobody_warms_up_before_the_delay_is_over(tmp_path: Path) -> None:
     world.check_state()
 
 
-def test_standbys_are_not_replaced_before_the_delay_is_over(tmp_path: Path) -> None:
-    """What the lost member kept is missing for so long; after the delay it is warmed up elsewhere."""
-    world = three(tmp_path, num_standbys=1)
-    world.cluster.lose("1")
-    for _ in range(4):
-        world.clock.advance(DELAY / 10)
-        assert world.feed().upkeep_restores == 0
-        assert not world.ownership.present.warmups
-    world.clock.advance(DELAY)
+def standbys(world: Elastic) -> dict[int, tuple[str, ...]]:
+    """Return the standbys of each key-group."""
+    return {t.key_group: members for t, members in world.ownership.present.standbys.items()}
+
+
+def four(tmp_path: Path) -> Elastic:
+    """Return four executors with eight key-groups and a standby of each."""
+    executors = ("1", "2", "3", "4")
+    world = Elastic(tmp_path, executors=executors, key_groups=8, num_standbys=1, scheduled_rebalance_max_delay=DELAY)
+    world.feed(4)
     world.settle()
-    assert all(len(members) == 1 for members in world.ownership.present.standbys.values())
-    assert len(world.ownership.present.standbys) == world.settings.key_groups
+    assert {len(members) for members in standbys(world).values()} == {1}
+    return world
+
+
+def test_lost_standbys_are_replaced_at_once_and_a_second_loss_restores_nothing(tmp_path: Path) -> None:
+    """KIP-441 demands the standbys in every assignment: only owners are waited for."""
+    world = four(tmp_path)
+    before, lost = world.owners(), world.owned("1")
+    world.cluster.lose("1")
+    report = world.feed()
+    assert {move["key_group"] for move in report.moves if move["role"] == "owner"} == lost
+    assert len(standbys(world)) == 8
+    world.feed_every(30, 4)
+    assert {group: owner for group, owner in world.owners().items() if group not in lost} == {
+        group: owner for group, owner in before.items() if group not in lost
+    }
+    assert all(copy.warm for copy in world.ownership.readiness if copy.role == "standby")
+    world.cluster.lose("2")
+    report = world.feed()
+    assert (report.restores, report.fetched_bytes) == (0, 0)
+    assert len(standbys(world)) == 8
+    world.check_state()
+
+
+def test_copies_of_a_member_that_returns_in_time_are_used_again(tmp_path: Path) -> None:
+    """It gets its own key-groups and standbys for which it has a copy; nobody fetches a snapshot for that."""
+    world = four(tmp_path)
+    before, had = world.owners(), world.copies_of("1")
+    world.cluster.lose("1")
+    world.feed_every(10, 3)
+    world.cluster.add("1b")
+    reports = world.settle()
+    assert world.owners() == before
+    assert {len(members) for members in standbys(world).values()} == {1}
+    owned, kept, _ = world.holds("1b")
+    assert owned | kept <= had
+    assert len(kept) == 2
+    assert sum(report.restores + report.upkeep_restores for report in reports) == 0
+    assert sum(report.upkeep_snapshot_bytes for report in reports) == 0
+    world.check_state()
+
+
+def test_a_member_that_returns_at_once_ends_the_fetches_that_replace_its_copies(tmp_path: Path) -> None:
+    """Where others have not fetched them yet, its own copies are used and theirs are not begun."""
+    world = four(tmp_path)
+    before, kept = world.owners(), world.holds("1")[1]
+    world.cluster.lose("1")
+    world.cluster.stalled = {"2", "3", "4"}
+    world.feed()
+    world.cluster.add("1b")
+    world.feed()
+    world.cluster.stalled = set()
+    reports = world.settle()
+    assert world.owners() == before
+    assert world.holds("1b")[1] == kept
+    assert sum(report.upkeep_restores for report in reports) == 0
     world.check_state()
 
 
@@ -124,14 +179,16 @@ def test_a_planned_removal_starts_no_delay(tmp_path: Path) -> None:
 
 
 def test_the_delay_can_be_changed_while_one_is_waited_for(tmp_path: Path) -> None:
-    """Zero ends the wait before the next batch."""
+    """Zero ends the wait before the next batch: the survivors share out what it owned."""
     world = three(tmp_path, num_standbys=1)
+    member = world.member("1")
     world.cluster.lose("1")
     world.feed(2)
-    assert len(world.ownership.present.standbys) < world.settings.key_groups
+    assert member in world.ownership.present.target.values()
     world.driver.operations.reconfigure(world.driver.settings, {"scheduled_rebalance_max_delay": 0})
     world.settle()
-    assert len(world.ownership.present.standbys) == world.settings.key_groups
+    assert member not in world.ownership.present.target.values()
+    assert {len(world.owned(executor)) for executor in ("2", "3")} == {3}
 
 
 def test_members_that_are_waited_for_are_shown(tmp_path: Path) -> None:
