@@ -152,7 +152,7 @@ class _Programme:
         except ImportError as missing:
             raise ConfigError(
                 "rack-aware assignment needs SciPy",
-                remedy="pip install 'scipy>=1.11' in the driver's Python; or set rack_aware_assignment_strategy = 'none'",
+                remedy="pip install 'scipy>=1.11' for the driver, or set rack_aware_assignment_strategy = 'none'",
             ) from missing
         source, sink, cost, low, high = (np.array(each, np.int64) for each in zip(*self._edges, strict=True))
         column = np.arange(len(source))

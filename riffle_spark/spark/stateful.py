@@ -20,6 +20,7 @@ from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.background import Gate, Stopped
 from riffle_spark.spark.engine.jvm import Py4JJavaError, is_interruption
 from riffle_spark.spark.engine.spark_batch import Sink, arity
+from riffle_spark.spark.engine.worker_python import worker_python_error
 from riffle_spark.spark.heartbeat import interval_ms
 from riffle_spark.spark.job import JobOperator, RunningJob
 from riffle_spark.state.log.paths import check_store_name
@@ -256,6 +257,9 @@ class StatefulJob(JobOperations):
                 _logger.info("batch %s was interrupted because the query stops", batch_id, exc_info=error)
                 self._stopped()
                 raise Py4JJavaError from None
+            explained = worker_python_error(error)
+            if explained is not None:
+                raise explained from error
             raise
         self.reports.append(report)
         self._hand_over(report)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.folders import CHECKOUT, DATA
+from tests.kit.folders import CHECKOUT
 from tests.kit.pages import blocks
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
@@ -52,7 +52,7 @@ assert [tuple(row) for row in found] == [("a", 2)], found
 ENCRYPTION = """
 import base64, os
 import pyarrow as pa
-os.environ["STATE_KEYS"] = "first " + base64.b64encode(bytes(32)).decode()
+os.environ["STATE_KEYS"] = "first = " + base64.b64encode(bytes(32)).decode()
 from riffle_spark import Stateful, aggregate, count
 from riffle_spark.testing import Harness
 
@@ -60,6 +60,14 @@ visits = Stateful("visits", "user", aggregate(visits=count()))
 with Harness(visits, pa.schema([("user", pa.string())]), encryption_keys="env:STATE_KEYS") as query:
     assert query.feed([{"user": "ann"}]) == [{"user": "ann", "visits": 1}]
 """
+RACKS = {
+    "name": "racks",
+    "seconds": 600,
+    "config": {"rack_aware_assignment_strategy": "min_cost"},
+    "members": [{"id": "m{}", "count": 4, "racks": ["a", "b"]}],
+    "tasks": [{"subtopology": "s", "count": 8, "state_bytes": 1e6, "rows_per_second": 100, "rows_from": ["a"]}],
+    "events": [{"at": 60, "lose": ["m0"]}],
+}
 CONFTEST = 'pytest_plugins = ["riffle_spark.testing.fixtures"]\n'
 
 
@@ -177,10 +185,11 @@ def test_testing(installed: Callable[..., Path], tmp_path: Path) -> None:
 
 
 def test_racks(installed: Callable[..., Path], tmp_path: Path) -> None:
-    """With ``racks`` an assignment follows racks, without PySpark."""
-    scenario = DATA / "assignor_cases" / "edge_one_client_without_rack.json"
-    plan = call(installed("racks") / "riffle", "plan", "--scenario", scenario, "--strategy", "min_cost", cwd=tmp_path)
-    assert plan
+    """With ``racks`` an assignment follows the racks that rows come from, without PySpark."""
+    (tmp_path / "world.json").write_text(json.dumps(RACKS))
+    played = call(installed("racks") / "riffle", "simulate", "world.json", "--policy", "riffle", cwd=tmp_path)
+    assert "racks: 4 members, 8 tasks" in played
+    assert "racks are not considered" not in played
 
 
 def test_plots(installed: Callable[..., Path], tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pyspark.sql.pandas import utils as pyspark_demands
 
+from riffle_spark.process.types.missing_modules import REQUIREMENTS
 from tests.kit.folders import CHECKOUT
 
-COMMAND = re.compile(r"""pip install ((?:'[^'\n]+'|"[^"\n]+"|[^\s`'",;)#]+)(?: '[^'\n]+')*)""")
+COMMAND = re.compile(r"""pip install ((?:'[^'\n{]+'|"[^"\n]+"|[^\s`'",;)#]+)(?: '[^'\n]+')*)""")
 NEWEST_UNSUPPORTED_PANDAS = Version("3.0.0")
 
 
@@ -77,9 +78,8 @@ def is_possible(argument: str) -> bool:
     """Tell whether pip can install an argument today: this checkout, its wheel, or a package that is required here."""
     setup = options()
     extras = dict(setup["options.extras_require"])
-    checkout = re.fullmatch(
-        rf"(?:\.|dist/riffle_spark-{setup['metadata']['version']}-py3-none-any\.whl)(\[.+])?", argument
-    )
+    wheel = rf"dist/riffle_spark-{setup['metadata']['version']}-py3-none-any\.whl"
+    checkout = re.fullmatch(rf"(?:\.|{wheel})(\[.+])?", argument)
     if checkout:
         return all(extra in extras for extra in (checkout[1] or "").strip("[]").split(",") if extra)
     wanted = Requirement(argument)
@@ -92,6 +92,12 @@ def test_each_documented_installation_is_possible_today() -> None:
     found = installations()
     assert len(found) > 8
     assert [f"{place}: {argument}" for place, argument in found if not is_possible(argument)] == []
+
+
+def test_the_requirements_of_messages_are_those_of_the_package() -> None:
+    """What an error tells to install on executors is what setup.cfg requires."""
+    assert set(REQUIREMENTS) >= {"pyarrow", "numpy", "xxhash", "boto3"}
+    assert [requirement for requirement in REQUIREMENTS.values() if not is_possible(requirement)] == []
 
 
 @pytest.mark.parametrize("argument", ["riffle-spark", "riffle-spark[racks]", ".[rack]", "scipy>=1.2", "leftpad>=1"])

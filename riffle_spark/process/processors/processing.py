@@ -22,6 +22,7 @@ from riffle_spark.process.processors.cells import DeclaredVariable
 from riffle_spark.process.processors.processor import Form, InputByKey, Key, Processor
 from riffle_spark.process.processors.session import Session
 from riffle_spark.process.types.fields import NotText
+from riffle_spark.process.types.missing_modules import failure_remedy
 from riffle_spark.process.types.simple_converters import Misfit
 from riffle_spark.state.copies.reading import CopyRuns
 from riffle_spark.state.schemas.variables import VariableColumns
@@ -185,7 +186,7 @@ class Processing:
             told = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
         return UserFunctionError(
             f"The processor raised {type(error).__name__}, {what}:\n{told}",
-            remedy="Fix the processor, or the input it cannot take. The batch failed and nothing was committed.",
+            remedy=failure_remedy(error, "processor"),
             where=self._where,
         )
 

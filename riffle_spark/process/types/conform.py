@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from riffle_spark.errors import UserFunctionError
+from riffle_spark.process.types.missing_modules import failure_remedy
 from riffle_spark.state.formats.arrow_casts import cast_column
 from riffle_spark.state.formats.arrow_schemas import widens
 
@@ -23,7 +24,7 @@ def called(function: Callable[..., object], arguments: tuple[object, ...], where
         told = "".join(traceback.format_exception(type(error), error, inner)).rstrip()
         raise UserFunctionError(
             f"{name_of(function)} raised {type(error).__name__}:\n{told}",
-            remedy="Fix the function, or the input it cannot take. The batch failed and nothing was committed.",
+            remedy=failure_remedy(error, "function"),
             where=where,
         ) from error
 

@@ -18,6 +18,7 @@ from riffle_spark.spark.engine.jvm import is_classic, is_interruption
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.tagged_jobs import Deadline, TaggedJobs
 from riffle_spark.spark.engine.task import Answering, census_function, upkeep_function, warm_function
+from riffle_spark.spark.engine.worker_python import worker_python_error
 
 __all__ = ["UPKEEP_POOL", "SparkCluster"]
 
@@ -104,8 +105,10 @@ class SparkCluster:
                 raise
             if deadline.overdue:
                 return []
-            reason = "no core was free for it" if deadline.passed else str(error).strip().split("\n")[0]
-            raise UnavailableError(f"a job on the executors failed: {reason}", where=UPKEEP_POOL) from error
+            explained = worker_python_error(error)
+            reason = "no core was free for it" if deadline.passed else str(explained or error).strip().split("\n")[0]
+            problem = f"a job on the executors failed: {reason}"
+            raise UnavailableError(problem, remedy=getattr(explained, "remedy", ""), where=UPKEEP_POOL) from error
 
     def _frame(self, layout: SlotLayout) -> DataFrame:
         with self._building:

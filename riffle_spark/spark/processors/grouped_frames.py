@@ -22,6 +22,7 @@ from riffle_spark.process.blocks.failed_keys import FailedKeys, Failure
 from riffle_spark.process.processors.processing import seldom_collected
 from riffle_spark.process.processors.processor import InputByKey, Key, windows
 from riffle_spark.process.types.fields import NotText
+from riffle_spark.process.types.missing_modules import failure_remedy
 from riffle_spark.process.types.stage_specs import GroupsSpec
 from riffle_spark.spark.processors import pandas_form, pandas_output
 from riffle_spark.spark.processors.group_state import GroupStates, StateColumns
@@ -256,6 +257,6 @@ def _raised(error: Exception, key: Key | None, store: str) -> UserFunctionError:
     of = "its output" if key is None else f"key {key!r}"
     return UserFunctionError(
         f"The function raised {type(error).__name__}, {of}:\n{told}",
-        remedy="Fix the function, or the input it cannot take. The batch failed and nothing was committed.",
+        remedy=failure_remedy(error, "function"),
         where=f"store {store!r}",
     )

@@ -1,0 +1,40 @@
+"""A check that code runs without a warning: neither Python's warnings nor warnings in riffle_spark's log."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["no_warnings"]
+
+
+class _Warnings(logging.Handler):
+    """Collects what is logged at level WARNING and above."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record's level and text."""
+        self.messages.append(f"{record.levelname} of {record.name}: {record.getMessage()}")
+
+
+@contextmanager
+def no_warnings() -> Iterator[None]:
+    """Fail after the block if Python warned in it, or riffle_spark logged a warning on any thread of this process."""
+    logger, handler = logging.getLogger("riffle_spark"), _Warnings()
+    logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            # PySpark leaves sockets to the garbage collector (see setup.cfg); Python does not show this to users.
+            warnings.filterwarnings("ignore", "unclosed <socket", ResourceWarning)
+            yield
+    finally:
+        logger.removeHandler(handler)
+    told = [f"{each.category.__name__}: {each.message} ({each.filename}:{each.lineno})" for each in warned]
+    told += handler.messages
+    assert not told, "\n".join(told)

@@ -1,0 +1,32 @@
+"""Python environments with a choice of this environment's packages and nothing else, as executors may have them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+from apps.demo.jars import spark_home
+
+__all__ = ["bare_python", "clean_environment"]
+
+
+def bare_python(folder: Path, packages: Sequence[str]) -> Path:
+    """Make an environment in a folder whose packages are links to those of this process; return its interpreter."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=120)
+    (site,) = folder.glob("lib/python3.*/site-packages")
+    for package in packages:
+        found = list(Path(sysconfig.get_path("purelib")).glob(f"{package}*"))
+        assert found, package
+        for each in found:
+            (site / each.name).symlink_to(each)
+    return folder / "bin" / "python"
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """Return this process's environment without what leads to this checkout or this environment's Python."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PY", "SPARK", "VIRTUAL_ENV"))}
+    return {**kept, "SPARK_HOME": str(spark_home()), "SPARK_LOCAL_IP": "127.0.0.1", **more}

@@ -1,0 +1,138 @@
+"""Executors whose Python lacks something: what the error says helps, and riffle_spark is sent as the page says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from apps.demo.jars import spark_home
+from apps.demo.servers import StandaloneCluster
+from apps.demo.servers.cluster import WorkerSize
+from riffle_spark.process.types.missing_modules import ZIP_COMMAND
+from tests.kit.folders import APPS, CHECKOUT
+from tests.kit.pages import blocks
+from tests.kit.servers.bare_python import bare_python, clean_environment
+
+NEEDED = ("pyarrow", "numpy", "xxhash")
+"""What the page says that executors need."""
+FOR_DRIVER = (*NEEDED, "pandas", "dateutil", "six", "pytz", "tzdata", "kafka", "boto3", "botocore", "jmespath", "click")
+"""What the requirements of riffle_spark are called where they are imported from."""
+PAGE = CHECKOUT / "docs" / "getting-started.md"
+Outcomes = Mapping[str, list[str]]
+
+
+@pytest.fixture(scope="module")
+def zip_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the zip file by the command of the message."""
+    folder = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(CHECKOUT / "riffle_spark", folder / "riffle_spark")
+    command = shlex.split(ZIP_COMMAND)
+    assert command[0] == "python"
+    subprocess.run([sys.executable, *command[1:]], cwd=folder, check=True, timeout=60)
+    return folder / "riffle_spark.zip"
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory, zip_file: Path) -> Outcomes:
+    """Run a batch with each kind of executor, all in one session."""
+    folder = tmp_path_factory.mktemp("workers")
+    pythons = {
+        name: bare_python(folder / f"without-{name}", [each for each in NEEDED if each != name])
+        for name in ("", *NEEDED)
+    }
+    cases = [("riffle_spark", pythons[""], "counts", False), ("complete", pythons[""], "counts", True)]
+    cases += [(name, pythons[name], "counts", False) for name in NEEDED]
+    cases += [("mine", pythons[""], "mine", False), ("imports", pythons[""], "imports", False)]
+    cases += [("no python", folder / "no" / "python", "counts", False)]
+    other = next((Path.home() / ".pyenv" / "versions").glob("3.12.*/bin/python"), None)
+    if other is not None:
+        cases += [("other python", other, "counts", False)]
+    command = [sys.executable, str(APPS / "worker_python_app.py"), str(CHECKOUT), str(folder), str(zip_file)]
+    done = subprocess.run(
+        command, env=clean_environment(), input=json.dumps(cases, default=str), cwd=folder, capture_output=True,
+        text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: Outcomes = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.spark
+@pytest.mark.newer_spark
+def test_a_zip_file_of_the_package_is_enough(outcomes: Outcomes) -> None:
+    """Executors without riffle_spark run a batch once they are sent the file that the message told to make."""
+    assert outcomes["complete"] == []
+
+
+@pytest.mark.spark
+@pytest.mark.newer_spark
+@pytest.mark.parametrize(
+    ("case", "kind", "problem", "remedy"),
+    [
+        ("riffle_spark", "ConfigError", "has no module 'riffle_spark'", "--py-files riffle_spark.zip"),
+        ("xxhash", "ConfigError", "has no module 'xxhash'", "pip install 'xxhash>=3.4'"),
+        ("numpy", "ConfigError", "has no module 'numpy'", "pip install 'numpy>=1.26'"),
+        ("pyarrow", "ConfigError", "pyarrow", "pip install 'pyarrow>="),
+        ("mine", "ConfigError", "has no module 'my_functions'", "--py-files FILE"),
+        ("imports", "UserFunctionError", "No module named 'my_functions'", "--py-files FILE"),
+        ("no python", "ConfigError", "/no/python", "PYSPARK_PYTHON"),
+        ("other python", "ConfigError", "have Python 3.12, the driver has Python 3.", "PYSPARK_PYTHON"),
+    ],
+)
+def test_what_executors_lack_is_named(outcomes: Outcomes, case: str, kind: str, problem: str, remedy: str) -> None:
+    """The error names what is missing and how to bring it there."""
+    if case == "other python" and case not in outcomes:
+        pytest.skip("this machine has no other Python")
+    assert outcomes[case][0] == kind
+    assert problem in outcomes[case][1]
+    assert remedy in outcomes[case][2]
+
+
+@pytest.fixture(scope="module")
+def bare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    """A cluster of one worker that finds no checkout on its path."""
+    size = WorkerSize(cores=1)
+    with StandaloneCluster(tmp_path_factory.mktemp("cluster"), 1, size, [{"PYTHONPATH": ""}]) as cluster:
+        yield cluster
+
+
+def submit(cluster: StandaloneCluster, folder: Path, sent: Path) -> str:
+    """Submit a query with a file for ``--py-files``; return what driver and Spark print."""
+    (folder / "in").mkdir()
+    (folder / "in" / "rows.json").write_text('{"k": 1}\n{"k": 1}\n{"k": 2}\n')
+    python = str(bare_python(folder / "environment", FOR_DRIVER))
+    command = [str(spark_home() / "bin" / "spark-submit"), "--master", cluster.url, "--conf", "spark.ui.enabled=false"]
+    command += ["--conf", "spark.executor.memory=500m", "--py-files", str(sent), str(APPS / "sent_app.py"), str(folder)]
+    environment = clean_environment(PYSPARK_PYTHON=python, PYSPARK_DRIVER_PYTHON=python)
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=250, check=False
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.cluster
+def test_spark_submit_sends_the_zip_file(bare_cluster: StandaloneCluster, zip_file: Path, tmp_path: Path) -> None:
+    """With ``--py-files`` and the zip file neither driver nor executors need riffle_spark."""
+    (documented,) = [block.code for block in blocks(PAGE) if "--py-files" in block.code]
+    assert ZIP_COMMAND in documented
+    printed = submit(bare_cluster, tmp_path, zip_file)
+    assert "counted 0 [(1, 2), (2, 1)]" in printed, printed[-6000:]
+    assert re.search(r"imported from \S+riffle_spark\.zip", printed)
+
+
+@pytest.mark.cluster
+def test_a_wheel_for_py_files_is_explained(bare_cluster: StandaloneCluster, zip_file: Path, tmp_path: Path) -> None:
+    """A wheel reaches the driver's path and not the executors': the error names the zip file."""
+    wheel = tmp_path / "riffle_spark-0.1.0-py3-none-any.whl"
+    shutil.copy(zip_file, wheel)
+    printed = submit(bare_cluster, tmp_path, wheel)
+    assert "ConfigError: the executors' Python has no module 'riffle_spark'" in printed, printed[-6000:]
+    assert ZIP_COMMAND in printed
