@@ -62,6 +62,10 @@ class Settings:
         None, optional(text.of("`s3://bucket/prefix` or `file:///path`")),
         "where state is; one root a query. Must be set somewhere. `file://` only where all executors see the same "
         "folder", fixed="with the state", example="s3://my-bucket/state/totals", section="Where state is kept")
+    root_file_mode: str | None = setting(
+        None, optional(values.file_mode),
+        "the mode of files below a `file://` root; who may read files may also enter their folders. Not set: what the "
+        "umask leaves", example="0640")
     s3_endpoint: str | None = setting(
         None, unset_or(text.of("URL")),
         "an S3-compatible server, with conditional puts (`If-None-Match`); not set: AWS, empty: refused", example="http://127.0.0.1:9000")

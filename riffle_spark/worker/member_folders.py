@@ -125,6 +125,7 @@ def home_with_keys(home: Home, settings: Settings) -> Home:
 def options_of(settings: Settings) -> StoreOptions:
     """Return the settings that a store is opened with."""
     return StoreOptions(
+        root_file_mode=settings.root_file_mode,
         s3_endpoint=settings.s3_endpoint,
         s3_region=settings.s3_region,
         s3_kms_key=settings.s3_kms_key,

@@ -31,10 +31,11 @@ def test_every_setting_of_the_store_is_passed_on() -> None:
         s3_kms_key="arn:aws:kms:north:1:key/1",
         s3_server_side_encryption="aws:kms",
         s3_requester_pays=True,
+        root_file_mode="0640",
     )
     options = {each.name.removesuffix("_seconds"): each for each in fields(StoreOptions)}
     assert (
-        sorted(options) == sorted(said.given()) == sorted(name for name in LINES if name.startswith("s3_"))
+        sorted(options) == sorted(said.given()) == sorted(name for name in LINES if name.startswith(("s3_", "root_")))
     )
     seen, unset = options_of(said), StoreOptions()
     assert {name: getattr(seen, each.name) for name, each in options.items()} == said.given()
