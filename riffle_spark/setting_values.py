@@ -20,6 +20,7 @@ __all__ = [
     "Range",
     "SettingLine",
     "checked",
+    "file_mode",
     "flag",
     "function",
     "goals",
@@ -217,6 +218,18 @@ def flag(value: Value) -> Value:
     if not isinstance(meant, (str, bool)) or meant not in words:
         raise ValueError("true or false")
     return words[meant]
+
+
+@_range("octal, `0600` to `0666`")
+def file_mode(value: Value) -> Value:
+    """Return the mode of a file as octal text, also from a number: TOML has ``0o640``. The owner reads and writes."""
+    try:
+        mode = int(value, 8) if isinstance(value, str) else value
+    except ValueError:
+        mode = None
+    if isinstance(mode, bool) or not isinstance(mode, int) or mode & ~0o666 or mode & 0o600 != 0o600:
+        raise ValueError("an octal mode from 0600 to 0666 without execution, such as 0640")
+    return f"{mode:04o}"
 
 
 @_range("names")

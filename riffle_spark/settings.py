@@ -62,6 +62,10 @@ class Settings:
         None, optional(text.of("`s3://bucket/prefix` or `file:///path`")),
         "where state is; one root a query. Must be set somewhere. `file://` only where all executors see the same "
         "folder", fixed="with the state", example="s3://my-bucket/state/totals", section="Where state is kept")
+    root_file_mode: str | None = setting(
+        None, optional(values.file_mode),
+        "the mode of files below a `file://` root; who may read files may also enter their folders. Not set: what the "
+        "umask leaves", example="0640")
     s3_endpoint: str | None = setting(
         None, unset_or(text.of("URL")),
         "an S3-compatible server, with conditional puts (`If-None-Match`); not set: AWS, empty: refused", example="http://127.0.0.1:9000")
@@ -73,6 +77,12 @@ class Settings:
         "encrypt what is put with this key (SSE-KMS), `aws/s3` for the account's own; not set: as the bucket says, "
         "empty: refused",
         example="arn:aws:kms:eu-central-1:111122223333:key/1234abcd")
+    s3_server_side_encryption: str | None = setting(
+        None, unset_or(one_of("AES256", "aws:kms")),
+        "the encryption that every put names, for buckets whose policy demands it: `AES256` (SSE-S3), or `aws:kms` "
+        "with the account's own key; not set: as `s3_kms_key` and the bucket say, empty: refused", example="AES256")
+    s3_requester_pays: bool = setting(
+        False, values.flag, "every request says that the requester pays, for buckets that demand it")
     s3_connect_timeout: float = setting(5.0, seconds(0.1), "how long a new connection to the server may take")
     s3_read_timeout: float = setting(20.0, seconds(0.1), "how long the server may be silent within a call")
     s3_max_attempts: int = setting(4, whole(1, 20), "how often one call is sent in all")

@@ -125,11 +125,18 @@ def home_with_keys(home: Home, settings: Settings) -> Home:
 def options_of(settings: Settings) -> StoreOptions:
     """Return the settings that a store is opened with."""
     return StoreOptions(
-        s3_endpoint=settings.s3_endpoint, s3_region=settings.s3_region, s3_kms_key=settings.s3_kms_key,
-        s3_connect_timeout_seconds=settings.s3_connect_timeout, s3_read_timeout_seconds=settings.s3_read_timeout,
-        s3_max_attempts=settings.s3_max_attempts, s3_patience_seconds=settings.s3_patience,
+        root_file_mode=settings.root_file_mode,
+        s3_endpoint=settings.s3_endpoint,
+        s3_region=settings.s3_region,
+        s3_kms_key=settings.s3_kms_key,
+        s3_server_side_encryption=settings.s3_server_side_encryption,
+        s3_requester_pays=settings.s3_requester_pays,
+        s3_connect_timeout_seconds=settings.s3_connect_timeout,
+        s3_read_timeout_seconds=settings.s3_read_timeout,
+        s3_max_attempts=settings.s3_max_attempts,
+        s3_patience_seconds=settings.s3_patience,
         s3_max_connections=settings.s3_max_connections,
-    )  # fmt: skip
+    )
 
 
 def manifest_at(home: Home, sequence: int) -> Manifest:

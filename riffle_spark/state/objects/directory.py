@@ -1,9 +1,11 @@
-"""Objects as files below one directory (``file://``). Knows the file system. Does not know any object's meaning.
+"""Objects as files below one directory (``file://``).
 
 Theory of operation. An object appears whole or not at all: its bytes are written under a name of their own in
 ``.unfinished``, synced, and hard-linked to the object's name. A link fails if the name is taken, which makes the put
 conditional; it and the directories above it are synced before the put returns. Names with a leading dot are never
 objects, so what a crash left in ``.unfinished`` is not listed; the next process to write removes it after a day.
+With a mode, files get it before they have their name, and directories get it with the right to enter for all who may
+read.
 """
 
 import contextlib
@@ -35,15 +37,18 @@ _READS = "set `root` to a directory that this user may read, or give the user th
 
 
 class DirectoryStore:
-    """A store below ``root``, which the first put makes. Put-if-absent holds between processes."""
+    """A store below ``root``, which the first put makes. Put-if-absent holds between processes. ``mode`` is that of
+    files, ``None`` for what the umask leaves.
+    """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, mode: int | None = None) -> None:
         self.root = root
+        self._mode = mode
         self.requests = RequestCounts()
         self._swept = False
 
-    def __reduce__(self) -> "tuple[type[DirectoryStore], tuple[Path]]":
-        return DirectoryStore, (self.root,)
+    def __reduce__(self) -> "tuple[type[DirectoryStore], tuple[Path, int | None]]":
+        return DirectoryStore, (self.root, self._mode)
 
     def __repr__(self) -> str:
         return f"DirectoryStore({str(self.root)!r})"
@@ -125,13 +130,15 @@ class DirectoryStore:
         aside = self._made_unfinished() / uuid.uuid4().hex
         try:
             with aside.open("xb") as file:
+                if self._mode is not None:
+                    os.fchmod(file.fileno(), self._mode)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             for _ in range(_LINK_TRIES):
                 # Between two steps a delete elsewhere may prune the directory that the first has found or made.
                 with contextlib.suppress(FileNotFoundError):
-                    _make(target.parent)
+                    self._make(target.parent)
                     return _linked(aside, target)
             raise UnavailableError("the directory kept vanishing under a write", remedy="try again", where=str(target))
         finally:
@@ -141,7 +148,7 @@ class DirectoryStore:
         """Return the directory of unfinished writes; it is swept once a store object."""
         folder = self.root / _UNFINISHED
         try:
-            missing = _make(folder)
+            missing = self._make(folder)
         except FileNotFoundError:  # of the root and what is above it: nothing prunes those
             raise NotADirectoryError(errno.ENOTDIR, "no directory can be made there", str(self.root)) from None
         for made in missing:
@@ -153,6 +160,20 @@ class DirectoryStore:
                     if leftover.is_file() and leftover.stat().st_mtime < time.time() - _LEFTOVER_SECONDS:
                         leftover.unlink()
         return folder
+
+    def _make(self, folder: Path) -> Sequence[Path]:
+        """Make ``folder`` and what is missing above it; return what was missing."""
+        missing = list(itertools.takewhile(lambda path: not path.is_dir(), (folder, *folder.parents)))
+        for path in reversed(missing):
+            try:
+                path.mkdir()
+            except FileExistsError:
+                if not stat.S_ISDIR(path.stat().st_mode):  # raises FileNotFoundError where a delete has pruned it since
+                    raise NotADirectoryError(errno.ENOTDIR, "a file has the directory's name", str(path)) from None
+            else:
+                if self._mode is not None and path.is_relative_to(self.root):
+                    path.chmod(self._mode | ((self._mode & 0o444) >> 2))
+        return missing
 
     def _sync_above(self, target: Path) -> None:
         """Sync the directories from the object's own up to the root: another's mkdir may be as young as our link."""
@@ -180,18 +201,6 @@ class DirectoryStore:
                 raise RefusedError(problem, remedy=remedy, where=f"file://{self.root}") from error
             remedy = "check the disk (space, mount, errors), then run again"
             raise UnavailableError(problem, remedy=remedy, where=f"file://{self.root}") from error
-
-
-def _make(folder: Path) -> list[Path]:
-    """Make ``folder`` and what is missing above it; return what was missing."""
-    missing = list(itertools.takewhile(lambda path: not path.is_dir(), (folder, *folder.parents)))
-    for path in reversed(missing):
-        try:
-            path.mkdir()
-        except FileExistsError:
-            if not stat.S_ISDIR(path.stat().st_mode):  # raises FileNotFoundError where a delete has pruned it since
-                raise NotADirectoryError(errno.ENOTDIR, "a file has the directory's name", str(path)) from None
-    return missing
 
 
 def _linked(aside: Path, target: Path) -> bool:

@@ -32,7 +32,8 @@ def open_store(url: str, options: StoreOptions = _DEFAULTS) -> ObjectStore:
     if scheme == "file":
         from riffle_spark.state.objects.directory import DirectoryStore
 
-        return DirectoryStore(Path("/", *parts))
+        mode = options.root_file_mode
+        return DirectoryStore(Path("/", *parts), None if mode is None else int(mode, 8))
     from riffle_spark.state.objects.s3 import S3Store
 
     return S3Store(parts[0], "/".join(parts[1:]), options)

@@ -1,24 +1,27 @@
-"""Objects in an S3 bucket. Knows S3's calls and what they answer. Does not know any object's meaning.
+"""Objects in an S3 bucket.
 
 Theory of operation. A put carries ``If-None-Match: *``: 412 means that the name is taken, 409 that another put of it is
 under way and this one must be sent again. botocore itself repeats a request after a lost connection, a time-out or a
 5xx answer, and then a 412 may be the answer to our own first try: ``put_if_absent`` says ``False``, and the caller
-reads the object to know.
+reads the object to know. ``s3_answers`` lists what every other answer means.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import cast
 
 import urllib3.exceptions
 from botocore import exceptions as boto_errors
+from botocore.client import BaseClient
 from botocore.parsers import ResponseParserError
 from botocore.response import StreamingBody
 
-from riffle_spark.errors import ConfigError, RefusedError, RiffleError, UnavailableError
+from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
 from riffle_spark.state.objects import s3_client, store
+from riffle_spark.state.objects.s3_answers import Action, Rule, is_definite, rule_of
 
 __all__ = ["Body", "BrokenOff", "S3Store"]
 
@@ -38,6 +41,8 @@ _NO_CREDENTIALS = (
     boto_errors.NoAuthTokenError,
     boto_errors.SSOError,
 )
+_OF_CALLERS = frozenset({Action.ANSWER, Action.DELETE_ONE_BY_ONE, Action.ASK_WHAT_IS_LEFT})
+_IS_ABSENT = frozenset({"NoSuchKey", "NoSuchVersion"})
 _NO_ANSWER = (boto_errors.ConnectionError, boto_errors.HTTPClientError, urllib3.exceptions.HTTPError)
 
 
@@ -50,6 +55,7 @@ class S3Store:
         self.options = options
         self.requests = store.RequestCounts()
         self._said_at = -_SAID_EACH_SECONDS
+        self._deletes_one_by_one = False
 
     def __reduce__(self) -> "tuple[type[S3Store], tuple[str, str, store.StoreOptions]]":
         return S3Store, (self.bucket, self.prefix.rstrip("/"), self.options)
@@ -60,30 +66,28 @@ class S3Store:
 
     @property
     def _encryption(self) -> dict[str, object]:
-        """What a put says of the key that the server is to encrypt with."""
+        """Return the arguments of a put that name the server's encryption."""
         key = self.options.s3_kms_key
         if key is None:
-            return {}
+            algorithm = self.options.s3_server_side_encryption
+            return {} if algorithm is None else {"ServerSideEncryption": algorithm}
         named = {} if key == _OWN_KEY else {"SSEKMSKeyId": key}
         return {"ServerSideEncryption": "aws:kms", "BucketKeyEnabled": True, **named}
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """See ``ObjectStore.put_if_absent``. ``False`` after a request that was repeated may be our own success; so may
-        a refusal, which is no ``RefusedError`` then.
+        """See ``ObjectStore.put_if_absent``. ``False`` after a repeated request may mean that the first one succeeded.
+        For the same reason a refusal after a request without a definite answer is an ``UnavailableError``.
         """
         key, patience = self.prefix + store.check_name(name), _Patience(self.options)
-        while True:
-            told = {"Key": key, "Body": data, "IfNoneMatch": "*", **self._encryption}
-            try:
-                answer = self._call("put_object", told, patience, (409, 412))
-            except RefusedError as error:
-                if patience.sent <= 1:
-                    raise
-                problem = f"put_object had no answer, and then: {error.problem}"
-                raise UnavailableError(problem, remedy=error.remedy, where=error.where) from error
-            if _status(answer) != 409:
-                return _status(answer) != 412
-            self._wait(patience, self._unavailable("put_object", patience, "409 other puts of it are under way"))
+        wanted = {"Key": key, "Body": data, "ContentMD5": s3_client.content_md5(data), "IfNoneMatch": "*"}
+        try:
+            answer = self._call("put_object", {**wanted, **self._encryption}, patience)
+        except ConfigError as error:
+            if not patience.is_unclear:
+                raise
+            problem = f"put_object had no answer, and then: {error.problem}"
+            raise UnavailableError(problem, remedy=error.remedy, where=error.where) from error
+        return _status(answer) < 300
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         """See ``ObjectStore.get``. A body that breaks off is asked for again."""
@@ -123,7 +127,7 @@ class S3Store:
     def _body(self, name: str, start: int, length: int | None, patience: "_Patience") -> "Body | bytes | None":
         """Ask for a range: ``None`` if there is no such object, no bytes if the range begins at its end or later."""
         ranged = {"Range": f"bytes={start}-{'' if length is None else start + length - 1}"} if start or length else {}
-        answer = self._call("get_object", {"Key": self.prefix + store.check_name(name), **ranged}, patience, (404, 416))
+        answer = self._call("get_object", {"Key": self.prefix + store.check_name(name), **ranged}, patience)
         if _status(answer) in {404, 416}:
             return None if _status(answer) == 404 else b""
         stream = cast("StreamingBody", answer["Body"])
@@ -131,8 +135,10 @@ class S3Store:
 
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``. A missing bucket looks like a missing object here: S3 does not tell."""
-        key = self.prefix + store.check_name(name)
-        return _status(self._call("head_object", {"Key": key}, _Patience(self.options), (404,))) != 404
+        return self._is_there(self.prefix + store.check_name(name))
+
+    def _is_there(self, key: str) -> bool:
+        return _status(self._call("head_object", {"Key": key}, _Patience(self.options))) != 404
 
     def list(self, prefix: str) -> list[str]:
         """See ``ObjectStore.list``. Markers of empty folders, which S3 consoles make, are left out."""
@@ -159,88 +165,128 @@ class S3Store:
 
     def _delete(self, keys: Sequence[str]) -> None:
         patience = _Patience(self.options)
-        while True:
+        while keys and not self._deletes_one_by_one:
             wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
             answer = self._call("delete_objects", {"Delete": wanted}, patience)
-            failed = cast("list[Answer]", answer.get("Errors", []))
-            failed = [entry for entry in failed if _text(entry, "Code") != "NoSuchKey"]
-            if not failed:
-                return
-            for entry in failed:
-                code = _text(entry, "Code")
-                if not s3_client.is_transient(code, 0):
-                    status = 403 if code == "AccessDenied" else 400
-                    raise s3_client.refused(self._named("delete_objects"), code, status, _text(entry, "Message"))
-            named = {_text(entry, "Key") for entry in failed}
-            if not named <= set(keys):
-                raise self._strange("delete_objects")
-            if len(named) < len(keys):
+            rule = _rule_of("delete_objects", answer)
+            if rule is None:
+                left = self._undeleted(keys, answer)
+            elif rule.action is Action.ASK_WHAT_IS_LEFT:
+                left = self._left_of(keys, answer, patience)
+            else:
+                self._deletes_one_by_one = True
+                break
+            if len(left) < len(keys):
                 patience.begin_anew()
-            keys = [key for key in keys if key in named]
-            self._wait(patience, self._unavailable("delete_objects", patience, code))
+            if left:
+                self._wait(patience, self._unavailable("delete_objects", patience, next(iter(left.values()))))
+            keys = list(left)
+        for key in keys:
+            self._call("delete_object", {"Key": key}, _Patience(self.options))
 
-    def _call(
-        self, operation: str, parameters: Mapping[str, object], patience: "_Patience", expected: tuple[int, ...] = ()
-    ) -> Answer:
-        """Send one request, repeated where that may help; return the answer if it is a success or ``expected``."""
-        sending = s3_client.SENDING
+    def _undeleted(self, keys: Sequence[str], answer: Answer) -> dict[str, str]:
+        """Return what an answer names as not deleted, with the reasons. Raise an error if it cannot be deleted."""
+        reasons: dict[str, str] = {}
+        for entry in cast("Sequence[Answer]", answer.get("Errors", [])):
+            code, message = _text(entry, "Code"), _text(entry, "Message")
+            if code in _IS_ABSENT:
+                continue
+            status = 403 if code == "AccessDenied" else 400
+            rule = rule_of("delete_objects", status, code, message)
+            if rule.action is not Action.AGAIN:
+                raise s3_client.refused(self._named("delete_objects"), rule, status, code, message)
+            reasons[_text(entry, "Key")] = code
+        if not reasons.keys() <= set(keys):
+            raise self._strange("delete_objects")
+        return reasons
+
+    def _left_of(self, keys: Sequence[str], answer: Answer, patience: "_Patience") -> dict[str, str]:
+        """Return what is still there after a bulk delete failed as a whole, with the reason.
+
+        Some servers delete all objects but one, which is missing, and fail. They are asked once until something is
+        deleted.
+        """
+        reason = f"{_status(answer)} {_error(answer, 'Code')}"
+        if patience.has_asked:
+            return dict.fromkeys(keys, reason)
+        patience.has_asked = True
+        try:
+            return {key: reason for key in keys if self._is_there(key)}
+        except UnavailableError as error:
+            raise self._unavailable("delete_objects", patience, reason) from error
+
+    def _call(self, operation: str, parameters: Mapping[str, object], patience: "_Patience") -> Answer:
+        """Send one request, and send it again if the table of answers says so. Return a success, or an answer on which
+        the caller acts.
+        """
+        has_fresh_credentials = False
         while True:
-            sending.requests, sending.sent, before = self.requests, patience.sent, patience.sent
-            try:
-                return self._sent(operation, parameters, expected)
-            except UnavailableError as error:
-                if sending.sent == before:
-                    raise
-                # botocore repeats by itself, but not once the quota of repeats is spent that all calls of a process
-                # share: in an outage the first calls would have all of it, and the others one try each.
-                trouble = error
-            finally:
-                patience.sent = sending.sent
-            self._wait(patience, trouble)
+            client, before = s3_client.client_of(self.options), patience.sent
+            reply = self._reply(client, operation, parameters, patience)
+            if not isinstance(reply, _Failure):
+                return reply
+            if reply.action is Action.FRESH_CREDENTIALS and not has_fresh_credentials:
+                has_fresh_credentials = True
+                s3_client.forget_client(self.options, client)
+                continue
+            if reply.action is not Action.AGAIN:
+                s3_client.forget_client(self.options, client)  # so that corrected credentials are found
+                raise reply.error
+            # botocore repeats by itself, but only until all calls of the process have used up a quota that they share:
+            # in an outage the first calls would have all of it, and the others one request each.
+            if patience.sent == before:
+                raise reply.error from reply.cause
+            self._wait(patience, reply.error, reply.cause)
 
-    def _wait(self, patience: "_Patience", error: UnavailableError) -> None:
+    def _wait(self, patience: "_Patience", error: RiffleError, cause: Exception | None = None) -> None:
         """Pause before one more request; raise ``error`` if patience is at its end."""
         if patience.sent >= self.options.s3_max_attempts:
             if patience.is_at_its_end():
-                raise error
+                raise error from cause
             self._say_that_it_waits(error)
         time.sleep(min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * 2 ** min(patience.sent, _DOUBLINGS)))
 
     def _unavailable(self, operation: str, patience: "_Patience", why: str) -> UnavailableError:
         return s3_client.unavailable(self._named(operation, patience.sent), why)
 
-    def _say_that_it_waits(self, error: UnavailableError) -> None:
+    def _say_that_it_waits(self, error: RiffleError) -> None:
         """Warn, not with each call that waits: whoever looks at a query that stands still has to find why."""
         now = time.monotonic()
         if now - self._said_at >= _SAID_EACH_SECONDS:
             self._said_at = now
             _logger.warning("%s; it is tried again for %g s (s3_patience)", error, self.options.s3_patience_seconds)
 
-    def _sent(self, operation: str, parameters: Mapping[str, object], expected: tuple[int, ...]) -> Answer:
-        client = s3_client.client_of(self.options)
+    def _reply(
+        self, client: BaseClient, operation: str, parameters: Mapping[str, object], patience: "_Patience"
+    ) -> "Answer | _Failure":
+        """Send one request, which botocore may repeat. Return what came of it."""
+        payer = {"RequestPayer": "requester"} if self.options.s3_requester_pays else {}
+        sending, before = s3_client.SENDING, patience.sent
+        sending.requests, sending.sent = self.requests, patience.sent
         try:
-            return cast("Answer", getattr(client, operation)(Bucket=self.bucket, **parameters))
+            return cast("Answer", getattr(client, operation)(Bucket=self.bucket, **payer, **parameters))
         except boto_errors.ClientError as error:
             answer = cast("Answer", error.response)
-            if _status(answer) in expected and error.response.get("Error", {}).get("Code") != "NoSuchBucket":
-                return answer
-            problem = self._refusal(operation, error)
+            if sending.sent > before and is_definite(_status(answer)):
+                patience.definite += 1
+            return self._reply_of(operation, answer)
         except (boto_errors.BotoCoreError, urllib3.exceptions.HTTPError) as error:
-            problem = self._failure(operation, error)
-            if isinstance(problem, UnavailableError):
-                raise problem from error
-        except (ResponseParserError, ValueError, TypeError):  # they quote the answer: a proxy's, perhaps, soon gone
-            why = "the answer is none of S3's"
-            problem = s3_client.unavailable(self._named(operation, s3_client.SENDING.sent), why)
-        if not isinstance(problem, UnavailableError):
-            # The client goes too, so that corrected credentials are found.
-            s3_client.forget_client(self.options)
-        raise problem from None  # The cause does not come with it, lest it repeats wrong ones.
+            failure = self._failure(operation, error)
+            return _Failure(_action_of(failure), failure, error)
+        except (ResponseParserError, ValueError, TypeError):
+            # Their texts quote the answer, which may be a proxy's, so they are not shown.
+            failure = s3_client.unavailable(self._named(operation, sending.sent), "the answer is none of S3's")
+            return _Failure(Action.AGAIN, failure)
+        finally:
+            patience.sent = sending.sent
 
-    def _refusal(self, operation: str, error: boto_errors.ClientError) -> RiffleError:
-        fields, call = cast("Answer", error.response.get("Error", {})), self._named(operation, s3_client.SENDING.sent)
-        status = _status(cast("Answer", error.response))
-        return s3_client.refused(call, _text(fields, "Code"), status, _text(fields, "Message"))
+    def _reply_of(self, operation: str, answer: Answer) -> "Answer | _Failure":
+        status, code, message = _status(answer), _error(answer, "Code"), _error(answer, "Message")
+        rule = rule_of(operation, status, code, message)
+        if rule.action in _OF_CALLERS:
+            return answer
+        call = self._named(operation, s3_client.SENDING.sent)
+        return _Failure(rule.action, s3_client.refused(call, rule, status, code, message))
 
     def _failure(self, operation: str, error: Exception) -> RiffleError:
         call = self._named(operation, s3_client.SENDING.sent)
@@ -263,6 +309,32 @@ class S3Store:
         return s3_client.Call(operation, endpoint, self.bucket, attempts)
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What to do after a request that did not succeed, and the error to raise in the end. The cause is left out if it
+    may repeat credentials.
+    """
+
+    action: Action
+    error: RiffleError
+    cause: Exception | None = None
+
+
+def _action_of(error: RiffleError) -> Action:
+    return Action.AGAIN if isinstance(error, UnavailableError) else Action.FINAL
+
+
+def _rule_of(operation: str, answer: Answer) -> Rule | None:
+    """Return the rule of an answer, ``None`` for a success."""
+    status = _status(answer)
+    return rule_of(operation, status, _error(answer, "Code"), _error(answer, "Message")) if status >= 300 else None
+
+
+def _error(answer: Answer, name: str) -> str:
+    """Return a text of the error that an answer holds."""
+    return _text(cast("Answer", answer.get("Error", {})), name)
+
+
 def _status(answer: Answer) -> int:
     return cast("dict[str, int]", answer["ResponseMetadata"])["HTTPStatusCode"]
 
@@ -274,8 +346,8 @@ def _text(fields: Answer, name: str) -> str:
 
 
 class _Patience:
-    """How long one call of a store goes on, whatever it meets on its way: until so many requests were sent, and until
-    ``s3_patience`` is over. Both begin anew with what has come.
+    """How long one call of a store is sent again: until so many requests were sent, and until ``s3_patience`` is over.
+    Both start anew with every success in between.
     """
 
     def __init__(self, options: store.StoreOptions) -> None:
@@ -285,7 +357,16 @@ class _Patience:
     def begin_anew(self) -> None:
         """Count from here on."""
         self.sent = 0
+        self.definite = 0
+        """How many of these requests were answered so that they have changed nothing."""
+        self.has_asked = False
+        """Whether the server was asked what a bulk delete has left."""
         self._began = time.monotonic()
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether a request may have taken effect although its answer did not say so."""
+        return self.sent > self.definite
 
     def is_at_its_end(self) -> bool:
         """Tell whether its time is over."""

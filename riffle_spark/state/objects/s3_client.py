@@ -1,5 +1,5 @@
-"""boto3's S3 client, one a process and set of options, and what a server's refusal means. Knows boto3's settings and
-S3's error codes. Does not know objects, and repeats no credentials.
+"""boto3's S3 client, one for each process and set of options, and the errors of its calls. No error repeats
+credentials.
 """
 
 import base64
@@ -17,14 +17,15 @@ from botocore.parsers import ResponseParserError
 
 from riffle_spark.errors import ConfigError, RefusedError, RiffleError, UnavailableError
 from riffle_spark.printable import shown
+from riffle_spark.state.objects.s3_answers import CREDENTIAL_CHAIN, Action, Rule, rule_of
 from riffle_spark.state.objects.store import RequestCounts, StoreOptions, check_endpoint
 
 __all__ = [
     "SENDING",
     "Call",
     "client_of",
+    "content_md5",
     "forget_client",
-    "is_transient",
     "no_credentials",
     "refused",
     "unavailable",
@@ -37,41 +38,11 @@ _KINDS = {
     "HeadObject": "head",
     "HeadBucket": "head",
     "ListObjectsV2": "list",
+    "DeleteObject": "delete",
     "DeleteObjects": "delete",
 }
 _CLIENTS: dict[tuple[int, StoreOptions], BaseClient] = {}
-_TRANSIENT_CODES = frozenset({
-    "BandwidthLimitExceeded", "ConditionalRequestConflict", "InternalError", "OperationAborted", "RequestTimeout",
-    "ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequestsException",
-})  # fmt: skip
 _OF_AWS = "AWS_ENDPOINT_URL, or endpoint_url in ~/.aws/config"
-_CHAIN = "environment, ~/.aws or the machine's role"
-_BUCKET = "there is no such bucket", "create the bucket, or correct `root` or the endpoint"
-_CREDENTIALS = "the server does not accept the credentials", f"correct the credentials that boto3 finds ({_CHAIN})"
-_REGION = "the bucket is in another region", "set `s3_region` to the bucket's region"
-_CLOCK = "this machine's clock is wrong", "set its time, best by NTP"
-_REFUSALS = {
-    "NoSuchBucket": _BUCKET,
-    "AuthFailure": _CREDENTIALS,
-    "ExpiredToken": _CREDENTIALS,
-    "InvalidAccessKeyId": _CREDENTIALS,
-    "InvalidClientTokenId": _CREDENTIALS,
-    "InvalidSecurity": _CREDENTIALS,
-    "InvalidToken": _CREDENTIALS,
-    "SignatureDoesNotMatch": _CREDENTIALS,
-    "TokenRefreshRequired": _CREDENTIALS,
-    "UnrecognizedClientException": _CREDENTIALS,
-    "AuthorizationHeaderMalformed": _REGION,
-    "IllegalLocationConstraintException": _REGION,
-    "PermanentRedirect": _REGION,
-    "301": _REGION,
-    "RequestTimeTooSkewed": _CLOCK,
-}
-"""Problem and remedy by code. The message that comes with these may quote what was sent, so it is left out."""
-_RIGHTS = (
-    "s3:ListBucket on the bucket; s3:GetObject, s3:PutObject and s3:DeleteObject below the prefix (riffle policy ROOT "
-    "prints them)"
-)
 
 
 class _Sending(threading.local):
@@ -90,9 +61,10 @@ def client_of(options: StoreOptions) -> BaseClient:
     return _CLIENTS.get(key) or _CLIENTS.setdefault(key, _made(options))
 
 
-def forget_client(options: StoreOptions) -> None:
-    """Let the next call make a client anew: with credentials that may have been corrected."""
-    _CLIENTS.pop((os.getpid(), options), None)
+def forget_client(options: StoreOptions, client: BaseClient) -> None:
+    """Let the next call make a new client, which reads the credentials again. Keep one that another thread has made."""
+    if _CLIENTS.get((os.getpid(), options)) is client:
+        _CLIENTS.pop((os.getpid(), options), None)
 
 
 def _made(options: StoreOptions) -> BaseClient:
@@ -102,7 +74,8 @@ def _made(options: StoreOptions) -> BaseClient:
         read_timeout=options.s3_read_timeout_seconds,
         retries={"mode": "standard", "total_max_attempts": options.s3_max_attempts},
         max_pool_connections=options.s3_max_connections,
-        s3={"addressing_style": "path" if endpoint else "auto"},
+        # With Content-MD5 botocore would leave the payload unsigned over TLS, which some buckets' policies deny.
+        s3={"addressing_style": "path" if endpoint else "auto", "payload_signing_enabled": True},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         tcp_keepalive=True,
@@ -137,8 +110,12 @@ def _count(event_name: str, **_: object) -> None:
 
 def _add_content_md5(params: dict[str, dict[str, str]], **_: object) -> None:
     """Add the checksum that many S3-compatible servers demand of a bulk delete; botocore sends only a newer one."""
-    body = cast("bytes", params["body"])
-    params["headers"]["Content-MD5"] = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+    params["headers"]["Content-MD5"] = content_md5(cast("bytes", params["body"]))
+
+
+def content_md5(body: bytes) -> str:
+    """Return a body's ``Content-MD5``: the one checksum that every S3 server knows, and no trailer."""
+    return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
 
 
 def _drop_expect(params: dict[str, dict[str, str]], **_: object) -> None:
@@ -161,24 +138,12 @@ class Call:
         return f"s3://{self.bucket} at {self.endpoint}"
 
 
-def is_transient(code: str, status: int) -> bool:
-    """Tell whether the same request may well succeed later."""
-    return status >= 500 or status in {408, 409, 429} or code in _TRANSIENT_CODES
-
-
-def refused(call: Call, code: str, status: int, message: str) -> RiffleError:
-    """Return the error for a server's answer with an error ``code`` and ``message``."""
-    code, message = shown(code), shown(message)
-    if code in _REFUSALS:
-        problem, remedy = _REFUSALS[code]
-        return RefusedError(f"{problem} ({code})", remedy=remedy, where=call.where)
-    if status in {401, 403}:
-        remedy = f"check the credentials ({_CHAIN}) and grant them {_RIGHTS}"
-        return RefusedError(f"{call.name} was denied: {message or code}", remedy=remedy, where=call.where)
-    if is_transient(code, status):
-        return unavailable(call, f"{status} {code}")
-    remedy = "check `root`, `s3_endpoint` and `s3_region`; the server must be S3 with conditional puts (If-None-Match)"
-    return ConfigError(f"{call.name} was refused: {status} {code}: {message}", remedy=remedy, where=call.where)
+def refused(call: Call, rule: Rule, status: int, code: str, message: str) -> RiffleError:
+    """Return the error for a server's answer, as its rule describes it."""
+    if not rule.problem:
+        return unavailable(call, f"{status} {shown(code)}")
+    problem = rule.problem.format(operation=call.name, status=status, code=shown(code), message=shown(message or code))
+    return rule.kind(problem, remedy=rule.remedy, where=call.where)
 
 
 def unavailable(call: Call, why: str) -> UnavailableError:
@@ -193,7 +158,7 @@ def unavailable(call: Call, why: str) -> UnavailableError:
 
 def no_credentials(call: Call, kind: str) -> RefusedError:
     """Return the error for a client that found no complete credentials."""
-    remedy = f"give boto3 credentials by its default chain: {_CHAIN}"
+    remedy = f"give boto3 credentials by its default chain: {CREDENTIAL_CHAIN}"
     return RefusedError(f"there are no usable credentials for S3 ({kind})", remedy=remedy, where=call.where)
 
 
@@ -208,7 +173,8 @@ def unwrapped_key(wrapped: bytes, region: str | None) -> bytes:
 
     Raises ``RefusedError`` if KMS refuses, ``UnavailableError`` if it does not answer; no error repeats what it said.
     """
-    remedy = f"check the credentials ({_CHAIN}), grant them kms:Decrypt on the key that wrapped it, and set the region"
+    remedy = f"check the credentials ({CREDENTIAL_CHAIN}), grant them kms:Decrypt on the key that wrapped it, and set "
+    remedy += "the region"
     config = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "total_max_attempts": 3})
     try:
         client = boto3.session.Session().client("kms", region_name=region, config=config)
@@ -217,7 +183,7 @@ def unwrapped_key(wrapped: bytes, region: str | None) -> bytes:
         told = cast("dict[str, dict[str, object]]", error.response)
         code = str(told.get("Error", {}).get("Code", ""))
         status = told.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if is_transient(code, status if isinstance(status, int) else 0):
+        if rule_of("decrypt", status if isinstance(status, int) else 0, code, "").action is Action.AGAIN:
             raise _kms_unavailable(code) from None
         raise RefusedError(f"KMS did not unwrap a key ({code})", remedy=remedy, where="encryption_keys") from None
     except (boto_errors.HTTPClientError, boto_errors.ConnectionError, ResponseParserError) as error:

@@ -143,14 +143,20 @@ def check_endpoint(said: str, where: str = "s3_endpoint") -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Settings of the S3 client; other stores have none. Stores with equal options share one client a process."""
+    """Settings of a store. S3 stores with equal options share one client in each process."""
 
+    root_file_mode: str | None = Settings.root_file_mode
+    """Octal mode of files below a ``file://`` root. ``None``: what the umask leaves."""
     s3_endpoint: str | None = Settings.s3_endpoint
     """Base URL of an S3-compatible server; buckets then go in the path. ``None``: AWS, or as its tools are told."""
     s3_region: str | None = Settings.s3_region
     """``None``: what AWS's own environment variables and files say."""
     s3_kms_key: str | None = Settings.s3_kms_key
     """The key that the server is to encrypt what is put with, ``aws/s3`` for the account's own."""
+    s3_server_side_encryption: str | None = Settings.s3_server_side_encryption
+    """The algorithm that every put names, ``AES256`` or ``aws:kms``. ``None``: that of ``s3_kms_key``, or none."""
+    s3_requester_pays: bool = Settings.s3_requester_pays
+    """Whether every request says that the requester pays."""
     s3_connect_timeout_seconds: float = Settings.s3_connect_timeout
     s3_read_timeout_seconds: float = Settings.s3_read_timeout
     s3_max_attempts: int = Settings.s3_max_attempts
@@ -161,6 +167,12 @@ class StoreOptions:
     """Connections kept open, a process; more threads than that wait for each other."""
 
     def __post_init__(self) -> None:
+        if self.s3_kms_key is not None and self.s3_server_side_encryption not in {None, "aws:kms"}:
+            raise ConfigError(
+                f"s3_server_side_encryption = {self.s3_server_side_encryption!r} uses no key, but s3_kms_key is set",
+                remedy="unset `s3_kms_key`, or set `s3_server_side_encryption` to aws:kms",
+                where="s3_server_side_encryption",
+            )
         for name in ("s3_endpoint", "s3_kms_key"):
             value = getattr(self, name)
             if value is not None and not (value.strip() and value.isprintable()):

@@ -55,13 +55,12 @@ NAMES_IN_A_FOLDER = [
 def read_answer(data: bytes) -> None:
     """Make every kind of call, each answered by this."""
     status, _, body = data.partition(b"\n")
-    store, client = answering(int(status) if status.isdigit() and len(status) == 3 else 200, body), _client()
+    store = answering(int(status) if status.isdigit() and len(status) == 3 else 200, body)
     for call in (
         lambda: store.list("log/"), lambda: store.get("log/1"), lambda: store.get("log/1", 2, 3),
         lambda: store.exists("log/1"), lambda: store.copy_to("log/1", 0, 3, len), lambda: store.delete(["a", "b"]),
         lambda: store.put_if_absent("log/1", b"x"),
     ):  # fmt: skip
-        s3_client._CLIENTS[os.getpid(), _OPTIONS] = client  # private: one is made anew after each refusal
         with suppress(RiffleError):
             call()
 
@@ -69,19 +68,26 @@ def read_answer(data: bytes) -> None:
 def answering(status: int, body: bytes) -> S3Store:
     """Return the store ``p`` of a server that answers all requests with this, until another one is asked for."""
     _answer[:] = [status, body]
-    s3_client._CLIENTS[os.getpid(), _OPTIONS] = _client()  # private: as in ``read_answer``
+    s3_client._made = _client_of  # private: a new client after a refusal is the same one, which is answered here
     return S3Store("bucket", "p", _OPTIONS)
 
 
 _answer: list[Any] = [200, b""]
 
 
+_real_client = s3_client._made  # private: what a new client after a refusal would be
+
+
+def _client_of(options: StoreOptions) -> Any:
+    return _client() if options == _OPTIONS else _real_client(options)
+
+
 @cache
 def _client() -> Any:
     os.environ.setdefault("AWS_ACCESS_KEY_ID", "fuzz")
     os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "fuzz")
-    client = s3_client.client_of(_OPTIONS)
-    client.meta.events.register("before-send.s3", _answered)  # type: ignore[arg-type] # it may answer, too
+    client: Any = _real_client(_OPTIONS)
+    client.meta.events.register("before-send.s3", _answered)
     return client
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -30,12 +30,33 @@ def refusal(status: int, code: str, message: str = "no") -> Answer:
     )
 
 
+@dataclass(frozen=True)
+class Request:
+    """What the scripted server was asked."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def access_key(self) -> str:
+        """The access key that signed the request."""
+        return self.headers.get("Authorization", "").partition("Credential=")[2].partition("/")[0]
+
+
 @dataclass
 class ScriptedServer:
-    """An HTTP server that gives the answers of a list, the last one for ever, and keeps what it was asked."""
+    """An HTTP server that gives the answers of a list, the last one for ever, and keeps what it was asked.
+
+    ``respond`` makes the answers instead, if it is set.
+    """
 
     answers: list[Answer] = field(default_factory=list)
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+    seen: list[Request] = field(default_factory=list)
+    """The same requests, with their bodies."""
+    respond: Callable[[Request], Answer] | None = None
     ports: list[int] = field(default_factory=list)
     """The client's port of each request: one a connection."""
     endpoint: str = ""
@@ -55,6 +76,8 @@ class ScriptedServer:
 
     def next(self) -> Answer:
         """Return the answer to the request at hand."""
+        if self.respond is not None:
+            return self.respond(self.seen[-1])
         return self.answers[min(len(self.requests), len(self.answers)) - 1]
 
 
@@ -65,7 +88,8 @@ def scripted_server() -> Iterator[ScriptedServer]:
 
     class Handler(BaseHTTPRequestHandler):
         def handle_any(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            script.seen.append(Request(self.command, self.path, dict(self.headers), body))
             script.requests.append((self.command, self.path, dict(self.headers)))
             script.ports.append(self.client_address[1])
             answer = script.next()
@@ -74,9 +98,10 @@ def scripted_server() -> Iterator[ScriptedServer]:
                 self.send_response(answer.status)
                 self.send_header("Content-Length", str(len(answer.body) + 10 * answer.broken))
                 self.end_headers()
-                self.wfile.write(answer.body)
+                if self.command != "HEAD":
+                    self.wfile.write(answer.body)
 
-        do_GET = do_PUT = do_POST = do_HEAD = handle_any  # noqa: N815
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any  # noqa: N815
         protocol_version = "HTTP/1.1"
 
         def log_message(self, *_: object) -> None:

@@ -3,19 +3,61 @@
 from __future__ import annotations
 
 import os
+import pickle
 import resource
+import stat
 import subprocess
 import sys
 import time
 import tracemalloc
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from riffle_spark.errors import ConfigError, RefusedError, UnavailableError
-from riffle_spark.state.objects.open import open_store
+from riffle_spark.settings import Settings
+from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.worker.member_folders import options_of
+
+
+class _Durable:
+    """What a disk has after a power loss: the bytes of files and the entries of directories when they were last synced.
+    The calls go on to the real file system.
+    """
+
+    def __init__(self) -> None:
+        self._sync = os.fsync
+        self._link = os.link
+        self._bytes: dict[int, bytes] = {}
+        self._entries: dict[Path, set[str]] = {}
+        self.linked: list[tuple[Path, bytes | None]] = []
+        """Each name that was given, and the bytes that were durable then."""
+
+    def sync(self, file: int) -> None:
+        """Sync a file or a directory."""
+        path = Path(f"/proc/self/fd/{file}").readlink()
+        if path.is_dir():
+            self._entries[path] = {entry.name for entry in path.iterdir()}
+        else:
+            self._bytes[path.stat().st_ino] = path.read_bytes()
+        self._sync(file)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file another name."""
+        self.linked.append((target, self._bytes.get(source.stat().st_ino)))
+        self._link(source, target)
+
+    def read(self, path: Path, top: Path) -> bytes | None:
+        """Return the bytes of a file; ``None`` if they, or an entry on the way from ``top``, would be lost."""
+        for entry in (path, *path.parents):
+            if entry == top:
+                return self._bytes.get(path.stat().st_ino)
+            if entry.name not in self._entries.get(entry.parent, ()):
+                return None
+        return None
 
 
 class TestDirectory:
@@ -35,6 +77,20 @@ class TestDirectory:
         """State can be read without us."""
         store.put_if_absent("totals/key_group=0042/snapshot/7", b"abc")
         assert (root / "totals/key_group=0042/snapshot/7").read_bytes() == b"abc"
+
+    def test_a_put_is_durable_before_it_returns(
+        self, store: ObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A power loss right after a put loses nothing: the file's bytes were synced before it had its name, and so was
+        then the entry in each directory down to it, with those that the put has made.
+        """
+        disk = _Durable()
+        monkeypatch.setattr(os, "fsync", disk.sync)
+        monkeypatch.setattr(os, "link", disk.link)
+        for name in ("log/1", "totals/key_group=0042/snapshot/7", "log/2"):
+            assert store.put_if_absent(name, name.encode())
+            assert disk.read(root / name, root.parent) == name.encode()
+            assert disk.linked[-1] == (root / name, name.encode()), "a name never shows bytes that may be lost"
 
     def test_a_name_that_is_taken_is_durable_before_that_is_told(
         self, store: ObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch
@@ -157,3 +213,52 @@ class TestDirectory:
         with pytest.raises(RefusedError, match="directory") as caught:
             open_store(f"file://{root}").put_if_absent("log/1", b"abc")
         assert "`root`" in caught.value.remedy
+
+
+class TestMode:
+    """Who may read and write the files of a root."""
+
+    @pytest.fixture(params=[0o022, 0o077], autouse=True)
+    def umask(self, request: pytest.FixtureRequest) -> Iterator[int]:
+        """The umask of the process."""
+        before = os.umask(request.param)
+        yield request.param
+        os.umask(before)
+
+    def test_it_is_what_the_umask_leaves(self, tmp_path: Path, umask: int) -> None:
+        """Without the setting."""
+        open_store(f"file://{tmp_path}/root").put_if_absent("log/1", b"abc")
+        assert _mode(tmp_path / "root/log/1") == 0o666 & ~umask
+        assert _mode(tmp_path / "root/log") == 0o777 & ~umask
+
+    @pytest.mark.parametrize(("said", "folders"), [("0640", 0o750), ("0600", 0o700), ("660", 0o770), ("0664", 0o775)])
+    def test_it_can_be_set(self, tmp_path: Path, said: str, folders: int, umask: int) -> None:
+        """Whatever the umask; who may read files may enter folders. What is above the root keeps the umask's."""
+        options = options_of(Settings(root_file_mode=said))
+        store = pickle.loads(pickle.dumps(open_store(f"file://{tmp_path}/above/root", options)))
+        assert store.put_if_absent("totals/1/a", b"abc")
+        root = tmp_path / "above/root"
+        assert _mode(root / "totals/1/a") == int(said, 8)
+        assert {_mode(root / folder) for folder in (".", ".unfinished", "totals", "totals/1")} == {folders}
+        assert _mode(root.parent) == 0o777 & ~umask
+
+    def test_folders_that_are_there_keep_theirs(self, tmp_path: Path) -> None:
+        """They may be of another user, and an administrator may have set them."""
+        (tmp_path / "root").mkdir(mode=0o700)
+        open_store(f"file://{tmp_path}/root", StoreOptions(root_file_mode="0644")).put_if_absent("log/1", b"abc")
+        assert _mode(tmp_path / "root") == 0o700
+
+    @pytest.mark.parametrize("said", ["0755", "0400", "rw-r-----", 640, True])
+    def test_what_is_no_mode_of_a_file_of_ours_is_refused(self, said: object) -> None:
+        """Nobody executes state, and its owner reads and writes it."""
+        with pytest.raises(ConfigError, match="octal") as caught:
+            Settings(root_file_mode=said)  # type: ignore[arg-type]
+        assert "root_file_mode" in caught.value.where
+
+    def test_toml_has_octal_numbers(self) -> None:
+        """They mean the same as text."""
+        assert Settings(root_file_mode=0o640).root_file_mode == "0640"  # type: ignore[arg-type]
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
