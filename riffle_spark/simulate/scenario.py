@@ -21,7 +21,7 @@ from riffle_spark.unknown_names import check_known
 __all__ = ["Client", "Event", "Scenario", "read_scenario", "scenario_of", "settings_of"]
 
 RUNNING, UNKNOWN = -2, -3
-_BYTES_MOST: Final = 1 << 28
+_BYTES_MOST: Final = 1 << 26
 _NEUTRAL: Final = {
     "num_standby": "num_standbys",
     "max_warmup": "max_warmup_replicas",

@@ -11,16 +11,14 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["check_schema", "check_sizes"]
+__all__ = ["check_schema", "check_sizes", "may_unpack"]
 
 _UNPACKED_SMALL: Final = 16 << 20
 _TIMES_OF_LZ4: Final = 255
+"""The bytes that a part may become: a small number in any case, or so many times its own, the most that LZ4 packs."""
+_UNPACKED_BY_ZSTD: Final = 64 << 20
 _TIMES_OF_ZSTD: Final = 1 << 15
-"""What a part may be unpacked: so many bytes in any case, or so many times its own, the most that its compressor packs
-(zstd 128 KiB of equal bytes into 4).
-"""
-_UNPACKED_MOST: Final = 1 << 30
-"""No more by zstd, unless LZ4 could pack that."""
+"""By zstd a part may become so many bytes, if it can pack them: 128 KiB of equal bytes into 4."""
 _ROWS_SMALL: Final = 1 << 20
 _ROWS_A_BYTE: Final = 8
 """Rows that a part may tell of, in any case, or for each byte of its columns: those of nulls take none."""
@@ -43,8 +41,7 @@ def check_sizes(data: memoryview) -> None:
     written in a way that Arrow has given up, of which what it would take cannot be told. Nothing is unpacked for it.
     """
     size = data.nbytes
-    most = by_lz4 = max(_UNPACKED_SMALL, _TIMES_OF_LZ4 * size)
-    by_zstd = max(by_lz4, min(_UNPACKED_MOST, _TIMES_OF_ZSTD * size))
+    most, by_zstd = max(_UNPACKED_SMALL, _TIMES_OF_LZ4 * size), _most_by_zstd(size)
     unpacked = rows = 0
     for message, table, body in _batches(data):
         length, nodes, buffers, compression, _ = _fields(message, table)
@@ -54,6 +51,17 @@ def check_sizes(data: memoryview) -> None:
             unpacked += _packed_lengths(message, buffers, body, most)
         if rows > max(_ROWS_SMALL, _ROWS_A_BYTE * (size + unpacked)) or unpacked > most:
             raise ValueError(f"{size} bytes of {rows} rows that would be {unpacked} bytes when they are unpacked")
+
+
+def may_unpack(size: int, unpacked: int) -> bool:
+    """Tell whether a part that was packed to ``size`` bytes is read again. The bytes that it becomes are not known
+    exactly before, so there is a margin.
+    """
+    return 2 * unpacked <= _most_by_zstd(size)
+
+
+def _most_by_zstd(size: int) -> int:
+    return max(_UNPACKED_SMALL, _TIMES_OF_LZ4 * size, min(_UNPACKED_BY_ZSTD, _TIMES_OF_ZSTD * size))
 
 
 def check_schema(data: memoryview) -> None:

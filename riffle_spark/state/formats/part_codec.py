@@ -15,7 +15,7 @@ import xxhash
 
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, RefusedError, raise_if_memory
 from riffle_spark.state.formats.arrow_casts import cast_column
-from riffle_spark.state.formats.arrow_messages import check_sizes
+from riffle_spark.state.formats.arrow_messages import check_sizes, may_unpack
 from riffle_spark.state.formats.arrow_schemas import check_names, check_storable
 from riffle_spark.state.formats.arrow_values import check_buffers
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
@@ -76,10 +76,10 @@ def encode(table: pa.Table, due: str | None = None, *, packed: bool = False) -> 
 
 
 def _smaller(table: pa.Table, options: pa.ipc.IpcWriteOptions, version: bytes, from_bytes: int | None) -> bytes:
-    """Return the bytes of a part, compressed if it has so many, and that is worth it."""
+    """Return the bytes of a part, compressed if it has so many, if that is worth it, and if it may be unpacked."""
     if from_bytes is not None and table.nbytes >= from_bytes:
         compressed = _stream(table, options, version)
-        if compressed.size < _WORTH_IT * table.nbytes:
+        if compressed.size < _WORTH_IT * table.nbytes and may_unpack(compressed.size, table.nbytes):
             return bytes(compressed)
     return bytes(_stream(table, _PLAIN, version))
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import xxhash
 
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
+from riffle_spark.state.formats import bounded_json
 from riffle_spark.state.log import entry_rows, paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Link, Manifest
 
@@ -43,10 +44,6 @@ _FORMAT_OF_MOST = 2
 OLDEST_FORMAT = 1
 """The oldest that is read."""
 _MAGIC = "riffle-log"
-_BODY_BYTES_MAX = 1 << 30
-_BODY_BYTES_SMALL = 16 << 20
-_BODY_TIMES_MAX = 256
-"""A record that says it is larger unpacked, or so many times its bytes and not small, is not unpacked."""
 _FULL_WITHIN = 1 << 10
 """No record is so far from the full one that it changes: far more than any version has let them be."""
 
@@ -165,6 +162,7 @@ def encode(record: Record) -> bytes:
         del body["stale_stores"]
     plain = json.dumps(body, separators=(",", ":")).encode()
     packed = cast(bytes, pa.compress(plain, codec="zstd", asbytes=True))
+    _check_readable(plain, packed)
     checksum = f"{xxhash.xxh3_64_intdigest(packed):016x}"
     header = {"magic": _MAGIC, "format": _format_of(record), "xxh3": checksum, "length": len(plain)}
     return json.dumps(header, separators=(",", ":")).encode() + b"\n" + packed
@@ -175,6 +173,18 @@ def _format_of(record: Record) -> int:
     if record.stale_stores:
         return FORMAT
     return _FORMAT_OF_GROUPS if _names_groups(record) else _FORMAT_OF_MOST
+
+
+def _check_readable(plain: bytes, packed: bytes) -> None:
+    """Raise ``ConfigError`` for a body that ``decode`` would refuse."""
+    try:
+        bounded_json.check_size(plain, len(packed))
+    except ValueError as error:
+        raise ConfigError(
+            f"the log's next record is too large: {error}",
+            remedy="give the query fewer key-groups (riffle dispatch), or lower `snapshot_chain_links`",
+            where="log",
+        ) from error
 
 
 def _names_groups(record: Record) -> bool:
@@ -204,7 +214,8 @@ def decode(data: bytes, name: str) -> Record:
     if header.get("xxh3") != f"{xxhash.xxh3_64_intdigest(packed):016x}":
         raise CorruptStateError("the record is truncated or altered: its checksum differs", remedy=_REMEDY, where=name)
     try:
-        record = _record(json.loads(_unpacked(packed, header)), found)
+        body = bounded_json.parse(_unpacked(packed, header), len(packed))
+        record = _record(cast("dict[str, object]", body), found)
     except (OSError, pa.ArrowException, ConfigError, *UNREADABLE) as error:
         raise_if_memory(error)
         raise CorruptStateError(f"the record cannot be read: {error!r}", remedy=_REMEDY, where=name) from error
@@ -224,15 +235,15 @@ def is_record(data: bytes, name: str) -> bool:
 
 
 def _unpacked(packed: bytes, header: Mapping[str, object]) -> bytes:
-    """Return the body, in no more memory than its bytes and the header allow for."""
-    most = min(_BODY_BYTES_MAX, max(_BODY_BYTES_SMALL, _BODY_TIMES_MAX * len(packed)))
+    """Return the unpacked body, or a little more than is allowed of a longer one."""
+    most = bounded_json.allowed_bytes(len(packed)) // 2  # parsing takes twice the bytes of the text at least
     if header["format"] == 1:
         with pa.input_stream(pa.BufferReader(packed), compression="zstd") as stream:
             # Not `read`: where the stream is broken, pyarrow's never gives back the bytes that it made room for.
-            body = cast(bytes, stream.read_buffer(most + 1).to_pybytes())
-        if len(body) > most:
+            body = stream.read_buffer(most + 1)
+        if body.size > most:
             raise ValueError(f"a body of more than {most} bytes")
-        return body
+        return cast(bytes, body.to_pybytes())
     length = header["length"]
     if type(length) is not int or not 0 < length <= most:
         raise ValueError(f"a body of {length!r} bytes")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
+import random
 import resource
 import struct
 import subprocess
@@ -276,3 +278,88 @@ def test_a_worlds_names_are_numbered_and_nothing_else() -> None:
         assert [one.member.id for one in world_of({**world, "members": [{"id": said}]}).members] == [meant]
     with pytest.raises(ConfigError, match="count"):
         world_of({**world, "members": [{"id": "m{}", "count": 10**12}]})
+
+
+def framed_body(text: bytes, form: int = 2) -> bytes:
+    """Return a record of this body, with the right checksum."""
+    packed = pa.compress(text, codec="zstd", asbytes=True)
+    told = {"magic": "riffle-log", "format": form, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}"}
+    return json.dumps({**told, "length": len(text)}).encode() + b"\n" + packed
+
+
+def bodies_that_expand() -> Iterator[bytes]:
+    """Yield bodies of some hundred KiB, packed, that take gigabytes of objects; all are valid records."""
+    header, _, packed = encode(PLAIN).partition(b"\n")
+    length = json.loads(header)["length"]
+    body = json.loads(pa.decompress(packed, decompressed_size=length, codec="zstd", asbytes=True))
+    many = 12_000_000
+    for inner in ("[]", "{}", "0", '""', '{"a":1}', '"\\u00e9"'):
+        yield (
+            json.dumps({**body, "weights": {"measured": "@"}}).replace('"@"', f"[{','.join([inner] * many)}]").encode()
+        )
+    yield json.dumps({**body, "weights": {"measured": "@"}}).replace("@", "x" * (40 << 20) + "\\ud83d\\ude00").encode()
+    yield json.dumps(body).encode() + b" " * (200 << 20)
+
+
+READ_IN_CHILD = """
+import resource, sys
+import pyarrow as pa
+pa.set_memory_pool(pa.system_memory_pool())
+from riffle_spark.errors import CorruptStateError
+from riffle_spark.state.log.record import decode
+own = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (own + (160 << 20), -1))
+try:
+    decode(sys.stdin.buffer.read(), "log/0")
+except CorruptStateError as error:
+    print(error.problem)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bounds the addresses of a process as Linux does")
+def test_a_valid_record_does_not_expand_to_gigabytes() -> None:
+    """Records of empty lists, objects, numbers, texts, wide characters and blanks, with right checksums and of either
+    format, are refused in a process that may take 160 MiB of addresses more.
+    """
+    for number, body in enumerate(bodies_that_expand()):
+        data = framed_body(body, 1 + number % 2)
+        assert len(data) < 450 << 10
+        done = subprocess.run(
+            [sys.executable, "-c", READ_IN_CHILD],
+            input=data,
+            cwd=CHECKOUT,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, b"the record cannot be read" in done.stdout) == (0, True), done
+
+
+def test_the_largest_records_are_read_again() -> None:
+    """Of all key-groups and of several stores, with long chains: what is written is accepted."""
+    chance = random.Random(3)
+    heads = [Head(version, f"1-{chance.randrange(1 << 128):032x}") for version in range(20)]
+    links = [Link(head, 64 * n, 4000, chance.randrange(1 << 64), 9) for n, head in enumerate(heads)]
+    chains = [
+        tuple(link._replace(checksum=chance.randrange(1 << 64)) for link in links[n % 9 :]) for n in range(32_768)
+    ]
+    entries = {(f"store{n}", group): Entry(chain=chain) for n in range(2) for group, chain in enumerate(chains)}
+    owners = {str(group): f"m{group % 50:012x}" for group in range(32_768)}
+    large = replace(
+        PLAIN, total=32_768, entries=entries, owners=owners, standbys={k: (v, v) for k, v in owners.items()}
+    )
+    assert decode(encode(large), "log/0").entries == entries
+
+
+def test_a_part_that_packs_too_well_is_not_packed() -> None:
+    """A packed part becomes 64 MiB at most, or 255 times its bytes: what would become more is written in plain."""
+    rows = 1 << 24
+    data = part_codec.encode(pa.table({"n": pa.repeat(0, rows)}))
+    assert len(data) > 8 * rows
+    assert part_codec.opened(data, "part").num_rows == rows
+    packed = io.BytesIO()
+    schema = pa.schema([("n", pa.int64())], {"riffle.format": "1"})
+    with pa.ipc.new_stream(packed, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(pa.table([pa.repeat(0, rows)], schema=schema))
+    with of_memory(64 << 20), pytest.raises(CorruptStateError, match=r"unpacked.*\[part\]"):
+        part_codec.opened(packed.getvalue(), "part")

@@ -1,0 +1,35 @@
+"""JSON that is stored compressed, parsed in bounded memory.
+
+A few packed bytes can hold millions of empty lists, each of which takes 72 bytes as a Python object. So the memory that
+the parsed objects take is estimated from counts of bytes before anything is parsed.
+"""
+
+import json
+from typing import Final
+
+__all__ = ["allowed_bytes", "check_size", "parse"]
+
+_ALLOWED_BYTES: Final = 64 << 20
+_ALLOWED_TIMES: Final = 64
+"""A record's link takes at least 12 packed bytes, of which 8 are its checksum, and at most 400 bytes when parsed."""
+_TAKES: Final = ((b"[", 96), (b"{", 240), (b",", 48), (b'"', 30))
+"""The bytes that Python's object takes for each of these: a list, an object, an element, half of a text."""
+
+
+def allowed_bytes(packed: int) -> int:
+    """Return the memory that JSON of so many compressed bytes may take when it is unpacked and parsed."""
+    return max(_ALLOWED_BYTES, _ALLOWED_TIMES * packed)
+
+
+def check_size(text: bytes, packed: int) -> None:
+    """Raise ``ValueError`` for JSON that would take more memory than its compressed bytes allow."""
+    wide = 1 if text.isascii() and b"\\u" not in text else 4
+    taken = 2 * wide * len(text) + sum(text.count(mark) * size for mark, size in _TAKES)
+    if taken > allowed_bytes(packed):
+        raise ValueError(f"{packed} packed bytes that would take {taken} bytes of memory")
+
+
+def parse(text: bytes, packed: int) -> object:
+    """Return the parsed JSON. Raises ``ValueError`` as ``check_size`` does, and for what is not JSON."""
+    check_size(text, packed)
+    return json.loads(text)
