@@ -21,6 +21,7 @@ from riffle_spark.state.copies.element_columns import ElementColumns, ElementKey
 from riffle_spark.state.copies.reading import CopyRuns
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.arrow_casts import cast_table
+from riffle_spark.state.formats.arrow_values import beyond_offsets
 from riffle_spark.state.formats.due_times import NEVER_MS
 from riffle_spark.state.log.manifest import EMPTY, Entry
 from riffle_spark.state.restore.stack_keeper import OpenStack
@@ -171,7 +172,10 @@ def changes_of(schema: PlainColumns, touched: TouchedKeys, result: CallResult) -
     keys = touched.keys if len(indices) == touched.keys.num_rows else touched.keys.take(indices)
     columns = [pa.array(touched.hashes[indices]), *keys.columns, *state.columns, pa.array(mark)]
     sealed = pa.schema([pa.field(part_codec.HASH, pa.uint64()), *schema.part_schema(delta=True)])
-    return StateChanges(pa.table(columns, schema=sealed).combine_chunks(), touched.key_groups[indices])
+    table = pa.table(columns, schema=sealed).combine_chunks()
+    if any(column.num_chunks > 1 for column in table.columns):
+        raise beyond_offsets("what a batch changed of the state")
+    return StateChanges(table, touched.key_groups[indices])
 
 
 def run_by_key(

@@ -24,6 +24,7 @@ from riffle_spark.process.blocks.block import BlockComputation, Computation, Ele
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.store_computation import on_store
 from riffle_spark.state.copies import disk
+from riffle_spark.state.formats.arrow_values import beyond_offsets, is_overflow
 from riffle_spark.state.formats.key_codec import with_one_zero
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry
 from riffle_spark.state.objects.store import sent_since
@@ -61,7 +62,7 @@ def run_slot(
         attempt = _Attempt(order, given, executor, attempt_id)
         with attempt.folder.used():
             output = attempt.run(slot, rows)
-    except (RiffleError, OSError, MemoryError) as raised:
+    except (RiffleError, OSError, MemoryError, pa.ArrowException) as raised:
         error = _in_our_words(raised, attempt.folder.path if attempt else None)
         name = f"{order.epoch}-{attempt_id.hex()}"
         bare = Receipt(order.store, slot, name, order.version, member="", executor=executor)
@@ -254,7 +255,7 @@ def beyond_memory(what: str) -> ConfigError:
     return ConfigError(f"a slot's rows do not fit into its Python worker: {what}", remedy=remedy, where="memory")
 
 
-def _in_our_words(error: RiffleError | OSError | MemoryError, folder: Path | None) -> RiffleError:
+def _in_our_words(error: Exception, folder: Path | None) -> RiffleError:
     """Return an error in words of ours; raise what is none of ours. The user's function and the store say in words of
     theirs what the system refuses them, so what comes as it is comes from local files.
     """
@@ -262,7 +263,9 @@ def _in_our_words(error: RiffleError | OSError | MemoryError, folder: Path | Non
         return error
     if isinstance(error, MemoryError):
         return beyond_memory(str(error) or "out of memory")
-    if folder is None or not disk.is_refusal(error):
+    if is_overflow(error):
+        return beyond_offsets(error)
+    if folder is None or not isinstance(error, OSError) or not disk.is_refusal(error):
         raise error
     return disk.disk_refused(f"the local disk refused: {error}", folder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from threading import Event
 import pytest
 
 from riffle_spark.errors import ConfigError, RiffleError
+from riffle_spark.state.formats import part_codec
 from tests.kit.folders import CHECKOUT
 from tests.kit.fuzz import __main__ as fuzz
 from tests.kit.fuzz.decoders import DECODERS, Decoder, forget_scratch
@@ -127,6 +129,18 @@ def test_every_file_that_reads_from_elsewhere_has_a_decoder_or_a_reason() -> Non
     assert found == set(READERS)
     named = {name for told in READERS.values() if not isinstance(told, str) for name in told}
     assert named | {"names", "answer of S3"} == set(DECODERS)
+
+
+def test_values_that_do_not_come_back_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With ``--values`` generated columns are sealed and read. Validation that looks at text fails on some of them."""
+    assert fuzz.main(["--values", "--inputs", "60", "--seed", "3", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["examples"], told["findings"]) == (60, [])
+    monkeypatch.setattr(part_codec, "check_buffers", lambda table: table.validate(full=True))
+    assert fuzz.main(["--values", "--inputs", "60", "--seed", "3"]) == 1
+    assert "CorruptStateError" in capsys.readouterr().out
 
 
 def test_a_run_that_would_try_nothing_is_refused() -> None:

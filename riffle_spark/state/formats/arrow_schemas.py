@@ -8,7 +8,7 @@ import pyarrow as pa
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
 from riffle_spark.state.formats.arrow_messages import check_schema
 
-__all__ = ["can_become", "check_names", "check_storable", "listed", "packed", "unpacked", "widens"]
+__all__ = ["can_become", "check_names", "check_storable", "inner_types", "listed", "packed", "unpacked", "widens"]
 
 _REMEDY = "restore the log's objects from a backup, or roll back to a version that is intact (riffle rollback)"
 _UNITS = ("s", "ms", "us", "ns")
@@ -74,6 +74,11 @@ def _inner(kind: pa.DataType) -> list[pa.Field]:
     return list(kind) if pa.types.is_struct(kind) else []
 
 
+def inner_types(kind: pa.DataType) -> list[pa.DataType]:
+    """Return the types of the fields of a nested type."""
+    return [field.type for field in _inner(kind)]
+
+
 def listed(schema: pa.Schema) -> str:
     """Return names and types for a person to read."""
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
@@ -84,7 +89,7 @@ def check_storable(kind: pa.DataType, what: str = "a column", *, with_dictionari
     whose slices pyarrow copies wrongly, and, unless they are allowed, dictionaries.
     """
     named = pa.types
-    inner = [field.type for field in _inner(kind)]
+    inner = inner_types(kind)
     if with_dictionaries and named.is_dictionary(kind):
         inner = [kind.value_type]
     if not inner and not named.is_struct(kind) and not any(is_one(_stored(kind)) for is_one in _LEAVES):

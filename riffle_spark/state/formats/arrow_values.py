@@ -13,8 +13,9 @@ import pyarrow as pa
 from pyarrow import types
 
 from riffle_spark.columns import Column, one_array
+from riffle_spark.errors import ConfigError
 
-__all__ = ["check_buffers", "readable_row", "readable_rows", "undecodable"]
+__all__ = ["beyond_offsets", "check_buffers", "is_overflow", "readable_row", "readable_rows", "undecodable"]
 
 _Change: TypeAlias = Callable[[pa.Array], pa.Array]
 
@@ -38,6 +39,21 @@ def _has_checked_values(kind: pa.DataType) -> bool:
     """Tell whether full validation looks at values of a type: then these are checked as raw bytes."""
     empty = pa.nulls(0, kind)
     return bool(_changed(empty, _raw).type != kind)
+
+
+def is_overflow(error: Exception) -> bool:
+    """Tell whether Arrow had no room for the offsets of a column, which count bytes and elements in 32 bits."""
+    return isinstance(error, pa.ArrowException) and "overflow" in str(error)
+
+
+def beyond_offsets(what: object) -> ConfigError:
+    """Return the error for a column of a slot that is larger than Arrow's offsets can count."""
+    return ConfigError(
+        f"a column of a slot's rows, state or output holds 2 GiB of text or bytes, or 2^31 elements, or more: {what}",
+        remedy="keep smaller values, have a batch take fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), or use "
+        "more slots and key-groups",
+        where="values",
+    )
 
 
 def readable_rows(table: pa.Table) -> list[dict[str, object]]:

@@ -8,6 +8,7 @@ variables, of format 3, within each variable; what a batch changed of these is p
 
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ import xxhash
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, RefusedError, raise_if_memory
 from riffle_spark.state.formats.arrow_casts import cast_column
 from riffle_spark.state.formats.arrow_messages import check_sizes, may_unpack
-from riffle_spark.state.formats.arrow_schemas import check_names, check_storable
+from riffle_spark.state.formats.arrow_schemas import check_names, check_storable, inner_types
 from riffle_spark.state.formats.arrow_values import check_buffers
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, with_order
 
@@ -47,6 +48,8 @@ _COMPRESS_FROM_BYTES = 32 * 1024
 """Smaller parts are not compressed: opening a compressor ten times costs more than the bytes it saves."""
 _PACK_FROM_BYTES = 8 * 1024
 """The same for LZ4, which takes a fifth of the time."""
+_UNPACKED_MOST = 1 << 29
+"""Larger tables are not compressed by zstd: a reader unpacks at most 1 GiB, because few bytes may become many."""
 _WORTH_IT = 0.9
 """What compressing does not bring below this share is kept plain: then it can be read where it lies."""
 
@@ -69,10 +72,33 @@ def encode(table: pa.Table, due: str | None = None, *, packed: bool = False) -> 
     elements repeat their key and count on. What is merged of such parts may not fit.
     """
     if HASH in table.column_names and VARIABLE in table.column_names:
-        return _smaller(table, _PACKED, _BY_VARIABLE, _PACK_FROM_BYTES if packed else None)
-    if HASH in table.column_names:
-        return bytes(_stream(table if due is None else with_order(table, due, DELETED), _PLAIN, _BY_HASH))
-    return _smaller(table, _COMPRESSED, _UNSORTED, _COMPRESS_FROM_BYTES)
+        data = _smaller(table, _PACKED, _BY_VARIABLE, _PACK_FROM_BYTES if packed else None)
+    elif HASH in table.column_names:
+        data = bytes(_stream(table if due is None else with_order(table, due, DELETED), _PLAIN, _BY_HASH))
+    else:
+        is_small = table.nbytes < _UNPACKED_MOST
+        data = _smaller(table, _COMPRESSED, _UNSORTED, _COMPRESS_FROM_BYTES if is_small else None)
+    if any(map(_takes_no_bytes, table.schema.types)):
+        _check_readable(data)
+    return data
+
+
+def _check_readable(data: bytes) -> None:
+    """Raise ``ConfigError`` for a part that a reader would refuse for its size."""
+    try:
+        check_sizes(memoryview(data))
+    except ValueError as trouble:
+        raise ConfigError(
+            f"a key-group's changes cannot be read again: {trouble}",
+            remedy="keep shorter arrays of elements without a type (void) or without a field",
+        ) from trouble
+
+
+@lru_cache(maxsize=1024)
+def _takes_no_bytes(kind: pa.DataType) -> bool:
+    """Tell whether values or elements of a type may take no bytes: a reader bounds how many there are."""
+    inner = inner_types(kind)
+    return pa.types.is_null(kind) or (pa.types.is_struct(kind) and not inner) or any(map(_takes_no_bytes, inner))
 
 
 def _smaller(table: pa.Table, options: pa.ipc.IpcWriteOptions, version: bytes, from_bytes: int | None) -> bytes:

@@ -1,8 +1,12 @@
-"""``./run fuzz``: hostile inputs for every decoder, each in a child of bounded memory that is watched."""
+"""``./run fuzz``: hostile inputs for every decoder, each in a child of bounded memory that is watched.
+
+With ``--values``: generated values of all types are sealed and read again, without Spark.
+"""
 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import mmap
 import os
@@ -25,6 +29,7 @@ import pyarrow as pa
 from riffle_spark.errors import RiffleError
 from tests.kit.folders import CHECKOUT
 from tests.kit.fuzz.decoders import DECODERS, Decoder, forget_scratch
+from tests.kit.fuzz.kept_values import keep
 from tests.kit.fuzz.mutations import mutated
 
 HANG_SECONDS = 10.0
@@ -128,10 +133,13 @@ def main(arguments: Sequence[str] | None = None, guided: Callable[[bool], Feed] 
     parser.add_argument("--decoder", action="append", choices=list(DECODERS), help="this one only; may be repeated")
     parser.add_argument("--replay", type=Path, help="give this file's bytes to the decoder that is named, or to all")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="the folder for inputs that did harm")
+    parser.add_argument("--values", action="store_true", help="seal and read generated values instead of hostile bytes")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(arguments)
     if asked.inputs < 1:
         parser.error(f"--inputs: {asked.inputs} is less than 1, nothing would be tried")
+    if asked.values:
+        return _kept_values(asked.inputs, asked.seed, as_json=asked.json)
     if asked.guided and guided is None:
         parser.error("there is no atheris in this environment: ./run fuzz --guided makes one that has it")
     feed = guided(asked.blind) if asked.guided and guided else unguided
@@ -159,6 +167,26 @@ def main(arguments: Sequence[str] | None = None, guided: Callable[[bool], Feed] 
         else f"{told['inputs']} inputs in {told['seconds']} s, {len(told['findings'])} findings"
     )
     return 1 if told["findings"] else 0
+
+
+def _kept_values(count: int, seed: int, *, as_json: bool) -> int:
+    """Seal and read so many generated examples; return 1 if one did not come back as it was."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys"
+        keys.touch(mode=0o600)
+        keys.write_text(f"a = {base64.b64encode(bytes(32)).decode()}\n")
+        kept = keep(count, seed, f"file:{keys}")
+    told = {
+        "examples": kept.examples, "seed": seed, "by_variant": kept.by_variant, "findings": kept.findings,
+        "seconds": round(time.monotonic() - began, 1),
+    }  # fmt: skip
+    if as_json:
+        print(json.dumps(told))
+    else:
+        counts = ", ".join(f"{count} {variant}" for variant, count in sorted(kept.by_variant.items()))
+        print(*kept.findings, f"{kept.examples} examples in {told['seconds']} s: {counts}", sep="\n")
+    return 1 if kept.findings else 0
 
 
 def _replayed(decoder: Decoder, data: bytes) -> int:

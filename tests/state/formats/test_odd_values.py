@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark import Stateful, arrow_function
-from riffle_spark.errors import CorruptStateError
+from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.arrow_schemas import can_become
 from riffle_spark.state.formats.arrow_values import check_buffers, readable_row, readable_rows
@@ -95,6 +95,54 @@ def test_state_with_odd_values_goes_on_after_everything_local_is_lost() -> None:
             assert sorted(map(str, raw_values(query.output.column("k")))) == sorted(map(str, raw_values(LATIN)))
             query.crash(lose_copies=True)
         assert {row["k"] for row in query.delivered()} == {"caf\ufffd", "\ufffd", None, "ok"}
+
+
+def nothing_but_elements(count: int) -> pa.Array:
+    """Return an array of so many elements that take no bytes."""
+    return pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.nulls(count))
+
+
+def growing(values: pa.ChunkedArray) -> Harness:
+    """Return a query whose function stores these values, one a row."""
+    schema, field = pa.schema([("k", pa.int64())]), pa.field("v", values.type)
+
+    def grow(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        return rows.slice(0, 0), rows.append_column("v", values.slice(0, rows.num_rows))
+
+    operator = Stateful("large", "k", arrow_function(grow, state=pa.schema([field]), output=schema))
+    return Harness(operator, schema, executors=1, key_groups=1)
+
+
+def test_elements_without_bytes_are_refused_before_what_reading_bounds() -> None:
+    """A part of some bytes must not tell of a billion elements. Nothing is committed, and fewer are."""
+    rows = [{"k": 1}]
+    with growing(pa.chunked_array([nothing_but_elements(1 << 21)])) as query:
+        with pytest.raises(ConfigError, match=r"cannot be read again.*2097152 rows"):
+            query.feed(rows)
+        assert query.table().num_rows == 0
+    with growing(pa.chunked_array([nothing_but_elements(1 << 20)])) as query:
+        query.feed(rows)
+        query.crash(lose_copies=True)
+        query.feed(rows)
+        assert query.table().num_rows == 1
+
+
+def test_a_column_beyond_32_bits_is_refused_in_words_of_ours() -> None:
+    """Arrow counts a column's bytes and elements in 32 bits. Nothing is committed, and the query goes on."""
+    values = pa.chunked_array([nothing_but_elements(1 << 30)] * 3)
+    with growing(values) as query:
+        with pytest.raises(ConfigError, match=r"(?s)2 GiB of text or bytes, or 2\^31 elements.*maxOffsetsPerTrigger"):
+            query.feed([{"k": number} for number in range(3)])
+        assert query.table().num_rows == 0
+
+
+@pytest.mark.long
+def test_large_tables_are_not_compressed_beyond_what_reading_unpacks() -> None:
+    """Output rows of one value, of which zstd makes a thousandth."""
+    table = pa.table({"v": pa.repeat("x" * (1 << 20), 1200)})
+    data = part_codec.encode(table)
+    found = part_codec.decode(data, part_codec.checksum(data), "part")
+    assert found.num_rows == 1200
 
 
 def test_rows_are_shown_that_python_cannot_have() -> None:
