@@ -277,7 +277,7 @@ def _check_taken(stage: PlannedStage, stored: StoreSchema, accepted: _Names, ove
     if untold:
         meant = "; ".join(f"{name} is {stage.meanings[name]}" for name in untold)
         raise ConfigError(
-            "the state is that of a Stateful operator, which does not say what its columns mean",
+            "the state is that of a Stateful operator, and the query does not say which of its columns it continues",
             remedy=f"option({TAKE_OVER!r}, {','.join(untold)!r}) goes on with it, if this is so: {meant}",
             where=stage.store,
         )
