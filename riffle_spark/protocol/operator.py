@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import pyarrow as pa
 
@@ -15,7 +16,10 @@ from riffle_spark.state.formats.arrow_schemas import check_storable
 from riffle_spark.state.log.paths import check_store_name
 from riffle_spark.state.schemas.store_schema import StoreSchema, text_after
 
-__all__ = ["Operator", "operator_of", "with_dead_letters", "with_late", "with_watermark"]
+__all__ = ["TIMERS", "Operator", "operator_of", "with_dead_letters", "with_late", "with_watermark"]
+
+TIMERS: Final = "timers"
+"""Stands for the timers and expiry times of a store of variables among the meanings of its results."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,13 @@ class Operator:
         return self.schema.store
 
     @property
+    def results(self) -> Mapping[str, str]:
+        """What the state of each result holds, and by what time variables are due; nothing that a user's code keeps."""
+        if self.declared.variables is None or self.declared.time_mode == "None":
+            return self.declared.meanings
+        return {**self.declared.meanings, TIMERS: f"times by {self.declared.time_mode}"}
+
+    @property
     def goes_by_watermark(self) -> bool:
         """Whether a watermark that moved makes a difference to it, be there rows or not: as in Spark, what groups by
         nothing answers then, where it does not answer all that there is with each batch of rows.
@@ -70,7 +81,7 @@ class Operator:
 
     def schema_after(self, stored: Mapping[str, Mapping[str, str]], epoch: int) -> Mapping[str, str]:
         """Return the schema as the driver of an epoch tells and records it, where ``stored`` are those by store."""
-        return text_after(stored.get(self.store), self.schema, epoch, self.meanings)
+        return text_after(stored.get(self.store), self.schema, epoch, self.meanings, self.results)
 
     def key_group_of(self, key: object, total: int) -> int:
         """Return the key-group, of ``total``, of a key: its value, or of several columns a tuple or a mapping by name.

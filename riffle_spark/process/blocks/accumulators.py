@@ -48,6 +48,11 @@ class Accumulator(ABC):
     def __str__(self) -> str:
         return f"{self.function}({'' if self.column is None else repr(self.column)})"
 
+    @property
+    def meaning(self) -> str:
+        """What its state holds: the function and all of its arguments."""
+        return str(self)
+
     @abstractmethod
     def state(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
         """Return the state columns' types by the suffix of their names; nothing if the type is not supported."""
@@ -200,17 +205,28 @@ class Max(_Extreme):
 
 
 @dataclass(frozen=True, slots=True)
-class First(Accumulator):
-    """The first value ever seen, null if that one is; with ``ignore_nulls`` the first that is not null."""
+class _Picked(Accumulator):
+    """One of the values of a key, by the order of its rows."""
 
     ignore_nulls: bool = False
 
-    function = "first"
     supported = "any type"
+
+    @property
+    def meaning(self) -> str:
+        """See ``Accumulator``."""
+        return f"{self.function}({self.column!r}, ignore_nulls={self.ignore_nulls})"
 
     def state(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
         """Keep the value."""
         return {"": type}
+
+
+@dataclass(frozen=True, slots=True)
+class First(_Picked):
+    """The first value ever seen, null if that one is; with ``ignore_nulls`` the first that is not null."""
+
+    function = "first"
 
     def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: KeyedValues) -> list[pa.Array]:
         """Keep the old value where there is one."""
@@ -220,17 +236,10 @@ class First(Accumulator):
 
 
 @dataclass(frozen=True, slots=True)
-class Last(Accumulator):
+class Last(_Picked):
     """The last value seen, null if that one is; with ``ignore_nulls`` the last that is not null."""
 
-    ignore_nulls: bool = False
-
     function = "last"
-    supported = "any type"
-
-    def state(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
-        """Keep the value."""
-        return {"": type}
 
     def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: KeyedValues) -> list[pa.Array]:
         """Take the new value where there is one."""

@@ -96,7 +96,8 @@ class Aggregates:
         _refuse_repeated([*key.names, *(field.name for field in state)], "state")
         _refuse_repeated([field.name for field in output], "output")
         needed = tuple(name for name in rows.names if name in self.sources and name not in key.names)
-        return Declared(pa.schema(state), pa.schema(output), columns=needed, per_key_group=False)
+        meanings = {name: accumulator.meaning for name, accumulator in self.columns}
+        return Declared(pa.schema(state), pa.schema(output), columns=needed, per_key_group=False, meanings=meanings)
 
     def __call__(self, batch: Batch) -> Update:
         """Fold the batch's rows into the state of their keys."""

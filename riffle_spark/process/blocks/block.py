@@ -1,7 +1,7 @@
 """The seam to what users compute. Knows the Arrow shapes of one call. Does not know any computation or stored bytes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -45,7 +45,8 @@ class Declared:
     keys that are stored in each batch, as complete results do; what it costs is what the store holds. ``keyless``: the
     key is one column of whole numbers that is 0 in all rows, and is asked for in each batch, with rows or without.
     ``routed_by`` names the first columns of the key, where rows are to go by these alone: all keys that have them in
-    common lie together. The others are null in the key of one that is ``keyless``.
+    common lie together. The others are null in the key of one that is ``keyless``. ``meanings`` maps results to what
+    their state holds: a result that is declared with another meaning cannot continue with the state.
     """
 
     state: pa.Schema
@@ -58,6 +59,7 @@ class Declared:
     whole: bool = False
     keyless: bool = False
     routed_by: tuple[str, ...] = ()
+    meanings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from riffle_spark.protocol.ports import Clock, IncomingBatch, SlotLayout
 from riffle_spark.protocol.upkeep.upkeep import UpkeepFacts
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import ObjectStore, sent_since
+from riffle_spark.state.schemas.store_schema import schema_of_text
 
 __all__ = ["BatchMeasures", "BatchReport", "SlotPlacement", "StoreFigures", "add_up"]
 
@@ -192,6 +193,28 @@ def _of_changed_stores(before: Record, operators: Sequence[Operator]) -> Iterato
         yield (
             f"store {store!r} continues from batch {stale[store]} without the rows of later batches up to {version}, "
             "as accepted\n  What to do: remove it from `accept`"
+        )
+    for operator in operators:
+        text = before.schemas.get(operator.store)
+        if text is not None and operator.durable:
+            yield from _of_changed_columns(operator, text, before)
+
+
+def _of_changed_columns(operator: Operator, text: Mapping[str, str], before: Record) -> Iterator[str]:
+    """Yield a warning if columns or variables of a store begin or are dropped with the batch after ``before``."""
+    if operator.schema_after(before.schemas, before.epoch) is text:
+        return
+    stored, declared = (
+        {name for name, *_ in schema.names_read} for schema in (schema_of_text(operator.store, text), operator.schema)
+    )
+    begun, dropped = sorted(declared - stored), sorted(stored - declared)
+    if begun or dropped:
+        changes = [f"{', '.join(begun)} begins empty"] if begun else []
+        changes += [f"{', '.join(dropped)} is dropped"] if dropped else []
+        yield (
+            f"store {operator.store!r}: from batch {before.version + 1} on {', and '.join(changes)}\n  What to do: "
+            "nothing, if that is meant; if a column was renamed, stop the query, roll back to batch "
+            f"{before.version} (riffle rollback), and give it its former name"
         )
 
 

@@ -8,13 +8,14 @@ from enum import Enum
 from riffle_spark.errors import ConfigError, ConflictError, command
 from riffle_spark.protocol.batch.initial import check_initial
 from riffle_spark.protocol.batch.will import will_in
-from riffle_spark.protocol.operator import Operator
+from riffle_spark.protocol.input_columns import is_same_name
+from riffle_spark.protocol.operator import TIMERS, Operator
 from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ports import IncomingBatch, Work
 from riffle_spark.protocol.shards import Shards, partitions_in
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.schemas.store_schema import check_key, key_in, meanings_in
+from riffle_spark.state.schemas.store_schema import check_key, key_in, meanings_in, operator_in
 
 __all__ = ["Decision", "check_fixed", "check_schemas", "check_stale", "decide", "ends_alike", "groups_of", "shards_of"]
 
@@ -190,7 +191,7 @@ def _check_same(tail: Record, settings: Settings, operators: Sequence[Operator],
             where="encryption_keys",
         )
     check_stale(tail, [operator.store for operator in operators if operator.durable], settings.accept, root)
-    check_schemas(tail.schemas, operators)
+    check_schemas(tail.schemas, operators, settings.accept)
 
 
 def check_stale(tail: Record, stores: Iterable[str], accepted: Container[str], root: str) -> None:
@@ -210,9 +211,12 @@ def check_stale(tail: Record, stores: Iterable[str], accepted: Container[str], r
         )
 
 
-def check_schemas(stored: Mapping[str, Mapping[str, str]], operators: Sequence[Operator]) -> None:
-    """Raise ``ConfigError`` if an operator cannot read what its store was written with; both schemas are shown. So it
-    is where a wrapped query has taken a store over: it may keep more there, and what else it keeps would go.
+def check_schemas(
+    stored: Mapping[str, Mapping[str, str]], operators: Sequence[Operator], accepted: Container[str] = ()
+) -> None:
+    """Raise ``ConfigError`` if an operator cannot read what its store was written with, and shows both schemas; or if
+    it would take the state of a result for something else, which is not ``accepted``. So it is where a wrapped query
+    has taken a store over: it may keep more there, and what else it keeps would go.
     """
     for operator in operators:
         before = stored.get(operator.store)
@@ -229,9 +233,43 @@ def check_schemas(stored: Mapping[str, Mapping[str, str]], operators: Sequence[O
             raise ConfigError(
                 f"the state of store {operator.store!r} has another schema\n  stored:   {before['text']}"
                 f"\n  declared: {now['text']}\n{words}",
-                remedy="keep the key's columns, and when keys end; add columns that may be null, leave some out, or "
-                "make types wider; for any other change use another store name (of a wrapped query: "
-                "option('riffle.stores', ...))",
+                remedy="keep the key's columns, when keys end, and which columns may be null; add columns that may be "
+                "null, leave some out, or make types wider; for any other change use another store name (of a wrapped "
+                "query: option('riffle.stores', ...))",
+                where=operator.store,
+            )
+        if before is not None and operator.durable:
+            _check_results(operator, operator_in(before), accepted)
+
+
+def _check_results(operator: Operator, before: Mapping[str, str], accepted: Container[str]) -> None:
+    """Raise ``ConfigError`` if a result has another meaning than what is kept for it, or only another name."""
+
+    def is_same(one: str, other: str) -> bool:
+        return is_same_name(one, other, case_sensitive=operator.case_sensitive)
+
+    now = operator.results
+    for name, meaning in now.items():
+        kept = before.get(name)
+        if name in accepted or (kept is not None and is_same(kept, meaning)):
+            continue
+        if kept is not None:
+            raise ConfigError(
+                f"the state has {kept} under {name!r}, and the job declares {meaning}",
+                remedy=(
+                    "set the time mode back, or use another store name to begin empty"
+                    if name == TIMERS
+                    else "give the result another name, so that it begins empty"
+                )
+                + f"; or set accept = {name!r} to continue with what is kept",
+                where=operator.store,
+            )
+        renamed = next((old for old, told in before.items() if old not in now and is_same(told, meaning)), None)
+        if renamed is not None:
+            raise ConfigError(
+                f"the state has {meaning} under {renamed!r}, and the job calls it {name!r}",
+                remedy=f"keep the name {renamed!r} and rename the column of the output; or set accept = {name!r} to "
+                f"begin it empty and drop what is kept of {renamed!r}",
                 where=operator.store,
             )
 

@@ -6,7 +6,7 @@ Slots merge buffers. Results are what the function's evaluation makes of merged 
 know one function from another, nor how buffers merge.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Hole, Piece, piece_of
 from riffle_spark.spark.plans.grouping_keys import Elements, GroupingKey, read_elements, read_keys, stored_as, time_of
 from riffle_spark.spark.plans.plan_changes import asks_time
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, items, kind, placed, replaced
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, items, kind, placed, replaced, told_in_sql
 from riffle_spark.spark.plans.planned_function import PlannedFunction, check_function, named_functions
 
 __all__ = ["AggregatePlan", "read_aggregate"]
@@ -26,10 +26,12 @@ __all__ = ["AggregatePlan", "read_aggregate"]
 @dataclass(frozen=True, slots=True)
 class AggregatePlan:
     """A stage that is an aggregate: its specification, and its two ends as pieces on the rows of each batch:
-    ``map_side`` makes ``spec.rows`` of what is below it, ``evaluation`` its result of ``spec.answer``.
+    ``map_side`` makes ``spec.rows`` of what is below it, ``evaluation`` its result of ``spec.answer``. ``keys`` are the
+    expressions that it groups by, in SQL, by key column.
     """
 
     spec: AggregateSpec
+    keys: Mapping[str, str]
     map_side: Piece
     evaluation: Piece
 
@@ -63,7 +65,8 @@ def read_aggregate(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) 
         )
     results = catalyst.project(items(parts._3()), _results(catalyst, spec, keys, functions))
     evaluation = analysed(catalyst.frame(replaced(catalyst, around, {path: results})))
-    return AggregatePlan(spec, _on_leaf(catalyst, map_side), _on_leaf(catalyst, evaluation))
+    grouped_by = {column: f"key {told_in_sql(key.expression)}" for key in keys for column in key.columns}
+    return AggregatePlan(spec, grouped_by, _on_leaf(catalyst, map_side), _on_leaf(catalyst, evaluation))
 
 
 def _results(

@@ -107,7 +107,7 @@ def _aggregate(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tupl
         plan.map_side, plan.evaluation,
         # A row's own session is late or not before it is one with any other.
         None if spec.time is None else LateRule(spec.time.column, "keys" if spec.routed == spec.keys else "rows"),
-        {one.name: one.meaning for function in spec.functions for one in function.taken}, tuple(said),
+        {**plan.keys, **{one.name: one.meaning for function in spec.functions for one in function.taken}}, tuple(said),
         kept=merged_groups.KeptBuffers.of(spec).schema if spec.routed == spec.keys else None,
     )  # fmt: skip
 
@@ -277,7 +277,7 @@ def _check_taken(stage: PlannedStage, stored: StoreSchema, accepted: _Names, ove
     if untold:
         meant = "; ".join(f"{name} is {stage.meanings[name]}" for name in untold)
         raise ConfigError(
-            "the state is that of a Stateful operator, which does not say what its columns mean",
+            "the state is that of a Stateful operator, and the query does not say which of its columns it continues",
             remedy=f"option({TAKE_OVER!r}, {','.join(untold)!r}) goes on with it, if this is so: {meant}",
             where=stage.store,
         )
@@ -316,13 +316,15 @@ def _misfits(stage: PlannedStage, key: pa.Schema, before: pa.Schema, accepted: _
 def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: _Names) -> None:
     for name, meaning in stage.meanings.items():
         if before.get(name, meaning) != meaning and name not in accepted:
+            what = "key" if name in stage.keys.names else "result"
             raise ConfigError(
                 f"the state has {before[name]} under {name!r}, and the query says {meaning}",
-                remedy=f"give the result another alias, so that it begins anew; or option({ACCEPT!r}, {name!r}), to "
+                remedy=f"give the {what} another alias, so that it begins anew; or option({ACCEPT!r}, {name!r}), to "
                 "go on with what is kept",
                 where=stage.store,
             )
-    begins = sorted(name for name in stage.meanings.keys() - before.keys() if before and name not in accepted)
+    new = stage.meanings.keys() - before.keys() - set(stage.keys.names) if before else set[str]()
+    begins = sorted(name for name in new if name not in accepted)
     if begins and stage.stage.kind in ("join", "table"):
         raise ConfigError(
             f"rows that are kept have no {', '.join(begins)}, which the query now reads of the join",
@@ -331,7 +333,7 @@ def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: _N
             where=stage.store,
         )
     _check_aliases(stage, before, accepted)
-    for name in stage.meanings.keys() - before.keys() if before else ():
+    for name in new:
         _logger.warning("store %s: %s begins now (%s)", stage.store, name, stage.meanings[name])
     for name in before.keys() - stage.meanings.keys():
         _logger.warning("store %s: %s is dropped (%s)", stage.store, name, before[name])

@@ -105,9 +105,14 @@ def _stored(kind: pa.DataType) -> pa.DataType:
 
 
 def can_become(before: pa.Schema, now: pa.Schema) -> bool:
-    """Tell whether stored values of some columns can be read as those of others, by name."""
+    """Tell whether stored values of some columns can be read as those of others, by name. As in Spark, a column that
+    may be null stays one.
+    """
+    known = {field.name: field for field in before}
     return all(
-        _can_hold(before.field(field.name).type, field.type) if field.name in before.names else field.nullable
+        _can_hold(known[field.name].type, field.type) and field.nullable >= known[field.name].nullable
+        if field.name in known
+        else field.nullable
         for field in now
     )
 

@@ -11,9 +11,19 @@ from riffle_spark.state.schemas.history import History, Name
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variables import VariableColumns
 
-__all__ = ["StoreSchema", "check_key", "key_in", "meanings_in", "schema_of_text", "text_after", "with_key"]
+__all__ = [
+    "StoreSchema",
+    "check_key",
+    "key_in",
+    "meanings_in",
+    "operator_in",
+    "schema_of_text",
+    "text_after",
+    "with_key",
+]
 
 _MEANINGS = "meanings"
+_OPERATOR = "operator"
 _KEY, _NO_KEY = "encryption_key", ("", "plain")
 
 Result = TypeVar("Result")
@@ -111,26 +121,40 @@ def _unreadable(what: str, error: Exception, where: str = "schemas") -> CorruptS
 
 
 def text_after(
-    before: Mapping[str, str] | None, schema: StoreSchema, epoch: int, meanings: Mapping[str, str] | None = None
+    before: Mapping[str, str] | None,
+    schema: StoreSchema,
+    epoch: int,
+    meanings: Mapping[str, str] | None = None,
+    operator: Mapping[str, str] | None = None,
 ) -> Mapping[str, str]:
-    """Return a declared schema as the driver of an epoch tells and records it: with its history, by the text that the
-    newest record has of the store, if it has one. ``meanings`` say of columns what is kept in them, where that is known
-    beside their names.
+    """Return a declared schema as the driver of an epoch records it: with its history, by the text that the newest
+    record has of the store, if it has one. ``meanings`` say what a wrapped query keeps in columns, ``operator`` what
+    the results of any other operator are.
     """
-    own, meant = schema.to_text(), {_MEANINGS: json.dumps(dict(meanings))} if meanings else {}
+    own, known_by = schema.to_text(), {_MEANINGS: meanings, _OPERATOR: operator}
+    meant = {name: json.dumps(dict(told)) for name, told in known_by.items() if told}
     if before is None:
         return {**own, **meant}
     if all(before.get(name) == text for name, text in own.items()):
-        return before if before.get(_MEANINGS) == meant.get(_MEANINGS, before.get(_MEANINGS)) else {**before, **meant}
+        return before if all(before.get(name) == text for name, text in meant.items()) else {**before, **meant}
     known = schema_of_text(schema.store, before)
     history = known.history.changed(known.names_read, schema.names_read, epoch).to_text()
     return {**own, **meant, "history": history}
 
 
 def meanings_in(text: Mapping[str, str]) -> dict[str, str]:
-    """Return what a stored schema says of its columns' meanings: nothing of those that a user named."""
+    """Return the meanings that a wrapped query has stored of its columns; no other operator stores any."""
+    return _names_in(text, _MEANINGS)
+
+
+def operator_in(text: Mapping[str, str]) -> dict[str, str]:
+    """Return the stored meanings of an operator's results, none where an older version wrote the schema."""
+    return _names_in(text, _OPERATOR)
+
+
+def _names_in(text: Mapping[str, str], field: str) -> dict[str, str]:
     try:
-        return {str(name): str(meaning) for name, meaning in json.loads(text.get(_MEANINGS, "{}")).items()}
+        return {str(name): str(meaning) for name, meaning in json.loads(text.get(field, "{}")).items()}
     except UNREADABLE as error:
         raise _unreadable("what is kept in the columns of a state", error) from error
 

@@ -133,7 +133,10 @@ MORE, FEWER = STATE.append(pa.field("views", pa.int64())), STATE.remove(1)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "does not say what its columns mean.*'visits,total,most'.*visits is count.1.: count; total is sum"),
+        (
+            {},
+            "does not say which of its columns.*'visits,total,most'.*visits is count.1.: count; total is sum",
+        ),
         ({"taken": "visits, most"}, "does not say .*'total'. goes on with it, if this is so: total is"),
         ({"kept": MORE, "taken": "visits,total,most"}, "no column 'views'.*alias that the column has there.*accept"),
         ({"kept": FEWER, "taken": "visits,most"}, "'total', and nothing of the query goes on with it.*accept"),

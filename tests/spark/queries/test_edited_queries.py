@@ -1,0 +1,307 @@
+"""Every one-line edit of a wrapped query between two runs keeps its state, migrates it, or is refused by name."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+import riffle_spark
+from riffle_spark.errors import ConfigError, ConflictError
+from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed, records, settings_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+ROWS = [{"at": "2024-05-01T00:00:01Z", "page": "a", "n": 5, "m": 50}]
+MORE = [{"at": "2024-05-01T00:00:02Z", "page": "a", "n": 3, "m": 70}]
+Made = Callable[[DataFrame], DataFrame]
+Given = Iterable[pd.DataFrame]
+
+
+def grouped(*results: str, by: str = "page") -> Made:
+    """Return an aggregate."""
+    return lambda events: events.groupBy(F.expr(by)).agg(*map(F.expr, results))
+
+
+def windowed(size: str, delay: str = "10 seconds", slide: str | None = None) -> Made:
+    """Return a count in windows."""
+    return lambda events: (
+        events.withWatermark("at", delay).groupBy(F.window("at", size, slide)).agg(F.count("*").alias("c"))
+    )
+
+
+def sessions(gap: str) -> Made:
+    """Return a count in sessions."""
+
+    def make(events: DataFrame) -> DataFrame:
+        timed = events.withWatermark("at", "10 seconds")
+        return timed.groupBy("page", F.session_window("at", gap)).agg(F.count("*").alias("c"))
+
+    return make
+
+
+def once(*columns: str, within: bool = False) -> Made:
+    """Return the first row of each key."""
+
+    def make(events: DataFrame) -> DataFrame:
+        if within:
+            return events.withWatermark("at", "10 seconds").dropDuplicatesWithinWatermark(list(columns))
+        return events.dropDuplicates(list(columns))
+
+    return make
+
+
+def counting(
+    timeout: str = GroupStateTimeout.NoTimeout, state: str = "c long", times: int = 1, by: str = "page"
+) -> Made:
+    """Return a function that counts the rows of a key."""
+
+    def function(key: tuple[Any, ...], frames: Given, kept: Any) -> Iterator[pd.DataFrame]:
+        total = (kept.get[0] if kept.exists else 0) + sum(len(frame) for frame in frames)
+        kept.update((total, *[None] * state.count(",")))
+        yield pd.DataFrame({"page": [str(key[0])], "c": [total * times]})
+
+    return lambda events: (
+        events.withWatermark("at", "10 seconds")
+        .groupBy(by)
+        .applyInPandasWithState(function, "page string, c long", state, "update", timeout)
+    )
+
+
+class Counting(StatefulProcessor):
+    """Counts the rows of a key."""
+
+    def __init__(self, name: str, fields: str, times: int) -> None:
+        self.name, self.fields, self.times = name, fields, times
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare a value."""
+        self.count = handle.getValueState(self.name, self.fields)
+
+    def handleInputRows(self, key: Any, rows: Given, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
+        """Count them, and give out the count."""
+        total = ((self.count.get() or (0,))[0] or 0) + sum(len(frame) for frame in rows)
+        self.count.update((total,))
+        yield pd.DataFrame({"page": [key[0]], "c": [total * self.times]})
+
+
+def processing(
+    name: str = "c", fields: str = "c long", times: int = 1, mode: str = "update", time: str = "None"
+) -> Made:
+    """Return a processor's query."""
+
+    def make(events: DataFrame) -> DataFrame:
+        groups = events.withWatermark("at", "10 seconds").groupBy("page")
+        processor = Counting(name, fields, times)
+        return groups.transformWithStateInPandas(processor, "page string, c long", mode, time)
+
+    return make
+
+
+def joined(how: str = "inner", hours: int = 1, also: str = "n <= m") -> Made:
+    """Return a join of the stream with itself, each side under names of its own."""
+
+    def make(events: DataFrame) -> DataFrame:
+        left = events.withWatermark("at", "10 seconds").select("at", "page", "n")
+        right = events.withWatermark("at", "10 seconds").selectExpr("at AS bt", "page AS view", "m")
+        within = f"page = view AND bt BETWEEN at - INTERVAL {hours} HOUR AND at + INTERVAL {hours} HOUR AND {also}"
+        return left.join(right, F.expr(within), how)
+
+    return make
+
+
+def in_two_stages(events: DataFrame) -> DataFrame:
+    """A de-duplication before a count."""
+    return events.dropDuplicates(["page", "n"]).groupBy("page").agg(F.count("*").alias("c"))
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What a query becomes, and the rows that it has for the second file then, as a sorted list of values of some
+    columns; or how it is ``refused``.
+    """
+
+    made: Made
+    rows: tuple[str, list[tuple[Any, ...]]] = ("", [])
+    refused: str = ""
+    mode: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Base:
+    """A query as it ran first, in an output mode, and its edits."""
+
+    made: Made
+    mode: str
+    edits: Mapping[str, Edit]
+
+
+COUNT, TOTAL, MIDDLE = "count(*) AS c", "sum(n) AS t", "percentile_approx(n, 0.5, 100) AS p"
+BASES = {
+    "aggregate": Base(
+        grouped(COUNT, TOTAL, MIDDLE),
+        "update",
+        {
+            "the same": Edit(grouped(COUNT, TOTAL, MIDDLE), ("c, t, p", [(2, 8, 3)])),
+            "a result more": Edit(grouped(COUNT, TOTAL, MIDDLE, "max(m) AS x"), ("c, t, x", [(2, 8, 70)])),
+            "a result less": Edit(grouped(COUNT, MIDDLE), ("c, p", [(2, 3)])),
+            "results in another order": Edit(grouped(MIDDLE, TOTAL, COUNT), ("c, t, p", [(2, 8, 3)])),
+            "another function": Edit(grouped(COUNT, "max(n) AS t", MIDDLE), refused="has sum(n)"),
+            "another column": Edit(grouped(COUNT, "sum(m) AS t", MIDDLE), refused="has sum(n)"),
+            "another accuracy": Edit(grouped(COUNT, TOTAL, "percentile_approx(n, 0.5, 200) AS p"), refused="under 'p'"),
+            "a filter": Edit(grouped(COUNT, "sum(n) FILTER (WHERE n > 3) AS t", MIDDLE), refused="under 't'"),
+            "a result renamed": Edit(grouped(COUNT, "sum(n) AS u", MIDDLE), refused="calls it 'u' now"),
+            "a function accepted": Edit(
+                grouped(COUNT, "max(n) AS t", MIDDLE), ("c, t", [(2, 5)]), options={"riffle.accept": "t"}
+            ),
+            "another key": Edit(grouped(COUNT, TOTAL, MIDDLE, by="n"), refused="no store 'aggregate.page' any more"),
+            "another expression of the key": Edit(
+                grouped(COUNT, TOTAL, MIDDLE, by="upper(page) AS page"), refused="has key page under 'page'"
+            ),
+            "complete results": Edit(grouped(COUNT, TOTAL, MIDDLE), ("c, t", [(2, 8)]), mode="complete"),
+            "other expressions of results": Edit(
+                lambda events: grouped(COUNT, TOTAL, MIDDLE)(events).selectExpr("t * 2 AS t"), ("t", [(16,)])
+            ),
+        },
+    ),
+    "windows": Base(
+        windowed("10 seconds"),
+        "update",
+        {
+            "a longer window": Edit(
+                windowed("20 seconds"), ("unix_seconds(window.end) - unix_seconds(window.start), c", [(20, 1)])
+            ),
+            "a slide": Edit(windowed("10 seconds", slide="5 seconds"), ("c", [(1,), (2,)])),
+            "another delay": Edit(windowed("10 seconds", "20 seconds"), ("c", [(2,)])),
+            "rows once closed": Edit(windowed("10 seconds"), ("c", []), mode="append"),
+        },
+    ),
+    "sessions": Base(sessions("5 seconds"), "complete", {"another gap": Edit(sessions("20 seconds"), ("c", [(2,)]))}),
+    "distinct": Base(
+        once("page"),
+        "append",
+        {
+            "the same": Edit(once("page"), ("page", [])),
+            "a column more": Edit(once("page", "n"), refused="no store 'distinct.page' any more"),
+            "within the watermark": Edit(once("page", within=True), refused="no store 'distinct.page' any more"),
+        },
+    ),
+    "functions": Base(
+        counting(),
+        "update",
+        {
+            "other code": Edit(counting(times=10), ("c", [(20,)])),
+            "a state column more": Edit(counting(state="c long, d string"), ("c", [(2,)])),
+            "a narrower column": Edit(counting(state="c int"), refused="has another schema"),
+            "a time-out": Edit(counting(GroupStateTimeout.ProcessingTimeTimeout), refused="has another schema"),
+            "another key": Edit(counting(by="n"), refused="no store 'groups.page' any more"),
+        },
+    ),
+    "processors": Base(
+        processing(time="ProcessingTime"),
+        "update",
+        {
+            "other code": Edit(processing(times=10, time="ProcessingTime"), ("c", [(20,)])),
+            "a variable renamed": Edit(processing("d", time="ProcessingTime"), ("c", [(1,)])),
+            "a narrower field": Edit(processing(fields="c int", time="ProcessingTime"), refused="has another schema"),
+            "append": Edit(processing(mode="append", time="ProcessingTime"), ("c", [(2,)]), mode="append"),
+            "timers by another time": Edit(processing(time="EventTime"), refused="has times by ProcessingTime"),
+            "no timers": Edit(processing(), refused="has another schema"),
+        },
+    ),
+    "joins": Base(
+        joined(),
+        "append",
+        {
+            "the same": Edit(joined(), ("n, m", [(3, 50), (3, 70), (5, 70)])),
+            "other bounds": Edit(joined(hours=2), refused="under 'join'"),
+            "another comparison": Edit(joined(also="n < m"), refused="under 'join'"),
+            "an outer join": Edit(joined("left_outer"), refused="has Inner"),
+        },
+    ),
+}
+EDITS = [(base, edit) for base, one in BASES.items() for edit in one.edits]
+
+
+@pytest.fixture(scope="module")
+def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
+    """The input of all queries: the second file comes once all have run on the first."""
+    made = Feed(tmp_path_factory.mktemp("events"), "at timestamp, page string, n long, m long")
+    made.add(ROWS)
+    return made
+
+
+@pytest.fixture(scope="module")
+def ran(spark: SparkSession, feed: Feed, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """The folders of queries that ran on the first file."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in BASES}
+    for name, base in BASES.items():
+        run(spark, feed, base.made, folders[name], base.mode)
+    feed.add(MORE)
+    return folders
+
+
+def run(spark: SparkSession, feed: Feed, made: Made, folder: Path, mode: str, **options: str) -> DataFrame | None:
+    """Run a query to the end of its input; return the rows of its newest batch that has any."""
+    batches: list[DataFrame] = []
+
+    def keep(rows: DataFrame, batch_id: int) -> None:
+        found = rows.collect()
+        if found:
+            batches.append(rows.sparkSession.createDataFrame(found, rows.schema))
+
+    frame = made(riffle_spark.on(feed.stream(spark), settings=settings_in(folder)))
+    writer = frame.writeStream.outputMode(mode).foreachBatch(keep).option("checkpointLocation", str(folder / "c"))
+    query = writer.options(**options).trigger(availableNow=True).start()
+    assert query.awaitTermination(QUERY_TIMEOUT_SECONDS)
+    return batches[-1] if batches else None
+
+
+@pytest.mark.parametrize(("base", "edit"), EDITS, ids=[f"{base}: {edit}" for base, edit in EDITS])
+def test_an_edit_keeps_migrates_or_refuses(
+    base: str, edit: str, spark: SparkSession, feed: Feed, ran: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """Started again on a copy of its state and its checkpoint; nothing is committed where it is refused."""
+    folder, one = tmp_path / "copy", BASES[base].edits[edit]
+    shutil.copytree(ran[base], folder, ignore=shutil.ignore_patterns("local"))
+    before = records(f"file://{folder}/state")
+    mode = one.mode or BASES[base].mode
+    if one.refused:
+        with pytest.raises((ConfigError, StreamingQueryException)) as caught:
+            run(spark, feed, one.made, folder, mode, **one.options)
+        assert one.refused in str(caught.value)
+        assert records(f"file://{folder}/state")[-1].version == before[-1].version
+        return
+    found = run(spark, feed, one.made, folder, mode, **one.options)
+    columns, rows = one.rows
+    assert (sorted(map(tuple, found.selectExpr(*columns.split(", ")).collect())) if found else []) == rows
+
+
+def test_a_stage_that_returns_lacks_rows(spark: SparkSession, tmp_path: Path) -> None:
+    """A de-duplication that a batch ran without: refused when the query starts, unless its store is accepted."""
+    some = Feed(tmp_path / "in", "at timestamp, page string, n long, m long")
+
+    def fed(made: Made, **options: str) -> DataFrame | None:
+        some.add(ROWS)
+        return run(spark, some, made, tmp_path, "update", **options)
+
+    fed(in_two_stages)
+    fed(grouped(COUNT))
+    with pytest.raises(ConflictError, match=r"'distinct\.page-n' has the rows up to batch 0, the query is at batch 1"):
+        fed(in_two_stages)
+    fed(in_two_stages, **{"riffle.accept": "distinct.page-n"})
+    assert records(f"file://{tmp_path}/state")[-1].stale_stores == {}
+    counted = fed(grouped(COUNT))
+    assert counted is not None
+    assert [row.c for row in counted.collect()] == [3], "the rows that came without the stage, and none that it knew"
