@@ -14,6 +14,7 @@ from typing import Final
 
 from riffle_spark import setting_values as values
 from riffle_spark.errors import ConfigError
+from riffle_spark.optional_packages import check_importable
 from riffle_spark.setting_values import names, number, one_of, optional, seconds, setting, share, text, unset_or, whole
 from riffle_spark.unknown_names import check_known
 
@@ -277,6 +278,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name in LINES:
             object.__setattr__(self, name, _checked(name, getattr(self, name), "code"))
+        _check_packages(self)
 
     def given(self) -> dict[str, object]:
         """Return the settings that were said when this was made, validated."""
@@ -302,6 +304,17 @@ LIVE: Final = frozenset(name for name, line in LINES.items() if line.live)
 
 def _checked(name: str, value: object, source: str) -> object:
     return values.checked(name, value, LINES[name].allowed, remedy=f"correct it in {source}", where=name)
+
+
+def _check_packages(settings: Settings) -> None:
+    """Refuse settings by which owners are chosen with SciPy where it is not installed: else a query would end later."""
+    strategy = settings.rack_aware_assignment_strategy
+    needing = {"rack_aware_assignment_strategy": strategy} if strategy != "none" else {}
+    if settings.user_cost is not None:
+        needing["user_cost"] = str(settings.user_cost)
+    for name, value in needing.items():
+        remedy = f"Run pip install 'scipy>=1.11' for the driver's Python, or leave {name} at its default."
+        check_importable("scipy.optimize", f"{name} = {value}", remedy, where=name)
 
 
 def check_names(said: Iterable[str], source: str) -> None:

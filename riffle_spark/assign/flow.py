@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from riffle_spark.assign.counts import Bounds
-from riffle_spark.errors import ConfigError
+from riffle_spark.optional_packages import check_importable
 
 __all__ = ["Network", "TaskClass", "solve"]
 
@@ -146,14 +146,14 @@ class _Programme:
         return Flow(to_zone, direct, from_zone)
 
     def _amounts(self) -> Ints:
-        try:
-            from scipy.optimize import linprog
-            from scipy.sparse import csr_array
-        except ImportError as missing:
-            raise ConfigError(
-                "rack-aware assignment needs SciPy",
-                remedy="pip install 'scipy>=1.11' for the driver, or set rack_aware_assignment_strategy = 'none'",
-            ) from missing
+        check_importable(
+            "scipy.optimize",
+            "an assignment by racks or by user_cost",
+            "Run pip install 'scipy>=1.11', or assign without racks and user_cost.",
+        )
+        from scipy.optimize import linprog
+        from scipy.sparse import csr_array
+
         source, sink, cost, low, high = (np.array(each, np.int64) for each in zip(*self._edges, strict=True))
         column = np.arange(len(source))
         inside = sink != OUT

@@ -6,9 +6,9 @@ smooth:
 
 * the load per slot never spreads wider than it was: moves that only exchange tasks between equally loaded members
   are made together;
-* warm-ups start with the moves that level most. An exchange longer than ``max_warmup_replicas`` is begun only where the
-  copies that are ready first can be kept as standbys; otherwise the tasks stay, for it could never be completed.
-  Nor is a target approached that is less level than the present.
+* running warm-ups whose target is unchanged go on, then those start that level most. An exchange longer than
+  ``max_warmup_replicas`` is begun only where the copies that are ready first can be kept as standbys; otherwise the
+  tasks stay, for it could never be completed. Nor is a target approached that is less level than the present.
 """
 
 from collections import deque
@@ -167,12 +167,33 @@ def _make(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) 
 def _warm(
     loads: "Loads", ready: Sequence[OwnerMove], pending: Sequence[OwnerMove], settings: AssignSettings, held: int
 ) -> tuple[list[int], bool]:
-    """Return the tasks whose target warms up now, and whether nothing that is left can ever be completed. ``held`` are
-    the copies beyond the standbys that are kept for ready moves.
+    """Return the tasks whose target warms up now, and whether nothing that is left can ever be completed. Warm-ups that
+    run already come before those that level more. ``held`` are the copies beyond the standbys that are kept for ready
+    moves.
+    """
+    running = [move for move in pending if loads.warms_up(move)]
+    budget = settings.max_warmup_replicas - held
+    chosen, ready = _begun(loads, ready, running, budget) if running else ([], list(ready))
+    rest = [move for move in pending if move.task not in chosen]
+    more, ready = _begun(loads, ready, rest, budget - len(chosen))
+    chosen += more
+    left = [move for move in rest if move.task not in more]
+    if chosen or not (left or ready) or settings.max_warmup_replicas == 0:
+        return chosen, False
+    cycle = shortest_cycle(ready, left) if settings.copies_may_stay else []
+    begun = [move.task for move in cycle if move not in ready]
+    return begun[: settings.max_warmup_replicas], not begun
+
+
+def _begun(
+    loads: "Loads", ready: Sequence[OwnerMove], pending: Sequence[OwnerMove], budget: int
+) -> tuple[list[int], list[OwnerMove]]:
+    """Return at most ``budget`` tasks of pending moves that are smooth or close a cycle, and the ready moves that are
+    left.
     """
     waiting = WaitingMoves(pending)
     chosen: list[int] = []
-    budget = settings.max_warmup_replicas - held
+    ready = list(ready)
     while len(chosen) < budget:
         move = waiting.first_smooth(loads)
         moves = [move] if move is not None else shortest_cycle(ready, waiting.left())
@@ -183,12 +204,7 @@ def _warm(
         waiting.drop(moves)
         chosen += fresh
         ready = [move for move in ready if move not in moves]
-    left = waiting.left()
-    if chosen or not (left or ready) or settings.max_warmup_replicas == 0:
-        return chosen, False
-    cycle = shortest_cycle(ready, left) if settings.copies_may_stay else []
-    begun = [move.task for move in cycle if move not in ready]
-    return begun[: settings.max_warmup_replicas], not begun
+    return chosen, ready
 
 
 class Loads:
@@ -199,7 +215,7 @@ class Loads:
         owned = np.array([owner for owner in owners if owner != NOBODY], np.int64)
         self._counts = np.bincount(owned, minlength=len(self._slots)).astype(np.int64)
         self._watched = np.array(board.may_own)
-        self._pins, self._placeable = board.pins, board.placeable
+        self._pins, self._placeable, self._warmups = board.pins, board.placeable, board.warmups
         counts = [self._counts]
         if target:
             counts.append(np.bincount(np.array(target, np.int64), minlength=len(self._slots)))
@@ -216,6 +232,10 @@ class Loads:
     def is_asked(self, move: OwnerMove) -> bool:
         """Tell whether a pin or a drain asks for a move."""
         return self._pins[move.task] != NOBODY or not self._placeable[move.giver]
+
+    def warms_up(self, move: OwnerMove) -> bool:
+        """Tell whether the taker of a move has been warming up for it."""
+        return move.taker in self._warmups[move.task]
 
     def _change(self, moves: Sequence[OwnerMove]) -> npt.NDArray[np.int64]:
         size = len(self._slots)

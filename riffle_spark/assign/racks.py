@@ -16,7 +16,7 @@ from riffle_spark.assign.board import Board
 from riffle_spark.assign.counts import Bounds
 from riffle_spark.assign.flow import Network, TaskClass, solve
 from riffle_spark.assign.model import AssignSettings, Traffic, View
-from riffle_spark.assign.standby_target import Copies, level
+from riffle_spark.assign.standby_target import Copies, level, may_move
 
 __all__ = ["Zones", "member_zones", "rack_cost", "rack_warnings", "rack_zones", "racks_count", "save_traffic"]
 
@@ -242,18 +242,9 @@ def _swap_one(copies: Copies, task: int, member: int, settings: AssignSettings) 
         for other in sorted(copies.standbys[u]):
             saved = now + _cost(copies, u, other, settings)
             saved -= _cost(copies, task, other, settings) + _cost(copies, u, member, settings)
-            if saved > 0 and _fits(copies, task, member, other) and _fits(copies, u, other, member):
+            if saved > 0 and may_move(copies, task, member, other) and may_move(copies, u, other, member):
                 copies.remove(task, member)
                 copies.remove(u, other)
                 copies.add(task, other)
                 copies.add(u, member)
                 return
-
-
-def _fits(copies: Copies, task: int, giver: int, taker: int) -> bool:
-    """Tell whether a standby may move from giver to taker without parting the copies less well."""
-    holders = copies.holders(task)
-    others = [m for m in holders if m != giver]
-    if taker in holders or copies.board.shuns(task, taker) or not copies.spread.may_join(taker, others):
-        return False
-    return copies.spread.tag_conflicts(taker, others) <= copies.spread.tag_conflicts(giver, others)

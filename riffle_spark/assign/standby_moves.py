@@ -1,7 +1,7 @@
 """The standbys' way from the present to their target. Knows who is caught up. Does not choose the target.
 
 Standbys are the next most caught-up members after the owner; where the target is not one of them it warms up, as far as
-the warm-ups that owners need leave room.
+the warm-ups that owners need leave room. A warm-up that runs for a standby goes before those of owners that are fresh.
 
 A standby that is a pointer needs no copy: it is at its target at once, and never warms up. Its member keeps no copy for
 it, so a target that warms up to become the owner is no standby meanwhile.
@@ -29,31 +29,45 @@ class StandbyPlan:
 
 def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: AssignSettings) -> StandbyPlan:
     """Decide who keeps and who warms up a copy of each task now."""
-    standbys = [_standbys(board, t, plan, copies, settings) for t in range(len(board.tasks))]
-    warmups = _owner_warmups(board, plan, standbys, settings)
+    tasks = range(len(board.tasks))
+    standbys = [_standbys(board, t, plan, copies, settings) for t in tasks]
+    waiting = [_waiting(board, t, plan.owners[t], copies, standbys[t]) for t in tasks]
+    wanted = [] if settings.points else [(t, m) for t in tasks for rank, m in waiting[t] if rank > 0]
+    running = [(t, m) for t, m in wanted if m in board.warmups[t]]
+    warmups = _owner_warmups(board, plan, standbys, settings.max_warmup_replicas, len(running))
     left = settings.max_warmup_replicas - sum(map(len, warmups))
-    unsettled = []
-    for t, (owner, goal) in enumerate(zip(plan.owners, plan.target, strict=True)):
-        missing = [m for m in copies.standbys[t] if m not in standbys[t] and m != owner and board.live[m]]
-        waiting = sorted((board.rank(t, m), m) for m in missing)
-        if waiting or (owner != goal and board.live[goal]):
-            unsettled.append(t)
-        fresh = [m for rank, m in waiting if rank > 0 and m not in warmups[t]]
-        taken = [] if settings.points else fresh[: max(left, 0)]
-        warmups[t] += taken
-        left -= len(taken)
+    fresh = [(t, m) for t, m in (*running, *(each for each in wanted if each not in running)) if m not in warmups[t]]
+    for t, m in fresh[: max(left, 0)]:
+        warmups[t].append(m)
+    unsettled = [
+        t
+        for t, (owner, goal) in enumerate(zip(plan.owners, plan.target, strict=True))
+        if waiting[t] or (owner != goal and board.live[goal])
+    ]
     return StandbyPlan(standbys, warmups, unsettled)
 
 
+def _waiting(board: Board, task: int, owner: int, copies: Copies, standbys: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the members that should keep a standby in the end and do not yet, by rank."""
+    missing = [m for m in copies.standbys[task] if m not in standbys and m != owner and board.live[m]]
+    return sorted((board.rank(task, m), m) for m in missing)
+
+
 def _owner_warmups(
-    board: Board, plan: OwnerPlan, standbys: Sequence[Sequence[int]], settings: AssignSettings
+    board: Board, plan: OwnerPlan, standbys: Sequence[Sequence[int]], most: int, reserved: int
 ) -> list[list[int]]:
-    """Warm up what owners need, and keep the copies that are ready but wait for others as long as there is room."""
+    """Warm up what owners need, and keep the copies that are ready but wait for others if there is room.
+
+    Running warm-ups come first: ``reserved`` ones of standbys leave no room for fresh ones of owners.
+    """
     warmups: list[list[int]] = [[] for _ in board.tasks]
-    for t in plan.warm:
-        if plan.target[t] not in standbys[t]:
-            warmups[t].append(plan.target[t])
-    left = settings.max_warmup_replicas - sum(map(len, warmups))
+    needed = [t for t in plan.warm if plan.target[t] not in standbys[t]]
+    running = [t for t in needed if plan.target[t] in board.warmups[t]]
+    fresh = [t for t in needed if t not in running]
+    begun = [*running, *fresh[: max(most - reserved - len(running), 0)]]
+    for t in begun:
+        warmups[t].append(plan.target[t])
+    left = most - len(begun)
     for t in sorted(plan.waiting):
         if left > 0 and plan.target[t] not in standbys[t] and board.absent[t] > 0:
             warmups[t].append(plan.target[t])

@@ -20,7 +20,7 @@ from riffle_spark.assign.demand import fair_range
 from riffle_spark.assign.model import AssignSettings
 from riffle_spark.assign.owner_moves import OwnerPlan
 
-__all__ = ["Copies", "Spread", "level", "spread_of", "standby_target"]
+__all__ = ["Copies", "Spread", "level", "may_move", "spread_of", "standby_target"]
 
 TAKEN = 1 << 60
 
@@ -122,6 +122,7 @@ def standby_target(board: Board, plan: OwnerPlan, settings: AssignSettings, *, r
         return copies
     if settings.rack_aware_assignment_tags:
         _part_tags(copies)
+    _go_on(copies)
     level(copies, range(len(board.members)))
     return copies
 
@@ -176,6 +177,18 @@ def _part_tags(copies: Copies) -> None:
                 copies.add(t, min(better, key=lambda m: copies.order(t, m)))
 
 
+def _go_on(copies: Copies) -> None:
+    """Move standbys to where they warm up already, if that still levels: else a newcomer would get others instead."""
+    load, low, high = copies.load, copies.low, copies.high
+    for t in copies.stateful:
+        for taker in copies.board.warmups[t]:
+            givers = [m for m in copies.standbys[t] if load[m] > low[m] and copies.ratio(m) > copies.ratio(taker)]
+            giver = max(givers, key=lambda m: (copies.ratio(m), -m), default=taker)
+            if giver != taker and load[taker] < high[taker] and may_move(copies, t, giver, taker):
+                copies.remove(t, giver)
+                copies.add(t, taker)
+
+
 def level(copies: Copies, members: Sequence[int]) -> bool:
     """Move standbys from members over their fair share to members under it; return whether there was such a pair."""
     moved = False
@@ -208,18 +221,23 @@ def _movable(copies: Copies, giver: int, taker: int) -> int | None:
     """Return the standby of the giver that moves to the taker with least harm, if any may."""
     best: tuple[int, int, bool, int] | None = None
     for t in copies.held[giver]:
-        holders = copies.holders(t)
-        if taker in holders or copies.board.shuns(t, taker):
+        if not may_move(copies, t, giver, taker):
             continue
-        others = [m for m in holders if m != giver]
-        if not copies.spread.may_join(taker, others):
-            continue
-        if copies.spread.tag_conflicts(taker, others) > copies.spread.tag_conflicts(giver, others):
-            continue
+        others = [m for m in copies.holders(t) if m != giver]
         apart = copies.spread.rack_conflicts(taker, others) - copies.spread.rack_conflicts(giver, others)
         key = (max(apart, 0), copies.board.rank(t, taker), copies.board.rank(t, giver) == 0, t)
         best = key if best is None else min(best, key)
     return None if best is None else best[3]
+
+
+def may_move(copies: Copies, task: int, giver: int, taker: int) -> bool:
+    """Tell whether a standby may move to the taker, which then shares no more tag values with the other copies."""
+    holders = copies.holders(task)
+    others = [m for m in holders if m != giver]
+    if taker in holders or not copies.board.may_own[taker] or copies.board.shuns(task, taker):
+        return False
+    conflicts = copies.spread.tag_conflicts
+    return copies.spread.may_join(taker, others) and conflicts(taker, others) <= conflicts(giver, others)
 
 
 @dataclass(frozen=True, slots=True)

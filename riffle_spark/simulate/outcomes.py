@@ -5,13 +5,13 @@ Pictures are SVG with the same bytes for the same outcomes, so that pages that h
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.optional_packages import check_importable
 from riffle_spark.simulate.figures import Json
 from riffle_spark.simulate.policy import OURS, POLICIES
 from riffle_spark.simulate.world import Floats, Ints, World
@@ -126,8 +126,7 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
 
 def check_drawable(folder: Path) -> None:
     """Make the folder of pictures. Raises ``ConfigError`` where none can be written, or matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib", remedy="pip install 'matplotlib>=3.8'", where="--plot")
+    check_importable("matplotlib.figure", "--plot", "Run pip install 'matplotlib>=3.8'.", where="--plot")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".drawable").touch()

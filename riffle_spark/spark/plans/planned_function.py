@@ -15,6 +15,7 @@ from pyspark.serializers import CPickleSerializer
 from pyspark.sql import functions as F
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.optional_packages import check_importable
 from riffle_spark.process.merging.merge_registry import COLLECTED, HASHED
 from riffle_spark.process.merging.shared_sketches import sketches_library
 from riffle_spark.process.merging.user_aggregate import MergedByUser, TopRows, UserAggregate
@@ -213,7 +214,7 @@ def user_aggregate(function: UserAggregate) -> Callable[..., Any]:
         )
     for text in (function.rows, function.state):
         schema_of_ddl(text)
-    # pandas is for those who use it
+    check_importable("pandas", "user_aggregate", "Run pip install pandas on driver and executors.")
     import pandas as pd
 
     def whole(*columns: pd.Series) -> object:

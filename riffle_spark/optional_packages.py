@@ -1,0 +1,17 @@
+"""Packages that are needed for some settings and calls only, checked before a query starts."""
+
+from importlib import import_module
+
+from riffle_spark.errors import ConfigError
+
+__all__ = ["check_importable"]
+
+
+def check_importable(module: str, needed_by: str, remedy: str, where: str = "") -> None:
+    """Import a module of an optional package. Raises ``ConfigError`` that names what needs it if that fails."""
+    try:
+        import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{needed_by} needs {module}, which cannot be imported ({error})", remedy=remedy, where=where
+        ) from error

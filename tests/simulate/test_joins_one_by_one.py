@@ -1,0 +1,95 @@
+"""Members that join one by one while warm-ups run: what runs goes on, and each new copy is fetched about once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from riffle_spark.assign.assignor import assign
+from riffle_spark.assign.model import Assignment, AssignSettings, Member, TaskId
+from riffle_spark.protocol.ownership.triggers import Patience, Probes, outside_band
+from riffle_spark.protocol.ownership.world_rules import WorldRules
+from riffle_spark.simulate.play import Play, Rules
+from riffle_spark.simulate.policy import OURS, POLICIES
+from riffle_spark.simulate.world_file import world_of
+from tests.kit.assign_views import WHOLE, caught_up, settled, view
+
+STATE_BYTES = 60e6
+MEMBER = {"threads": 1, "restore_bytes_per_second": 1e6}
+
+
+def joining(members: int, tasks: int, warmups: int, standbys: int, apart: int) -> Play:
+    """Return a cluster that four members join, one each ``apart`` seconds; a copy takes a minute to fetch."""
+    world = world_of(
+        {
+            "name": "joins",
+            "seconds": 6000,
+            "every": 2,
+            "config": {"max_warmup_replicas": warmups, "num_standbys": standbys, "acceptable_recovery_lag": 100},
+            "protocol": {"state_cleanup_delay": 60},
+            "members": [{"id": "m{}", "count": members, **MEMBER}],
+            "tasks": [{"subtopology": "s", "count": tasks, "state_bytes": STATE_BYTES, "rows_per_second": 1}],
+            "events": [{"at": 60 + apart * n, "join": [{"id": f"new{n}", **MEMBER}]} for n in range(4)],
+        }
+    )
+    return Play(world, POLICIES[OURS], Rules(Probes(), Patience(), outside_band, WorldRules(world)))
+
+
+def copies(present: Assignment) -> set[tuple[TaskId, str]]:
+    """Return the copies of owners and standbys."""
+    kept = {(each, member) for each, members in present.standbys.items() for member in members}
+    return kept | set(present.owners.items())
+
+
+@pytest.mark.parametrize(
+    ("members", "tasks", "warmups", "standbys", "apart"),
+    [(4, 48, 4, 0, 36), (4, 48, 8, 0, 100), (4, 48, 8, 1, 100), (6, 96, 6, 1, 40)],
+)
+def test_running_warm_ups_go_on_when_members_join(
+    members: int, tasks: int, warmups: int, standbys: int, apart: int
+) -> None:
+    """None is cancelled while its target is the same, and little more is fetched than each copy that is new once."""
+    game = joining(members, tasks, warmups, standbys, apart)
+    begun = copies(game.present)
+    cancelled: Counter[tuple[TaskId, str]] = Counter()
+    while game.now < game.world.seconds:
+        before = game.present
+        game.step()
+        now = game.present
+        for each, held in before.warmups.items():
+            gone = [m for m in held if m not in now.warmups.get(each, ()) and (each, m) not in copies(now)]
+            cancelled.update((each, m) for m in gone if now.target[each] == m)
+    assert not cancelled
+    fresh = copies(game.present) - begun
+    fetched = game.outcome.bytes_warmed + game.outcome.bytes_kept + game.outcome.bytes_owned
+    assert fetched <= 1.3 * STATE_BYTES * len(fresh), f"{fetched / STATE_BYTES / len(fresh):.2f} times what is new"
+
+
+def test_a_running_warm_up_goes_before_one_that_levels_more() -> None:
+    """A newcomer gets no warm-up before those that run, as far as their targets stay; no more than the cap run."""
+    settings = AssignSettings(max_warmup_replicas=2)
+    before = view("a:0-11 b:12-23 c:")
+    first = assign(before, settings)
+    assert sum(map(len, first.warmups.values())) == 2
+    running = caught_up(before, replace(first, warmups={}))
+    lags = {each: {**running.lags[each], "c": WHOLE // 3} for each in first.warmups}
+    running = replace(running, warmups=first.warmups, lags={**running.lags, **lags})
+    joined = assign(replace(running, members=(*running.members, Member("d"))), settings)
+    assert joined.warmups == first.warmups
+    assert {joined.target[each] for each in first.warmups} == {"c"}
+
+
+def test_a_running_warm_up_of_a_standby_goes_before_a_fresh_one_of_an_owner() -> None:
+    """Within the cap the standby that has begun is fetched to its end."""
+    settings = AssignSettings(max_warmup_replicas=1, num_standbys=1)
+    before = view("a:0-3 b:4-7")
+    at_rest = caught_up(before, settled(before, settings))
+    grown = replace(at_rest, members=(*at_rest.members, Member("c")))
+    first = assign(grown, settings)
+    wanted = settled(grown, settings).standbys
+    kept = next(each for each, held in wanted.items() if "c" in held and each not in first.warmups)
+    lags = {**grown.lags, kept: {**grown.lags[kept], "c": WHOLE // 3}}
+    running = replace(caught_up(grown, replace(first, warmups={})), warmups={kept: ("c",)}, lags=lags)
+    assert assign(running, settings).warmups == {kept: ("c",)}

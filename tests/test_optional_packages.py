@@ -1,0 +1,112 @@
+"""Each optional package that is missing is named, with its extra, before a query starts: never in a running one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from riffle_spark.settings import Settings
+from tests.kit.folders import CHECKOUT
+
+HIDDEN = """
+import sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {package!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+"""
+REFUSED = """
+from riffle_spark.errors import ConfigError
+try:
+    {call}
+except ConfigError as error:
+    print(f"{{error.where}}|{{error}}|{{error.remedy}}")
+else:
+    print("accepted")
+"""
+
+
+def without(package: str, code: str) -> str:
+    """Run code in a Python that cannot import a package; return what it prints."""
+    paths = os.pathsep.join(path for path in (str(CHECKOUT), *sys.path) if path)
+    done = subprocess.run(
+        [sys.executable, "-c", HIDDEN.format(package=package) + code],
+        env={**os.environ, "PYTHONPATH": paths}, capture_output=True, check=False, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("setting", "given"),
+    [
+        ("rack_aware_assignment_strategy", "'min_cost'"),
+        ("rack_aware_assignment_strategy", "'balance_subtopology'"),
+        ("user_cost", "lambda task, member: 0"),
+    ],
+)
+@pytest.mark.parametrize("how", ["Settings({0}={1})", "Settings().but({0}={1})"], ids=["made", "changed"])
+def test_a_setting_that_needs_scipy_is_refused_where_it_is_made(setting: str, given: str, how: str) -> None:
+    """Also where it is changed while a query runs; else the query would end with its first assignment by it."""
+    call = how.format(setting, given)
+    said = without("scipy", "from riffle_spark.settings import Settings\n" + REFUSED.format(call=call))
+    where, problem, remedy = said.split("|")
+    assert where == setting
+    assert "needs scipy.optimize, which cannot be imported" in problem
+    assert "pip install 'scipy>=1.11'" in remedy
+
+
+def test_settings_that_need_no_scipy_are_accepted_without_it() -> None:
+    """Racks are off by default."""
+    code = "from riffle_spark.settings import Settings\n" + REFUSED.format(call="Settings(num_standbys=1)")
+    assert without("scipy", code) == "accepted\n"
+
+
+def test_a_strategy_is_accepted_where_scipy_is_installed() -> None:
+    """The check refuses nothing that works."""
+    assert Settings(rack_aware_assignment_strategy="min_cost").rack_aware_assignment_strategy == "min_cost"
+
+
+@pytest.mark.parametrize(
+    ("package", "prepared", "call", "requirement"),
+    [
+        (
+            "cryptography",
+            "from riffle_spark.state.objects.encryption import Keys",
+            "Keys({'one': b'1' * 32}, 'one', reads_plain=False)",
+            "cryptography>=42",
+        ),
+        (
+            "datasketches",
+            "from riffle_spark.process.merging.shared_sketches import sketches_library",
+            "sketches_library()",
+            "datasketches>=5.0",
+        ),
+        (
+            "matplotlib",
+            "from pathlib import Path\nfrom riffle_spark.simulate.outcomes import check_drawable",
+            "check_drawable(Path('.'))",
+            "matplotlib>=3.8",
+        ),
+    ],
+    ids=["cryptography", "datasketches", "matplotlib"],
+)
+def test_other_optional_packages_are_named_before_they_are_used(
+    package: str, prepared: str, call: str, requirement: str
+) -> None:
+    """Keys are made, functions are planned and pictures are asked for before the first batch or row."""
+    said = without(package, prepared + "\n" + REFUSED.format(call=call))
+    assert f"pip install '{requirement}'" in said
+
+
+@pytest.mark.parametrize("package", ["scipy", "datasketches", "cryptography", "rich", "matplotlib", "pandas"])
+def test_the_package_can_be_imported_without_any_optional_one(package: str) -> None:
+    """No module that a query without these needs imports one of them."""
+    names = "Settings, Stateful, aggregate, count, on, sum_, together"
+    assert without(package, f"from riffle_spark import {names}\nprint('imported')") == "imported\n"
