@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import ConfigError, RefusedError, UnavailableError
+from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
 
@@ -157,3 +158,12 @@ class TestDirectory:
         with pytest.raises(RefusedError, match="directory") as caught:
             open_store(f"file://{root}").put_if_absent("log/1", b"abc")
         assert "`root`" in caught.value.remedy
+
+
+@pytest.mark.parametrize("read", ["get", "copy_to"])
+def test_a_fifo_with_the_name_of_an_object_does_not_block(tmp_path: Path, read: str) -> None:
+    """Who may write to the root can put one there: it is refused as what is no object."""
+    os.mkfifo(tmp_path / "record")
+    store = DirectoryStore(tmp_path)
+    with pytest.raises(RefusedError, match="not a regular file"):
+        store.get("record") if read == "get" else store.copy_to("record", 0, 9, print)
