@@ -58,4 +58,4 @@ def test_the_schema_may_be_ddl(ddl: str) -> None:
 def test_what_is_no_schema_is_refused(given: object, said: str) -> None:
     """With what may be written."""
     with pytest.raises(ConfigError, match=said):
-        Harness(totals(), given)  # type: ignore[arg-type]
+        Harness(totals(), given)
