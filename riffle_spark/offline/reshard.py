@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark.errors import ConfigError, ConflictError, LocalDiskError
+from riffle_spark.private_folders import is_private
 from riffle_spark.process.blocks.folding import group_keys
 from riffle_spark.state.copies.abandoned import unless_used
 from riffle_spark.state.copies.disk import is_refusal
@@ -102,8 +103,8 @@ def _no_room(refused: object) -> ConfigError:
 
 @contextmanager
 def _scratch(temporary: Path) -> Iterator[Path]:
-    for left in temporary.glob(f"{_SCRATCH}*"):
-        with suppress(OSError), unless_used(left / _OWNER) as is_left:  # another user's, or gone by now
+    for left in filter(is_private, temporary.glob(f"{_SCRATCH}*")):  # another user's may hold anything
+        with suppress(OSError), unless_used(left / _OWNER) as is_left:  # it may be gone by now
             if is_left:
                 shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH) as name:

@@ -12,7 +12,7 @@ that goes with the harness.
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ import pyarrow as pa
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, LateRule, Watermark
 from riffle_spark.process.blocks.block import Computation
+from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.batch.initial import with_initial
@@ -41,6 +42,7 @@ from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.state.schemas.variable_kinds import DUE, TIMER, VARIABLE, Variable
 from riffle_spark.testing.simulated_work import Crashed, Faults, SimSink, SimWork, Step, prepared
 from riffle_spark.testing.simulation import InlineBackground, ManualClock, SimCluster, home_of
+from riffle_spark.unknown_names import check_known
 from riffle_spark.worker.dead_letters import taken_apart
 from riffle_spark.worker.member_folders import home_with_keys, keys_of
 
@@ -79,8 +81,9 @@ class Configured(Protocol):
 class Harness:
     """Feeds one operator; a context manager. ``reports`` holds the batches' reports, ``now_ms`` the time of the next.
 
-    ``input`` is the schema of the rows, ``executors`` how many there are, ``settings`` those of a query. Nothing passes
-    by itself: ``advance`` lets time pass; event time goes on with the operator's watermark, or ``advance_watermark``.
+    ``input`` is the schema of the rows: an Arrow schema, or DDL text such as ``"user string, visits long"``.
+    ``executors`` is their number, ``settings`` are those of a query. Nothing passes by itself: ``advance`` lets time
+    pass; event time goes on with the operator's watermark, or ``advance_watermark``.
     ``root`` is where the state is, for whoever runs in the same process. ``spark_conf`` are Spark's settings that a
     processor's conversions go by; without them they are the active session's or, if there is none, those of the Spark
     that is installed.
@@ -96,17 +99,17 @@ class Harness:
     """
 
     def __init__(  # noqa: PLR0913 - all that a test may say of a query
-        self, operator: Declared, input: pa.Schema, *, executors: int = 2, now_ms: int = 1_700_000_000_000,
+        self, operator: Declared, input: pa.Schema | str, *, executors: int = 2, now_ms: int = 1_700_000_000_000,
         initial: pa.Table | None = None, initial_name: str = USUAL_INITIAL,
         spark_conf: Mapping[str, str] | None = None, late: LateRule | None = None, dead_letters: bool = False,
         **settings: object,
     ) -> None:  # fmt: skip
-        self._input = input
+        self._input = _input_schema(input)
         self._has_letters = dead_letters
         self.letters: list[dict[str, object]] = []
         self.output: pa.Table = pa.table({})
         built = operator_of(
-            operator.store, operator.key, _under(spark_conf, operator.compute), operator.order_by, input,
+            operator.store, operator.key, _under(spark_conf, operator.compute), operator.order_by, self._input,
             case_sensitive=(spark_conf or {}).get("spark.sql.caseSensitive", "false").lower() == "true",
         )  # fmt: skip
         built = replace(with_late(with_watermark(built, operator.watermark), late), durable=operator.durable)
@@ -146,10 +149,12 @@ class Harness:
     def feed(self, rows: pa.Table | Iterable[Row] = ()) -> list[dict[str, object]]:
         """Run one micro-batch and return what the sink got, as dictionaries, in no particular order of keys.
 
+        Each row has the columns of the input, all of them. Raises ``ConfigError`` for one that is unknown or missing.
+
         Raises what the operator raises, ``Aborted`` and ``Crashed``; then the same batch comes again with the next
         call, to be given the same rows. If it was committed it is not run again, and nothing is returned.
         """
-        table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema=self._input)
+        table = _input_table(rows, self._input)
         work = SimWork(
             self._cluster, prepared(table, self._operator), [self._operator], {self._operator.store: self._take},
             self._faults.perform, initial=self._initial,
@@ -273,6 +278,38 @@ class Harness:
             self.letters = readable_rows(letters)
         self._sink(rows, delivery)
         self.output, self._delivered = rows, readable_rows(rows)
+
+
+def _input_schema(given: object) -> pa.Schema:
+    if isinstance(given, pa.Schema):
+        return given
+    if isinstance(given, str):
+        return schema_of_ddl(given)
+    raise ConfigError(
+        f"{type(given).__name__} is not a schema of rows",
+        remedy='give a pyarrow.Schema, or DDL text such as "user string, visits long"',
+        where="input",
+    )
+
+
+def _input_table(rows: pa.Table | Iterable[Row], schema: pa.Schema) -> pa.Table:
+    """Return rows as a table of these columns. Raises ``ConfigError`` for rows that have others."""
+    if isinstance(rows, pa.Table):
+        _check_columns(rows.column_names, schema.names, "the table")
+        return rows if rows.column_names == schema.names else rows.select(schema.names)
+    listed = list(rows)
+    for number, row in enumerate(listed):
+        _check_columns(row, schema.names, f"row {number}")
+    return pa.Table.from_pylist(listed, schema=schema)
+
+
+def _check_columns(given: Iterable[str], known: Sequence[str], where: str) -> None:
+    names = list(given)
+    check_known("column", names, known, source="the fed rows", where=where)
+    missing = [name for name in known if name not in names]
+    if missing:
+        remedy = "give each row all columns of the input, None for NULL"
+        raise ConfigError(f"column {missing[0]!r} is missing", remedy=remedy, where=where)
 
 
 def _under(conf: Mapping[str, str] | None, compute: Computation) -> Computation:

@@ -24,6 +24,7 @@ from riffle_spark.process.blocks.block import BlockComputation, Computation, Ele
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.store_computation import on_store
 from riffle_spark.state.copies import disk
+from riffle_spark.state.copies.mapped_bytes import NoRoomForCopies
 from riffle_spark.state.formats.arrow_values import beyond_offsets, is_overflow
 from riffle_spark.state.formats.key_codec import with_one_zero
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry
@@ -255,12 +256,27 @@ def beyond_memory(what: str) -> ConfigError:
     return ConfigError(f"a slot's rows do not fit into its Python worker: {what}", remedy=remedy, where="memory")
 
 
+def beyond_addresses(what: str) -> ConfigError:
+    """Return the error for copies that a Python worker cannot map beside each other."""
+    remedy = (
+        "raise spark.executor.pyspark.memory, or leave it unset: it limits addresses, and mapped copies take some. "
+        "Fewer rows a batch do not help; more executors leave fewer key-groups to each slot"
+    )
+    return ConfigError(
+        f"the local copies of a slot do not fit into its Python worker's addresses: {what}",
+        remedy=remedy,
+        where="memory",
+    )
+
+
 def _in_our_words(error: Exception, folder: Path | None) -> RiffleError:
     """Return an error in words of ours; raise what is none of ours. The user's function and the store say in words of
     theirs what the system refuses them, so what comes as it is comes from local files.
     """
     if isinstance(error, RiffleError):
         return error
+    if isinstance(error, NoRoomForCopies):
+        return beyond_addresses(str(error))
     if isinstance(error, MemoryError):
         return beyond_memory(str(error) or "out of memory")
     if is_overflow(error):

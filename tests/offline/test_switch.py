@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import resource
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,6 +30,7 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing.faulty_store import Fault, FaultyStore
+from tests.kit.folders import CHECKOUT
 from tests.kit.roots.damaged_root import written_checkpoint
 from tests.kit.simulated.switched_state import (
     BATCHES,
@@ -325,3 +328,31 @@ def test_a_scan_of_the_stopped_query_leaves_what_is_written_meanwhile(
     monkeypatch.setattr(Log, "append", scanned)
     switch_dispatch(world.home.root, "key_group", key_groups=24, execute=True)
     assert contents(world.home.root) == expected(oracle)
+
+
+DISPATCH_IN_CHILD = """
+from riffle_spark.offline import reshard
+with reshard.scratch() as folder:
+    print(folder)
+"""
+
+
+@pytest.mark.parametrize("kind", ["of this user", "of another user", "a link"])
+def test_a_fifo_in_the_folder_for_temporary_files_does_not_block(tmp_path: Path, kind: str) -> None:
+    """Another user can put one where a dispatch that died leaves its lock. The next one passes by."""
+    left = tmp_path / "riffle-dispatch-left"
+    left.mkdir()
+    os.mkfifo(left / "owner")
+    if kind == "of another user":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder to another user")
+        os.chown(left, 65_534, 65_534)
+    if kind == "a link":
+        left.rename(tmp_path / "elsewhere")
+        left.symlink_to(tmp_path / "elsewhere")
+    done = subprocess.run(
+        [sys.executable, "-c", DISPATCH_IN_CHILD], env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=CHECKOUT,
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert Path(done.stdout.strip()).parent == tmp_path
+    assert left.exists()

@@ -2,6 +2,7 @@
 threads, time and chance, so that the protocol need not.
 """
 
+import logging
 import threading
 import time
 import uuid
@@ -14,9 +15,17 @@ from riffle_spark.protocol.ports import Lock
 
 __all__ = ["Alarm", "BackgroundThread", "Gate", "Pulse", "Stopped", "SystemClock", "random_id"]
 
+_logger = logging.getLogger("riffle_spark")
 _GATE_LOOK_SECONDS = 0.2
+_AGAIN_MS = 1_000
+_LONGEST_PAUSE_SECONDS = 60.0
 _LONGEST_WAIT_SECONDS = 600.0
 """An alarm looks at the clock now and then, which may be set."""
+
+
+def _report(what: str, error: BaseException) -> None:
+    """Warn of what would have ended a thread without a word, such as ``SystemExit``, with its traceback."""
+    _logger.warning("%s ended with %r and is tried again later", what, error, exc_info=error)
 
 
 def random_id() -> str:
@@ -67,13 +76,17 @@ class Alarm:
     def _awake(self, until_ms: int) -> None:
         if self._clock.wall_ms() < until_ms:
             self.set(until_ms)
-        else:
+            return
+        try:
             self._ring()
+        except BaseException as error:  # noqa: BLE001 - nobody else would hear of it
+            _report("the alarm for keys that are due", error)
+            self.set(self._clock.wall_ms() + _AGAIN_MS)
 
 
 class Pulse:
-    """Calls a function now and then, from a daemon thread, until that says that it is over, raises, or is stopped: so
-    many seconds after it has returned.
+    """Calls a function from a daemon thread, each time ``seconds`` after it has returned, until it returns ``False`` or
+    the pulse is stopped. If the function raises, a warning is logged and the next call comes later and later.
     """
 
     def __init__(self, beat: Callable[[], bool], seconds: float) -> None:
@@ -105,13 +118,23 @@ class Pulse:
         return thread is None or not thread.is_alive()
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._seconds):
-            if not self._beat():
-                return
+        pause = self._seconds
+        while not self._stopped.wait(pause):
+            try:
+                if not self._beat():
+                    return
+                pause = self._seconds
+            except BaseException as error:  # noqa: BLE001 - the thread would end without a word
+                _report("a look between batches", error)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 class BackgroundThread:
-    """Implements ``protocol.ports.Background``: work runs one piece after the other, beside the batches."""
+    """Implements ``protocol.ports.Background``: work runs one piece after the other, beside the batches.
+
+    The thread outlives whatever a piece raises, ``SystemExit`` and ``KeyboardInterrupt`` too: the driver gets it as the
+    piece's result, warns, and tries again later.
+    """
 
     def __init__(self) -> None:
         self._work: deque[Callable[[], object]] = deque()
@@ -168,8 +191,10 @@ class BackgroundThread:
         while (work := self._next()) is not None:
             try:
                 result = work()
-            except Exception as error:  # noqa: BLE001 - upkeep never fails a batch: the driver looks at it
+            except BaseException as error:  # noqa: BLE001 - upkeep never fails a batch: the driver looks at it
                 result = error
+                if not isinstance(error, Exception):
+                    _report("a piece of upkeep", error)
             with self._changed:
                 self._results.append(result)
                 self._running = False

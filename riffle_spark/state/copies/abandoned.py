@@ -3,7 +3,9 @@ Does not know what is in the files.
 """
 
 import fcntl
+import os
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Collection, Iterator
@@ -11,10 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from riffle_spark.private_folders import is_private, open_regular
 from riffle_spark.state.copies.disk import incoming_files, is_member
 from riffle_spark.state.copies.stack import LIST, Stacks
 
-__all__ = ["claims_of", "is_dead", "is_free", "named", "remove_folders", "remove_strays", "unless_used"]
+__all__ = ["claims_of", "is_dead", "is_free", "named", "owners_in", "remove_folders", "remove_strays", "unless_used"]
 
 _REMOVED = ".removed-"
 _LOOKS = 600
@@ -29,10 +32,28 @@ def claims_of(base: Path) -> Iterator[list[Path]]:
 
     Raises ``OSError`` if the disk refuses, or if a process that hangs does not give the lock back.
     """
-    with (base / ".claims").open("a") as gate:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW  # a FIFO does not block
+    with os.fdopen(os.open(base / ".claims", flags, 0o600), "a") as gate:
         _lock(gate)
-        owners = [owner for owner in base.glob("m*/owner") if is_member(owner.parent.name) and owner.is_file()]
-        yield [owner for _, owner in sorted((-owner.stat().st_mtime_ns, owner) for owner in owners)]
+        _hide_writable(base)
+        yield [owner for _, owner in sorted((-owner.stat().st_mtime_ns, owner) for owner in owners_in(base))]
+
+
+def owners_in(base: Path) -> list[Path]:
+    """Return the ``owner`` files of the members' folders below ``base`` that are this user's alone."""
+    owners = [owner for owner in base.glob("m*/owner") if is_member(owner.parent.name) and owner.is_file()]
+    return [owner for owner in owners if is_private(owner.parent)]
+
+
+def _hide_writable(base: Path) -> None:
+    """Take members' folders out of use that others could write to, as no version of today makes them: what lies there
+    may be forged.
+    """
+    for folder in base.glob("m*"):
+        found = folder.lstat()
+        if is_member(folder.name) and stat.S_ISDIR(found.st_mode) and not is_private(folder):
+            with suppress(OSError):  # another user's
+                folder.rename(folder.with_name(f"{_REMOVED}{uuid.uuid4().hex}"))
 
 
 def _lock(gate: TextIO) -> None:
@@ -57,7 +78,7 @@ def is_free(owner: Path, live: Collection[str]) -> bool:
 @contextmanager
 def unless_used(owner: Path) -> Iterator[bool]:
     """Lock a folder by its ``owner`` file against every use; yield whether nobody was in it, so that it worked."""
-    with owner.open("r") as file:
+    with os.fdopen(open_regular(owner)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

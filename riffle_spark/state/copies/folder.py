@@ -11,21 +11,22 @@ Theory of operation. A folder outlives its executor. A new executor takes one wh
 own id under an exclusive, non-blocking lock; every use holds a shared lock and finds its own id first. So a folder is
 never used by two executors, and a late task of a dead executor stops at the door. Claims on one host are taken one at
 a time. Every use marks the ``owner`` file's time, so that an executor that comes finds the warmest of several folders
-and those that nobody comes back to can be removed. What lies here are rows: nobody but its user may look in.
+and those that nobody comes back to can be removed. Folders have mode 0700, for they hold rows. A folder of another user
+or a symbolic link is not used: its files may be forged.
 """
 
 import fcntl
 import os
 import shutil
-import stat
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from riffle_spark.errors import OutOfDate
-from riffle_spark.state.copies.abandoned import claims_of, is_free, remove_strays, unless_used
+from riffle_spark.errors import LocalDiskError, OutOfDate
+from riffle_spark.private_folders import PRIVATE, ForeignFolder, make_private, narrow
+from riffle_spark.state.copies.abandoned import claims_of, is_free, owners_in, remove_strays, unless_used
 from riffle_spark.state.copies.disk import SealedFile, disk_refused, fetched_files, refuse_network, sealed_files
 from riffle_spark.state.copies.stack import PART, STACKS, Stacks
 
@@ -39,7 +40,6 @@ _SPARE_SHARE = 0.1
 """Deltas that no stack has may be wanted by one that lags: as many bytes as this share of those that stacks have."""
 _PROBE_BYTES = 1 << 20
 _ADVANCING = "advancing"
-_PRIVATE, _OTHERS = 0o700, 0o077
 
 
 class Folder:
@@ -162,7 +162,7 @@ class Folder:
         path = self.sealed / f"{version}-{attempt}"
         part = path.with_suffix(".part")
         try:
-            self.sealed.mkdir(exist_ok=True)
+            self.sealed.mkdir(PRIVATE, exist_ok=True)
             part.write_bytes(data)
             part.replace(path)
         except OSError:
@@ -187,7 +187,7 @@ class Folder:
 
     def fetched_file(self, version: int, attempt: str) -> Path:
         """Return a new path for parts of a delta that another member sealed."""
-        self.fetched.mkdir(exist_ok=True)
+        self.fetched.mkdir(PRIVATE, exist_ok=True)
         return self.fetched / f"{version}-{attempt}.{uuid.uuid4().hex}"
 
     def sealed_attempts(self) -> tuple[str, ...]:
@@ -277,16 +277,17 @@ def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> F
     has ended on this machine, which is known here sooner than to the driver. Of several free ones the one used last is
     taken; none is where a process that hangs has the lock of all claims. ``process`` names the owner's (``abandoned``
     reads it), if that is known. Raises ``ConfigError`` on a network file system, ``LocalDiskError`` if the disk
-    refuses.
+    refuses, or if ``base`` belongs to another user or is a symbolic link.
     """
     try:
-        base.mkdir(_PRIVATE, parents=True, exist_ok=True)
-        refuse_network(base)
+        base.parent.mkdir(parents=True, exist_ok=True)
+        make_private(base)
         _narrow(base)
+        refuse_network(base)
         try:
             folder = _claimed(base, owner, live, process)
         except TimeoutError:  # a process that hangs keeps all others from what is free, not from what is theirs
-            folder = _its_own(base.glob("m*/owner"), owner, process) or _begun(base, owner, process)
+            folder = _its_own(owners_in(base), owner, process) or _begun(base, owner, process)
         _narrow(folder.path)
     except OSError as error:
         raise disk_refused(f"no folder for local copies can be made: {error}", base) from error
@@ -294,11 +295,15 @@ def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> F
 
 
 def _narrow(folder: Path) -> None:
-    """Let nobody else into a folder of ours, whatever umask or version made it. One of another user stays as it is."""
-    found = folder.stat()
-    if found.st_uid == os.geteuid() and found.st_mode & _OTHERS:
-        with suppress(OSError):  # a file system without modes
-            folder.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
+    """Let nobody else into a folder, whatever umask or version made it. Raises ``LocalDiskError`` for a foreign one."""
+    try:
+        narrow(folder)
+    except ForeignFolder as foreign:
+        raise LocalDiskError(
+            f"a folder for local copies {foreign}",
+            remedy="remove it, or set `local_dir` (spark.riffle.local_dir) to a folder that nobody else may write to",
+            where=str(folder),
+        ) from foreign
 
 
 def _claimed(base: Path, owner: str, live: Collection[str], process: str) -> Folder:
@@ -325,7 +330,7 @@ def _its_own(owners: Iterable[Path], owner: str, process: str) -> Folder | None:
 
 def _begun(base: Path, owner: str, process: str) -> Folder:
     folder = base / _new_name()
-    folder.mkdir(_PRIVATE)
+    folder.mkdir(PRIVATE)
     return _signed(folder, owner, process)
 
 

@@ -7,6 +7,10 @@ disk, a crash or a person did to a file between two batches is found before the 
 dropped and comes from the store. Files never change, so nobody waits for anybody, and a mapped file that was removed
 lives on until it is let go.
 
+A process may have a limit on its addresses, of which each mapped file takes some. Then the files that this task does
+not need are let go of, those used longest ago first, until what is mapped takes at most half of what is left. If a file
+cannot be mapped even so, the copies of the slot are too large for the limit: ``NoRoomForCopies``.
+
 A disk that forgets bytes by itself changes no signature. So parts are read anew in turn, beside the batches, and a
 stack with a damaged one is dropped before it is needed: ``scrub``.
 """
@@ -26,6 +30,7 @@ from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, rais
 from riffle_spark.state.copies.disk import DamagedCopy, damaged, disk_refused
 from riffle_spark.state.copies.elements import element_runs, merged_elements
 from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.copies.mapped_bytes import NoRoomForCopies, address_limit, mapping_budget
 from riffle_spark.state.copies.run import Run, merged
 from riffle_spark.state.copies.stack import PART, STACKS, Signature, Stack, StackedPart, Stacks, signature_of
 from riffle_spark.state.formats import part_codec
@@ -37,7 +42,7 @@ from riffle_spark.state.objects.encryption import Keys, Place
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["PartFiles", "merged_rows", "place_of", "runs_of", "scrub", "whole_rows"]
+__all__ = ["PartFiles", "mapped_bytes", "merged_rows", "place_of", "runs_of", "scrub", "whole_rows"]
 
 _MAPPED_FROM_BYTES = 64 * 1024
 """A smaller file is read: a mapping costs more, and there may be no more than so many of them."""
@@ -189,19 +194,57 @@ class PartFiles:
         _close(path)
         if signature is None:
             raise damaged("a file of it is gone", path)
+        self._make_room(signature[1])
         try:
             file = _File(signature, _bytes_of(path, signature[1]))
         except OSError as error:
-            raise_if_memory(error)
+            _raise_if_no_room(error, signature[1])
             raise damaged(error, path) from error
         _files[path] = file
         while len(_files) > _FILES_MOST:
-            oldest, gone = _files.popitem(last=False)
-            _held.remove(oldest, list(gone.opened))
+            _close(next(iter(_files)))
         return file
+
+    def _make_room(self, size: int) -> None:
+        """Let go of files that this task has not used, if the process has a limit on its addresses and another file of
+        this size would take more than the share of copies.
+        """
+        if address_limit() is None or size < _MAPPED_FROM_BYTES:
+            return
+        mapped = mapped_bytes()
+        budget = mapping_budget(mapped) or 0
+        needed = {f"{self._folder}/{name}" for name in self._seen}
+        for path in [path for path in list(_files) if path not in needed]:
+            if mapped + size <= budget:
+                return
+            file = _files.get(path)
+            mapped -= 0 if file is None else _mapped(file)
+            _close(path)
 
 
 _files: "OrderedDict[str, _File]" = OrderedDict()
+
+
+def mapped_bytes() -> int:
+    """Return how many bytes of local files this process has mapped."""
+    return sum(map(_mapped, list(_files.values())))
+
+
+def _mapped(file: _File) -> int:
+    return file.data.size if file.data.size >= _MAPPED_FROM_BYTES else 0
+
+
+def _raise_if_no_room(error: OSError, size: int) -> None:
+    """Raise ``NoRoomForCopies`` if an error says that a file of this size could not be mapped for want of addresses."""
+    try:
+        raise_if_memory(error)
+    except MemoryError as refused:
+        most, mapped = address_limit(), mapped_bytes()
+        if most is None or size < _MAPPED_FROM_BYTES:
+            raise
+        raise NoRoomForCopies(
+            f"a file of {size >> 20} MB beside {mapped >> 20} MB of copies, of {most >> 20} MB of addresses in all"
+        ) from refused
 
 
 class _Held:
@@ -220,7 +263,9 @@ class _Held:
         with self._lock:
             self._bytes += size - self.sizes.pop((path, start), 0)
             self.sizes[path, start] = size
-            while self._bytes > _HELD_BYTES_MOST and len(self.sizes) > 1:
+            budget = mapping_budget(self._bytes)
+            most = _HELD_BYTES_MOST if budget is None else min(_HELD_BYTES_MOST, budget)
+            while self._bytes > most and len(self.sizes) > 1:
                 (oldest, at), freed = self.sizes.popitem(last=False)
                 self._bytes -= freed
                 file = _files.get(oldest)

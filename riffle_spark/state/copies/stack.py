@@ -30,6 +30,7 @@ from typing import NamedTuple
 import xxhash
 
 from riffle_spark.errors import UNREADABLE
+from riffle_spark.private_folders import make_private
 from riffle_spark.state.log.entry_rows import is_possible
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Head
 from riffle_spark.state.schemas.history import FIRST
@@ -224,7 +225,7 @@ class Stacks:
         except FileExistsError:
             return False
         except FileNotFoundError:
-            Path(self._path).mkdir(parents=True, exist_ok=True)
+            make_private(Path(self._path))
             return self._put(name, data)
         except OSError:
             with suppress(OSError):
@@ -289,7 +290,7 @@ class Stacks:
         """Return a new path for a file that only this key-group has: of this snapshot, or of merged parts."""
         of_snapshot = f".{snapshot_id}" if snapshot_id else ""
         path = Path(f"{self._path}{key_group:04d}.{uuid.uuid4().hex}{of_snapshot}{PART}")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         return path
 
     def name_of(self, path: Path) -> str:

@@ -11,7 +11,7 @@ import re
 from typing import NamedTuple
 
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.state.objects.encryption import Place
+from riffle_spark.state.objects.place import Place
 
 __all__ = [
     "FAR", "LOG", "ObjectName", "base", "check_store_name", "delta", "delta_place", "far_beyond",

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from riffle_spark.errors import RefusedError, UnavailableError
+from riffle_spark.private_folders import open_regular
 from riffle_spark.state.objects.store import PIECE_BYTES, RequestCounts, check_name, check_prefix, check_range
 
 __all__ = ["DirectoryStore"]
@@ -69,7 +70,7 @@ class DirectoryStore:
         self.requests.add("get")
         with self._explained():
             try:
-                with source.open("rb") as file:
+                with os.fdopen(open_regular(source), "rb") as file:
                     size = os.fstat(file.fileno()).st_size  # Python makes room for as much as is asked for
                     file.seek(start)
                     return file.read(-1 if length is None else min(length, size))
@@ -84,7 +85,7 @@ class DirectoryStore:
         left = length
         with self._explained():
             try:
-                file = source.open("rb")
+                file = os.fdopen(open_regular(source), "rb")
             except _ABSENT:
                 return None
         with file:

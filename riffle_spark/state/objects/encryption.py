@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError
 from riffle_spark.state.formats.part_codec import ENCRYPTED, IN_PLAIN, Data
+from riffle_spark.state.objects.place import Place
 
 __all__ = ["HEADER_BYTES_MAX", "PLAIN", "Keys", "Place", "Seal", "frame_of", "key_of", "keys_of_text", "text_of"]
 
@@ -51,17 +52,6 @@ _WRITE = "write `id = <base64 of 32 bytes>` or `id = kms:<base64 of a wrapped ke
 _NAME = "name where keys are, never keys themselves: `file:/path` or `env:NAME`, on the driver and on every executor"
 _OF_CHECK = b"riffle check"
 _OF_PART = {1: b"riffle part", 2: b"riffle part 2"}
-
-
-class Place(NamedTuple):
-    """The identity of an encrypted part. A frame authenticates it, so a part decrypts in its own place only.
-
-    ``text`` is authenticated by frames of version 2, ``text_1`` by frames of version 1 (docs/formats.md).
-    """
-
-    text: str
-    text_1: str
-
 
 Seal = Callable[[bytes, Place], bytes]
 """From a part's bytes and its place to the bytes that are kept."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from riffle_spark.errors import OutOfDate
+from riffle_spark.private_folders import make_private
 from riffle_spark.state.copies.disk import DamagedCopy, disk_refused, incoming_files
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import Stack, Stacks
@@ -54,7 +55,7 @@ class IncomingSnapshots:
         came = self._came.setdefault((*address, snapshot.id), [])
         came.append(FetchedRange(start, len(data), part_codec.checksum(data)))
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_private(file.parent)
             with file.open("ab") as opened:
                 opened.write(data)
         except OSError as error:

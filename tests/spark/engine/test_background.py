@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-from riffle_spark.spark.engine.background import BackgroundThread, Pulse
+import pytest
+
+from riffle_spark.spark.engine.background import Alarm, BackgroundThread, Pulse
 
 SOON_SECONDS = 60
 
@@ -157,3 +159,64 @@ def test_a_pulse_that_is_stopped_ends_with_its_beat_and_never_begins_again() -> 
     pulse.begin()
     assert pulse.ended(0)
     assert beats == [1]
+
+
+ENDS = [SystemExit, KeyboardInterrupt, GeneratorExit, type("Unheard", (BaseException,), {})]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_thread_outlives_what_is_no_exception(end: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
+    """The work behind runs, the driver gets what was raised as a result, and a warning shows the traceback."""
+    worker = BackgroundThread()
+
+    def fail() -> None:
+        raise end("of this piece")
+
+    worker.submit(fail)
+    worker.submit(lambda: 2)
+    assert ended(worker)
+    trouble, two = worker.collect()
+    assert (type(trouble), two) == (end, 2)
+    (warned,) = caplog.records
+    assert "tried again later" in warned.message
+    assert "of this piece" in warned.message
+    assert warned.exc_info is not None
+    assert warned.exc_info[1] is trouble
+    worker.stop()
+
+
+@pytest.mark.parametrize("end", [*ENDS, ValueError])
+def test_a_pulse_outlives_what_its_beat_raises(end: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
+    """It beats again, in the same thread, and warns each time."""
+    over, beats = threading.Event(), list[int]()
+
+    def beat() -> bool:
+        beats.append(threading.get_ident())
+        if len(beats) < 3:
+            raise end("of this beat")
+        over.set()
+        return False
+
+    pulse = Pulse(beat, 0.001)
+    pulse.begin()
+    assert over.wait(SOON_SECONDS)
+    assert pulse.ended(SOON_SECONDS)
+    assert (len(beats), len(set(beats)), len(caplog.records)) == (3, 1, 2)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_alarm_rings_again_if_it_could_not(end: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
+    """What is due is not forgotten."""
+    rung, rings = threading.Event(), list[int]()
+
+    def ring() -> None:
+        rings.append(1)
+        if len(rings) == 1:
+            raise end("of this ring")
+        rung.set()
+
+    alarm = Alarm(ring)
+    alarm.set(0)
+    assert rung.wait(SOON_SECONDS)
+    alarm.stop()
+    assert len(caplog.records) == 1

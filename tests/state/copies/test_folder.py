@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 
-from riffle_spark.errors import ConfigError, OutOfDate, UnavailableError
+from riffle_spark.errors import ConfigError, LocalDiskError, OutOfDate, UnavailableError
 from riffle_spark.state.copies import abandoned, disk
 from riffle_spark.state.copies import folder as folder_module
 from riffle_spark.state.copies.disk import default_local_dir
 from riffle_spark.state.copies.folder import Folder, claim
 from riffle_spark.state.copies.stack import Stack, StackedPart
-from riffle_spark.state.log.manifest import Head
+from riffle_spark.state.log.manifest import Head, Snapshot
+from riffle_spark.state.restore.copy_progress import IncomingSnapshots
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -49,6 +50,90 @@ def test_nobody_else_may_look_into_a_folder(tmp_path: Path, umask: int) -> None:
     finally:
         os.umask(before)
     assert [path.stat().st_mode & 0o777 for path in (base, folder)] == [0o700, 0o700]
+
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+NOBODY = 65_534
+
+
+def planted(base: Path, kind: str) -> None:
+    """Create the folder of copies as another user of a shared folder could, before the executor does."""
+    base.parent.mkdir(parents=True)
+    base.parent.chmod(0o1777)
+    target = base if kind == "owned by another user" else base.parent / "elsewhere"
+    target.mkdir(0o777)
+    if kind != "owned by another user":
+        base.symlink_to(target)
+    if kind != "a link to a folder of this user":
+        os.chown(target, NOBODY, NOBODY)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        pytest.param("owned by another user", "belongs to user 65534", marks=AS_ROOT),
+        pytest.param("a link to a folder of another user", "is a symbolic link", marks=AS_ROOT),
+        ("a link to a folder of this user", "is a symbolic link"),
+    ],
+)
+def test_a_folder_that_another_user_made_first_is_refused(tmp_path: Path, kind: str, said: str) -> None:
+    """Nothing is written to it, and the error names the folder and the setting."""
+    base = tmp_path / "shared" / "root-log"
+    planted(base, kind)
+    with pytest.raises(LocalDiskError, match=said) as caught:
+        claim(base, "app/1", ["app/1"])
+    assert (caught.value.where, "local_dir" in caught.value.remedy) == (str(base), True)
+    assert list(base.iterdir()) == []
+
+
+def test_a_dangling_link_is_refused(tmp_path: Path) -> None:
+    """Nothing is made where it leads to."""
+    base = tmp_path / "root"
+    base.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LocalDiskError, match="is a symbolic link"):
+        claim(base, "app/1", ["app/1"])
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("kind", [pytest.param("owned by another user", marks=AS_ROOT), "a link", "writable by all"])
+def test_a_members_folder_that_may_be_forged_is_not_used(tmp_path: Path, kind: str) -> None:
+    """Even if it says that it is this executor's. It goes out of the way, and a new folder is used."""
+    forged = claim(tmp_path, "app/1", ["app/1"]).path
+    forged.joinpath("stacks").mkdir()
+    if kind == "a link":
+        forged.rename(tmp_path / "elsewhere")
+        forged.symlink_to(tmp_path / "elsewhere")
+    elif kind == "writable by all":
+        forged.chmod(0o777)
+    else:
+        os.chown(forged, NOBODY, NOBODY)
+    folder = claim(tmp_path, "app/1", ["app/1"])
+    assert folder.path != forged
+    assert not (folder.path / "stacks").exists()
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_fifo_in_the_place_of_the_lock_does_not_block(tmp_path: Path) -> None:
+    """A folder that others could write to may hold one: the executor raises instead."""
+    os.mkfifo(tmp_path / ".claims")
+    with pytest.raises(LocalDiskError, match="claims"):
+        claim(tmp_path, "app/1", ["app/1"])
+
+
+def test_folders_below_are_private_too(tmp_path: Path) -> None:
+    """Each folder that is made for copies has mode 0700, whatever the umask."""
+    before = os.umask(0)
+    try:
+        folder = claim(tmp_path / "root", "app/1", ["app/1"])
+        folder.keep_sealed(1, "1-aa", b"rows")
+        folder.fetched_file(1, "1-aa")
+        folder.stacks("totals").fresh(3)
+        IncomingSnapshots(folder.path).add(("totals", 3), Snapshot("3-1-aa", Head(3, "1-aa"), 9, 0, 1), 0, b"rows")
+        made = [path for path in folder.path.parent.rglob("*") if path.is_dir()]
+    finally:
+        os.umask(before)
+    assert {path.name for path in made} >= {"sealed", "fetched", "stacks", "totals", "incoming"}
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
 
 
 def test_files_that_nobody_can_read_go_with_the_copies_that_have_them(tmp_path: Path) -> None:

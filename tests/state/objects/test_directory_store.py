@@ -18,6 +18,7 @@ import pytest
 
 from riffle_spark.errors import ConfigError, RefusedError, UnavailableError
 from riffle_spark.settings import Settings
+from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.worker.member_folders import options_of
@@ -262,3 +263,12 @@ class TestMode:
 
 def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("read", ["get", "copy_to"])
+def test_a_fifo_with_the_name_of_an_object_does_not_block(tmp_path: Path, read: str) -> None:
+    """Who may write to the root can put one there: it is refused as what is no object."""
+    os.mkfifo(tmp_path / "record")
+    store = DirectoryStore(tmp_path)
+    with pytest.raises(RefusedError, match="not a regular file"):
+        store.get("record") if read == "get" else store.copy_to("record", 0, 9, print)

@@ -1,0 +1,79 @@
+"""Copies are mapped within a limit on addresses, as ``spark.executor.pyspark.memory`` sets one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit.folders import CHECKOUT
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits addresses as Linux does")
+
+MIB = 1 << 20
+IN_CHILD = """
+import json, resource, sys
+from pathlib import Path
+from riffle_spark.errors import ConfigError
+from riffle_spark.state.copies import part_files
+from riffle_spark.state.copies.mapped_bytes import NoRoomForCopies
+from riffle_spark.state.copies.stack import StackedPart
+from riffle_spark.worker.slot import _in_our_words
+
+folder, more, tasks, together = Path(sys.argv[1]), *map(int, sys.argv[2:])
+size = 8 << 20
+(folder / "stacks").mkdir()
+for number in range(tasks * together):
+    with (folder / "stacks" / f"{number}").open("wb") as file:
+        file.truncate(size)
+zeros = part_files.part_codec.checksum(bytes(size))
+own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+if more:
+    resource.setrlimit(resource.RLIMIT_AS, (own + more, -1))
+told, most = [], 0
+try:
+    for task in range(tasks):
+        files = part_files.PartFiles(folder)
+        for number in range(task * together, (task + 1) * together):
+            files.data(StackedPart(f"stacks/{number}", 0, size, zeros, 1, 1))
+            most = max(most, part_files.mapped_bytes())
+except MemoryError as error:
+    told = [type(error).__name__, str(_in_our_words(error, folder))]
+print(json.dumps([most, told]))
+"""
+
+
+def in_child(folder: Path, more: int, tasks: int, together: int) -> tuple[int, list[str]]:
+    """Open files of 8 MiB in a process that may take ``more`` bytes of addresses (0: any number). Each task opens some
+    of them ``together``. Return the most bytes that were mapped, and what was raised.
+    """
+    command = [sys.executable, "-c", IN_CHILD, str(folder), str(more), str(tasks), str(together)]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=True)
+    most, told = json.loads(done.stdout)
+    return most, told
+
+
+def test_files_of_earlier_tasks_make_room(tmp_path: Path) -> None:
+    """40 tasks need 16 MiB each, 640 MiB in all, in 200 MiB of addresses: at most half of these are mapped."""
+    most, told = in_child(tmp_path, 200 * MIB, 40, 2)
+    assert told == []
+    assert 16 * MIB <= most <= 100 * MIB
+
+
+def test_copies_of_one_task_that_do_not_fit_are_told_from_rows(tmp_path: Path) -> None:
+    """The error names the copies and the setting, and does not advise fewer rows."""
+    most, (kind, said) = in_child(tmp_path, 100 * MIB, 1, 40)
+    assert most < 100 * MIB
+    assert kind == "NoRoomForCopies"
+    assert "the local copies of a slot do not fit" in said
+    assert "raise spark.executor.pyspark.memory" in said
+    assert "maxOffsetsPerTrigger" not in said
+
+
+def test_without_a_limit_all_stay_mapped(tmp_path: Path) -> None:
+    """Nothing is let go of that may be used again."""
+    most, told = in_child(tmp_path, 0, 10, 2)
+    assert (most, told) == (160 * MIB, [])

@@ -1,0 +1,61 @@
+"""The rows that a harness is fed, and the schema that says what they are."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark import Stateful, aggregate, count, sum_
+from riffle_spark.errors import ConfigError
+from riffle_spark.testing import Harness
+
+SCHEMA = pa.schema([("user", pa.string()), ("amount", pa.int64())])
+
+
+def totals() -> Stateful:
+    """Return an operator that counts and sums by user."""
+    return Stateful("totals", "user", aggregate(payments=count(), paid=sum_("amount")))
+
+
+@pytest.mark.parametrize(
+    ("row", "said", "remedy"),
+    [
+        ({"usr": "ann", "amount": 3}, "no column 'usr'", "did you mean 'user'?"),
+        ({"user": "ann", "amount": 3, "x": 1}, "no column 'x'", "amount, user"),
+        ({"user": "ann"}, "column 'amount' is missing", "None for NULL"),
+        ({}, "column 'user' is missing", "None for NULL"),
+    ],
+)
+def test_rows_of_other_columns_are_refused(row: dict[str, object], said: str, remedy: str) -> None:
+    """By the column's name and the row's number, as dictionaries and as a table; nothing is committed."""
+    with Harness(totals(), SCHEMA) as query:
+        with pytest.raises(ConfigError, match=said) as caught:
+            query.feed([{"user": "bob", "amount": 1}, row])
+        assert (caught.value.where, remedy in caught.value.remedy) == ("row 1", True)
+        with pytest.raises(ConfigError, match=said):
+            query.feed(pa.table({name: [value] for name, value in row.items()}))
+        assert query.state() == {}
+        assert query.feed([{"user": "ann", "amount": None}]) == [{"user": "ann", "payments": 1, "paid": None}]
+
+
+def test_a_table_may_have_its_columns_in_another_order() -> None:
+    """They are found by name."""
+    with Harness(totals(), SCHEMA) as query:
+        rows = pa.table({"amount": [3], "user": ["ann"]})
+        assert query.feed(rows) == [{"user": "ann", "payments": 1, "paid": 3}]
+
+
+@pytest.mark.parametrize("ddl", ["user string, amount long", "`user` STRING NOT NULL, amount: BIGINT"])
+def test_the_schema_may_be_ddl(ddl: str) -> None:
+    """It is read as an output's is, without a session."""
+    with Harness(totals(), ddl) as query:
+        assert query.feed([{"user": "ann", "amount": 3}]) == [{"user": "ann", "payments": 1, "paid": 3}]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [("user strin", "cannot be read"), ("", "schema"), ({"user": "string"}, "dict is not a schema")]
+)
+def test_what_is_no_schema_is_refused(given: object, said: str) -> None:
+    """With what may be written."""
+    with pytest.raises(ConfigError, match=said):
+        Harness(totals(), given)
