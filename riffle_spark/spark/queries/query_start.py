@@ -147,7 +147,7 @@ def _checkpoint(spark: SparkSession, told: WriterSettings) -> str:
     if kind_of_sink not in sink_choice.TEMPORARY:
         raise ConfigError(
             "the query has no checkpoint location",
-            remedy=f"say it: option({_CHECKPOINT!r}, ...), or set {_CHECKPOINTS}",
+            remedy=f"set one: option({_CHECKPOINT!r}, ...), or set {_CHECKPOINTS}",
             where=_CHECKPOINT,
         )
     made = tempfile.mkdtemp(prefix="temporary-")
@@ -167,7 +167,7 @@ def _settings(spark: SparkSession, root: str, given: Settings | None, checkpoint
         if scheme not in _ROOTS or (scheme == "file" and inventory.has_executors(spark)):
             raise ConfigError(
                 f"the query has no root, and the checkpoint {folder} is not where state can lie",
-                remedy="say it: riffle_spark.on(events, root='s3://bucket/prefix'), or set spark.riffle.root",
+                remedy="set one: riffle_spark.on(events, root='s3://bucket/prefix'), or set spark.riffle.root",
                 where="root",
             )
         root = f"{_ROOTS[scheme]}{place.strip('/')}/riffle"
