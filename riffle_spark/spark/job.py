@@ -29,7 +29,7 @@ from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, hasty
 from riffle_spark.spark.engine import inventory, routing
 from riffle_spark.spark.engine.background import BackgroundThread, Pulse, SystemClock, random_id
 from riffle_spark.spark.engine.cluster import SparkCluster
-from riffle_spark.spark.engine.kafka import kafka_of, partition_racks
+from riffle_spark.spark.engine.kafka import kafka_of, partition_racks, unbounded_batches
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.spark_batch import DeliverySink, Sink, Sinks, SparkWork
 from riffle_spark.spark.engine.stage_frames import SideOutput, StageInput
@@ -238,11 +238,9 @@ class RunningJob:
     def _begin(self, batch: DataFrame) -> None:
         """Look at what a query's first batch tells: watermarks, source, executors, the racks of what it reads."""
         self._policy = routing.policy_in(batch.sparkSession)
-        if inventory.unbounded_kafka_source(batch):
-            _logger.warning(
-                "the Kafka source has no maxOffsetsPerTrigger: a slot holds its rows of a batch in memory, so set it "
-                "to what a batch should take"
-            )
+        unbounded = unbounded_batches(batch)
+        if unbounded is not None:
+            _logger.warning("%s", unbounded)
         expected = inventory.expected_executors(batch.sparkSession, self._settings)
         inventory.await_executors(batch.sparkSession, self._settings, expected)
         if self._settings.rack_aware_assignment_strategy != "none":

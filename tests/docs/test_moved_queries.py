@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,17 @@ def _alone(block: Block) -> Block:
 @pytest.mark.newer_spark
 @pytest.mark.parametrize("wrapped", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_moved_queries_answer_what_the_page_shows(
-    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], *, wrapped: bool
+    spark: SparkSession,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    *,
+    wrapped: bool,
 ) -> None:
-    """The same wrapped as by Spark alone, all blocks in one session; what Spark alone has not answers too."""
+    """The same wrapped as by Spark alone, all blocks in one session; what Spark alone has not answers too. No query
+    logs a warning.
+    """
+    caplog.set_level(logging.WARNING, "riffle_spark")
     spark.conf.set("spark.riffle.key_groups", "8")
     variables: dict[str, object] = {"__name__": "__main__"}
     moved = [block for block in BLOCKS if WRAPS in block.code]
@@ -63,3 +72,4 @@ def test_moved_queries_answer_what_the_page_shows(
     }
     for block, text in zip(OWN, SHOWN_OWN, strict=True) if wrapped else ():
         assert _shown(block, variables, tmp_path, capfd).strip() == text.code.strip()
+    assert [record.getMessage() for record in caplog.records if record.name == "riffle_spark"] == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,11 @@ from pyspark.sql import functions as F
 
 import riffle_spark
 from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_, together
+from riffle_spark.keygroups import slot_numbers
+from riffle_spark.messages.slot_orders import SLOT
+from riffle_spark.protocol.ports import SlotLayout, SlotPlace
+from riffle_spark.spark.engine.placed import placed
+from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
 from tests.kit.streams.streaming import Feed, rest, run_to_end, settings_in
 
 pytestmark = pytest.mark.spark  # Not on newer ones: their counts are others.
@@ -103,6 +110,56 @@ def test_a_batch_costs_no_more_than_it_did(
     settled = {kind: {costs[kind] for costs in counted.costs[SETTLED:]} for kind in most}
     most = {**most, "calls": most["calls"] + A_KEPT_FRAME * kept_frames(spark) * len(stores)}
     assert {kind: max(found) for kind, found in settled.items() if max(found) > most[kind]} == {}
+
+
+def layout_of(count: int) -> SlotLayout:
+    """Return a layout of so many slots on seven executors of three hosts."""
+    numbers = enumerate(slot_numbers(count))
+    return SlotLayout(tuple(SlotPlace(n, str(at % 7), f"host{at % 3}", (at,)) for at, n in numbers))
+
+
+def test_a_placed_frame_costs_as_many_calls_for_every_number_of_slots(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layout of 1,000 slots is built with the calls of one of 10. Each partition prefers its slot's executor."""
+    client: Any = type(getattr(spark.sparkContext._jvm, "_gateway_client"))  # noqa: B009 - it may be none to mypy
+    send, calls = client.send_command, list[str]()
+
+    def counting(gateway: Any, command: str, *args: Any, **options: Any) -> Any:
+        calls.append(command)
+        return send(gateway, command, *args, **options)
+
+    placed(spark, layout_of(2))  # looks classes up, once a process
+    monkeypatch.setattr(client, "send_command", counting)
+    found = dict[int, int]()
+    for slots in (10, 1_000):
+        gc.collect()  # an object that goes costs a call, too
+        calls.clear()
+        placed(spark, layout_of(slots))
+        found[slots] = sum(not call.startswith("m\nd\n") for call in calls)
+    print(f"calls: {found}")
+    assert found[1_000] == found[10] <= 29
+
+
+@pytest.mark.parametrize("executor", ["0", LOCAL_EXECUTOR])
+def test_partition_i_of_a_placed_frame_is_slot_i_and_prefers_its_executor(spark: SparkSession, executor: str) -> None:
+    """Numbers, preferred executors and the partitioning that the plan states, by name and in local mode."""
+    layout = layout_of(12)
+    if executor == LOCAL_EXECUTOR:
+        layout = SlotLayout(tuple(replace(slot, executor=executor) for slot in layout.slots))
+    frame = placed(spark, layout)
+    plan: Any = frame._jdf.queryExecution().analyzed()
+    partitions = plan.rdd().partitions()
+    preferred = [str(plan.rdd().preferredLocations(one).mkString(",")) for one in partitions]
+    by_name = [f"executor_{slot.host}_{slot.executor}" for slot in layout.slots]
+    assert preferred == (by_name if executor != LOCAL_EXECUTOR else [""] * 12)
+    assert frame.schema.simpleString() == f"struct<{SLOT}:int>"
+    rows = frame.select(F.spark_partition_id().alias("at"), SLOT).collect()
+    assert {row["at"]: row[SLOT] for row in rows} == {at: slot.number for at, slot in enumerate(layout.slots)}
+    assert str(plan.outputPartitioning().toString()).startswith("hashpartitioning(")
+    assert plan.outputPartitioning().numPartitions() == 12
+    grouped = frame.groupBy(SLOT).count()
+    assert "Exchange" not in str(getattr(grouped, "_jdf").queryExecution().executedPlan().toString())  # noqa: B009
 
 
 def test_a_wrapped_query_costs_few_calls_more(

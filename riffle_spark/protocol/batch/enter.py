@@ -49,8 +49,10 @@ def decide(tail: Record | None, incoming: IncomingBatch, root: str, settings: Se
         return Decision.RUN
     if tail.query_id != incoming.query_id:
         raise ConflictError(
-            f"{root} belongs to query {tail.query_id}, this is {incoming.query_id} (a new checkpoint on old state)",
-            remedy="start with the checkpoint that belongs to this state, use another root, or take the state over: "
+            f"{root} belongs to query {tail.query_id}, this is {incoming.query_id}: two queries share one root, or the "
+            "query has a new checkpoint",
+            remedy="give each query its own root, as by riffle_spark.on(frame, root=...). If this query continues the "
+            "other one's state, start it with that one's checkpoint, or take the state over: "
             + command("adopt", root=root, checkpoint="CHECKPOINT")
             + " shows the offsets that the new checkpoint has to start at; once it does, "
             + command("adopt", "--execute", root=root, checkpoint="CHECKPOINT"),

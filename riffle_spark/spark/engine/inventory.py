@@ -36,8 +36,8 @@ __all__ = [
     "planned",
     "reason_of",
     "running_query",
+    "runs_once",
     "source_options",
-    "unbounded_kafka_source",
     "was_planned",
 ]
 
@@ -48,6 +48,7 @@ _RUN_ID = "spark.jobGroup.id"
 _EXCLUDING = ("spark.excludeOnFailure.enabled", "spark.excludeOnFailure.application.enabled")
 _DYNAMIC_STARTS = ("spark.dynamicAllocation.initialExecutors", "spark.dynamicAllocation.minExecutors")
 _AVAILABLE_NOW = "AvailableNow"
+_ONCE = "OneTimeTrigger"
 _POLL_SECONDS = 0.2
 _CONNECT_SLOTS = 4
 """Slots where nobody tells how many cores there are (Spark Connect): the number of hash-placed tasks."""
@@ -64,8 +65,7 @@ def application_id(spark: SparkSession) -> str:
 
 
 def executors(spark: SparkSession) -> tuple[Executor, ...]:
-    """Return the executors that Spark gives tasks to, sorted by id. In local mode and with Spark Connect that is one,
-    of all cores.
+    """Return the executors that Spark gives tasks to, sorted by id. In local mode and with Spark Connect that is one.
 
     An executor that is being decommissioned, killed or excluded is live for a while but gets no task, so it is left
     out.
@@ -73,9 +73,11 @@ def executors(spark: SparkSession) -> tuple[Executor, ...]:
     if not handles.is_classic(spark):
         return (Executor(LOCAL_EXECUTOR, "", _CONNECT_SLOTS),)
     context = handles.context(spark)
-    if _is_local(context):
-        return (Executor(LOCAL_EXECUTOR, socket.gethostname(), context.defaultParallelism),)
     known = _known_of(spark)
+    if _is_local(context):
+        told = known.executors.get(LOCAL_EXECUTOR) or _executor(context, LOCAL_EXECUTOR)
+        known.executors = {} if told is None else {LOCAL_EXECUTOR: told}
+        return (Executor(LOCAL_EXECUTOR, socket.gethostname(), told.cores if told else context.defaultParallelism),)
     found = {name: known.executors.get(name) or _executor(context, name) for name in _scheduled(context, known)}
     live = {name: executor for name, executor in found.items() if executor is not None}
     known.executors = live  # another thread's look may take its place at any moment
@@ -185,13 +187,16 @@ def await_executors(spark: SparkSession, settings: Settings, expected: int = 1) 
 
 
 def _executor(context: Any, name: str) -> Executor | None:
-    """Return what stays the same as long as the executor lives; ``None`` if it has only just come or gone."""
+    """Return what stays the same as long as the executor lives; ``None`` if it has only just come or gone.
+
+    Spark counts the tasks that the executor runs at once, by ``spark.task.cpus`` and by other resources of a task.
+    """
     try:
         summary = context._jsc.sc().statusStore().executorSummary(name)
     except Exception:  # noqa: BLE001 - whatever a JVM may raise; it is seen at the next look
         return None
     host = str(summary.hostPort()).rsplit(":", 1)[0]
-    return Executor(name, host, max(1, int(summary.totalCores())))
+    return Executor(name, host, max(1, int(summary.maxTasks())))
 
 
 def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
@@ -285,21 +290,31 @@ def _connect_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatc
     return IncomingBatch(batch_id, query_id, run_id, None, digest(batch), now_ms, None)
 
 
-def unbounded_kafka_source(batch: DataFrame) -> bool:
-    """Tell whether the query reads Kafka without ``maxOffsetsPerTrigger``. ``False`` where that cannot be known."""
-    execution = running_query(batch)
-    text = str(execution.uniqueSources().toString()) if execution is not None else ""
-    return "Kafka" in text and "All Available" in text
-
-
 def source_options(batch: DataFrame) -> list[dict[str, str]]:
-    """Return the options of each of the query's sources that has some, their names in lower case; none where that
-    cannot be known.
+    """Return the options of each source of the query, with their names in lower case. Sources without options are left
+    out. Empty if Spark does not tell, as with Spark Connect.
     """
     execution = running_query(batch)
     leaves = _items(execution.analyzedPlan().collectLeaves()) if execution is not None else []
-    streams = [leaf for leaf in leaves if leaf.getClass().getSimpleName() == "StreamingRelationV2"]
-    return [{str(name).lower(): str(value) for name, value in leaf.extraOptions().items()} for leaf in streams]
+    found = [_options_of(leaf, handles.context(batch.sparkSession)._jvm) for leaf in leaves]
+    return [{str(name).lower(): str(value) for name, value in options.items()} for options in found]
+
+
+def _options_of(leaf: Any, jvm: Any) -> Any:
+    """Return the options of a streaming plan's leaf, which is a source of version 2 or of version 1."""
+    kind = str(leaf.getClass().getSimpleName())
+    if kind == "StreamingRelationV2":
+        return leaf.extraOptions()
+    if kind == "StreamingRelation":
+        convert = handles.looked_up(jvm, "scala.jdk.javaapi.CollectionConverters", "asJava")
+        return convert(leaf.dataSource().options())
+    return {}
+
+
+def runs_once(batch: DataFrame) -> bool:
+    """Return whether the query has ``trigger(once=True)``, whose one batch ignores the sources' limits."""
+    execution = running_query(batch)
+    return execution is not None and _ONCE in str(execution.trigger().toString())
 
 
 def latest_offsets(batch: DataFrame) -> list[str]:

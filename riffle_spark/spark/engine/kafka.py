@@ -12,12 +12,13 @@ from typing import Any
 from kafka import KafkaAdminClient
 from pyspark.sql import DataFrame
 
-from riffle_spark.spark.engine.inventory import latest_offsets, source_options
+from riffle_spark.spark.engine.inventory import latest_offsets, runs_once, source_options
 
-__all__ = ["kafka_of", "partition_racks"]
+__all__ = ["kafka_of", "partition_racks", "unbounded_batches"]
 
 _logger = logging.getLogger("riffle_spark")
 _BOOTSTRAP = "kafka.bootstrap.servers"
+_MOST = "maxOffsetsPerTrigger"
 _TIMEOUT_SECONDS = 10.0
 _LIMITS = ("request_timeout_ms", "bootstrap_timeout_ms")
 
@@ -38,6 +39,25 @@ def kafka_of(batch: DataFrame) -> tuple[str, tuple[str, ...]] | None:
         _logger.warning("which Kafka the query reads cannot be found out: %s", str(error).split("\n")[0])
         return None
     return servers, tuple(sorted(topics))
+
+
+def unbounded_batches(batch: DataFrame) -> str | None:
+    """Return a warning if a batch of the running query takes all that Kafka has, from inside ``foreachBatch``.
+
+    ``minOffsetsPerTrigger`` and ``maxTriggerDelay`` delay a batch and do not bound it.
+    """
+    try:
+        kafka = [options for options in source_options(batch) if _BOOTSTRAP in options]
+        ignored = bool(kafka) and runs_once(batch)
+    except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: a warning must not fail a batch
+        _logger.debug("the options of the query's sources are unknown: %s", error)
+        return None
+    held = "and a slot holds its rows of a batch in memory"
+    if any(_MOST.lower() not in options for options in kafka):
+        return f"the Kafka source has no {_MOST}, {held}. Set it to the number of rows that a batch should take"
+    if ignored:
+        return f"trigger(once=True) ignores {_MOST}, {held}. Use trigger(availableNow=True)"
+    return None
 
 
 def _topics(options: Mapping[str, str], batch: DataFrame) -> Iterable[str]:

@@ -4,7 +4,8 @@ Spark's plans, through the JVM, and when to fall back to hash placement. Does no
 
 import logging
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -18,34 +19,54 @@ from riffle_spark.worker.member_folders import LOCAL_EXECUTOR
 __all__ = ["PlacedFrames", "hash_placed", "placed"]
 
 _logger = logging.getLogger("riffle_spark")
+_ROW: Final = "org.apache.spark.sql.catalyst.InternalRow"
 
 
 def placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
-    """Return the layout as a one-column DataFrame, each partition preferring its slot's executor.
+    """Return the layout as a one-column DataFrame whose partition i holds slot i's number and prefers its executor.
 
-    Raises whatever the JVM raises if this version of Spark has no such plan; the caller then falls back to
-    ``hash_placed``.
+    Makes the same number of calls to the JVM for every number of slots. Raises whatever the JVM raises if this version
+    of Spark has no such plan; the caller then falls back to ``hash_placed``.
     """
-    context = handles.context(spark)
-    jvm = context._jvm
-    rdd = _located_rdd(context, jvm, layout)
-    schema = jvm.org.apache.spark.sql.types.StructType.fromDDL(f"{SLOT} int")
+    jvm = handles.context(spark)._jvm
+    rdd = _located_rdd(spark, jvm, layout)
+    schema = handles.looked_up(jvm, "org.apache.spark.sql.types.StructType", "fromDDL")(f"{SLOT} int")
     types = handles.looked_up(jvm, "org.apache.spark.sql.catalyst.types.DataTypeUtils$", "MODULE$")
     output = types.toAttributes(schema)
-    partitioning = jvm.org.apache.spark.sql.catalyst.plans.physical.HashPartitioning(output, len(layout.slots))
+    hashing = handles.looked_up(jvm, "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning")
+    partitioning = hashing(output, len(layout.slots))
     return handles.frame_of(spark, handles.logical_rdd(jvm, output, rdd, partitioning, handles.session(spark)))
 
 
-def _located_rdd(context: Any, jvm: Any, layout: SlotLayout) -> Any:
-    pairs = []
-    for slot in layout.slots:
-        values = context._gateway.new_array(jvm.java.lang.Object, 1)
-        values[0] = slot.number
-        row = jvm.org.apache.spark.sql.catalyst.expressions.GenericInternalRow(values)
-        wanted = [] if slot.executor == LOCAL_EXECUTOR else [f"executor_{slot.host}_{slot.executor}"]
-        pairs.append(jvm.scala.Tuple2(row, handles.scala_seq(jvm, wanted)))
-    row_class = jvm.java.lang.Class.forName("org.apache.spark.sql.catalyst.InternalRow")
-    return context._jsc.sc().makeRDD(handles.scala_seq(jvm, pairs), jvm.scala.reflect.ClassTag.apply(row_class))
+def _located_rdd(spark: SparkSession, jvm: Any, layout: SlotLayout) -> Any:
+    """Return an RDD of one row per partition. Numbers and executors cross to the JVM as one text each."""
+    rows = _wrapped(jvm, _number_rows(spark, jvm, [slot.number for slot in layout.slots]))
+    row_class = handles.looked_up(jvm, "java.lang.Class", "forName")(_ROW)
+    tag = handles.looked_up(jvm, "scala.reflect.ClassTag$", "MODULE$").apply(row_class)
+    context = handles.context(spark)._jsc.sc()
+    if any(slot.executor == LOCAL_EXECUTOR for slot in layout.slots):
+        return context.makeRDD(rows, len(layout.slots), tag)
+    names = _lines(jvm, [f"executor_{slot.host}_{slot.executor}" for slot in layout.slots])
+    return context.makeRDD(rows.zip(names.grouped(1).toSeq()), tag)
+
+
+def _number_rows(spark: SparkSession, jvm: Any, numbers: Sequence[int]) -> Any:
+    """Return a Java array of Spark's internal rows, each with one number."""
+    text = handles.looked_up(jvm, "org.apache.spark.sql.Encoders", "STRING")()
+    lines = handles.session(spark).createDataset(_lines(jvm, list(map(str, numbers))), text)
+    frame = lines.selectExpr(handles.scala_seq(jvm, ["cast(value as int)"]))
+    return frame.queryExecution().executedPlan().executeCollect()
+
+
+def _lines(jvm: Any, lines: Sequence[str]) -> Any:
+    """Return a Scala Seq of texts that have no line break and are not empty."""
+    newline = handles.looked_up(jvm, "java.util.regex.Pattern", "compile")("\n")
+    return _wrapped(jvm, newline.split("\n".join(lines)))
+
+
+def _wrapped(jvm: Any, array: Any) -> Any:
+    """Return a Java array as a Scala Seq."""
+    return handles.looked_up(jvm, "scala.collection.immutable.ArraySeq$", "MODULE$").unsafeWrapArray(array)
 
 
 def hash_placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:

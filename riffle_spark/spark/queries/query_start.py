@@ -7,7 +7,7 @@ import io
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from typing import Final
 
@@ -21,7 +21,7 @@ from riffle_spark.spark.engine import inventory, jvm, tick
 from riffle_spark.spark.job import home_of, settings_of
 from riffle_spark.spark.plans import batch_pieces, plan_nodes, plan_rules
 from riffle_spark.spark.plans.plan_cut import CutPlan, cut
-from riffle_spark.spark.queries import planned_stages, stage_rows, stream_query
+from riffle_spark.spark.queries import planned_stages, shared_roots, stage_rows, stream_query
 from riffle_spark.spark.queries.stream_options import StreamOptions
 from riffle_spark.spark.sinks import sink_choice, spark_sinks
 from riffle_spark.spark.sinks.writer_settings import WriterSettings
@@ -71,8 +71,7 @@ def started(frame: DataFrame, told: WriterSettings, options: StreamOptions) -> S
     checkpoint = _checkpoint(spark, told)
     sink_choice.check_recovery(spark, told, checkpoint)
     settings = _settings(spark, found.root or options.root, options.settings, checkpoint)
-    accepted, taken = (told.option(name) for name in (planned_stages.ACCEPT, planned_stages.TAKE_OVER))
-    planned_stages.check_stored(stages, _stored(spark, settings), accepted, taken)
+    _check_root(spark, settings, stages, told, tick.query_id_in(spark, checkpoint))
     results = batch_pieces.PiecesOnRows(stages[-1].evaluation, found.top)
     sink = PieceSink(results, sink_choice.sink_of(frame, told))
     operators = stage_rows.operators_of(stages, told.mode, sink, letters)
@@ -82,7 +81,9 @@ def started(frame: DataFrame, told: WriterSettings, options: StreamOptions) -> S
     job = stream_query.StreamJob(operators, settings, ticking, late)
     writer = told.on(DataStreamWriter(rows), "queryName", "trigger")
     query = writer.foreachBatch(job).option(_CHECKPOINT, checkpoint).start()
-    return stream_query.StreamQuery(query, job, lambda: list(_lines(found, stages)))
+    started_query = stream_query.StreamQuery(query, job, lambda: list(_lines(found, stages)))
+    shared_roots.note_root(settings.root or "", started_query)
+    return started_query
 
 
 def explained(frame: DataFrame, extended: bool | str | None, mode: str | None) -> str:
@@ -128,11 +129,25 @@ def _check_trigger(told: WriterSettings) -> None:
             )
 
 
-def _stored(spark: SparkSession, settings: Settings) -> Mapping[str, Mapping[str, str]]:
-    """Return the schemas of the stores that the root has of an earlier start."""
-    home = home_of(spark, settings_of(spark, settings))
+def _check_root(
+    spark: SparkSession,
+    settings: Settings,
+    stages: Sequence[planned_stages.PlannedStage],
+    told: WriterSettings,
+    query_id: str | None,
+) -> None:
+    """Check that the query can continue with its root. ``query_id`` is the id in its checkpoint, if that has one.
+
+    Stores are not compared with those of another query: the first batch is refused with both queries' ids.
+    """
+    in_force = settings_of(spark, settings)
+    home = home_of(spark, in_force)
+    shared_roots.check_root_is_free(home.root, query_id)
+    planned_stages.check_dispatch(stages, in_force)
     tail = log.Log(open_store(home.root, home.options), home.root).open()
-    return tail.schemas if tail is not None else {}
+    if tail is None or tail.query_id == query_id:
+        accepted, taken = (told.option(name) for name in (planned_stages.ACCEPT, planned_stages.TAKE_OVER))
+        planned_stages.check_stored(stages, tail.schemas if tail is not None else {}, accepted, taken)
 
 
 def _checkpoint(spark: SparkSession, told: WriterSettings) -> str:

@@ -178,7 +178,7 @@ def test_a_claim_keeps_what_a_batch_is_compared_with(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "changes", "error"),
     [
-        (1, {"query_id": "another"}, "new checkpoint on old state"),
+        (1, {"query_id": "another"}, "two queries share one root"),
         (3, {}, "batches are missing"),
         (0, {"offsets": "other"}, "already at 1"),
         (1, {"offsets": "other"}, "comes again"),

@@ -8,18 +8,33 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
 
 import riffle_spark
-from riffle_spark import Stateful, aggregate, count, last
+from riffle_spark import Stateful, StatefulJob, aggregate, count, last
+from riffle_spark.spark.queries.stream_query import StreamQuery
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Kept, settings_in, start
 
 BOUND = {"maxOffsetsPerTrigger": "40"}
+AT_LEAST = {"minOffsetsPerTrigger": "10", "maxTriggerDelay": "1s"}
+VERSION_1 = "spark.sql.streaming.disabledV2MicroBatchReaders"
+KAFKA = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+NOW: dict[str, Any] = {"availableNow": True}
+ALWAYS: dict[str, Any] = {"processingTime": "0 seconds"}
 JOBS: list[tuple[str, dict[str, str], dict[str, Any]]] = [
-    ("bounded", BOUND, {"availableNow": True}),
-    ("bounded", BOUND, {"processingTime": "0 seconds"}),
-    ("unbounded", {}, {"availableNow": True}),
-    ("unbounded", {}, {"processingTime": "0 seconds"}),
+    ("bounded", BOUND, NOW),
+    ("bounded", BOUND, ALWAYS),
+    ("bounded", {**BOUND, **AT_LEAST}, NOW),
+    ("unbounded", {}, NOW),
+    ("unbounded", AT_LEAST, ALWAYS),
+    ("once", BOUND, {"once": True}),
+    ("wrapped bounded", BOUND, NOW),
+    ("wrapped bounded", BOUND, ALWAYS),
+    ("wrapped unbounded", {}, NOW),
+    ("version 1 bounded", BOUND, ALWAYS),
+    ("version 1 unbounded", {}, ALWAYS),
 ]
 
 
@@ -43,25 +58,44 @@ def main(folder: Path, bootstrap: str, topic: str, jars: str) -> None:
     warnings = Warnings()
     logging.getLogger("riffle_spark").addHandler(warnings)
     for number, (name, options, trigger) in enumerate(JOBS):
-        own = folder / str(number)
+        spark.conf.set(VERSION_1, KAFKA if name.startswith("version 1") else "")
         source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", bootstrap)
         source = source.option("subscribe", topic).option("startingOffsets", "earliest").options(**options)
         events = source.load().selectExpr("cast(key as string) k", "cast(value as string) v", "partition", "offset")
-        kept = Kept()
-        compute = aggregate(rows=count(), last=last("v"))
-        order = ["partition", "offset"]
-        job = Stateful("events", "k", compute, settings=settings_in(own), order_by=order).into(kept)
         warnings.messages.clear()
-        query = start(events, job, own / "checkpoint", **trigger)
-        if "availableNow" in trigger:
-            query.awaitTermination(QUERY_TIMEOUT_SECONDS)
-        else:
+        kept = Kept()
+        begin = wrapped if name.startswith("wrapped") else by_job
+        query, job = begin(events, kept, folder / str(number), trigger)
+        if trigger is ALWAYS:
             query.processAllAvailable()
             query.stop()
-        told = [message for message in warnings.messages if "maxOffsetsPerTrigger" in message]
+        else:
+            query.awaitTermination(QUERY_TIMEOUT_SECONDS)
         batches = [report.rows for report in job.reports if report.rows]
-        print(json.dumps({"name": name, "warned": len(told), "batches": batches, "latest": kept.latest("k")}))
+        print(json.dumps({"name": name, "warned": warnings.messages, "batches": batches, "latest": kept.latest("k")}))
     spark.stop()
+
+
+def by_job(events: DataFrame, kept: Kept, own: Path, trigger: dict[str, Any]) -> tuple[StreamingQuery, StatefulJob]:
+    """Start a job in ``foreachBatch``."""
+    compute = aggregate(rows=count(), last=last("v"))
+    order = ["partition", "offset"]
+    job = Stateful("events", "k", compute, settings=settings_in(own), order_by=order).into(kept)
+    return start(events, job, own / "checkpoint", **trigger), job
+
+
+def wrapped(events: DataFrame, kept: Kept, own: Path, trigger: dict[str, Any]) -> tuple[StreamingQuery, StatefulJob]:
+    """Start a wrapped query."""
+
+    def keep(rows: DataFrame, batch_id: int) -> None:
+        kept(rows, batch_id, f"{batch_id}")
+
+    groups = riffle_spark.on(events, settings=settings_in(own)).groupBy("k")
+    counted = groups.agg(F.count("*").alias("rows"), F.max_by("v", "offset").alias("last"))
+    writer = counted.writeStream.outputMode("update").foreachBatch(keep).trigger(**trigger)
+    query = writer.option("checkpointLocation", str(own / "checkpoint")).start()
+    assert isinstance(query, StreamQuery)
+    return query, query.job
 
 
 if __name__ == "__main__":
