@@ -20,6 +20,7 @@ from riffle_spark.console.options import (
 )
 from riffle_spark.console.plan import plan_command, simulate_command
 from riffle_spark.errors import RefusedError, RiffleError, UnavailableError
+from riffle_spark.settings import DISPATCHES
 
 __all__ = ["main"]
 
@@ -54,11 +55,13 @@ def main() -> None:
 @of_a_root
 @_checkpoint
 @click.option("--empty", is_flag=True, help="Begin with no state on purpose.")
+@click.option("--key-groups", type=int, help="With --empty: the query's key_groups, instead of the settings' file's.")
+@click.option("--dispatch", type=click.Choice(DISPATCHES), help="With --empty: the query's dispatch, likewise.")
 @click.option("--previous", metavar="CHECKPOINT", callback=a_folder, help=_PREVIOUS)
 @click.option("--delivered", is_flag=True, help="Sealed output was delivered, or nobody wants it.")
-def adopt(
+def adopt(  # noqa: PLR0913 - the command's options
     root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Path, execute: bool, empty: bool,
-    previous: str | None, delivered: bool,
+    key_groups: int | None, dispatch: str | None, previous: str | None, delivered: bool,
 ) -> None:  # fmt: skip
     """Bind the state below a root to the query of another checkpoint."""
     from riffle_spark.offline import recovery
@@ -66,8 +69,9 @@ def adopt(
 
     settings = settings_in(conf_file, s3_endpoint)
     plan = recovery.adopt(
-        root, checkpoint, options=options_of(settings), empty=empty, key_groups=settings.key_groups,
-        dispatch=settings.dispatch, delivered=delivered or previous or False, execute=execute,
+        root, checkpoint, options=options_of(settings), empty=empty,
+        key_groups=settings.key_groups if key_groups is None else key_groups, dispatch=dispatch or settings.dispatch,
+        delivered=delivered or previous or False, execute=execute,
     )  # fmt: skip
     show(plan)
     if plan.offsets:

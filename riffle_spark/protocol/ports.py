@@ -42,7 +42,7 @@ RacksOf = Callable[[Sequence[tuple[str, str, "str | None"]]], Mapping[str, "str 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Executor:
-    """One live executor: Spark's id, host and cores."""
+    """One live executor: Spark's id, its host, and how many tasks it runs at once, which is named ``cores``."""
 
     id: str
     host: str

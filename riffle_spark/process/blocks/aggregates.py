@@ -133,7 +133,7 @@ def _source(name: str, accumulator: Accumulator, rows: pa.Schema) -> pa.DataType
         problem = "no" if column not in rows.names else "more than one"
         raise ConfigError(
             f"{accumulator}: the input has {problem} column {column!r}",
-            remedy=f"Its columns are: {', '.join(rows.names)}.",
+            remedy=f"Use one of {', '.join(rows.names)}.",
             where=where,
         )
     type = rows.field(column).type

@@ -155,7 +155,7 @@ class Driver:
             self._fenced = None
             self._log.open()
         tail = self._log.tail
-        decision = decide(tail, incoming, self._home.root)
+        decision = decide(tail, incoming, self._home.root, self._settings)
         check_fixed(tail, self._settings, operators, self._home.root, self._home.key, decision)
         if fresh:
             self._claim(incoming)

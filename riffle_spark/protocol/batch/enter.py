@@ -33,7 +33,7 @@ class Decision(Enum):
     REPEAT = "repeat"
 
 
-def decide(tail: Record | None, incoming: IncomingBatch, root: str) -> Decision:
+def decide(tail: Record | None, incoming: IncomingBatch, root: str, settings: Settings) -> Decision:
     """Check what Spark hands us against the log's newest record.
 
     The next id runs, from the offsets that the head ended with. The head's own id with the same query and the same
@@ -44,14 +44,16 @@ def decide(tail: Record | None, incoming: IncomingBatch, root: str) -> Decision:
             raise ConflictError(
                 f"Spark's checkpoint is at batch {incoming.version}, but {root} is empty",
                 remedy="point `root` at the state that belongs to this checkpoint, or start with no state on purpose: "
-                + command("adopt", "--empty", "--execute", root=root, checkpoint="CHECKPOINT"),
+                + _begin_empty(root, settings),
                 where=root,
             )
         return Decision.RUN
     if tail.query_id != incoming.query_id:
         raise ConflictError(
-            f"{root} belongs to query {tail.query_id}, this is {incoming.query_id} (a new checkpoint on old state)",
-            remedy="start with the checkpoint that belongs to this state, use another root, or take the state over: "
+            f"{root} belongs to query {tail.query_id}, this is {incoming.query_id}: two queries share one root, or the "
+            "query has a new checkpoint",
+            remedy="give each query its own root, as by riffle_spark.on(frame, root=...). If this query continues the "
+            "other one's state, start it with that one's checkpoint, or take the state over: "
             + command("adopt", root=root, checkpoint="CHECKPOINT")
             + " shows the offsets that the new checkpoint has to start at; once it does, "
             + command("adopt", "--execute", root=root, checkpoint="CHECKPOINT"),
@@ -126,6 +128,12 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
 def _comparable(one: str | None, other: str | None) -> bool:
     """Tell whether two digests differ only where rows do: what is before the slash says how rows are told."""
     return one is None or other is None or one.rpartition("/")[0] == other.rpartition("/")[0]
+
+
+def _begin_empty(root: str, settings: Settings) -> str:
+    """Return the command that makes an empty root as these settings want it."""
+    how = {"checkpoint": "CHECKPOINT", "key_groups": settings.key_groups, "dispatch": settings.dispatch}
+    return command("adopt", "--empty", "--execute", root=root, **how)
 
 
 def check_fixed(

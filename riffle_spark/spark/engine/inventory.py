@@ -65,8 +65,7 @@ def application_id(spark: SparkSession) -> str:
 
 
 def executors(spark: SparkSession) -> tuple[Executor, ...]:
-    """Return the executors that Spark gives tasks to, sorted by id. In local mode and with Spark Connect that is one,
-    of all cores.
+    """Return the executors that Spark gives tasks to, sorted by id. In local mode and with Spark Connect that is one.
 
     An executor that is being decommissioned, killed or excluded is live for a while but gets no task, so it is left
     out.
@@ -74,9 +73,11 @@ def executors(spark: SparkSession) -> tuple[Executor, ...]:
     if not handles.is_classic(spark):
         return (Executor(LOCAL_EXECUTOR, "", _CONNECT_SLOTS),)
     context = handles.context(spark)
-    if _is_local(context):
-        return (Executor(LOCAL_EXECUTOR, socket.gethostname(), context.defaultParallelism),)
     known = _known_of(spark)
+    if _is_local(context):
+        told = known.executors.get(LOCAL_EXECUTOR) or _executor(context, LOCAL_EXECUTOR)
+        known.executors = {} if told is None else {LOCAL_EXECUTOR: told}
+        return (Executor(LOCAL_EXECUTOR, socket.gethostname(), told.cores if told else context.defaultParallelism),)
     found = {name: known.executors.get(name) or _executor(context, name) for name in _scheduled(context, known)}
     live = {name: executor for name, executor in found.items() if executor is not None}
     known.executors = live  # another thread's look may take its place at any moment
@@ -186,13 +187,16 @@ def await_executors(spark: SparkSession, settings: Settings, expected: int = 1) 
 
 
 def _executor(context: Any, name: str) -> Executor | None:
-    """Return what stays the same as long as the executor lives; ``None`` if it has only just come or gone."""
+    """Return what stays the same as long as the executor lives; ``None`` if it has only just come or gone.
+
+    Spark counts the tasks that the executor runs at once, by ``spark.task.cpus`` and by other resources of a task.
+    """
     try:
         summary = context._jsc.sc().statusStore().executorSummary(name)
     except Exception:  # noqa: BLE001 - whatever a JVM may raise; it is seen at the next look
         return None
     host = str(summary.hostPort()).rsplit(":", 1)[0]
-    return Executor(name, host, max(1, int(summary.totalCores())))
+    return Executor(name, host, max(1, int(summary.maxTasks())))
 
 
 def batch_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:

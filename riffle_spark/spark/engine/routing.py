@@ -26,6 +26,7 @@ from riffle_spark.worker.input import newest_ms
 __all__ = [
     "arrow_of",
     "arrow_schema",
+    "has_partition_columns",
     "is_case_sensitive",
     "newest_event_times",
     "partition_columns",
@@ -145,6 +146,13 @@ def partition_columns(batch: DataFrame, columns: Sequence[str]) -> tuple[str, st
         "in dispatch_columns, or keep dispatch = key_group",
         where="dispatch_columns",
     )
+
+
+def has_partition_columns(frame: DataFrame, columns: Sequence[str]) -> bool:
+    """Return whether a frame has the columns of topic and partition. Raises ``ConfigError`` for names of several."""
+    rows, case_sensitive = arrow_schema(frame), is_case_sensitive(frame.sparkSession)
+    found = [source_of(name, rows, "dispatch_columns", case_sensitive=case_sensitive) for name in columns]
+    return None not in found
 
 
 def is_case_sensitive(spark: SparkSession) -> bool:

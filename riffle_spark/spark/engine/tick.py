@@ -35,7 +35,7 @@ from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine.background import Alarm
 
-__all__ = ["Tick"]
+__all__ = ["Tick", "query_id_in"]
 
 _logger = logging.getLogger("riffle_spark")
 _STREAMING = "org.apache.spark.sql.execution.streaming"
@@ -43,6 +43,7 @@ _STREAMS: Sequence[str] = (f"{_STREAMING}.MemoryStream", f"{_STREAMING}.runtime.
 """Where a class is in Spark 4.0, and where from 4.1 on."""
 _NUMBERS = (f"{_STREAMING}.LongOffset", f"{_STREAMING}.runtime.LongOffset")
 _OFFSETS = (f"{_STREAMING}.OffsetSeqLog", f"{_STREAMING}.checkpointing.OffsetSeqLog")
+_METADATA = (f"{_STREAMING}.StreamMetadata", f"{_STREAMING}.checkpointing.StreamMetadata")
 _COMMITS = (f"{_STREAMING}.CommitLog", f"{_STREAMING}.checkpointing.CommitLog")
 _NEVER = -1
 """The number of a stream to which nothing was ever added."""
@@ -172,6 +173,25 @@ def _reached(
         return number, False  # that batch comes again, and tells what is due after it
     seen, next_one = json.loads(metadata)["batchWatermarkMs"], json.loads(committed[1][1])["nextBatchWatermarkMs"]
     return number, by_clock or next_one > seen
+
+
+def query_id_in(spark: SparkSession, checkpoint: str) -> str | None:
+    """Return the id of the query that a checkpoint belongs to, ``None`` if it belongs to none yet.
+
+    Raises ``UnavailableError`` if Spark's checkpoint is there and cannot be read.
+    """
+    jvm = _jvm(spark)
+    try:
+        path = handles.looked_up(jvm, "org.apache.hadoop.fs.Path")(f"{checkpoint}/metadata")
+        reader = handles.looked_up(jvm, f"{_class(spark, _METADATA).getName()}$", "MODULE$")
+        found = reader.read(path, handles.session(spark).sessionState().newHadoopConf())
+        return str(found.get().id()) if found.isDefined() else None
+    except Exception as error:
+        raise UnavailableError(
+            f"Spark's checkpoint cannot be read: {error}",
+            remedy="make the checkpoint's folder readable, and start the query again",
+            where=checkpoint,
+        ) from error
 
 
 def _sources(frame: DataFrame) -> list[str]:

@@ -239,7 +239,7 @@ def _check_stream(frame: object, called: str) -> None:
         )
     if not frame.isStreaming:
         raise ConfigError(
-            f"riffle_spark.{called} was given a frame that is no stream: it has nothing to keep between batches",
+            f"riffle_spark.{called} was given a static frame, which has no state to keep",
             remedy="give it the frame that spark.readStream...load() returned, and leave static frames as they are",
             where="frame",
         )

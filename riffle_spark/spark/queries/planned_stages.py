@@ -15,6 +15,8 @@ from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.process.stages import distinct_rows, merged_groups, paired_rows, session_groups, table_rows
 from riffle_spark.process.types.stage_specs import bare_name, kind_of
+from riffle_spark.settings import Settings
+from riffle_spark.spark.engine import routing
 from riffle_spark.spark.engine.spark_batch import DeliverySink
 from riffle_spark.spark.engine.stage_frames import StageInput
 from riffle_spark.spark.job import JobOperator
@@ -34,7 +36,7 @@ from riffle_spark.state.formats.arrow_schemas import can_become, listed
 from riffle_spark.state.log import paths
 from riffle_spark.state.schemas.store_schema import StoreSchema, meanings_in, schema_of_text
 
-__all__ = ["ACCEPT", "READERS", "TAKE_OVER", "PlannedStage", "check_stored", "planned_stages"]
+__all__ = ["ACCEPT", "READERS", "TAKE_OVER", "PlannedStage", "check_dispatch", "check_stored", "planned_stages"]
 
 _logger = logging.getLogger("riffle_spark")
 
@@ -42,6 +44,15 @@ ACCEPT: Final = "riffle.accept"
 """The option with the columns that go on though they mean something else."""
 TAKE_OVER: Final = "riffle.take_over"
 """The option with the columns of a ``Stateful`` operator's state that a query goes on with."""
+_WITH_PARTITION: Final[Mapping[str, str]] = {
+    "aggregate": "group by",
+    "distinct": "select",
+    "groups": "group by",
+    "join": "join on",
+    "processor": "group by",
+    "table": "join on",
+}
+"""How a stage of each kind gets the columns of topic and partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +211,33 @@ def planned_stages(catalyst: plan_nodes.Catalyst, found: plan_cut.CutPlan, names
             raise ConfigError("two stages have one store", remedy="give each a name of its own", where=planned.store)
         stages.append(planned)
     return stages
+
+
+def check_dispatch(stages: Sequence[PlannedStage], settings: Settings) -> None:
+    """Raise ``ConfigError`` if rows go to slots by topic and partition, and a stage gets rows without these columns."""
+    if settings.dispatch == "key_group":
+        return
+    keep = "or keep dispatch = key_group"
+    if sum(bool(stage.inputs) for stage in stages) > 1:
+        raise ConfigError(
+            f"dispatch = {settings.dispatch} routes the rows of one stream, and several operators of this query read "
+            "streams",
+            remedy=f"start one query for each stream; {keep}",
+            where="dispatch",
+        )
+    columns = " and ".join(settings.dispatch_columns)
+    for stage in stages:
+        rows = stage.map_side.catalyst.frame(stage.map_side.plan)
+        if stage.stage.kind in ("join", "table"):  # Its rows are of either side, and have nulls for the other one.
+            rows = rows.select(*map(routing.quoted, stage.keys.names))
+        if not routing.has_partition_columns(rows, settings.dispatch_columns):
+            how = _WITH_PARTITION[stage.stage.kind]
+            raise ConfigError(
+                f"dispatch = {settings.dispatch} routes rows by {columns}, and operator {stage.store} gets no such "
+                f"columns: it has {', '.join(rows.columns)}",
+                remedy=f"{how} {columns} too; {keep}",
+                where="dispatch",
+            )
 
 
 def check_stored(

@@ -22,7 +22,7 @@ from riffle_spark.spark.engine import inventory, jvm, tick
 from riffle_spark.spark.job import home_of, settings_of
 from riffle_spark.spark.plans import batch_pieces, plan_nodes, plan_rules
 from riffle_spark.spark.plans.plan_cut import CutPlan, cut
-from riffle_spark.spark.queries import planned_stages, stage_rows, stream_query
+from riffle_spark.spark.queries import planned_stages, shared_roots, stage_rows, stream_query
 from riffle_spark.spark.queries.stream_options import StreamOptions
 from riffle_spark.spark.sinks import sink_choice, spark_sinks
 from riffle_spark.spark.sinks.writer_settings import WriterSettings
@@ -73,7 +73,7 @@ def started(frame: DataFrame, told: WriterSettings, options: StreamOptions) -> S
     sink_choice.check_recovery(spark, told, checkpoint)
     settings = _settings(spark, found.root or options.root, options.settings, checkpoint)
     settings = _accepting(spark, settings, told.option(planned_stages.ACCEPT))
-    _check_stored(spark, settings, stages, told.option(planned_stages.TAKE_OVER))
+    _check_root(spark, settings, stages, told, tick.query_id_in(spark, checkpoint))
     results = batch_pieces.PiecesOnRows(stages[-1].evaluation, found.top)
     sink = PieceSink(results, sink_choice.sink_of(frame, told))
     operators = stage_rows.operators_of(stages, told.mode, sink, letters)
@@ -83,7 +83,9 @@ def started(frame: DataFrame, told: WriterSettings, options: StreamOptions) -> S
     job = stream_query.StreamJob(operators, settings, ticking, late)
     writer = told.on(DataStreamWriter(rows), "queryName", "trigger")
     query = writer.foreachBatch(job).option(_CHECKPOINT, checkpoint).start()
-    return stream_query.StreamQuery(query, job, lambda: list(_lines(found, stages)))
+    started_query = stream_query.StreamQuery(query, job, lambda: list(_lines(found, stages)))
+    shared_roots.note_root(settings.root or "", started_query)
+    return started_query
 
 
 def explained(frame: DataFrame, extended: bool | str | None, mode: str | None) -> str:
@@ -137,16 +139,28 @@ def _accepting(spark: SparkSession, settings: Settings, option: str | None) -> S
     return settings.but(accept=(*settings_of(spark, settings).accept, *names))
 
 
-def _check_stored(
-    spark: SparkSession, settings: Settings, stages: Sequence[planned_stages.PlannedStage], taken: str | None
+def _check_root(
+    spark: SparkSession,
+    settings: Settings,
+    stages: Sequence[planned_stages.PlannedStage],
+    told: WriterSettings,
+    query_id: str | None,
 ) -> None:
-    """Raise ``ConfigError`` or ``ConflictError`` if a stage cannot continue with what the root has in its store."""
+    """Check that the query can continue with its root. ``query_id`` is the id in its checkpoint, if that has one.
+
+    Stores are not compared with those of another query: the first batch is refused with both queries' ids.
+    """
     in_force = settings_of(spark, settings)
     home = home_of(spark, in_force)
+    shared_roots.check_root_is_free(home.root, query_id)
+    planned_stages.check_dispatch(stages, in_force)
     tail = log.Log(open_store(home.root, home.options), home.root).open()
+    if tail is not None and tail.query_id != query_id:
+        return
     if tail is not None:
         check_stale(tail, [stage.store for stage in stages], in_force.accept, home.root)
-    planned_stages.check_stored(stages, tail.schemas if tail else {}, ",".join(in_force.accept), taken)
+    schemas = tail.schemas if tail is not None else {}
+    planned_stages.check_stored(stages, schemas, ",".join(in_force.accept), told.option(planned_stages.TAKE_OVER))
 
 
 def _checkpoint(spark: SparkSession, told: WriterSettings) -> str:
@@ -161,7 +175,7 @@ def _checkpoint(spark: SparkSession, told: WriterSettings) -> str:
     if kind_of_sink not in sink_choice.TEMPORARY:
         raise ConfigError(
             "the query has no checkpoint location",
-            remedy=f"say it: option({_CHECKPOINT!r}, ...), or set {_CHECKPOINTS}",
+            remedy=f"set one: option({_CHECKPOINT!r}, ...), or set {_CHECKPOINTS}",
             where=_CHECKPOINT,
         )
     made = tempfile.mkdtemp(prefix="temporary-")
@@ -181,7 +195,7 @@ def _settings(spark: SparkSession, root: str, given: Settings | None, checkpoint
         if scheme not in _ROOTS or (scheme == "file" and inventory.has_executors(spark)):
             raise ConfigError(
                 f"the query has no root, and the checkpoint {folder} is not where state can lie",
-                remedy="say it: riffle_spark.on(events, root='s3://bucket/prefix'), or set spark.riffle.root",
+                remedy="set one: riffle_spark.on(events, root='s3://bucket/prefix'), or set spark.riffle.root",
                 where="root",
             )
         root = f"{_ROOTS[scheme]}{place.strip('/')}/riffle"

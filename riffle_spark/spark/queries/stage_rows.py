@@ -167,7 +167,7 @@ def late_rows(stages: Sequence[PlannedStage], mode: str, given: str | Callable[.
     time = grouping_keys.event_time_of(first.map_side.catalyst, first.stage.node) if first else None
     if first is None or time is None or first.operator(mode, None, None, 0).late is None:
         raise ConfigError(
-            "late_rows is told, and no row of the query can be too late",
+            "late_rows is set, but this query never drops late rows",
             remedy="put withWatermark before the stateful operator, which has to go by that time, in append or update "
             "mode; or leave late_rows out",
             where="late_rows",
@@ -200,7 +200,7 @@ def dead_letters(
     count = sum(stage.stage.kind in _OF_USERS for stage in stages)
     if not count:
         raise ConfigError(
-            "dead_letters is told, and the query has no function that could fail on a row: applyInPandasWithState, "
+            "dead_letters is set, but the query has no function that could fail on a row: applyInPandasWithState, "
             "transformWithState or transformWithStateInPandas",
             remedy="leave dead_letters out. Spark's own expressions say what becomes of what they cannot read: "
             "from_json and try_cast make it null, and a query of its own can take that by where()",

@@ -247,7 +247,9 @@ def text_of(source: str) -> str:
         if found is None:
             shown = name if _A_NAME.match(name) else "that `encryption_keys` names"
             raise RefusedError(
-                f"the variable {shown} is not set in this process", remedy=_NAME, where="encryption_keys"
+                f"the variable {shown} is not set in this process",
+                remedy=f"set it in the environment of the driver and of every executor; or {_NAME}",
+                where="encryption_keys",
             )
         return found
     if kind != "file" or not name:

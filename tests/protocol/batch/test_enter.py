@@ -32,19 +32,19 @@ def incoming(version: int, **changes: Any) -> IncomingBatch:
 def conflict(tail: Record | None, given: IncomingBatch) -> ConflictError:
     """Return the refusal."""
     with pytest.raises(ConflictError) as caught:
-        decide(tail, given, ROOT)
+        decide(tail, given, ROOT, Settings())
     assert caught.value.where == ROOT
     return caught.value
 
 
 def test_the_first_batch_runs_on_an_empty_root() -> None:
     """Batch 0 and nothing there: a new query."""
-    assert decide(None, incoming(0), ROOT) is Decision.RUN
+    assert decide(None, incoming(0), ROOT, Settings()) is Decision.RUN
 
 
 def test_the_next_batch_runs() -> None:
     """The head's id and one more."""
-    assert decide(TAIL, incoming(6), ROOT) is Decision.RUN
+    assert decide(TAIL, incoming(6), ROOT, Settings()) is Decision.RUN
 
 
 SPARKS = 'v1\n{"batchTimestampMs":1}\n{"t":{"0":5}}'
@@ -56,7 +56,7 @@ SPARKS = 'v1\n{"batchTimestampMs":1}\n{"t":{"0":5}}'
 )
 def test_the_next_batch_runs_where_both_ended_alike(stored: str | None, before: str | None) -> None:
     """Each source's offsets are the same, whatever Spark notes beside them, or one of both is not known."""
-    assert decide(replace(TAIL, offsets=stored), incoming(6, offsets_before=before), ROOT) is Decision.RUN
+    assert decide(replace(TAIL, offsets=stored), incoming(6, offsets_before=before), ROOT, Settings()) is Decision.RUN
 
 
 def test_the_next_batch_of_another_line_is_refused() -> None:
@@ -68,7 +68,7 @@ def test_the_next_batch_of_another_line_is_refused() -> None:
 
 def test_the_heads_own_batch_is_a_repeat() -> None:
     """The same id, query and offsets: committed before, skipped."""
-    assert decide(TAIL, incoming(5), ROOT) is Decision.REPEAT
+    assert decide(TAIL, incoming(5), ROOT, Settings()) is Decision.REPEAT
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_where_offsets_cannot_be_read_the_rows_digest_stands_in(
     tail = replace(TAIL, offsets=None, input_digest=stored)
     again = incoming(5, offsets=None, input_digest=given)
     if repeat:
-        assert decide(tail, again, ROOT) is Decision.REPEAT
+        assert decide(tail, again, ROOT, Settings()) is Decision.REPEAT
     else:
         conflict(tail, again)
 
@@ -178,7 +178,7 @@ def test_a_claim_keeps_what_a_batch_is_compared_with(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "changes", "error"),
     [
-        (1, {"query_id": "another"}, "new checkpoint on old state"),
+        (1, {"query_id": "another"}, "two queries share one root"),
         (3, {}, "batches are missing"),
         (0, {"offsets": "other"}, "already at 1"),
         (1, {"offsets": "other"}, "comes again"),

@@ -410,7 +410,7 @@ REFUSED: dict[str, tuple[Callable[[DataFrame], DataStreamWriter], str]] = {
         lambda e: (
             by_page(e).writeStream.format("noop").outputMode("update").option("checkpointLocation", "hdfs://none/x")
         ),
-        "say it: riffle_spark.on",
+        "set one: riffle_spark.on",
     ),
     "continuous": (
         lambda e: by_page(e).writeStream.format("noop").outputMode("update").trigger(continuous="1 second"),

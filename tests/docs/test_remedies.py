@@ -1,0 +1,245 @@
+"""What a new user is likely to get wrong before Spark runs: each error is gone once its remedy is followed."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from riffle_spark import Settings, Stateful, aggregate, arrow_function, count, sum_, together
+from riffle_spark.errors import RefusedError
+from riffle_spark.settings import from_sources
+from riffle_spark.testing import Harness
+from tests.kit.mistakes import Mistake, check_remedy
+
+INPUT = pa.schema([("user", pa.string()), ("amount", pa.int64()), ("tags", pa.list_(pa.string()))])
+STATE = pa.schema([("total", pa.int64())])
+OUTPUT = pa.schema([("user", pa.string()), ("total", pa.int64())])
+COUNTS = aggregate(visits=count())
+TotalsOf = Callable[[pa.Table, pa.Table], Any]
+
+
+def feed(operator: Stateful, rows: pa.Schema = INPUT, **settings: Any) -> None:
+    """Run a batch of two users in a harness."""
+    with Harness(operator, rows, **settings) as query:
+        query.feed([{"user": "ann", "amount": 1}, {"user": "bob", "amount": 2}])
+
+
+def operator(key: Any = "user", compute: Any = COUNTS, store: str = "totals", **more: Any) -> Stateful:
+    """Make an operator as a user does, with anything in any place."""
+    return Stateful(store, key=key, compute=compute, **more)
+
+
+def totals_by(function: TotalsOf, state: Any = STATE) -> Stateful:
+    """Make an operator of a user's function."""
+    return operator(compute=arrow_function(function, state=state, output=OUTPUT))
+
+
+def totals(rows: pa.Table) -> pa.Table:
+    """Sum the amounts of each user."""
+    return rows.group_by("user").aggregate([("amount", "sum")]).rename_columns(OUTPUT.names)
+
+
+def read_settings(folder: Path, text: str) -> Settings:
+    """Read settings from a file."""
+    path = folder / "riffle.toml"
+    path.write_text(text)
+    return from_sources(toml=path)
+
+
+def zero_for_all(rows: pa.Table, state: pa.Table) -> Any:
+    """Return a total for each user, as a column that is not null."""
+    answer = totals(rows)
+    return answer, answer
+
+
+def once(table: pa.Table) -> pa.Table:
+    """Keep one row of each user."""
+    return table.group_by("user").aggregate([("total", "max")]).rename_columns(OUTPUT.names)
+
+
+def twice(rows: pa.Table, state: pa.Table) -> Any:
+    """Return each user's total twice."""
+    answer = pa.concat_tables([totals(rows), totals(rows)])
+    return answer, answer
+
+
+def foreign(rows: pa.Table, state: pa.Table) -> Any:
+    """Return the total of a user who is not among the rows."""
+    answer = pa.table({"user": ["zoe"], "total": [1]})
+    return answer, answer
+
+
+MISTAKES: Mapping[str, Mistake[Path]] = {
+    "unknown setting": Mistake(
+        "there is no setting 'num_standby'",
+        "did you mean 'num_standbys'?",
+        lambda folder, mended: read_settings(folder, "num_standbys = 1" if mended else "num_standby = 1"),
+    ),
+    "bad value": Mistake(
+        "num_standbys = -1 is not allowed: it must be a whole number from 0 up",
+        "correct it in code",
+        lambda _, mended: Settings(num_standbys=0 if mended else -1),
+    ),
+    "bad choice": Mistake(
+        "it must be one of key_group, partition, hashed",
+        "correct it in code",
+        lambda _, mended: Settings(dispatch="partition" if mended else "partitions"),
+    ),
+    "local folder by URL": Mistake(
+        "it must be an absolute path such as /mnt/nvme/riffle",
+        "correct it in code",
+        lambda _, mended: Settings(local_dir="/mnt/nvme/riffle" if mended else "s3://bucket/local"),
+    ),
+    "no result": Mistake(
+        "aggregate() was given nothing",
+        "aggregate(total=sum_('amount'))",
+        lambda _, mended: aggregate(total=sum_("amount")) if mended else aggregate(),
+    ),
+    "a column's name for a function": Mistake(
+        "aggregate(total=...) was given a str",
+        "total=sum_('amount')",
+        lambda _, mended: aggregate(total=sum_("amount") if mended else "amount"),  # type: ignore[arg-type]
+    ),
+    "no key": Mistake(
+        "at least one key column",
+        "name them in `key`",
+        lambda _, mended: operator(key=["user"] if mended else []),
+    ),
+    "a function for a computation": Mistake(
+        "is no computation",
+        "arrow_function(function, state=..., output=...)",
+        lambda _, mended: totals_by(zero_for_all) if mended else operator(compute=zero_for_all),
+    ),
+    "a store's name with a space": Mistake(
+        "'my totals' cannot be a store name",
+        "use 1 to 64 letters, digits, '.', '_' or '-'",
+        lambda _, mended: operator(store="my_totals" if mended else "my totals"),
+    ),
+    "settings by a dictionary": Mistake(
+        "settings = {'root': 'file:///state'} is not allowed",
+        "give Settings(root=..., ...)",
+        lambda _, mended: operator(settings=Settings(root="file:///state") if mended else {"root": "file:///state"}),
+    ),
+    "state by a list of names": Mistake(
+        "arrow_function(state=...) was given a list",
+        "state=pa.schema([('total', pa.int64())])",
+        lambda _, mended: totals_by(zero_for_all, STATE if mended else ["total"]),
+    ),
+    "a function of rows alone": Mistake(
+        "cannot be called with 2 or 3 arguments",
+        "function(rows, state)",
+        lambda _, mended: totals_by(zero_for_all if mended else lambda rows: rows),  # type: ignore[arg-type,misc]
+    ),
+    "no such key column": Mistake(
+        "there is no column 'usr' in the input",
+        "use one of user, amount, tags",
+        lambda _, mended: feed(operator(key="user" if mended else "usr")),
+    ),
+    "no such aggregated column": Mistake(
+        "the input has no column 'amnt'",
+        "Use one of user, amount, tags.",
+        lambda _, mended: feed(operator(compute=aggregate(paid=sum_("amount" if mended else "amnt")))),
+    ),
+    "a sum of text": Mistake(
+        "cannot take column 'amount' of type string",
+        "Cast the column; supported are integers, float, double, decimal.",
+        lambda _, mended: operator_on_text(pa.int64() if mended else pa.string()),
+    ),
+    "a key of lists": Mistake(
+        "a key cannot be of type list",
+        "of a map, array, struct or variant take the fields you need",
+        lambda _, mended: feed(operator(key="user" if mended else "tags")),
+    ),
+    "a pandas frame returned": Mistake(
+        "is a pandas.core.frame.DataFrame, not a pyarrow.Table",
+        "Return Arrow tables",
+        lambda _, mended: feed(
+            totals_by(lambda rows, _: (totals(rows) if mended else totals(rows).to_pandas(), totals(rows)))
+        ),
+    ),
+    "one table returned": Mistake(
+        "The function returned a Table",
+        "Return (output, new_state)",
+        lambda _, mended: feed(totals_by(lambda rows, _: (totals(rows), totals(rows)) if mended else totals(rows))),
+    ),
+    "other columns returned": Mistake(
+        "has not the declared columns",
+        "Return the declared columns",
+        lambda _, mended: feed(totals_by(lambda rows, _: (totals(rows) if mended else rows, totals(rows)))),
+    ),
+    "a key twice": Mistake(
+        "holds the same key twice: {'user': ",
+        "Return one row a key.",
+        lambda _, mended: feed(
+            totals_by(lambda rows, state: tuple(map(once, twice(rows, state))) if mended else twice(rows, state))
+        ),
+    ),
+    "another key": Mistake(
+        "holds a key that is not its own: {'user': 'zoe'}",
+        "Return only keys of the rows that the call was given",
+        lambda _, mended: feed(totals_by(zero_for_all if mended else foreign)),
+    ),
+    "a sink of one argument": Mistake(
+        "cannot be called with two or three arguments",
+        "sink(frame, batch_id)",
+        lambda _, mended: operator().into(
+            (lambda frame, _: frame.collect()) if mended else (lambda frame: frame.collect())
+        ),
+    ),
+    "two operators of one store": Mistake(
+        "two operators use the store 'totals'",
+        "give each its own name",
+        lambda _, mended: together(
+            operator().into(print), operator(store="others" if mended else "totals").into(print)
+        ),
+    ),
+    "an operator without a sink": Mistake(
+        "is no job",
+        "together(one.into(sink), ...)",
+        lambda _, mended: together(operator().into(print) if mended else operator()),  # type: ignore[arg-type]
+    ),
+    "settings that differ": Mistake(
+        "settings of their own that differ",
+        "together(..., settings=Settings(...))",
+        lambda _, mended: together(
+            operator(settings=Settings(num_standbys=1)).into(print),
+            operator(store="others", settings=Settings(num_standbys=2)).into(print),
+            settings=Settings(num_standbys=2) if mended else None,
+        ),
+    ),
+    "a delay in words": Mistake(
+        "'ten minutes' is no interval",
+        "write a number and a unit",
+        lambda _, mended: operator(watermark=("at", "10 minutes" if mended else "ten minutes")),
+    ),
+}
+
+
+def operator_on_text(kind: pa.DataType) -> None:
+    """Sum amounts of a type."""
+    rows = INPUT.set(1, pa.field("amount", kind))
+    amount = pc.cast(pa.array([1]), kind)
+    with Harness(operator(compute=aggregate(paid=sum_("amount"))), rows) as query:
+        query.feed(pa.table({"user": ["ann"], "amount": amount, "tags": pa.array([None], INPUT.field(2).type)}))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_the_remedy_helps(mistake: Mistake[Path], tmp_path: Path) -> None:
+    """The mistake is refused; what the remedy says is accepted."""
+    check_remedy(mistake, tmp_path, tmp_path)
+
+
+def test_keys_in_a_variable_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remedy says where to set the variable."""
+    monkeypatch.delenv("STATE_KEYS", raising=False)
+    with pytest.raises(RefusedError, match="the variable STATE_KEYS is not set in this process") as refused:
+        feed(operator(), encryption_keys="env:STATE_KEYS")
+    assert "set it in the environment of the driver and of every executor" in refused.value.remedy
+    monkeypatch.setenv("STATE_KEYS", f"first = {base64.b64encode(bytes(range(32))).decode()}")
+    feed(operator(), encryption_keys="env:STATE_KEYS")

@@ -1,0 +1,332 @@
+"""What a new user is likely to get wrong in a query: each error is gone once its remedy is followed."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import DataStreamWriter
+
+import riffle_spark
+from riffle_spark import Settings, Stateful, aggregate, arrow_function, count
+from riffle_spark.console.main import main
+from tests.kit.mistakes import Mistake, check_remedy
+from tests.kit.printed_commands import printed
+from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed
+
+pytestmark = pytest.mark.spark
+SCHEMA = "k long, v long, at timestamp, topic string, partition int"
+ROW = {"k": 1, "v": 2, "at": "2024-01-01T00:00:00", "topic": "events", "partition": 0}
+DUE = pa.schema([("n", pa.int64()), ("until", pa.timestamp("us"))])
+OUT = pa.schema([("k", pa.int64()), ("n", pa.int64())])
+_numbers = itertools.count()
+
+
+def collect_rows(rows: DataFrame, batch_id: int) -> None:
+    """Take a batch's rows, as a sink does."""
+    rows.collect()
+
+
+@dataclass
+class Place:
+    """A folder with an input, and everything that a user's query has there."""
+
+    spark: SparkSession
+    folder: Path
+    root: str = ""
+    checkpoint: str = "checkpoint"
+
+    def __post_init__(self) -> None:
+        self.root = self.root or f"file://{self.folder}/state"
+        self.feed = Feed(self.folder / "in", SCHEMA)
+        self.feed.add([ROW])
+
+    def events(self, root: str = "", **options: Any) -> DataFrame:
+        """Return the wrapped input."""
+        return riffle_spark.on(self.feed.stream(self.spark), root=root or self.root, **options)
+
+    def run(self, writer: DataStreamWriter, *path: str, **trigger: Any) -> None:
+        """Start a writer and wait for its end."""
+        writer = writer.option("checkpointLocation", str(self.folder / self.checkpoint))
+        query = writer.trigger(**(trigger or {"availableNow": True})).start(*path)
+        try:
+            query.awaitTermination(QUERY_TIMEOUT_SECONDS)
+        finally:
+            query.stop()
+
+    def collect(self, frame: DataFrame, mode: str = "complete", **trigger: Any) -> None:
+        """Run a frame of a wrapped query into a function."""
+        self.run(frame.writeStream.outputMode(mode).foreachBatch(collect_rows), **trigger)
+
+    def into(self, sink: Any) -> None:
+        """Run a count into a function."""
+        self.run(self.events().groupBy("k").count().writeStream.outputMode("complete").foreachBatch(sink))
+
+    def save(self, frame: DataFrame, mode: str, *path: str) -> None:
+        """Run a frame into files."""
+        self.run(frame.writeStream.format("json").outputMode(mode), *path)
+
+    def count(self, key: str = "k", store: str = "totals", compute: Any = None, **more: Any) -> None:
+        """Run an operator over what is new in the input; what is not one of its arguments is a setting."""
+        watermark, columns = more.pop("watermark", None), more.pop("columns", ["k", "v", "at"])
+        settings = {"root": self.root, "local_dir": f"{self.folder}/local", "key_groups": 8, **more}
+        operator = Stateful(
+            store, key=key, compute=compute or aggregate(n=count()), watermark=watermark, settings=Settings(**settings)
+        )
+        stream = self.feed.stream(self.spark).select(*columns)
+        self.run(stream.writeStream.foreachBatch(operator.into(collect_rows)))
+
+    def count_on(self, key: str = "k", **options: str) -> None:
+        """Run a wrapped count over what is new in the input."""
+        writer = self.events().groupBy(key).count().writeStream.outputMode("complete")
+        self.run(writer.options(**options).foreachBatch(collect_rows))
+
+    def more(self) -> None:
+        """Add a row, so that there is a batch to run."""
+        self.feed.add([ROW])
+
+
+def command(place: Place, act: Callable[[], object]) -> None:
+    """Do what fails, and run the last command that its error prints, as it is printed."""
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001 - the test has asserted already which one it is
+        text = str(error).replace("CHECKPOINT", str(place.folder / place.checkpoint))
+        arguments = printed(text[text.index("What to do:") :].splitlines()[0])[-1]
+    ran = CliRunner().invoke(main, arguments)
+    assert ran.exit_code == 0, ran.output
+
+
+def state_that_is_gone(place: Place, mended: bool) -> None:
+    """Delete the state between two runs."""
+    if not mended:
+        place.count()
+        shutil.rmtree(place.folder / "state")
+        place.more()
+    else:
+        command(place, place.count)
+    place.count()
+
+
+def new_checkpoint(place: Place, mended: bool) -> None:
+    """Delete the checkpoint between two runs; the remedy that needs no thought is another root."""
+    if not mended:
+        place.count()
+        place.checkpoint = "checkpoint2"
+        place.more()
+    else:
+        place.root = f"file://{place.folder}/state2"
+    place.count()
+
+
+def other_key_groups(place: Place, mended: bool) -> None:
+    """Change the number of key-groups between two runs."""
+    if not mended:
+        place.count()
+        place.more()
+    else:
+        command(place, lambda: place.count(key_groups=16))
+    place.count(key_groups=16)
+
+
+def other_key(place: Place, mended: bool) -> None:
+    """Change the key of a store between two runs."""
+    if not mended:
+        place.count()
+        place.more()
+    place.count("v", store="by_v" if mended else "totals")
+
+
+def other_key_on(place: Place, mended: bool) -> None:
+    """Change the key of a wrapped query between two runs."""
+    if not mended:
+        place.count_on()
+        place.more()
+    place.count_on("v", **({"riffle.accept": "aggregate.k"} if mended else {}))
+
+
+def with_timers(place: Place, mended: bool) -> None:
+    """End keys by event time."""
+    compute = arrow_function(
+        lambda _, state: (OUT.empty_table(), state), state=DUE, output=OUT, due="until", time_mode="EventTime"
+    )
+    place.count(compute=compute, watermark=("at", "10 minutes") if mended else None)
+
+
+def by_ten(frame: DataFrame) -> DataFrame:
+    """Count by windows of ten minutes, with a watermark."""
+    return frame.withWatermark("at", "1 minute").groupBy(F.window("at", "10 minutes")).count()
+
+
+def set_in_spark(place: Place, name: str, value: str, mended: tuple[str, str] | None) -> None:
+    """Run a query under a setting in Spark's configuration."""
+    wanted, text = mended or (name, value)
+    place.spark.conf.set(f"spark.riffle.{wanted}", text)
+    try:
+        place.count_on()
+    finally:
+        place.spark.conf.unset(f"spark.riffle.{wanted}")
+
+
+def late_counts(events: DataFrame, *, watermark: bool) -> DataFrame:
+    """Count by windows, with a watermark or without."""
+    return by_ten(events) if watermark else events.groupBy(F.window("at", "10 minutes")).count()
+
+
+def without_checkpoint(place: Place, mended: bool) -> None:
+    """Run a query into files, with a checkpoint or without."""
+    writer = by_ten(place.events()).writeStream.format("json").outputMode("append").trigger(availableNow=True)
+    if mended:
+        writer = writer.option("checkpointLocation", f"{place.folder}/checkpoint")
+    writer.start(f"{place.folder}/out").awaitTermination(QUERY_TIMEOUT_SECONDS)
+
+
+def in_memory(place: Place, name: str) -> None:
+    """Run a query into a table in memory."""
+    writer = place.events().groupBy("k").count().writeStream.format("memory").outputMode("complete")
+    writer = writer.queryName(name) if name else writer
+    writer.trigger(availableNow=True).start().awaitTermination(QUERY_TIMEOUT_SECONDS)
+
+
+MISTAKES: Mapping[str, Mistake[Place]] = {
+    "no root": Mistake(
+        "root = None: executors need a root they can all reach",
+        "file:///folder on one machine",
+        lambda place, mended: place.count(root=place.root if mended else None),
+    ),
+    "a root that is a path": Mistake(
+        "is not the URL of a place for state",
+        "file:///path",
+        lambda place, mended: place.count(root=f"{'file://' if mended else ''}{place.folder}/state"),
+    ),
+    "a setting in Spark that is unknown": Mistake(
+        "there is no setting 'num_standby'",
+        "did you mean 'num_standbys'? Correct it in the Spark configuration (spark.riffle.num_standby)",
+        lambda place, mended: set_in_spark(place, "num_standby", "0", ("num_standbys", "0") if mended else None),
+    ),
+    "a setting in Spark of a wrong value": Mistake(
+        "num_standbys = 'none' is not allowed: it must be a whole number from 0 up",
+        "correct it in the Spark configuration (spark.riffle.num_standbys)",
+        lambda place, mended: set_in_spark(place, "num_standbys", "none", ("num_standbys", "0") if mended else None),
+    ),
+    "a static frame": Mistake(
+        "riffle_spark.on",
+        "give it the frame that spark.readStream...load() returned",
+        lambda place, mended: place.events() if mended else riffle_spark.on(place.spark.range(3), root=place.root),
+    ),
+    "a continuous trigger": Mistake(
+        "trigger(continuous=...) runs no batches",
+        "use one of availableNow, once, processingTime",
+        lambda place, mended: place.collect(
+            place.events().groupBy("k").count(), **({"once": True} if mended else {"continuous": "1 second"})
+        ),
+    ),
+    "files in complete mode": Mistake(
+        "outputMode('complete')",
+        "use outputMode('append') with a watermark",
+        lambda place, mended: place.save(
+            by_ten(place.events()), "append" if mended else "complete", f"{place.folder}/out"
+        ),
+    ),
+    "files without a path": Mistake(
+        "have no path",
+        "name it: start(path)",
+        lambda place, mended: place.save(
+            by_ten(place.events()), "append", *([f"{place.folder}/out"] if mended else [])
+        ),
+    ),
+    "files without a checkpoint": Mistake(
+        "the query has no checkpoint location",
+        "option('checkpointLocation', ...)",
+        without_checkpoint,
+    ),
+    "a memory sink without a name": Mistake(
+        "the memory sink has no name for its table",
+        "name the query: queryName(...)",
+        lambda place, mended: in_memory(place, f"table{next(_numbers)}" if mended else ""),
+    ),
+    "a sink of one argument": Mistake(
+        "cannot be called with two or three arguments",
+        "sink(frame, batch_id)",
+        lambda place, mended: place.into(collect_rows if mended else DataFrame.collect),
+    ),
+    "a percentile": Mistake(
+        "percentile",
+        "percentile_approx for percentile and median",
+        lambda place, mended: place.collect(
+            place.events().groupBy("k").agg((F.percentile_approx if mended else F.percentile)("v", 0.5))
+        ),
+    ),
+    "two roots": Mistake(
+        "the query reads frames of several roots",
+        "the same root for all streams of a query",
+        lambda place, mended: place.collect(
+            place.events().join(
+                place.events("" if mended else f"{place.root}2").select("k", F.col("v").alias("w")), "k"
+            ),
+            "append",
+        ),
+    ),
+    "late rows without a watermark": Mistake(
+        "late_rows is set, but this query never drops late rows",
+        "put withWatermark before the stateful operator",
+        lambda place, mended: place.collect(
+            late_counts(place.events(late_rows=f"{place.folder}/late"), watermark=mended), "update"
+        ),
+    ),
+    "dead letters without a function": Mistake(
+        "dead_letters is set, but the query has no function",
+        "leave dead_letters out",
+        lambda place, mended: place.collect(
+            place.events(**({} if mended else {"dead_letters": f"{place.folder}/dead"})).groupBy("k").count()
+        ),
+    ),
+    "dispatch by partition without its columns": Mistake(
+        "rows are dispatched by the columns topic and partition",
+        "select the source's topic and partition into the batch too",
+        lambda place, mended: place.count(
+            dispatch="partition", columns=["k", "v", *(["topic", "partition"] if mended else [])]
+        ),
+    ),
+    "a key column that is not there": Mistake(
+        "there is no column 'kk' in the input",
+        "use one of k, v, at",
+        lambda place, mended: place.count("k" if mended else "kk"),
+    ),
+    "timers without a watermark": Mistake(
+        "no timestamp column of the input has a watermark",
+        'watermark=(column, "10 minutes")',
+        with_timers,
+    ),
+}
+IN_ONE_PLACE: Mapping[str, Mistake[Place]] = {
+    "state that is gone": Mistake("is empty", "--empty --execute", state_that_is_gone),
+    "a new checkpoint": Mistake("belongs to query", "root", new_checkpoint),
+    "another number of key-groups": Mistake("key_groups = 16, but the state", "--key-groups 16", other_key_groups),
+    "another key": Mistake("has another schema", "use another store name", other_key),
+    "another key of a wrapped query": Mistake(
+        "the query has no store 'aggregate.k' any more", "option('riffle.accept', 'aggregate.k')", other_key_on
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_the_remedy_helps(spark: SparkSession, tmp_path: Path, mistake: Mistake[Place]) -> None:
+    """The mistake is refused; a query that is written as the remedy says runs."""
+    check_remedy(mistake, Place(spark, tmp_path / "mistake"), Place(spark, tmp_path / "mended"))
+
+
+@pytest.mark.parametrize("mistake", IN_ONE_PLACE.values(), ids=IN_ONE_PLACE)
+def test_the_remedy_helps_a_query_with_state(spark: SparkSession, tmp_path: Path, mistake: Mistake[Place]) -> None:
+    """The mistake between two runs is refused; after the remedy the query goes on."""
+    place = Place(spark, tmp_path)
+    check_remedy(mistake, place, place)

@@ -1,0 +1,130 @@
+"""Wrapped queries whose rows go to slots by topic and partition: one that lacks the columns is refused as it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupState
+
+import riffle_spark
+from riffle_spark.errors import ConfigError
+from tests.kit.streams.streaming import Feed, records, settings_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+SCHEMA = "topic string, partition int, k string, v long, at timestamp"
+ROWS = [{"topic": "t", "partition": n % 3, "k": "abc"[n % 2], "v": n, "at": "2026-01-01T00:00:00Z"} for n in range(30)]
+Query = Callable[[DataFrame], DataFrame]
+
+
+def counting(key: Any, frames: Iterable[Any], state: GroupState) -> Iterable[Any]:
+    """Count rows."""
+    before = state.get[0] if state.exists else 0
+    count = before + sum(len(frame) for frame in frames)
+    state.update((count,))
+    yield pd.DataFrame({"k": [key[-1]], "rows": [count]})
+
+
+def by_function(*keys: str) -> Query:
+    """A function of the user's that counts the rows of a group."""
+    return lambda events: events.groupBy(*keys).applyInPandasWithState(
+        counting, "k string, rows long", "rows long", "update", "NoTimeout"
+    )
+
+
+def counts(*keys: str) -> Query:
+    """Rows by key."""
+    return lambda events: events.groupBy(*keys).agg(F.count("*").alias("rows"))
+
+
+def joined(*keys: str) -> Query:
+    """A stream joined with itself."""
+
+    def query(events: DataFrame) -> DataFrame:
+        right = events.select(*keys, "v").where("v < 6")
+        return events.select("topic", "partition", "k").join(right, list(keys)).select("k", F.lit(1).alias("rows"))
+
+    return query
+
+
+def in_windows(events: DataFrame, *keys: str) -> DataFrame:
+    """Rows by window and key."""
+    return events.groupBy(F.window("at", "10 seconds"), *keys).agg(F.count("*").alias("rows"))
+
+
+def chained(events: DataFrame) -> DataFrame:
+    """The first operator has the columns, the second one has not."""
+    first = in_windows(events.withWatermark("at", "1 second"), "topic", "partition", "k")
+    return first.groupBy("window", "k").agg(F.sum("rows").alias("rows"))
+
+
+def of_two(events: DataFrame) -> DataFrame:
+    """Results of two operators, each of which reads a stream."""
+    keys = ("topic", "partition", "k")
+    timed = events.withWatermark("at", "1 second")
+    left, right = (in_windows(timed.where(f"v % 2 = {one}"), *keys) for one in range(2))
+    return left.unionByName(right).groupBy("window", *keys).agg(F.sum("rows").alias("rows"))
+
+
+def started(spark: SparkSession, folder: Path, query: Query, dispatch: str, mode: str = "update") -> list[Row]:
+    """Run a query over the feed, and return its last batch's rows."""
+    feed, found = Feed(folder / "in", SCHEMA), list[Row]()
+    feed.add(ROWS)
+    events = riffle_spark.on(feed.stream(spark), settings=settings_in(folder, dispatch=dispatch))
+    writer = query(events).writeStream.foreachBatch(lambda rows, _: found.extend(rows.collect()))
+    writer = writer.outputMode(mode).option("checkpointLocation", str(folder / "c")).trigger(availableNow=True)
+    writer.start().awaitTermination()
+    return sorted(found)
+
+
+@pytest.mark.parametrize("dispatch", ["partition", "hashed"])
+@pytest.mark.parametrize(
+    ("query", "store", "remedy"),
+    [
+        (counts("k"), "aggregate.k", "group by topic and partition too"),
+        (counts("topic", "k"), "aggregate.topic-k", "group by topic and partition too"),
+        (joined("k"), "join.k", "join on topic and partition too"),
+        (chained, "aggregate.window-k", "group by topic and partition too"),
+        (lambda events: events.select("k").dropDuplicates(), "distinct", "select topic and partition too"),
+    ],
+    ids=["one key", "topic alone", "join", "chain", "distinct"],
+)
+def test_a_query_that_drops_topic_and_partition_is_refused_as_it_starts(
+    spark: SparkSession, tmp_path: Path, query: Query, store: str, remedy: str, dispatch: str
+) -> None:
+    """The message names the operator and what to do. Nothing is written."""
+    with pytest.raises(ConfigError, match=f"dispatch = {dispatch} routes rows by topic and partition") as caught:
+        started(
+            spark, tmp_path, query, dispatch, "append" if remedy.startswith("join") or query is chained else "update"
+        )
+    assert store in caught.value.problem
+    assert caught.value.remedy == f"{remedy}; or keep dispatch = key_group"
+    assert records(f"file://{tmp_path}/state") == []
+
+
+def test_several_streams_are_refused_as_the_query_starts(spark: SparkSession, tmp_path: Path) -> None:
+    """The rows of a batch would have no topic of their own."""
+    with pytest.raises(ConfigError, match="several operators of this query read streams"):
+        started(spark, tmp_path, of_two, "partition", "append")
+    assert records(f"file://{tmp_path}/state") == []
+
+
+@pytest.mark.parametrize("dispatch", ["partition", "hashed"])
+@pytest.mark.parametrize(
+    ("make", "mode", "total", "count"),
+    [(counts, "update", len(ROWS), 6), (by_function, "update", len(ROWS), 6), (joined, "append", 30, 30)],
+    ids=["aggregate", "function", "join"],
+)
+def test_a_query_that_groups_by_topic_and_partition_runs(
+    spark: SparkSession, tmp_path: Path, make: Callable[..., Query], mode: str, total: int, count: int, dispatch: str
+) -> None:
+    """What the remedy says."""
+    rows = started(spark, tmp_path, make("topic", "partition", "k"), dispatch, mode)
+    assert (sum(row["rows"] for row in rows), len(rows)) == (total, count)
+    assert {record.dispatch for record in records(f"file://{tmp_path}/state")} == {dispatch}

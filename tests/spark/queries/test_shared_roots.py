@@ -1,0 +1,91 @@
+"""A root belongs to one query: the second one is refused with that cause, whatever its stores are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter
+
+import riffle_spark
+from riffle_spark.errors import ConfigError, ConflictError
+from tests.kit.streams.streaming import Feed, committed, records, settings_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+
+@pytest.fixture
+def events(spark: SparkSession, tmp_path: Path) -> DataFrame:
+    """A wrapped frame with rows."""
+    feed = Feed(tmp_path / "in", "k long, v long")
+    feed.add([{"k": k, "v": k} for k in range(5)])
+    return riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path))
+
+
+def writer_of(frame: DataFrame, checkpoint: Path) -> DataStreamWriter:
+    """Return a writer that keeps nothing."""
+
+    def noop(rows: DataFrame, _: int) -> None:
+        rows.write.format("noop").mode("append").save()
+
+    writer = frame.writeStream.outputMode("update").foreachBatch(noop)
+    return writer.option("checkpointLocation", str(checkpoint))
+
+
+def test_a_second_query_of_this_process_is_refused_as_it_starts(events: DataFrame, tmp_path: Path) -> None:
+    """Before the first one has committed anything and after that, with other stores and with the same."""
+    query = writer_of(events.groupBy("k").count(), tmp_path / "c1").start()
+    try:
+        for second in (events.dropDuplicates(["v"]), events.groupBy("k").count()):
+            with pytest.raises(ConflictError, match=f"two queries share the root .*{query.id}") as caught:
+                writer_of(second, tmp_path / "c2").start()
+            assert "riffle_spark.on(frame, root=...)" in caught.value.remedy
+            assert "riffle.accept" not in str(caught.value)
+            query.processAllAvailable()
+    finally:
+        query.stop()
+    assert committed(f"file://{tmp_path}/state") == [0]
+
+
+def test_each_query_with_a_root_of_its_own_runs(spark: SparkSession, tmp_path: Path) -> None:
+    """What the remedy says."""
+    feed = Feed(tmp_path / "in", "k long, v long")
+    feed.add([{"k": k, "v": k} for k in range(5)])
+    for number in range(2):
+        own = riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path / f"{number}"))
+        query = writer_of(own.groupBy("k").count(), tmp_path / f"c{number}").start()
+        query.processAllAvailable()
+    for query in spark.streams.active:
+        query.stop()
+    assert [committed(f"file://{tmp_path}/{number}/state") for number in range(2)] == [[0], [0]]
+
+
+@pytest.mark.parametrize("same_stores", [False, True])
+def test_a_root_of_a_query_that_has_ended_is_refused_with_both_ids(
+    events: DataFrame, tmp_path: Path, *, same_stores: bool
+) -> None:
+    """As one of another process, which only the record tells of. Nothing is written."""
+    first = writer_of(events.groupBy("k").count(), tmp_path / "c1").trigger(availableNow=True).start()
+    first.awaitTermination()
+    before = records(f"file://{tmp_path}/state")
+    second = events.groupBy("k").count() if same_stores else events.dropDuplicates(["v"])
+    query = writer_of(second, tmp_path / "c2").trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match=f"belongs to query {first.id}, this is {query.id}") as caught:
+        query.awaitTermination()
+    assert "two queries share one root" in str(caught.value)
+    assert "riffle_spark.on(frame, root=...)" in str(caught.value)
+    assert "riffle.accept" not in str(caught.value)
+    assert records(f"file://{tmp_path}/state") == before
+
+
+def test_the_same_query_started_again_is_compared_with_its_stores(events: DataFrame, tmp_path: Path) -> None:
+    """With its own checkpoint a query is refused for its stores, as before."""
+    first = writer_of(events.groupBy("k").count(), tmp_path / "c").trigger(availableNow=True).start()
+    first.awaitTermination()
+    with pytest.raises(ConfigError, match="would begin at nothing"):
+        writer_of(events.groupBy("v").count(), tmp_path / "c").start()
+    again = writer_of(events.groupBy("k").count(), tmp_path / "c").trigger(availableNow=True).start()
+    again.awaitTermination()
+    assert again.id == first.id
