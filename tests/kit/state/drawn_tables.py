@@ -102,7 +102,9 @@ def nested(leaves: dict[pa.DataType, Values]) -> st.SearchStrategy[tuple[pa.Data
         lambda inner: st.one_of(
             inner.map(lambda t: (pa.list_(t[0]), nullable_lists(t[1]))),
             inner.map(lambda t: (pa.large_list(t[0]), nullable_lists(t[1]))),
-            inner.map(lambda t: (pa.list_(t[0], 2), nullable_lists(t[1], 2))),
+            inner.filter(lambda t: not pa.types.is_fixed_size_list(t[0])).map(
+                lambda t: (pa.list_(t[0], 2), nullable_lists(t[1], 2))
+            ),
             inner.map(lambda t: (pa.map_(pa.string(), t[0]), entries(t[1]))),
             st.lists(inner, max_size=3).map(structs),
         ),
