@@ -84,7 +84,7 @@ def rack_warnings(view: View, settings: AssignSettings) -> list[str]:
         warnings.append(f"racks are not considered: {reason}")
     tags = settings.rack_aware_assignment_tags
     if tags and any(member.rack is not None for member in view.members):
-        differing = sorted(m.id for m in view.members if m.rack is not None and m.tags.get("rack") != m.rack)
+        differing = sorted(m.id for m in view.members if m.rack is not None and m.attribute("rack") != m.rack)
         if "rack" not in tags or differing:
             of = f" of {', '.join(differing)}" if differing else ""
             warnings.append(f"the tags {', '.join(tags)} do not say the same as the rack{of}: the tags win")

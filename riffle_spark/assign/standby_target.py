@@ -4,7 +4,8 @@
 2. The copy that is closest to caught up fills a gap.
 3. Copies move from members above their fair share of copies to members below it.
 
-Different tag values come before balance, different racks after it. What the rack strategy saves comes last (`racks`).
+Different tag values come before balance, different racks after it. Where members have the configured tags, these alone
+say which copies are apart (KIP-925, KIP-708). What the rack strategy saves comes last (`racks`).
 
 Standbys are on live members only. A lost member is awaited as an owner, not as a standby: what it held is replaced at
 once (KIP-441). No other standby moves until it is back or given up.
@@ -242,7 +243,7 @@ def may_move(copies: Copies, task: int, giver: int, taker: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Per member: the values of the configured tags, the rack, and its zone (equal in all of these)."""
+    """Per member: the values of the configured tags, the rack where no tag counts, and its zone (equal in these)."""
 
     tags: tuple[tuple[str | None, ...], ...]
     racks: tuple[str | None, ...]
@@ -272,11 +273,14 @@ class Spread:
 
 
 def spread_of(board: Board, settings: AssignSettings) -> Spread:
-    """Return the spread of this board's members under the configured tags and forced values."""
+    """Return the spread of this board's members under the configured tags and forced values; under racks only if no
+    member has such a tag.
+    """
     keys = settings.rack_aware_assignment_tags
     forced = sorted(settings.forced_awareness)
-    tags = tuple(tuple(member.tags.get(key) for key in keys) for member in board.members)
-    racks = tuple(member.rack for member in board.members)
+    tags = tuple(tuple(member.attribute(key) for key in keys) for member in board.members)
+    is_tagged = any(value is not None for values in tags for value in values)
+    racks = tuple(None if is_tagged else member.rack for member in board.members)
     values = tuple(tuple(member.attribute(key) for key in forced) for member in board.members)
     zones: dict[object, list[int]] = {}
     for m, key in enumerate(zip(tags, racks, values, strict=True)):

@@ -354,6 +354,52 @@ def test_racks_are_ignored_with_a_warning_if_one_is_unknown() -> None:
     assert "no rack is known for b" in assign(before, settings).warnings[0]
 
 
+def contradicting(read_in: str) -> View:
+    """Return a and b in zone near, c in zone far; c shares the rack of b, and standbys read in one rack."""
+    members = (
+        Member("a", rack="r1", tags={"zone": "near"}),
+        Member("b", rack="r2", tags={"zone": "near"}),
+        Member("c", rack="r2", tags={"zone": "far"}),
+    )
+    before = view("a:0-3 b:4-7 c:8-11")
+    traffic = Traffic(1, {read_in: 1})
+    return replace(
+        before, members=members, tasks=tuple(replace(each, standby_traffic=traffic) for each in before.tasks)
+    )
+
+
+def standbys_of(done: Assignment) -> dict[str, int]:
+    """Return how many standbys each member keeps."""
+    return dict(sorted(Counter(m for held in done.standbys.values() for m in held).items()))
+
+
+@pytest.mark.parametrize("strategy", ["none", "min_cost"])
+def test_tags_alone_say_which_standbys_are_apart(strategy: Any) -> None:
+    """The far zone keeps standbys of the near one; its own are levelled over a and b, whatever racks these are in."""
+    settings = replace(SETTINGS, num_standbys=1, rack_aware_assignment_tags=("zone",))
+    settings = replace(settings, rack_aware_assignment_strategy=strategy)
+    done = settled(contradicting("r1"), settings)
+    assert standbys_of(done) == {"a": 2, "b": 2, "c": 8}
+
+
+def test_a_tag_that_no_member_has_leaves_the_spread_to_racks() -> None:
+    """It changes nothing, and is a warning."""
+    plain = settled(contradicting("r1"), replace(SETTINGS, num_standbys=1))
+    unknown = settled(contradicting("r1"), replace(SETTINGS, num_standbys=1, rack_aware_assignment_tags=("cloud",)))
+    assert unknown.standbys == plain.standbys
+    assert any("cloud" in warning for warning in unknown.warnings)
+
+
+def test_rack_is_a_tag_like_any_other() -> None:
+    """Where the tag rack is configured a member's rack is its value, so that standbys are elsewhere."""
+    settings = replace(SETTINGS, num_standbys=1, rack_aware_assignment_tags=("rack",))
+    before = contradicting("r1")
+    done = settled(before, settings)
+    racks = {member.id: member.rack for member in before.members}
+    assert all(racks[done.owners[each]] != racks[kept] for each, (kept,) in done.standbys.items())
+    assert not any("the tags win" in warning for warning in done.warnings)
+
+
 def test_tags_that_contradict_racks_are_a_warning() -> None:
     """The tags win, and it is said."""
     before = View((Member("a", rack="r1", tags={"zone": "z"}), Member("b", rack="r2")), (Task(task(0)),))

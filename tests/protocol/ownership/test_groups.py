@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.assign.model import TaskId
 from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.ownership.groups import GROUP, Groups, named, task, task_named
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths, record
@@ -217,6 +218,30 @@ def test_a_store_that_joins_in_the_midst_of_a_run_is_of_its_own_group(
     assert world.feed().restores == 0
     assert owners(world) == before
     assert world.state("totals") == world.fed
+
+
+def test_snapshots_are_taken_by_the_owner_in_the_stores_own_group(tmp_path: Path) -> None:
+    """Who has the copy takes them: no other executor is asked, or fetches one for that."""
+    world = in_groups(tmp_path)
+    world.settle()
+    upkeep, taken = world.cluster.upkeep, set[tuple[str, int, str]]()
+
+    def noted(orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
+        for executor, order in orders.items():
+            taken.update((each.store, each.key_group, world.member(executor)) for each in order.snapshots)
+        return upkeep(orders)
+
+    world.cluster.upkeep = noted  # type: ignore[method-assign]
+    reports = [world.feed() for _ in range(12)]
+    by_store = {"totals": owners(world)[GROUP], "models": owners(world)["heavy"]}
+    apart = {kg for kg in range(5) if len({by_store[store][kg] for store in by_store}) > 1}
+    assert {(store, kg) for store, kg, _ in taken} == {(store, kg) for store in by_store for kg in range(5)}
+    assert apart, "else both groups have the same owners"
+    assert {(store, kg): member for store, kg, member in taken} == {
+        (store, kg): by_store[store][kg] for store in by_store for kg in range(5)
+    }
+    assert sum(report.upkeep_restores for report in reports) == 0
+    check_states(world)
 
 
 def test_in_hashed_dispatch_groups_are_refused(tmp_path: Path) -> None:
