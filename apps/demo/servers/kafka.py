@@ -1,11 +1,11 @@
-"""A Kafka broker in KRaft mode, alone or beside others. Knows its jars and properties. Does not know who produces or
-reads.
-"""
+"""A Kafka broker in KRaft mode, alone or beside others."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
@@ -32,8 +32,8 @@ node.id={node}
 controller.quorum.voters=1@127.0.0.1:{controller}
 controller.listener.names=CONTROLLER
 listeners={listeners}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+advertised.listeners={advertised}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}
 log.dirs={folder}
 auto.create.topics.enable=false
 offsets.topic.num.partitions=1
@@ -49,11 +49,22 @@ message.max.bytes=33554432
 class KafkaBroker(Server):
     """One broker on a free loopback port, its logs and data in a folder of its own, in a rack if it is given one.
 
-    ``joins`` names the broker before it in the same cluster: ids count up from 1, the first one controls.
+    ``joins`` names the broker before it in the same cluster: ids count up from 1, the first one controls. ``secured``
+    are protocols by the names of further listeners, and ``properties`` further lines that set them up.
     """
 
-    def __init__(self, folder: Path, rack: str | None = None, joins: KafkaBroker | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rack: str | None = None,
+        joins: KafkaBroker | None = None,
+        secured: Mapping[str, str] = MappingProxyType({}),
+        properties: str = "",
+    ) -> None:
         self._rack = rack
+        self._secured = dict(secured)
+        self._properties = properties
+        self._ports = {name: free_port() for name in secured}
         self._port = free_port()
         self._controller: int = joins._controller if joins else free_port()
         self._node: int = joins._node + 1 if joins else 1
@@ -65,17 +76,28 @@ class KafkaBroker(Server):
         """What clients call ``bootstrap.servers``."""
         return f"127.0.0.1:{self._port}"
 
+    def bootstrap_of(self, listener: str) -> str:
+        """Return the same for one of the further listeners."""
+        return f"127.0.0.1:{self._ports[listener]}"
+
     def start(self) -> None:
         """Begin to start."""
         self._folder.mkdir(parents=True, exist_ok=True)
         properties = self._folder / "server.properties"
-        first, plain = self._node == 1, f"PLAINTEXT://127.0.0.1:{self._port}"
+        is_first = self._node == 1
+        ports = {"PLAINTEXT": self._port, **self._ports}
+        clients = ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items())
         text = PROPERTIES.format(
-            port=self._port, controller=self._controller, node=self._node, folder=self._folder / "kafka-data",
-            roles="broker,controller" if first else "broker",
-            listeners=f"{plain},CONTROLLER://127.0.0.1:{self._controller}" if first else plain,
-        )  # fmt: skip
-        properties.write_text(text + (f"broker.rack={self._rack}\n" if self._rack else ""))
+            controller=self._controller,
+            node=self._node,
+            folder=self._folder / "kafka-data",
+            roles="broker,controller" if is_first else "broker",
+            listeners=f"{clients},CONTROLLER://127.0.0.1:{self._controller}" if is_first else clients,
+            advertised=clients,
+            protocols="".join(f",{name}:{protocol}" for name, protocol in self._secured.items()),
+        )
+        text += f"broker.rack={self._rack}\n" if self._rack else ""
+        properties.write_text(text + self._properties)
         class_path = os.pathsep.join(map(str, broker_jars()))
         command = ["sh", "-c", SCRIPT, "kafka", java_command(), class_path, JVM_OPTIONS, CLUSTER_ID, str(properties)]
         self._child = Child(Launch("the Kafka broker", command, self._folder / "kafka.log", grace_seconds=2))

@@ -1,20 +1,21 @@
-"""Which Kafka the running query reads, and which racks hold its partitions. Knows the options of Kafka's source, its
-offsets as text, and Kafka's administration. Does not know Spark's plans.
-"""
+"""Which Kafka the running query reads, and which racks hold its partitions."""
 
+import contextlib
 import json
 import logging
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from kafka import KafkaAdminClient
 from pyspark.sql import DataFrame
 
 from riffle_spark.spark.engine.inventory import latest_offsets, runs_once, source_options
+from riffle_spark.spark.engine.kafka_security import security_of
 
-__all__ = ["kafka_of", "partition_racks", "unbounded_batches"]
+__all__ = ["KafkaSource", "kafka_of", "partition_racks", "unbounded_batches"]
 
 _logger = logging.getLogger("riffle_spark")
 _BOOTSTRAP = "kafka.bootstrap.servers"
@@ -23,10 +24,18 @@ _TIMEOUT_SECONDS = 10.0
 _LIMITS = ("request_timeout_ms", "bootstrap_timeout_ms")
 
 
-def kafka_of(batch: DataFrame) -> tuple[str, tuple[str, ...]] | None:
-    """Return the bootstrap servers and the topics that the running query reads, from inside ``foreachBatch``.
+class KafkaSource(NamedTuple):
+    """What a query reads, and the options of the source, which say how to connect."""
 
-    ``None`` if it reads no Kafka, or where that cannot be known, as with Spark Connect. Of several clusters it is the
+    servers: str
+    topics: tuple[str, ...]
+    options: Mapping[str, str]
+
+
+def kafka_of(batch: DataFrame) -> KafkaSource | None:
+    """Return the Kafka cluster and the topics that the running query reads, from inside ``foreachBatch``.
+
+    ``None`` if it reads no Kafka, or if that cannot be known, as with Spark Connect. Of several clusters it is the
     first, with its topics.
     """
     try:
@@ -38,7 +47,7 @@ def kafka_of(batch: DataFrame) -> tuple[str, tuple[str, ...]] | None:
     except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: racks are never a condition
         _logger.warning("which Kafka the query reads cannot be found out: %s", str(error).split("\n")[0])
         return None
-    return servers, tuple(sorted(topics))
+    return KafkaSource(servers, tuple(sorted(topics)), kafka[0])
 
 
 def unbounded_batches(batch: DataFrame) -> str | None:
@@ -76,17 +85,20 @@ def _topics_read(batch: DataFrame) -> list[str]:
 
 
 def partition_racks(
-    bootstrap: str, topics: Sequence[str], seconds: float = _TIMEOUT_SECONDS
+    bootstrap: str,
+    topics: Sequence[str],
+    options: Mapping[str, str] = MappingProxyType({}),
+    seconds: float = _TIMEOUT_SECONDS,
 ) -> dict[tuple[str, int], tuple[str, ...]]:
-    """Return, by (topic, partition), the racks of all its replicas, each once and sorted; of brokers without a rack
-    none.
+    """Return the racks of all replicas by (topic, partition), each once and sorted. Brokers without a rack add none.
 
-    Waits at most ``seconds`` for a server and for each of three answers. What cannot be found out (Kafka cannot be
-    reached or wants credentials, a topic does not exist) is a warning and left out.
+    ``options`` are those of Kafka's source: this client logs in and encrypts as the source does. Waits at most
+    ``seconds`` for a server and for each of three answers. What cannot be found out (Kafka cannot be reached, it
+    refuses the credentials, only Java's client can connect so, a topic does not exist) is a warning and left out.
     """
     servers = [server.strip() for server in bootstrap.split(",")]
     try:
-        brokers, described = _described(servers, topics, seconds)
+        brokers, described = _described(servers, topics, security_of(options), seconds)
         racks = {int(_of(broker, "broker_id", "node_id")): broker["rack"] or None for broker in brokers}
         return dict(_each_partition(described, racks))
     except Exception as error:  # noqa: BLE001 - racks make traffic cheaper: whatever fails must not fail a batch
@@ -95,16 +107,29 @@ def partition_racks(
 
 
 def _described(
-    servers: Sequence[str], topics: Sequence[str], seconds: float
+    servers: Sequence[str], topics: Sequence[str], security: Mapping[str, Any], seconds: float
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     if not any(_answers(server, seconds / len(servers)) for server in servers):
         raise ConnectionError("no server answers")
     limits = {name: int(seconds * 1000) for name in _LIMITS if name in KafkaAdminClient.DEFAULT_CONFIG}
-    admin = KafkaAdminClient(bootstrap_servers=list(servers), **limits)
+    admin = _Administrator(bootstrap_servers=list(servers), **limits, **security)
     try:
         return admin.describe_cluster()["brokers"], admin.describe_topics(list(topics))
     finally:
         admin.close()
+
+
+class _Administrator(KafkaAdminClient):  # type: ignore[misc]
+    """A client that leaves no thread behind if the server refuses it."""
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except BaseException:
+            self._closed = False  # it is set at the end of the base class's __init__, and close() looks at it
+            with contextlib.suppress(Exception):
+                self.close()
+            raise
 
 
 def _answers(server: str, seconds: float) -> bool:

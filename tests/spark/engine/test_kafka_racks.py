@@ -74,15 +74,21 @@ def test_a_server_that_never_answers_is_waited_for_so_long(caplog: pytest.LogCap
 
 @pytest.mark.long
 def test_a_query_tells_which_topics_it_reads_and_from_where(broker: KafkaBroker, tmp_path: Path) -> None:
-    """By subscription, by assignment, by pattern, and from two sources; a query without Kafka tells nothing."""
+    """By subscription, by assignment, by pattern, and from two sources, each with its options. A query without Kafka
+    tells nothing.
+    """
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap)
     for topic in ("clicks", "views"):
         producer.send(topic, value=b"1", partition=0)
     producer.close()
     jars = ",".join(str(jar) for jar in connector_jars())
     told = told_by(APP, str(tmp_path), broker.bootstrap, jars, seconds=TIMEOUT_SECONDS)[-1]
-    both = [broker.bootstrap, ["clicks", "views"]]
+    both = [broker.bootstrap, ["clicks", "views"], "set"]
     assert told == {
-        "direct": None, "subscribe": both, "assign": [broker.bootstrap, ["clicks"]], "pattern": both, "two": both,
+        "direct": None,
+        "subscribe": both,
+        "assign": [broker.bootstrap, ["clicks"], "set"],
+        "pattern": both,
+        "two": both,
         "none": None,
-    }  # fmt: skip
+    }

@@ -296,6 +296,28 @@ def test_only_what_a_failed_bulk_delete_has_left_is_deleted_again(
     assert b"root/a" not in scripted.seen[-1].body
 
 
+def test_a_server_is_asked_again_what_is_left_after_each_delete_that_got_further(
+    scripted: ScriptedServer, credentials: Callable[[str], None]
+) -> None:
+    """This one deletes one object of each request, and fails each time."""
+    server = Deleting(refusal(500, "InternalError"), {"a", "b", "c"}, deletes_first=False)
+
+    def respond(request: Request) -> Answer:
+        if request.method == "POST":
+            server.paths.discard(min(server.paths))
+        return server(request)
+
+    opened(scripted, respond).delete(["a", "b", "c"])
+    assert [request.method for request in scripted.seen] == [
+        "POST",
+        *["HEAD"] * 3,
+        "POST",
+        *["HEAD"] * 2,
+        "POST",
+        "HEAD",
+    ]
+
+
 def test_a_bulk_delete_that_deletes_nothing_asks_once_and_ends(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, credentials: Callable[[str], None]
 ) -> None:

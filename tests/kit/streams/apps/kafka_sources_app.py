@@ -16,6 +16,8 @@ import riffle_spark
 from riffle_spark.spark.engine.kafka import kafka_of
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS
 
+UNUSED = "kafka.ssl.key.password"
+"""An option that a plaintext source does not use."""
 TOPICS = {
     "subscribe": {"subscribe": "clicks, views"},
     "assign": {"assign": '{"clicks": [0]}'},
@@ -31,7 +33,13 @@ def main(folder: Path, bootstrap: str, jars: str) -> None:
 
     def kafka(options: Mapping[str, str]) -> DataFrame:
         source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", bootstrap)
-        return source.option("startingOffsets", "earliest").options(**options).load().selectExpr("value")
+        return (
+            source.option("startingOffsets", "earliest")
+            .option(UNUSED, "set")
+            .options(**options)
+            .load()
+            .selectExpr("value")
+        )
 
     queries = {name: kafka(options) for name, options in TOPICS.items()}
     queries["two"] = kafka(TOPICS["assign"]).union(kafka({"subscribe": "views"}))
@@ -39,7 +47,8 @@ def main(folder: Path, bootstrap: str, jars: str) -> None:
     told: dict[str, object] = {"direct": kafka_of(spark.range(1))}
 
     def keep(name: str, batch: DataFrame, _: int) -> None:
-        told.setdefault(name, kafka_of(batch))
+        source = kafka_of(batch)
+        told.setdefault(name, source and [source.servers, source.topics, source.options.get(UNUSED)])
 
     for name, rows in queries.items():
         query = (
