@@ -1,0 +1,152 @@
+"""Each rule of the assignor alone, at its boundary: the test fails if the rule is taken out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from riffle_spark.assign.assignor import assign
+from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, TaskId, Traffic, View
+from riffle_spark.protocol.ownership.triggers import Patience, Probes
+from tests.kit.assign_views import WHOLE, caught_up, settled, task, view
+
+ACCEPTABLE = AssignSettings().acceptable_recovery_lag
+
+
+def owner_moves(done: Assignment) -> set[int]:
+    """Return the key-groups that get another owner."""
+    return {move.task.key_group for move in done.moves if move.role == "owner"}
+
+
+def warm_on(before: View, member: str) -> View:
+    """Return the view with a copy of every task on a member, in sync."""
+    lags = {each.id: {**before.lags.get(each.id, {}), member: 0} for each in before.tasks}
+    return replace(before, lags=lags)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("standbys", [0, 1])
+def test_as_many_warm_ups_run_as_are_allowed_and_no_more(most: int, standbys: int) -> None:
+    """Two newcomers need more than that: the others wait."""
+    settings = AssignSettings(max_warmup_replicas=most, num_standbys=standbys)
+    before = view("a:0-11 b:12-23")
+    before = caught_up(before, settled(before, settings))
+    done = assign(replace(before, members=(*before.members, Member("c"), Member("d"))), settings)
+    assert sum(map(len, done.warmups.values())) == most
+
+
+@pytest.mark.parametrize(("lag", "moves"), [(ACCEPTABLE, {0}), (ACCEPTABLE + 1, set())])
+def test_a_copy_at_the_acceptable_lag_is_caught_up_and_one_behind_it_is_not(lag: int, moves: set[int]) -> None:
+    """The task goes to its pin at once, or its pin warms up first."""
+    before = view("a:0-2 b:3")
+    pinned = replace(before, pins={task(0): "b"}, lags={**before.lags, task(0): {"a": 0, "b": lag}})
+    done = assign(pinned, AssignSettings())
+    assert owner_moves(done) & {0} == moves
+    assert (task(0) in done.warmups) == (not moves)
+
+
+@pytest.mark.parametrize(("size", "warms"), [(ACCEPTABLE, False), (ACCEPTABLE + 1, True)])
+def test_whole_state_of_the_acceptable_lag_needs_no_warm_up(size: int, warms: bool) -> None:
+    """An empty member lacks the whole state: up to the acceptable lag it owns at once."""
+    before = view("a:0-1 b:")
+    done = assign(replace(before, tasks=tuple(replace(each, size=size) for each in before.tasks)), AssignSettings())
+    assert bool(done.warmups) == warms
+    assert bool(owner_moves(done)) != warms
+
+
+@pytest.mark.parametrize(("lag", "due"), [(ACCEPTABLE, True), (ACCEPTABLE + 1, False)])
+def test_a_probe_is_due_once_a_warm_up_is_at_the_acceptable_lag(lag: int, due: bool) -> None:
+    """The same boundary as the assignor's."""
+    waiting = Assignment({task(0): "a"}, needs_probe=True)
+    assert Probes().due(waiting, [lag], (ACCEPTABLE, 600.0), 0.0) is due
+
+
+def in_racks(before: View, local: Mapping[TaskId, str], role: str) -> View:
+    """Return the view with members in racks of their names, where tasks are read in one rack each."""
+    members = tuple(replace(member, rack=member.id) for member in before.members)
+    tasks = tuple(
+        replace(each, **{f"{role}_traffic": Traffic(1, {local[each.id]: 1})})  # type: ignore[arg-type]
+        for each in before.tasks
+    )
+    return replace(before, members=members, tasks=tasks)
+
+
+@pytest.mark.parametrize(("non_overlap", "exchanged"), [(1, True), (9, True), (11, False)])
+def test_a_move_is_made_for_racks_if_it_saves_more_than_it_costs(non_overlap: int, exchanged: bool) -> None:
+    """Reading a task across racks costs 10: two tasks change places if a move costs less, and stay if it costs more."""
+    before = in_racks(view("a:0 b:1"), {task(0): "b", task(1): "a"}, "owner")
+    settings = AssignSettings(rack_aware_assignment_strategy="min_cost")
+    done = assign(before, replace(settings, rack_aware_assignment_non_overlap_cost=non_overlap))
+    assert dict(done.target) == {task(0): "b" if exchanged else "a", task(1): "a" if exchanged else "b"}
+
+
+@pytest.mark.parametrize(("strategy", "kept"), [("none", "bca"), ("min_cost", "cab")])
+def test_standbys_go_where_they_read_less_under_a_strategy_alone(strategy: Any, kept: str) -> None:
+    """Both placements are level and in other racks than the owner; the second one reads nothing across racks."""
+    before = view("a:0-1 b:2-3 c:4-5")
+    local = {task(number): "cab"[number // 2] for number in range(6)}
+    present = {task(number): ("bca"[number // 2],) for number in range(6)}
+    racked = in_racks(replace(before, standbys=present), local, "standby")
+    racked = replace(racked, lags={each: {**held, present[each][0]: 0} for each, held in before.lags.items()})
+    done = settled(racked, AssignSettings(num_standbys=1, rack_aware_assignment_strategy=strategy))
+    assert {each.key_group: members for each, members in done.standbys.items()} == {
+        number: (kept[number // 2],) for number in range(6)
+    }
+    assert done.owners == before.owners
+
+
+@pytest.mark.parametrize(("most", "moved"), [(1, 1), (2, 2), (None, 4)])
+def test_so_many_owners_move_at_once(most: int | None, moved: int) -> None:
+    """All four are ready to move; those beyond wait for the next assignment, and all are made in the end."""
+    before = warm_on(view("a:0-7 b:"), "b")
+    settings = AssignSettings(moves_at_once=most, max_warmup_replicas=8)
+    assert len(owner_moves(assign(before, settings))) == moved
+    assert sorted(Counter(settled(before, settings).owners.values()).items()) == [("a", 4), ("b", 4)]
+
+
+@pytest.mark.parametrize(("allowed", "moved"), [("all_owned", {8}), ("always", {0, 1, 2, 8})])
+def test_nothing_else_moves_while_a_task_has_no_owner_unless_it_is_allowed(allowed: Any, moved: set[int]) -> None:
+    """Task 8 is placed; that the others level at once as well has to be asked for."""
+    before = warm_on(view("a:0-7 b:", total=9), "b")
+    found = owner_moves(assign(before, AssignSettings(allow_rebalance=allowed)))
+    assert 8 in found
+    assert len(found) == len(moved)
+
+
+def two_stores(layout: Mapping[str, str]) -> View:
+    """Return a view of a and b that own the tasks of stores: a letter is the owner of the next task."""
+    owners = {task(n, store): owner for store, held in layout.items() for n, owner in enumerate(held)}
+    tasks = tuple(Task(each, size=WHOLE) for each in owners)
+    return View((Member("a"), Member("b")), tasks, owners, lags={each: {owner: 0} for each, owner in owners.items()})
+
+
+@pytest.mark.parametrize(("weight", "moves"), [(0.55, 2), (0.0, 0)])
+def test_stores_are_spread_unless_their_balance_is_off(weight: float, moves: int) -> None:
+    """Both members own two tasks, each of one store alone."""
+    before = two_stores({"x": "aa", "y": "bb"})
+    done = assign(before, AssignSettings(store_balance=weight))
+    assert sum(done.target[each] != owner for each, owner in before.owners.items()) == moves
+
+
+@pytest.mark.parametrize(("weight", "moves"), [(0.45, 2), (0.0, 0)])
+def test_members_are_level_unless_their_balance_is_off(weight: float, moves: int) -> None:
+    """Four stores of one task each are spread wherever they are; a owns all four."""
+    before = two_stores(dict.fromkeys("wxyz", "a"))
+    done = assign(before, AssignSettings(instance_balance=weight))
+    assert sum(done.target[each] != owner for each, owner in before.owners.items()) == moves
+
+
+def test_a_standby_falls_behind_only_if_its_lag_grows_ten_times_in_a_row() -> None:
+    """A lag that stays or shrinks once begins the count anew."""
+    copy = (task(0), "b")
+    grows = Patience()
+    assert [bool(grows.fall_behind({copy: lag})) for lag in range(12)] == [False] * 10 + [True] * 2
+    for pause in (4, 5):
+        stays = Patience()
+        lags = [0, 1, 2, 3, 4, 5, pause, *range(6, 15)]
+        assert not any(stays.fall_behind({copy: lag}) for lag in lags)
+        assert stays.fall_behind({copy: 15})
