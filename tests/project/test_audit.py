@@ -4,22 +4,68 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 
 import pytest
 
 from tests.kit.audit import HOLES, NO_ANSWER, NO_HOLES, verdict
 from tests.kit.folders import CHECKOUT
 
-PINNED = re.compile(r"[A-Za-z0-9._-]+(\[[a-z,-]+\])?==[^ ;]+( *;.*| --hash=sha256:[0-9a-f]{64})?")
+PINNED = re.compile(r"[A-Za-z0-9._-]+==[^ ;]+( *;[^#]*?)?(\s+--hash=sha256:[0-9a-f]{64})+")
+LOCKED = sorted(path.name for path in (CHECKOUT / "requirements").glob("*.txt") if path.name != "direct.txt")
+INSTALL = re.compile(r"pip_install |-m pip install ")
 
 
-@pytest.mark.parametrize("name", ["python310.txt", "python311.txt", "audit.txt", "fuzz.txt"])
-def test_every_package_has_one_version(name: str) -> None:
-    """Ranges, URLs and options are none."""
-    lines = (CHECKOUT / "requirements" / name).read_text().splitlines()
-    said = [line for line in lines if line and not line.startswith("#")]
-    assert said
-    assert [line for line in said if not PINNED.fullmatch(line)] == []
+def test_all_locks_are_looked_at() -> None:
+    """Those of both environments, of another Spark, of the tools, and of what builds."""
+    assert LOCKED == ["audit.txt", "build.txt", "fuzz.txt", "python310.txt", "python311.txt", "spark-4.3.0.txt"]
+
+
+@pytest.mark.parametrize("name", LOCKED)
+def test_every_package_has_one_version_and_its_hashes(name: str) -> None:
+    """A lock file has no range, no URL and no option, and hashes for each package."""
+    text = re.sub(r"^#.*\n", "", (CHECKOUT / "requirements" / name).read_text(), flags=re.MULTILINE)
+    packages = text.replace("\\\n", " ").splitlines()
+    assert packages
+    assert [package for package in packages if not PINNED.fullmatch(package.strip())] == []
+
+
+def test_every_install_looks_at_hashes() -> None:
+    """Each ``pip install`` of the script checks hashes, but for that of the checkout itself, which builds with what is
+    installed already.
+    """
+    lines = (CHECKOUT / "run").read_text().replace("\\\n", " ").splitlines()
+    installs = [line for line in lines if INSTALL.search(line) and '"$@"' not in line]
+    assert len(installs) == 6
+    for line in installs:
+        hashed = "--require-hashes" in line and "--no-deps" in line
+        itself = line.endswith("--no-deps --no-build-isolation -e .")
+        assert hashed or itself, line
+        assert itself or "--only-binary" in line or "--no-build-isolation" in line or "build.txt" in line, line
+
+
+@pytest.mark.parametrize("lock", ["python310.txt", "python311.txt"])
+@pytest.mark.parametrize("spark", ["", "4.3.0"])
+def test_another_spark_replaces_the_pinned_one(lock: str, spark: str) -> None:
+    """The script takes Spark and py4j from its own file and all else from the lock. An unknown Spark is refused."""
+    script = (CHECKOUT / "run").read_text()
+    functions = re.findall(
+        r"^(?:locked|pinned_spark|pinned_versions|fail|say)\(\) \{.*?^\}$|^say\(\).*$", script, re.M | re.S
+    )
+    found = printed([*functions, f"lock_file() {{ echo requirements/{lock}; }}", f"pinned_versions {spark}"])
+    usual = (CHECKOUT / "requirements" / lock).read_text()
+    versions = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", found, re.M))
+    wanted = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", usual, re.M))
+    assert versions == {**wanted, **({"pyspark": spark} if spark else {})}
+    assert all(PINNED.fullmatch(each.strip()) for each in found.replace("\\\n", " ").splitlines() if each[0] != "#")
+    with pytest.raises(subprocess.CalledProcessError):
+        printed([*functions, "pinned_versions 9.9.9"])
+
+
+def printed(lines: list[str]) -> str:
+    """Return what bash prints for these lines, which run below the checkout."""
+    text = "\n".join(["set -euo pipefail", *lines])
+    return subprocess.run(["bash", "-c", text], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
 
 
 WHOLE = {"name": "a", "version": "1", "vulns": []}

@@ -59,7 +59,7 @@ def test_encrypted_state_reaches_the_sink_and_lies_nowhere_else(spark: SparkSess
         job(spark.range(40).selectExpr("concat('planted-', id % 5) k", "id v"), batch)
     assert {key: row["rows"] for key, row in kept.latest("k").items()} == {f"planted-{n}": 16 for n in range(5)}
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert any(path.read_bytes()[:4] == b"RFE1" for path in files)
+    assert any(path.read_bytes()[:4] == b"RFE2" for path in files)
     assert [path for path in files if b"planted" in path.read_bytes()] == []
 
 
