@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -20,6 +19,7 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
 from tests.kit import settings_reference as reference
 from tests.kit.pages import CHECKOUT, PAGES, Block, anchors, blocks, links, table_rows
+from tests.kit.quiet import no_warnings
 from tests.kit.shared_session import SharedSession
 
 RUNNABLE = [block for page in PAGES for block in blocks(page) if block.info == "python runnable"]
@@ -131,16 +131,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.spark
 @pytest.mark.parametrize("block", RUNNABLE, ids=str)
 def test_runnable_examples_run_as_written(
-    spark: SparkSession, folder: Path, block: Block, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    spark: SparkSession, folder: Path, block: Block, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each block marked as runnable runs, in the order of the pages, and prints what it computed, without a warning."""
-    caplog.set_level(logging.WARNING, "riffle_spark")
     code = block.code.replace(FOLDER, str(folder))
     variables: dict[str, object] = {"__name__": "__main__"}
-    exec(compile(code, str(block), "exec"), variables)
+    with no_warnings():
+        exec(compile(code, str(block), "exec"), variables)
     printed = capfd.readouterr().out
     assert "print(" not in code or printed
-    assert [record.getMessage() for record in caplog.records if record.name == "riffle_spark"] == []
     job = variables.get("job")
     if isinstance(job, riffle_spark.StatefulJob):
         assert len(job.reports) >= 2

@@ -182,6 +182,16 @@ def late_counts(events: DataFrame, *, watermark: bool) -> DataFrame:
     return by_ten(events) if watermark else events.groupBy(F.window("at", "10 minutes")).count()
 
 
+def beside_another_query(place: Place, mended: bool) -> None:
+    """Start a query while another one runs."""
+    writer = place.events().groupBy("k").count().writeStream.outputMode("complete").foreachBatch(collect_rows)
+    other = writer.option("checkpointLocation", f"{place.folder}/other").start()
+    try:
+        place.collect(place.events(f"{place.root}2" if mended else "").groupBy("v").count())
+    finally:
+        other.stop()
+
+
 def without_checkpoint(place: Place, mended: bool) -> None:
     """Run a query into files, with a checkpoint or without."""
     writer = by_ten(place.events()).writeStream.format("json").outputMode("append").trigger(availableNow=True)
@@ -297,6 +307,18 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
             dispatch="partition", columns=["k", "v", *(["topic", "partition"] if mended else [])]
         ),
     ),
+    "dispatch by partition of a wrapped query": Mistake(
+        "dispatch = partition routes rows by topic and partition",
+        "group by topic and partition too",
+        lambda place, mended: place.collect(
+            place.events(settings=Settings(dispatch="partition", key_groups=8))
+            .groupBy(*(["topic", "partition"] if mended else []), "k")
+            .count()
+        ),
+    ),
+    "two queries of one root": Mistake(
+        "two queries share the root", "riffle_spark.on(frame, root=...)", beside_another_query
+    ),
     "a key column that is not there": Mistake(
         "there is no column 'kk' in the input",
         "use one of k, v, at",
@@ -310,7 +332,7 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
 }
 IN_ONE_PLACE: Mapping[str, Mistake[Place]] = {
     "state that is gone": Mistake("is empty", "--empty --execute", state_that_is_gone),
-    "a new checkpoint": Mistake("belongs to query", "root", new_checkpoint),
+    "a new checkpoint": Mistake("or the query has a new checkpoint", "give each query its own root", new_checkpoint),
     "another number of key-groups": Mistake("key_groups = 16, but the state", "--key-groups 16", other_key_groups),
     "another key": Mistake("has another schema", "use another store name", other_key),
     "another key of a wrapped query": Mistake(
