@@ -35,7 +35,7 @@ __all__ = ["with_expired"]
 
 def with_expired(
     order: Order, schema: PlainColumns, compute: BlockComputation, stacks: Mapping[int, OpenStack],
-    entries: Mapping[int, Entry], result: SlotResult,
+    entries: Mapping[int, Entry], result: SlotResult, timed: run_computation.Timed,
 ) -> SlotResult:  # fmt: skip
     """Return what became of a slot's rows, and of the keys that are due then, and when key-groups that changed are due
     next. ``stacks`` and ``entries`` are those of the touched key-groups and of those with something due.
@@ -51,7 +51,7 @@ def with_expired(
         first_ms = {key_group: max(ms, until_ms + 1) for key_group, ms in first_ms.items()}
         if is_due.any():
             touched, state = _touched(schema, changes, is_due)
-            gone = run_computation.run_on_due(order, compute, touched, state, watermark_ms)
+            gone = run_computation.run_on_due(order, compute, touched, state, watermark_ms, timed)
             changes = _replaced(changes, is_due, run_computation.changes_of(schema, touched, gone))
             outputs.append(gone.output)
             count += len(touched.hashes)

@@ -5,6 +5,7 @@ call, results are joined, and which key-groups have something due. Does not know
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,7 @@ from riffle_spark.worker.seal import SlotResult, StateChanges
 
 __all__ = [
     "CallResult",
+    "Timed",
     "as_declared",
     "changes_of",
     "due_key_groups",
@@ -43,6 +45,18 @@ __all__ = [
     "run_on_due",
     "run_on_elements",
 ]
+
+
+_Given = ParamSpec("_Given")
+_Returned = TypeVar("_Returned")
+
+
+class Timed(Protocol):
+    """Makes a call of the computation one whose time is measured apart."""
+
+    def __call__(self, call: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
+        """Return such a call."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +139,9 @@ def _batch(
 
 
 def run_on_due(
-    order: Order, compute: BlockComputation, touched: TouchedKeys, state: pa.Table, watermark_ms: int | None
-) -> CallResult:
+    order: Order, compute: BlockComputation, touched: TouchedKeys, state: pa.Table, watermark_ms: int | None,
+    timed: Timed,
+) -> CallResult:  # fmt: skip
     """Give keys whose time has come to the computation as it asks for rows, at once or by key-group. What it does not
     keep goes.
     """
@@ -138,7 +153,7 @@ def run_on_due(
         for key_group, start, end in touched.spans if order.per_key_group else [(None, 0, count)]:
             keys, old = touched.keys.slice(start, end - start), state.slice(start, end - start)
             batch = _batch(order, rows, everything[:0], keys, old, found[start:end], key_group)
-            updates.append((start, compute.expired(batch)))
+            updates.append((start, timed(compute.expired)(batch)))
     result = _join(order, state.schema, updates)
     return replace(result, deleted=np.delete(everything, result.changed))
 
@@ -180,7 +195,7 @@ def changes_of(schema: PlainColumns, touched: TouchedKeys, result: CallResult) -
 
 def run_by_key(
     order: Order, schema: VariableColumns, begun: Callable[[Times, str], Processing], rows: pa.Table,
-    touched: TouchedKeys, stacks: Mapping[int, OpenStack], entries: Mapping[int, Entry],
+    touched: TouchedKeys, stacks: Mapping[int, OpenStack], entries: Mapping[int, Entry], timed: Timed,
 ) -> SlotResult:  # fmt: skip
     """Run what ``begun`` gives over the touched key-groups and those of ``entries`` that have something due.
 
@@ -190,7 +205,8 @@ def run_by_key(
         processing = begun(order.times, f"store {order.store!r}")
         processing.collects = collects_for(order)
         processing.begin(_grouped(order, rows, touched))
-        outcomes, micros = _by_copy(processing, touched, schema.hashes(touched.keys), stacks, entries)
+        hashes = schema.hashes(touched.keys)
+        outcomes, micros = timed(_by_copy)(processing, touched, hashes, stacks, entries)
         output = processing.output()
         processing.end()
     fired = sum(outcome.timers_fired for outcome in outcomes.values())
@@ -241,7 +257,7 @@ def _changes(schema: VariableColumns, outcomes: Mapping[int, Outcome]) -> StateC
 
 def run_on_elements(
     order: Order, schema: VariableColumns, compute: block.ElementComputation, rows: pa.Table, touched: TouchedKeys,
-    stacks: Mapping[int, OpenStack], entries: Mapping[int, Entry],
+    stacks: Mapping[int, OpenStack], entries: Mapping[int, Entry], timed: Timed,
 ) -> SlotResult:  # fmt: skip
     """Call once with the elements of touched keys and those of ``entries`` that are due. These go, whatever is said of
     them, so that nothing of a key-group is due before the time that it is left with.
@@ -253,7 +269,9 @@ def run_on_elements(
     held = ElementColumns.of(schema, asked, copies, until_ms)
     given = {name: block.Elements(one.owners, one.values, one.due_ms) for name, one in held.found.items()}
     data = rows.drop_columns([SLOT, KEY_GROUP, HASH])
-    update = compute.over_elements(block.ElementBatch(data, touched.codes, held.keys, given, until_ms, order.store))
+    update = timed(compute.over_elements)(
+        block.ElementBatch(data, touched.codes, held.keys, given, until_ms, order.store)
+    )
     is_due = {name: (one.due_ms != variable_kinds.NO_DUE) & (one.due_ms <= until_ms) for name, one in given.items()}
     pieces = [
         piece for name, gone in is_due.items() for piece in _element_rows(schema, name, held, update, gone.copy())

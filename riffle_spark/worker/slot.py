@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import pyarrow as pa
 
@@ -44,6 +45,8 @@ from riffle_spark.worker.seal import SlotResult, seal
 
 __all__ = ["beyond_memory", "run_slot"]
 
+_Given = ParamSpec("_Given")
+_Returned = TypeVar("_Returned")
 _logger = logging.getLogger("riffle_spark")
 
 
@@ -88,16 +91,31 @@ class _Attempt:
         self.reader = Reader(self.objects, self.folder, self.keys)
         self.facts: dict[str, object] = {}
         self.seconds: dict[str, float] = {}
+        self._inside = 0.0
         self.merges: list[Callable[[], None]] = []
         self.lost: set[int] = set()
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to ``name``."""
+        """Add the time that the block takes to the step ``name``, without the time of steps inside the block."""
+        outer = self._inside
+        self._inside = 0.0
         started = time.perf_counter()
-        yield
-        took = time.perf_counter() - started
-        self.seconds[name] = self.seconds[name] + took if name in self.seconds else took
+        try:
+            yield
+        finally:
+            took = time.perf_counter() - started
+            self.seconds[name] = self.seconds.get(name, 0.0) + took - self._inside
+            self._inside = outer + took
+
+    def timed(self, call: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
+        """Return a call of the computation that adds its time to the step ``user``."""
+
+        def timed_call(*args: _Given.args, **options: _Given.kwargs) -> _Returned:
+            with self.step("user"):
+                return call(*args, **options)
+
+        return timed_call
 
     def run(self, slot: int, rows: pa.Table) -> pa.Table:
         """Run the steps up to the sealed delta; return the output rows."""
@@ -214,19 +232,21 @@ class _SlotState:
                 touched = with_stored(schema, touched, stacks)
             state, found = read_state(schema, touched, stacks)
         with attempt.step("compute"):
-            called = run_computation.run_on_blocks(order, compute, rows, touched, state, found)
+            called = run_computation.run_on_blocks(order, attempt.timed(compute), rows, touched, state, found)
             changes = run_computation.changes_of(schema, touched, called)
             result = SlotResult(called.output, changes, busy=called.busy)
             if schema.due is None:
                 return result
-            return with_expired(order, schema, compute, stacks, self.entries, result)
+            return with_expired(order, schema, compute, stacks, self.entries, result, attempt.timed)
 
     def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> SlotResult:
         stacks, order = self._brought(schema), self.attempt.order
 
         def by_key(rows: pa.Table, touched: TouchedKeys) -> SlotResult:
             with self.attempt.step("compute"):
-                return run_computation.run_by_key(order, schema, processing, rows, touched, stacks, self.entries)
+                return run_computation.run_by_key(
+                    order, schema, processing, rows, touched, stacks, self.entries, self.attempt.timed
+                )
 
         return with_letters(order, self.rows, self.touched, by_key)
 
@@ -234,7 +254,7 @@ class _SlotState:
         stacks = self._brought(schema)
         with self.attempt.step("compute"):
             return run_computation.run_on_elements(
-                self.attempt.order, schema, compute, self.rows, self.touched, stacks, self.entries
+                self.attempt.order, schema, compute, self.rows, self.touched, stacks, self.entries, self.attempt.timed
             )
 
     def _brought(self, schema: StoreSchema) -> dict[int, OpenStack]:

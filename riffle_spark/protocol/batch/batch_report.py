@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from typing import Final
 
 from riffle_spark.errors import LocalDiskError, Misplaced
 from riffle_spark.messages.slot_orders import Receipt, json_line
@@ -18,6 +19,17 @@ from riffle_spark.state.objects.store import ObjectStore, sent_since
 from riffle_spark.state.schemas.store_schema import schema_of_text
 
 __all__ = ["BatchMeasures", "BatchReport", "SlotPlacement", "StoreFigures", "add_up"]
+
+_STEPS: Final = {
+    "touch": "decode",
+    "user": "user_code",
+    "fold": "state",
+    "read": "state",
+    "compute": "state",
+    "seal": "commit",
+    "put": "commit",
+}
+"""The steps of a report by those of a receipt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +56,7 @@ class BatchReport:
     """One micro-batch, from Enter to the end of its commit. The demo, benchmarks and logs read only this.
 
     ``decision`` is ``run`` or ``repeat`` (skipped, committed before). ``seconds`` are by phase: ``enter assign run
-    deliver commit`` and ``total``; ``slot_seconds`` sums, over slots, ``touch fold read compute seal put``.
+    deliver commit`` and ``total``; ``slot_seconds`` sums, over slots, ``touch fold read compute user seal put``.
     ``requests`` counts what the batch itself sent to the store, ``upkeep_requests`` what ran beside it since the
     batch before, as do the other ``upkeep`` figures. ``misses`` are slots that ran elsewhere than wanted,
     ``misplaced_runs`` runs that were given up because a slot found no copy where a standby has one. ``owners``,
@@ -54,7 +66,11 @@ class BatchReport:
     ``partition``, and in a named co-location group ``group``. ``probes_run`` and ``probes_skipped`` count probing
     rebalances since the batch before. ``lag_records`` are the changed records that the standbys and warm-ups of each
     executor lack together, ``lag_trends`` by how many that has grown over the last ten batches, ``executor_seconds``
-    the ``slot_seconds`` of each executor's slots together. ``rows`` counts ``late_rows`` too, which were left out, and
+    the ``slot_seconds`` of each executor's slots together. ``executor_steps`` splits these, by executor, into
+    ``decode`` (``touch``: input rows are cast, sorted and grouped), ``user_code`` (``user``: calls of the computation),
+    ``state`` (``fold read compute``: local copies are read, and changes are made of new state) and ``commit`` (``seal
+    put``).
+    ``rows`` counts ``late_rows`` too, which were left out, and
     ``dead_rows``, which are dead letters. ``timers_fired`` and ``expired`` count timers, and elements of state, whose
     time had come. ``watermark_ms`` is the watermark that the batch leads to; timers go by it from the next batch on.
     Where it is Spark's own, it is that of the batch itself. ``by_store`` has the figures of each store's slots: where
@@ -90,6 +106,7 @@ class BatchReport:
     lag_records: Mapping[str, int] = field(default_factory=dict)
     lag_trends: Mapping[str, int] = field(default_factory=dict)
     executor_seconds: Mapping[str, float] = field(default_factory=dict)
+    executor_steps: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     probes_run: int = 0
     probes_skipped: int = 0
     ran_on: Mapping[str, int] = field(default_factory=dict)
@@ -141,9 +158,20 @@ def of_receipts(receipts: Iterable[Receipt]) -> dict[str, object]:
         "folds": sum(r.folds for r in all_of),
         "ran_on": dict(Counter(r.executor for r in all_of)),
         "executor_seconds": add_up({r.executor: sum(r.seconds.values())} for r in all_of),
+        "executor_steps": _steps_by_executor(all_of),
         "slot_seconds": add_up(r.seconds for r in all_of),
         "peak_memory_mb": max((r.peak_memory_mb for r in all_of), default=0.0),
     }
+
+
+def _steps_by_executor(receipts: Sequence[Receipt]) -> dict[str, dict[str, float]]:
+    """Return the seconds of each step by executor. Steps that a receipt does not have count as zero."""
+    found: dict[str, dict[str, float]] = {}
+    for receipt in receipts:
+        steps = found.setdefault(receipt.executor, dict.fromkeys(_STEPS.values(), 0.0))
+        for name, seconds in receipt.seconds.items():
+            steps[_STEPS.get(name, "state")] += seconds
+    return found
 
 
 def _by_store(receipts: Sequence[Receipt]) -> dict[str, StoreFigures]:

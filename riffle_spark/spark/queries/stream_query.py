@@ -142,7 +142,7 @@ class StreamQuery(StreamingQuery):
             "operatorName": _NAMES.get(operator.store.partition(".")[0], operator.store),
             "numRowsTotal": self.job.stored_rows(report.version).get(operator.store, 0),
             "numRowsUpdated": updated,
-            "allUpdatesTimeMs": _ms(seconds, "touch", "fold", "read", "compute"),
+            "allUpdatesTimeMs": _ms(seconds, "touch", "fold", "read", "compute", "user"),
             "numRowsRemoved": of_store.expired,
             "allRemovalsTimeMs": 0,
             "commitTimeMs": _ms(seconds, "seal", "put"),

@@ -214,6 +214,11 @@ def test_members_tell_their_load_and_how_their_lag_goes(tmp_path: Path) -> None:
     assert report.lag_trends == {state.executor: state.lag_trend for state in states.values()}
     assert report.executor_seconds.keys() == report.ran_on.keys()
     assert abs(sum(report.executor_seconds.values()) - sum(report.slot_seconds.values())) < 1e-6
+    steps = {name: sum(seconds.values()) for name, seconds in report.executor_steps.items()}
+    assert steps == pytest.approx(report.executor_seconds)
+    assert {tuple(seconds) for seconds in report.executor_steps.values()} == {
+        ("decode", "user_code", "state", "commit")
+    }
     assert states["1"].lag_trend == 0
 
 

@@ -1,0 +1,132 @@
+"""The seconds of a slot's steps are those of what took them; the report sums them by executor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark import transform_with_state
+from riffle_spark.errors import UserFunctionError
+from riffle_spark.messages.slot_orders import Receipt
+from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.protocol.batch.batch_report import of_receipts
+from riffle_spark.state.objects.memory import MemoryStore
+from riffle_spark.worker import slot
+from tests.kit.processors.visit_processors import Sums
+from tests.kit.worker.slot_member import OUTPUT, STATE, Member, keep_last, kept_last, rows_of
+
+LONG = 1_000.0
+"""Seconds that nothing else in a test takes."""
+EVERY = ["touch", "fold", "read", "compute", "user", "seal", "put"]
+
+
+class Clock:
+    """The clock of slots, which can be moved on."""
+
+    passed = 0.0
+
+    def perf_counter(self) -> float:
+        """Return the seconds."""
+        return time.perf_counter() + self.passed
+
+    def move(self) -> None:
+        """Let a long time pass."""
+        self.passed += LONG
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a call that takes long."""
+
+        def slow(*args: Any, **options: Any) -> Any:
+            self.move()
+            return call(*args, **options)
+
+        return slow
+
+
+CLOCK = Clock()
+
+
+class Slow(Sums):
+    """Takes long for each key."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """Let time pass, and sum."""
+        CLOCK.move()
+        return super().handleInputRows(key, rows, timerValues)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of a test."""
+    monkeypatch.setattr(slot, "time", CLOCK)
+    return CLOCK
+
+
+def long_steps(receipt: Receipt) -> dict[str, int]:
+    """Return the steps that took long, and how many times as long."""
+    assert receipt.error is None
+    return {name: int(seconds // LONG) for name, seconds in receipt.seconds.items() if seconds >= LONG}
+
+
+def test_a_slow_function_shows_as_user_code(tmp_path: Path, clock: Clock) -> None:
+    """Each call of a key-group."""
+    member = Member(tmp_path, arrow_function(clock.around(keep_last), state=STATE, output=OUTPUT))
+    _, receipt = member.answer(rows_of(("a", 1, 0), ("b", 2, 0)))
+    assert long_steps(receipt) == {"user": len(receipt.parts)}
+    assert sorted(receipt.seconds) == sorted(EVERY)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_slow_processor_shows_as_user_code(tmp_path: Path) -> None:
+    """Each call of a key."""
+    member = Member(tmp_path, transform_with_state(Slow(), key="k", output="k string, total long").compute)
+    _, receipt = member.answer(rows_of(("a", 1, 0), ("b", 2, 0)))
+    assert long_steps(receipt) == {"user": 2}
+
+
+def test_a_slow_put_shows_as_commit_and_a_slow_read_as_state(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is slow: first when the delta is put, then when another member fetches it."""
+    member = Member(tmp_path / "a", kept_last())
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, "put_if_absent", clock.around(MemoryStore.put_if_absent))
+        _, receipt = member.answer(rows_of(("a", 1, 0)))
+    assert long_steps(receipt) == {"put": 1}
+    member.commit(receipt)
+    member.home = replace(member.home, local_dir=str(tmp_path / "b"))
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, "get", clock.around(MemoryStore.get))
+        _, receipt = member.answer(rows_of(("a", 2, 0)), "2")
+    assert receipt.restores + receipt.folds > 0
+    assert long_steps(receipt) == {"fold": 1}
+
+
+def test_a_function_that_fails_late_shows_as_user_code_too(tmp_path: Path, clock: Clock) -> None:
+    """The receipt of a failed slot has the time that was spent."""
+
+    def fail(_rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        clock.move()
+        raise ValueError("no")
+
+    _, receipt = Member(tmp_path, arrow_function(fail, state=STATE, output=OUTPUT)).answer(rows_of(("a", 1, 0)))
+    assert receipt.error is not None
+    assert receipt.error[0] == UserFunctionError.__name__
+    assert receipt.seconds["user"] >= LONG
+
+
+def test_the_report_sums_steps_by_executor() -> None:
+    """Those of all slots of an executor; a receipt of a slot that did not come that far counts with what it has."""
+    seconds = dict(zip(EVERY, (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0), strict=True))
+    one = Receipt("totals", 0, "1-a", 0, "m", "1", seconds=seconds)
+    early = replace(one, slot=1, seconds={"touch": 0.5})
+    other = replace(one, slot=2, executor="2")
+    whole = {"decode": 1.0, "user_code": 16.0, "state": 14.0, "commit": 96.0}
+    steps = of_receipts([one, early, other])["executor_steps"]
+    assert steps == {"1": {**whole, "decode": 1.5}, "2": whole}
