@@ -61,6 +61,24 @@ QUERIES: dict[str, tuple[str, Callable[[DataFrame], DataFrame]]] = {
         "update",
         lambda e: e.groupBy("k").agg(F.max_by("v", "n"), F.last("v"), F.max_by(F.array("v"), "n")),
     ),
+    "text in more aggregates": (
+        "update",
+        lambda e: e.groupBy(F.col("n") % 2).agg(
+            F.array_sort(F.collect_set("k")).alias("s"), F.approx_count_distinct("k"), F.min_by("k", "n"), F.first("k")
+        ),
+    ),
+    "structs in more aggregates": (
+        "update",
+        lambda e: e.groupBy("k").agg(F.array_sort(F.collect_list("v")), F.first("v"), F.min_by("v", "n"), F.max("v")),
+    ),
+    "maps of structs": (
+        "update",
+        lambda e: e.groupBy("n").agg(F.max_by(F.create_map(F.coalesce("k", F.lit("")), F.col("v")), "at").alias("m")),
+    ),
+    "sessions": (
+        "complete",
+        lambda e: e.groupBy(F.session_window("at", "3 seconds"), "k").agg(F.count("*"), F.max_by("v", "n")),
+    ),
     "variants in aggregates": ("update", lambda e: e.groupBy("k").agg(F.max_by("j", "n"))),
 }
 
@@ -77,6 +95,8 @@ def _shown(column: Column, kind: T.DataType) -> Column:
         return F.hex(column.cast("binary"))
     if isinstance(kind, T.ArrayType) and isinstance(kind.elementType, T.StringType):
         return F.transform(F.array_sort(column), lambda one: F.hex(one.cast("binary")))
+    if isinstance(kind, T.MapType):
+        return F.transform(F.map_entries(column), lambda one: F.struct(F.hex(one["key"].cast("binary")), one["value"]))
     return F.to_json(column) if isinstance(kind, T.VariantType) else column
 
 
