@@ -154,10 +154,19 @@ def _refuse(accumulator: Accumulator, type: pa.DataType, beyond: BoolArray, grou
         return
     raise UserFunctionError(
         f"{accumulator} does not fit {type}",
-        remedy=f"Cast column {accumulator.column!r} to decimal(38, 0) or double before the operator. "
+        remedy=f"{_way_out(accumulator.column, type)} before the operator. "
         "A store keeps the type it was made with, so use a new store name.",
         where=f"store {groups.store!r}, key {readable_row(groups.keys, int(np.argmax(beyond)))}",
     )
+
+
+def _way_out(column: str | None, type: pa.DataType) -> str:
+    """Return what makes room for a sum that does not fit a type."""
+    if not types.is_decimal(type):
+        return f"Cast column {column!r} to decimal(38, 0) or double"
+    if type.scale:
+        return f"Cast column {column!r} to a decimal with fewer digits after the point, or to double,"
+    return f"Cast column {column!r} to double, or divide it (by 1000, for a sum of thousands)"
 
 
 def _wider(type: pa.DataType, digits: int, scale: int = 0) -> pa.DataType:

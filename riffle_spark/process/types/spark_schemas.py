@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, TypeVar
 import pyarrow as pa
 
 from riffle_spark.errors import UNREADABLE, ConfigError
+from riffle_spark.process.types.kept_types import check_columns, type_refusal
 
 __all__ = [
     "BARE",
@@ -42,7 +43,7 @@ _LITERAL: Final = re.compile(r"\d+([lLsSyYdDfF]|[bB][dD]|[eE]\d+([dDfF]|[bB][dD]
 _DECIMALS: Final = ("decimal", "dec", "numeric")
 _TEXTS: Final = ("char", "character", "varchar")
 _DAY_TO_SECOND: Final = ("day", "hour", "minute", "second")
-_COLLATIONS = "__COLLATIONS"
+_YEAR_TO_MONTH: Final = ("year", "month")
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 SIMPLE: Final = {
     "boolean": pa.bool_(),
@@ -77,12 +78,21 @@ _PRECISION_MAX: Final = 38
 _Read = TypeVar("_Read")
 
 
-class Unreadable(ValueError):
-    """What cannot be read, and at which character."""
+_REMEDY: Final = 'write Spark\'s DDL, such as "count long, tags array<string>", of types that can be kept'
 
-    def __init__(self, problem: str, at: int) -> None:
+
+class Unreadable(ValueError):
+    """What cannot be read, at which character, and what to write."""
+
+    def __init__(self, problem: str, at: int, remedy: str = _REMEDY) -> None:
         super().__init__(problem)
         self.at = at
+        self.remedy = remedy
+
+
+def _not_kept(name: str, at: int) -> Unreadable:
+    refused = type_refusal(name, "value", "declared")
+    return Unreadable(f"{name!r} is not a type that can be kept", at, refused.remedy if refused else _REMEDY)
 
 
 class _Token(NamedTuple):
@@ -124,7 +134,7 @@ def schema_of_fields(fields: list[pa.Field], where: str) -> pa.Schema:
 def _refused(text: str, error: Unreadable) -> ConfigError:
     return ConfigError(
         f"a schema cannot be read: {error}\n  {text}\n  {' ' * error.at}^",
-        remedy='write Spark\'s DDL, such as "count long, tags array<string>", of types that can be kept',
+        remedy=error.remedy,
     )
 
 
@@ -235,8 +245,10 @@ class _Reader:
             return self._interval(start)
         if word in ("array", "map", "struct") and self._take("<"):
             return self._nested(word)
-        if word not in SIMPLE or (word == "string" and self._take("collate")):
-            raise Unreadable(f"{text!r} is not a type that can be kept", start)
+        if word == "string" and self._take("collate"):
+            raise _not_kept(f"string collate {self._name()}", start)
+        if word not in SIMPLE:
+            raise _not_kept(text, start)
         return SIMPLE[word]
 
     def _decimal(self, at: int) -> pa.DataType:
@@ -260,7 +272,7 @@ class _Reader:
     def _interval(self, at: int) -> pa.DataType:
         units = [self._next.text.lower()]
         if not self._take(*_DAY_TO_SECOND):
-            raise Unreadable("an interval that is not of days to seconds cannot be kept", at)
+            raise _not_kept(f"interval {units[0]}" if units[0] in _YEAR_TO_MONTH else "interval", at)
         if self._take("to"):
             units.append(self._next.text.lower())
             if not self._take(*_DAY_TO_SECOND) or _DAY_TO_SECOND.index(units[0]) >= _DAY_TO_SECOND.index(units[1]):
@@ -289,7 +301,12 @@ def schema_of_json(text: str) -> pa.Schema:
     Raises ``ConfigError`` for what cannot be read, and for what cannot be kept.
     """
     try:
-        kind = _type_of(json.loads(text))
+        body = json.loads(text)
+        fields = (
+            body["fields"] if isinstance(body, dict) and body["type"] == "struct" else [{"name": BARE, "type": body}]
+        )
+        check_columns(fields, "declared")
+        kind = _type_of(body)
     except UNREADABLE as error:
         raise ConfigError(
             f"a schema cannot be read: {error}", remedy="give a StructType of types that can be kept", where=text[:200]
@@ -313,9 +330,6 @@ def _type_of(body: object) -> pa.DataType:
 
 
 def _field_of(body: dict[str, object]) -> pa.Field:
-    metadata = body.get("metadata")
-    if isinstance(metadata, dict) and _COLLATIONS in metadata:
-        raise TypeError(f"column {body['name']!r} has a collation, which cannot be kept")
     return pa.field(str(body["name"]), _type_of(body["type"]), nullable=bool(body["nullable"]))
 
 

@@ -4,7 +4,7 @@ partitions' shards and the layout in SQL. Does not know who runs what, or what a
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Order, Watermark
+from riffle_spark.process.types.kept_types import check_columns
 from riffle_spark.protocol.input_columns import check_fields, input_of, source_of
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import SlotLayout, WatermarkPolicy
@@ -51,25 +52,32 @@ _DELAY = "spark.watermarkDelayMs"
 _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
 
-def arrow_schema(frame: DataFrame) -> pa.Schema:
-    """Return the Arrow schema in which a frame's rows reach a Python worker."""
-    return arrow_of(frame.schema)
+def arrow_schema(frame: DataFrame, where: str = "", shown: Mapping[str, str] | None = None) -> pa.Schema:
+    """Return the Arrow schema in which a frame's rows reach a Python worker. See ``arrow_of``."""
+    return arrow_of(frame.schema, where, shown)
 
 
-def arrow_of(schema: T.StructType) -> pa.Schema:
-    """Return the Arrow schema in which Spark takes rows of a Spark schema. Raises ``ConfigError`` for a column that it
-    gives to no Python process.
+def arrow_of(schema: T.StructType, where: str = "", shown: Mapping[str, str] | None = None) -> pa.Schema:
+    """Return the Arrow schema in which Spark takes rows of a Spark schema.
+
+    ``shown`` are the user's names of columns that have one of ours. Raises ``ConfigError`` for the first column of a
+    type that state cannot keep.
     """
+    check_columns(schema.jsonValue()["fields"], where=where, shown=shown)
+    return pa.schema([_arrow_field(field, where, shown or {}) for field in schema])
+
+
+def _arrow_field(field: T.StructField, where: str, shown: Mapping[str, str]) -> pa.Field:
     try:
-        found = to_arrow_schema(schema, **_ZONE)  # type: ignore[arg-type] # of 4.0, which knows no zone
-    except (PySparkTypeError, ValueError) as refused:  # the latter is pyarrow's, of what a list may not be of
-        told = ", ".join(f"{field.name!r} {field.dataType.simpleString()}" for field in schema)
+        found = to_arrow_schema(T.StructType([field]), **_ZONE)  # type: ignore[arg-type] # of 4.0, which knows no zone
+    except (PySparkTypeError, ValueError) as refused:  # pyarrow raises the latter
+        name = shown.get(field.name, field.name)
         raise ConfigError(
-            "a column has a type that Spark gives to no Python process, as intervals of months are, and lists of NULLs "
-            f"without a type: {told}",
-            remedy="cast it before the operator, an interval to a string or to its number of months, NULL to its type",
+            f"column {name!r} has type {field.dataType.simpleString()}, which Spark passes to no Python process",
+            remedy=f"Cast it before the operator: CAST({name} AS STRING).",
+            where=where,
         ) from refused
-    return pa.schema([field.remove_metadata() for field in found])
+    return found.field(0).remove_metadata()
 
 
 def spark_schema(schema: pa.Schema) -> T.StructType:

@@ -50,6 +50,7 @@ def read_aggregate(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) 
     functions = named_functions(items(parts._2()), items(parts._3()), [*names, *elements.names])
     for function in functions:
         check_function(function, has_sessions=any(key.window == "session" for key in keys))
+        function.check_types(catalyst)
     every = _Rows(catalyst, keys, functions, inner.child(), elements)
     specs, key_schema = every.specs()
     map_side = every.map_side(specs)
@@ -83,11 +84,13 @@ def _results(
         result = function.node.resultAttribute()
         if function.is_given:
             column = function.answered(catalyst, columns[told.buffers[0].name])
+            column = catalyst.typed(column, result.dataType())
             lower.append(make(column, function.name, result.exprId()))
             upper.append(result)
             continue
         for attribute, buffer in zip(function.attributes(), told.buffers, strict=True):
-            lower.append(make(columns[buffer.name], attribute.name(), attribute.exprId()))
+            column = catalyst.typed(columns[buffer.name], attribute.dataType())
+            lower.append(make(column, attribute.name(), attribute.exprId()))
         upper.append(make(function.told.evaluateExpression(), function.name, result.exprId()))
     return catalyst.project(upper, catalyst.project(lower, leaf))
 
@@ -115,7 +118,9 @@ class _Rows:
     def specs(self) -> tuple[tuple[FunctionSpec, ...], pa.Schema]:
         """Return what is told of each function, and the schema of the key columns."""
         plan = self._plan(lambda _function, _index: True)
-        schema = arrow_schema(self.catalyst.frame(plan))
+        sent = [one for one in self.functions for _ in range(1 if one.is_given else len(one.attributes()))]
+        shown = {f"buffer_{index}": one.text for index, one in enumerate(sent)}
+        schema = arrow_schema(self.catalyst.frame(plan), shown=shown)
         count = sum(len(key.columns) for key in self.keys)
         literals, results = _literals(self.catalyst, plan), self._results()
         specs, index, taken = list[FunctionSpec](), count, [*schema.names[:count], *self.elements.names]
@@ -134,7 +139,8 @@ class _Rows:
         if not given:
             return {}
         columns = [spark.alias(spark.null(function.told), str(index)) for index, function in enumerate(given)]
-        types = arrow_schema(spark.frame(spark.project(columns, self.below))).types
+        shown = {str(index): function.text for index, function in enumerate(given)}
+        types = arrow_schema(spark.frame(spark.project(columns, self.below)), shown=shown).types
         return {id(function): function.answer(result) for function, result in zip(given, types, strict=True)}
 
     def map_side(self, specs: tuple[FunctionSpec, ...]) -> Node:
@@ -172,8 +178,8 @@ class _Rows:
         beside = {} if names is None else self.elements.taken_apart(spark)
         names = [f"buffer_{index}" for index in range(len(then))] if names is None else names
         columns = [spark.alias(part, name) for key in self.keys for name, part in key.taken_apart(spark).items()]
-        columns += [spark.alias(one, name) for one, name in zip(then, names, strict=True)]
-        columns += [spark.alias(one, name) for name, one in beside.items()]
+        columns += [spark.alias(spark.plain(one), name) for one, name in zip(then, names, strict=True)]
+        columns += [spark.alias(spark.plain(one), name) for name, one in beside.items()]
         return spark.project(columns, spark.project([*items(self.below.output()), *first], self.below))
 
 

@@ -110,7 +110,7 @@ class KeptRows:
             return self._kept[1].withNewChildInternal(plan)
         spark = self._catalyst
         columns = [
-            spark.alias(column, one.name(), one.exprId())
+            spark.alias(spark.typed(column, one.dataType()), one.name(), one.exprId())
             for column, one in zip(items(output), self._attributes, strict=True)
         ]
         self._kept = output, spark.project(columns, plan)

@@ -39,7 +39,8 @@ def read_distinct(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) -
     """
     rows, is_within = _Rows.of(catalyst, node), kind(node) == _WITHIN
     map_side = catalyst.project(
-        [catalyst.alias(one, name) for name, one in rows.sent.items()], catalyst.no_rows(node.child().output())
+        [catalyst.alias(catalyst.plain(one), name) for name, one in rows.sent.items()],
+        catalyst.no_rows(node.child().output()),
     )
     schema = arrow_schema(catalyst.frame(map_side))
     keys, told = (pa.schema([schema.field(name) for name in names]) for names in (rows.key_columns, rows.told))
@@ -104,7 +105,7 @@ class _Rows:
         spark = self.catalyst
         leaf, columns = spark.leaf(spark_schema(told))
         made = {id_of(key.attribute): key.put_together(spark, columns) for key in self.keys}
-        made |= {id_of(one): columns[name] for name, one in self.others.items()}
+        made |= {id_of(one): spark.typed(columns[name], one.dataType()) for name, one in self.others.items()}
         once = {id_of(one): one for one in self.output}
         lower = [spark.alias(made[number], str(one.name()), one.exprId()) for number, one in once.items()]
         return spark.project(self.output, spark.project(lower, leaf))

@@ -221,7 +221,7 @@ def time_of(keys: list[GroupingKey]) -> TimeSpec | None:
 
 def _read(catalyst: Catalyst, named: Node, results: list[Node], below: Node, taken: list[str]) -> GroupingKey:
     expression = named.child() if kind(named) == "Alias" else named
-    check_key(expression, below)
+    check_key(catalyst, expression, below)
     told = _metadata_of(named, results)
     name = without_ids(str(told.get("name") or named.name()))
     window = next((kind for mark, kind in _WINDOWS.items() if told.get(mark)), "")
@@ -291,7 +291,7 @@ def _whole(
 ) -> Node:  # fmt: skip
     """Return the value at a place of a type, of the columns of its fields."""
     if path in told:
-        return told[path]
+        return catalyst.typed(told[path], data_type)
     fields = {
         str(field.name()): _whole(catalyst, field.dataType(), (*path, index), told, nulls)
         for index, field in enumerate(data_type.fields())

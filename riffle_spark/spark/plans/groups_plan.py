@@ -61,7 +61,7 @@ def read_groups(catalyst: Catalyst, node: Node, of_kind: str, taken: tuple[str, 
             raise plan_rules.refusal("struct_key", f"{key.name}: {key.expression.dataType().catalogString()}")
     seen = _Seen(catalyst, keys, children(node.functionExpr()))
     event_time = seen.event_time(columns)
-    columns_of_rows = [catalyst.alias(one, name) for name, one in seen.parts.items()]
+    columns_of_rows = [catalyst.alias(catalyst.plain(one), name) for name, one in seen.parts.items()]
     map_side = catalyst.project(columns_of_rows, catalyst.no_rows(below.output()))
     rows = arrow_schema(catalyst.frame(map_side))
     store = grouping_keys.stored_as(of_kind, keys, taken)

@@ -280,7 +280,8 @@ class _Sent:
             one = times[at] if times[at] is not None else spark.null(times[1 - at])
             yield spark.alias(one, self.event_time)
         for of, columns in enumerate(self.columns):
-            yield from (spark.alias(one if of == at else spark.null(one), name) for name, one in columns.items())
+            own = ((one if of == at else spark.null(one), name) for name, one in columns.items())
+            yield from (spark.alias(spark.plain(one), name) for one, name in own)
         if any(self.passes):
             whole = spark.literal(True)
             for one in self.passes[at]:
@@ -319,7 +320,7 @@ class _Sent:
         plan = spark.project(
             [
                 spark.alias(
-                    columns[names[id_of(one)]] if id_of(one) in names else spark.null(one),
+                    spark.typed(columns[names[id_of(one)]], one.dataType()) if id_of(one) in names else spark.null(one),
                     str(one.name()),
                     one.exprId(),
                 )

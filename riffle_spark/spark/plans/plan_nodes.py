@@ -2,6 +2,8 @@
 leaves to make new ones of. Knows Catalyst's classes by their names. Does not know what a node means to a query of ours.
 """
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -44,6 +46,10 @@ _TYPES = "org.apache.spark.sql.types"
 _MURMUR3, _SEED = "org.apache.datasketches.hash.MurmurHash3", 9001
 """The hash of Apache DataSketches, and from where it begins in each sketch."""
 _NONE, _MODULE = "scala.None$", "MODULE$"
+_COLLATION = re.compile(r"(`(?:[^`]|``)*`)| COLLATE \w+")
+"""A collation in Spark's SQL for a type, or a quoted name, in which there is none."""
+_NARROWED = re.compile(r"interval|collate")
+"""Types that come back from Python workers without their units or their collation."""
 
 
 def items(sequence: Node) -> list[Node]:
@@ -201,6 +207,29 @@ class Catalyst:
     def null(self, like: Node) -> Node:
         """Return a null of the type that another expression has."""
         return self.module("expressions.Literal").create(None, like.dataType())
+
+    def plain(self, expression: Node) -> Node:
+        """Return an expression without collations in its type: Python workers have strings without."""
+        if " collate " not in str(expression.dataType().catalogString()):
+            return expression
+        ddl = looked_up(context(self.spark)._jvm, f"{_TYPES}.DataType", "fromDDL")
+        plain = _COLLATION.sub(lambda found: found[1] or "", str(expression.dataType().sql()))
+        return self.named("expressions.Cast")(expression, ddl(plain), self._none())
+
+    def typed(self, expression: Node, data_type: Node) -> Node:
+        """Return what came back from Python workers in the type that it had before: with its collation, or the units
+        of its interval.
+        """
+        wanted = str(data_type.catalogString())
+        if not _NARROWED.search(wanted) or str(expression.dataType().catalogString()) == wanted:
+            return expression
+        return self.named("expressions.Cast")(expression, data_type.asNullable(), self._none())
+
+    def json_field(self, expression: Node, name: str) -> Mapping[str, object]:
+        """Return the JSON of a field of this name that has the type of an expression."""
+        struct = looked_up(context(self.spark)._jvm, f"{_TYPES}.StructType")()
+        found: Mapping[str, object] = json.loads(struct.add(name, expression.dataType()).json())["fields"][0]
+        return found
 
     def null_where(self, condition: Node, otherwise: Node) -> Node:
         """Return an expression that is null where a condition holds, and another where not."""

@@ -3,15 +3,28 @@ only we cannot do. Each of ours names Spark's term, the reason and the way out. 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.process.types.kept_types import check_columns
 from riffle_spark.spark.plans.batch_pieces import Piece
 from riffle_spark.spark.plans.plan_changes import of_all_values
 from riffle_spark.spark.plans.plan_cut import CutPlan, Stage, is_table, table_of, tables_in
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, at, children, id_of, ids_in, items, kind, replaced, walk
+from riffle_spark.spark.plans.plan_nodes import (
+    Catalyst,
+    Node,
+    at,
+    children,
+    id_of,
+    ids_in,
+    items,
+    kind,
+    replaced,
+    told_in_sql,
+    walk,
+)
 
 __all__ = ["REFUSED", "Refused", "check_key", "check_plan", "refusal"]
 
@@ -113,7 +126,7 @@ REFUSED: Final = {
     "collated_key": Refused(
         "groupBy and dropDuplicates by strings with a collation",
         "keys are compared by their bytes",
-        "group by lower(column), or by collation_key(column)",
+        "group by collation_key(column), or by lower(CAST(column AS STRING COLLATE UTF8_BINARY))",
     ),
     "struct_key": Refused(
         "applyInPandasWithState and transformWithState by structs, as windows are",
@@ -179,6 +192,7 @@ _ROW_BY_ROW: Final = frozenset(
 )
 """Spark's nodes that do with a batch's rows what they do in Spark's own query: they keep nothing of earlier ones."""
 _NO_KEY: Final = re.compile(r"\b(array|map)<|(^|:)variant\b")
+_KEYS: Final = "groupBy, dropDuplicates or join"
 _NO_TYPE: Final = re.compile(r"(^|:)void\b")
 
 
@@ -267,17 +281,26 @@ def _check_join(catalyst: Catalyst, stage: Stage) -> None:
         raise refusal("join_keys", str(stage.node.joinType().toString()))
 
 
-def check_key(expression: Node, below: Node) -> None:
+def check_key(catalyst: Catalyst, expression: Node, below: Node) -> None:
     """Raise ``ConfigError`` for an expression that cannot be a key of rows that come from a plan."""
     type_name = str(expression.dataType().catalogString())
+    field = catalyst.json_field(expression, told_in_sql(expression))
+    if _is_user_defined(field):
+        check_columns([field], "key", where=_KEYS)
     if _NO_KEY.search(type_name):
         raise refusal("array_key", f"{expression.sql()}: {type_name}")
     if _NO_TYPE.search(type_name):
         raise refusal("void_key", f"{expression.sql()}: {type_name}")
     if " collate " in type_name:
         raise refusal("collated_key", f"{expression.sql()}: {type_name}")
+    check_columns([field], "key", where=_KEYS)
     if not below.deterministic() and not ids_in(expression).isdisjoint(_random_in(below)):
         raise refusal("random_key", str(expression.sql()))
+
+
+def _is_user_defined(field: Mapping[str, object]) -> bool:
+    """Tell whether a field's JSON is of a user-defined type, which Spark names by the type that it is stored as."""
+    return isinstance(field["type"], Mapping) and field["type"]["type"] == "udt"
 
 
 def _random_in(plan: Node) -> set[int]:

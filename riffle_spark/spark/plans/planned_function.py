@@ -19,6 +19,7 @@ from riffle_spark.optional_packages import check_importable
 from riffle_spark.process.merging.merge_registry import COLLECTED, HASHED
 from riffle_spark.process.merging.shared_sketches import sketches_library
 from riffle_spark.process.merging.user_aggregate import MergedByUser, TopRows, UserAggregate
+from riffle_spark.process.types.kept_types import check_columns
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.process.types.stage_specs import Buffer, FunctionSpec, Literal, free_name
 from riffle_spark.spark.plans import grouping_keys
@@ -35,6 +36,8 @@ _RANKED: Final = "ApproximatePercentile"
 _SKETCHES: Final = ("HllSketchAgg", "HllUnionAgg")
 _OF_PYTHON: Final = "PythonUDAF"
 _OF_USERS: Final = (_OF_PYTHON, "ScalaAggregator", "ScalaUDAF")
+_COMPARED: Final = {("Max", 0), ("Min", 0), ("MaxBy", 1), ("MinBy", 1), ("CollectSet", 0)}
+"""Functions that compare an argument's values on slots, and which one."""
 _WHOLE: Final = ("Sum", "First", "Last", "MaxBy", "MinBy")
 """Functions whose first buffer is called as the result is."""
 
@@ -87,6 +90,17 @@ class PlannedFunction:
     def answered(self, catalyst: Catalyst, column: Node) -> Node:
         """Return its result of the column that slots answer, where it is sent its argument."""
         return catalyst.estimated(self.told, column) if self.is_hashed else column
+
+    def check_types(self, catalyst: Catalyst) -> None:
+        """Raise ``ConfigError`` for an argument that is kept as it is, of a type that cannot be kept or compared."""
+        arguments = children(self.told)
+        kept = {str(one.dataType().catalogString()) for one in self.attributes()} if not self.is_given else set()
+        for at, one in enumerate(arguments):
+            is_compared = (kind(self.told), at) in _COMPARED
+            is_kept = is_compared or str(one.dataType().catalogString()) in kept
+            if is_kept or (self.is_given and not self.is_hashed):
+                field = catalyst.json_field(one, told_in_sql(one))
+                check_columns([field], "order" if is_compared else "value", where=self.text)
 
     def attributes(self) -> list[Node]:
         """Return the attributes of its buffers."""

@@ -230,7 +230,8 @@ class _Sent:
         for of, columns in ((1 - side, self.of_stream), (side, self.kept)):
             attributes = {id_of(one): one for one in self.found.outputs[of]}
             for number, name in columns.items():
-                yield spark.alias(attributes[number] if of == at else spark.null(attributes[number]), name)
+                own = attributes[number] if of == at else spark.null(attributes[number])
+                yield spark.alias(spark.plain(own), name)
 
     def evaluation(self, answer: pa.Schema) -> Node:
         """Return the plan of the join's rows, under its own attributes, of what slots answer."""
@@ -238,7 +239,9 @@ class _Sent:
         frame = spark.spark.createDataFrame([], routing.spark_schema(answer))
         leaf = spark.no_rows(plan_nodes.analysed(frame).output())
         columns = {str(one.name()): one for one in items(leaf.output())}
-        told = {at: columns[name] for at, name in {**self.kept, **self.of_stream, **self.of_key}.items()}
+        types = {id_of(one): one.dataType() for output in found.outputs for one in output}
+        names = {**self.kept, **self.of_stream, **self.of_key}
+        told = {at: spark.typed(columns[name], types[at]) for at, name in names.items()}
         has_row = columns[self.found_column]
         for view, needed in zip(found.table.views, self.needed[1:], strict=True):
             if kind(view) == "Filter":

@@ -57,6 +57,28 @@ def test_an_integer_sum_that_does_not_fit_is_an_error(batches: list[list[int]]) 
 
 
 @pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [(pa.decimal128(38, 0), "to double, or divide it"), (pa.decimal128(38, 18), "fewer digits after the point")],
+)
+def test_a_decimal_sum_that_does_not_fit_says_what_makes_room(kind: pa.DataType, remedy: str) -> None:
+    """A cast to the type that the sum has would not help."""
+    whole = "9" * (38 - kind.scale)
+    largest = Decimal(f"{whole}.{'9' * kind.scale}")
+    keyed = Keyed(aggregate(total=sum_("v")), rows_of([Decimal(1)], kind).schema)
+    with pytest.raises(UserFunctionError, match=r"sum_\('v'\) does not fit decimal128\(38, ") as error:
+        keyed.feed(rows_of([largest, largest], kind))
+    assert remedy in error.value.remedy
+    assert "decimal(38, 0)" not in error.value.remedy
+
+
+def test_an_integer_sum_has_room_after_the_remedy() -> None:
+    """A cast to decimal(38, 0) or double, as the message says, makes the same sum fit."""
+    for kind, largest in ((pa.decimal128(38, 0), 2**63 - 1), (pa.float64(), float(2**63))):
+        keyed = Keyed(aggregate(total=sum_("v")), rows_of([largest], kind).schema)
+        keyed.feed(rows_of([largest, largest], kind))
+
+
+@pytest.mark.parametrize(
     ("kind", "value"),
     [(pa.timestamp("us", "UTC"), 2**63 - 1), (pa.timestamp("us"), -(2**63)), (pa.date32(), 2**31 - 1)],
 )

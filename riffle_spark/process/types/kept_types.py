@@ -1,0 +1,136 @@
+"""Which of Spark's types state can keep, by position: the one place that decides it.
+
+A type is read from the JSON that Spark has for it. The check names the user's column, the type as Spark writes it, and
+what to do instead.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from riffle_spark.errors import ConfigError
+
+__all__ = ["JsonType", "Position", "RefusedType", "check_columns", "refused_types", "type_refusal"]
+
+Position = Literal["value", "key", "order", "declared"]
+"""What a column is used for: kept with a row, to group by, to compare, or declared by a function for its own state."""
+JsonType = object
+"""A type as Spark's JSON has it: a name, or a mapping."""
+
+_COLLATIONS: Final = "__COLLATIONS"
+_COLLATED: Final = re.compile(r"string collate (\w+)", re.IGNORECASE)
+_BINARY: Final = "UTF8_BINARY"
+_MONTHS: Final = re.compile(r"interval (year|month)( to month)?")
+_VOID: Final = "void"
+
+_REMEDIES: Final[Mapping[str, str]] = {
+    "months": "Keep the number of months: extract(YEAR FROM {0}) * 12 + extract(MONTH FROM {0}). "
+    "make_ym_interval(0, months) is the interval again.",
+    "calendar": "Keep the text: CAST({0} AS STRING). CAST(text AS INTERVAL) is the interval again.",
+    "udt": "Convert it to a plain type before the operator, and back behind it: "
+    "for vectors vector_to_array({0}) and array_to_vector.",
+    "void_inside": "Cast the column to a type without void in it: a STRING instead, for example.",
+    "collated_key": "Use its bytes: collation_key({0}), or lower(CAST({0} AS STRING COLLATE UTF8_BINARY)).",
+    "collated_order": "Compare its bytes: max_by({0}, collation_key({0})) instead of max({0}).",
+    "collated_declared": "Declare a plain STRING.",
+    "void_compared": "Cast it to a type: CAST({0} AS STRING).",
+    "variant_key": "Use to_json({0}), or the fields that you mean.",
+    "variant_declared": "Declare a STRING, and keep to_json of the value.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedType:
+    """A type, or a part of one, that cannot be kept: where it is in the column, Spark's name of it, what to do."""
+
+    path: str
+    type: str
+    remedy: str
+
+    def error(self, where: str = "") -> ConfigError:
+        """Return the error for a column with such a type."""
+        return ConfigError(
+            f"column {self.path!r} has type {self.type}, which state cannot keep", remedy=self.remedy, where=where
+        )
+
+
+def type_refusal(name: str, path: str, position: Position) -> RefusedType | None:
+    """Return why a type that is one name cannot be kept, ``None`` if it can."""
+    reason = _reason(name.lower(), position)
+    return None if reason is None else RefusedType(path, name, _REMEDIES[reason].format(path))
+
+
+def _reason(name: str, position: Position) -> str | None:
+    collation = _COLLATED.fullmatch(name)
+    if collation is not None:
+        is_plain = position == "value" or collation[1].upper() == _BINARY
+        return None if is_plain else f"collated_{position}"
+    if _MONTHS.fullmatch(name):
+        return "months"
+    special = {"interval": "calendar"}
+    if position not in ("value", "order"):
+        special["variant"] = f"variant_{position}"
+    if position in ("key", "order"):
+        special[_VOID] = "void_compared"
+    return special.get(name)
+
+
+def refused_types(body: JsonType, path: str, position: Position) -> Iterator[RefusedType]:
+    """Yield each part of a type that cannot be kept; ``path`` is the column's name."""
+    if isinstance(body, str):
+        refused = type_refusal(body, path, position)
+        if refused is not None:
+            yield refused
+    elif isinstance(body, Mapping):
+        yield from _refused_in(body, path, position)
+
+
+def _refused_in(body: Mapping[str, object], path: str, position: Position) -> Iterator[RefusedType]:
+    name = body.get("type")
+    if name == "udt":
+        shown = str(body.get("class") or body.get("pyClass")).rpartition(".")[2]
+        yield RefusedType(path, f"{shown} (a user-defined type)", _REMEDIES["udt"].format(path))
+    elif name == "array":
+        yield from _refused_inside(body["elementType"], f"{path}.element", position)
+    elif name == "map":
+        yield from _refused_inside(body["keyType"], f"{path}.key", position)
+        yield from _refused_inside(body["valueType"], f"{path}.value", position)
+    elif name == "struct":
+        fields = body["fields"]
+        for field in fields if isinstance(fields, Sequence) else ():
+            inner = f"{path}.{field['name']}"
+            yield from (_void_inside(inner),) if field["type"] == _VOID else _refused_field(field, inner, position)
+
+
+def _refused_inside(body: JsonType, path: str, position: Position) -> Iterator[RefusedType]:
+    yield from (_void_inside(path),) if body == _VOID else refused_types(body, path, position)
+
+
+def _void_inside(path: str) -> RefusedType:
+    """Return the refusal of void inside a type: Arrow cannot build lists of it reliably."""
+    return RefusedType(path, _VOID, _REMEDIES["void_inside"])
+
+
+def _refused_field(field: Mapping[str, object], path: str, position: Position) -> Iterator[RefusedType]:
+    metadata = field.get("metadata")
+    collations = metadata.get(_COLLATIONS) if isinstance(metadata, Mapping) else None
+    for name in collations.values() if isinstance(collations, Mapping) else filter(None, [collations]):
+        refused = type_refusal(f"string collate {str(name).rpartition('.')[2]}", path, position)
+        if refused is not None:
+            yield refused
+    yield from refused_types(field["type"], path, position)
+
+
+def check_columns(
+    fields: Sequence[Mapping[str, object]], position: Position = "value", where: str = "",
+    shown: Mapping[str, str] | None = None,
+) -> None:  # fmt: skip
+    """Raise ``ConfigError`` for the first column of a type that cannot be kept.
+
+    ``fields`` are those of a struct type's JSON, ``shown`` the user's names of columns that have one of ours.
+    """
+    for field in fields:
+        name = str(field["name"])
+        for refused in _refused_field(field, (shown or {}).get(name, name), position):
+            raise refused.error(where)

@@ -1,0 +1,89 @@
+"""Plays a query over rows of many types on Spark's own operators and wrapped, with a restart between any two files.
+
+Each run of a query reads one more file. Local copies of state are deleted between two runs, so state is read back from
+the root.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+import riffle_spark
+from riffle_spark import Settings
+from tests.kit.queries.type_columns import TypeColumn
+
+__all__ = ["ROWS_PER_FILE", "Build", "add_file", "check_cells", "play", "stream", "typed", "wrapped"]
+
+Build = Callable[[DataFrame, DataFrame], DataFrame]
+"""Makes a query of two streams of rows ``n``, ``k``, which read the same files."""
+Run = Sequence[Mapping[str, object]]
+
+ROWS_PER_FILE = 8
+_END_SECONDS = 240
+_SCHEMA = "n long, k string"
+
+
+def add_file(folder: Path, number: int) -> None:
+    """Add a file of rows, each with its number and one of two keys."""
+    (folder / "rows").mkdir(parents=True, exist_ok=True)
+    numbers = range(number * ROWS_PER_FILE, (number + 1) * ROWS_PER_FILE)
+    table = pa.table({"n": pa.array(numbers, pa.int64()), "k": [f"key {n % 2}" for n in numbers]})
+    pq.write_table(table, folder / "rows" / f"{number:04d}.parquet")
+
+
+def stream(spark: SparkSession, folder: Path) -> DataFrame:
+    """Read the files as a stream."""
+    return spark.readStream.schema(_SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder / "rows"))
+
+
+def wrapped(frame: DataFrame, folder: Path) -> DataFrame:
+    """Wrap a stream, with root and local copies below a folder."""
+    settings = Settings(root=f"file://{folder}/state", local_dir=f"{folder}/local", key_groups=8)
+    return riffle_spark.on(frame, settings=settings)
+
+
+def typed(frame: DataFrame, columns: Sequence[TypeColumn]) -> DataFrame:
+    """Return rows with columns of types."""
+    return frame.selectExpr("n", "k", *[f"{one.sql} AS {one.name}" for one in columns])
+
+
+def play(
+    spark: SparkSession, build: Build, folder: Path, mode: str, *, is_wrapped: bool, files: int = 3
+) -> list[Run]:  # fmt: skip
+    """Run a query once per file, and return the rows of each run, sorted."""
+    runs = list[Run]()
+    for number in range(files):
+        add_file(folder, number)
+        shutil.rmtree(folder / "local", ignore_errors=True)
+        streams = [stream(spark, folder) for _ in range(2)]
+        rows, others = [wrapped(one, folder) for one in streams] if is_wrapped else streams
+        found = list[Mapping[str, object]]()
+
+        def keep(frame: DataFrame, _batch: int, found: list[Mapping[str, object]] = found) -> None:
+            found += [row.asDict() for row in frame.collect()]
+
+        writer = build(rows, others).writeStream.outputMode(mode).foreachBatch(keep)
+        query = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+        assert query.awaitTermination(_END_SECONDS), query.status
+        runs.append(sorted(found, key=lambda row: repr(list(row.values()))))
+    return runs
+
+
+def check_cells(found: Sequence[Run], expected: Sequence[Run]) -> None:
+    """Fail with a line for each column of a run that differs."""
+    assert any(expected)
+    lines = []
+    for run, (rows, wanted) in enumerate(zip(found, expected, strict=True)):
+        if len(rows) != len(wanted):
+            lines.append(f"run {run}: {len(rows)} rows, expected {len(wanted)}")
+            continue
+        for name in wanted[0] if wanted else ():
+            pairs = [(row[name], other[name]) for row, other in zip(rows, wanted, strict=True)]
+            lines += [f"run {run}, {name}: {one!r}, expected {other!r}" for one, other in pairs if one != other][:1]
+    assert not lines, "\n".join(lines)

@@ -1,0 +1,343 @@
+"""Every type of Spark's, as key, value, order column and output, is kept as in Spark or refused by column at the start.
+
+Each position is one query with a wide frame: a column per type, with ordinary and extreme values, text that is not
+UTF-8, NULL, and NOT NULL inside. Between two runs local copies are lost. A cell is a value of a type in a position.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.ml.linalg import DenseVector, Vectors, VectorUDT
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from riffle_spark import Stateful, aggregate, last
+from riffle_spark.errors import ConfigError
+from tests.kit.queries.played_query import QUICK
+from tests.kit.queries.type_columns import COLLATED, KEPT, REDUCED, REFUSED, RefusedColumn, TypeColumn, exploded
+from tests.kit.queries.typed_functions import ANSWER, STATE, STATE_CELLS, gives_back, keeps_types
+from tests.kit.queries.typed_play import Build, add_file, check_cells, play, stream, typed, wrapped
+from tests.kit.streams.streaming import settings_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+Columns = Sequence[TypeColumn]
+_COLLATION = re.compile(r" COLLATE \w+")
+_OF_VALUES = ("max_by({}, n)", "min_by({}, n)", "last({})", "first({})", "count({})")
+_OF_ORDERED = ("max({})", "min({})", "max_by(n, {})", "min_by(n, {})")
+
+
+@pytest.fixture(autouse=True)
+def _quick(spark: SparkSession) -> None:
+    """Have Spark's own side keep its state on the heap."""
+    for name, value in QUICK.items():
+        spark.conf.set(name, value)
+
+
+def texts(columns: Columns) -> list[str]:
+    """Return the columns as texts."""
+    return [f"{one.text} AS {one.name}" for one in columns]
+
+
+def beside_duplicates(columns: Columns) -> Build:
+    """Values beside ``dropDuplicates``."""
+    return lambda rows, _: typed(rows, columns).dropDuplicates(["k", "n"]).selectExpr("n", *texts(columns))
+
+
+def aggregated(columns: Columns) -> Build:
+    """Values and order columns of aggregate functions."""
+    calls = [(call, one) for one in columns for call in _OF_VALUES]
+    calls += [(call, one) for one in columns if one.is_ordered for call in _OF_ORDERED]
+    calls += [("collect_list({})", one) for one in columns if one.name != "c_void"]
+    # Spark's streams collect NaN again in each batch, its batch queries and ours once.
+    calls += [("collect_set({})", one) for one in columns if one.is_key and one.type not in ("void", "float", "double")]
+
+    def build(rows: DataFrame, _: DataFrame) -> DataFrame:
+        named = [F.expr(call.format(one.name)).alias(f"f{at}") for at, (call, one) in enumerate(calls)]
+        told = []
+        for at, (call, one) in enumerate(calls):
+            value = f"array_sort(f{at})" if call.startswith("collect_set") else f"f{at}"
+            text = f"to_json({value})" if one.type == "variant" and "count" not in call else f"CAST({value} AS STRING)"
+            told.append(f"hex({text}) AS `{call.format(one.name)}`")
+        return typed(rows, columns).groupBy("k").agg(*named).selectExpr("k", *told)
+
+    return build
+
+
+def joined(columns: Columns) -> Build:
+    """Values of both sides of a join of two streams, of rows of different runs."""
+
+    def build(rows: DataFrame, others: DataFrame) -> DataFrame:
+        right = [f"{one.name} AS right_{one.name}" for one in columns]
+        other = typed(others, columns).selectExpr("n AS m", "k AS j", *right)
+        pairs = typed(rows, columns).join(other, F.expr("k = j AND m = n + 8"))
+        more = [f"{replace(one, name=f'right_{one.name}').text} AS right_{one.name}" for one in columns]
+        return pairs.selectExpr("n", *texts(columns), *more)
+
+    return build
+
+
+def spread(rows: DataFrame, columns: Columns) -> DataFrame:
+    """Return each row once per column, with the others NULL."""
+    return (
+        typed(rows, columns)
+        .selectExpr("*", f"explode(sequence(0, {len(columns) - 1})) AS t")
+        .selectExpr(*exploded(columns))
+    )
+
+
+def grouped(columns: Columns) -> Build:
+    """Keys of an aggregate."""
+    names = [one.name for one in columns]
+    return lambda rows, _: spread(rows, columns).groupBy("t", *names).count().selectExpr("t", "count", *texts(columns))
+
+
+def once(columns: Columns) -> Build:
+    """Keys of ``dropDuplicates``."""
+    names = ["t", *(one.name for one in columns)]
+    return lambda rows, _: spread(rows, columns).dropDuplicates(names).selectExpr("t", "n", *texts(columns))
+
+
+def paired(columns: Columns) -> Build:
+    """Keys of a join."""
+
+    def build(rows: DataFrame, others: DataFrame) -> DataFrame:
+        right = [f"{one.name} AS right_{one.name}" for one in columns]
+        other = spread(others, columns).selectExpr("n AS m", "t AS u", *right)
+        same = " AND ".join(f"{one.name} <=> right_{one.name}" for one in columns)
+        pairs = spread(rows, columns).join(other, F.expr(f"t = u AND {same}"))
+        return pairs.selectExpr("t", "n", "m", *texts(columns))
+
+    return build
+
+
+POSITIONS: dict[str, tuple[Callable[[Columns], Build], str, bool]] = {
+    "beside dropDuplicates": (beside_duplicates, "append", False),
+    "in aggregate functions": (aggregated, "update", False),
+    "in a join": (joined, "append", False),
+    "as keys of an aggregate": (grouped, "update", True),
+    "as keys of dropDuplicates": (once, "append", True),
+    "as keys of a join": (paired, "append", True),
+}
+"""How a position is asked for, the output mode, and whether it is that of a key."""
+
+
+def check(spark: SparkSession, folder: Path, position: str, columns: Columns, files: int) -> None:
+    """Compare a position's answers with Spark's own."""
+    query, mode, of_keys = POSITIONS[position]
+    chosen = [one for one in columns if one.is_key] if of_keys else columns
+    expected = play(spark, query(chosen), folder / "spark", mode, is_wrapped=False, files=files)
+    found = play(spark, query(chosen), folder / "riffle", mode, is_wrapped=True, files=files)
+    check_cells(found, expected)
+    print(f"{position}: {len(chosen)} types, {sum(len(one.values) + 1 for one in chosen)} cells as in Spark")
+
+
+@pytest.mark.parametrize("position", ["in aggregate functions", "in a join", "as keys of dropDuplicates"])
+def test_types_that_have_failed_are_kept_as_in_spark(position: str, spark: SparkSession, tmp_path: Path) -> None:
+    """A few types of each kind, in the positions that differ most."""
+    check(spark, tmp_path, position, REDUCED, files=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("position", POSITIONS)
+def test_every_type_is_kept_as_in_spark(position: str, spark: SparkSession, tmp_path: Path) -> None:
+    """All of them, in all positions."""
+    check(spark, tmp_path, position, KEPT, files=3)
+
+
+@pytest.mark.parametrize("position", ["beside dropDuplicates", "in aggregate functions", "in a join"])
+def test_collated_text_is_kept_as_a_value(position: str, spark: SparkSession, tmp_path: Path) -> None:
+    """It is compared with plain text: Spark 4.0's own aggregates return other rows' bytes for collated text."""
+    query, mode, _ = POSITIONS[position]
+    values = [replace(one, is_ordered=False, is_key=False) for one in COLLATED]
+    plain = [replace(one, values=(_COLLATION.sub("", one.values[0]),)) for one in values]
+    expected = play(spark, query(plain), tmp_path / "spark", mode, is_wrapped=False, files=2)
+    found = play(spark, query(values), tmp_path / "riffle", mode, is_wrapped=True, files=2)
+    check_cells(found, expected)
+
+
+def _sums(function: str) -> Build:
+    """Sums of decimals of the most digits that there are."""
+    largest = f"CAST({'9' * 38}BD AS DECIMAL(38, 0))"
+    return lambda rows, _: rows.groupBy("k").agg(F.expr(f"{function}({largest})").alias("total"))
+
+
+@pytest.mark.parametrize(("function", "ansi"), [("sum", "false"), ("try_sum", "true")])
+def test_a_sum_beyond_all_digits_is_null_as_in_spark(
+    function: str, ansi: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Outside ANSI mode, and of ``try_sum``; it stays so after a restart."""
+    spark.conf.set("spark.sql.ansi.enabled", ansi)
+    expected = play(spark, _sums(function), tmp_path / "spark", "update", is_wrapped=False, files=2)
+    found = play(spark, _sums(function), tmp_path / "riffle", "update", is_wrapped=True, files=2)
+    assert {row["total"] for run in expected for row in run} == {None}
+    check_cells(found, expected)
+
+
+def test_a_sum_beyond_all_digits_fails_the_query_in_ansi_mode_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """With the same condition in the message."""
+    spark.conf.set("spark.sql.ansi.enabled", "true")
+    for name in ("spark", "riffle"):
+        with pytest.raises(StreamingQueryException, match=r"ARITHMETIC_OVERFLOW|NUMERIC_VALUE_OUT_OF_RANGE"):
+            play(spark, _sums("sum"), tmp_path / name, "update", is_wrapped=name == "riffle", files=1)
+
+
+def passed(columns: Columns, frame: DataFrame) -> DataFrame:
+    """Return what a user's function makes of columns that it gives back as they are."""
+    output = ", ".join(["k string", "n long", *(f"{one.name} {one.type}" for one in columns)])
+    groups = typed(frame, columns).groupBy("k")
+    return groups.applyInPandasWithState(gives_back, output, "n long", "append", "NoTimeout")
+
+
+def test_functions_give_columns_back_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """All types that Spark's pandas functions take are input and output of ``applyInPandasWithState``."""
+    columns = [one for one in KEPT if one.pandas]
+
+    def build(rows: DataFrame, _: DataFrame) -> DataFrame:
+        return passed(columns, rows).selectExpr("k", "n", *texts(columns))
+
+    expected = play(spark, build, tmp_path / "spark", "append", is_wrapped=False, files=2)
+    found = play(spark, build, tmp_path / "riffle", "append", is_wrapped=True, files=2)
+    check_cells(found, expected)
+    print(f"input and output of functions: {sum(len(one.values) + 1 for one in columns)} cells as in Spark")
+
+
+@pytest.mark.long
+def test_state_of_each_type_is_read_back_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """A function's state has fields of all types, and is read after a restart."""
+
+    def build(rows: DataFrame, _: DataFrame) -> DataFrame:
+        return rows.groupBy("k").applyInPandasWithState(keeps_types, ANSWER, STATE, "append", "NoTimeout")
+
+    expected = play(spark, build, tmp_path / "spark", "append", is_wrapped=False)
+    found = play(spark, build, tmp_path / "riffle", "append", is_wrapped=True)
+    check_cells(found, expected)
+    print(f"state of a function: {STATE_CELLS} cells as in Spark")
+
+
+def test_stateful_keeps_every_type(spark: SparkSession, tmp_path: Path) -> None:
+    """The last row per key is that of a batch query, after a restart without local copies.
+
+    Arrow knows one type for all day-time intervals, so their units are those from days to seconds.
+    """
+    columns = [one for one in KEPT if one.name not in ("c_hours", "c_required", "c_required_array", "c_required_map")]
+    found = list[tuple[object, ...]]()
+
+    def keep(frame: DataFrame, _batch: int) -> None:
+        found[:] = sorted(map(tuple, frame.selectExpr("k", *texts(columns)).collect()))
+
+    for batch in range(3):
+        shutil.rmtree(tmp_path / "local", ignore_errors=True)
+        rows = spark.range(8 * batch, 8 * batch + 8).selectExpr("id AS n", "concat('key ', id % 2) AS k")
+        last_rows = aggregate(**{one.name: last(one.name) for one in columns})
+        job = Stateful("lasts", "k", last_rows, order_by="n", settings=settings_in(tmp_path)).into(keep)
+        job(typed(rows, columns), batch)
+        expected = typed(rows.where(f"n >= {8 * batch + 6}"), columns).selectExpr("k", *texts(columns))
+        assert found == sorted(map(tuple, expected.collect()))
+    print(f"Stateful: {sum(len(one.values) + 1 for one in columns)} cells as in Spark")
+
+
+def vector_of(number: int) -> DenseVector:
+    """Return a vector of Spark ML."""
+    return Vectors.dense([float(number)])
+
+
+Use = Callable[[DataFrame, DataFrame, str], DataFrame]
+ROWS_USES: dict[str, Use] = {
+    "beside dropDuplicates": lambda rows, *_: rows.dropDuplicates(["n", "k"]),
+    "dropDuplicates": lambda rows, _, name: rows.dropDuplicates([name]),
+    "join": lambda rows, others, _: rows.join(others.toDF("m", "j"), F.expr("k = j")),
+    "join key": lambda rows, others, name: rows.join(others.toDF("m", "j"), F.expr(f"k = j AND {name} = {name}")),
+    "function": lambda rows, *_: rows.groupBy("k").applyInPandasWithState(
+        lambda _key, frames, _state: frames, "n long", "seen long", "append", "NoTimeout"
+    ),
+}  # fmt: skip
+"""Queries in append mode that keep a column or go by it."""
+GROUP_USES: dict[str, Use] = {
+    "max_by": lambda rows, _, name: rows.groupBy("k").agg(F.max_by(name, "n").alias("m")),
+    "max": lambda rows, _, name: rows.groupBy("k").agg(F.max(name).alias("m")),
+    "order": lambda rows, _, name: rows.groupBy("k").agg(F.max_by("n", name).alias("m")),
+    "collect_list": lambda rows, _, name: rows.groupBy("k").agg(F.collect_list(name).alias("m")),
+    "key": lambda rows, _, name: rows.groupBy(name).count(),
+}
+"""Queries in update mode that keep a column, compare it or group by it."""
+
+
+@pytest.fixture
+def streams(spark: SparkSession, tmp_path: Path) -> tuple[DataFrame, DataFrame]:
+    """Two wrapped streams of one folder."""
+    spark.udf.register("vector_of", vector_of, VectorUDT())
+    add_file(tmp_path, 0)
+    rows, others = (wrapped(stream(spark, tmp_path), tmp_path) for _ in range(2))
+    return rows, others
+
+
+def refusals(
+    streams: tuple[DataFrame, DataFrame], folder: Path, one: RefusedColumn
+) -> Iterator[tuple[str, ConfigError]]:
+    """Yield each use of a column that Spark accepts, and what refuses its start."""
+    rows, others = streams
+    rows = rows.selectExpr("n", "k", f"{one.sql} AS {one.name}")
+    for use, query in {**ROWS_USES, **GROUP_USES}.items():
+        try:
+            writer = query(rows, others, one.name).writeStream.outputMode("update" if use in GROUP_USES else "append")
+            writer.format("noop").option("checkpointLocation", str(folder / "checkpoint")).start()
+        except AnalysisException:  # Spark neither compares such a type nor groups by it
+            continue
+        except ConfigError as refused:
+            yield use, refused
+        else:
+            pytest.fail(f"{use} of {one.type} was started")
+
+
+@pytest.mark.parametrize("one", REFUSED, ids=lambda one: one.name)
+def test_a_type_that_cannot_be_kept_is_refused_at_the_start(
+    one: RefusedColumn, streams: tuple[DataFrame, DataFrame], tmp_path: Path
+) -> None:
+    """The message names the user's column and the type, and has a remedy, in every position."""
+    found = dict(refusals(streams, tmp_path, one))
+    assert {"beside dropDuplicates", "max_by", "join", "key", "function"} <= found.keys()
+    for use, error in found.items():
+        if "arrays, maps and variants" in error.problem or "NULL without a type" in error.problem:
+            assert use in ("key", "dropDuplicates", "join key")
+            assert one.name in error.where
+            continue
+        assert error.problem == f"column {one.path!r} has type {one.type}, which state cannot keep", use
+        assert one.remedy in error.remedy, use
+    print(f"{one.name}: refused in {len(found)} positions")
+
+
+@pytest.mark.parametrize(
+    ("sql", "use", "words", "remedy"),
+    [
+        (
+            "CAST(n AS STRING) COLLATE UTF8_LCASE",
+            "max",
+            "'c' has type string collate UTF8_LCASE",
+            r"collation_key\(c\)",
+        ),
+        ("CAST(n AS STRING) COLLATE UTF8_LCASE", "order", "'c' has type string collate UTF8_LCASE", "collation_key"),
+        ("CAST(n AS STRING) COLLATE UTF8_LCASE", "key", "strings with a collation", "collation_key"),
+        ("NULL", "max", "'c' has type void", "CAST"),
+        ("NULL", "key", "NULL without a type", "CAST"),
+        ("NULL", "collect_list", r"'collect_list\(c\).element' has type void", "Cast"),
+        ("array(1)", "key", "arrays, maps and variants", "to_json"),
+    ],
+)
+def test_a_type_that_is_no_key_or_order_is_refused_as_such(
+    sql: str, use: str, words: str, remedy: str, streams: tuple[DataFrame, DataFrame], tmp_path: Path
+) -> None:
+    """It is kept as a value."""
+    rows, others = streams
+    frame = GROUP_USES[use](rows.selectExpr("n", "k", f"{sql} AS c"), others, "c")
+    writer = frame.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(tmp_path / "c"))
+    with pytest.raises(ConfigError, match=words) as refused:
+        writer.start()
+    assert re.search(remedy, refused.value.remedy)
