@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from apps.demo.jars import spark_home
 from apps.demo.servers import StandaloneCluster
 from apps.demo.servers.cluster import WorkerSize
-from riffle_spark.process.types.missing_modules import ZIP_COMMAND
+from riffle_spark.process.types.missing_modules import ARCHIVE_VARIABLES, ZIP_COMMAND
 from tests.kit.folders import APPS, CHECKOUT
 from tests.kit.pages import blocks
 from tests.kit.servers.bare_python import bare_python, clean_environment
@@ -104,17 +105,15 @@ def bare_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalon
         yield cluster
 
 
-def submit(cluster: StandaloneCluster, folder: Path, sent: Path) -> str:
-    """Submit a query with a file for ``--py-files``; return what driver and Spark print."""
+def submit(cluster: StandaloneCluster, folder: Path, *sent: str, **environment: str) -> str:
+    """Submit a query with options that send something; return what driver and Spark print."""
     (folder / "in").mkdir()
     (folder / "in" / "rows.json").write_text('{"k": 1}\n{"k": 1}\n{"k": 2}\n')
-    python = str(bare_python(folder / "environment", FOR_DRIVER))
+    python = str(bare_python(folder / "of-driver", FOR_DRIVER))
     command = [str(spark_home() / "bin" / "spark-submit"), "--master", cluster.url, "--conf", "spark.ui.enabled=false"]
-    command += ["--conf", "spark.executor.memory=500m", "--py-files", str(sent), str(APPS / "sent_app.py"), str(folder)]
-    environment = clean_environment(PYSPARK_PYTHON=python, PYSPARK_DRIVER_PYTHON=python)
-    done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=250, check=False
-    )
+    command += ["--conf", "spark.executor.memory=500m", *sent, str(APPS / "sent_app.py"), str(folder)]
+    variables = clean_environment(**{"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, **environment})
+    done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, timeout=250, check=False)
     return done.stdout + done.stderr
 
 
@@ -123,7 +122,7 @@ def test_spark_submit_sends_the_zip_file(bare_cluster: StandaloneCluster, zip_fi
     """With ``--py-files`` and the zip file neither driver nor executors need riffle_spark."""
     (documented,) = [block.code for block in blocks(PAGE) if "--py-files" in block.code]
     assert ZIP_COMMAND in documented
-    printed = submit(bare_cluster, tmp_path, zip_file)
+    printed = submit(bare_cluster, tmp_path, "--py-files", str(zip_file))
     assert "counted 0 [(1, 2), (2, 1)]" in printed, printed[-6000:]
     assert re.search(r"imported from \S+riffle_spark\.zip", printed)
 
@@ -133,6 +132,21 @@ def test_a_wheel_for_py_files_is_explained(bare_cluster: StandaloneCluster, zip_
     """A wheel reaches the driver's path and not the executors': the error names the zip file."""
     wheel = tmp_path / "riffle_spark-0.1.0-py3-none-any.whl"
     shutil.copy(zip_file, wheel)
-    printed = submit(bare_cluster, tmp_path, wheel)
+    printed = submit(bare_cluster, tmp_path, "--py-files", str(wheel))
     assert "ConfigError: the executors' Python has no module 'riffle_spark'" in printed, printed[-6000:]
     assert ZIP_COMMAND in printed
+
+
+@pytest.mark.cluster
+def test_spark_submit_sends_an_environment(bare_cluster: StandaloneCluster, zip_file: Path, tmp_path: Path) -> None:
+    """Executors run in an environment that is sent as an archive, while the driver keeps its own Python."""
+    bare_python(tmp_path / "sent", NEEDED)
+    (site,) = (tmp_path / "sent").glob("lib/python3.*/site-packages")
+    shutil.copytree(CHECKOUT / "riffle_spark", site / "riffle_spark")
+    with tarfile.open(tmp_path / "environment.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "sent", "")
+    variables = dict(each.split("=") for each in ARCHIVE_VARIABLES.split())
+    assert variables.pop("PYSPARK_DRIVER_PYTHON") == "python"  # the driver's, which has no such name here
+    archive_option = ["--archives", "environment.tar.gz#environment"]
+    printed = submit(bare_cluster, tmp_path, *archive_option, **variables, PYTHONPATH=str(zip_file))
+    assert "counted 0 [(1, 2), (2, 1)]" in printed, printed[-6000:]

@@ -2,10 +2,19 @@
 
 from typing import Final
 
-__all__ = ["REQUIREMENTS", "ZIP_COMMAND", "failure_remedy", "install_remedy", "missing_module_remedy"]
+__all__ = [
+    "ARCHIVE_VARIABLES",
+    "REQUIREMENTS",
+    "ZIP_COMMAND",
+    "failure_remedy",
+    "install_remedy",
+    "missing_module_remedy",
+]
 
 ZIP_COMMAND: Final = "python -m zipfile -c riffle_spark.zip riffle_spark/"
 """Makes the file for ``--py-files``, in a checkout."""
+ARCHIVE_VARIABLES: Final = "PYSPARK_DRIVER_PYTHON=python PYSPARK_PYTHON=./environment/bin/python"
+"""With which an environment that ``--archives`` sends is that of the executors, and the driver keeps its own."""
 REQUIREMENTS: Final = {
     "boto3": "boto3>=1.35.0",
     "botocore": "boto3>=1.35.0",
@@ -40,7 +49,7 @@ def install_remedy(requirement: str) -> str:
     """Return how to bring a package with compiled code to the Python of the executors."""
     return (
         f"pip install '{requirement}' in the Python of every executor, or send an environment that has it: "
-        "spark-submit --archives environment.tar.gz#environment --conf spark.pyspark.python=environment/bin/python"
+        f"{ARCHIVE_VARIABLES} spark-submit --archives environment.tar.gz#environment"
     )
 
 

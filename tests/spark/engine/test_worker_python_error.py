@@ -1,0 +1,41 @@
+"""Which errors are taken for a lack of the executors' Python, by Spark's texts."""
+
+from __future__ import annotations
+
+import pytest
+
+from riffle_spark.errors import UserFunctionError
+from riffle_spark.spark.engine.worker_python import worker_python_error
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "serializers.py", line 500, in loads\n'
+
+
+@pytest.mark.parametrize(
+    "last_line",
+    [
+        "ModuleNotFoundError: No module named 'riffle_spark.worker.slots'",
+        "AttributeError: Can't get attribute '_run' on <module 'riffle_spark.spark.engine.task' from 'task.py'>",
+        "ImportError: cannot import name 'Receipt' from 'riffle_spark.messages.slot_orders' (slot_orders.py)",
+    ],
+)
+def test_another_version_on_executors_is_named(last_line: str) -> None:
+    """A module or name of ours that executors do not have is of another version."""
+    explained = worker_python_error(RuntimeError(f"{TRACEBACK}{last_line}\n"))
+    assert explained is not None
+    assert "another version of riffle_spark" in explained.problem
+    assert "the driver's version of riffle_spark on every executor" in explained.remedy
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModuleNotFoundError("No module named 'psycopg'"),
+        UserFunctionError(f"f raised ModuleNotFoundError:\n{TRACEBACK}ModuleNotFoundError: No module named 'mine'"),
+        OSError('Cannot run program "chmod": error=2, No such file or directory'),
+        RuntimeError(f"{TRACEBACK}ValueError: the text says ModuleNotFoundError: No module named 'x'"),
+    ],
+    ids=["a sink's import on the driver", "a function's import", "another program", "a quotation"],
+)
+def test_other_errors_stay_as_they_are(error: Exception) -> None:
+    """What is raised on the driver, is riffle's own or has another cause is not explained in its stead."""
+    assert worker_python_error(error) is None
