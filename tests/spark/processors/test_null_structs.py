@@ -1,0 +1,138 @@
+"""NULL structs of NOT NULL fields as output and state of processors and functions of groups."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+
+from riffle_spark import Stateful, arrow_function, transform_with_state, transform_with_state_in_pandas
+from riffle_spark.process.types.spark_schemas import schema_of_ddl
+from riffle_spark.process.types.stage_specs import GroupsSpec
+from riffle_spark.spark.processors.grouped_frames import GroupedFrames
+from riffle_spark.testing import Harness
+from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
+
+STRUCT = "struct<a: bigint not null, t: string not null>"
+OUTPUT = f"k string, v {STRUCT}, vs array<{STRUCT}>"
+ROWS = pa.schema([("k", pa.string()), ("n", pa.int64())])
+FULL = {"a": 1, "t": "x"}
+
+
+class Latest(StatefulProcessor):
+    """Tells what it kept of a key and keeps a NULL struct, or one that is not, by whether the number is even."""
+
+    pandas = False
+
+    def init(self, handle: Any) -> None:
+        """Declare the state."""
+        self.kept = handle.getValueState("kept", f"v {STRUCT}, vs array<{STRUCT}>")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
+        """Tell what was kept, and keep something else."""
+        for row in rows:
+            n = int(row["n"].iloc[-1]) if self.pandas else row.n
+            yield self.told(key[0], *(self.kept.get() or (None, None)))
+            value = None if n % 2 else (1, "x")
+            self.kept.update((value, [value, (1, "x")]))
+
+    def told(self, key: str, value: Any, values: Any) -> Any:
+        """Return a row of output."""
+        if not self.pandas:
+            return Row(k=key, v=value, vs=values)
+        value = None if value is None else dict(zip("at", value, strict=True))
+        return pd.DataFrame({"k": [key], "v": [value], "vs": [values]})
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class InPandas(Latest):
+    """The same with frames."""
+
+    pandas = True
+
+
+def grouped(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """Do the same as a function of groups."""
+    for frame in frames:
+        value = state.get[0] if state.exists else None
+        yield pd.DataFrame({"k": [key[0]], "v": [value and dict(zip("at", value, strict=True))], "vs": [None]})
+        state.update((None if frame["n"].iloc[-1] % 2 else (1, "x"),))
+
+
+def of_groups() -> Stateful:
+    """Return the operator of the function of groups."""
+    shown = tuple((name, name) for name in ROWS.names)
+    spec = GroupsSpec("groups.k", pa.schema([ROWS.field("k")]), ROWS, shown, schema_of_ddl(OUTPUT))
+    return Stateful("groups.k", "k", GroupedFrames(spec, grouped, schema_of_ddl(f"v {STRUCT}"), "NoTimeout", {}))
+
+
+OPERATORS = {
+    "groups": of_groups,
+    "rows": lambda: transform_with_state(Latest(), key="k", output=OUTPUT),
+    "pandas": lambda: transform_with_state_in_pandas(InPandas(), key="k", output=OUTPUT),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_null_structs_of_fields_that_are_not_null_are_kept_and_told(name: str) -> None:
+    """In batch after batch, with copies lost."""
+    with Harness(OPERATORS[name](), ROWS, executors=1) as query:
+        for n, value in ((1, None), (2, None), (3, FULL), (4, None)):
+            (row,) = query.feed([{"k": "a", "n": n}])
+            assert row["v"] == value
+            if name == "rows" and n > 1:
+                assert row["vs"] == [value, FULL]
+            query.crash(lose_copies=True)
+
+
+def of_arrow(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Do the same as a function on Arrow."""
+    last = rows.group_by("k", use_threads=False).aggregate([("n", "last")])
+    nothing: dict[str, Any] = {"v": None, "vs": None}
+    known = {row.pop("k"): row for row in state.to_pylist()}
+    told = [{"k": k, **known.get(k, nothing)} for k in last["k"].to_pylist()]
+    kept = [{"k": k, "v": v, "vs": [v, FULL]} for k, v in zip(*_kept(last), strict=True)]
+    schema = schema_of_ddl(OUTPUT)
+    return pa.Table.from_pylist(told, schema), pa.Table.from_pylist(kept, schema)
+
+
+def _kept(last: pa.Table) -> tuple[list[Any], list[Any]]:
+    return last["k"].to_pylist(), [None if n % 2 else FULL for n in last["n_last"].to_pylist()]
+
+
+def in_spark(name: str, folder: Path) -> Stateful:
+    """Return an operator for a query."""
+    settings = settings_in(folder)
+    if name == "rows":
+        return transform_with_state(Latest(), key="k", output=OUTPUT, settings=settings)
+    if name == "pandas":
+        return transform_with_state_in_pandas(InPandas(), key="k", output=OUTPUT, settings=settings)
+    output = schema_of_ddl(OUTPUT)
+    compute = arrow_function(of_arrow, state=pa.schema(list(output)[1:]), output=output)
+    return Stateful("latest", "k", compute, settings=settings)
+
+
+@pytest.mark.spark
+@pytest.mark.newer_spark
+@pytest.mark.parametrize("name", ["rows", "pandas", "arrow"])
+def test_null_structs_are_told_to_sparks_sinks(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Over a restart, with local copies lost."""
+    feed, sink = Feed(tmp_path / "in", "k string, n long"), Kept()
+    for first in (1, 3):
+        for n in (first, first + 1):
+            feed.add([{"k": k, "n": n + at} for at, k in enumerate("ab")])
+        run_to_end(feed.stream(spark), in_spark(name, tmp_path).into(sink), tmp_path / "checkpoint")
+        shutil.rmtree(tmp_path / "local")
+    rows = [{row["k"]: row.asDict(recursive=True) for row in rows} for rows in sink.deliveries.values()]
+    assert [batch["a"]["v"] for batch in rows] == [None, None, FULL, None]
+    assert [batch["b"]["v"] for batch in rows] == [None, FULL, None, FULL]
+    assert [batch["b"]["vs"] for batch in rows] == [None, [FULL, FULL], [None, FULL], [FULL, FULL]]
