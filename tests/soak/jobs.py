@@ -230,12 +230,13 @@ def events(chance: Drawn, batches: int) -> Job:
         outputs.append({store: told.get(store, []) for store in named})
         contents.append({store: held for store, held in oracle.state().items() if store in named})
         times.append(oracle.times)
-    return replace(job, contents=contents, outputs=outputs, times=times)
+    return replace(job, contents=contents, outputs=outputs, times=times, settings={"accept": tuple(absent)})
 
 
 def sealed_events(chance: Drawn, batches: int) -> Job:
     """Draw the same, delivered after the commit."""
-    return replace(events(chance, batches), settings={"deliver_after_commit": True})
+    job = events(chance, batches)
+    return replace(job, settings={**job.settings, "deliver_after_commit": True})
 
 
 def partitions(chance: Drawn, batches: int) -> Job:

@@ -53,7 +53,7 @@ from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, frame_of, ke
 from riffle_spark.state.objects.open import StoreOptions, normalised, open_store
 from riffle_spark.state.objects.store import check_name
 from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.state.schemas.store_schema import StoreSchema, meanings_in, schema_of_text
+from riffle_spark.state.schemas.store_schema import StoreSchema, meanings_in, operator_in, schema_of_text
 from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.folders import CHECKOUT, DATA
@@ -127,6 +127,7 @@ def _record(data: bytes) -> None:
     for store, text in record.schemas.items():
         schema_of_text(store, text)
         meanings_in(text)
+        operator_in(text)
     for name in Manifest(record.entries).objects():
         check_name(name)
     partitions_in(record.offsets)
@@ -275,6 +276,7 @@ def _schema_text(data: bytes) -> None:
     text = _object(data)
     schema = schema_of_text("totals", text)
     meanings_in(text)
+    operator_in(text)
     for known in SCHEMAS:
         known.can_read(text)
     schema.part_schema(delta=True)
