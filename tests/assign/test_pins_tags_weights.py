@@ -297,17 +297,17 @@ def _without(before: View, lost: Collection[str]) -> View:
     )
 
 
-def test_standbys_that_live_stay_while_a_member_is_waited_for() -> None:
-    """Newcomers get what is missing, and none of the others before the lost member is back or given up."""
-    settings = replace(SETTINGS, num_standbys=1)
+def test_standbys_stay_while_a_member_is_waited_for() -> None:
+    """Newcomers get none of them before the lost member is back or given up."""
+    settings = replace(SETTINGS, num_standbys=1, rebalance_enable="standbys")
     before = view("a:0-3 b:4-7 c:8-11 d:12-15 e:16-19 f:20-23")
     before = caught_up(before, settled(before, settings))
     away = _without(before, ["a"])
-    here = {each: held for each, held in away.standbys.items() if held and each not in away.homes}
-    away = replace(away, members=(*away.members, Member("g"), Member("h")))
-    waiting = assign(away, settings)
-    assert {each: waiting.standbys[each] for each in here} == here
-    assert not [each for each in waiting.warmups if each in here and waiting.target[each] == away.owners[each]]
+    away = caught_up(away, assign(away, settings))
+    grown = replace(away, members=(*away.members, Member("g"), Member("h")))
+    waiting = assign(grown, settings)
+    assert (waiting.standbys, waiting.warmups) == (away.standbys, {})
+    assert assign(replace(grown, awaited=(), homes={}), settings).warmups
 
 
 def test_what_a_lost_member_leaves_without_copies_is_fetched_by_all() -> None:
