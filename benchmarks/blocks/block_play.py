@@ -23,7 +23,7 @@ from benchmarks.blocks.block_feeds import write
 from benchmarks.blocks.block_queries import BLOCKS, Block
 from benchmarks.kit import cases
 from benchmarks.kit.side import HERE, Code, in_process
-from benchmarks.kit.streams import median, session
+from benchmarks.kit.streams import HEAP, median, session
 
 __all__ = ["NOT_PLAYED", "Played", "Side", "play", "play_here"]
 
@@ -36,8 +36,9 @@ TEXT = 3_000
 class Side(cases.Side):
     """A block on an engine, and how long it may take.
 
-    Engines: ``riffle`` wraps the query's frames, ``before`` does so on another revision, ``spark`` does not, and
-    ``stateful`` is the running count as ``riffle_spark.Stateful``.
+    Engines: ``riffle`` wraps the query's frames, ``before`` does so on another revision, ``spark`` does not,
+    ``spark_heap`` does not and has Spark's default store, and ``stateful`` is the running count as
+    ``riffle_spark.Stateful``.
     """
 
     closes: bool = True
@@ -104,8 +105,8 @@ def _settings(spec: Mapping[str, Any]) -> riffle.Settings:
 
 def _written(block: Block, spec: Mapping[str, Any]) -> StreamingQuery:
     """Start the query, on Spark's own frames or wrapped, into a sink that reads all and keeps nothing."""
-    if spec["engine"] == "spark":
-        streams = _streams(block, spec)
+    if spec["engine"] in ("spark", "spark_heap"):
+        streams = _streams(block, spec, **(HEAP if spec["engine"] == "spark_heap" else {}))
     else:
         settings = _settings(spec)
         streams = {

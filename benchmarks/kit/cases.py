@@ -27,7 +27,7 @@ SCALED = ("keys", "rows")
 @dataclass(frozen=True, slots=True)
 class Side:
     """A load on an engine, its sizes, and how many of its last batches are measured. ``before`` is the engine
-    ``riffle`` on another revision.
+    ``riffle`` on another revision, ``spark_heap`` is ``spark`` on its default store.
     """
 
     load: str
@@ -74,7 +74,8 @@ class Player(Generic[SideT, PlayedT]):
         before: Code | None = None, rounds: int = 1,
     ) -> None:  # fmt: skip
         self._play, self._nothing = play, nothing
-        self._codes = {"riffle": HERE, "spark": HERE, "stateful": HERE, **({"before": before} if before else {})}
+        ours = dict.fromkeys(("riffle", "spark", "spark_heap", "stateful"), HERE)
+        self._codes = {**ours, **({"before": before} if before else {})}
         self._engines = {*engines, "before", "stateful"} & self._codes.keys()
         self._scale = scale
         self.rounds = rounds
@@ -106,7 +107,7 @@ def asked(told: str | None, cases: Collection[str]) -> argparse.Namespace:
     """Return the options of the command line, with ``names``, the cases that are wanted; exit if one is unknown."""
     parser = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(cases), help="these cases (%(default)s)")
-    parser.add_argument("--engines", default="riffle,spark", help="leave a side out (%(default)s)")
+    parser.add_argument("--engines", default="riffle,spark,spark_heap", help="leave a side out (%(default)s)")
     parser.add_argument("--scale", type=float, default=1.0, help="of keys and rows (%(default)s)")
     parser.add_argument("--against", metavar="REVISION", help="the commit whose code runs beside ours")
     parser.add_argument("--rounds", type=int, default=0, help="of ours and the revision's (1, with --against 2)")

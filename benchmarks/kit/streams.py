@@ -13,9 +13,15 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-__all__ = ["measure", "median", "peak_kb", "session", "source"]
+__all__ = ["HEAP", "measure", "median", "peak_kb", "session", "source"]
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+HEAP = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+    )
+}
+"""Spark's default store, whose state is on the heap; for ``session``."""
 Builder = SparkSession.Builder
 
 
@@ -35,6 +41,7 @@ def session(
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.streaming.numRecentProgressUpdates": "2000",
         **conf,
     }
     builder = SparkSession.builder.master(master)

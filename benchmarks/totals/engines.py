@@ -1,5 +1,5 @@
-"""Running totals on four engines, and ours with encryption, each run in a process of its own. Knows what each engine
-wants written. Does not know what is compared.
+"""Running totals on four engines, Spark's aggregation on both of its stores, and ours with encryption. Each runs in a
+process of its own.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 from pyspark.sql.streaming import DataStreamWriter
 
 import riffle_spark as riffle
-from benchmarks.kit.streams import measure, median, session, source
+from benchmarks.kit.streams import HEAP, measure, median, session, source
 
-__all__ = ["ENGINES", "WARM_UP", "Spec", "play_here"]
+__all__ = ["ENGINES", "Spec", "play_here"]
 
-WARM_UP = 3
-SECONDS = 300.0
+SECONDS = 1500.0
 SMALL_ROWS = 100
 SETTLED = 3
 """How many batches beside which upkeep had nothing to do make a query count as settled."""
 Spec = dict[str, Any]
-"""What a side is told: ``engine``, ``rows`` a batch, ``keys``, measured ``batches``, ``filled`` (rows a batch that fill
+"""What a side is told: ``engine``, ``rows`` a batch, ``keys``, measured ``batches``, ``warm_up`` batches before
+these, ``filled`` (rows a batch that fill
 the state with all keys first, 0: none), ``folder``, and the state's ``root`` at ``endpoint``.
 """
 
@@ -74,10 +74,10 @@ class _Ours:
 
     def steady(self) -> tuple[list[float], Sequence[Any]]:
         """Return the seconds of the measured batches, and their reports."""
-        job, batches = self._job(), self._spec["batches"]
+        job, warm_up = self._job(), self._spec["warm_up"]
         writer = self._writer(job, self._spec["rows"])
-        seconds = measure(writer, self._folder / "checkpoint", WARM_UP + batches, SECONDS)[WARM_UP:]
-        return seconds, _ran(job)[WARM_UP:][: len(seconds)]
+        seconds = measure(writer, self._folder / "checkpoint", warm_up + self._spec["batches"], SECONDS)[warm_up:]
+        return seconds, _ran(job)[warm_up:][: len(seconds)]
 
     def _writer(self, job: riffle.StatefulJob, rows: int) -> DataStreamWriter:
         named_first = self._spec["keys"] if self._spec["filled"] else 0
@@ -121,10 +121,15 @@ def ours(spec: Spec, folder: Path) -> dict[str, Any]:
     }
 
 
-def builtin(spec: Spec, folder: Path) -> dict[str, Any]:
+def builtin(spec: Spec, folder: Path, **conf: str) -> dict[str, Any]:
     """Spark's own streaming aggregation on RocksDB with changelog checkpointing."""
-    stream = source(session(), spec["rows"], spec["keys"]).groupBy("key").agg({"*": "count", "amount": "sum"})
+    stream = source(session(**conf), spec["rows"], spec["keys"]).groupBy("key").agg({"*": "count", "amount": "sum"})
     return _theirs(spec, folder, stream.writeStream.outputMode("update").format("noop"))
+
+
+def builtin_heap(spec: Spec, folder: Path) -> dict[str, Any]:
+    """The same on Spark's default store, ``HDFSBackedStateStoreProvider``."""
+    return builtin(spec, folder, **HEAP)
 
 
 def apply_in_pandas(spec: Spec, folder: Path) -> dict[str, Any]:
@@ -157,7 +162,8 @@ def transform_with_state(spec: Spec, folder: Path) -> dict[str, Any]:
 
 
 def _theirs(spec: Spec, folder: Path, writer: DataStreamWriter) -> dict[str, Any]:
-    return {"seconds": measure(writer, folder / "checkpoint", WARM_UP + spec["batches"], SECONDS)[WARM_UP:]}
+    batches = spec["warm_up"] + spec["batches"]
+    return {"seconds": measure(writer, folder / "checkpoint", batches, SECONDS)[spec["warm_up"] :]}
 
 
 ENGINES: dict[str, Callable[[Spec, Path], dict[str, Any]]] = {
@@ -165,6 +171,7 @@ ENGINES: dict[str, Callable[[Spec, Path], dict[str, Any]]] = {
     "before": ours,
     "encrypted": ours,
     "builtin": builtin,
+    "builtin_heap": builtin_heap,
     "apply_in_pandas": apply_in_pandas,
     "transform_with_state": transform_with_state,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 __all__ = ["CASES", "PARTS", "Case", "Side", "figures", "repetitions", "sides_of"]
@@ -14,18 +14,20 @@ Found = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """How much a batch is, over how many keys, and how many batches are measured; ``filled``: rows a batch that name
-    all keys first.
+    """How much a batch is, over how many keys, how many batches are measured, and how many run before these;
+    ``filled``: rows a batch that name all keys first.
     """
 
     rows: int
     keys: int = 200_000
     batches: int = 10
     filled: int = 0
+    warm_up: int = 3
 
     def scaled(self, scale: float) -> Case:
         """Return it with so many times its rows and keys."""
-        return Case(round(self.rows * scale), round(self.keys * scale), self.batches, round(self.filled * scale))
+        sizes = {"rows": self.rows, "keys": self.keys, "filled": self.filled}
+        return replace(self, **{name: round(size * scale) for name, size in sizes.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,9 @@ class Side:
 
 
 CASES = {
-    "rows": Case(rows=100_000, batches=60),
-    "million": Case(rows=1_000_000),
-    "fixed": Case(rows=100, batches=30),
+    "rows": Case(rows=100_000, batches=60, warm_up=60),
+    "million": Case(rows=1_000_000, batches=20, warm_up=60),
+    "fixed": Case(rows=100, batches=60, warm_up=60),
     "one_million_keys": Case(rows=100_000, keys=1_000_000, batches=20, filled=1_000_000),
     "ten_million_keys": Case(rows=100_000, keys=10_000_000, batches=20, filled=1_000_000),
     "encrypted": Case(rows=100_000, batches=30),
@@ -47,9 +49,9 @@ CASES = {
     "python_fixed": Case(rows=100),
 }
 PARTS: dict[str, tuple[Side, ...]] = {
-    "rows": (Side("ours", "rows"), Side("builtin", "rows")),
-    "million": (Side("ours", "million"), Side("builtin", "million")),
-    "fixed": (Side("ours", "fixed"), Side("builtin", "fixed")),
+    "rows": (Side("ours", "rows"), Side("builtin", "rows"), Side("builtin_heap", "rows")),
+    "million": (Side("ours", "million"), Side("builtin", "million"), Side("builtin_heap", "million")),
+    "fixed": (Side("ours", "fixed"), Side("builtin", "fixed"), Side("builtin_heap", "fixed")),
     "keys": (Side("ours", "one_million_keys"), Side("ours", "ten_million_keys")),
     "encrypted": (Side("ours", "encrypted"), Side("encrypted", "encrypted")),
     "python": (
@@ -79,9 +81,10 @@ def figures(found: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
     for side, taken in batch_s.items():
         result |= _alone(side, taken, found[side][0]["rows"])
     for case, suffix in (("rows", ""), ("million", "_million")):
-        for engine, name in (("builtin", "ratio_vs_builtin"), ("before", "ratio_vs_before")):
-            result |= _over(f"{name}{suffix}", batch_s, Side(engine, case), Side("ours", case))
+        for engine in ("builtin", "builtin_heap", "before"):
+            result |= _over(f"ratio_vs_{engine}{suffix}", batch_s, Side(engine, case), Side("ours", case))
     result |= _over("fixed_ratio", batch_s, Side("ours", "fixed"), Side("builtin", "fixed"))
+    result |= _over("fixed_ratio_heap", batch_s, Side("ours", "fixed"), Side("builtin_heap", "fixed"))
     result |= _over("fixed_ratio_before", batch_s, Side("before", "fixed"), Side("builtin", "fixed"))
     for engine, name in (("ours", ""), ("before", "_before")):
         many, few = Side(engine, "ten_million_keys"), Side(engine, "one_million_keys")

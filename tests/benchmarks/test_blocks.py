@@ -80,5 +80,6 @@ def test_every_case_has_its_wish_and_its_block() -> None:
 
 def test_rounds_and_engines_count() -> None:
     """Figures of Spark's are of fewer batches, those of the wrapper of many."""
-    told = blocks.repetitions(["window_ratio", "window_rows_per_s_spark", "wrapper_ratio", "window_case_s"], rounds=2)
-    assert told == {"window_ratio": 20, "window_rows_per_s_spark": 5, "wrapper_ratio": 120}
+    names = ["window_ratio", "window_ratio_heap", "join_rows_per_s_spark", "wrapper_ratio", "window_case_s"]
+    told = blocks.repetitions(names, rounds=2)
+    assert told == {"window_ratio": 20, "window_ratio_heap": 20, "join_rows_per_s_spark": 5, "wrapper_ratio": 120}

@@ -36,8 +36,12 @@ def _figures(**sides: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def test_ratios_are_of_medians_over_all_rounds() -> None:
     """Rates are compared by the median batch of all rounds together, with the built-in and with the revision."""
     found = _figures(
-        ours__rows=[_took(1.0, 1.0), _took(2.0)], before__rows=[_took(3.0)], builtin__rows=[_took(5.0, pss_mb=800.0)]
+        ours__rows=[_took(1.0, 1.0), _took(2.0)],
+        before__rows=[_took(3.0)],
+        builtin__rows=[_took(5.0, pss_mb=800.0)],
+        builtin_heap__rows=[_took(0.9)],
     )
+    assert (found["ratio_vs_builtin_heap"], found["rows_per_s_builtin_heap"]) == (0.9, 111_111)
     assert (found["ratio_vs_builtin"], found["ratio_vs_before"]) == (5.0, 3.0)
     assert (found["rows_per_s"], found["rows_per_s_before"]) == (100_000, 33_333)
     assert (found["batches"], found["snapshots"], found["snapshot_key_groups"]) == (3, 200, 128)
@@ -58,10 +62,14 @@ def test_each_part_has_figures_of_its_own() -> None:
         builtin__million=[_took(4.0, rows=1_000_000)],
         ours__fixed=[_took(0.3)],
         builtin__fixed=[_took(0.4)],
+        builtin_heap__million=[_took(0.5, rows=1_000_000)],
+        builtin_heap__fixed=[_took(0.2)],
         ours__one_million_keys=[_took(0.5)],
         ours__ten_million_keys=[_took(0.6)],
     )
     assert (found["ratio_vs_builtin_million"], found["rows_per_s_million"]) == (4.0, 1_000_000)
+    assert (found["ratio_vs_builtin_heap_million"], found["rows_per_s_million_builtin_heap"]) == (0.5, 2_000_000)
+    assert (found["fixed_ratio_heap"], found["fixed_ms_builtin_heap"]) == (1.5, 200)
     assert (found["fixed_ratio"], found["fixed_ms"], found["fixed_ms_builtin"]) == (0.75, 300, 400)
     assert (found["totals_ten_million_ratio"], found["totals_keys_held"]) == (1.2, 10_000_000)
     assert "ratio_vs_builtin" not in found
@@ -89,7 +97,7 @@ def test_ours_runs_beside_the_revision_and_nobody_else_does() -> None:
     """With a revision each of our sides is followed by its own; without one there is none."""
     with_one = totals.sides_of("keys", against=True)
     assert [side.engine for side in with_one] == ["ours", "before", "ours", "before"]
-    assert [side.engine for side in totals.sides_of("rows", against=False)] == ["ours", "builtin"]
+    assert [side.engine for side in totals.sides_of("rows", against=False)] == ["ours", "builtin", "builtin_heap"]
     assert [side.engine for side in totals.sides_of("python", against=True)].count("before") == 0
 
 
