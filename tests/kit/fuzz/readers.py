@@ -37,6 +37,7 @@ READERS: Mapping[str, tuple[str, ...] | str] = {
     "spark/engine/tick": _OF_SPARK,
     "spark/plans/grouping_keys": _OF_SPARK,
     "spark/plans/plan_cut": _OF_SPARK,
+    "spark/plans/plan_nodes": _OF_SPARK,
     "spark/plans/planned_function": _OWN_FUNCTION,
     "spark/processors/spark_processor": _OWN_FUNCTION,
     "spark/queries/group_stages": _OWN_FUNCTION,
