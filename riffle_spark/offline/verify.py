@@ -82,8 +82,9 @@ def verify(
         _check_line(looked, tail)
         _check_parts(looked, tail)
         for store, last in tail.stale_stores.items():
-            problem = f"store {store!r} has the rows up to batch {last}, the query is at batch {tail.version}"
-            remedy = f"do nothing while the query runs without the store; it returns only with accept = {store!r}"
+            has = f"has the rows up to batch {last}" if last >= 0 else "lacks rows from before the first batch"
+            problem = f"store {store!r} {has}, the query is at batch {tail.version}"
+            remedy = f"do nothing while the query runs without the store; to use it again, set accept = {store!r}"
             looked.say("note", store, problem, remedy)
     for (problem, kind, remedy), count in looked.unread.items():
         looked.say("unread", root, f"{problem}: {count} {kind} were not looked at", remedy)
@@ -252,7 +253,7 @@ def _check_links(
             looked.say_error(_worst(levels[part] for part in links[link]), part_codec.altered(where))
             continue
         looked.checked_bytes += link.length
-        for part in links[link]:  # a record may list one part in several places: it is right in at most one
+        for part in links[link]:  # an altered record may list one part for several key-groups; at most one is right
             schema = None if part.key_group is None else schemas.get(part.store)
             if part.key_group is None:
                 place = paths.output_place(part.store, *link.head)

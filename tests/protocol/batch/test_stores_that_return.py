@@ -189,8 +189,13 @@ def test_adopted_state_keeps_the_gap(tmp_path: Path) -> None:
     adopt(world.home.root, checkpoint_in(tmp_path / "checkpoint", "another", 1), execute=True)
     world.query_id = "another"
     restarted(world, [totals(), tails()])
-    with pytest.raises(ConflictError, match="'totals' lacks rows from before the first batch"):
+    with pytest.raises(ConflictError, match="'totals' lacks rows from before the first batch") as caught:
         world.batch(1, one(1))
+    assert "accept = 'totals'" in caught.value.remedy
+    assert "roll back" not in caught.value.remedy
+    assert "-1" not in str(caught.value)
+    (note,) = verify(world.home.root).findings
+    assert "-1" not in note.problem
     restarted(world, [totals(), tails()], accept=["totals"])
     world.batch(1, one(1))
     assert world.state("totals") == {"a": (5, 5)}
