@@ -65,8 +65,8 @@ class Settings:
         "folder", fixed="with the state", example="s3://my-bucket/state/totals", section="Where state is kept")
     root_file_mode: str | None = setting(
         None, optional(values.file_mode),
-        "the mode of files below a `file://` root; who may read files may also enter their folders. Not set: what the "
-        "umask leaves", example="0640")
+        "the mode of files below a `file://` root. Users who may read a file may also enter its folder. Not set: the "
+        "umask decides", example="0640")
     s3_endpoint: str | None = setting(
         None, unset_or(text.of("URL")),
         "an S3-compatible server, with conditional puts (`If-None-Match`); not set: AWS, empty: refused", example="http://127.0.0.1:9000")
@@ -80,7 +80,7 @@ class Settings:
         example="arn:aws:kms:eu-central-1:111122223333:key/1234abcd")
     s3_server_side_encryption: str | None = setting(
         None, unset_or(one_of("AES256", "aws:kms")),
-        "the encryption that every put names, for buckets whose policy demands it: `AES256` (SSE-S3), or `aws:kms` "
+        "the encryption header of every put, for buckets whose policy demands it: `AES256` (SSE-S3), or `aws:kms` "
         "with the account's own key; not set: as `s3_kms_key` and the bucket say, empty: refused", example="AES256")
     s3_requester_pays: bool = setting(
         False, values.flag, "every request says that the requester pays, for buckets that demand it")
@@ -102,8 +102,8 @@ class Settings:
         "are encrypted with; not set: they are not, empty: refused", example="file:/run/secrets/riffle-keys")
 
     accept: tuple[str, ...] = setting(
-        (), names, "stores, and columns of them, that continue although [the job was "
-        "changed](operations.md#change-a-job-between-two-runs): needed until the next batch is committed",
+        (), names, "names of stores and results that continue although [the job was "
+        "changed](operations.md#change-a-job-between-two-runs). Remove a name once a batch is committed",
         example=["totals"])
 
     key_groups: int = setting(
@@ -307,7 +307,7 @@ def _checked(name: str, value: object, source: str) -> object:
 
 
 def _check_packages(settings: Settings) -> None:
-    """Refuse settings by which owners are chosen with SciPy where it is not installed: else a query would end later."""
+    """Refuse settings that need SciPy if it is not installed. Otherwise a query would fail when it chooses owners."""
     strategy = settings.rack_aware_assignment_strategy
     needing = {"rack_aware_assignment_strategy": strategy} if strategy != "none" else {}
     if settings.user_cost is not None:

@@ -84,7 +84,7 @@ def verify(
         _check_parts(looked, tail)
         for store, last in tail.stale_stores.items():
             problem = f"store {store!r} {stale_rows(last)}, the query is at batch {tail.version}"
-            remedy = f"do nothing while the query runs without the store; it returns only with accept = {store!r}"
+            remedy = f"do nothing while the query runs without the store; to use it again, set accept = {store!r}"
             looked.say("note", store, problem, remedy)
     for (problem, kind, remedy), count in looked.unread.items():
         looked.say("unread", root, f"{problem}: {count} {kind} were not looked at", remedy)
@@ -253,7 +253,7 @@ def _check_links(
             looked.say_error(_worst(levels[part] for part in links[link]), part_codec.altered(where))
             continue
         looked.checked_bytes += link.length
-        for part in links[link]:  # a record may list one part in several places: it is right in at most one
+        for part in links[link]:  # an altered record may list one part for several key-groups; at most one is right
             schema = None if part.key_group is None else schemas.get(part.store)
             if part.key_group is None:
                 place = paths.output_place(part.store, *link.head)

@@ -94,9 +94,11 @@ def seal(
     for key_group, table in tables:
         data = part_codec.encode(table, due, packed=True)
         if encrypted is not None:
-            output_place = paths.output_place(order.store, order.version, attempt)
-            delta_place = paths.delta_place(order.store, key_group, order.version, attempt)
-            data = encrypted(data, output_place if key_group == _OUTPUT_PART else delta_place)
+            if key_group == _OUTPUT_PART:
+                place = paths.output_place(order.store, order.version, attempt)
+            else:
+                place = paths.delta_place(order.store, key_group, order.version, attempt)
+            data = encrypted(data, place)
         timer_ms = changes.timers.get(key_group)
         parts.append(Part(key_group, start, len(data), part_codec.checksum(data), table.num_rows, timer_ms))
         chunks.append(data)

@@ -19,7 +19,8 @@ EXAMPLE = CHECKOUT / "conf" / "riffle.toml"
 _HEAD = "| setting | default | unit, range | changes | meaning |\n| --- | --- | --- | --- | --- |\n"
 _TABLE = r"(?m:^## {}\n)(?:(?!## |\|).*\n)*(?P<table>(?:\|.*\n)+)"
 _LINK = re.compile(r"\[([^]]*)]\([^)]*\)")
-_THOUSANDS = re.compile(r"(?<=\d)(?=(?:\d{3})+\b)")
+_THOUSANDS = re.compile(r"(?<=\d)(?<!\b0)(?=(?:\d{3})+\b)")
+"""The places between the thousands of a number; an octal mode such as 0640 has none."""
 _INTRODUCTION = """\
 # Settings of the jobs that are started from this folder. Uncommented values go before the defaults, and give way to
 # spark.riffle.* of the Spark configuration (spark-submit --conf spark.riffle.retained_for=2h) and to the job's code.

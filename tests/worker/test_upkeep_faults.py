@@ -130,7 +130,7 @@ def test_bytes_that_changed_on_the_disk_are_not_believed(upkept: Upkept) -> None
     part.write_bytes(b"\0" * part.stat().st_size)
     receipt = upkept.troubled(follows=follows)
     assert "what had come of a snapshot before is not what the store has" in receipt.errors[0]
-    assert snapshot(upkept).id not in receipt.errors[0]
+    assert paths.snapshot(STORE, 1, snapshot(upkept).id) not in receipt.errors[0]
     assert (upkept.incoming(), upkept.held(1), upkept.strays()) == ([], None, [])
     assert upkept.is_warm(upkept.run())
 
@@ -168,7 +168,7 @@ def test_a_disk_that_loses_what_it_was_just_given_is_told_as_one_that_refuses(
     assert len(receipt.errors) == 1
     assert "a snapshot that was just fetched" in receipt.errors[0]
     assert "`local_dir`" in receipt.errors[0]
-    assert snapshot(upkept).id not in receipt.errors[0]
+    assert paths.snapshot(STORE, 1, snapshot(upkept).id) not in receipt.errors[0]
     assert (upkept.incoming(), upkept.held(1), upkept.strays()) == ([], None, [])
     assert upkept.is_warm(upkept.run())
 

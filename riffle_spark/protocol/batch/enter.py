@@ -54,7 +54,7 @@ def decide(tail: Record | None, incoming: IncomingBatch, root: str, settings: Se
             raise ConflictError(
                 f"Spark's checkpoint is at batch {incoming.version}, but {root} is empty",
                 remedy="point `root` at the state that belongs to this checkpoint, or start with no state on purpose: "
-                + _begin_empty(root, settings),
+                + _adopt_empty_command(root, settings),
                 where=root,
             )
         return Decision.RUN
@@ -140,10 +140,10 @@ def _comparable(one: str | None, other: str | None) -> bool:
     return one is None or other is None or one.rpartition("/")[0] == other.rpartition("/")[0]
 
 
-def _begin_empty(root: str, settings: Settings) -> str:
-    """Return the command that makes an empty root as these settings want it."""
-    how = {"checkpoint": "CHECKPOINT", "key_groups": settings.key_groups, "dispatch": settings.dispatch}
-    return command("adopt", "--empty", "--execute", root=root, **how)
+def _adopt_empty_command(root: str, settings: Settings) -> str:
+    """Return the command that starts a root without state, with the key-groups and the dispatch of these settings."""
+    options = {"checkpoint": "CHECKPOINT", "key_groups": settings.key_groups, "dispatch": settings.dispatch}
+    return command("adopt", "--empty", "--execute", root=root, **options)
 
 
 def check_fixed(
@@ -213,8 +213,8 @@ def _check_same(tail: Record, settings: Settings, operators: Sequence[Operator],
 
 
 def check_stale(tail: Record, stores: Iterable[str], accepted: Container[str], root: str) -> None:
-    """Raise ``ConflictError`` if one of these durable stores lacks the rows of batches that ran without it, unless that
-    is accepted.
+    """Raise ``ConflictError`` if one of these durable stores lacks the rows of batches that ran without it, unless the
+    store is accepted.
     """
     for store in stores:
         last = tail.stale_stores.get(store)
@@ -238,9 +238,11 @@ def stale_rows(last: int) -> str:
 def check_schemas(
     stored: Mapping[str, Mapping[str, str]], operators: Sequence[Operator], accepted: Container[str] = ()
 ) -> None:
-    """Raise ``ConfigError`` if an operator cannot read what its store was written with, and shows both schemas; or if
-    it would take the state of a result for something else, which is not ``accepted``. So it is where a wrapped query
-    has taken a store over: it may keep more there, and what else it keeps would go.
+    """Raise ``ConfigError`` if an operator cannot continue with the state of its store.
+
+    It cannot if the schemas do not fit; the error shows both. It cannot if a result has another meaning than its state,
+    unless the result is ``accepted``. It cannot if a wrapped query has taken the store over: that query may keep more
+    in it, which would be dropped.
     """
     for operator in operators:
         before = stored.get(operator.store)
@@ -267,19 +269,19 @@ def check_schemas(
 
 
 def _check_results(operator: Operator, before: Mapping[str, str], accepted: Container[str]) -> None:
-    """Raise ``ConfigError`` if a result has another meaning than what is kept for it, or only another name."""
+    """Raise ``ConfigError`` if a result has another meaning than its stored state, or only another name."""
 
     def is_same(one: str, other: str) -> bool:
         return is_same_name(one, other, case_sensitive=operator.case_sensitive)
 
     now = operator.results
     for name, meaning in now.items():
-        kept = before.get(name)
-        if name in accepted or (kept is not None and is_same(kept, meaning)):
+        stored = before.get(name)
+        if name in accepted or (stored is not None and is_same(stored, meaning)):
             continue
-        if kept is not None:
+        if stored is not None:
             raise ConfigError(
-                f"the state has {kept} under {name!r}, and the job declares {meaning}",
+                f"the state has {stored} under {name!r}, and the job declares {meaning}",
                 remedy=(
                     "set the time mode back, or use another store name to begin empty"
                     if name == TIMERS
@@ -288,7 +290,7 @@ def _check_results(operator: Operator, before: Mapping[str, str], accepted: Cont
                 + f"; or set accept = {name!r} to continue with what is kept",
                 where=operator.store,
             )
-        renamed = next((old for old, told in before.items() if old not in now and is_same(told, meaning)), None)
+        renamed = next((old for old, known in before.items() if old not in now and is_same(known, meaning)), None)
         if renamed is not None:
             raise ConfigError(
                 f"the state has {meaning} under {renamed!r}, and the job calls it {name!r}",

@@ -1,4 +1,4 @@
-"""How a Kafka client of Python connects as Spark's Kafka source does, by the source's own options.
+"""Configure Python's Kafka client from the options of Spark's Kafka source, so that it connects as the source does.
 
 Java's client and Python's share mechanisms and protocols. They do not share login modules, key stores in Java's own
 format, or tokens of Spark. What only Java can do is refused with the name of the option.
@@ -23,7 +23,7 @@ _PEM, _JKS = b"-----BEGIN", b"\xfe\xed\xfe\xed"
 def security_of(options: Mapping[str, str]) -> dict[str, object]:
     """Return the arguments of a client of kafka-python for a source's options, with their names in lower case.
 
-    Raises ``ConfigError`` that names the option for what this client cannot do.
+    Raises ``ConfigError`` that names an option that this client does not support.
 
     >>> security_of({"kafka.security.protocol": "SSL"})["security_protocol"]
     'SSL'
@@ -109,7 +109,7 @@ def _store(options: Mapping[str, str], kind: str, inline: str) -> bytes | None:
 
 
 def _opened(data: bytes, options: Mapping[str, str], kind: str) -> tuple[bytes, bytes]:
-    """Return certificates and private key of a store, both in PEM. The key is empty if PEM holds none beside."""
+    """Return certificates and private key of a store, both in PEM. The key is empty if the store has none."""
     if _PEM in data:
         return data, data if b"PRIVATE KEY-----" in data else b""
     if data.startswith(_JKS):
@@ -120,7 +120,7 @@ def _opened(data: bytes, options: Mapping[str, str], kind: str) -> tuple[bytes, 
     except ImportError:
         raise _refused(
             f"kafka.ssl.{kind}.location in PKCS12 without the package cryptography",
-            "a PEM store, or pip install 'riffle-spark[encryption]' on the driver",
+            "a PEM store, or pip install 'cryptography>=42' in the driver's Python",
         ) from None
     password = options.get(f"kafka.ssl.{kind}.password")
     try:
@@ -128,9 +128,9 @@ def _opened(data: bytes, options: Mapping[str, str], kind: str) -> tuple[bytes, 
     except ValueError:
         problem = f"kafka.ssl.{kind}.location, which does not open"
         raise _refused(problem, "a PKCS12 or PEM store, and its password") from None
-    held = [store.cert, *store.additional_certs]
+    entries = [store.cert, *store.additional_certs]
     encoding = serialization.Encoding.PEM
-    certificates = b"".join(each.certificate.public_bytes(encoding) for each in held if each is not None)
+    certificates = b"".join(each.certificate.public_bytes(encoding) for each in entries if each is not None)
     if store.key is None:
         return certificates, b""
     secret = options.get("kafka.ssl.key.password") or password or ""
@@ -140,7 +140,7 @@ def _opened(data: bytes, options: Mapping[str, str], kind: str) -> tuple[bytes, 
 
 def _refused(problem: str, remedy: str) -> ConfigError:
     return ConfigError(
-        f"a client of Python cannot use {problem}",
+        f"Python's Kafka client cannot use {problem}",
         remedy=f"give the source {remedy}",
         where="kafka",
     )

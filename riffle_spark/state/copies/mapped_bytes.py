@@ -1,4 +1,4 @@
-"""The limit on this process's addresses (``spark.executor.pyspark.memory``), and what mapped copies may take of it."""
+"""The limit on this process's address space (``spark.executor.pyspark.memory``), and the share of it for copies."""
 
 import resource
 from pathlib import Path
@@ -8,21 +8,21 @@ __all__ = ["NoRoomForCopies", "address_limit", "mapping_budget"]
 
 _STATM: Final = Path("/proc/self/statm")
 _SHARE: Final = 0.5
-"""Mapped copies get this share of the addresses that are left: the rows of a batch need the rest."""
+"""Mapped copies get this share of the address space that is left: the rows of a batch need the rest."""
 
 
 class NoRoomForCopies(MemoryError):
-    """The copies that a slot needs at once do not fit into the process's addresses."""
+    """The copies that a slot needs at once do not fit into the process's address space."""
 
 
 def address_limit() -> int | None:
-    """Return the most bytes of addresses that this process may take, ``None`` without a limit."""
+    """Return the limit on this process's address space in bytes, ``None`` without one."""
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if most == resource.RLIM_INFINITY else most
 
 
 def mapping_budget(mapped: int) -> int | None:
-    """Return how many bytes may be mapped, of which so many are already; ``None`` without a limit."""
+    """Return how many bytes of copies may be mapped in all, ``None`` without a limit. ``mapped`` bytes are now."""
     most = address_limit()
     if most is None:
         return None

@@ -7,9 +7,9 @@ disk, a crash or a person did to a file between two batches is found before the 
 dropped and comes from the store. Files never change, so nobody waits for anybody, and a mapped file that was removed
 lives on until it is let go.
 
-A process may have a limit on its addresses, of which each mapped file takes some. Then the files that this task does
-not need are let go of, those used longest ago first, until what is mapped takes at most half of what is left. If a file
-cannot be mapped even so, the copies of the slot are too large for the limit: ``NoRoomForCopies``.
+The address space of a process may be limited, and each mapped file takes some of it. Then files that this task does not
+need are closed, the least recently used first, until mapped files take at most half of the space that is left. If a
+file still cannot be mapped, the copies of the slot are too large for the limit: ``NoRoomForCopies``.
 
 A disk that forgets bytes by itself changes no signature. So parts are read anew in turn, beside the batches, and a
 stack with a damaged one is dropped before it is needed: ``scrub``.
@@ -206,13 +206,15 @@ class PartFiles:
         return file
 
     def _make_room(self, size: int) -> None:
-        """Let go of files that this task has not used, if the process has a limit on its addresses and another file of
-        this size would take more than the share of copies.
+        """Close files that this task has not used if one more file of this size would exceed the copies' share of a
+        limited address space.
         """
         if address_limit() is None or size < _MAPPED_FROM_BYTES:
             return
         mapped = mapped_bytes()
         budget = mapping_budget(mapped) or 0
+        if mapped + size <= budget:
+            return
         needed = {f"{self._folder}/{name}" for name in self._seen}
         for path in [path for path in list(_files) if path not in needed]:
             if mapped + size <= budget:
@@ -235,7 +237,7 @@ def _mapped(file: _File) -> int:
 
 
 def _raise_if_no_room(error: OSError, size: int) -> None:
-    """Raise ``NoRoomForCopies`` if an error says that a file of this size could not be mapped for want of addresses."""
+    """Raise ``NoRoomForCopies`` if a file of this size could not be mapped because the address space is used up."""
     try:
         raise_if_memory(error)
     except MemoryError as refused:
@@ -243,7 +245,7 @@ def _raise_if_no_room(error: OSError, size: int) -> None:
         if most is None or size < _MAPPED_FROM_BYTES:
             raise
         raise NoRoomForCopies(
-            f"a file of {size >> 20} MB beside {mapped >> 20} MB of copies, of {most >> 20} MB of addresses in all"
+            f"a file of {size >> 20} MB and {mapped >> 20} MB of other copies do not fit into {most >> 20} MB"
         ) from refused
 
 

@@ -15,10 +15,10 @@ __all__ = ["check_schema", "check_sizes", "may_unpack"]
 
 _UNPACKED_SMALL: Final = 16 << 20
 _TIMES_OF_LZ4: Final = 255
-"""The bytes that a part may become: a small number in any case, or so many times its own, the most that LZ4 packs."""
+"""A part may become 16 MiB in any case, or this many times its own bytes: the highest ratio of LZ4."""
 _UNPACKED_BY_ZSTD: Final = 64 << 20
 _TIMES_OF_ZSTD: Final = 1 << 15
-"""By zstd a part may become so many bytes, if it can pack them: 128 KiB of equal bytes into 4."""
+"""A part that zstd packed may also become 64 MiB, within the highest ratio of zstd: 128 KiB of equal bytes in 4."""
 _ROWS_SMALL: Final = 1 << 20
 _ROWS_A_BYTE: Final = 8
 """Rows that a part may tell of, in any case, or for each byte of its columns: those of nulls take none."""
@@ -41,21 +41,21 @@ def check_sizes(data: memoryview) -> None:
     written in a way that Arrow has given up, of which what it would take cannot be told. Nothing is unpacked for it.
     """
     size = data.nbytes
-    most, by_zstd = max(_UNPACKED_SMALL, _TIMES_OF_LZ4 * size), _most_by_zstd(size)
+    most = max(_UNPACKED_SMALL, _TIMES_OF_LZ4 * size)
     unpacked = rows = 0
     for message, table, body in _batches(data):
         length, nodes, buffers, compression, _ = _fields(message, table)
         rows += _longest(message, length, nodes)
         if compression and buffers:
-            most = by_zstd if _is_zstd(message, compression) else most
+            most = _most_by_zstd(size) if _is_zstd(message, compression) else most
             unpacked += _packed_lengths(message, buffers, body, most)
         if rows > max(_ROWS_SMALL, _ROWS_A_BYTE * (size + unpacked)) or unpacked > most:
             raise ValueError(f"{size} bytes of {rows} rows that would be {unpacked} bytes when they are unpacked")
 
 
 def may_unpack(size: int, unpacked: int) -> bool:
-    """Tell whether a part that was packed to ``size`` bytes is read again. The bytes that it becomes are not known
-    exactly before, so there is a margin.
+    """Tell whether a reader accepts a part that was packed to ``size`` bytes. ``unpacked`` is an estimate, so it counts
+    twice.
     """
     return 2 * unpacked <= _most_by_zstd(size)
 

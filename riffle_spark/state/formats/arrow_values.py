@@ -2,13 +2,14 @@
 
 Spark's strings hold any bytes, and Arrow functions give decimals of more digits than declared and times beyond a day.
 State keeps such values as they are: Arrow compares, sorts and copies them as bytes. ``check_buffers`` therefore checks
-what was read without looking at values. ``readable_rows`` gives them to people.
+what was read without looking at values. ``readable_rows`` converts such values for people.
 """
 
 from collections.abc import Callable
 from functools import lru_cache
 from typing import TypeAlias
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
@@ -31,14 +32,14 @@ def check_buffers(table: pa.Table) -> None:
             column.validate(full=True)
             continue
         for chunk in column.chunks:
-            _changed(chunk, _raw).validate(full=True)
+            _map_leaves(chunk, _raw).validate(full=True)
 
 
 @lru_cache(maxsize=1024)
 def _has_checked_values(kind: pa.DataType) -> bool:
-    """Tell whether full validation looks at values of a type: then these are checked as raw bytes."""
+    """Tell whether full validation looks at values of a type. Then ``check_buffers`` checks them as raw bytes."""
     empty = pa.nulls(0, kind)
-    return bool(_changed(empty, _raw).type != kind)
+    return bool(_map_leaves(empty, _raw).type != kind)
 
 
 def is_overflow(error: Exception) -> bool:
@@ -57,15 +58,15 @@ def beyond_offsets(what: object) -> ConfigError:
 
 
 def readable_rows(table: pa.Table) -> list[dict[str, object]]:
-    """Return the rows as ``to_pylist`` does, also those that Python cannot have.
+    """Return the rows as ``to_pylist`` does, also those that Python's types cannot hold.
 
-    Bytes of text that are not UTF-8 are U+FFFD, as Spark's ``collect`` shows them. A column with a date or time that
-    Python's types cannot hold is shown as the numbers that it is kept as.
+    Bytes of text that are not UTF-8 become U+FFFD, as in Spark's ``collect``. A column with a date or time that Python
+    cannot hold becomes the numbers that Arrow stores.
     """
     try:
         rows: list[dict[str, object]] = table.to_pylist()
     except (OverflowError, ValueError):
-        columns = [_changed(one_array(column), _readable) for column in table.columns]
+        columns = [_map_leaves(one_array(column), _readable) for column in table.columns]
         rows = pa.table(columns, names=table.column_names).to_pylist()
     return rows
 
@@ -84,7 +85,7 @@ def undecodable(column: Column) -> bytes | None:
             found.extend(value for value in _raw(leaf).to_pylist() if value is not None and not _is_utf8(value))
         return leaf
 
-    _changed(one_array(column), look)
+    _map_leaves(one_array(column), look)
     return found[0] if found else None
 
 
@@ -120,24 +121,26 @@ def _readable(leaf: pa.Array) -> pa.Array:
     return leaf
 
 
-def _changed(array: pa.Array, change: _Change) -> pa.Array:
-    """Return the array with the columns below its structs, maps, lists and dictionaries changed."""
+def _map_leaves(array: pa.Array, change: _Change) -> pa.Array:
+    """Return the array with ``change`` applied to the columns below its structs, maps, lists and dictionaries."""
     kind = array.type
+    if not kind.num_fields and not types.is_dictionary(kind):
+        return change(array)
     if types.is_struct(kind):
-        array = array.take(pa.array(range(len(array)))) if array.offset else array
-        children = [_changed(array.field(place), change) for place in range(len(kind))]
+        array = array.take(pa.array(np.arange(len(array)))) if array.offset else array
+        children = [_map_leaves(array.field(place), change) for place in range(len(kind))]
         fields = [field.with_type(child.type) for field, child in zip(kind, children, strict=True)]
         return _over(array, pa.struct(fields), children)
     if types.is_map(kind):
-        keys, items = _changed(array.keys, change), _changed(array.items, change)
+        keys, items = _map_leaves(array.keys, change), _map_leaves(array.items, change)
         key, item = kind.key_field.with_type(keys.type), kind.item_field.with_type(items.type)
         entries = pa.StructArray.from_arrays([keys, items], fields=[key, item])
         return _over(array, pa.map_(key, item, kind.keys_sorted), [entries])
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        values = _changed(array.values, change)
+        values = _map_leaves(array.values, change)
         return _over(array, _list_of(kind, kind.value_field.with_type(values.type)), [values])
     if types.is_dictionary(kind):
-        return pa.DictionaryArray.from_arrays(array.indices, _changed(array.dictionary, change), safe=False)
+        return pa.DictionaryArray.from_arrays(array.indices, _map_leaves(array.dictionary, change), safe=False)
     return change(array)
 
 

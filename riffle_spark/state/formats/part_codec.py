@@ -48,8 +48,6 @@ _COMPRESS_FROM_BYTES = 32 * 1024
 """Smaller parts are not compressed: opening a compressor ten times costs more than the bytes it saves."""
 _PACK_FROM_BYTES = 8 * 1024
 """The same for LZ4, which takes a fifth of the time."""
-_UNPACKED_MOST = 1 << 29
-"""Larger tables are not compressed by zstd: a reader unpacks at most 1 GiB, because few bytes may become many."""
 _WORTH_IT = 0.9
 """What compressing does not bring below this share is kept plain: then it can be read where it lies."""
 
@@ -76,8 +74,7 @@ def encode(table: pa.Table, due: str | None = None, *, packed: bool = False) -> 
     elif HASH in table.column_names:
         data = bytes(_stream(table if due is None else with_order(table, due, DELETED), _PLAIN, _BY_HASH))
     else:
-        is_small = table.nbytes < _UNPACKED_MOST
-        data = _smaller(table, _COMPRESSED, _UNSORTED, _COMPRESS_FROM_BYTES if is_small else None)
+        data = _smaller(table, _COMPRESSED, _UNSORTED, _COMPRESS_FROM_BYTES)
     if any(map(_takes_no_bytes, table.schema.types)):
         _check_readable(data)
     return data
@@ -96,13 +93,15 @@ def _check_readable(data: bytes) -> None:
 
 @lru_cache(maxsize=1024)
 def _takes_no_bytes(kind: pa.DataType) -> bool:
-    """Tell whether values or elements of a type may take no bytes: a reader bounds how many there are."""
+    """Tell whether values or elements of a type may take no bytes. A reader limits how many of them a part has."""
     inner = inner_types(kind)
     return pa.types.is_null(kind) or (pa.types.is_struct(kind) and not inner) or any(map(_takes_no_bytes, inner))
 
 
 def _smaller(table: pa.Table, options: pa.ipc.IpcWriteOptions, version: bytes, from_bytes: int | None) -> bytes:
-    """Return the bytes of a part, compressed if it has so many, if that is worth it, and if it may be unpacked."""
+    """Return the bytes of a part. Compress it if the table has ``from_bytes`` or more, if that is worth it, and if a
+    reader accepts the ratio.
+    """
     if from_bytes is not None and table.nbytes >= from_bytes:
         compressed = _stream(table, options, version)
         if compressed.size < _WORTH_IT * table.nbytes and may_unpack(compressed.size, table.nbytes):

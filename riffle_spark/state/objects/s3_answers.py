@@ -33,7 +33,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row. An empty condition matches everything; codes are patterns as of ``fnmatch``.
+    """One row of the table. An empty condition matches everything. Codes are patterns of ``fnmatch``.
 
     ``problem`` may name ``{operation}``, ``{status}``, ``{code}`` and ``{message}``.
     """
@@ -103,13 +103,13 @@ _CHECK_ENDPOINT = (
     "check `root`, `s3_endpoint` and `s3_region`; the server must be S3 with conditional puts (If-None-Match)"
 )
 _OF_ENCRYPTION = re.compile("(?i)server.side.encryption|kms")
-_ENCRYPTED = "{operation} was refused for its encryption: {status} {code}: {message}"
+_ENCRYPTED = "{operation} was refused because of its encryption: {status} {code}: {message}"
 _ENCRYPTION = (
     "correct or unset `s3_server_side_encryption` and `s3_kms_key`; the key must exist, be enabled and be in the "
     "bucket's region"
 )
 _OF_PAYER = re.compile("(?i)request-payer")
-_PAID = "{operation} was refused for who pays for it: {status} {code}: {message}"
+_PAID = "{operation} was refused because of who pays for it: {status} {code}: {message}"
 _PAYER = "set `s3_requester_pays` to true if the bucket's requester pays, and to false if the server does not know it"
 _NOT_ACCEPTED = "the server does not accept the credentials ({code})"
 _CREDENTIALS = f"correct the credentials that boto3 finds ({CREDENTIAL_CHAIN})"
@@ -203,8 +203,6 @@ TABLE: Final = (
 def rule_of(operation: str, status: int, code: str, message: str) -> Rule:
     """Return the first row of ``TABLE`` for an answer; ``operation`` is the name of boto3's method.
 
-    ``status`` is 0 for an object that a bulk delete names as not deleted.
-
     >>> rule_of("put_object", 412, "PreconditionFailed", "").action.name
     'ANSWER'
     """
@@ -212,5 +210,5 @@ def rule_of(operation: str, status: int, code: str, message: str) -> Rule:
 
 
 def is_definite(status: int) -> bool:
-    """Tell whether an answer of that status means that the request has changed nothing, now or later."""
+    """Tell whether an error answer of this status means that the request has changed nothing, and never will."""
     return (status < 500 and status != 408) or status in _NOT_IMPLEMENTED
