@@ -12,7 +12,7 @@ that goes with the harness.
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -293,23 +293,21 @@ def _input_schema(given: object) -> pa.Schema:
 
 
 def _input_table(rows: pa.Table | Iterable[Row], schema: pa.Schema) -> pa.Table:
-    """Return rows as a table of these columns. Raises ``ConfigError`` for rows that have others."""
+    """Return rows as a table of these columns; a column that a dictionary leaves out is NULL.
+
+    Raises ``ConfigError`` for unknown columns, and for a table that lacks a column.
+    """
     if isinstance(rows, pa.Table):
-        _check_columns(rows.column_names, schema.names, "the table")
+        check_known("column", rows.column_names, schema.names, source="the fed rows", where="the table")
+        missing = [name for name in schema.names if name not in rows.column_names]
+        if missing:
+            remedy = "give the table all columns of the input"
+            raise ConfigError(f"column {missing[0]!r} is missing", remedy=remedy, where="the table")
         return rows if rows.column_names == schema.names else rows.select(schema.names)
     listed = list(rows)
     for number, row in enumerate(listed):
-        _check_columns(row, schema.names, f"row {number}")
+        check_known("column", row, schema.names, source="the fed rows", where=f"row {number}")
     return pa.Table.from_pylist(listed, schema=schema)
-
-
-def _check_columns(given: Iterable[str], known: Sequence[str], where: str) -> None:
-    names = list(given)
-    check_known("column", names, known, source="the fed rows", where=where)
-    missing = [name for name in known if name not in names]
-    if missing:
-        remedy = "give each row all columns of the input, None for NULL"
-        raise ConfigError(f"column {missing[0]!r} is missing", remedy=remedy, where=where)
 
 
 def _under(conf: Mapping[str, str] | None, compute: Computation) -> Computation:

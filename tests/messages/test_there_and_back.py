@@ -42,12 +42,26 @@ LINKS = st.builds(Link, HEADS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
 ENTRIES = st.builds(Entry, st.none() | SNAPSHOTS, st.lists(LINKS, max_size=3).map(tuple), MAYBE, st.none() | HEADS)
 ADDRESSES = st.lists(st.tuples(NAMES, NUMBERS), max_size=3).map(tuple)
 HOMES = st.builds(
-    Home, NAMES, st.builds(
-        StoreOptions, st.sampled_from([None, "http://127.0.0.1:9", "https://s3"]), st.none() | NAMES,
-        st.sampled_from([None, "aws/s3"]), SHARES, SHARES, NUMBERS, NUMBERS,
+    Home,
+    NAMES,
+    st.builds(
+        StoreOptions,
+        root_file_mode=st.sampled_from([None, "0640"]),
+        s3_endpoint=st.sampled_from([None, "http://127.0.0.1:9", "https://s3"]),
+        s3_region=st.none() | NAMES,
+        s3_kms_key=st.sampled_from([None, "aws/s3"]),
+        s3_server_side_encryption=st.sampled_from([None, "aws:kms"]),
+        s3_requester_pays=st.booleans(),
+        s3_connect_timeout_seconds=SHARES,
+        s3_read_timeout_seconds=SHARES,
+        s3_max_attempts=NUMBERS,
+        s3_max_connections=NUMBERS,
     ),
-    st.none() | NAMES, NAMES, st.frozensets(NAMES, max_size=3), NAMES,
-)  # fmt: skip
+    st.none() | NAMES,
+    NAMES,
+    st.frozensets(NAMES, max_size=3),
+    NAMES,
+)
 SCHEMAS = st.sampled_from(
     [
         pa.schema([]),

@@ -228,7 +228,7 @@ def user_aggregate(function: UserAggregate) -> Callable[..., Any]:
         )
     for text in (function.rows, function.state):
         schema_of_ddl(text)
-    check_importable("pandas", "user_aggregate", "Run pip install pandas on driver and executors.")
+    check_importable("pandas", "user_aggregate", "Run pip install 'pandas>=2.2,<3' on driver and executors.")
     import pandas as pd
 
     def whole(*columns: pd.Series) -> object:

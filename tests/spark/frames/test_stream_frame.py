@@ -236,7 +236,7 @@ def test_options_are_found_wherever_the_frame_went(events: DataFrame, plain: Dat
     ("made", "told"),
     [
         (lambda plain: plain.groupBy("page"), "was given a GroupedData"),
-        (lambda plain: plain.sparkSession.range(3), "is no stream"),
+        (lambda plain: plain.sparkSession.range(3), "was given a static frame"),
         (lambda plain: riffle_spark.on(plain, root="file:///other"), "root file:///other, and was wrapped again"),
     ],
 )
