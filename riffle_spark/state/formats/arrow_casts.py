@@ -45,8 +45,18 @@ def cast_column(column: Column, kind: pa.DataType) -> Column:
     if column.type == kind:
         return column
     if isinstance(column, pa.ChunkedArray):
-        return pa.chunked_array([_cast(chunk, kind) for chunk in column.chunks], kind)
-    return _cast(column, kind)
+        return pa.chunked_array([_cast_visible(chunk, kind) for chunk in column.chunks], kind)
+    return _cast_visible(column, kind)
+
+
+def _cast_visible(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast an array. Elements outside its slice and of NULL lists, which it holds and does not show, need not fit."""
+    try:
+        return _cast(array, kind)
+    except pa.ArrowInvalid:
+        if not types.is_nested(array.type):
+            raise
+        return _cast(array.take(pa.array(range(len(array)), pa.int64())), kind)
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -79,16 +89,14 @@ def _cast_struct(array: pa.StructArray, kind: pa.StructType) -> pa.Array:
 def _cast_map(array: pa.MapArray, kind: pa.MapType) -> pa.Array:
     keys, items, field = array.keys, array.items, kind.item_field
     if not field.nullable and items.null_count:
-        lists = _with_values(array, pa.list_(items.type), items)
-        if lists.flatten().null_count:  # those of NULL maps do not count
-            raise _null_in(field)
+        raise _null_in(field)
     pairs = [_cast(keys, kind.key_type), _cast(items, field.type)]
     return _with_values(array, kind, pa.StructArray.from_arrays(pairs, fields=[kind.key_field, field]))
 
 
 def _cast_list(array: pa.Array, kind: pa.DataType) -> pa.Array:
     values, field = array.values, kind.value_field
-    if not field.nullable and values.null_count and array.flatten().null_count:  # those of NULL lists do not count
+    if not field.nullable and values.null_count:
         raise _null_in(field)
     values = _cast(values, field.type)
     if types.is_large_list(array.type) == types.is_large_list(kind):

@@ -64,6 +64,28 @@ def test_values_outside_a_slice_or_below_a_null_map_do_not_count() -> None:
     assert cast_column(hidden, STRICT_MAP).to_pylist() == [None, [("l", 1)], None, []]
 
 
+@pytest.mark.parametrize(
+    ("array", "kind"),
+    [
+        (pa.array([[{"a": None, "b": "x"}], [ROW]], pa.list_(LOOSE)), pa.list_(STRICT)),
+        (pa.array([[[None]], [[1], None]]), pa.list_(pa.list_(pa.field("item", pa.int64(), nullable=False)))),
+        (pa.array([[1 << 40], [1]]), pa.list_(pa.int32())),
+        (
+            pa.array([[("k", {"a": None, "b": "x"})], [("l", ROW)]], pa.map_(pa.string(), LOOSE)),
+            pa.map_(pa.string(), STRICT),
+        ),
+    ],
+    ids=["struct", "list", "number", "map"],
+)
+def test_elements_outside_a_slice_need_not_fit(array: pa.Array, kind: pa.DataType) -> None:
+    """A slice of lists holds the elements of all lists. Without the slice they are refused."""
+    with pytest.raises(pa.ArrowInvalid):
+        cast_column(array, kind)
+    cast = cast_column(array.slice(1), kind)
+    cast.validate(full=True)
+    assert (cast.type, cast.to_pylist()) == (kind, array.to_pylist()[1:])
+
+
 def test_lists_change_the_width_of_their_offsets() -> None:
     """NULL lists stay NULL, also in a slice."""
     array = pa.array([["a"], None, [], ["b", None]], pa.list_(pa.string()))
