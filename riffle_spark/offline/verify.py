@@ -12,6 +12,7 @@ from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError, Ri
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.offline.finding import Finding, Level, Verified
 from riffle_spark.offline.recovery import apart_from
+from riffle_spark.protocol.batch.enter import stale_rows
 from riffle_spark.protocol.batch.will import will_in
 from riffle_spark.state.copies.part_files import runs_of
 from riffle_spark.state.formats import part_codec
@@ -82,8 +83,7 @@ def verify(
         _check_line(looked, tail)
         _check_parts(looked, tail)
         for store, last in tail.stale_stores.items():
-            has = f"has the rows up to batch {last}" if last >= 0 else "lacks rows from before the first batch"
-            problem = f"store {store!r} {has}, the query is at batch {tail.version}"
+            problem = f"store {store!r} {stale_rows(last)}, the query is at batch {tail.version}"
             remedy = f"do nothing while the query runs without the store; to use it again, set accept = {store!r}"
             looked.say("note", store, problem, remedy)
     for (problem, kind, remedy), count in looked.unread.items():

@@ -82,14 +82,14 @@ def test_a_running_warm_up_goes_before_one_that_levels_more() -> None:
 
 
 def test_a_running_warm_up_of_a_standby_goes_before_a_fresh_one_of_an_owner() -> None:
-    """Within the cap the standby that has begun is fetched to its end."""
+    """Member c fetches a standby when d joins. What d is to own waits, for one warm-up is allowed."""
     settings = AssignSettings(max_warmup_replicas=1, num_standbys=1)
-    before = view("a:0-3 b:4-7")
-    at_rest = caught_up(before, settled(before, settings))
-    grown = replace(at_rest, members=(*at_rest.members, Member("c")))
-    first = assign(grown, settings)
-    wanted = settled(grown, settings).standbys
-    kept = next(each for each, held in wanted.items() if "c" in held and each not in first.warmups)
-    lags = {**grown.lags, kept: {**grown.lags[kept], "c": WHOLE // 3}}
-    running = replace(caught_up(grown, replace(first, warmups={})), warmups={kept: ("c",)}, lags=lags)
-    assert assign(running, settings).warmups == {kept: ("c",)}
+    layout = "a:0-7 b:8-15 c:16-23"
+    first = settled(view(layout), settings)
+    lost = [each for each, held in first.standbys.items() if held == ("c",) and first.owners[each] == "a"]
+    before = caught_up(view(layout), replace(first, standbys={**first.standbys, **dict.fromkeys(lost, ("b",))}))
+    lags = {**before.lags, lost[0]: {**before.lags[lost[0]], "c": WHOLE // 3}}
+    running = replace(before, lags=lags, warmups={lost[0]: ("c",)})
+    joined = replace(running, members=(*running.members, Member("d")))
+    assert "d" in assign(joined, settings).target.values()
+    assert assign(running, settings).warmups == assign(joined, settings).warmups == {lost[0]: ("c",)}

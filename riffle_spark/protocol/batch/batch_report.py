@@ -217,10 +217,10 @@ def _of_changed_stores(before: Record, operators: Sequence[Operator]) -> Iterato
             "durable one"
         )
     for store in sorted(durable & stale.keys()):
-        yield (
-            f"store {store!r} continues from batch {stale[store]} without the rows of later batches up to {version}, "
-            "as accepted\n  What to do: remove it from `accept`"
-        )
+        lacking = f"from batch {stale[store]} without the rows of later batches up to {version}"
+        if stale[store] < 0:
+            lacking = "without rows from before the first batch"
+        yield f"store {store!r} continues {lacking}, as accepted\n  What to do: remove it from `accept`"
     for operator in operators:
         text = before.schemas.get(operator.store)
         if text is not None and operator.durable:

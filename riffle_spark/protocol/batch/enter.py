@@ -17,7 +17,17 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.schemas.store_schema import check_key, key_in, meanings_in, operator_in
 
-__all__ = ["Decision", "check_fixed", "check_schemas", "check_stale", "decide", "ends_alike", "groups_of", "shards_of"]
+__all__ = [
+    "Decision",
+    "check_fixed",
+    "check_schemas",
+    "check_stale",
+    "decide",
+    "ends_alike",
+    "groups_of",
+    "shards_of",
+    "stale_rows",
+]
 
 _SPARKS_WORDS_OF_KEYS = (
     "  as Spark says: [STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema does not match existing state key "
@@ -210,16 +220,19 @@ def check_stale(tail: Record, stores: Iterable[str], accepted: Container[str], r
         last = tail.stale_stores.get(store)
         if last is None or store in accepted:
             continue
-        has = f"has the rows up to batch {last}" if last >= 0 else "lacks rows from before the first batch"
-        remedy = f"set accept = {store!r} to continue without the rows of these batches, or give the store another "
-        remedy += "name to begin empty"
-        if last >= 0:
-            remedy += f"; to process these batches again, roll back to batch {last} (riffle rollback)"
+        again = f"; or roll back to batch {last} (riffle rollback) to process these batches again" if last >= 0 else ""
         raise ConflictError(
-            f"store {store!r} {has}, the query is at batch {tail.version}: batches between ran without the store",
-            remedy=remedy,
+            f"store {store!r} {stale_rows(last)}, the query is at batch {tail.version}: batches between ran without "
+            "the store",
+            remedy=f"set accept = {store!r} to continue without the rows of these batches, or give the store another "
+            f"name to begin empty{again}",
             where=root,
         )
+
+
+def stale_rows(last: int) -> str:
+    """Return which rows a store has that batches after ``last`` ran without; it is -1 in state that was adopted."""
+    return f"has the rows up to batch {last}" if last >= 0 else "lacks rows from before the first batch"
 
 
 def check_schemas(

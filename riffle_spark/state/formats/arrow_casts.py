@@ -55,9 +55,7 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if types.is_struct(kind) and types.is_struct(array.type) and len(kind) and _names(array.type) == _names(kind):
         return _cast_struct(array, kind)
     if types.is_map(kind) and types.is_map(array.type):
-        fields = [kind.key_field, kind.item_field]
-        pairs = [_cast(array.keys, kind.key_type), _cast(array.items, kind.item_type)]
-        return _with_values(array, kind, pa.StructArray.from_arrays(pairs, fields=fields))
+        return _cast_map(array, kind)
     if _is_list(kind) and _is_list(array.type):
         return _cast_list(array, kind)
     return array.cast(kind)
@@ -76,6 +74,16 @@ def _cast_struct(array: pa.StructArray, kind: pa.StructType) -> pa.Array:
         children.append(_cast(child, field.type))
     mask = array.is_null() if array.null_count else None
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+
+
+def _cast_map(array: pa.MapArray, kind: pa.MapType) -> pa.Array:
+    keys, items, field = array.keys, array.items, kind.item_field
+    if not field.nullable and items.null_count:
+        lists = _with_values(array, pa.list_(items.type), items)
+        if lists.flatten().null_count:  # those of NULL maps do not count
+            raise _null_in(field)
+    pairs = [_cast(keys, kind.key_type), _cast(items, field.type)]
+    return _with_values(array, kind, pa.StructArray.from_arrays(pairs, fields=[kind.key_field, field]))
 
 
 def _cast_list(array: pa.Array, kind: pa.DataType) -> pa.Array:

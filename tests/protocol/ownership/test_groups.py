@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,10 +24,10 @@ HEAVY: Mapping[str, str] = {"models": "heavy"}
 NAMES = st.sampled_from([GROUP, "heavy", "7"])
 
 
-def in_groups(folder: Path, groups: Mapping[str, str] = HEAVY, accept: tuple[str, ...] = ()) -> Elastic:
+def in_groups(folder: Path, groups: Mapping[str, str] = HEAVY, **settings: Any) -> Elastic:
     """Return a query of two stores in two groups on two executors, with an odd number of key-groups."""
     operators = [totals(), totals("models")]
-    return Elastic(folder, operators=operators, key_groups=5, store_groups=dict(groups), accept=accept)
+    return Elastic(folder, operators=operators, key_groups=5, store_groups=dict(groups), **settings)
 
 
 def owners(world: Elastic) -> dict[str, dict[int, str]]:
@@ -191,9 +192,9 @@ def test_a_store_that_joins_in_the_midst_of_a_run_is_of_its_own_group(
     tmp_path: Path, groups: Mapping[str, str]
 ) -> None:
     """Its group has tasks from its first batch on, also where no store was in it: so it has owners, whose slots serve
-    it, and who take snapshots of it. Where it pauses for a batch, which is accepted, nothing is assigned anew.
+    it, and who take snapshots of it. If it pauses for a batch and is accepted again, nothing is assigned anew.
     """
-    world = in_groups(tmp_path, groups, accept=("models",))
+    world = in_groups(tmp_path, groups, accept=["models"])
     late = world.operators.pop()
     world.feed(2)
     missed = dict(world.fed)

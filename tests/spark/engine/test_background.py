@@ -10,6 +10,8 @@ import pytest
 from riffle_spark.spark.engine.background import Alarm, BackgroundThread, Pulse
 
 SOON_SECONDS = 60
+ERRORS = 20
+"""After so many, pauses that began with a millisecond and never shrank would be a minute long."""
 
 
 def ended(worker: BackgroundThread) -> bool:
@@ -202,6 +204,25 @@ def test_a_pulse_outlives_what_its_beat_raises(end: type[BaseException], caplog:
     assert over.wait(SOON_SECONDS)
     assert pulse.ended(SOON_SECONDS)
     assert (len(beats), len(set(beats)), len(caplog.records)) == (3, 1, 2)
+
+
+def test_a_pulse_that_works_again_is_as_quick_as_before() -> None:
+    """Pauses grow from one error to the next. A call in between that succeeds ends that."""
+    over, beats = threading.Event(), list[int]()
+
+    def beat() -> bool:
+        beats.append(len(beats))
+        if len(beats) == 2 * ERRORS:
+            over.set()
+            return False
+        if len(beats) % 2:
+            raise ValueError("of this beat")
+        return True
+
+    pulse = Pulse(beat, 0.001)
+    pulse.begin()
+    assert over.wait(SOON_SECONDS)
+    assert pulse.ended(SOON_SECONDS)
 
 
 @pytest.mark.parametrize("end", ENDS)

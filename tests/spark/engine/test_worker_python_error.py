@@ -39,3 +39,20 @@ def test_another_version_on_executors_is_named(last_line: str) -> None:
 def test_other_errors_stay_as_they_are(error: Exception) -> None:
     """What is raised on the driver, is riffle's own or has another cause is not explained in its stead."""
     assert worker_python_error(error) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "advice"),
+    [
+        ("pandas", "pip install 'pandas>="),
+        ("pyarrow.lib", "pip install 'pyarrow>="),
+        ("mine.helpers", "if 'mine' is your own module, send it with the query"),
+        ("riffle_spark", "riffle_spark.zip"),
+    ],
+)
+def test_a_missing_module_is_named_with_what_brings_it(module: str, advice: str) -> None:
+    """The advice is about the package of the module."""
+    explained = worker_python_error(RuntimeError(f"{TRACEBACK}ModuleNotFoundError: No module named '{module}'\n"))
+    assert explained is not None
+    assert f"has no module '{module}'" in explained.problem
+    assert advice in explained.remedy

@@ -288,8 +288,11 @@ def test_an_edit_keeps_migrates_or_refuses(
     assert (sorted(map(tuple, found.selectExpr(*columns.split(", ")).collect())) if found else []) == rows
 
 
-def test_a_stage_that_returns_lacks_rows(spark: SparkSession, tmp_path: Path) -> None:
-    """A de-duplication that a batch ran without: refused when the query starts, unless its store is accepted."""
+@pytest.mark.parametrize(("option", "setting"), [("distinct.page-n", ""), ("c", "distinct.page-n")])
+def test_a_stage_that_returns_lacks_rows(option: str, setting: str, spark: SparkSession, tmp_path: Path) -> None:
+    """A de-duplication that a batch ran without: refused when the query starts, unless its store is accepted. The
+    query's option adds to the setting.
+    """
     some = Feed(tmp_path / "in", "at timestamp, page string, n long, m long")
 
     def fed(made: Made, **options: str) -> DataFrame | None:
@@ -300,7 +303,11 @@ def test_a_stage_that_returns_lacks_rows(spark: SparkSession, tmp_path: Path) ->
     fed(grouped(COUNT))
     with pytest.raises(ConflictError, match=r"'distinct\.page-n' has the rows up to batch 0, the query is at batch 1"):
         fed(in_two_stages)
-    fed(in_two_stages, **{"riffle.accept": "distinct.page-n"})
+    spark.conf.set("spark.riffle.accept", setting)
+    try:
+        fed(in_two_stages, **{"riffle.accept": option})
+    finally:
+        spark.conf.unset("spark.riffle.accept")
     assert records(f"file://{tmp_path}/state")[-1].stale_stores == {}
     counted = fed(grouped(COUNT))
     assert counted is not None

@@ -57,10 +57,10 @@ def in_child(folder: Path, more: int, tasks: int, together: int) -> tuple[int, l
 
 
 def test_files_of_earlier_tasks_make_room(tmp_path: Path) -> None:
-    """40 tasks need 16 MiB each, 640 MiB in all, in 200 MiB of addresses: at most half of these are mapped."""
+    """40 tasks need 16 MiB each, 640 MiB in all, in 200 MiB of addresses: about half of these are mapped."""
     most, told = in_child(tmp_path, 200 * MIB, 40, 2)
     assert told == []
-    assert 16 * MIB <= most <= 100 * MIB
+    assert 80 * MIB <= most <= 100 * MIB
 
 
 def test_copies_of_one_task_that_do_not_fit_are_told_from_rows(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from riffle_spark.state.formats.arrow_casts import cast_column, cast_table
 STRICT = pa.struct([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string(), nullable=False)])
 WIDE = pa.struct([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.large_string(), nullable=False)])
 LOOSE = pa.struct([pa.field("a", pa.int64()), pa.field("b", pa.string())])
+MAP = pa.map_(pa.string(), pa.int64())
+STRICT_MAP = pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False))
 ROW = {"a": 1, "b": "x"}
 
 FORMS = {
@@ -41,16 +43,25 @@ def test_nullable_fields_without_nulls_become_not_null(form: str) -> None:
 
 
 def test_a_null_in_a_field_that_is_not_null_is_refused_by_name() -> None:
-    """In a struct, in an element of a list, and in a column of a table."""
+    """In a struct, in an element of a list, in a value of a map, and in a column of a table."""
     for array, kind, name in (
         (pa.array([{"a": None, "b": "x"}], LOOSE), STRICT, "a"),
         (pa.array([[{"a": 1, "b": None}]], pa.list_(LOOSE)), pa.list_(STRICT), "b"),
         (pa.array([[1, None]]), pa.list_(pa.field("element", pa.int64(), nullable=False)), "element"),
+        (pa.array([[("k", 1), ("l", None)]], MAP), STRICT_MAP, "value"),
     ):
         with pytest.raises(pa.ArrowInvalid, match=f"field '{name}' is declared NOT NULL"):
             cast_column(array, kind)
     with pytest.raises(pa.ArrowInvalid, match="field 'v' is declared NOT NULL"):
         cast_table(pa.table({"v": [1, None]}), pa.schema([pa.field("v", pa.int64(), nullable=False)]))
+
+
+def test_values_outside_a_slice_or_below_a_null_map_do_not_count() -> None:
+    """Only the values that a map has may not be NULL."""
+    maps = pa.array([[("k", None)], [("l", 1)], None, []], MAP)
+    assert cast_column(maps.slice(1), STRICT_MAP).to_pylist() == [[("l", 1)], None, []]
+    hidden = pa.Array.from_buffers(MAP, 4, [pa.py_buffer(b"\x0a"), maps.buffers()[1]], children=[maps.values])
+    assert cast_column(hidden, STRICT_MAP).to_pylist() == [None, [("l", 1)], None, []]
 
 
 def test_lists_change_the_width_of_their_offsets() -> None:

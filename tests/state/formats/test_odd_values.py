@@ -97,9 +97,10 @@ def test_state_with_odd_values_goes_on_after_everything_local_is_lost() -> None:
         assert {row["k"] for row in query.delivered()} == {"caf\ufffd", "\ufffd", None, "ok"}
 
 
-def nothing_but_elements(count: int) -> pa.Array:
-    """Return an array of so many elements that take no bytes."""
-    return pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.nulls(count))
+def nothing_but_elements(count: int, kind: pa.DataType = pa.null()) -> pa.Array:
+    """Return an array of so many elements that take no bytes: NULLs without a type, or structs without a field."""
+    elements = pa.Array.from_buffers(kind, count, [None] * kind.num_buffers)
+    return pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), elements)
 
 
 def growing(values: pa.ChunkedArray) -> Harness:
@@ -113,14 +114,15 @@ def growing(values: pa.ChunkedArray) -> Harness:
     return Harness(operator, schema, executors=1, key_groups=1)
 
 
-def test_elements_without_bytes_are_refused_before_what_reading_bounds() -> None:
+@pytest.mark.parametrize("kind", [pa.null(), pa.struct([])], ids=str)
+def test_elements_without_bytes_are_refused_before_what_reading_bounds(kind: pa.DataType) -> None:
     """A part of some bytes must not tell of a billion elements. Nothing is committed, and fewer are."""
     rows = [{"k": 1}]
-    with growing(pa.chunked_array([nothing_but_elements(1 << 21)])) as query:
+    with growing(pa.chunked_array([nothing_but_elements(1 << 21, kind)])) as query:
         with pytest.raises(ConfigError, match=r"cannot be read again.*2097152 rows"):
             query.feed(rows)
         assert query.table().num_rows == 0
-    with growing(pa.chunked_array([nothing_but_elements(1 << 20)])) as query:
+    with growing(pa.chunked_array([nothing_but_elements(1 << 20, kind)])) as query:
         query.feed(rows)
         query.crash(lose_copies=True)
         query.feed(rows)

@@ -12,7 +12,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from riffle_spark.errors import CorruptStateError
+from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.log.record import Record, decode, digest, encode
@@ -117,6 +117,16 @@ def test_a_record_with_a_stale_store_has_a_format_of_its_own() -> None:
     assert json.loads(encode(PLAIN).partition(b"\n")[0])["format"] == 2
     with pytest.raises(CorruptStateError, match="unknown fields stale_stores"):
         decode(packed(body_of(record), 3), "log/0")
+
+
+def test_a_record_that_reading_refuses_for_its_size_is_not_written() -> None:
+    """A few packed bytes that become too many in memory. One of half the size is written and read."""
+    lists: list[object] = [[]] * (1 << 19)
+    with pytest.raises(ConfigError, match=r"record is too large: \d+ packed bytes that would take \d+") as caught:
+        encode(replace(PLAIN, watermarks={"x": lists}))
+    assert "fewer key-groups" in caught.value.remedy
+    half = replace(PLAIN, watermarks={"x": lists[::2]})
+    assert decode(encode(half), "log/0") == half
 
 
 def test_an_unknown_field_or_kind_is_named() -> None:

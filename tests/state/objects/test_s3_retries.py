@@ -126,12 +126,13 @@ class TestSentAgain:
         assert not store.put_if_absent("log/1", b"abc")
         assert [headers["If-None-Match"] for _, _, headers in scripted.requests] == ["*", "*"]
 
+    @pytest.mark.parametrize("unclear", [500, 503, 408])
     def test_a_put_that_is_refused_after_one_without_an_answer_may_have_been_done(
-        self, scripted: ScriptedServer
+        self, scripted: ScriptedServer, unclear: int
     ) -> None:
-        """It is told as such, with what the refusal takes; where nothing was sent before, nothing was done."""
+        """The error says so, with the remedy of the refusal. If nothing was sent before, nothing was done."""
         denied = refusal(403, "AccessDenied", "no rights")
-        error = error_of(lambda: scripted.store(Answer(500), denied).put_if_absent("log/1", b"abc"))
+        error = error_of(lambda: scripted.store(Answer(unclear), denied).put_if_absent("log/1", b"abc"))
         assert type(error) is UnavailableError
         assert ("no answer" in error.problem, "no rights" in error.problem) == (True, True)
         assert "s3:PutObject" in error.remedy
