@@ -1,9 +1,9 @@
 """Folders and files in places that other users may write to, such as ``/tmp``.
 
-Theory of operation. Another user can create a folder of a known name first, can put a symbolic link there, or a FIFO,
-which blocks whoever opens it. So a folder is made with mode 0700. Then it is opened without following a link, and its
-owner and mode are read from what was opened. A folder that belongs to this user in a sticky place cannot be replaced
-afterwards, and nobody else can create anything in a folder with mode 0700.
+Theory of operation. If a name is known before, another user can create a folder, a symbolic link or a FIFO there first.
+To open a FIFO blocks the process. So a folder is made with mode 0700 and opened without following a link. Its owner and
+mode are read from the open descriptor. In a sticky place no other user can replace a folder of this user, and in a
+folder with mode 0700 no other user can create anything.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class ForeignFolder(Exception):
-    """A folder belongs to another user, or is a symbolic link or no folder."""
+    """A folder belongs to another user, is a symbolic link, or is not a folder."""
 
 
 def make_private(path: Path) -> None:
@@ -38,40 +38,42 @@ def make_private(path: Path) -> None:
 
 
 def narrow(path: Path) -> None:
-    """Take the rights of other users away from a folder.
+    """Remove the rights of other users to a folder.
 
-    Raises ``ForeignFolder`` for one that another user owns or that is a symbolic link, ``OSError`` if there is none.
+    Raises ``ForeignFolder`` if another user owns it or if it is a symbolic link, ``OSError`` if it does not exist.
     """
     try:
         descriptor = os.open(path, _FOLDER)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise ForeignFolder("is a symbolic link or no folder") from error
+            raise ForeignFolder("is a symbolic link, or not a folder") from error
         if error.errno == errno.EACCES and path.stat().st_uid != os.geteuid():
             raise ForeignFolder(f"belongs to user {path.stat().st_uid}, this process to {os.geteuid()}") from error
         raise
     try:
-        found = os.fstat(descriptor)
-        if found.st_uid != os.geteuid():
-            raise ForeignFolder(f"belongs to user {found.st_uid}, this process to {os.geteuid()}")
-        if found.st_mode & _OTHERS:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid():
+            raise ForeignFolder(f"belongs to user {status.st_uid}, this process to {os.geteuid()}")
+        if status.st_mode & _OTHERS:
             with contextlib.suppress(OSError):  # a file system without modes
-                os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~_OTHERS)
+                os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~_OTHERS)
     finally:
         os.close(descriptor)
 
 
 def is_private(path: Path) -> bool:
-    """Tell whether a path is a folder of this user, not a symbolic link, that nobody else can write to."""
+    """Tell whether a path is a folder of this user, not a symbolic link, that no other user can write to."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_WRITE
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
 
 
 def open_regular(path: Path | str) -> int:
-    """Return a descriptor of a regular file, for reading. A FIFO or a device does not block: it raises ``OSError``."""
+    """Open a regular file for reading and return its descriptor. Raises ``OSError`` for a FIFO or a device, which would
+    block.
+    """
     descriptor = os.open(path, _FILE)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):

@@ -44,8 +44,10 @@ class AlikeTasks:
 
 
 def rows_of(board: Board, settings: AssignSettings) -> AlikeTasks:
-    """Sort the tasks into rows. A user's rule, shunned members and a drain while a lost member is awaited can split a
-    group: a drained member's tasks go to live members. A rule that lets a task go nowhere is not followed.
+    """Sort the tasks into rows.
+
+    Three things can split a group: a user's rule, shunned members, and a drain while a lost member is awaited. In the
+    last case the drained member's tasks go to live members. A rule that leaves a task no member is ignored.
     """
     costs = _user_costs(board, settings)
     keys: dict[tuple[str, tuple[bool, ...]], int] = {}

@@ -6,9 +6,10 @@ smooth:
 
 * the load per slot never spreads wider than it was: moves that only exchange tasks between equally loaded members
   are made together;
-* running warm-ups whose target is unchanged go on, then those start that level most. An exchange longer than
-  ``max_warmup_replicas`` is begun only where the copies that are ready first can be kept as standbys; otherwise the
-  tasks stay, for it could never be completed. Nor is a target approached that is less level than the present.
+* running warm-ups with an unchanged target continue. Then new warm-ups start, those that level the load most first;
+* an exchange longer than ``max_warmup_replicas`` starts only if the copies that are ready first can be kept as
+  standbys. Otherwise its tasks stay, because it could never be completed;
+* a target that is less level than the present is not approached.
 """
 
 from collections import deque
@@ -167,15 +168,16 @@ def _make(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) 
 def _warm(
     loads: "Loads", ready: Sequence[OwnerMove], pending: Sequence[OwnerMove], settings: AssignSettings, held: int
 ) -> tuple[list[int], bool]:
-    """Return the tasks whose target warms up now, and whether nothing that is left can ever be completed. Warm-ups that
-    run already come before those that level more. ``held`` are the copies beyond the standbys that are kept for ready
-    moves.
+    """Return the tasks whose target warms up now, and whether nothing that is left can ever be completed.
+
+    Running warm-ups come before those that level more. ``held`` counts the copies beyond the standbys that are kept for
+    ready moves.
     """
     running = [move for move in pending if loads.warms_up(move)]
     budget = settings.max_warmup_replicas - held
-    chosen, ready = _begun(loads, ready, running, budget) if running else ([], list(ready))
+    chosen, ready = _choose_warmups(loads, ready, running, budget) if running else ([], list(ready))
     rest = [move for move in pending if move.task not in chosen]
-    more, ready = _begun(loads, ready, rest, budget - len(chosen))
+    more, ready = _choose_warmups(loads, ready, rest, budget - len(chosen))
     chosen += more
     left = [move for move in rest if move.task not in more]
     if chosen or not (left or ready) or settings.max_warmup_replicas == 0:
@@ -185,11 +187,11 @@ def _warm(
     return begun[: settings.max_warmup_replicas], not begun
 
 
-def _begun(
+def _choose_warmups(
     loads: "Loads", ready: Sequence[OwnerMove], pending: Sequence[OwnerMove], budget: int
 ) -> tuple[list[int], list[OwnerMove]]:
-    """Return at most ``budget`` tasks of pending moves that are smooth or close a cycle, and the ready moves that are
-    left.
+    """Choose at most ``budget`` pending moves that are smooth or close a cycle. Return their tasks, and the ready moves
+    that are left.
     """
     waiting = WaitingMoves(pending)
     chosen: list[int] = []

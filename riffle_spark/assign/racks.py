@@ -87,12 +87,12 @@ def rack_warnings(view: View, settings: AssignSettings) -> list[str]:
         differing = sorted(m.id for m in view.members if m.rack is not None and m.attribute("rack") != m.rack)
         if "rack" not in tags or differing:
             of = f" of {', '.join(differing)}" if differing else ""
-            warnings.append(f"the tags {', '.join(tags)} do not say the same as the rack{of}: the tags win")
+            warnings.append(f"the tags {', '.join(tags)} differ from the rack{of}: the tags win")
     return warnings
 
 
 def save_traffic(copies: Copies, settings: AssignSettings) -> None:
-    """Move standbys to where they read less across racks; none moves while a lost member is awaited."""
+    """Move standbys to members that read less across racks. No standby moves while a lost member is awaited."""
     if not any(copies.standbys) or not all(copies.board.live):
         return
     if settings.rack_aware_assignment_tags or settings.forced_awareness:

@@ -1,10 +1,10 @@
-"""The standbys' way from the present to their target. Knows who is caught up. Does not choose the target.
+"""Move standbys from the present to their target.
 
-Standbys are the next most caught-up members after the owner; where the target is not one of them it warms up, as far as
-the warm-ups that owners need leave room. A warm-up that runs for a standby goes before those of owners that are fresh.
+Standbys are the next most caught-up members after the owner. If the target is not one of them, it warms up, unless
+owners need all warm-ups. A running warm-up of a standby comes before a new one of an owner.
 
-A standby that is a pointer needs no copy: it is at its target at once, and never warms up. Its member keeps no copy for
-it, so a target that warms up to become the owner is no standby meanwhile.
+A standby that is a pointer needs no copy. It is at its target at once and never warms up. Its member keeps no copy, so
+a target that warms up to become the owner is not a standby meanwhile.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,7 +20,7 @@ __all__ = ["StandbyPlan", "plan_standbys"]
 
 @dataclass(frozen=True, slots=True)
 class StandbyPlan:
-    """By task the standbys and warm-ups from now on; the tasks whose owners or copies are still to move."""
+    """The standbys and warm-ups of each task from now on. Owners or copies of ``unsettled`` tasks have yet to move."""
 
     standbys: Sequence[Sequence[int]]
     warmups: Sequence[Sequence[int]]
@@ -28,11 +28,11 @@ class StandbyPlan:
 
 
 def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: AssignSettings) -> StandbyPlan:
-    """Decide who keeps and who warms up a copy of each task now."""
+    """Decide which members keep and which members warm up a copy of each task now."""
     tasks = range(len(board.tasks))
     standbys = [_standbys(board, t, plan, copies, settings) for t in tasks]
-    waiting = [_waiting(board, t, plan.owners[t], copies, standbys[t]) for t in tasks]
-    wanted = [] if settings.points else [(t, m) for t in tasks for rank, m in waiting[t] if rank > 0]
+    missing = [_missing_standbys(board, t, plan.owners[t], copies, standbys[t]) for t in tasks]
+    wanted = [] if settings.points else [(t, m) for t in tasks for rank, m in missing[t] if rank > 0]
     running = [(t, m) for t, m in wanted if m in board.warmups[t]]
     warmups = _owner_warmups(board, plan, standbys, settings.max_warmup_replicas, len(running))
     left = settings.max_warmup_replicas - sum(map(len, warmups))
@@ -42,13 +42,15 @@ def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: Assig
     unsettled = [
         t
         for t, (owner, goal) in enumerate(zip(plan.owners, plan.target, strict=True))
-        if waiting[t] or (owner != goal and board.live[goal])
+        if missing[t] or (owner != goal and board.live[goal])
     ]
     return StandbyPlan(standbys, warmups, unsettled)
 
 
-def _waiting(board: Board, task: int, owner: int, copies: Copies, standbys: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the members that should keep a standby in the end and do not yet, by rank."""
+def _missing_standbys(
+    board: Board, task: int, owner: int, copies: Copies, standbys: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Return (rank, member) of each target standby that is not one of ``standbys`` yet, sorted."""
     missing = [m for m in copies.standbys[task] if m not in standbys and m != owner and board.live[m]]
     return sorted((board.rank(task, m), m) for m in missing)
 
@@ -56,9 +58,9 @@ def _waiting(board: Board, task: int, owner: int, copies: Copies, standbys: Sequ
 def _owner_warmups(
     board: Board, plan: OwnerPlan, standbys: Sequence[Sequence[int]], most: int, reserved: int
 ) -> list[list[int]]:
-    """Warm up what owners need, and keep the copies that are ready but wait for others if there is room.
+    """Warm up what owners need. If there is room, keep copies that are ready and wait for other moves.
 
-    Running warm-ups come first: ``reserved`` ones of standbys leave no room for fresh ones of owners.
+    Running warm-ups come first: new ones of owners get no room that ``reserved`` running ones of standbys need.
     """
     warmups: list[list[int]] = [[] for _ in board.tasks]
     needed = [t for t in plan.warm if plan.target[t] not in standbys[t]]

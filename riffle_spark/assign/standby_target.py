@@ -1,13 +1,13 @@
-"""Where standbys should be if every copy were warm. Knows load, spread and copies. Does not know owners' goals.
+"""Choose where standbys should be if every copy were warm.
 
-1. Standbys stay where they are. A standby that lags gives way to a caught-up copy that has no place.
+1. Standbys stay where they are. A standby that lags gives way to a caught-up copy that is not a standby.
 2. The copy that is closest to caught up fills a gap.
 3. Copies move from members above their fair share of copies to members below it.
 
-Different tag values come before balance, different racks after it. Where members have the configured tags, these alone
-say which copies are apart (KIP-925, KIP-708). What the rack strategy saves comes last (`racks`).
+Different tag values come before balance, different racks after it. If members have the configured tags, only the tags
+decide which copies are apart (KIP-925, KIP-708). The savings of the rack strategy come last (`racks`).
 
-Standbys are on live members only. A lost member is awaited as an owner, not as a standby: what it held is replaced at
+Standbys are on live members only. A lost member is awaited as an owner, not as a standby: its standbys are replaced at
 once (KIP-441). No other standby moves until it is back or given up.
 """
 
@@ -108,8 +108,8 @@ class Copies:
 
 
 def standby_target(board: Board, plan: OwnerPlan, settings: AssignSettings, *, racks: bool) -> Copies:
-    """Return where the standbys of every stateful task should be, given the owners' target; a task whose target is
-    awaited stays with its present owner.
+    """Return where the standbys of every stateful task should be, given the owners' target. A task whose target is
+    awaited counts as its present owner's.
     """
     owners = [goal if board.live[goal] else now for goal, now in zip(plan.target, plan.owners, strict=True)]
     copies = Copies(board, owners, settings, racks=racks)
@@ -123,7 +123,7 @@ def standby_target(board: Board, plan: OwnerPlan, settings: AssignSettings, *, r
         return copies
     if settings.rack_aware_assignment_tags:
         _part_tags(copies)
-    _go_on(copies)
+    _prefer_warming(copies)
     level(copies, range(len(board.members)))
     return copies
 
@@ -138,13 +138,16 @@ def _keep_standbys(copies: Copies, task: int) -> None:
 
 
 def _may_be_added(copies: Copies, task: int, member: int) -> bool:
+    """Tell whether a member may become a standby of a task in addition to the present holders."""
     board, holders = copies.board, copies.holders(task)
     able = board.may_own[member] and member not in holders and not board.shuns(task, member)
     return able and copies.spread.may_join(member, holders)
 
 
 def _caught_up_or(copies: Copies, task: int, lagging: int) -> int:
-    """Return a member with a caught-up copy that has no place and differs in as many tags, else the lagging one."""
+    """Return a member whose caught-up copy is not a standby and shares no more tags with the others than the lagging
+    one. Return the lagging one if there is none.
+    """
     holders, conflicts = copies.holders(task), copies.spread.tag_conflicts
     ready = [m for m, rank in copies.board.ranks[task].items() if rank == 0 and _may_be_added(copies, task, m)]
     ready = [m for m in ready if conflicts(m, holders) <= conflicts(lagging, holders)]
@@ -178,8 +181,10 @@ def _part_tags(copies: Copies) -> None:
                 copies.add(t, min(better, key=lambda m: copies.order(t, m)))
 
 
-def _go_on(copies: Copies) -> None:
-    """Move standbys to where they warm up already, if that still levels: else a newcomer would get others instead."""
+def _prefer_warming(copies: Copies) -> None:
+    """Move standbys to members that already warm up for them, if that still levels. Otherwise a new member would get
+    other standbys, and its warm-ups would be lost.
+    """
     load, low, high = copies.load, copies.low, copies.high
     for t in copies.stateful:
         for taker in copies.board.warmups[t]:
@@ -232,7 +237,7 @@ def _movable(copies: Copies, giver: int, taker: int) -> int | None:
 
 
 def may_move(copies: Copies, task: int, giver: int, taker: int) -> bool:
-    """Tell whether a standby may move to the taker, which then shares no more tag values with the other copies."""
+    """Tell whether a standby may move from giver to taker: the taker must not share more tag values with the others."""
     holders = copies.holders(task)
     others = [m for m in holders if m != giver]
     if taker in holders or not copies.board.may_own[taker] or copies.board.shuns(task, taker):
@@ -243,7 +248,7 @@ def may_move(copies: Copies, task: int, giver: int, taker: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Per member: the values of the configured tags, the rack where no tag counts, and its zone (equal in these)."""
+    """Per member: the values of the configured tags, the rack if no tag counts, and the zone (equal in these)."""
 
     tags: tuple[tuple[str | None, ...], ...]
     racks: tuple[str | None, ...]
@@ -273,7 +278,7 @@ class Spread:
 
 
 def spread_of(board: Board, settings: AssignSettings) -> Spread:
-    """Return the spread of this board's members under the configured tags and forced values; under racks only if no
+    """Return the spread of this board's members under the configured tags and forced values. Racks count only if no
     member has such a tag.
     """
     keys = settings.rack_aware_assignment_tags

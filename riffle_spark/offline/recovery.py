@@ -79,7 +79,7 @@ def adopt(
         base, kind="adopt", commit_id=stamp.commit_id, written_ms=stamp.written_ms, epoch=base.epoch + 1,
         query_id=query_id, version=version, offsets=None, input_digest=None, target=None, outputs=(), watermark_ms=None,
         late_watermark_ms=None, event_times={}, delivers_as=None, delivers_after_commit=False,
-        # Batches are numbered anew: what a store lacks it lacked before the first of them.
+        # The new query numbers its batches anew, so its stale stores lack rows from before its first batch.
         stale_stores={} if empty else dict.fromkeys(base.stale_stores, -1),
     )  # fmt: skip
     steps = [f"bind the state of batch {base.version} in {root} to query {query_id}, whose next batch is {version + 1}"]

@@ -103,8 +103,8 @@ def _no_room(refused: object) -> ConfigError:
 
 @contextmanager
 def _scratch(temporary: Path) -> Iterator[Path]:
-    for left in filter(is_private, temporary.glob(f"{_SCRATCH}*")):  # another user's may hold anything
-        with suppress(OSError), unless_used(left / _OWNER) as is_left:  # it may be gone by now
+    for left in filter(is_private, temporary.glob(f"{_SCRATCH}*")):  # another user may have made any of the others
+        with suppress(OSError), unless_used(left / _OWNER) as is_left:  # another process may have removed it
             if is_left:
                 shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH) as name:

@@ -136,8 +136,8 @@ def _counted(objects: ObjectStore, tail: Record, manifest: Manifest) -> list[str
     for (name, _, length), data in zip(parts, found, strict=True):
         if data is None:
             raise missing(name)
-        old = " (old frame RFE1)" if frame_of(data) == 1 else ""
-        sizes.setdefault(key_of(data) + old, []).append(length)
+        frame = " (old frame RFE1)" if frame_of(data) == 1 else ""
+        sizes.setdefault(key_of(data) + frame, []).append(length)
     return [f"{key}: {len(lengths)} parts, {sum(lengths)} bytes" for key, lengths in sorted(sizes.items())]
 
 

@@ -19,7 +19,7 @@ from riffle_spark.state.schemas.store_schema import StoreSchema, text_after
 __all__ = ["TIMERS", "Operator", "operator_of", "with_dead_letters", "with_late", "with_watermark"]
 
 TIMERS: Final = "timers"
-"""Stands for the timers and expiry times of a store of variables among the meanings of its results."""
+"""The name in ``Operator.results`` under which a store of variables has the time mode of its timers and TTLs."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ class Operator:
 
     @property
     def results(self) -> Mapping[str, str]:
-        """What the state of each result holds, and by what time variables are due; nothing that a user's code keeps."""
+        """What the state of each result holds, and the time mode of a store of variables. State that user code defines
+        has no entry.
+        """
         if self.declared.variables is None or self.declared.time_mode == "None":
             return self.declared.meanings
         return {**self.declared.meanings, TIMERS: f"times by {self.declared.time_mode}"}
@@ -135,8 +137,8 @@ def operator_of(
     check_names(store, given.rows.names)
     declared = compute.declare(of_key, given.rows)
     check_names(store, [*declared.state.names, *declared.output.names])
-    for of_state in declared.state:
-        check_storable(of_state.type, f"column {of_state.name!r}", with_dictionaries=True)
+    for column in declared.state:
+        check_storable(column.type, f"column {column.name!r}", with_dictionaries=True)
     _check_repeated(store, declared, rows)
     schema = on_store(compute, store).schema(store, of_key, declared)
     return Operator(

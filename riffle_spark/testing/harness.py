@@ -82,8 +82,8 @@ class Harness:
     """Feeds one operator; a context manager. ``reports`` holds the batches' reports, ``now_ms`` the time of the next.
 
     ``input`` is the schema of the rows: an Arrow schema, or DDL text such as ``"user string, visits long"``.
-    ``executors`` is their number, ``settings`` are those of a query. Nothing passes by itself: ``advance`` lets time
-    pass; event time goes on with the operator's watermark, or ``advance_watermark``.
+    ``executors`` is their number, ``settings`` are those of a query. Time passes by ``advance`` alone.
+    Event time follows the operator's watermark, or ``advance_watermark``.
     ``root`` is where the state is, for whoever runs in the same process. ``spark_conf`` are Spark's settings that a
     processor's conversions go by; without them they are the active session's or, if there is none, those of the Spark
     that is installed.
@@ -94,8 +94,8 @@ class Harness:
     With ``dead_letters`` rows of keys that a processor or a function of groups fails on do not fail the batch;
     ``letters`` has those of the last batch, in the columns that ``riffle_spark.on`` tells them in.
 
-    Text that is not UTF-8 is fed as Arrow columns. Dictionaries show it with U+FFFD, as Spark's ``collect`` does;
-    ``output`` has the last batch's rows as an Arrow table, with the bytes as they are.
+    To feed text that is not UTF-8, pass Arrow columns. Dictionaries show it with U+FFFD, as Spark's ``collect`` does.
+    ``output`` has the last batch's rows as an Arrow table, with the original bytes.
     """
 
     def __init__(  # noqa: PLR0913 - all that a test may say of a query
@@ -149,7 +149,7 @@ class Harness:
     def feed(self, rows: pa.Table | Iterable[Row] = ()) -> list[dict[str, object]]:
         """Run one micro-batch and return what the sink got, as dictionaries, in no particular order of keys.
 
-        Each row has the columns of the input, all of them. Raises ``ConfigError`` for one that is unknown or missing.
+        Each row has all columns of the input. Raises ``ConfigError`` for a column that is unknown or missing.
 
         Raises what the operator raises, ``Aborted`` and ``Crashed``; then the same batch comes again with the next
         call, to be given the same rows. If it was committed it is not run again, and nothing is returned.

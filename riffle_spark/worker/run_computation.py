@@ -52,10 +52,10 @@ _Returned = TypeVar("_Returned")
 
 
 class Timed(Protocol):
-    """Makes a call of the computation one whose time is measured apart."""
+    """Wraps a call of the computation, so that its time is measured as a step of its own."""
 
     def __call__(self, call: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
-        """Return such a call."""
+        """Return the wrapped call."""
         ...
 
 

@@ -109,7 +109,7 @@ class _Attempt:
             self._inside = outer + took
 
     def timed(self, call: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
-        """Return a call of the computation that adds its time to the step ``user``."""
+        """Wrap a call of the computation so that its time is added to the step ``user``."""
 
         def timed_call(*args: _Given.args, **options: _Given.kwargs) -> _Returned:
             with self.step("user"):
@@ -277,13 +277,13 @@ def beyond_memory(what: str) -> ConfigError:
 
 
 def beyond_addresses(what: str) -> ConfigError:
-    """Return the error for copies that a Python worker cannot map beside each other."""
+    """Return the error for local copies that do not fit into a Python worker's address space."""
     remedy = (
-        "raise spark.executor.pyspark.memory, or leave it unset: it limits addresses, and mapped copies take some. "
-        "Fewer rows a batch do not help; more executors leave fewer key-groups to each slot"
+        "raise spark.executor.pyspark.memory, or leave it unset: it limits the address space, and mapped copies take "
+        "some of it. Fewer rows a batch do not help; more executors leave fewer key-groups to each slot"
     )
     return ConfigError(
-        f"the local copies of a slot do not fit into its Python worker's addresses: {what}",
+        f"the local copies of a slot do not fit into its Python worker's address space: {what}",
         remedy=remedy,
         where="memory",
     )

@@ -27,7 +27,7 @@ TotalsOf = Callable[[pa.Table, pa.Table], Any]
 def feed(operator: Stateful, rows: pa.Schema = INPUT, **settings: Any) -> None:
     """Run a batch of two users in a harness."""
     with Harness(operator, rows, **settings) as query:
-        query.feed([{"user": "ann", "amount": 1}, {"user": "bob", "amount": 2}])
+        query.feed([{"user": "ann", "amount": 1, "tags": []}, {"user": "bob", "amount": 2, "tags": []}])
 
 
 def operator(key: Any = "user", compute: Any = COUNTS, store: str = "totals", **more: Any) -> Stateful:

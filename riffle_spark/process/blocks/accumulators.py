@@ -154,14 +154,14 @@ def _refuse(accumulator: Accumulator, type: pa.DataType, beyond: BoolArray, grou
         return
     raise UserFunctionError(
         f"{accumulator} does not fit {type}",
-        remedy=f"{_way_out(accumulator.column, type)} before the operator. "
+        remedy=f"{_overflow_remedy(accumulator.column, type)} before the operator. "
         "A store keeps the type it was made with, so use a new store name.",
         where=f"store {groups.store!r}, key {readable_row(groups.keys, int(np.argmax(beyond)))}",
     )
 
 
-def _way_out(column: str | None, type: pa.DataType) -> str:
-    """Return what makes room for a sum that does not fit a type."""
+def _overflow_remedy(column: str | None, type: pa.DataType) -> str:
+    """Return how to make room for a sum that does not fit a type."""
     if not types.is_decimal(type):
         return f"Cast column {column!r} to decimal(38, 0) or double"
     if type.scale:
@@ -214,8 +214,8 @@ class Max(_Extreme):
 
 
 @dataclass(frozen=True, slots=True)
-class _Picked(Accumulator):
-    """One of the values of a key, by the order of its rows."""
+class _PickedValue(Accumulator):
+    """Keeps one value per key, chosen by the order of the rows."""
 
     ignore_nulls: bool = False
 
@@ -232,7 +232,7 @@ class _Picked(Accumulator):
 
 
 @dataclass(frozen=True, slots=True)
-class First(_Picked):
+class First(_PickedValue):
     """The first value ever seen, null if that one is; with ``ignore_nulls`` the first that is not null."""
 
     function = "first"
@@ -245,7 +245,7 @@ class First(_Picked):
 
 
 @dataclass(frozen=True, slots=True)
-class Last(_Picked):
+class Last(_PickedValue):
     """The last value seen, null if that one is; with ``ignore_nulls`` the last that is not null."""
 
     function = "last"

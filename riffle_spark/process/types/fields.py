@@ -98,7 +98,7 @@ class Fields:
     def tuples(self, table: pa.Table) -> Iterator[Values]:
         """Yield the rows of a table of these fields as a user sees them."""
         named = zip(table.column_names, table.columns, self._from_arrow, strict=True)
-        columns = [converted(name, column, partial(self._column, convert=one)) for name, column, one in named]
+        columns = [converted(name, column, partial(self._column, convert=convert)) for name, column, convert in named]
         return zip(*columns, strict=True)
 
     def _column(self, column: pa.ChunkedArray, convert: Convert | None) -> Iterable[object]:
@@ -160,7 +160,7 @@ def pylist(column: pa.Array | pa.ChunkedArray) -> list[object]:
 
 
 class NotText(ValueError):
-    """Text that is not UTF-8, which Python's ``str`` cannot hold: Spark's Arrow conversions refuse it as well."""
+    """Text is not UTF-8, so Python's ``str`` cannot hold it. Spark's Arrow conversions refuse it as well."""
 
     remedy = (
         "Pass make_valid_utf8(column) or the column cast to binary to the function. The batch failed and nothing was "
@@ -172,7 +172,7 @@ class NotText(ValueError):
 
 
 def converted(name: str, column: pa.ChunkedArray, convert: Callable[[pa.ChunkedArray], _Converted]) -> _Converted:
-    """Return what a column is in Python. Raises ``NotText`` if that fails and its text is not UTF-8."""
+    """Convert a column to Python values. Raises ``NotText`` if that fails and the column has text that is not UTF-8."""
     try:
         return convert(column)
     except (ValueError, pa.ArrowException) as error:

@@ -1,7 +1,6 @@
-"""Which of Spark's types state can keep, by position: the one place that decides it.
+"""Decide which Spark types state can keep, by the position of the column.
 
-A type is read from the JSON that Spark has for it. The check names the user's column, the type as Spark writes it, and
-what to do instead.
+Types are read from Spark's JSON. An error names the user's column, the type as Spark writes it, and the remedy.
 """
 
 import re
@@ -26,23 +25,23 @@ _VOID: Final = "void"
 
 _REMEDIES: Final[Mapping[str, str]] = {
     "months": "Keep the number of months: extract(YEAR FROM {0}) * 12 + extract(MONTH FROM {0}). "
-    "make_ym_interval(0, months) is the interval again.",
-    "calendar": "Keep the text: CAST({0} AS STRING). CAST(text AS INTERVAL) is the interval again.",
-    "udt": "Convert it to a plain type before the operator, and back behind it: "
-    "for vectors vector_to_array({0}) and array_to_vector.",
-    "void_inside": "Cast the column to a type without void in it: a STRING instead, for example.",
+    "make_ym_interval(0, months) restores the interval.",
+    "calendar": "Keep the text: CAST({0} AS STRING). CAST(text AS INTERVAL) restores the interval.",
+    "udt": "Convert it to a plain type before the operator, and back after it. For vectors use vector_to_array({0}) "
+    "and array_to_vector.",
+    "void_inside": "Cast the column to a type without void, for example with STRING in its place.",
     "collated_key": "Use its bytes: collation_key({0}), or lower(CAST({0} AS STRING COLLATE UTF8_BINARY)).",
     "collated_order": "Compare its bytes: max_by({0}, collation_key({0})) instead of max({0}).",
     "collated_declared": "Declare a plain STRING.",
     "void_compared": "Cast it to a type: CAST({0} AS STRING).",
-    "variant_key": "Use to_json({0}), or the fields that you mean.",
-    "variant_declared": "Declare a STRING, and keep to_json of the value.",
+    "variant_key": "Use to_json({0}), or some of its fields.",
+    "variant_declared": "Declare a STRING, and keep the value's to_json.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedType:
-    """A type, or a part of one, that cannot be kept: where it is in the column, Spark's name of it, what to do."""
+    """A type, or a part of one, that state cannot keep: its path in the column, Spark's name for it, and the remedy."""
 
     path: str
     type: str
@@ -128,7 +127,7 @@ def check_columns(
 ) -> None:  # fmt: skip
     """Raise ``ConfigError`` for the first column of a type that cannot be kept.
 
-    ``fields`` are those of a struct type's JSON, ``shown`` the user's names of columns that have one of ours.
+    ``fields`` are the fields of a struct type's JSON. ``shown`` maps internal column names to the user's names.
     """
     for field in fields:
         name = str(field["name"])

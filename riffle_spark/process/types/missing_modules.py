@@ -14,7 +14,7 @@ __all__ = [
 ZIP_COMMAND: Final = "python -m zipfile -c riffle_spark.zip riffle_spark/"
 """Makes the file for ``--py-files``, in a checkout."""
 ARCHIVE_VARIABLES: Final = "PYSPARK_DRIVER_PYTHON=python PYSPARK_PYTHON=./environment/bin/python"
-"""With which an environment that ``--archives`` sends is that of the executors, and the driver keeps its own."""
+"""Environment variables for ``--archives``: executors use the environment that it sends, the driver keeps its own."""
 REQUIREMENTS: Final = {
     "boto3": "boto3>=1.35.0",
     "botocore": "boto3>=1.35.0",

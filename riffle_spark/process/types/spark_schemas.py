@@ -82,7 +82,7 @@ _REMEDY: Final = 'write Spark\'s DDL, such as "count long, tags array<string>", 
 
 
 class Unreadable(ValueError):
-    """What cannot be read, at which character, and what to write."""
+    """A schema cannot be read from character ``at`` on."""
 
     def __init__(self, problem: str, at: int, remedy: str = _REMEDY) -> None:
         super().__init__(problem)

@@ -29,7 +29,7 @@ _STEPS: Final = {
     "seal": "commit",
     "put": "commit",
 }
-"""The steps of a report by those of a receipt."""
+"""Maps the steps of a receipt to those of ``BatchReport.executor_steps``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,9 @@ class BatchReport:
     ``partition``, and in a named co-location group ``group``. ``probes_run`` and ``probes_skipped`` count probing
     rebalances since the batch before. ``lag_records`` are the changed records that the standbys and warm-ups of each
     executor lack together, ``lag_trends`` by how many that has grown over the last ten batches, ``executor_seconds``
-    the ``slot_seconds`` of each executor's slots together. ``executor_steps`` splits these, by executor, into
-    ``decode`` (``touch``: input rows are cast, sorted and grouped), ``user_code`` (``user``: calls of the computation),
-    ``state`` (``fold read compute``: local copies are read, and changes are made of new state) and ``commit`` (``seal
-    put``).
+    the ``slot_seconds`` of each executor's slots together. ``executor_steps`` splits these, by executor, into four
+    steps: ``decode`` (``touch``: cast, sort and group input rows), ``user_code`` (``user``: call the computation),
+    ``state`` (``fold read compute``: read local copies, turn new state into changes) and ``commit`` (``seal put``).
     ``rows`` counts ``late_rows`` too, which were left out, and
     ``dead_rows``, which are dead letters. ``timers_fired`` and ``expired`` count timers, and elements of state, whose
     time had come. ``watermark_ms`` is the watermark that the batch leads to; timers go by it from the next batch on.
@@ -166,12 +165,12 @@ def of_receipts(receipts: Iterable[Receipt]) -> dict[str, object]:
 
 def _steps_by_executor(receipts: Sequence[Receipt]) -> dict[str, dict[str, float]]:
     """Return the seconds of each step by executor. Steps that a receipt does not have count as zero."""
-    found: dict[str, dict[str, float]] = {}
+    by_executor: dict[str, dict[str, float]] = {}
     for receipt in receipts:
-        steps = found.setdefault(receipt.executor, dict.fromkeys(_STEPS.values(), 0.0))
+        steps = by_executor.setdefault(receipt.executor, dict.fromkeys(_STEPS.values(), 0.0))
         for name, seconds in receipt.seconds.items():
             steps[_STEPS.get(name, "state")] += seconds
-    return found
+    return by_executor
 
 
 def _by_store(receipts: Sequence[Receipt]) -> dict[str, StoreFigures]:
@@ -199,23 +198,23 @@ def _of_dead(receipts: Sequence[Receipt]) -> Iterator[str]:
 
 
 def _of_changed_stores(before: Record, operators: Sequence[Operator]) -> Iterator[str]:
-    """Yield a warning for each durable store that the batch after ``before`` takes in or leaves out."""
+    """Yield a warning for each durable store that the batch after ``before`` adds or leaves out."""
     version, stale = before.version, before.stale_stores
     durable = {operator.store for operator in operators if operator.durable}
     left = before.schemas.keys() - {operator.store for operator in operators}
     begun = durable - before.schemas.keys()
     if begun and left:
         yield (
-            f"{', '.join(sorted(begun))} begins empty with batch {version + 1}, and {', '.join(sorted(left))}, which "
-            "the root has, is none of the query's stores any more\n  What to do: nothing, if that is meant; if a store "
-            f"was renamed, stop the query, take it back to batch {version} (riffle rollback), and call the store as "
-            "before"
+            f"{', '.join(sorted(begun))} begins empty with batch {version + 1}, and the query no longer uses "
+            f"{', '.join(sorted(left))}, which the root has\n  What to do: nothing, if that is meant; if a store was "
+            f"renamed, stop the query, roll back to batch {version} (riffle rollback), and give the store its former "
+            "name"
         )
     for store in sorted(before.schemas.keys() - durable - stale.keys() - (left if begun else set())):
         yield (
-            f"from batch {version + 1} on, the state of store {store!r} does not get the rows of the query\n  What to "
-            f"do: nothing, if that is meant; else stop the query, roll back to batch {version} (riffle rollback), and "
-            "start it with this store, which must be durable"
+            f"store {store!r} gets no rows from batch {version + 1} on\n  What to do: nothing, if that is meant; else "
+            f"stop the query, roll back to batch {version} (riffle rollback), and start it with this store as a "
+            "durable one"
         )
     for store in sorted(durable & stale.keys()):
         lacking = f"from batch {stale[store]} without the rows of later batches up to {version}"
@@ -229,7 +228,7 @@ def _of_changed_stores(before: Record, operators: Sequence[Operator]) -> Iterato
 
 
 def _of_changed_columns(operator: Operator, text: Mapping[str, str], before: Record) -> Iterator[str]:
-    """Yield a warning if columns or variables of a store begin or are dropped with the batch after ``before``."""
+    """Yield a warning if the batch after ``before`` adds or drops columns or variables of a store."""
     if operator.schema_after(before.schemas, before.epoch) is text:
         return
     stored, declared = (
@@ -314,7 +313,7 @@ class BatchMeasures:
             )
 
     def began(self, before: Record, operators: Sequence[Operator]) -> None:
-        """Warn of stores that this batch takes in or leaves out, of which the record before it knows others."""
+        """Warn of stores that this batch adds or leaves out, compared with the record before it."""
         self._own += _of_changed_stores(before, operators)
 
     def repeated(self, incoming: IncomingBatch, epoch: int) -> BatchReport:

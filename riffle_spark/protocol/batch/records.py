@@ -80,8 +80,8 @@ def batch_record(
 
 
 def _stale_after(tail: Record, durable: Collection[str]) -> dict[str, int]:
-    """Return the stores that lack rows once a batch of these durable stores follows ``tail``, and up to where each has
-    them.
+    """Return the stores that lack rows after a batch with these durable stores follows ``tail``, each with the last
+    version whose rows it has.
     """
     left_out = sorted(tail.schemas.keys() - set(durable))
     return {store: tail.stale_stores.get(store, tail.version) for store in left_out}

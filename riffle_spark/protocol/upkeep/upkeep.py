@@ -255,8 +255,8 @@ class Upkeep:
         """Take what has come from beside the batches."""
         for result in self._work.collect():
             if isinstance(result, BaseException):
-                told = result if isinstance(result, Exception) else repr(result)
-                self._warnings[f"upkeep failed and is tried again later: {told}"] += 1
+                reason = result if isinstance(result, Exception) else repr(result)
+                self._warnings[f"upkeep failed and is tried again later: {reason}"] += 1
             elif isinstance(result, Looked):
                 self._found = max(self._found, result.oldest)
                 self._retention.swept(result.oldest, self._retention.first)

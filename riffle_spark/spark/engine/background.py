@@ -24,7 +24,7 @@ _LONGEST_WAIT_SECONDS = 600.0
 
 
 def _report(what: str, error: BaseException) -> None:
-    """Warn of what would have ended a thread without a word, such as ``SystemExit``, with its traceback."""
+    """Warn, with the traceback, of an error that would have ended a thread silently, such as ``SystemExit``."""
     _logger.warning("%s ended with %r and is tried again later", what, error, exc_info=error)
 
 
@@ -79,14 +79,14 @@ class Alarm:
             return
         try:
             self._ring()
-        except BaseException as error:  # noqa: BLE001 - nobody else would hear of it
+        except BaseException as error:  # noqa: BLE001 - the timer's thread would end silently
             _report("the alarm for keys that are due", error)
             self.set(self._clock.wall_ms() + _AGAIN_MS)
 
 
 class Pulse:
     """Calls a function from a daemon thread, each time ``seconds`` after it has returned, until it returns ``False`` or
-    the pulse is stopped. If the function raises, a warning is logged and the next call comes later and later.
+    the pulse is stopped. If the function raises, a warning is logged and the pause doubles, up to a minute.
     """
 
     def __init__(self, beat: Callable[[], bool], seconds: float) -> None:
@@ -124,7 +124,7 @@ class Pulse:
                 if not self._beat():
                     return
                 pause = self._seconds
-            except BaseException as error:  # noqa: BLE001 - the thread would end without a word
+            except BaseException as error:  # noqa: BLE001 - the thread would end silently
                 _report("a look between batches", error)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
@@ -132,8 +132,8 @@ class Pulse:
 class BackgroundThread:
     """Implements ``protocol.ports.Background``: work runs one piece after the other, beside the batches.
 
-    The thread outlives whatever a piece raises, ``SystemExit`` and ``KeyboardInterrupt`` too: the driver gets it as the
-    piece's result, warns, and tries again later.
+    No error of a piece ends the thread, not even ``SystemExit`` or ``KeyboardInterrupt``. The driver gets the error as
+    the piece's result, warns, and tries again later.
     """
 
     def __init__(self) -> None:

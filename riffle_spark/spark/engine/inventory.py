@@ -75,9 +75,9 @@ def executors(spark: SparkSession) -> tuple[Executor, ...]:
     context = handles.context(spark)
     known = _known_of(spark)
     if _is_local(context):
-        told = known.executors.get(LOCAL_EXECUTOR) or _executor(context, LOCAL_EXECUTOR)
-        known.executors = {} if told is None else {LOCAL_EXECUTOR: told}
-        return (Executor(LOCAL_EXECUTOR, socket.gethostname(), told.cores if told else context.defaultParallelism),)
+        local = known.executors.get(LOCAL_EXECUTOR) or _executor(context, LOCAL_EXECUTOR)
+        known.executors = {} if local is None else {LOCAL_EXECUTOR: local}
+        return (Executor(LOCAL_EXECUTOR, socket.gethostname(), local.cores if local else context.defaultParallelism),)
     found = {name: known.executors.get(name) or _executor(context, name) for name in _scheduled(context, known)}
     live = {name: executor for name, executor in found.items() if executor is not None}
     known.executors = live  # another thread's look may take its place at any moment
@@ -187,7 +187,7 @@ def await_executors(spark: SparkSession, settings: Settings, expected: int = 1) 
 
 
 def _executor(context: Any, name: str) -> Executor | None:
-    """Return what stays the same as long as the executor lives; ``None`` if it has only just come or gone.
+    """Return an executor's host and slots, which never change; ``None`` if it has only just started or ended.
 
     Spark counts the tasks that the executor runs at once, by ``spark.task.cpus`` and by other resources of a task.
     """
@@ -292,7 +292,7 @@ def _connect_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatc
 
 def source_options(batch: DataFrame) -> list[dict[str, str]]:
     """Return the options of each source of the query, with their names in lower case. Sources without options are left
-    out. Empty if Spark does not tell, as with Spark Connect.
+    out. Empty if they are unknown, as with Spark Connect.
     """
     execution = running_query(batch)
     leaves = _items(execution.analyzedPlan().collectLeaves()) if execution is not None else []

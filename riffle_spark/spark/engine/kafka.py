@@ -25,7 +25,7 @@ _LIMITS = ("request_timeout_ms", "bootstrap_timeout_ms")
 
 
 class KafkaSource(NamedTuple):
-    """What a query reads, and the options of the source, which say how to connect."""
+    """The cluster and topics that a query reads, and the options of its source, which say how to connect."""
 
     servers: str
     topics: tuple[str, ...]
@@ -61,11 +61,11 @@ def unbounded_batches(batch: DataFrame) -> str | None:
     except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: a warning must not fail a batch
         _logger.debug("the options of the query's sources are unknown: %s", error)
         return None
-    held = "and a slot holds its rows of a batch in memory"
+    risk = "and a slot holds its rows of a batch in memory"
     if any(_MOST.lower() not in options for options in kafka):
-        return f"the Kafka source has no {_MOST}, {held}. Set it to the number of rows that a batch should take"
+        return f"the Kafka source has no {_MOST}, {risk}. Set it to the number of rows that a batch should take"
     if ignored:
-        return f"trigger(once=True) ignores {_MOST}, {held}. Use trigger(availableNow=True)"
+        return f"trigger(once=True) ignores {_MOST}, {risk}. Use trigger(availableNow=True)"
     return None
 
 
@@ -93,8 +93,8 @@ def partition_racks(
     """Return the racks of all replicas by (topic, partition), each once and sorted. Brokers without a rack add none.
 
     ``options`` are those of Kafka's source: this client logs in and encrypts as the source does. Waits at most
-    ``seconds`` for a server and for each of three answers. What cannot be found out (Kafka cannot be reached, it
-    refuses the credentials, only Java's client can connect so, a topic does not exist) is a warning and left out.
+    ``seconds`` for a server and for each of three answers. Partitions whose racks stay unknown are left out, with a
+    warning: Kafka cannot be reached or refuses the credentials, only Java's client can connect, or a topic is missing.
     """
     servers = [server.strip() for server in bootstrap.split(",")]
     try:

@@ -25,8 +25,8 @@ _ROW: Final = "org.apache.spark.sql.catalyst.InternalRow"
 def placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
     """Return the layout as a one-column DataFrame whose partition i holds slot i's number and prefers its executor.
 
-    Makes the same number of calls to the JVM for every number of slots. Raises whatever the JVM raises if this version
-    of Spark has no such plan; the caller then falls back to ``hash_placed``.
+    The number of calls to the JVM does not depend on the number of slots. Raises what the JVM raises if this version of
+    Spark has no such plan; the caller then falls back to ``hash_placed``.
     """
     jvm = handles.context(spark)._jvm
     rdd = _located_rdd(spark, jvm, layout)

@@ -60,8 +60,8 @@ def arrow_schema(frame: DataFrame, where: str = "", shown: Mapping[str, str] | N
 def arrow_of(schema: T.StructType, where: str = "", shown: Mapping[str, str] | None = None) -> pa.Schema:
     """Return the Arrow schema in which Spark takes rows of a Spark schema.
 
-    ``shown`` are the user's names of columns that have one of ours. Raises ``ConfigError`` for the first column of a
-    type that state cannot keep.
+    ``shown`` maps internal column names to the user's names. Raises ``ConfigError`` for the first column of a type that
+    state cannot keep.
     """
     check_columns(schema.jsonValue()["fields"], where=where, shown=shown)
     return pa.schema([_arrow_field(field, where, shown or {}) for field in schema])

@@ -43,7 +43,7 @@ _STREAMS: Sequence[str] = (f"{_STREAMING}.MemoryStream", f"{_STREAMING}.runtime.
 """Where a class is in Spark 4.0, and where from 4.1 on."""
 _NUMBERS = (f"{_STREAMING}.LongOffset", f"{_STREAMING}.runtime.LongOffset")
 _OFFSETS = (f"{_STREAMING}.OffsetSeqLog", f"{_STREAMING}.checkpointing.OffsetSeqLog")
-_METADATA = (f"{_STREAMING}.StreamMetadata", f"{_STREAMING}.checkpointing.StreamMetadata")
+_METADATA = (f"{_STREAMING}.StreamMetadata", f"{_STREAMING}.runtime.StreamMetadata")
 _COMMITS = (f"{_STREAMING}.CommitLog", f"{_STREAMING}.checkpointing.CommitLog")
 _NEVER = -1
 """The number of a stream to which nothing was ever added."""

@@ -49,13 +49,13 @@ _SIGNS: Mapping[re.Pattern[str], Callable[[re.Match[str]], tuple[str, str]]] = {
     re.compile(r"Python in worker has different version: (\S+) than that in driver: ([\d.]+\d)"): _other_python,
     re.compile(r'Cannot run program "([^"\n]*)": ([^\n]*)(?=[^"]*PythonWorkerFactory)'): _no_python,
 }
-"""What Spark's text says, the first that is found, and the problem and remedy to make of it."""
+"""Patterns of Spark's error text, tried in this order, and the functions that return problem and remedy."""
 
 
 def worker_python_error(error: BaseException) -> ConfigError | None:
-    """Return the error to raise instead of one with which Spark reports that workers could not run a task.
+    """Return an error with a remedy if Spark reports that Python workers could not run a task.
 
-    ``None`` if ``error`` has another cause, or is not Spark's: a sink may import a missing module on the driver.
+    Return ``None`` if ``error`` has another cause, or is not Spark's: a sink may import a missing module on the driver.
     """
     if isinstance(error, RiffleError | ImportError):
         return None

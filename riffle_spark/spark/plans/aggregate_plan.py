@@ -26,8 +26,8 @@ __all__ = ["AggregatePlan", "read_aggregate"]
 @dataclass(frozen=True, slots=True)
 class AggregatePlan:
     """A stage that is an aggregate: its specification, and its two ends as pieces on the rows of each batch:
-    ``map_side`` makes ``spec.rows`` of what is below it, ``evaluation`` its result of ``spec.answer``. ``keys`` are the
-    expressions that it groups by, in SQL, by key column.
+    ``map_side`` makes ``spec.rows`` of what is below it, ``evaluation`` its result of ``spec.answer``. ``keys`` maps
+    each key column to the SQL of its expression.
     """
 
     spec: AggregateSpec

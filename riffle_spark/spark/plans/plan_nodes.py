@@ -47,7 +47,7 @@ _MURMUR3, _SEED = "org.apache.datasketches.hash.MurmurHash3", 9001
 """The hash of Apache DataSketches, and from where it begins in each sketch."""
 _NONE, _MODULE = "scala.None$", "MODULE$"
 _COLLATION = re.compile(r"(`(?:[^`]|``)*`)| COLLATE \w+")
-"""A collation in Spark's SQL for a type, or a quoted name, in which there is none."""
+"""A collation in Spark's SQL for a type, or a quoted name, whose text is not a collation."""
 _NARROWED = re.compile(r"interval|collate")
 """Types that come back from Python workers without their units or their collation."""
 
@@ -209,7 +209,7 @@ class Catalyst:
         return self.module("expressions.Literal").create(None, like.dataType())
 
     def plain(self, expression: Node) -> Node:
-        """Return an expression without collations in its type: Python workers have strings without."""
+        """Cast an expression to its type without collations, which strings in Python workers do not have."""
         if " collate " not in str(expression.dataType().catalogString()):
             return expression
         ddl = looked_up(context(self.spark)._jvm, f"{_TYPES}.DataType", "fromDDL")

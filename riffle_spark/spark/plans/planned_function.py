@@ -37,7 +37,7 @@ _SKETCHES: Final = ("HllSketchAgg", "HllUnionAgg")
 _OF_PYTHON: Final = "PythonUDAF"
 _OF_USERS: Final = (_OF_PYTHON, "ScalaAggregator", "ScalaUDAF")
 _COMPARED: Final = {("Max", 0), ("Min", 0), ("MaxBy", 1), ("MinBy", 1), ("CollectSet", 0)}
-"""Functions that compare an argument's values on slots, and which one."""
+"""Functions that compare the values of an argument on slots, and the argument's position."""
 _WHOLE: Final = ("Sum", "First", "Last", "MaxBy", "MinBy")
 """Functions whose first buffer is called as the result is."""
 
@@ -92,7 +92,7 @@ class PlannedFunction:
         return catalyst.estimated(self.told, column) if self.is_hashed else column
 
     def check_types(self, catalyst: Catalyst) -> None:
-        """Raise ``ConfigError`` for an argument that is kept as it is, of a type that cannot be kept or compared."""
+        """Raise ``ConfigError`` if state keeps or compares an argument's values and cannot do so with its type."""
         arguments = children(self.told)
         kept = {str(one.dataType().catalogString()) for one in self.attributes()} if not self.is_given else set()
         for at, one in enumerate(arguments):

@@ -214,7 +214,7 @@ def planned_stages(catalyst: plan_nodes.Catalyst, found: plan_cut.CutPlan, names
 
 
 def check_dispatch(stages: Sequence[PlannedStage], settings: Settings) -> None:
-    """Raise ``ConfigError`` if rows go to slots by topic and partition, and a stage gets rows without these columns."""
+    """Raise ``ConfigError`` if dispatch is by topic and partition and a stage's rows do not have these columns."""
     if settings.dispatch == "key_group":
         return
     keep = "or keep dispatch = key_group"
@@ -228,7 +228,7 @@ def check_dispatch(stages: Sequence[PlannedStage], settings: Settings) -> None:
     columns = " and ".join(settings.dispatch_columns)
     for stage in stages:
         rows = stage.map_side.catalyst.frame(stage.map_side.plan)
-        if stage.stage.kind in ("join", "table"):  # Its rows are of either side, and have nulls for the other one.
+        if stage.stage.kind in ("join", "table"):  # A row of one side has nulls in the columns of the other.
             rows = rows.select(*map(routing.quoted, stage.keys.names))
         if not routing.has_partition_columns(rows, settings.dispatch_columns):
             how = _WITH_PARTITION[stage.stage.kind]

@@ -143,7 +143,7 @@ def _check_root(
     spark: SparkSession,
     settings: Settings,
     stages: Sequence[planned_stages.PlannedStage],
-    told: WriterSettings,
+    writer_settings: WriterSettings,
     query_id: str | None,
 ) -> None:
     """Check that the query can continue with its root. ``query_id`` is the id in its checkpoint, if that has one.
@@ -160,7 +160,8 @@ def _check_root(
     if tail is not None:
         check_stale(tail, [stage.store for stage in stages], in_force.accept, home.root)
     schemas = tail.schemas if tail is not None else {}
-    planned_stages.check_stored(stages, schemas, ",".join(in_force.accept), told.option(planned_stages.TAKE_OVER))
+    taken = writer_settings.option(planned_stages.TAKE_OVER)
+    planned_stages.check_stored(stages, schemas, ",".join(in_force.accept), taken)
 
 
 def _checkpoint(spark: SparkSession, told: WriterSettings) -> str:

@@ -8,9 +8,9 @@ from riffle_spark.state.objects.open import normalised
 
 __all__ = ["check_root_is_free", "note_root"]
 
-_noting = Lock()
+_lock = Lock()
 _started: dict[str, StreamQuery] = {}
-"""By root: the wrapped query that this process started there last."""
+"""The wrapped query that this process started last, by root."""
 
 
 def check_root_is_free(root: str, query_id: str | None) -> None:
@@ -30,7 +30,7 @@ def check_root_is_free(root: str, query_id: str | None) -> None:
 
 def note_root(root: str, query: StreamQuery) -> None:
     """Note that a query was started with its state in ``root``."""
-    with _noting:
-        for ended in [one for one, before in _started.items() if not before.isActive]:
-            del _started[ended]
+    with _lock:
+        for ended_root in [each for each, started in _started.items() if not started.isActive]:
+            del _started[ended_root]
         _started[normalised(root)] = query

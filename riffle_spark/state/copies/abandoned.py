@@ -40,19 +40,20 @@ def claims_of(base: Path) -> Iterator[list[Path]]:
 
 
 def owners_in(base: Path) -> list[Path]:
-    """Return the ``owner`` files of the members' folders below ``base`` that are this user's alone."""
+    """Return the ``owner`` files of the members' folders below ``base`` that only this user can write to."""
     owners = [owner for owner in base.glob("m*/owner") if is_member(owner.parent.name) and owner.is_file()]
     return [owner for owner in owners if is_private(owner.parent)]
 
 
 def _hide_writable(base: Path) -> None:
-    """Take members' folders out of use that others could write to, as no version of today makes them: what lies there
-    may be forged.
+    """Rename members' folders that other users can write to, so that they are not used: their files may be forged.
+
+    Only earlier versions made such folders.
     """
     for folder in base.glob("m*"):
-        found = folder.lstat()
-        if is_member(folder.name) and stat.S_ISDIR(found.st_mode) and not is_private(folder):
-            with suppress(OSError):  # another user's
+        is_folder = stat.S_ISDIR(folder.lstat().st_mode)
+        if is_member(folder.name) and is_folder and not is_private(folder):
+            with suppress(OSError):  # a folder of another user
                 folder.rename(folder.with_name(f"{_REMOVED}{uuid.uuid4().hex}"))
 
 

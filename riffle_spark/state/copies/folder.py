@@ -10,9 +10,9 @@
 Theory of operation. A folder outlives its executor. A new executor takes one whose owner is not alive, by writing its
 own id under an exclusive, non-blocking lock; every use holds a shared lock and finds its own id first. So a folder is
 never used by two executors, and a late task of a dead executor stops at the door. Claims on one host are taken one at
-a time. Every use marks the ``owner`` file's time, so that an executor that comes finds the warmest of several folders
-and those that nobody comes back to can be removed. Folders have mode 0700, for they hold rows. A folder of another user
-or a symbolic link is not used: its files may be forged.
+a time. Every use sets the ``owner`` file's time. So a new executor finds the warmest of several folders, and folders to
+which no executor returns can be removed. Folders have mode 0700, because they hold rows. A folder of another user or a
+symbolic link is not used: its files may be forged.
 """
 
 import fcntl
@@ -295,13 +295,15 @@ def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> F
 
 
 def _narrow(folder: Path) -> None:
-    """Let nobody else into a folder, whatever umask or version made it. Raises ``LocalDiskError`` for a foreign one."""
+    """Remove other users' rights to a folder, whatever umask or version made it. Raises ``LocalDiskError`` if another
+    user owns it.
+    """
     try:
         narrow(folder)
     except ForeignFolder as foreign:
         raise LocalDiskError(
             f"a folder for local copies {foreign}",
-            remedy="remove it, or set `local_dir` (spark.riffle.local_dir) to a folder that nobody else may write to",
+            remedy="remove it, or set `local_dir` (spark.riffle.local_dir) to a folder of this user's own",
             where=str(folder),
         ) from foreign
 

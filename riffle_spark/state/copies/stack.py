@@ -287,7 +287,7 @@ class Stacks:
                 self._remove(self._own(stack))
 
     def fresh(self, key_group: int, snapshot_id: str = "") -> Path:
-        """Return a new path for a file that only this key-group has: of this snapshot, or of merged parts."""
+        """Return a new path for a file that only this key-group has: a snapshot, or a merged part if there is no id."""
         of_snapshot = f".{snapshot_id}" if snapshot_id else ""
         path = Path(f"{self._path}{key_group:04d}.{uuid.uuid4().hex}{of_snapshot}{PART}")
         make_private(path.parent)

@@ -13,11 +13,11 @@ _ALLOWED_BYTES: Final = 64 << 20
 _ALLOWED_TIMES: Final = 64
 """A record's link takes at least 12 packed bytes, of which 8 are its checksum, and at most 400 bytes when parsed."""
 _TAKES: Final = ((b"[", 96), (b"{", 240), (b",", 48), (b'"', 30))
-"""The bytes that Python's object takes for each of these: a list, an object, an element, half of a text."""
+"""The bytes that Python takes for each mark: a list, an object, an element, one quote of a text."""
 
 
 def allowed_bytes(packed: int) -> int:
-    """Return the memory that JSON of so many compressed bytes may take when it is unpacked and parsed."""
+    """Return how many bytes of memory JSON may take, as text and parsed, that is stored in ``packed`` bytes."""
     return max(_ALLOWED_BYTES, _ALLOWED_TIMES * packed)
 
 
@@ -30,6 +30,6 @@ def check_size(text: bytes, packed: int) -> None:
 
 
 def parse(text: bytes, packed: int) -> object:
-    """Return the parsed JSON. Raises ``ValueError`` as ``check_size`` does, and for what is not JSON."""
+    """Return the parsed JSON. Raises ``ValueError`` as ``check_size`` does, and for text that is not JSON."""
     check_size(text, packed)
     return json.loads(text)

@@ -235,8 +235,8 @@ def is_record(data: bytes, name: str) -> bool:
 
 
 def _unpacked(packed: bytes, header: Mapping[str, object]) -> bytes:
-    """Return the unpacked body, or a little more than is allowed of a longer one."""
-    most = bounded_json.allowed_bytes(len(packed)) // 2  # parsing takes twice the bytes of the text at least
+    """Return the unpacked body. Raises ``ValueError`` if it is longer than is allowed."""
+    most = bounded_json.allowed_bytes(len(packed)) // 2  # the parsed body takes at least twice the bytes of its text
     if header["format"] == 1:
         with pa.input_stream(pa.BufferReader(packed), compression="zstd") as stream:
             # Not `read`: where the stream is broken, pyarrow's never gives back the bytes that it made room for.

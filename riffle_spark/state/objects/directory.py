@@ -4,8 +4,7 @@ Theory of operation. An object appears whole or not at all: its bytes are writte
 ``.unfinished``, synced, and hard-linked to the object's name. A link fails if the name is taken, which makes the put
 conditional; it and the directories above it are synced before the put returns. Names with a leading dot are never
 objects, so what a crash left in ``.unfinished`` is not listed; the next process to write removes it after a day.
-With a mode, files get it before they have their name, and directories get it with the right to enter for all who may
-read.
+If a mode is set, a file gets it before its name. A directory gets it too, and all users who may read may enter it.
 """
 
 import contextlib
@@ -38,8 +37,9 @@ _READS = "set `root` to a directory that this user may read, or give the user th
 
 
 class DirectoryStore:
-    """A store below ``root``, which the first put makes. Put-if-absent holds between processes. ``mode`` is that of
-    files, ``None`` for what the umask leaves.
+    """A store below ``root``, which the first put makes. Put-if-absent holds between processes.
+
+    ``mode`` is the mode of files; if it is ``None``, the umask decides.
     """
 
     def __init__(self, root: Path, mode: int | None = None) -> None:

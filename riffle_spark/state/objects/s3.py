@@ -203,8 +203,8 @@ class S3Store:
     def _left_of(self, keys: Sequence[str], answer: Answer, patience: "_Patience") -> dict[str, str]:
         """Return what is still there after a bulk delete failed as a whole, with the reason.
 
-        Some servers delete all objects but one, which is missing, and fail. They are asked once until something is
-        deleted.
+        Some servers fail because one object is missing, and delete all others. The server is asked again only after
+        something was deleted.
         """
         reason = f"{_status(answer)} {_error(answer, 'Code')}"
         if patience.has_asked:
@@ -250,7 +250,7 @@ class S3Store:
         return s3_client.unavailable(self._named(operation, patience.sent), why)
 
     def _say_that_it_waits(self, error: RiffleError) -> None:
-        """Warn, not with each call that waits: whoever looks at a query that stands still has to find why."""
+        """Warn now and then, so that the log says why a query makes no progress."""
         now = time.monotonic()
         if now - self._said_at >= _SAID_EACH_SECONDS:
             self._said_at = now
@@ -311,8 +311,9 @@ class S3Store:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What to do after a request that did not succeed, and the error to raise in the end. The cause is left out if it
-    may repeat credentials.
+    """What to do after a request that did not succeed, and the error to raise in the end.
+
+    There is no cause if it could repeat credentials.
     """
 
     action: Action
@@ -346,7 +347,7 @@ def _text(fields: Answer, name: str) -> str:
 
 
 class _Patience:
-    """How long one call of a store is sent again: until so many requests were sent, and until ``s3_patience`` is over.
+    """Limits how long a call of a store is repeated: ``s3_max_attempts`` requests, then until ``s3_patience`` is over.
     Both start anew with every success in between.
     """
 
@@ -358,9 +359,9 @@ class _Patience:
         """Count from here on."""
         self.sent = 0
         self.definite = 0
-        """How many of these requests were answered so that they have changed nothing."""
+        """How many of these requests had an answer that means that they have changed nothing."""
         self.has_asked = False
-        """Whether the server was asked what a bulk delete has left."""
+        """Whether the server was asked what a bulk delete left, since something was deleted."""
         self._began = time.monotonic()
 
     @property

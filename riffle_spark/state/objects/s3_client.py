@@ -114,7 +114,7 @@ def _add_content_md5(params: dict[str, dict[str, str]], **_: object) -> None:
 
 
 def content_md5(body: bytes) -> str:
-    """Return a body's ``Content-MD5``: the one checksum that every S3 server knows, and no trailer."""
+    """Return a body's ``Content-MD5``: every S3 server knows this checksum, and it needs no trailer."""
     return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
 
 

@@ -146,7 +146,7 @@ class StoreOptions:
     """Settings of a store. S3 stores with equal options share one client in each process."""
 
     root_file_mode: str | None = Settings.root_file_mode
-    """Octal mode of files below a ``file://`` root. ``None``: what the umask leaves."""
+    """Octal mode of files below a ``file://`` root. ``None``: the umask decides."""
     s3_endpoint: str | None = Settings.s3_endpoint
     """Base URL of an S3-compatible server; buckets then go in the path. ``None``: AWS, or as its tools are told."""
     s3_region: str | None = Settings.s3_region

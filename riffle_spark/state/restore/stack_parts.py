@@ -142,7 +142,7 @@ class StackParts:
         return refused if is_of_disk else part_codec.altered(name)
 
     def _sealed(self, data: bytes, place: Place) -> bytes:
-        """Return a part's bytes as they are kept in this place."""
+        """Return a part's bytes, encrypted for this place if there are keys."""
         return data if self._keys is None else self._keys.sealing()(data, place)
 
     def discard(self, parts: Iterable[StackedPart]) -> None:
@@ -188,7 +188,7 @@ class StackParts:
     def _merge(
         self, key_group: int, parts: Sequence[StackedPart], timer_ms: int | None, *, bottom: bool
     ) -> tuple[bytes, int]:
-        """Put one part in the place of some, if they are there still; return its bytes, not encrypted, and rows."""
+        """Replace parts by one merged part if they are still there. Return its bytes, not encrypted, and its rows."""
         self._files.doubt(parts)
         table = merged_rows(self.runs(key_group, parts, timer_ms), self._schema, bottom=bottom)
         data = part_codec.encode(table, self._schema.due)

@@ -127,12 +127,13 @@ def text_after(
     meanings: Mapping[str, str] | None = None,
     operator: Mapping[str, str] | None = None,
 ) -> Mapping[str, str]:
-    """Return a declared schema as the driver of an epoch records it: with its history, by the text that the newest
-    record has of the store, if it has one. ``meanings`` say what a wrapped query keeps in columns, ``operator`` what
-    the results of any other operator are.
+    """Return a declared schema as the driver of an epoch records it, with its history.
+
+    ``before`` is the store's text in the newest record, if it has one. ``meanings`` say what a wrapped query keeps in
+    columns. ``operator`` says what the results of any other operator are.
     """
-    own, known_by = schema.to_text(), {_MEANINGS: meanings, _OPERATOR: operator}
-    meant = {name: json.dumps(dict(told)) for name, told in known_by.items() if told}
+    own, described = schema.to_text(), {_MEANINGS: meanings, _OPERATOR: operator}
+    meant = {name: json.dumps(dict(texts)) for name, texts in described.items() if texts}
     if before is None:
         return {**own, **meant}
     if all(before.get(name) == text for name, text in own.items()):
@@ -148,7 +149,7 @@ def meanings_in(text: Mapping[str, str]) -> dict[str, str]:
 
 
 def operator_in(text: Mapping[str, str]) -> dict[str, str]:
-    """Return the stored meanings of an operator's results, none where an older version wrote the schema."""
+    """Return the stored meanings of an operator's results: none if an older version wrote the schema."""
     return _names_in(text, _OPERATOR)
 
 
