@@ -74,7 +74,21 @@ class Stateful:
         self.order_by = column_names("order_by", order_by, store)
         self.initial_state = initial_state
         self.initial_state_name = initial_state_name
+        if watermark is not None and (isinstance(watermark, str) or len(watermark) != 2):
+            raise ConfigError(
+                f"watermark = {watermark!r} is not a column and a delay",
+                remedy='write watermark=("at", "10 minutes")',
+                where=store,
+            )
         self.watermark = Watermark(watermark[0], interval_ms(watermark[1], store)) if watermark else None
+
+    def __call__(self, _batch: DataFrame, _batch_id: int) -> None:
+        """Refuse to run as the function of ``foreachBatch``: an operator has no sink yet."""
+        raise ConfigError(
+            f"operator {self.store!r} has no sink",
+            remedy="give foreachBatch what .into(sink) returns",
+            where=self.store,
+        )
 
     def into(self, sink: Sink) -> "StatefulJob":
         """Return the function for ``foreachBatch`` that hands each batch's output rows to ``sink``.

@@ -115,8 +115,15 @@ class ArrowFunction:
                 )
         if not self.state.names:
             raise ConfigError("The state has no column", remedy="Declare at least one, such as ('seen', pa.bool_()).")
+        meanings = {name: f"column {name!r} of a function" for name in self.state.names}
         return Declared(
-            self.state, self.output, columns=None, per_key_group=True, time_mode=self.time_mode, due=self.due
+            self.state,
+            self.output,
+            columns=None,
+            per_key_group=True,
+            time_mode=self.time_mode,
+            due=self.due,
+            meanings=meanings,
         )
 
     def __call__(self, batch: Batch) -> Update:

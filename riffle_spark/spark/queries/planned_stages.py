@@ -354,11 +354,18 @@ def _misfits(stage: PlannedStage, key: pa.Schema, before: pa.Schema, accepted: _
 def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: _Names) -> None:
     for name, meaning in stage.meanings.items():
         if before.get(name, meaning) != meaning and name not in accepted:
-            what = "key" if name in stage.keys.names else "result"
+            remedy = (
+                f"give the result another alias to start it empty; or set option({ACCEPT!r}, {name!r}) to continue "
+            )
+            remedy += "with the stored values, if their type stays the same"
+            if name in stage.keys.names:
+                remedy = f"group by {before[name]}; or set option({ACCEPT!r}, {name!r}) to continue with the stored "
+                remedy += (
+                    f"keys; or give the key another alias and set option({ACCEPT!r}, {stage.store!r}) to start empty"
+                )
             raise ConfigError(
                 f"the state has {before[name]} under {name!r}, and the query says {meaning}",
-                remedy=f"give the {what} another alias, so that it begins anew; or option({ACCEPT!r}, {name!r}), to "
-                "go on with what is kept",
+                remedy=remedy,
                 where=stage.store,
             )
     new = stage.meanings.keys() - before.keys() - set(stage.keys.names) if before else set[str]()
@@ -378,7 +385,7 @@ def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: _N
 
 
 def _check_aliases(stage: PlannedStage, before: Mapping[str, str], accepted: _Names) -> None:
-    """Refuse a result under another alias than what is kept of it: it would begin at nothing, and Spark goes on."""
+    """Refuse a result whose stored values have another alias: it would start empty, where Spark continues."""
     gone = {meaning: name for name, meaning in before.items() if name not in stage.meanings}
     for name, meaning in stage.meanings.items():
         if name not in before and name not in accepted and meaning in gone:

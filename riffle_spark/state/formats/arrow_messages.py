@@ -16,9 +16,11 @@ __all__ = ["check_schema", "check_sizes", "may_unpack"]
 _UNPACKED_SMALL: Final = 16 << 20
 _TIMES_OF_LZ4: Final = 255
 """A part may become 16 MiB in any case, or this many times its own bytes: the highest ratio of LZ4."""
-_UNPACKED_BY_ZSTD: Final = 64 << 20
+_READ_BY_ZSTD: Final = 1 << 30
+_WRITTEN_BY_ZSTD: Final = 64 << 20
+"""Bytes that a part packed by zstd may become when it is read and when it is written: earlier versions wrote more."""
 _TIMES_OF_ZSTD: Final = 1 << 15
-"""A part that zstd packed may also become 64 MiB, within the highest ratio of zstd: 128 KiB of equal bytes in 4."""
+"""The highest ratio of zstd: 128 KiB of equal bytes in 4."""
 _ROWS_SMALL: Final = 1 << 20
 _ROWS_A_BYTE: Final = 8
 """Rows that a part may tell of, in any case, or for each byte of its columns: those of nulls take none."""
@@ -57,11 +59,11 @@ def may_unpack(size: int, unpacked: int) -> bool:
     """Tell whether a reader accepts a part that was packed to ``size`` bytes. ``unpacked`` is an estimate, so it counts
     twice.
     """
-    return 2 * unpacked <= _most_by_zstd(size)
+    return 2 * unpacked <= _most_by_zstd(size, _WRITTEN_BY_ZSTD)
 
 
-def _most_by_zstd(size: int) -> int:
-    return max(_UNPACKED_SMALL, _TIMES_OF_LZ4 * size, min(_UNPACKED_BY_ZSTD, _TIMES_OF_ZSTD * size))
+def _most_by_zstd(size: int, bound: int = _READ_BY_ZSTD) -> int:
+    return max(_UNPACKED_SMALL, _TIMES_OF_LZ4 * size, min(bound, _TIMES_OF_ZSTD * size))
 
 
 def check_schema(data: memoryview) -> None:

@@ -10,8 +10,8 @@ from typing import Final
 __all__ = ["allowed_bytes", "check_size", "parse"]
 
 _ALLOWED_BYTES: Final = 64 << 20
-_ALLOWED_TIMES: Final = 64
-"""A record's link takes at least 12 packed bytes, of which 8 are its checksum, and at most 400 bytes when parsed."""
+_ALLOWED_TIMES: Final = 256
+"""Maps of owners and standbys take most: 160 times their packed bytes with 32 768 key-groups in three groups."""
 _TAKES: Final = ((b"[", 96), (b"{", 240), (b",", 48), (b'"', 30))
 """The bytes that Python takes for each mark: a list, an object, an element, one quote of a text."""
 

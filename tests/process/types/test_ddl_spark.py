@@ -14,6 +14,7 @@ from pyspark.sql.types import (
     ArrayType,
     CharType,
     MapType,
+    NullType,
     StringType,
     StructField,
     StructType,
@@ -43,11 +44,24 @@ def plain(kind: Any) -> Any:
     return kind
 
 
+def has_void_inside(kind: Any) -> bool:
+    """Return whether void is an element, a key, a value or a field of a nested type: state cannot keep that."""
+    if isinstance(kind, ArrayType):
+        inner = [kind.elementType]
+    elif isinstance(kind, MapType):
+        inner = [kind.keyType, kind.valueType]
+    else:
+        inner = [field.dataType for field in kind] if isinstance(kind, StructType) else []
+    return any(isinstance(each, NullType) or has_void_inside(each) for each in inner)
+
+
 def sparks(text: str) -> tuple[StructType, pa.Schema] | None:
-    """Return what Spark and PySpark make of a text, ``None`` if they refuse it."""
+    """Return what Spark and PySpark make of a text, ``None`` if they or state refuse it."""
     try:
         parsed = _parse_datatype_string(text)
         schema = parsed if isinstance(parsed, StructType) else StructType([StructField("value", parsed)])
+        if any(has_void_inside(field.dataType) for field in schema):
+            return None
         return schema, to_arrow_schema(plain(schema), **ZONE)
     except (PySparkException, ValueError):  # ValueError: Arrow has no null column that is not null
         return None

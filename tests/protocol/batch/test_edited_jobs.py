@@ -183,7 +183,9 @@ AGGREGATES = {
     "rows in another order": Edit(
         keyed(aggregate(l=last("v")), order_by=("at",)), keyed(aggregate(l=last("v")), order_by=("w", "at")), {"l": 3}
     ),
-    "a function of one's own": Edit(counted(seen=count()), kept(SEEN), {"seen": 2}),
+    "a function of one's own": Edit(
+        counted(seen=count()), kept(SEEN), {"seen": 2}, "declares column 'seen' of a function", "seen"
+    ),
     "a key column more": Edit(counted(**TOTAL), keyed(aggregate(**TOTAL), "k", "j"), refused=SCHEMA),
     "a key column less": Edit(keyed(aggregate(**TOTAL), "k", "j"), counted(**TOTAL), refused=SCHEMA),
     "key columns in another order": Edit(
@@ -219,7 +221,9 @@ FUNCTIONS = {
     "another function of keys that end": Edit(
         kept(UNTIL, **timed()), kept(UNTIL, **timed(), expired=lambda state: state.select(["k", "seen"])), {"seen": 2}
     ),
-    "an aggregate": Edit(kept(SEEN), counted(seen=count()), {"seen": 2}),
+    "an aggregate": Edit(
+        kept(SEEN), counted(seen=count()), {"seen": 2}, "column 'seen' of a function under 'seen'", "seen"
+    ),
     "a processor": Edit(kept(SEEN), processed(), refused=SCHEMA),
 }
 
