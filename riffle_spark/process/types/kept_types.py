@@ -47,6 +47,11 @@ class RefusedType:
     type: str
     remedy: str
 
+    @classmethod
+    def of_void(cls, path: str) -> "RefusedType":
+        """Return the refusal of void inside a type: Arrow cannot build lists of it reliably."""
+        return cls(path, _VOID, _REMEDIES["void_inside"])
+
     def error(self, where: str = "") -> ConfigError:
         """Return the error for a column with such a type."""
         return ConfigError(
@@ -99,16 +104,13 @@ def _refused_in(body: Mapping[str, object], path: str, position: Position) -> It
         fields = body["fields"]
         for field in fields if isinstance(fields, Sequence) else ():
             inner = f"{path}.{field['name']}"
-            yield from (_void_inside(inner),) if field["type"] == _VOID else _refused_field(field, inner, position)
+            yield from (
+                (RefusedType.of_void(inner),) if field["type"] == _VOID else _refused_field(field, inner, position)
+            )
 
 
 def _refused_inside(body: JsonType, path: str, position: Position) -> Iterator[RefusedType]:
-    yield from (_void_inside(path),) if body == _VOID else refused_types(body, path, position)
-
-
-def _void_inside(path: str) -> RefusedType:
-    """Return the refusal of void inside a type: Arrow cannot build lists of it reliably."""
-    return RefusedType(path, _VOID, _REMEDIES["void_inside"])
+    yield from (RefusedType.of_void(path),) if body == _VOID else refused_types(body, path, position)
 
 
 def _refused_field(field: Mapping[str, object], path: str, position: Position) -> Iterator[RefusedType]:

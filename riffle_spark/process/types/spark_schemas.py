@@ -10,7 +10,8 @@ from typing import Final, NamedTuple, TypeVar
 import pyarrow as pa
 
 from riffle_spark.errors import UNREADABLE, ConfigError
-from riffle_spark.process.types.kept_types import check_columns, type_refusal
+from riffle_spark.process.types.kept_types import RefusedType, check_columns, type_refusal
+from riffle_spark.state.formats.arrow_schemas import inner_types
 
 __all__ = [
     "BARE",
@@ -122,13 +123,24 @@ def type_of_ddl(text: str) -> pa.DataType:
 
 
 def schema_of_fields(fields: list[pa.Field], where: str) -> pa.Schema:
-    """Return the fields as a schema; ``ConfigError`` if there are none, or two of one name."""
+    """Return the fields as a schema.
+
+    Raises ``ConfigError`` if there are none, if two have one name, or if a nested type contains void.
+    """
     names = [field.name for field in fields]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated or not names:
         problem = f"a schema names a column twice: {', '.join(repeated)}" if repeated else "a schema has no column"
         raise ConfigError(problem, remedy="name at least one column, and each once", where=where[:200])
+    for field in fields:
+        for inner in inner_types(field.type):
+            if _contains_void(inner):
+                raise RefusedType.of_void(field.name).error(where[:200])
     return pa.schema(fields)
+
+
+def _contains_void(kind: pa.DataType) -> bool:
+    return pa.types.is_null(kind) or any(map(_contains_void, inner_types(kind)))
 
 
 def _refused(text: str, error: Unreadable) -> ConfigError:
