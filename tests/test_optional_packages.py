@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,24 @@ def test_settings_that_need_no_scipy_are_accepted_without_it() -> None:
     """Racks are off by default."""
     code = "from riffle_spark.settings import Settings\n" + REFUSED.format(call="Settings(num_standbys=1)")
     assert without("scipy", code) == "accepted\n"
+
+
+@pytest.mark.parametrize(("assigns", "outcome"), [(False, "accepted"), (True, "needs scipy.optimize")])
+def test_a_command_that_assigns_nothing_runs_without_scipy(tmp_path: Path, assigns: bool, outcome: str) -> None:
+    """`riffle verify` reads the settings of the store from a file that also names a strategy for racks."""
+    file = tmp_path / "riffle.toml"
+    file.write_text('rack_aware_assignment_strategy = "min_cost"\n')
+    code = f"""
+import click
+from pathlib import Path
+from riffle_spark.console.options import settings_in
+try:
+    settings_in(Path({str(file)!r}), None, assigns={assigns})
+    print("accepted")
+except click.UsageError as error:
+    print(error)
+"""
+    assert outcome in without("scipy", code)
 
 
 def test_a_strategy_is_accepted_where_scipy_is_installed() -> None:

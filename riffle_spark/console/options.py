@@ -69,10 +69,16 @@ def conf_file_option(help_text: str) -> Callable[[_Command], _Command]:
     )  # fmt: skip
 
 
-def settings_in(conf_file: Path, s3_endpoint: str | None) -> Settings:
-    """Return the settings of the file, with the endpoint of the command line."""
+def settings_in(conf_file: Path, s3_endpoint: str | None, *, assigns: bool = False) -> Settings:
+    """Return the settings of the file, with the endpoint of the command line.
+
+    A command that ``assigns`` nothing leaves out the settings that need SciPy, so that it runs without SciPy.
+    """
     with called():
-        return from_sources(None if s3_endpoint is None else Settings(s3_endpoint=s3_endpoint), {}, conf_file)
+        own = Settings() if s3_endpoint is None else Settings(s3_endpoint=s3_endpoint)
+        if not assigns:
+            own = own.but(rack_aware_assignment_strategy="none", user_cost=None)
+        return from_sources(own, {}, conf_file)
 
 
 def show(plan: "Plan") -> None:

@@ -100,7 +100,7 @@ def _as_they_are(paths: tuple[Path, ...], strategy: str | None, asked: Mapping[s
     from riffle_spark.offline.scenario_of_root import Changes, scenario_of_root
     from riffle_spark.worker.member_folders import options_of
 
-    settings = settings_in(cast(Path, asked["conf_file"]), cast("str | None", asked["s3_endpoint"]))
+    settings = settings_in(cast(Path, asked["conf_file"]), cast("str | None", asked["s3_endpoint"]), assigns=True)
     named = cast("Mapping[str, tuple[str, ...]]", asked)
     into = tuple(rack.strip() for each in named["add_racks"] for rack in each.split(",") if rack.strip())
     changes = Changes(cast(int, asked["add"]), named["drop"], named["drop_racks"], into)
