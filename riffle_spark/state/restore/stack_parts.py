@@ -318,12 +318,13 @@ class StackFollower:
     def _switched(self, one: CopyProgress, links: Sequence[Link], coming: Mapping[Link, StackedPart]) -> Stack:
         key_group = one.address[1]
         before = self._stacks.read(key_group)
-        if before is None or before.head != one.at:
+        if before is None:
             raise OutOfDate("the copy went while it followed", remedy="nothing: the next piece restores it")
-        stack = before.extended(links[-1].head, [coming[link] for link in links])
-        if not self._stacks.switch(key_group, before, stack):
-            raise OutOfDate("another process moved the copy", remedy="nothing: the next piece looks again")
-        return stack
+        if before.head == one.at:
+            stack = before.extended(links[-1].head, [coming[link] for link in links])
+            if self._stacks.switch(key_group, before, stack):
+                return stack
+        raise OutOfDate("another process moved the copy", remedy="nothing: the next piece looks again")
 
     def begin(self, one: CopyProgress) -> bool:
         """Switch in a stack at the entry's base unless another process did; tell which. Raises what it finds."""
