@@ -23,9 +23,9 @@ SMALL_ROWS = 100
 SETTLED = 3
 """How many batches beside which upkeep had nothing to do make a query count as settled."""
 Spec = dict[str, Any]
-"""What a side is told: ``engine``, ``rows`` a batch, ``keys``, measured ``batches``, ``warm_up`` batches before
-these, ``filled`` (rows a batch that fill
-the state with all keys first, 0: none), ``folder``, and the state's ``root`` at ``endpoint``.
+"""The specification of one side: ``engine``, ``rows`` a batch, ``keys``, measured ``batches``, ``warm_up`` batches
+before these, ``filled`` (rows a batch that first fill the state with all keys; 0 for none), ``folder``, and the state's
+``root`` at ``endpoint``.
 """
 
 
