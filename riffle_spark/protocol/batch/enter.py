@@ -235,7 +235,7 @@ def check_stale(tail: Record, stores: Iterable[str], accepted: Container[str], r
             f"store {store!r} {stale_rows(last)}, the query is at batch {tail.version}: batches between ran without "
             "the store",
             remedy=f"set accept = {store!r} to continue without the rows of these batches, or give the store another "
-            f"name to begin empty{again}",
+            f"name to start it without state{again}",
             where=root,
         )
 
@@ -293,9 +293,9 @@ def _check_results(operator: Operator, before: Mapping[str, str], accepted: Cont
             raise ConfigError(
                 f"the state has {stored} under {name!r}, and the job declares {meaning}",
                 remedy=(
-                    "set the time mode back, or use another store name to begin empty"
+                    "set the time mode back, or use another store name to start without state"
                     if name == TIMERS
-                    else "give the result another name, so that it begins empty"
+                    else "give the result another name, so that it starts without stored values"
                 )
                 + f"; or set accept = {name!r} to continue with what is kept",
                 where=operator.store,
@@ -305,7 +305,7 @@ def _check_results(operator: Operator, before: Mapping[str, str], accepted: Cont
             raise ConfigError(
                 f"the state has {meaning} under {renamed!r}, and the job calls it {name!r}",
                 remedy=f"keep the name {renamed!r} and rename the column of the output; or set accept = {name!r} to "
-                f"begin it empty and drop what is kept of {renamed!r}",
+                f"start it without stored values and drop those of {renamed!r}",
                 where=operator.store,
             )
 
