@@ -215,7 +215,8 @@ class Driver:
         self._reached("before run")
         with batch.phase("assign"):
             assert self._log.tail is not None
-            self.ownership.serves(groups_of(self._settings, operators), shards_of(self._log.tail, incoming, work))
+            shards = shards_of(self._log.tail, incoming, work, self.ownership.warn)
+            self.ownership.serves(groups_of(self._settings, operators), shards)
             incoming = with_last_pass(self._log.tail, incoming, operators, work)
         layout, receipts = self._run_and_deliver(incoming, operators, work, batch)
         with batch.phase("commit"):
