@@ -25,7 +25,7 @@ def test_help_names_every_subcommand() -> None:
     for arguments in (["help"], ["--help"], []):
         answer = run(*arguments)
         assert answer.returncode == 0
-        for name in ("help", "setup", "demo", "test", "dst", "check", "bench", "clean"):
+        for name in ("help", "setup", "demo", "test", "dst", "planted", "chaos", "fuzz", "check", "bench", "clean"):
             assert f"./run {name} " in answer.stdout
 
 
