@@ -1,29 +1,49 @@
-"""The rules of a running query about disks, memory, racks and standbys that fall behind, for worlds that are played.
-Knows what a play has seen. Does not know worlds' clocks, and decides nothing itself.
+"""Apply a running query's rules about disks, memory, racks and slow standbys to a played world.
+
+The rules are those of ``protocol/ownership``. This module translates a world into what they expect: tasks by position
+become tasks of one co-location group, and sizes and lags are the world's instead of a log's.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from riffle_spark.assign.model import NO_TRAFFIC, Assignment, Lag, MemberId, TaskId, View
+from riffle_spark.assign.model import NO_TRAFFIC, Assignment, Lag, MemberId, TaskId, Traffic, View
 from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
-from riffle_spark.protocol.ownership.members import LiveMember, Members
-from riffle_spark.protocol.ownership.shunned import Shunned
+from riffle_spark.protocol.ownership.membership import LiveMember, Membership
+from riffle_spark.protocol.ownership.quarantine import Quarantine
 from riffle_spark.protocol.ownership.triggers import Measured, Patience
 from riffle_spark.protocol.ownership.view import Situation, room_of
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.settings import Settings
-from riffle_spark.simulate.rules import MeasuredWorld
-from riffle_spark.simulate.world import World
+from riffle_spark.simulate.world import World, WorldMember
 from riffle_spark.state.log.manifest import Manifest
 
-__all__ = ["WorldRules"]
+__all__ = ["MeasuredWorld", "WorldRules"]
 
 _Lags = Mapping[tuple[TaskId, MemberId], int]
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredWorld:
+    """What a query would know after a batch; tasks are named by position.
+
+    ``bytes`` are the sizes of the tasks' state, ``memory`` the bytes of memory that they take. ``disks`` are the share
+    in use and the bytes of each member's disk; ``memories`` the bytes of memory that are taken, and those left.
+    """
+
+    view: View
+    present: Assignment
+    now: float
+    live: Mapping[MemberId, WorldMember]
+    bytes: Mapping[int, int]
+    memory: Mapping[int, float]
+    traffic: Mapping[int, Traffic]
+    disks: Mapping[MemberId, tuple[float, int]]
+    memories: Mapping[MemberId, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -56,14 +76,15 @@ class WorldRules:
         self._number = {one.task.id: n for n, one in enumerate(world.tasks)}
         self._ids = [one.task.id for one in world.tasks]
         self._measures = world.measures
-        self._patience, self._shunned = Patience(), Shunned()
+        self._patience = Patience()
+        self._quarantine = Quarantine()
         self._measured = Measured(Weights(), self._patience)
         self._slow = False
 
     @property
     def emptied(self) -> frozenset[MemberId]:
         """The members on whose disks no copy stays that nobody needs."""
-        return self._shunned.emptied
+        return self._quarantine.emptied
 
     def looks(self, slow: _Lags) -> bool:
         """Tell whether there is anything to look at, with standbys that have fallen behind for long enough."""
@@ -74,7 +95,7 @@ class WorldRules:
         """Look at what a batch has shown; tell whether to assign anew."""
         situation, present = self._situation(seen), seen.present
         behind = {(task(self._number[t]), member): lag for (t, member), lag in slow.items()}
-        fired = [self._shunned.fall_behind(behind, situation), self._shunned.marks_changed(situation, self._settings)]
+        fired = [self._quarantine.add_slow(behind, situation), self._quarantine.update_marks(situation, self._settings)]
         if seen.traffic and self._assigning.rack_aware_assignment_strategy != "none":
             settled = not present.warmups and not present.needs_probe
             traffic, owners = _by_task(seen.traffic), self._tasks(seen.view.owners)
@@ -86,12 +107,12 @@ class WorldRules:
         if not seen.present.needs_probe or not self._measured.traffic:
             self._measured.traffic = _by_task(seen.traffic)
         situation, view, ids = self._situation(seen), seen.view, self._ids
-        self._shunned.marks_changed(situation, self._settings)
+        self._quarantine.update_marks(situation, self._settings)
         room, needs = room_of(situation, self._settings)
-        shunned = {ids[t.key_group]: members for t, members in self._shunned.of(situation).items()}
+        quarantined = {ids[t.key_group]: members for t, members in self._quarantine.of(situation).items()}
         traffic = self._measured.traffic
         return replace(
-            _without(view, self._shunned.flooded), shunned=shunned,
+            _without(view, self._quarantine.flooded), shunned=quarantined,
             members=tuple(replace(member, memory_bytes=room.get(member.id)) for member in view.members),
             tasks=tuple(
                 replace(
@@ -109,7 +130,7 @@ class WorldRules:
         self._patience.start_over()
 
     def _situation(self, seen: MeasuredWorld) -> WorldSituation:
-        view, members = seen.view, Members()
+        view, members = seen.view, Membership()
         for name, one in seen.live.items():
             at = Executor(name, one.host, one.member.slots)
             members.live[name] = LiveMember(name, at, one.member.rack, one.member.tags)
