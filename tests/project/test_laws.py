@@ -29,8 +29,9 @@ _CALLED = re.compile(r"[a-z]+[A-Z]\w*|[A-Z][a-z]\w*|[A-Z]+\Z")
 
 
 ONE_WAY = "Imports run one way"
-PURE = "assign/ and simulate/ without clock, chance, logging, threads, environment"
-PROTOCOL = "protocol/ without clock, chance, threads, environment, boto3; messages/ and process/ too"
+PURE = "assign/ without clock, chance, logging, threads, environment"
+PROTOCOL = "protocol/ without clock, chance, threads, environment, boto3; messages/, process/ and simulate/ too"
+SIMULATE = "The simulator imports production code, not the reverse"
 MESSAGES = "messages/ without what computes on Arrow or keeps files"
 SPARK = "pyspark only in spark/"
 BOTO3 = "boto3 only in state/objects/s3 and s3_client"
@@ -69,6 +70,7 @@ BREACHES = [
     Breach(ONE_WAY, "cupboard", '"""A room that has no place."""', f"{PACKAGE}.cupboard"),
     _imports(PURE, "assign/flow", "random"),
     _imports(PROTOCOL, "protocol/delays", "time"),
+    _imports(SIMULATE, "protocol/ownership/slots", f"{PACKAGE}.simulate.world"),
     _imports(MESSAGES, "messages/upkeep_orders", f"{PACKAGE}.state.schemas.plain_columns"),
     _imports(SPARK, "worker/seal", "pyspark"),
     _imports(BOTO3, "state/objects/directory", "boto3"),

@@ -13,6 +13,7 @@ import pytest
 from tests.kit.folders import CHECKOUT
 
 RUN = CHECKOUT / "run"
+SUBCOMMANDS = ("help", "setup", "demo", "test", "nightly", "dst", "planted", "chaos", "fuzz", "check", "bench", "clean")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -25,7 +26,7 @@ def test_help_names_every_subcommand() -> None:
     for arguments in (["help"], ["--help"], []):
         answer = run(*arguments)
         assert answer.returncode == 0
-        for name in ("help", "setup", "demo", "test", "nightly", "dst", "check", "bench", "clean"):
+        for name in SUBCOMMANDS:
             assert f"./run {name} " in answer.stdout
 
 
