@@ -20,7 +20,6 @@ from riffle_spark.testing import home_of
 
 pytestmark = pytest.mark.spark
 
-MASTER = "local[1]"
 COLUMNS = ("topic", "partition")
 STRANGE = 'it\'s `a` \\ "topic" é'
 REGISTERED: list[Partition] = [("b", 0), ("b", 2), ("a", 0), ("a", 1), (STRANGE, 5), ("", 0)]
