@@ -24,7 +24,6 @@ from riffle_spark.spark.engine.worker_python import worker_python_error
 from riffle_spark.spark.heartbeat import interval_ms
 from riffle_spark.spark.job import JobOperator, RunningJob
 from riffle_spark.state.log.paths import check_store_name
-from riffle_spark.unknown_names import checks_keywords
 
 __all__ = [
     "JobOperations",
@@ -57,7 +56,6 @@ class Stateful:
     >>> events.writeStream.foreachBatch(totals.into(write)).start()  # doctest: +SKIP
     """
 
-    @checks_keywords
     def __init__(  # noqa: PLR0913 - all that an operator can be told
         self, store: str, key: str | Sequence[str], compute: Computation, *,
         settings: Settings | None = None, order_by: str | Sequence[str] = (), durable: bool = True,
@@ -101,7 +99,6 @@ class Stateful:
         return StatefulJob([(self, sink)], self.settings)
 
 
-@checks_keywords
 def together(*jobs: "StatefulJob", settings: Settings | None = None) -> "StatefulJob":
     """Return one ``foreachBatch`` function of several operators: one input, one commit, all or nothing.
 
