@@ -165,14 +165,12 @@ def given_up(executor: str, seconds: float) -> UpkeepReceipt:
 
 @dataclass(frozen=True)
 class CensusOrder:
-    """What to look for. ``ec2_metadata`` asks the instance metadata service for the zone where nothing else tells;
-    folders of dead executors that nobody has used for ``folder_cleanup_seconds`` are removed. Who has not answered
-    after ``timeout_seconds`` is given up. Whose folder is one of ``twins``, named as that of another executor is whose
-    disk was copied, gives it another name.
+    """What to look for on an executor. Folders of dead executors that were not used for ``folder_cleanup_seconds`` are
+    removed. An executor that has not answered after ``timeout_seconds`` is given up. A folder that is one of ``twins``,
+    which has the name of another executor's folder because its disk was copied, is renamed.
     """
 
     home: Home
-    ec2_metadata: bool = False
     folder_cleanup_seconds: float = 86_400.0
     timeout_seconds: float = 60.0
     twins: tuple[str, ...] = ()
@@ -195,7 +193,7 @@ class Census:
     """What one executor found. ``member`` is the name of its folder, ``copies`` are (store, key-group, version,
     attempt) of every copy that can be used, ``sealed`` the attempts whose deltas lie there as files.
 
-    ``rack`` and ``tags`` are what the executor's environment or its metadata service says, before any setting.
+    ``rack`` and ``tags`` are what the executor's environment says, before any setting.
     ``disk`` is the share of its disk that is in use, and the disk's bytes; ``memory`` as in a slot's receipt.
     """
 

@@ -125,7 +125,7 @@ class RunningJob:
         self._troubles: Delays[str] = Delays(LOOK_SECONDS, _LONGEST_LOOK_SECONDS)
         self._cluster = SparkCluster(spark, lambda: inventory.is_active(spark, self._query_id))
         self._background = BackgroundThread()
-        topology = Topology(self._settings.member_racks, self._settings.topology_script, _logger.warning)
+        topology = Topology(self._settings.member_racks)
         objects, beside = (open_store(self._home.root, self._home.options) for _ in range(2))
         ports = DriverPorts(
             objects, self._cluster, self._clock, self._background, random_id, reached, upkeep_objects=beside,

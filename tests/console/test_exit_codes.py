@@ -88,9 +88,9 @@ def test_who_calls_a_command_wrongly_is_not_told_that_state_is_damaged(
 
 def test_settings_that_are_wrong_are_a_wrong_call(tmp_path: Path) -> None:
     """A file that says what cannot be: nothing is known of the state then."""
-    (tmp_path / "riffle.toml").write_text("s3_max_attempts = -1\n")
+    (tmp_path / "riffle.toml").write_text("retained_versions = -1\n")
     code, said = ended(("verify", "{}"), f"file://{tmp_path}/state", tmp_path, "--conf-file", f"{tmp_path}/riffle.toml")
-    assert (code, "s3_max_attempts" in said) == (2, True), said
+    assert (code, "retained_versions" in said) == (2, True), said
 
 
 def test_a_key_that_is_missing_is_no_damage(tmp_path: Path) -> None:

@@ -111,8 +111,8 @@ class Arrivals:
     def _order(self, home: Home, members: Members) -> CensusOrder:
         settings = self._settings
         return CensusOrder(
-            home, ec2_metadata=settings.ec2_metadata, folder_cleanup_seconds=settings.folder_cleanup_delay,
-            timeout_seconds=settings.upkeep_timeout, twins=tuple(sorted({*members.twins.values()})),
+            home, folder_cleanup_seconds=settings.folder_cleanup_delay, timeout_seconds=settings.upkeep_timeout,
+            twins=tuple(sorted({*members.twins.values()})),
         )  # fmt: skip
 
     def _waits(self, executor: str, now: float) -> bool:
