@@ -35,6 +35,7 @@ from riffle_spark.spark.engine.spark_batch import DeliverySink, Sink, Sinks, Spa
 from riffle_spark.spark.engine.stage_frames import SideOutput, StageInput
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.engine.topology import Topology
+from riffle_spark.spark.engine.worker_python import check_driver_packages
 from riffle_spark.spark.job_calls import JobCalls
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.unknown_names import check_known
@@ -99,6 +100,7 @@ class RunningJob:
         tick: Tick | None = None,
         side: SideOutput | None = None,
     ) -> None:
+        check_driver_packages()
         self._declared = declared
         self._settings = settings_of(spark, settings)
         for warning in hasty(self._settings):
@@ -238,9 +240,9 @@ class RunningJob:
     def _begin(self, batch: DataFrame) -> None:
         """Look at what a query's first batch tells: watermarks, source, executors, the racks of what it reads."""
         self._policy = routing.policy_in(batch.sparkSession)
-        unbounded = unbounded_batches(batch)
-        if unbounded is not None:
-            _logger.warning("%s", unbounded)
+        for warning in (unbounded_batches(batch), inventory.checkpoint_warning(batch, self._home.root)):
+            if warning is not None:
+                _logger.warning("%s", warning)
         expected = inventory.expected_executors(batch.sparkSession, self._settings)
         inventory.await_executors(batch.sparkSession, self._settings, expected)
         if self._settings.rack_aware_assignment_strategy != "none":

@@ -95,6 +95,21 @@ def test_copies_of_a_member_that_returns_in_time_are_used_again(tmp_path: Path) 
     world.check_state()
 
 
+@pytest.mark.parametrize("lost", ["1", "2", "3", "4"])
+def test_a_member_that_returns_after_a_driver_restart_gets_its_own_key_groups_back(tmp_path: Path, lost: str) -> None:
+    """A new driver knows no earlier target. Only the recorded homes tell it what to keep for the awaited member."""
+    world = four(tmp_path)
+    before = world.owners()
+    world.cluster.lose(lost)
+    world.feed_every(10, 3)
+    world.start()
+    world.feed()
+    world.cluster.add(f"{lost}b")
+    world.settle()
+    assert world.owners() == before
+    world.check_state()
+
+
 def test_a_member_that_returns_at_once_ends_the_fetches_that_replace_its_copies(tmp_path: Path) -> None:
     """Where others have not fetched them yet, its own copies are used and theirs are not begun."""
     world = four(tmp_path)

@@ -1,7 +1,7 @@
-"""``./run endure``: three steady queries for a while, and whether anything of theirs grows: memory, open files,
+"""``./run chaos --steady``: three steady queries for a while, and whether anything of theirs grows: memory, open files,
 threads, temporary files, objects in the store.
 
-./run endure --minutes 30 [--json] [--rate 1000]
+./run chaos --steady --minutes 30 [--json] [--rate 1000]
 
 What is retained fills up first. A delta goes once the chain that lists it has been cut by a snapshot, which is due at
 the latest after ``retained_versions`` batches; that record is retained no more; the record that deletes is there; and
@@ -136,7 +136,7 @@ def _slope(name: str, times: list[float], samples: list[Sample], least: float, f
     return slope_of(name, [times[n] for n in having], [samples[n][name] for n in having], least, of_first)
 
 
-class Endure:
+class SteadyRun:
     """One run."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
@@ -190,7 +190,8 @@ def is_good(told: Mapping[str, object]) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Run it; 0 if everything is flat and right, 1 if not, 130 if interrupted."""
-    parser = argparse.ArgumentParser(prog="./run endure", description="Steady queries, and whether anything grows.")
+    description = "Run steady queries and check whether anything grows."
+    parser = argparse.ArgumentParser(prog="./run chaos --steady", description=description)
     parser.add_argument("--minutes", type=float, default=30.0, help="how long (%(default)s)")
     parser.add_argument("--rate", type=int, default=1_000, help="events a second (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
@@ -201,13 +202,9 @@ def main(arguments: list[str]) -> int:
             parser.error(f"--{name} is to be more than 0")
 
     def play(folder: Path) -> bool:
-        told = Endure(options, folder).run()
+        told = SteadyRun(options, folder).run()
         if options.json:
             print(json.dumps(told))
         return is_good(told)
 
-    return run_in_folder("endure", play)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    return run_in_folder("steady", play)

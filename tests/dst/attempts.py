@@ -19,7 +19,7 @@ from riffle_spark.state.copies.disk import is_member
 from riffle_spark.state.copies.stack import Stack, Stacks
 from riffle_spark.state.log import paths
 from riffle_spark.testing import Attempt
-from tests.soak.scheduler import FOREVER, Actor
+from tests.dst.scheduler import FOREVER, Actor
 
 __all__ = ["Attempts", "object_in", "receipt_in"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from riffle_spark.errors import RiffleError
 from riffle_spark.protocol.ports import IncomingBatch
-from tests.soak.cluster import SoakWork
-from tests.soak.dispatched import parted
+from tests.dst.cluster import SteppedWork
+from tests.dst.dispatched import parted
 
 __all__ = ["WrongStarts"]
 
@@ -57,7 +57,7 @@ class WrongStarts:
 
         driver._reached = reached  # private: it is stopped there
         job, version = world.lines.jobs[world.remedies.line], min(said.version, world.last)
-        work = SoakWork(
+        work = SteppedWork(
             world.cluster, parted(job.batches[0]), job.operators_of(version), world.sinks, job.initial_of(version)
         )  # fmt: skip
         try:

@@ -1,4 +1,4 @@
-"""``./run soak --schedules N [--seed S] [--json]``: histories of a query under fire, and what met which step.
+"""``./run dst --schedules N [--seed S] [--json]``: histories of a query under fire, and what met which step.
 
 Each seed plays one schedule. One that fails is printed with its history, and shrunk: faults and actors are left out one
 at a time while it still fails. ``--seed S`` plays that one alone, or ``--schedules`` of them from there on.
@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.soak.coverage import Soaked, Told, aims_for
-from tests.soak.faults import Aim
-from tests.soak.planting import SECONDS, planted
-from tests.soak.players import Players
-from tests.soak.schedule import Schedule
+from tests.dst.coverage import Coverage, Told, aims_for
+from tests.dst.faults import Aim
+from tests.dst.planting import SECONDS, planted
+from tests.dst.players import Players
+from tests.dst.schedule import Schedule
 
 __all__ = ["main"]
 
@@ -55,25 +55,29 @@ def main(arguments: Sequence[str]) -> int:
     if asked.planted is not None:
         schedules = 500 if asked.schedules is None else asked.schedules
         return planted(asked.planted, schedules, asked.json, seconds=min(asked.seconds, SECONDS))
-    soaked, code = Soaked(), 0
+    coverage, code = Coverage(), 0
     try:
         with (
             _folder(MEMORY if os.access(MEMORY, os.W_OK) else None) as folder,
-            closing(_told(asked, soaked, folder)) as all_told,
+            closing(_told(asked, coverage, folder)) as all_told,
         ):
             for told in all_told:
-                soaked.add(told)
+                coverage.add(told)
                 if told.said:
                     print(told.said, file=sys.stderr if told.failure else sys.stdout)
                 if told.failure and not asked.go_on:
                     break
     except KeyboardInterrupt:
         code = INTERRUPTED
-    print(json.dumps(soaked.to_json()) if asked.json else f"{soaked.table()}\n{json.dumps(soaked.to_json(), indent=1)}")
-    return 1 if soaked.failures or (asked.cells and soaked.empty()) else code
+    print(
+        json.dumps(coverage.to_json())
+        if asked.json
+        else f"{coverage.table()}\n{json.dumps(coverage.to_json(), indent=1)}"
+    )
+    return 1 if coverage.failures or (asked.cells and coverage.empty()) else code
 
 
-def _told(asked: argparse.Namespace, soaked: Soaked, folder: Path) -> Generator[Told, None, None]:
+def _told(asked: argparse.Namespace, coverage: Coverage, folder: Path) -> Generator[Told, None, None]:
     """Yield what each schedule tells: one alone is played here, for a debugger, others by processes."""
     aims = tuple(map(Aim.read, asked.aim))
     count = asked.schedules if asked.schedules is not None else 1 if asked.seed is not None else 100
@@ -81,7 +85,7 @@ def _told(asked: argparse.Namespace, soaked: Soaked, folder: Path) -> Generator[
 
     def task(number: int) -> _Task:
         number += asked.seed or 0
-        seed, chosen = (number, aims) if aims or count == 1 else aims_for(soaked, number)
+        seed, chosen = (number, aims) if aims or count == 1 else aims_for(coverage, number)
         return _Task(seed, chosen, asked.job, asked.history, not asked.no_shrink)
 
     if count == 1:
@@ -105,7 +109,7 @@ def _asked(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="./run soak", description=__doc__)
+    parser = argparse.ArgumentParser(prog="./run dst", description=__doc__)
     parser.add_argument("--schedules", type=int, help="so many, one seed after the other; 100 without --seed")
     parser.add_argument(
         "--processes", type=int, default=os.cpu_count() or 1, help="play so many side by side; one a core otherwise"
@@ -157,7 +161,7 @@ def _died(task: _Task, code: int | None) -> Told:
 
 def _replay(task: _Task) -> str:
     job = f" --job '{task.job}'" if task.job else ""
-    return f"replay: ./run soak --seed {task.seed}{job}" + "".join(f" --aim '{aim}'" for aim in task.aims)
+    return f"replay: ./run dst --seed {task.seed}{job}" + "".join(f" --aim '{aim}'" for aim in task.aims)
 
 
 def _shrunk(base: Path, task: _Task) -> str:
@@ -198,7 +202,7 @@ def _attempt(base: Path, task: _Task, without: Collection[int], leave_out: Colle
 @contextmanager
 def _folder(base: Path | None) -> Iterator[Path]:
     """Give a folder for one schedule's local copies, or for all of them: in memory if there is such a disk."""
-    folder = Path(tempfile.mkdtemp(prefix="riffle-soak-", dir=base))
+    folder = Path(tempfile.mkdtemp(prefix="riffle-dst-", dir=base))
     try:
         yield folder
     finally:
@@ -221,7 +225,7 @@ def _interrupted(*_: object) -> None:
 
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set is part of a history
-        again = [sys.executable, "-m", "tests.soak", *sys.argv[1:]]
+        again = [sys.executable, "-m", "tests.dst", *sys.argv[1:]]
         os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606 - this program, once more
     signal.signal(signal.SIGTERM, _interrupted)  # figures are printed, and players end
     sys.exit(main(sys.argv[1:]))

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from tests.soak.faults import KINDS, Aim, impossible
+from tests.dst.faults import KINDS, Aim, impossible
 
-__all__ = ["Soaked", "Told", "aims_for"]
+__all__ = ["Coverage", "Told", "aims_for"]
 
 AIMED_FROM = 8
 """So many schedules find the steps that those aim at which are begun after they are played."""
@@ -45,7 +45,7 @@ class Told:
 
 
 @dataclass
-class Soaked:
+class Coverage:
     """What so many schedules showed: ``met`` counts the faults by kind and step, ``steps`` how often each step came.
     ``came`` has some histories that came to a step, such as nobody had aimed at anything in if there are any.
     """
@@ -111,21 +111,21 @@ class Soaked:
         }  # fmt: skip
 
 
-def aims_for(soaked: Soaked, number: int) -> tuple[int, tuple[Aim, ...]]:
+def aims_for(coverage: Coverage, number: int) -> tuple[int, tuple[Aim, ...]]:
     """Return the seed of a schedule, and what it is to aim at: the cell that was met least, of those the one that was
     aimed at least, and then others that this seed's history comes to. Until something befalls it, it is the history
     that was seen before: so it comes to the step.
     """
     chance = random.Random(number)
-    cells = [cell for cell in soaked.possible() if cell[1] in soaked.came]
+    cells = [cell for cell in coverage.possible() if cell[1] in coverage.came]
     chance.shuffle(cells)
-    cells.sort(key=lambda cell: (soaked.met[cell], soaked.aimed[cell]))
-    is_full = not cells or soaked.met[cells[0]] > 0 or soaked.aimed[cells[0]] >= TRIES
-    if soaked.schedules < AIMED_FROM or (number % AIMS == 0) != is_full or not cells:
+    cells.sort(key=lambda cell: (coverage.met[cell], coverage.aimed[cell]))
+    is_full = not cells or coverage.met[cells[0]] > 0 or coverage.aimed[cells[0]] >= TRIES
+    if coverage.schedules < AIMED_FROM or (number % AIMS == 0) != is_full or not cells:
         return number, ()
-    (kind, step), known = cells[0], chance.choice(soaked.came[cells[0][1]])
+    (kind, step), known = cells[0], chance.choice(coverage.came[cells[0][1]])
     others = [cell for cell in cells[1:] if cell[1] in known.steps][: OTHERS // 3 if is_full else OTHERS]
     times = known.steps[step]
-    nth = chance.randint(1, times if soaked.aimed[kind, step] else 1 + times // 2)
-    soaked.aimed.update([(kind, step), *others])
+    nth = chance.randint(1, times if coverage.aimed[kind, step] else 1 + times // 2)
+    coverage.aimed.update([(kind, step), *others])
     return known.seed, (*known.aims, Aim(kind, step, nth), *(Aim(*cell, 0) for cell in others))

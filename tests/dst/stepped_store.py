@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from riffle_spark.errors import UnavailableError
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.store import ObjectStore, written
-from tests.soak.scheduler import Process, Scheduler
+from tests.dst.scheduler import Process, Scheduler
 
 __all__ = ["SteppedStore", "damaged", "kind_of"]
 

@@ -19,10 +19,10 @@ from riffle_spark.testing import Attempt, ManualClock, SimCluster, SimSink, SimW
 from riffle_spark.worker.census import take_census
 from riffle_spark.worker.slot import run_slot
 from riffle_spark.worker.upkeep_piece import run_upkeep
-from tests.soak.attempts import Attempts, receipt_in
-from tests.soak.scheduler import Actor, Process, Scheduler, TurnLock
+from tests.dst.attempts import Attempts, receipt_in
+from tests.dst.scheduler import Actor, Process, Scheduler, TurnLock
 
-__all__ = ["SkewedClock", "SoakBackground", "SoakCluster", "SoakSink", "SoakWork"]
+__all__ = ["SkewedClock", "SteppedBackground", "SteppedCluster", "SteppedSink", "SteppedWork"]
 
 MERGES_LATE_SECONDS = (0.0, 0.0, 0.0, 2.0, 60.0)
 """So long the thread that merges may wait for a core."""
@@ -51,7 +51,7 @@ class SkewedClock:
         return self._clock.seconds() - self._process.slept
 
 
-class SoakBackground:
+class SteppedBackground:
     """One actor of a driver that does what is submitted. Implements ``protocol.ports.Background``."""
 
     def __init__(self, scheduler: Scheduler, process: Process, failed: Callable[[RiffleError], None]) -> None:
@@ -98,7 +98,7 @@ class SoakBackground:
         return TurnLock(self._scheduler)
 
 
-class SoakCluster(SimCluster):
+class SteppedCluster(SimCluster):
     """Executors of which each is a process. Who is ``lost`` may still be at work where nobody sees it."""
 
     def __init__(self, home: Home, store: ObjectStore, scheduler: Scheduler) -> None:
@@ -182,7 +182,7 @@ class SoakCluster(SimCluster):
         return receipts
 
 
-class SoakSink(SimSink):
+class SteppedSink(SimSink):
     """An idempotent sink; ``check`` hears of each delivery before it is taken."""
 
     def __init__(self, scheduler: Scheduler, check: Callable[[pa.Table, Delivery], None]) -> None:
@@ -198,17 +198,17 @@ class SoakSink(SimSink):
         self._scheduler.step("sink took")
 
 
-class SoakWork(SimWork):
+class SteppedWork(SimWork):
     """One micro-batch whose slots run side by side. A task that dies, or that is slow, is run once more, and whichever
     run answers first counts: the others go on where nobody waits for them.
     """
 
     def __init__(
-        self, cluster: SoakCluster, rows: pa.Table, operators: Sequence[Operator], sinks: Mapping[str, SimSink],
+        self, cluster: SteppedCluster, rows: pa.Table, operators: Sequence[Operator], sinks: Mapping[str, SimSink],
         initial: Mapping[str, pa.Table],
     ) -> None:  # fmt: skip
         super().__init__(cluster, rows, operators, sinks, initial=initial)
-        self._soak = cluster
+        self._stepped = cluster
         self._scheduler = cluster.scheduler
         self.lost_rows: set[str] = set()
         """Stores some of whose rows did not come."""
@@ -264,9 +264,9 @@ class SoakWork(SimWork):
                 self._scheduler.sleep(late)
                 work()
 
-            self._soak.spawn("merge", executor, merge)
+            self._stepped.spawn("merge", executor, merge)
 
-        member = self._soak.attempts.member_of(executor)
+        member = self._stepped.attempts.member_of(executor)
 
         def run() -> pa.Table:
             lost = self._scheduler.step("rows read") == "row lost"
@@ -275,31 +275,31 @@ class SoakWork(SimWork):
                 self.lost_rows.add(attempt.order.store)
             order, given, names = attempt.order, attempt.given, attempt.random_bytes
             answer = run_slot(order, given, attempt.slot, executor, rows, names, later)
-            self._soak.attempts.slot(answer, attempt, executor, member)
+            self._stepped.attempts.slot(answer, attempt, executor, member)
             self._scheduler.step("answers")
             return answer
 
-        if executor not in self._soak.processes or not self._soak.processes[executor].alive:
+        if executor not in self._stepped.processes or not self._stepped.processes[executor].alive:
             raise Misplaced(self._gives_up(f"{executor} went before slots ran"), where="executors")
-        actor = self._soak.spawn("slot", executor, run)
+        actor = self._stepped.spawn("slot", executor, run)
         actor.began = self._scheduler.now
         return actor
 
     def _first_of(self, attempt: Attempt) -> str:
         """Return where a slot runs first: now and then Spark does not wait for the executor that was asked for."""
-        if self._scheduler.chance.random() >= self._soak.astray:
+        if self._scheduler.chance.random() >= self._stepped.astray:
             return attempt.executor
         return self._elsewhere()
 
     def _elsewhere(self) -> str:
-        live = [one.id for one in self._soak.executors()]
+        live = [one.id for one in self._stepped.executors()]
         if not live:
             raise UnavailableError("no executor is left")
         return self._scheduler.chance.choice(live)
 
     def _check_executors(self, attempts: Sequence[Attempt]) -> None:
         """Give the batch up, now and then, where an executor went: that is what Spark's side does."""
-        gone = {attempt.executor for attempt in attempts} - {one.id for one in self._soak.executors()}
+        gone = {attempt.executor for attempt in attempts} - {one.id for one in self._stepped.executors()}
         if gone and self._scheduler.chance.random() < 0.5:
             problem = f"{', '.join(sorted(gone))} went while slots ran"
             raise Misplaced(self._gives_up(problem), where="executors")

@@ -27,8 +27,8 @@ from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.worker.member_folders import keys_of
+from tests.dst.scheduler import Actor, Process
 from tests.kit.simulated.world import held_by_key
-from tests.soak.scheduler import Actor, Process
 
 __all__ = ["Dealt", "Dispatched", "parted"]
 

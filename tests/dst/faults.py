@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tests.soak.stepped_files import DATA
+from tests.dst.stepped_files import DATA
 
 __all__ = ["KINDS", "Aim", "Faults", "impossible"]
 

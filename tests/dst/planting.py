@@ -1,7 +1,7 @@
 """Planted bugs: does what is there find them? Each is a patch in ``planted``, put on a copy of the checkout, in which a
 command runs then: schedules of the simulation, or the pure tests. Knows patches and processes. Does not know bugs.
 
-    python -m tests.soak.planting --by tests fence_compared_one_way
+    python -m tests.dst.planting --by tests fence_compared_one_way
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def planted(
     some = plants(names)
     if wrong := misfits(some):
         raise SystemExit("\n".join(f"{name} does not apply: {said}" for name, said in wrong.items()))
-    schedules_of = ("-m", "tests.soak", "--no-shrink", "--schedules", str(schedules), "--seconds", str(seconds))
+    schedules_of = ("-m", "tests.dst", "--no-shrink", "--schedules", str(schedules), "--seconds", str(seconds))
     command, most = (BY_TESTS, seconds) if by == "tests" else (schedules_of, seconds + LAST_SCHEDULES)
     outcomes = []
     for outcome in tried(some, command, most):
@@ -206,7 +206,7 @@ def _apply(one: Plant, folder: Path, *options: str) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Plant and look, as the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soak.planting", description=planted.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.dst.planting", description=planted.__doc__)
     parser.add_argument("names", nargs="*", help="planted bugs (all, without a name)")
     parser.add_argument("--schedules", type=int, default=500, help="schedules of the simulation for each")
     parser.add_argument("--by", choices=("schedules", "tests"), default="schedules", help="what is to find them")

@@ -16,7 +16,7 @@ from riffle_spark.state.objects import encryption
 __all__ = ["Encrypted"]
 
 _SHARE = 0.15
-_VARIABLE = "KEYS_OF_SOAK"
+_VARIABLE = "KEYS_OF_DST"
 
 
 class Encrypted:

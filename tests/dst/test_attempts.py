@@ -15,9 +15,9 @@ from riffle_spark.state.copies.disk import disk_refused
 from riffle_spark.state.log.manifest import Entry
 from riffle_spark.state.objects.open import StoreOptions
 from riffle_spark.worker import slot
-from tests.soak import attempts
-from tests.soak.__main__ import main
-from tests.soak.scheduler import Actor, Process
+from tests.dst import attempts
+from tests.dst.__main__ import main
+from tests.dst.scheduler import Actor, Process
 
 WRONG: tuple[RiffleError, ...] = (
     Misplaced("1 key-groups have no copy here and one on a standby, the first is 77", where="member m000000000000"),

@@ -21,9 +21,9 @@ from riffle_spark.errors import (
 )
 from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.state.log import paths
-from tests.soak.attempts import object_in
-from tests.soak.cluster import SoakWork
-from tests.soak.scheduler import Actor
+from tests.dst.attempts import object_in
+from tests.dst.cluster import SteppedWork
+from tests.dst.scheduler import Actor
 
 __all__ = ["Excuses", "Tried"]
 
@@ -37,7 +37,7 @@ class Tried:
     """A batch that a driver tried to run. ``newest`` was the log's newest record before."""
 
     incoming: IncomingBatch
-    work: SoakWork
+    work: SteppedWork
     newest: int
 
 
@@ -114,7 +114,7 @@ class Excuses:
             return self._is_damaged(error.where)
         return tried is not None and self._was_given_up(error, tried.work)
 
-    def _was_given_up(self, error: UnavailableError, work: SoakWork) -> bool:
+    def _was_given_up(self, error: UnavailableError, work: SteppedWork) -> bool:
         """Each of the runs that are told was given up by what befell one of its slots, which was looked at there, or
         Spark; the last one with what is told.
         """

@@ -27,8 +27,8 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Manifest
 from riffle_spark.state.restore.copy_progress import CopyProgress
 from riffle_spark.worker import member_folders, slot, upkeep_piece
+from tests.dst.attempts import object_in
 from tests.kit.state.local_copies import unremembered
-from tests.soak.attempts import object_in
 
 __all__ = ["Looks"]
 

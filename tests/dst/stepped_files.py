@@ -24,8 +24,8 @@ from riffle_spark.state.copies import abandoned, folder, part_files, stack
 from riffle_spark.state.copies.disk import is_member
 from riffle_spark.state.restore import prefetch, reader
 from riffle_spark.worker import census, member_folders, run_computation, slot
-from tests.soak.scheduler import Actor, Scheduler
-from tests.soak.stepped_store import damaged
+from tests.dst.scheduler import Actor, Scheduler
+from tests.dst.stepped_store import damaged
 
 __all__ = ["DATA", "SteppedFiles"]
 

@@ -29,13 +29,13 @@ from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.testing import SimSink
 from riffle_spark.worker.member_folders import keys_of
+from tests.dst.assignments import check_record
+from tests.dst.dispatched import Dealt
+from tests.dst.jobs import JOBS, Drawn, Job, same
+from tests.dst.scheduler import FOREVER, Actor, Process
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import held_by_key
 from tests.kit.state.local_copies import unremembered
-from tests.soak.assignments import check_record
-from tests.soak.dispatched import Dealt
-from tests.soak.jobs import JOBS, Drawn, Job, same
-from tests.soak.scheduler import FOREVER, Actor, Process
 
 __all__ = ["Lines", "LinesHistory", "Remedies"]
 

@@ -15,10 +15,10 @@ from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.initial import with_initial
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.log.record import Record
+from tests.dst.dispatched import Dealt
 from tests.kit.simulated.alarms import Alarms, AlarmsOracle
 from tests.kit.simulated.event_rows import BatchTimes, EventOracle, drawn_events, event_operators
 from tests.kit.simulated.world import ROWS, Oracle, drawn_batch, tails, totals
-from tests.soak.dispatched import Dealt
 
 __all__ = ["JOBS", "Drawn", "Job", "same"]
 

@@ -16,7 +16,7 @@ from typing import Any
 from riffle_spark.offline.verify import Verified, verify
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.open import open_store
-from tests.soak.faults import ON_EXECUTORS
+from tests.dst.faults import ON_EXECUTORS
 
 __all__ = ["Roots"]
 

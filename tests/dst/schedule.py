@@ -24,28 +24,28 @@ from riffle_spark.protocol.ports import Delivery, IncomingBatch
 from riffle_spark.protocol.upkeep import claim_work, retention, upkeep
 from riffle_spark.state.log import log, paths
 from riffle_spark.state.restore import reader, stack_parts
+from tests.dst.assignments import watch_assignments
+from tests.dst.attempts import Attempts
+from tests.dst.cluster import SkewedClock, SteppedBackground, SteppedCluster, SteppedSink, SteppedWork
+from tests.dst.dispatched import Dispatched, parted
+from tests.dst.encrypted import Encrypted
+from tests.dst.excuses import Excuses, Tried
+from tests.dst.faults import ON_EXECUTORS, Aim, Faults
+from tests.dst.jobs import JOBS, same
+from tests.dst.lines import Lines, LinesHistory, Remedies, SlowReader
+from tests.dst.looks import Looks
+from tests.dst.process_table import ProcessTable
+from tests.dst.roots import Roots
+from tests.dst.s3_in_memory import S3InMemory
+from tests.dst.scheduler import FOREVER, Actor, Process, Scheduler
+from tests.dst.stepped_files import SteppedFiles
+from tests.dst.stepped_store import SteppedStore
+from tests.dst.wrong_starts import WrongStarts
 from tests.kit.simulated.disturbances import Disturbances, drawn_settings
 from tests.kit.simulated.fixtures import trusted_for
 from tests.kit.simulated.placement_invariants import check_copies_bounded, watch_the_cleaner
 from tests.kit.simulated.world import World
 from tests.kit.state.local_copies import unremembered
-from tests.soak.assignments import watch_assignments
-from tests.soak.attempts import Attempts
-from tests.soak.cluster import SkewedClock, SoakBackground, SoakCluster, SoakSink, SoakWork
-from tests.soak.dispatched import Dispatched, parted
-from tests.soak.encrypted import Encrypted
-from tests.soak.excuses import Excuses, Tried
-from tests.soak.faults import ON_EXECUTORS, Aim, Faults
-from tests.soak.jobs import JOBS, same
-from tests.soak.lines import Lines, LinesHistory, Remedies, SlowReader
-from tests.soak.looks import Looks
-from tests.soak.process_table import ProcessTable
-from tests.soak.roots import Roots
-from tests.soak.s3_in_memory import S3InMemory
-from tests.soak.scheduler import FOREVER, Actor, Process, Scheduler
-from tests.soak.stepped_files import SteppedFiles
-from tests.soak.stepped_store import SteppedStore
-from tests.soak.wrong_starts import WrongStarts
 
 __all__ = ["Schedule"]
 
@@ -72,7 +72,7 @@ class _Program(Process):
     """A driver's process."""
 
     driver: Driver
-    background: SoakBackground
+    background: SteppedBackground
     clock: SkewedClock
 
     def __init__(self, name: str, run_id: str) -> None:
@@ -124,13 +124,13 @@ class Schedule(World):
         self.server = S3InMemory(self.memory, server, self.scheduler.sleep) if is_s3 else None
         reached = self.server.store if self.server else self.memory
         self.stepped = SteppedStore(reached, self.scheduler, self._changed)
-        self.cluster: Any = SoakCluster(self.home, self.stepped, self.scheduler)
+        self.cluster: Any = SteppedCluster(self.home, self.stepped, self.scheduler)
         self.cluster.clock, self.cluster.worked = self.clock, self._worked
         self.stepped.read, self.stepped.deletes = self._has_read, self._deletes
         for name in ("1", "2"):
             self.cluster.add(name)
         self.sinks: Any = {
-            one.store: SoakSink(self.scheduler, partial(self._delivered, one.store)) for one in self.operators
+            one.store: SteppedSink(self.scheduler, partial(self._delivered, one.store)) for one in self.operators
         }
         self.log_seen = LinesHistory(self)
         self.log_seen.lines = self.lines
@@ -176,7 +176,7 @@ class Schedule(World):
     def program(self, name: str) -> _Program:
         """Begin a driver's process, and the driver in it."""
         program = _Program(name, self.run_id)
-        program.background = SoakBackground(self.scheduler, program, self._failed_beside)
+        program.background = SteppedBackground(self.scheduler, program, self._failed_beside)
         skew_ms = self.skew_ms + self.chance.choice([0, 0, -90_000, 90_000])
         program.clock = SkewedClock(self.clock, program, skew_ms)
         self.skews.add(skew_ms)
@@ -245,7 +245,7 @@ class Schedule(World):
                 )
                 operators = job.operators_of(version)
                 given = job.initial_of(version)
-                work = SoakWork(self.cluster, parted(job.batches[version]), operators, self.sinks, given)
+                work = SteppedWork(self.cluster, parted(job.batches[version]), operators, self.sinks, given)
                 tried = self._tries(incoming, work)
                 report = program.driver.process(incoming, operators, work)
                 self.step("batch done")
@@ -266,7 +266,7 @@ class Schedule(World):
             self.say(f"{program.name}, batch {version}: {type(error).__name__}: {str(error)[:150]}")
         return program.ended
 
-    def _tries(self, incoming: IncomingBatch, work: SoakWork) -> Tried:
+    def _tries(self, incoming: IncomingBatch, work: SteppedWork) -> Tried:
         with self.scheduler.quiet():
             self.log_seen.look()
         return Tried(incoming, work, max(self.log_seen.records, default=-1))

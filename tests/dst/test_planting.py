@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.planting import PLANTED, misfits, plants, tried
+from tests.dst.planting import PLANTED, misfits, plants, tried
 
 _SOURCE = (
     "import pathlib, sys, riffle_spark\n"

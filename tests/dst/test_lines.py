@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.state.log import paths
+from tests.dst.lines import LinesHistory
 from tests.kit.simulated.world import World, one, totals
-from tests.soak.lines import LinesHistory
 
 VERSIONS = 3
 

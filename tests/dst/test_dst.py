@@ -1,5 +1,5 @@
 """A query under fire: as many histories as there is time for in every run, in processes of their own. How many faults
-met how many steps in them is told, not asserted: ``./run soak --cells`` fails for a step that a fault did not meet."""
+met how many steps in them is told, not asserted: ``./run dst --cells`` fails for a step that a fault did not meet."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import pytest
 
 from riffle_spark.protocol.batch import driver
 from riffle_spark.protocol.receipts import changes_of
+from tests.dst.__main__ import main
+from tests.dst.coverage import KEPT, Coverage, Told, aims_for
+from tests.dst.faults import Aim
+from tests.dst.players import AHEAD, RENEWED, Players
 from tests.kit.folders import CHECKOUT
-from tests.soak.__main__ import main
-from tests.soak.coverage import KEPT, Soaked, Told, aims_for
-from tests.soak.faults import Aim
-from tests.soak.players import AHEAD, RENEWED, Players
 
 SCHEDULES = 40
 _SOME_END = """
 import os, sys, time
-from tests.soak import __main__ as soak
+from tests.dst import __main__ as dst
 
 def run(schedule):
     if schedule.seed == 3:
@@ -33,20 +33,20 @@ def run(schedule):
     time.sleep(600 if schedule.seed == 5 else 0)
     return schedule.history
 
-soak.Schedule.run, soak.MOST_SECONDS = run, 2.0
-sys.exit(soak.main(["--schedules", "9", "--processes", "2", "--go-on", "--json"]))
+dst.Schedule.run, dst.MOST_SECONDS = run, 2.0
+sys.exit(dst.main(["--schedules", "9", "--processes", "2", "--go-on", "--json"]))
 """
 
 
-def soaked(*arguments: str) -> subprocess.CompletedProcess[str]:
+def dst(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Play schedules as the command does."""
-    command = [sys.executable, "-m", "tests.soak", *arguments]
+    command = [sys.executable, "-m", "tests.dst", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=CHECKOUT, check=False)
 
 
 def test_nothing_is_lost_or_doubled_whatever_befalls_which_step() -> None:
     """State, sinks and invariants hold in every history."""
-    answer = soaked("--schedules", str(SCHEDULES), "--processes", "2", "--json")
+    answer = dst("--schedules", str(SCHEDULES), "--processes", "2", "--json")
     assert answer.returncode == 0, answer.stderr[-20_000:]
     figures = json.loads(answer.stdout)
     assert figures["schedules"] == SCHEDULES
@@ -56,7 +56,7 @@ def test_nothing_is_lost_or_doubled_whatever_befalls_which_step() -> None:
 def test_a_seed_plays_the_same_history_in_every_process() -> None:
     """What was found can be played again, however many play."""
     asked = ("--seed", "7", "--schedules", "3", "--history", "--json")
-    once, again = (soaked(*asked, "--processes", processes).stdout for processes in ("1", "2"))
+    once, again = (dst(*asked, "--processes", processes).stdout for processes in ("1", "2"))
     assert once == again
     assert "driver 1 starts" in once
 
@@ -69,7 +69,7 @@ def test_a_history_that_fails_is_printed_with_what_plays_it_again(
     assert main(["--seed", "0", "--json"]) == 1
     said = capsys.readouterr()
     assert json.loads(said.out)["failures"]
-    assert "replay: ./run soak --seed 0" in said.err
+    assert "replay: ./run dst --seed 0" in said.err
     assert "shrunk, without" in said.err
 
 
@@ -82,13 +82,13 @@ def test_a_process_that_dies_or_stands_still_is_a_failure_of_its_seed() -> None:
     assert (answer.returncode, figures["schedules"]) == (1, 9)
     assert [told.partition(":")[0] for told in figures["failures"]] == ["seed 3", "seed 5"]
     assert "ended with 7" in figures["failures"][0]
-    assert "replay: ./run soak --seed 5" in answer.stderr
+    assert "replay: ./run dst --seed 5" in answer.stderr
     assert "line 8 in run" in answer.stderr
 
 
 def test_what_is_interrupted_tells_its_figures_so_far() -> None:
     """It ends at once, and its processes with it."""
-    command = [sys.executable, "-m", "tests.soak", "--schedules", "5000", "--processes", "2", "--history", "--json"]
+    command = [sys.executable, "-m", "tests.dst", "--schedules", "5000", "--processes", "2", "--history", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -116,13 +116,13 @@ def test_a_run_is_the_same_however_many_play_it(processes: int) -> None:
 
 def test_each_cell_of_steps_that_come_at_all_is_met_before_long() -> None:
     """Also where a step comes seldom, or only after something befell another one; memory is bounded."""
-    soaked = Soaked()
+    coverage = Coverage()
     for number in range(1200):
-        seed, aims = aims_for(soaked, number)
-        soaked.add(_made_up(seed, aims))
-    assert soaked.empty() == []
-    assert min(soaked.met.values()) >= 3
-    assert all(len(kept) <= KEPT for kept in soaked.came.values())
+        seed, aims = aims_for(coverage, number)
+        coverage.add(_made_up(seed, aims))
+    assert coverage.empty() == []
+    assert min(coverage.met.values()) >= 3
+    assert all(len(kept) <= KEPT for kept in coverage.came.values())
 
 
 def _made_up(seed: int, aims: tuple[Aim, ...]) -> Told:
