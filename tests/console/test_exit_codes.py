@@ -37,7 +37,7 @@ def test_what_cannot_be_reached_or_read_is_no_damage(
     conf = tmp_path / "riffle.toml"
     region = f"of-{command[0]}"  # clients are kept by their settings, with the credentials that they were made with
     conf.write_text(
-        f's3_endpoint = "http://127.0.0.1:9"\ns3_region = "{region}"\ns3_max_attempts = 1\ns3_patience = 0\n'
+        f's3_endpoint = "http://127.0.0.1:9"\ns3_region = "{region}"\ns3_patience = 0\n'
     )
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
