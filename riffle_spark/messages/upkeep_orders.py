@@ -165,15 +165,15 @@ def given_up(executor: str, seconds: float) -> UpkeepReceipt:
 
 @dataclass(frozen=True)
 class CensusOrder:
-    """What to look for on an executor. Folders of dead executors that were not used for ``folder_cleanup_seconds`` are
-    removed. An executor that has not answered after ``timeout_seconds`` is given up. A folder that is one of ``twins``,
-    which has the name of another executor's folder because its disk was copied, is renamed.
+    """How to take a census of an executor.
+
+    Folders of dead executors that were unused for ``folder_cleanup_seconds`` are removed. The driver stops waiting for
+    an answer after ``timeout_seconds``.
     """
 
     home: Home
     folder_cleanup_seconds: float = 86_400.0
     timeout_seconds: float = 60.0
-    twins: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return the order as one line of JSON."""
@@ -185,7 +185,7 @@ class CensusOrder:
         """Return the order that ``to_json`` wrote."""
         with reading("an order of a census"):
             body = json.loads(text)
-            return cls(**{**body, "home": Home.from_json(body["home"]), "twins": tuple(body["twins"])})
+            return cls(**{**body, "home": Home.from_json(body["home"])})
 
 
 @dataclass(frozen=True, slots=True)

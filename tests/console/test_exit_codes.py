@@ -36,9 +36,7 @@ def test_what_cannot_be_reached_or_read_is_no_damage(
     """A server that is away, credentials that are missing, a folder that refuses: alike for every command."""
     conf = tmp_path / "riffle.toml"
     region = f"of-{command[0]}"  # clients are kept by their settings, with the credentials that they were made with
-    conf.write_text(
-        f's3_endpoint = "http://127.0.0.1:9"\ns3_region = "{region}"\ns3_patience = 0\n'
-    )
+    conf.write_text(f's3_endpoint = "http://127.0.0.1:9"\ns3_region = "{region}"\ns3_patience = 0\n')
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):

@@ -14,7 +14,7 @@ import pytest
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, TaskId, View
 from riffle_spark.assign.validity import violations
-from riffle_spark.protocol.ownership import ownership, slots
+from riffle_spark.protocol.ownership import placement, slots
 from riffle_spark.protocol.ownership.groups import task, task_named
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import Executor, SlotLayout
@@ -48,7 +48,7 @@ def watch_assignments(patch: pytest.MonkeyPatch, holds: Holds) -> None:
         holds(partial(_check_places, self, {one.id for one in executors}, layout))
         return layout
 
-    patch.setattr(ownership, "assign", assigned)
+    patch.setattr(placement, "assign", assigned)
     patch.setattr(slots, "hashed_assignment", hashed)
     patch.setattr(Ownership, "layout_for", laid_out)
 
@@ -68,18 +68,21 @@ def _check_places(owned: Ownership, live: set[str], layout: SlotLayout) -> None:
     """I6: each task has one owner and at most one copy on a member, all of them on executors that are there, and one
     slot, on its owner's.
     """
-    key_groups = owned._settings.key_groups  # private: what the driver was started with
-    present, numbers = owned.present, range(key_groups if owned.shards is None else len(owned.shards))
-    wanted = {task(number, group) for group in owned.groups.names for number in numbers}
+    key_groups = owned.placement.settings.key_groups
+    present, numbers = (
+        owned.placement.present,
+        range(key_groups if owned.placement.shards is None else len(owned.placement.shards)),
+    )
+    wanted = {task(number, group) for group in owned.placement.groups.names for number in numbers}
     assert present.owners.keys() == wanted, f"I6: {sorted(present.owners)} have owners, not {sorted(wanted)}"
-    on = {name: living.executor.id for name, living in owned.members.live.items()}
+    on = {name: living.executor.id for name, living in owned.membership.live.items()}
     assert len({*on.values()}) == len(on), f"I6: two members on one executor: {on}"
     for one, owner in present.owners.items():
         copies = [owner, *present.standbys.get(one, ()), *present.warmups.get(one, ())]
         assert len({*copies}) == len(copies), f"I6: {one} has two copies on a member: {copies}"
         gone = [member for member in copies if on.get(member) not in live]
         assert not gone, f"I6: {one} has copies on {gone}, which do not live"
-    for group, each in zip(owned.groups.names, layout.each, strict=True):
+    for group, each in zip(owned.placement.groups.names, layout.each, strict=True):
         served = sorted((number, slot.executor) for slot in each.slots for number in slot.key_groups)
         places = [(number, on[present.owners[task(number, group)]]) for number in numbers]
         assert served == places, f"I6: slots serve {served} of {group}, its owners are on {places}"

@@ -114,7 +114,7 @@ class Attempts:
     def member_of(self, executor: str) -> str:
         """Return what the driver that asks takes for an executor's folder by now."""
         actor = self._world.scheduler.mine()
-        living = actor.process.driver.ownership.members.of_executor(executor)
+        living = actor.process.driver.ownership.membership.of_executor(executor)
         return living.id if living is not None else ""
 
     def slot(self, answer: Any, attempt: Attempt, executor: str, member: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from riffle_spark.errors import CorruptStateError
-from riffle_spark.protocol.ownership.arrivals import Arrivals
+from riffle_spark.protocol.ownership.discovery import Discovery
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import Executor, SlotLayout
@@ -52,7 +52,7 @@ class Looks:
         self._world = world
         self._told: dict[KnownCopies, set[tuple[str, Address, Head]]] = {}
         """Where copies are, as it was said since their driver began."""
-        self._refused: dict[Arrivals, dict[str, float]] = {}
+        self._refused: dict[Discovery, dict[str, float]] = {}
         """Until when an executor is set aside whose disk refused."""
         self._oldest: dict[Upkeep, list[int]] = {}
         """The oldest retained record after each plan."""
@@ -71,8 +71,8 @@ class Looks:
         """Look from now on."""
         for of, name, around in (
             (Ownership, "begin", self._begins), (KnownCopies, "counted", self._counted), (KnownCopies, "at", self._at),
-            (Ownership, "layout_for", self._laid_out), (Ownership, "answered", self._answered),
-            (Arrivals, "forget", self._forgives), (Arrivals, "are_left", self._tries_again),
+            (Ownership, "layout_for", self._laid_out), (Ownership, "record_receipts", self._answered),
+            (Discovery, "forget", self._forgives), (Discovery, "any_usable", self._tries_again),
             (Upkeep, "plan", self._planned), (Upkeep, "start", self._starts),
             (Rounds, "begin", self._plans), (Rounds, "_run", self._runs), (Rounds, "forget", self._gives_up),
             (Rounds, "at_once", self._gives_up), (TakenSnapshots, "upkeep", self._orders),
@@ -85,7 +85,7 @@ class Looks:
     # --- what a driver goes by when it lays out slots -----------------------------------------------------------------
 
     def _begins(self, begin: Callable[..., None], own: Ownership, *given: Any) -> None:
-        self._told[own.copies] = set()
+        self._told[own.copies.known] = set()
         begin(own, *given)
 
     def _counted(self, counted: Callable[..., None], copies: KnownCopies, census: Any) -> None:
@@ -104,16 +104,16 @@ class Looks:
         layout = layout_for(own, executors, *given, **more)
         now, ids = given[3], {one.id for one in executors}
         self._world.holds(lambda: self._check_places(own))
-        self._world.holds(lambda: self._check_trails(own.copies))
+        self._world.holds(lambda: self._check_trails(own.copies.known))
         self._world.holds(lambda: _check_waits(own, now))
         self._world.holds(lambda: self._check_aside(own, layout, ids, now))
         return layout
 
     def _check_places(self, own: Ownership) -> None:
         """What a driver takes for a copy's place was said since it began, by who looked: others may have been there."""
-        told = self._told.get(own.copies, set())
-        for member in own.members.live:
-            found = {(member, address, head) for address, head in own.copies.of(member).items()}
+        told = self._told.get(own.copies.known, set())
+        for member in own.membership.live:
+            found = {(member, address, head) for address, head in own.copies.known.of(member).items()}
             assert found <= told, f"nobody has said since the driver began that copies are at {sorted(found - told)}"
 
     def _check_trails(self, copies: KnownCopies) -> None:
@@ -139,15 +139,15 @@ class Looks:
 
     def _answered(self, answered: Callable[..., None], own: Ownership, receipts: Sequence[Any], now: float) -> None:
         answered(own, receipts, now)
-        aside = self._refused.setdefault(own._arrivals, {})  # private: who sets executors aside
+        aside = self._refused.setdefault(own.discovery, {})
         aside.update({one.executor: now + ASIDE_SECONDS for one in receipts if is_refused(one)})
 
-    def _forgives(self, forget: Callable[..., None], arrivals: Arrivals) -> None:
+    def _forgives(self, forget: Callable[..., None], arrivals: Discovery) -> None:
         self._refused.pop(arrivals, None)
         forget(arrivals)
 
     def _tries_again(
-        self, are_left: Callable[..., bool], arrivals: Arrivals, executors: Sequence[Executor], now: float
+        self, are_left: Callable[..., bool], arrivals: Discovery, executors: Sequence[Executor], now: float
     ) -> bool:
         """Where all are aside, those whose disk refused in an earlier batch are tried once more."""
         until = self._refused.get(arrivals, {})
@@ -158,7 +158,7 @@ class Looks:
 
     def _check_aside(self, own: Ownership, layout: SlotLayout, executors: set[str], now: float) -> None:
         """An executor whose disk refused is not asked again for a while, if there is another one."""
-        until = self._refused.get(own._arrivals, {})  # private: as above
+        until = self._refused.get(own.discovery, {})
         aside = {executor for executor in executors if until.get(executor, now) > now}
         asked = {one.executor for each in layout.each for one in each.slots}
         if aside == executors:  # who serves now, for want of another one, is no more aside
@@ -178,7 +178,7 @@ class Looks:
         known = self._oldest.setdefault(upkeep, [])
         known.append(upkeep._retention.oldest)  # private: what the driver holds
         if len(known) > 2:  # every second plan, at the latest, comes with a sweep
-            self._world.holds(lambda: _check_trails_end(given.ownership.copies, known[-3]))
+            self._world.holds(lambda: _check_trails_end(given.ownership.copies.known, known[-3]))
 
     def _plans(self, begin: Callable[..., None], rounds: Rounds, orders: Any, bandwidth: int) -> None:
         if not rounds._background.busy():  # private: who takes plans up
@@ -303,7 +303,7 @@ class Looks:
 
 def _check_waits(own: Ownership, now: float) -> None:
     """Who is lost was lost by now: else it would be waited for longer than ``scheduled_rebalance_max_delay``."""
-    to_come = {name: lost.since for name, lost in own.members.lost.items() if lost.since > now}
+    to_come = {name: lost.since for name, lost in own.membership.lost.items() if lost.since > now}
     assert not to_come, f"members were lost at a time to come, {to_come}, at {now}"
 
 

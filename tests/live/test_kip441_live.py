@@ -100,7 +100,7 @@ def test_members_report_the_racks_of_their_environment_and_standbys_are_elsewher
     members = query.job.members()
     assert {member.host: member.rack for member in members} == {I1: "a", I2: "b", I3: "a", I4: "b"}
     assert counts(query.holds()) == dict.fromkeys([I1, I2, I3, I4], (2, 2, 0))
-    racks, present = {member.id: member.rack for member in members}, query.ownership.present
+    racks, present = {member.id: member.rack for member in members}, query.ownership.placement.present
     assert all({racks[owner], racks[present.standbys[t][0]]} == {"a", "b"} for t, owner in present.owners.items())
 
 

@@ -29,8 +29,9 @@ _CALLED = re.compile(r"[a-z]+[A-Z]\w*|[A-Z][a-z]\w*|[A-Z]+\Z")
 
 
 ONE_WAY = "Imports run one way"
-PURE = "assign/ and simulate/ without clock, chance, logging, threads, environment"
-PROTOCOL = "protocol/ without clock, chance, threads, environment, boto3; messages/ and process/ too"
+PURE = "assign/ without clock, chance, logging, threads, environment"
+PROTOCOL = "protocol/ without clock, chance, threads, environment, boto3; messages/, process/ and simulate/ too"
+SIMULATE = "The simulator imports production code, not the reverse"
 MESSAGES = "messages/ without what computes on Arrow or keeps files"
 SPARK = "pyspark only in spark/"
 BOTO3 = "boto3 only in state/objects/s3 and s3_client"
@@ -74,13 +75,16 @@ BREACHES = [
     _imports(PURE, "assign/demand", "threading"),
     _imports(PURE, "assign/racks", "os"),
     _imports(PURE, "assign/explain", f"{PACKAGE}.state.objects.memory"),
-    _imports(PURE, "simulate/group", "secrets"),
+    _imports(PROTOCOL, "simulate/group", "secrets"),
     _imports(PROTOCOL, "protocol/delays", "time"),
     _imports(PROTOCOL, "protocol/upkeep/rounds", "threading"),
     _imports(PROTOCOL, "protocol/batch/driver", "uuid"),
     _imports(PROTOCOL, "protocol/receipts", "boto3"),
     _imports(PROTOCOL, "protocol/operator", f"{PACKAGE}.state.objects.open"),
     _imports(PROTOCOL, "messages/upkeep_orders", f"{PACKAGE}.state.copies.folder"),
+    _imports(SIMULATE, "protocol/ownership/slots", f"{PACKAGE}.simulate.world"),
+    _imports(SIMULATE, "spark/configure", f"{PACKAGE}.simulate.play"),
+    _imports(ONE_WAY, "protocol/ownership/view", f"{PACKAGE}.simulate.rules"),
     _imports(MESSAGES, "messages/upkeep_orders", f"{PACKAGE}.state.schemas.plain_columns"),
     _imports(SPARK, "worker/seal", "pyspark"),
     _imports(SPARK, "spark/engine/routing", "py4j"),

@@ -266,9 +266,9 @@ class SlotPlacement:
     def facts(self) -> dict[str, object]:
         """Return the fields of a report on members and what was changed for them."""
         ownership, rebalance = self.ownership, self.ownership.take_rebalance()
-        names = {name: living.executor.id for name, living in ownership.members.live.items()}
-        present, probes = ownership.present, ownership.probes.take()
-        lags = {executor: ownership.lags.of(name) for name, executor in names.items()}
+        names = {name: living.executor.id for name, living in ownership.membership.live.items()}
+        present, probes = ownership.placement.present, ownership.placement.triggers.probes.take()
+        lags = {executor: ownership.copies.trend.of(name) for name, executor in names.items()}
 
         def by_executor(groups: Iterable[Iterable[str]]) -> dict[str, int]:
             return dict(Counter(names[member] for members in groups for member in members if member in names))

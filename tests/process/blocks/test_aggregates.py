@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.process.blocks.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
@@ -81,7 +81,6 @@ def _check(compute: Any, batches: list[pa.Table]) -> None:
 
 
 @pytest.mark.parametrize("type", VALUES, ids=str)
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_counted_and_kept_values_are_the_oracles_however_rows_are_cut(type: pa.DataType, data: st.DataObject) -> None:
     """Count, min, max, first and last equal Python's, and the state of many batches equals that of one."""
@@ -89,7 +88,6 @@ def test_counted_and_kept_values_are_the_oracles_however_rows_are_cut(type: pa.D
 
 
 @pytest.mark.parametrize("type", NUMBERS, ids=str)
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_sums_and_means_are_the_oracles_however_rows_are_cut(type: pa.DataType, data: st.DataObject) -> None:
     """Sum and mean equal Python's, floats to the last bit, and the state of many batches equals that of one."""

@@ -226,4 +226,4 @@ def test_a_query_of_caches_alone_moves_at_once(tmp_path: Path) -> None:
     world.cluster.add("3")
     world.feed()
     assert len(world.owned("3")) == 2
-    assert not world.ownership.present.warmups
+    assert not world.ownership.placement.present.warmups

@@ -102,7 +102,7 @@ def test_standbys_of_partitions_follow_and_take_over(tmp_path: Path) -> None:
     assert set(tail.standbys) == set(tail.owners) == {str(n) for n in range(len(tail.shards))}
     played.world.cluster.lose("1", disk=True)
     played.batches(1)
-    assert set(owners(played.world).values()) == {played.world.driver.ownership.members.of_executor("2").id}  # type: ignore[union-attr]
+    assert set(owners(played.world).values()) == {played.world.driver.ownership.membership.of_executor("2").id}  # type: ignore[union-attr]
     played.check()
 
 
@@ -114,7 +114,7 @@ def test_hashed_owners_stay_over_a_restart(tmp_path: Path) -> None:
     played.restart()
     played.batches(1)
     assert owners(played.world) == before
-    assert played.world.driver.ownership.readiness == ()
+    assert played.world.driver.ownership.copies.readiness == ()
 
 
 def test_what_hashes_do_not_ask_about_is_said_where_it_is_changed_live(tmp_path: Path) -> None:

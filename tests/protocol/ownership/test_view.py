@@ -14,12 +14,12 @@ from riffle_spark.assign.model import Assignment, AssignSettings, Strategy
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
-from riffle_spark.protocol.ownership.members import LiveMember, Members
-from riffle_spark.protocol.ownership.shunned import Shunned
+from riffle_spark.protocol.ownership.membership import LiveMember, Membership
+from riffle_spark.protocol.ownership.quarantine import Quarantine
 from riffle_spark.protocol.ownership.view import Situation, assign_settings, room_of
-from riffle_spark.protocol.ownership.world_rules import WorldSituation
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.settings import LINES, Settings
+from riffle_spark.simulate.world_rules import WorldSituation
 from riffle_spark.state.log.manifest import Manifest
 from tests.kit.assign_views import view
 
@@ -79,10 +79,10 @@ def on_disks(used: Mapping[str, float], owners: str) -> Situation:
     """Return key-groups of 100 MB, each owned by the member of a letter, on members with disks of 1 GB, so far in use;
     each key-group takes 100 MB of memory, too.
     """
-    members, sizes = Members(), dict.fromkeys(range(len(owners)), GB // 10)
+    members, sizes = Membership(), dict.fromkeys(range(len(owners)), GB // 10)
     for name, share in used.items():
         members.live[name] = LiveMember(name, Executor(name, name, 1))
-        members.measured(name, (share, GB))
+        members.record_usage(name, (share, GB))
     present = Assignment({task(n): owner for n, owner in enumerate(owners)})
     return WorldSituation(
         members, KnownCopies(), Manifest(), (), range(len(owners)), 0.0, present, sizes=sizes,
@@ -90,25 +90,27 @@ def on_disks(used: Mapping[str, float], owners: str) -> Situation:
     )  # fmt: skip
 
 
-def shunned_as(shunned: Shunned, used: Mapping[str, float], owners: str = "abc") -> dict[int, tuple[str, ...]]:
+def quarantined_as(
+    quarantine: Quarantine, used: Mapping[str, float], owners: str = "abc"
+) -> dict[int, tuple[str, ...]]:
     """Look at disks; return who should have no copy of which key-group."""
     situation = on_disks(used, owners)
-    shunned.marks_changed(situation, Settings())
-    return {t.key_group: members for t, members in shunned.of(situation).items()}
+    quarantine.update_marks(situation, Settings())
+    return {t.key_group: members for t, members in quarantine.of(situation).items()}
 
 
 def test_a_disk_is_below_its_mark_again_only_some_way_below_it() -> None:
     """What wavers about a mark sets off nothing each time."""
-    shunned = Shunned()
-    seen = [shunned_as(shunned, {"a": used, "b": 0.1, "c": 0.1}) for used in (0.795, 0.805, 0.795, 0.789, 0.795)]
+    quarantine = Quarantine()
+    seen = [quarantined_as(quarantine, {"a": used, "b": 0.1, "c": 0.1}) for used in (0.795, 0.805, 0.795, 0.789, 0.795)]
     full = {1: ("a",), 2: ("a",)}
     assert seen == [{}, full, full, {}, {}]
 
 
 def test_where_all_disks_are_beyond_the_low_mark_copies_go_anywhere() -> None:
     """Else nothing could be placed any more; a member that is to be emptied is still avoided."""
-    assert shunned_as(Shunned(), {"a": 0.85, "b": 0.85, "c": 0.85}) == {}
-    assert shunned_as(Shunned(), {"a": 0.92, "b": 0.85, "c": 0.85}) == {0: ("a",)}
+    assert quarantined_as(Quarantine(), {"a": 0.85, "b": 0.85, "c": 0.85}) == {}
+    assert quarantined_as(Quarantine(), {"a": 0.92, "b": 0.85, "c": 0.85}) == {0: ("a",)}
 
 
 def test_room_is_what_is_free_below_the_mark_and_what_is_there_already() -> None:

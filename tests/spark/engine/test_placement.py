@@ -16,7 +16,7 @@ from riffle_spark.errors import FencedError
 from riffle_spark.messages.slot_orders import Order, Receipt
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.protocol.ownership.groups import ONE_GROUP, task
-from riffle_spark.protocol.ownership.members import LiveMember
+from riffle_spark.protocol.ownership.membership import LiveMember
 from riffle_spark.protocol.ownership.slots import laid_out
 from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout, StaleRows
 from riffle_spark.spark.engine import inventory
