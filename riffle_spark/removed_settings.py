@@ -29,6 +29,8 @@ REMOVED: Final = MappingProxyType(
         "another bound, set `moves_at_once` in an assignor of your own (docs/own-assignor.md)",
         "instance_balance": _OWN_ASSIGNOR.format(name="instance_balance"),
         "store_balance": _OWN_ASSIGNOR.format(name="store_balance"),
+        "store_weights": "leave it out: a changed row of each store counts as the same work. For stores in groups of "
+        "their own, change `Task.weight` of the view in an assignor of your own (docs/own-assignor.md)",
         "user_cost": _OWN_ASSIGNOR.format(name="user_cost"),
         "goals": _OWN_ASSIGNOR.format(name="goals"),
         "hard_goals": _OWN_ASSIGNOR.format(name="hard_goals"),

@@ -34,7 +34,6 @@ __all__ = [
     "text",
     "unset_or",
     "values_by_tag",
-    "weights",
     "whole",
 ]
 
@@ -258,23 +257,6 @@ def groups(value: Value) -> Value:
     if told is None or len(set(stores)) < len(told):
         raise ValueError("a group by store, such as 'models=heavy', of letters, digits and ._-, or a table")
     return told
-
-
-@_range("pairs `name=number`")
-def weights(value: Value) -> Value:
-    """Return pairs of a name and a number from 0 up, written as pairs are, or as a table of numbers."""
-    at_least_0, texts = number(0), {n: str(v) for n, v in value.items()} if isinstance(value, Mapping) else value
-    try:
-        return tuple((name, at_least_0(*held)) for name, held in values_by_tag(_as_texts(texts)))  # type: ignore[attr-defined]
-    except (TypeError, ValueError):  # the one where a name has two numbers
-        raise ValueError("numbers from 0 up by name, each once, such as 'totals=1, models=20', or a table") from None
-
-
-def _as_texts(value: Value) -> Value:
-    """Return pairs of names and numbers with their numbers as text, anything else as it is."""
-    if not isinstance(value, (list, tuple)) or not all(isinstance(v, (list, tuple)) and len(v) == 2 for v in value):
-        return value
-    return [(name, str(one)) for name, one in value]
 
 
 @_range("`tag=value`, or values by tag")

@@ -167,11 +167,6 @@ class Settings:
     balance_band: float = setting(
         0.2, share, "measured work per slot within this share of the mean moves nothing", live=True, of_assignment=True,
         users=("queries with skewed keys that move too often: raise it", "clusters close to their capacity: lower it"))
-    store_weights: tuple[tuple[str, float], ...] = setting(
-        (), values.weights, "what a changed row of a store counts as work, where a query has several stores; 1 where "
-        "nothing is said", of_assignment=True, example=["totals=1", "models=20"],
-        users=("queries with a model store whose rows cost more than a counter's",
-               "queries with a store that hardly costs work"))
     store_groups: tuple[tuple[str, str], ...] = setting(
         (), values.groups, "the [co-location group](assignor.md#several-groups-in-a-query) of a store, where it is not "
         "that of all others: stores of one group have one owner a key-group", example=["models=heavy"],

@@ -139,18 +139,8 @@ def test_values_of_tags_are_said_as_pairs_or_by_tag(said: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["totals=1, models=2.5", {"totals": 1, "models": 2.5}, [["totals", 1], ["models", 2.5]]]
-)
-def test_weights_of_stores_are_numbers_by_name(said: object) -> None:
-    """However they are written."""
-    assert Settings(store_weights=said).store_weights == (("totals", 1.0), ("models", 2.5))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
     ("name", "said"),
-    [("store_weights", "totals"), ("store_weights", "totals=1, totals=2"),
-     ("store_weights", "totals=-1"), ("store_weights", {"totals": "much"}),
-     ("forced_awareness", "zone"), ("forced_awareness", {"zone": []}), ("forced_awareness", [["zone", ""]]),
+    [("forced_awareness", "zone"), ("forced_awareness", {"zone": []}), ("forced_awareness", [["zone", ""]]),
      ("include", "ssd"), ("assignor", 7), ("rebalance_enable", "some")],
 )  # fmt: skip
 def test_what_cannot_be_asked_of_placement_is_refused(name: str, said: object) -> None:
@@ -310,7 +300,7 @@ def test_replacements_name_settings_that_exist() -> None:
     """And no setting is removed and there."""
     assert not REMOVED.keys() & LINES.keys()
     fields_of_assignors = {each.name for each in fields(AssignSettings)}
-    others = {"topic", "partition", "withColumnRenamed", "RIFFLE_RACK", "conf/spark-env.sh"}
+    others = {"topic", "partition", "Task.weight", "withColumnRenamed", "RIFFLE_RACK", "conf/spark-env.sh"}
     for remedy in REMOVED.values():
         named = {word for word in re.findall(r"`([^`]*)`", remedy) if not word.startswith("assign(")}
         assert named <= LINES.keys() | fields_of_assignors | others

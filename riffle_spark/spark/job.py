@@ -109,8 +109,8 @@ class RunningJob:
         if idle:
             _logger.warning("with dispatch = hashed these settings have no effect: %s", ", ".join(idle))
         stores = [given.store for given in declared]
-        for name in ("store_weights", "store_groups"):
-            check_known("store", [store for store, _ in getattr(self._settings, name)], stores, source=name)
+        grouped_stores = [store for store, _ in self._settings.store_groups]
+        check_known("store", grouped_stores, stores, source="store_groups")
         self._home = home_of(spark, self._settings)
         self._clock = SystemClock()
         self._frames = PlacedFrames(kept=len(Groups.of_query(stores, self._settings.store_groups).names))
