@@ -226,12 +226,12 @@ def test_members_tell_their_load_and_how_their_lag_goes(tmp_path: Path) -> None:
     assert states["1"].lag_trend == 0
 
 
-def test_a_row_of_a_store_counts_as_much_as_its_weight_says() -> None:
+def test_rows_of_all_stores_count_as_the_same_work() -> None:
     """Measured work is that of all stores of a key-group together."""
     weights, part = Weights(), Part(3, 0, 0, 0, rows=10)
     receipts = [Receipt(store, 0, "", 0, "", "", parts=(part,)) for store in ("totals", "models")]
-    weights.ran(receipts, Manifest({}), ONE_GROUP, {"models": 20.0})
-    assert weights.measured == {task(3): 10 + 200}
+    weights.ran(receipts, Manifest({}), ONE_GROUP)
+    assert weights.measured == {task(3): 10 + 10}
 
 
 @pytest.mark.parametrize("odd", [True, "3", 2.0, None])
