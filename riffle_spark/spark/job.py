@@ -109,8 +109,8 @@ class RunningJob:
         if idle:
             _logger.warning("with dispatch = hashed these settings have no effect: %s", ", ".join(idle))
         stores = [given.store for given in declared]
-        for name in ("store_weights", "store_groups"):
-            check_known("store", [store for store, _ in getattr(self._settings, name)], stores, source=name)
+        grouped_stores = [store for store, _ in self._settings.store_groups]
+        check_known("store", grouped_stores, stores, source="store_groups")
         self._home = home_of(spark, self._settings)
         self._clock = SystemClock()
         self._frames = PlacedFrames(kept=len(Groups.of_query(stores, self._settings.store_groups).names))
@@ -127,7 +127,7 @@ class RunningJob:
         self._troubles: Delays[str] = Delays(LOOK_SECONDS, _LONGEST_LOOK_SECONDS)
         self._cluster = SparkCluster(spark, lambda: inventory.is_active(spark, self._query_id))
         self._background = BackgroundThread()
-        topology = Topology(self._settings.member_racks, self._settings.topology_script, _logger.warning)
+        topology = Topology(self._settings.member_racks)
         objects, beside = (open_store(self._home.root, self._home.options) for _ in range(2))
         ports = DriverPorts(
             objects, self._cluster, self._clock, self._background, random_id, reached, upkeep_objects=beside,

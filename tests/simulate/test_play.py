@@ -271,7 +271,7 @@ def test_work_that_no_assignment_levels_is_looked_at_again_once_it_changed() -> 
         (lambda: made(seconds=None), "it needs name, seconds, members, tasks"),
         (lambda: made(members=[]), "has no members"),
         (lambda: made(config={"session_timeout": 1}), "say it in protocol"),
-        (lambda: made(config={"local_disk_high": 0.5}), "local_disk_high = 0.5 is below local_disk_limit = 0.8"),
+        (lambda: made(config={"local_disk_high": 0.5}), "set `local_disk_limit`"),
         (lambda: made(tasks=[{"subtopology": "s", "state_bytes": 1, "rows_from": ["zz"]}]), "no rack of a member 'zz'"),
         (lambda: made(events=[{"at": 5, "rows_from": ["zz"]}]), "no rack of a member 'zz'"),
         (lambda: made(events=[{"at": 1800, "load": 2}]), "after the end: the world lasts 1800 s"),
@@ -322,7 +322,7 @@ def test_a_full_disk_empties_a_member_by_degrees_and_it_comes_back() -> None:
     acts, off = with_and_without(made(config={"max_warmup_replicas": 1}, **disks))
     assert [owned_by(acts, 0, at) for at in (100, 900, 1790)] == [4, 1, 4]
     assert [owned_by(off, 0, at) for at in (100, 900, 1790)] == [4, 4, 4]
-    later = made(config={"local_disk_high": 0.95, "local_disk_flood": 0.98}, **disks)
+    later = made(config={"local_disk_limit": 0.9}, **disks)
     assert owned_by(played(later, OURS), 0, 900) == 4
 
 
