@@ -76,7 +76,7 @@ def test_a_key_in_two_partitions_has_two_states(tmp_path: Path) -> None:
 def test_a_start_with_other_partitions_than_the_state_has_is_a_warning(
     tmp_path: Path, dispatch: str, told: bool
 ) -> None:
-    """Known partitions keep the state. Unknown ones start without state, and the warning names both and the way back."""
+    """Known partitions keep the state. Unknown ones start without state, and the warning has both, and the way back."""
 
     def run(version: int, topic: str, *partitions: int) -> tuple[str, ...]:
         counts = ",".join(f'"{partition}":{version}' for partition in partitions)
