@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from riffle_spark.settings import Settings
 from tests.kit.simulated.partitioned_query import BY_PARTITION, Played, of_partition, offsets, owners
 from tests.kit.simulated.world import World, one
 
@@ -89,7 +88,7 @@ def test_a_start_with_other_partitions_than_the_state_has_is_a_warning(
 
     world = World(tmp_path, dispatch=dispatch, key_groups=16)
     assert run(0, "events", 0, 1) == ()
-    world.settings = Settings(**{**world.settings.given(), "dispatch_columns": ("t", "p")})
+    world.settings = world.settings.but(dispatch_columns=("t", "p"))
     world.start()
     assert run(1, "events", 0, 1, 2) == ()
     assert world.state("totals") == {"a": (2, 2), "b": (2, 2)}
