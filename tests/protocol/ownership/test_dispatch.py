@@ -82,9 +82,9 @@ def test_a_start_with_other_partitions_than_the_state_has_is_a_warning(
 
     def run(version: int, topic: str, *partitions: int) -> tuple[str, ...]:
         counts = ",".join(f'"{partition}":{version}' for partition in partitions)
-        known = {"offsets": f'v1\n{{"batchWatermarkMs":0}}\n{{"{topic}":{{{counts}}}}}'} if told else {}
+        offsets = f'v1\n{{"batchWatermarkMs":0}}\n{{"{topic}":{{{counts}}}}}' if told else None
         rows = pa.concat_tables([one(1), one(1, "b")])
-        return world.batch(version, of_partition(rows, *partitions, topic=topic), **known).warnings
+        return world.batch(version, of_partition(rows, *partitions, topic=topic), offsets=offsets).warnings
 
     world = World(tmp_path, dispatch=dispatch, key_groups=16)
     assert run(0, "events", 0, 1) == ()
