@@ -58,6 +58,17 @@ def test_static_membership_bounces_without_a_rebalance() -> None:
     assert done.task_seconds == done.stopped["no owner"] == 3 * 30 * len(world.tasks) / 3
 
 
+def test_bounced_members_get_their_own_tasks_back_and_nothing_else_moves() -> None:
+    """Existing standbys advance before lost ones are replaced, so none falls behind. When a member returns, each of its
+    tasks moves back, and the copies that replaced its own are fetched no further.
+    """
+    world = read_world("rolling_bounce")
+    done, still = played(world, OURS), played(world, "static")
+    assert done.moves == 3 * 2 * len(world.tasks) / 3
+    away, survivors, bandwidth = 30, 2, 50e6
+    assert done.bytes_kept - still.bytes_kept <= 3 * away * survivors * bandwidth
+
+
 def test_static_membership_notices_a_loss_when_the_session_is_over() -> None:
     """A member that does not come back: its tasks stand for the session's time-out, then one rebalance moves them."""
     done = played(made(events=[{"at": 60, "leave": ["m1"]}], protocol={"session_timeout": 45}), "static")
