@@ -36,6 +36,7 @@ from riffle_spark.spark.engine.spark_batch import DeliverySink, Sink, Sinks, Spa
 from riffle_spark.spark.engine.stage_frames import SideOutput, StageInput
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.engine.topology import Topology
+from riffle_spark.spark.engine.worker_python import check_driver_packages
 from riffle_spark.spark.job_calls import JobCalls
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.unknown_names import check_known
@@ -99,6 +100,7 @@ class RunningJob:
         tick: Tick | None = None,
         side: SideOutput | None = None,
     ) -> None:
+        check_driver_packages()
         self._declared = declared
         self._settings = settings_of(spark, settings)
         for warning in hasty(self._settings):
@@ -216,12 +218,12 @@ class RunningJob:
     def where(self, key: object, store: str | None) -> KeyPlace:
         """Return where a key is processed. Raises ``ConfigError`` for what is no key, or while nobody owns it."""
         ownership = self.driver.ownership
-        if ownership.shards is not None:
-            number: int | None = ownership.shards.number_of(key)
+        if ownership.placement.shards is not None:
+            number: int | None = ownership.placement.shards.number_of(key)
         else:
             operator = self._operator_of(store)
             number = None if operator is None else operator.key_group_of(key, self._settings.key_groups)
-        place = None if number is None else ownership.place_of(ownership.task_of(number, store))
+        place = None if number is None else ownership.placement.place_of(ownership.placement.task_of(number, store))
         if place is None:
             raise ConfigError(f"nobody owns {key!r} yet", remedy="ask again once the query has run a batch")
         return place
@@ -238,14 +240,14 @@ class RunningJob:
     def _begin(self, batch: DataFrame) -> None:
         """Look at what a query's first batch tells: watermarks, source, executors, the racks of what it reads."""
         self._policy = routing.policy_in(batch.sparkSession)
-        unbounded = unbounded_batches(batch)
-        if unbounded is not None:
-            _logger.warning("%s", unbounded)
+        for warning in (unbounded_batches(batch), inventory.checkpoint_warning(batch, self._home.root)):
+            if warning is not None:
+                _logger.warning("%s", warning)
         expected = inventory.expected_executors(batch.sparkSession, self._settings)
         inventory.await_executors(batch.sparkSession, self._settings, expected)
         if self._settings.rack_aware_assignment_strategy != "none":
             kafka = kafka_of(batch)
-            self.driver.ownership.reads(partition_racks(*kafka) if kafka else {})
+            self.driver.ownership.placement.weights.reads(partition_racks(*kafka) if kafka else {})
             self._operators = None
 
     def _operators_for(self, batch: DataFrame) -> list[Operator]:
@@ -265,7 +267,7 @@ class RunningJob:
 
     def _read_by(self, rows: pa.Schema) -> str | None:
         """Return the column by which slots count where rows came from, where that makes a difference."""
-        counts = self.driver.ownership.reads_racks and self._settings.dispatch == "key_group"
+        counts = self.driver.ownership.placement.weights.racks_of and self._settings.dispatch == "key_group"
         return _PARTITION if counts and _PARTITION in rows.names else None
 
     def _tell(self, report: BatchReport) -> None:

@@ -39,8 +39,6 @@ def take_census(order: CensusOrder, executor: str) -> Census:
     rack, tags = _rack(ec2_metadata=order.ec2_metadata), tags_of_environment()
     try:
         folder = folder_of(order.home, executor)
-        if folder.member in order.twins and folder.rename():
-            folder = folder_of(order.home, executor)
         used_before = time.time() - order.folder_cleanup_seconds
         folder.tidy(used_before)
         with folder.used():

@@ -123,7 +123,7 @@ def test_idleness_is_free_and_a_will_without_a_batch_is_one_put(tmp_path: Path) 
     query.feed(SETTLED)
     query.rest(3)
     before = query.asked()
-    query.driver.operations.pin(0, query.driver.ownership.present.owners[task(0)])
+    query.driver.operations.pin(0, query.driver.ownership.placement.present.owners[task(0)])
     query.rest(3)
     assert query.asked() - before == 1
     query.rest(100, 60)

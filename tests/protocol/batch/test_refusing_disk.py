@@ -210,7 +210,7 @@ def test_a_census_that_was_asked_before_a_disk_refused_does_not_let_its_executor
         """Feed after so many seconds, and tell whether the newcomer is a member by now."""
         background.run()
         world.feed_every(seconds, 1)
-        return world.ownership.members.of_executor("3") is not None
+        return world.ownership.membership.of_executor("3") is not None
 
     assert world.feed_every(1, 2)
     world.feed(perform=strays)

@@ -151,7 +151,7 @@ def test_listeners_and_assignors_know_partitions_not_shards(tmp_path: Path, disp
     """Where a key-group's number stands for a (topic, partition), these are told."""
     seen = Tenants()
     world, listener = World(tmp_path, dispatch=dispatch, key_groups=16, assignor=seen), Hears()
-    world.driver.ownership.listener = listener
+    world.driver.ownership.placement.listener = listener
     report = world.batch(0, of_partition(one(1), 2), offsets=offsets(0, 0, 1))
     told = {("events", 0), ("events", 1), ("events", 2)}
     assert {(move["topic"], move["partition"]) for move in listener.heard} <= told
@@ -160,26 +160,26 @@ def test_listeners_and_assignors_know_partitions_not_shards(tmp_path: Path, disp
     assert all("key_group" in move and "topic" in move for move in report.moves)
     if dispatch == "partition":
         assert {(each.topic, each.partition) for each in seen.seen[-1]} >= {("events", 2)}
-    place = world.driver.ownership.place_of(task(0))
+    place = world.driver.ownership.placement.place_of(task(0))
     assert place is not None
     assert (place.topic, place.partition) in told
     assert place.topic is not None
     assert place.partition is not None
-    assert world.driver.ownership.task_of((place.topic, place.partition), None) == task(0)
+    assert world.driver.ownership.placement.task_of((place.topic, place.partition), None) == task(0)
     with pytest.raises(ConfigError, match="is no partition that the query has read"):
-        world.driver.ownership.task_of(("orders", 0), None)
+        world.driver.ownership.placement.task_of(("orders", 0), None)
 
 
 def test_where_a_key_is_agrees_with_who_ran_it(tmp_path: Path) -> None:
     """Key-group, owner, executor, host and standbys; while nobody owns it there is no answer."""
     world = Elastic(tmp_path, executors=THREE, num_standbys=1)
-    assert world.ownership.place_of(task(0)) is None
+    assert world.ownership.placement.place_of(task(0)) is None
     world.feed(6)
     (operator,) = world.operators
     for group in range(6):
         key = world.keys[group][0]
         assert operator.key_group_of(key, 6) == group
-        place = world.ownership.place_of(task(group))
+        place = world.ownership.placement.place_of(task(group))
         assert place is not None
         world.ran.clear()
         world.feed(keys=[key])
@@ -236,18 +236,18 @@ def test_what_is_no_key_group_cannot_be_pinned(tmp_path: Path, odd: object) -> N
     world = Elastic(tmp_path)
     world.feed()
     with pytest.raises(ConfigError, match="is no key-group"):
-        world.ownership.task_of(odd, None)  # type: ignore[arg-type]
-    assert world.ownership.task_of(np.int64(2), None) == task(2)  # type: ignore[arg-type]
+        world.ownership.placement.task_of(odd, None)  # type: ignore[arg-type]
+    assert world.ownership.placement.task_of(np.int64(2), None) == task(2)  # type: ignore[arg-type]
 
 
 def test_a_shard_that_no_partition_has_cannot_be_pinned(tmp_path: Path) -> None:
     """Where dispatch is by partition a number is one of a partition that was read."""
     world = World(tmp_path, dispatch="partition", key_groups=16)
     world.batch(0, of_partition(one(1), 2), offsets=offsets(0, 0, 1))
-    read = len(world.driver.ownership.shards or ())
-    assert world.driver.ownership.task_of(read - 1, None) == task(read - 1)
+    read = len(world.driver.ownership.placement.shards or ())
+    assert world.driver.ownership.placement.task_of(read - 1, None) == task(read - 1)
     with pytest.raises(ConfigError, match="is no partition that the query has read"):
-        world.driver.ownership.task_of(read, None)
+        world.driver.ownership.placement.task_of(read, None)
 
 
 def test_members_that_are_excluded_are_not_those_among_which_work_is_level(tmp_path: Path) -> None:
