@@ -84,8 +84,21 @@ def _arrow_field(field: T.StructField, where: str, shown: Mapping[str, str]) -> 
 
 
 def spark_schema(schema: pa.Schema) -> T.StructType:
-    """Return the Spark schema of rows of an Arrow schema."""
-    return from_arrow_schema(schema)
+    """Return the Spark schema of rows of an Arrow schema.
+
+    Raises ``ConfigError`` for the first column of a type that Spark has not.
+    """
+    return T.StructType([_spark_field(field) for field in schema])
+
+
+def _spark_field(field: pa.Field) -> T.StructField:
+    try:
+        return from_arrow_schema(pa.schema([field])).fields[0]
+    except PySparkTypeError as refused:
+        raise ConfigError(
+            f"column {field.name!r} has type {field.type}, which Spark does not have",
+            remedy="declare another type for the column of output, such as pa.int64() or pa.string(), and cast to it",
+        ) from refused
 
 
 def routed(batch: DataFrame, order: Order, layout: SlotLayout) -> DataFrame:
