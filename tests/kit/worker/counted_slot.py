@@ -18,9 +18,9 @@ import riffle_spark
 from riffle_spark import transform_with_state
 from riffle_spark.messages.slot_orders import RECEIPT, Order, Receipt
 from riffle_spark.messages.upkeep_orders import SnapshotOrder, UpkeepOrder
-from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Computation
+from riffle_spark.process.merging.aggregates import aggregate, count, sum_
 from riffle_spark.state.copies import part_files
 from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.testing import routed
