@@ -163,7 +163,7 @@ class Work(Protocol):
         ...
 
     def plan_fallbacks(self) -> int:
-        """Return how many plans of this batch's slots were made anew although columns had not changed."""
+        """Return how many plans of slots that read the batch were made anew although columns had not changed."""
         ...
 
     def routed(self) -> Mapping[str, int | None]:

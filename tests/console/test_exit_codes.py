@@ -47,7 +47,7 @@ def test_what_cannot_be_reached_or_read_is_no_damage(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     said = ended(command, "s3://other/x", tmp_path, "--conf-file", str(conf), "--s3-endpoint", "http://localhost:9")
-    assert (said[0], "after 1 attempt" in said[1]) == (3, True), said
+    assert (said[0], "after 4 attempts" in said[1]) == (3, True), said
     said = ended(command, f"file://{tmp_path}/{'x' * 300}", tmp_path)
     assert (said[0], "this user may read" in said[1], "write" in said[1]) == (3, True, False), said
 

@@ -167,11 +167,12 @@ class SparkWork:
         plans = self._frames.plans
         fallbacks_before = plans.fallbacks
         frame_of_plan = plans.planned(order.store, made_of, slots, rows, function, answer, plainly)
-        self._plan_fallbacks += plans.fallbacks - fallbacks_before
+        if order.store not in self._inputs:  # The rows of later stages come with a plan of their own each time.
+            self._plan_fallbacks += plans.fallbacks - fallbacks_before
         return frame_of_plan
 
     def plan_fallbacks(self) -> int:
-        """Return how many plans of this batch's slots were made anew although columns had not changed."""
+        """Return how many plans of slots that read the batch were made anew although columns had not changed."""
         return self._plan_fallbacks
 
     def _result(self, layout: SlotLayout, order: Order, function: SlotFunction, answer: StructType) -> PlanFrame:
