@@ -215,7 +215,7 @@ class Driver:
         self._reached("before run")
         with batch.phase("assign"):
             assert self._log.tail is not None
-            shards = shards_of(self._log.tail, incoming, work)
+            shards = shards_of(self._log.tail, incoming, work, self.ownership.placement.warn)
             self.ownership.placement.set_tasks(groups_of(self._settings, operators), shards)
             incoming = with_last_pass(self._log.tail, incoming, operators, work)
         layout, receipts = self._run_and_deliver(incoming, operators, work, batch)
@@ -229,7 +229,7 @@ class Driver:
             self._upkeep.plan(self._place(operators), self._clock.seconds())
         self._vigil.ran()
         self.watched = operators
-        placed = SlotPlacement(layout, work.placed(), self.ownership)
+        placed = SlotPlacement(layout, work.placed(), self.ownership, work.plan_fallbacks())
         return batch.ran(incoming, record, receipts, placed, self._upkeep.take_facts())
 
     def _place(self, operators: Sequence[Operator]) -> UpkeepInput:
