@@ -25,7 +25,6 @@ from riffle_spark.spark.heartbeat import interval_ms
 from riffle_spark.spark.job import JobOperator, RunningJob
 from riffle_spark.state.log.paths import check_store_name
 from riffle_spark.state.objects.open import normalised
-from riffle_spark.unknown_names import checks_keywords
 
 __all__ = [
     "JobOperations",
@@ -58,7 +57,6 @@ class Stateful:
     >>> events.writeStream.foreachBatch(totals.into(write)).start()  # doctest: +SKIP
     """
 
-    @checks_keywords
     def __init__(  # noqa: PLR0913 - all that an operator can be told
         self, store: str, key: str | Sequence[str], compute: Computation, *,
         settings: Settings | None = None, order_by: str | Sequence[str] = (), durable: bool = True,
@@ -102,7 +100,6 @@ class Stateful:
         return StatefulJob([(self, sink)], self.settings)
 
 
-@checks_keywords
 def together(*jobs: "StatefulJob", settings: Settings | None = None) -> "StatefulJob":
     """Return one ``foreachBatch`` function of several operators: one input, one commit, all or nothing.
 
