@@ -11,6 +11,7 @@ import pytest
 
 from apps.demo.jars import spark_home
 from apps.demo.servers import JVM_OPTIONS, KafkaBroker, S3Server, StandaloneCluster
+from tests.kit.examples import register_profiles
 from tests.kit.folders import CHECKOUT
 from tests.kit.order_of_tests import InOrder
 from tests.kit.shared_session import NO_SESSION, Kind, SharedSession, kind_of, tidy
@@ -27,6 +28,7 @@ os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-java-options '{JVM_OPTIONS}' pysp
 # Python workers, and the jobs that tests start, find the packages of this checkout.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
 
+register_profiles()
 pytest_plugins = ["tests.kit.servers.fixtures", "tests.kit.simulated.fixtures"]
 SLOW_MARKS = ("spark", "cluster", "long")
 

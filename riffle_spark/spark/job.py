@@ -22,6 +22,7 @@ from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.spark_batch import Sinks, SparkWork
 from riffle_spark.spark.engine.stage_frames import SideOutput
 from riffle_spark.spark.engine.tick import Tick
+from riffle_spark.spark.engine.worker_python import check_driver_packages
 from riffle_spark.spark.job_calls import JobCalls
 from riffle_spark.spark.job_operators import JobOperator, JobOperators
 from riffle_spark.spark.job_wiring import wire_job
@@ -52,6 +53,7 @@ class RunningJob:
         tick: Tick | None = None,
         side: SideOutput | None = None,
     ) -> None:
+        check_driver_packages()
         self._spark = spark
         self._query_id = inventory.DIRECT
         stores = [each.store for each in declared]
@@ -124,9 +126,9 @@ class RunningJob:
     def _begin(self, batch: DataFrame) -> None:
         """Read what the first batch of a run reveals: watermark policy, source, executors, and racks of its input."""
         self._policy = routing.policy_in(batch.sparkSession)
-        unbounded = unbounded_batches(batch)
-        if unbounded is not None:
-            _logger.warning("%s", unbounded)
+        for warning in (unbounded_batches(batch), inventory.checkpoint_warning(batch, self._home.root)):
+            if warning is not None:
+                _logger.warning("%s", warning)
         expected = inventory.expected_executors(batch.sparkSession, self._settings)
         inventory.await_executors(batch.sparkSession, self._settings, expected)
         if self._settings.rack_aware_assignment_strategy != "none":

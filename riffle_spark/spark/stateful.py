@@ -25,6 +25,7 @@ from riffle_spark.spark.heartbeat import interval_ms
 from riffle_spark.spark.job import RunningJob
 from riffle_spark.spark.job_operators import JobOperator
 from riffle_spark.state.log.paths import check_store_name
+from riffle_spark.state.objects.open import normalised
 from riffle_spark.unknown_names import checks_keywords
 
 __all__ = [
@@ -363,7 +364,11 @@ def check_compute(given: object, store: str) -> None:
         )
 
 
-def check_settings(given: object, where: str) -> None:
-    """Raise ``ConfigError`` for what is neither ``Settings`` nor nothing."""
-    if given is not None and not isinstance(given, Settings):
-        raise ConfigError(f"settings = {given!r} is not allowed", remedy="give Settings(root=..., ...)", where=where)
+def check_settings(settings: object, where: str) -> None:
+    """Raise ``ConfigError`` unless ``settings`` is ``None``, or ``Settings`` with the URL of a root or without one."""
+    if settings is None:
+        return
+    if not isinstance(settings, Settings):
+        raise ConfigError(f"settings = {settings!r} is not allowed", remedy="give Settings(root=..., ...)", where=where)
+    if settings.root:
+        normalised(settings.root)

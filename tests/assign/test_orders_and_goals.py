@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from riffle_spark.assign.assignor import assign, assign_settings
@@ -39,7 +38,6 @@ def deaf(before: View, settings: AssignSettings) -> Assignment:
 
 @pytest.mark.parametrize("assignor", ["high_availability", "sticky", "hash", stubborn, wrapped, deaf])
 @given(seed=st.integers(0, 2**32))
-@examples(max_examples=25, deadline=None)
 def test_pins_and_drains_hold_in_the_end_under_every_assignor(assignor: str | Assignor, seed: int) -> None:
     """Property: whoever decides, a pinned task ends up at its pin, and a drained member with nothing."""
     chance = random.Random(seed)
@@ -230,7 +228,6 @@ def test_names_that_there_are_not_are_refused_with_the_nearest(said: dict[str, s
 
 @given(seed=st.integers(0, 2**32))
 @example(seed=0)
-@examples(max_examples=20, deadline=None)
 def test_a_target_that_goals_ask_for_is_kept_until_it_is_reached(seed: int) -> None:
     """Property: with few warm-ups at once the plan is not changed half-way, and what it comes to meets the goals."""
     chance = random.Random(seed)

@@ -2,7 +2,6 @@
 
 Each seed plays one schedule. One that fails is printed with its history, and shrunk: faults and actors are left out one
 at a time while it still fails. ``--seed S`` plays that one alone, or ``--schedules`` of them from there on.
-``--planted`` plays them on copies of the checkout that have a bug planted each.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from pathlib import Path
 
 from tests.dst.coverage import Coverage, Told, aims_for
 from tests.dst.faults import Aim
-from tests.dst.planting import SECONDS, planted
 from tests.dst.players import Players
 from tests.dst.schedule import Schedule
 
@@ -52,9 +50,6 @@ class _Task:
 def main(arguments: Sequence[str]) -> int:
     """Play schedules; return 1 if one of them fails."""
     asked = _asked(arguments)
-    if asked.planted is not None:
-        schedules = 500 if asked.schedules is None else asked.schedules
-        return planted(asked.planted, schedules, asked.json, seconds=min(asked.seconds, SECONDS))
     coverage, code = Coverage(), 0
     try:
         with (
@@ -100,6 +95,8 @@ def _told(asked: argparse.Namespace, coverage: Coverage, folder: Path) -> Genera
 
 def _asked(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
+    if "--planted" in arguments:
+        parser.error("--planted has moved. Run ./run planted --schedules 500 [NAME ...]")
     asked = parser.parse_args(arguments)
     for name in ("schedules", "processes", "seconds"):
         given = getattr(asked, name)
@@ -122,9 +119,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cells", action="store_true", help="fail where a fault met no step that it could")
     parser.add_argument("--go-on", action="store_true", help="do not stop at the first schedule that fails")
     parser.add_argument("--history", action="store_true", help="print what happened in schedules that are well, too")
-    parser.add_argument(
-        "--planted", nargs="*", metavar="NAME", help="plant bugs, one by one: 500 schedules are to find it"
-    )
     parser.add_argument("--no-shrink", action="store_true", help="do not look for a shorter history")
     return parser
 

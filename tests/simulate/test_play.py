@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.protocol.ownership.triggers import Probes
@@ -212,7 +212,6 @@ def _worlds() -> st.SearchStrategy[World]:
     )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
 @given(world=_worlds(), policy=st.sampled_from(sorted(POLICIES)))
 def test_property_nothing_is_lost(world: World, policy: str) -> None:
     """Whenever a member lives every task has an owner, under ours at once a living one; times are never less than none
@@ -232,7 +231,6 @@ def test_property_nothing_is_lost(world: World, policy: str) -> None:
     assert (game.copies.changed >= 0).all()
 
 
-@settings(max_examples=15, deadline=None)
 @given(world=_worlds(), policy=st.sampled_from(sorted(POLICIES)))
 def test_property_the_same_seed_gives_the_same_outcome(world: World, policy: str) -> None:
     """Two plays of one world differ in nothing."""

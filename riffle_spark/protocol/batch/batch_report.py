@@ -205,10 +205,9 @@ def _of_changed_stores(before: Record, operators: Sequence[Operator]) -> Iterato
     begun = durable - before.schemas.keys()
     if begun and left:
         yield (
-            f"{', '.join(sorted(begun))} begins empty with batch {version + 1}, and the query no longer uses "
-            f"{', '.join(sorted(left))}, which the root has\n  What to do: nothing, if that is meant; if a store was "
-            f"renamed, stop the query, roll back to batch {version} (riffle rollback), and give the store its former "
-            "name"
+            f"new in batch {version + 1}, without state: {', '.join(sorted(begun))}. No longer used, with state in the "
+            f"root: {', '.join(sorted(left))}\n  What to do: nothing, if that is intended; if a store was renamed, "
+            f"stop the query, roll back to batch {version} (riffle rollback), and give the store its former name"
         )
     for store in sorted(before.schemas.keys() - durable - stale.keys() - (left if begun else set())):
         yield (
@@ -236,7 +235,7 @@ def _of_changed_columns(operator: Operator, text: Mapping[str, str], before: Rec
     )
     begun, dropped = sorted(declared - stored), sorted(stored - declared)
     if begun or dropped:
-        changes = [f"{', '.join(begun)} begins empty"] if begun else []
+        changes = [f"{', '.join(begun)} starts without stored values"] if begun else []
         changes += [f"{', '.join(dropped)} is dropped"] if dropped else []
         yield (
             f"store {operator.store!r}: from batch {before.version + 1} on {', and '.join(changes)}\n  What to do: "

@@ -11,6 +11,7 @@ from riffle_spark.assign.assignor import with_own
 from riffle_spark.errors import CorruptStateError, FencedError, LocalDiskError, Misplaced, OutOfDate
 from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.messages.upkeep_orders import UpkeepOrder
+from riffle_spark.protocol.batch.acceptance import acceptance_warnings
 from riffle_spark.protocol.batch.batch_report import BatchMeasures, BatchReport, SlotPlacement
 from riffle_spark.protocol.batch.enter import Decision, check_fixed, decide, groups_of, shards_of
 from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
@@ -171,6 +172,8 @@ class Driver:
         self._caches.forget()
         self.ownership.begin(tail, groups_of(self._settings, operators))
         self._vigil.begin(tail)
+        for warning in acceptance_warnings(tail, operators, self._settings.accept):
+            self.ownership.placement.warn(warning)
         self._obey()
 
     def _clear_up(self, fresh: bool) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "groups_of",
     "shards_of",
     "stale_rows",
+    "take_over_steps",
 ]
 
 _SPARKS_WORDS_OF_KEYS = (
@@ -63,10 +64,7 @@ def decide(tail: Record | None, incoming: IncomingBatch, root: str, settings: Se
             f"{root} belongs to query {tail.query_id}, this is {incoming.query_id}: two queries share one root, or the "
             "query has a new checkpoint",
             remedy="give each query its own root, as by riffle_spark.on(frame, root=...). If this query continues the "
-            "other one's state, start it with that one's checkpoint, or take the state over: "
-            + command("adopt", root=root, checkpoint="CHECKPOINT")
-            + " shows the offsets that the new checkpoint has to start at; once it does, "
-            + command("adopt", "--execute", root=root, checkpoint="CHECKPOINT"),
+            f"other one's state, start it with that one's checkpoint, or {take_over_steps(root)}",
             where=root,
         )
     if incoming.version == tail.version + 1 and ends_alike(tail.offsets, incoming.offsets_before):
@@ -138,6 +136,18 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
 def _comparable(one: str | None, other: str | None) -> bool:
     """Tell whether two digests differ only where rows do: what is before the slash says how rows are told."""
     return one is None or other is None or one.rpartition("/")[0] == other.rpartition("/")[0]
+
+
+def take_over_steps(root: str, checkpoint: str = "CHECKPOINT") -> str:
+    """Return how a query with a new checkpoint takes over the state in ``root``, as operations.md has it."""
+    shown = command("adopt", root=root, checkpoint=checkpoint)
+    executed = command("adopt", "--execute", root=root, checkpoint=checkpoint)
+    return (
+        "take the state over in four steps: (1) start the query with the new checkpoint, and stop it once it is "
+        f"refused. (2) {shown} prints the offsets of the state. (3) Delete the new checkpoint, set startingOffsets of "
+        f"the source to these offsets, start the query, and stop it once it is refused again. (4) {executed}, then "
+        "start the query"
+    )
 
 
 def _adopt_empty_command(root: str, settings: Settings) -> str:
@@ -225,7 +235,7 @@ def check_stale(tail: Record, stores: Iterable[str], accepted: Container[str], r
             f"store {store!r} {stale_rows(last)}, the query is at batch {tail.version}: batches between ran without "
             "the store",
             remedy=f"set accept = {store!r} to continue without the rows of these batches, or give the store another "
-            f"name to begin empty{again}",
+            f"name to start it without state{again}",
             where=root,
         )
 
@@ -283,9 +293,9 @@ def _check_results(operator: Operator, before: Mapping[str, str], accepted: Cont
             raise ConfigError(
                 f"the state has {stored} under {name!r}, and the job declares {meaning}",
                 remedy=(
-                    "set the time mode back, or use another store name to begin empty"
+                    "set the time mode back, or use another store name to start without state"
                     if name == TIMERS
-                    else "give the result another name, so that it begins empty"
+                    else "give the result another name, so that it starts without stored values"
                 )
                 + f"; or set accept = {name!r} to continue with what is kept",
                 where=operator.store,
@@ -295,7 +305,7 @@ def _check_results(operator: Operator, before: Mapping[str, str], accepted: Cont
             raise ConfigError(
                 f"the state has {meaning} under {renamed!r}, and the job calls it {name!r}",
                 remedy=f"keep the name {renamed!r} and rename the column of the output; or set accept = {name!r} to "
-                f"begin it empty and drop what is kept of {renamed!r}",
+                f"start it without stored values and drop those of {renamed!r}",
                 where=operator.store,
             )
 

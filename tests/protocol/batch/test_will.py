@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import CorruptStateError, FencedError, UnavailableError
@@ -51,7 +51,6 @@ class BehindClock(ManualClock):
 
 
 @given(WILLS)
-@settings(deadline=None, max_examples=100)
 def test_a_will_is_read_as_it_was_written(will: Will) -> None:
     """What a later version keeps beside it included; what nobody asked for takes no byte."""
     assert will_in(will.to_json()) == will
@@ -60,7 +59,6 @@ def test_a_will_is_read_as_it_was_written(will: Will) -> None:
 
 
 @given(st.sampled_from(OURS), JSON)
-@settings(deadline=None, max_examples=200)
 def test_whatever_stands_in_a_will_is_read_or_refused(name: str, drawn: object) -> None:
     """With our error, and never another one; what is read is written back as it was."""
     with contextlib.suppress(CorruptStateError):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import FencedError, UnavailableError
@@ -149,7 +149,6 @@ def test_a_start_keeps_what_records_of_before_may_count_on() -> None:
     st.lists(st.sampled_from(["commit"] * 6 + ["sweep", "sweep", "start", "scan", "wait"]), max_size=60),
     st.randoms(use_true_random=False), st.integers(2, 5), st.sampled_from([0, 0, 60]),
 )  # fmt: skip
-@settings(deadline=None, max_examples=120)
 def test_sweeping_never_deletes_what_a_retained_record_lists_i5(
     acts: list[str], chance: random.Random, versions: int, for_ms: int
 ) -> None:

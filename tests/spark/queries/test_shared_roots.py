@@ -84,7 +84,7 @@ def test_the_same_query_started_again_is_compared_with_its_stores(events: DataFr
     """With its own checkpoint a query is refused for its stores, as before."""
     first = writer_of(events.groupBy("k").count(), tmp_path / "c").trigger(availableNow=True).start()
     first.awaitTermination()
-    with pytest.raises(ConfigError, match="would begin at nothing"):
+    with pytest.raises(ConfigError, match="would start without state"):
         writer_of(events.groupBy("v").count(), tmp_path / "c").start()
     again = writer_of(events.groupBy("k").count(), tmp_path / "c").trigger(availableNow=True).start()
     again.awaitTermination()
