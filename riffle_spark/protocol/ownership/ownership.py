@@ -104,7 +104,7 @@ class Ownership:
         if folder and living is not None and living.counted and living.id != folder:
             self.membership.remove([living], 0.0, frozenset({executor}))
             self.copies.known.wiped(living.id)
-            self.placement.layout = None
+            self.placement.forget_layout()
 
     def record_commit(
         self, record: Record, before: Manifest, changes: Mapping[Address, Entry], receipts: Sequence[Receipt]
