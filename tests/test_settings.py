@@ -314,3 +314,9 @@ def test_marks_of_disks_and_memory_rise(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             from_sources(code)
+
+
+def test_the_names_of_the_designs_mean_our_strategies() -> None:
+    """KIP-925 calls its second algorithm `balanced_min_cost`, Kafka its first one `min_traffic`."""
+    for name, strategy in (("balanced_min_cost", "balance_subtopology"), ("min_traffic", "min_cost"), ("NONE", "none")):
+        assert Settings(rack_aware_assignment_strategy=name).rack_aware_assignment_strategy == strategy

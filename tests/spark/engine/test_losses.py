@@ -14,7 +14,7 @@ from riffle_spark.errors import ConfigError, Misplaced, UnavailableError
 from riffle_spark.spark.engine.jvm import configured
 from riffle_spark.spark.engine.tagged_jobs import _DIED_OF_MEMORY, Losses, _told_of_losses, _Watch
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 PROCESS, NODE = "spark.locality.wait.process", "spark.locality.wait.node"
 USUAL = "spark.locality.wait"
