@@ -30,7 +30,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT), os.envir
 
 register_profiles()
 pytest_plugins = ["tests.kit.servers.fixtures", "tests.kit.simulated.fixtures"]
-SLOW_MARKS = ("spark", "cluster", "long")
+SLOW_MARKS = ("cluster", "spark", "long")
+"""In the order in which they run. Tests on clusters wait much, so others run beside them."""
 
 
 @pytest.hookimpl(tryfirst=True)

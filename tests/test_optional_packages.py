@@ -49,7 +49,6 @@ def without(package: str, code: str) -> str:
     [
         ("rack_aware_assignment_strategy", "'min_cost'"),
         ("rack_aware_assignment_strategy", "'balance_subtopology'"),
-        ("user_cost", "lambda task, member: 0"),
     ],
 )
 @pytest.mark.parametrize("how", ["Settings({0}={1})", "Settings().but({0}={1})"], ids=["made", "changed"])

@@ -167,13 +167,11 @@ def given_up(executor: str, seconds: float) -> UpkeepReceipt:
 class CensusOrder:
     """How to take a census of an executor.
 
-    ``ec2_metadata`` asks the instance metadata service for the zone if no other source names it. Folders of dead
-    executors that were unused for ``folder_cleanup_seconds`` are removed. The driver stops waiting for an answer after
-    ``timeout_seconds``.
+    Folders of dead executors that were unused for ``folder_cleanup_seconds`` are removed. The driver stops waiting for
+    an answer after ``timeout_seconds``.
     """
 
     home: Home
-    ec2_metadata: bool = False
     folder_cleanup_seconds: float = 86_400.0
     timeout_seconds: float = 60.0
 
@@ -195,7 +193,7 @@ class Census:
     """What one executor found. ``member`` is the name of its folder, ``copies`` are (store, key-group, version,
     attempt) of every copy that can be used, ``sealed`` the attempts whose deltas lie there as files.
 
-    ``rack`` and ``tags`` are what the executor's environment or its metadata service says, before any setting.
+    ``rack`` and ``tags`` are what the executor's environment says, before any setting.
     ``disk`` is the share of its disk that is in use, and the disk's bytes; ``memory`` as in a slot's receipt.
     """
 

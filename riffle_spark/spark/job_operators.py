@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, LateRule, Watermark
 from riffle_spark.process.blocks.block import Computation
+from riffle_spark.process.types.kept_types import Position, check_columns
 from riffle_spark.protocol.batch.initial import with_initial
 from riffle_spark.protocol.input_columns import is_same_name
 from riffle_spark.protocol.operator import Operator, operator_of, with_dead_letters, with_late, with_watermark
@@ -21,7 +21,6 @@ from riffle_spark.spark.engine.stage_frames import StageInput
 
 __all__ = ["JobOperator", "JobOperators"]
 
-_BINARY = "UTF8_BINARY"
 _PARTITION = "partition"
 
 
@@ -81,12 +80,11 @@ class JobOperators:
         self._built_for = None
 
     def of_batch(self, batch: DataFrame) -> list[Operator]:
-        """Return the operators on a batch's columns. Raises ``ConfigError`` for a key with a collation."""
+        """Return the operators on a batch's columns. Raises ``ConfigError`` for types that cannot be compared."""
         if self._built_for is None or self._built_for != batch.schema:
             built = [self._built(declared, declared.rows(batch)) for declared in self.declared]
             on_batch = [operator for each, operator in zip(self.declared, built, strict=True) if each.reads is None]
-            names = [name for operator in on_batch for name in operator.schema.key.names]
-            _check_collations(routing.prepared(batch, on_batch), names)
+            _check_types(routing.prepared(batch, on_batch), on_batch)
             self.current = built
             self._built_for = batch.schema
         return self.current
@@ -136,13 +134,11 @@ def _named_alike(name: str, keys: Sequence[str], *, case_sensitive: bool) -> str
     return next((key for key in keys if is_same_name(key, name, case_sensitive=case_sensitive)), name)
 
 
-def _check_collations(batch: DataFrame, key: Sequence[str]) -> None:
-    """Refuse key columns whose strings do not compare as bytes: equal keys would hash to different key-groups."""
-    for field in batch.schema.fields:
-        collation = getattr(field.dataType, "collation", _BINARY)
-        if field.name in key and collation != _BINARY:
-            raise ConfigError(
-                f"key column {field.name!r} has collation {collation}",
-                remedy=f"cast it: cast({field.name} as string collate {_BINARY}), or key by lower({field.name})",
-                where=field.name,
-            )
+def _check_types(batch: DataFrame, operators: Sequence[Operator]) -> None:
+    """Refuse columns that operators group by or compare, and whose types Spark does not compare by their bytes."""
+    columns = batch.schema.jsonValue()["fields"]
+    for operator in operators:
+        compared = [*operator.order_by, *operator.compared]
+        positions: list[tuple[Position, Sequence[str]]] = [("key", operator.schema.key.names), ("order", compared)]
+        for position, names in positions:
+            check_columns([column for column in columns if column["name"] in names], position, where=operator.store)

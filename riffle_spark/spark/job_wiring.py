@@ -64,7 +64,7 @@ def wire_job(
         random_id,
         reached,
         upkeep_objects=open_store(home.root, home.options),
-        racks_of=Topology(in_force.member_racks, in_force.topology_script, _logger.warning).racks,
+        racks_of=Topology(in_force.member_racks).racks,
     )
     return JobParts(in_force, home, clock, cluster, background, Driver(in_force, home, ports))
 
@@ -76,8 +76,8 @@ def _check_settings(settings: Settings, stores: Sequence[str]) -> None:
     idle = without_effect(settings)
     if idle:
         _logger.warning("with dispatch = hashed these settings have no effect: %s", ", ".join(idle))
-    for name in ("store_weights", "store_groups"):
-        check_known("store", [store for store, _ in getattr(settings, name)], stores, source=name)
+    grouped_stores = [store for store, _ in settings.store_groups]
+    check_known("store", grouped_stores, stores, source="store_groups")
 
 
 def settings_of(spark: SparkSession, code: Settings | None) -> Settings:

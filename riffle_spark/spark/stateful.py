@@ -26,7 +26,6 @@ from riffle_spark.spark.job import RunningJob
 from riffle_spark.spark.job_operators import JobOperator
 from riffle_spark.state.log.paths import check_store_name
 from riffle_spark.state.objects.open import normalised
-from riffle_spark.unknown_names import checks_keywords
 
 __all__ = [
     "JobOperations",
@@ -59,7 +58,6 @@ class Stateful:
     >>> events.writeStream.foreachBatch(totals.into(write)).start()  # doctest: +SKIP
     """
 
-    @checks_keywords
     def __init__(  # noqa: PLR0913 - all that an operator can be told
         self, store: str, key: str | Sequence[str], compute: Computation, *,
         settings: Settings | None = None, order_by: str | Sequence[str] = (), durable: bool = True,
@@ -103,7 +101,6 @@ class Stateful:
         return StatefulJob([(self, sink)], self.settings)
 
 
-@checks_keywords
 def together(*jobs: "StatefulJob", settings: Settings | None = None) -> "StatefulJob":
     """Return one ``foreachBatch`` function of several operators: one input, one commit, all or nothing.
 

@@ -120,8 +120,6 @@ def test_an_unreachable_endpoint_is_named_after_bounded_retries(
         tmp_path,
         root="s3://riffle/unreached",
         s3_endpoint=endpoint,
-        s3_connect_timeout=0.5,
-        s3_max_attempts=2,
         s3_patience=0,
     )
     began = time.monotonic()

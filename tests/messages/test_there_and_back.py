@@ -88,7 +88,7 @@ UPKEEP_ORDERS = st.builds(
     seconds=SHARES, fetch_bytes=MAYBE, disk_limit=SHARES, wipe=st.booleans(), looks=st.booleans(),
     timeout_seconds=SHARES,
 )  # fmt: skip
-CENSUS_ORDERS = st.builds(CensusOrder, HOMES, st.booleans(), SHARES, SHARES)
+CENSUS_ORDERS = st.builds(CensusOrder, HOMES, SHARES, SHARES)
 PARTS = st.builds(Part, KEY_GROUPS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, MAYBE)
 RECEIPTS = st.builds(
     Receipt, NAMES, NUMBERS, NAMES, NUMBERS, NAMES, NAMES, event_time_max_ms=MAYBE,

@@ -12,8 +12,8 @@ from riffle_spark.messages.upkeep_orders import SnapshotOrder, UpkeepOrder, Upke
 from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
-from riffle_spark.testing.faulty_store import Fault
 from riffle_spark.worker.upkeep_piece import run_upkeep
+from tests.kit.state.faulty_store import Fault
 from tests.kit.worker.slot_member import Member, kept_last, rows_of
 
 

@@ -124,6 +124,11 @@ class NamesColumns(Computation, Protocol):
         """The names, each once."""
         ...
 
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """Those of the names whose values are compared with each other."""
+        ...
+
     def on(self, names: Mapping[str, str]) -> Computation:
         """Return the same of columns that the input calls otherwise: names of the input by those of ``sources``."""
         ...

@@ -83,6 +83,12 @@ class Aggregates:
         columns = (accumulator.column for _, accumulator in self.columns)
         return tuple(dict.fromkeys(column for column in columns if column is not None))
 
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """See ``NamesColumns``."""
+        extremes = (accumulator.column for _, accumulator in self.columns if isinstance(accumulator, (Min, Max)))
+        return tuple(column for column in extremes if column is not None)
+
     def on(self, names: Mapping[str, str]) -> "Aggregates":
         """See ``NamesColumns``."""
         if all(name == given for given, name in names.items()):

@@ -229,7 +229,7 @@ class Driver:
             self._upkeep.plan(self._place(operators), self._clock.seconds())
         self._vigil.ran()
         self.watched = operators
-        placed = SlotPlacement(layout, work.placed(), self.ownership)
+        placed = SlotPlacement(layout, work.placed(), self.ownership, work.plan_fallbacks())
         return batch.ran(incoming, record, receipts, placed, self._upkeep.take_facts())
 
     def _place(self, operators: Sequence[Operator]) -> UpkeepInput:

@@ -112,7 +112,6 @@ class Discovery:
         settings = self._settings
         return CensusOrder(
             home,
-            ec2_metadata=settings.ec2_metadata,
             folder_cleanup_seconds=settings.folder_cleanup_delay,
             timeout_seconds=settings.upkeep_timeout,
         )

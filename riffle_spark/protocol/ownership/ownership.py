@@ -113,8 +113,7 @@ class Ownership:
     ) -> None:
         """Note a committed batch: copies, measured work, and the end of its attempts."""
         self.copies.record_commit(record, before, changes, receipts)
-        store_weights = dict(self.placement.settings.store_weights)
-        self.placement.weights.ran(receipts, before, self.placement.groups, store_weights)
+        self.placement.weights.ran(receipts, before, self.placement.groups)
         self.discovery.start_batch()
 
     def member_states(self) -> tuple[readiness.MemberState, ...]:

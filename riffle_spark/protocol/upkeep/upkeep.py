@@ -21,7 +21,7 @@ from riffle_spark.protocol.upkeep.claim_work import ClaimWork, Steps, through
 from riffle_spark.protocol.upkeep.retention import Deletes, Retention
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.scan import Looked, Scanned, Scans, look
-from riffle_spark.protocol.upkeep.snapshots import LongChains, SnapshotPolicy, due, listed, too_long
+from riffle_spark.protocol.upkeep.snapshots import CHAIN_SHARE, LongChains, SnapshotPolicy, due, listed, too_long
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import SURE_SECONDS
@@ -322,7 +322,7 @@ def _kept(settings: Settings) -> tuple[int, int]:
 
 
 def _policy_of(settings: Settings) -> SnapshotPolicy:
-    return SnapshotPolicy(settings.snapshot_chain_share, settings.snapshot_chain_links, _kept(settings)[0])
+    return SnapshotPolicy(CHAIN_SHARE, settings.snapshot_chain_links, _kept(settings)[0])
 
 
 def _due(policy: SnapshotPolicy, given: UpkeepInput) -> dict[Address, Entry]:

@@ -27,7 +27,6 @@ from riffle_spark.spark.sinks.sink_choice import side_sink
 from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
 from riffle_spark.spark.stateful import check_settings
 from riffle_spark.state.objects.open import normalised
-from riffle_spark.unknown_names import checks_keywords
 
 __all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "latest", "on"]
 
@@ -178,7 +177,6 @@ _wrap(StreamFrame, ClassicFrame)
 _wrap(StreamGroups, GroupedData)
 
 
-@checks_keywords
 def on(
     frame: DataFrame, *, root: str | None = None, settings: Settings | None = None,
     late_rows: Place | None = None, dead_letters: Place | None = None,
@@ -206,7 +204,6 @@ def on(
     return _with_options(frame, StreamOptions(root or "", settings, late_rows or None, dead_letters or None))
 
 
-@checks_keywords
 def latest(changes: DataFrame, key: str | Sequence[str], *, by: str | Sequence[str]) -> StreamFrame:
     """Return a table of a stream of changes, to be joined with another stream: of each ``key``, one column or several,
     it has the row that is the last one in the order of the columns ``by``.

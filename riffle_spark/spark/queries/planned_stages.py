@@ -225,12 +225,12 @@ def check_dispatch(stages: Sequence[PlannedStage], settings: Settings) -> None:
             remedy=f"start one query for each stream; {keep}",
             where="dispatch",
         )
-    columns = " and ".join(settings.dispatch_columns)
+    columns = " and ".join(routing.PARTITION_COLUMNS)
     for stage in stages:
         rows = stage.map_side.catalyst.frame(stage.map_side.plan)
         if stage.stage.kind in ("join", "table"):  # A row of one side has nulls in the columns of the other.
             rows = rows.select(*map(routing.quoted, stage.keys.names))
-        if not routing.has_partition_columns(rows, settings.dispatch_columns):
+        if not routing.has_partition_columns(rows):
             how = _WITH_PARTITION[stage.stage.kind]
             raise ConfigError(
                 f"dispatch = {settings.dispatch} routes rows by {columns}, and operator {stage.store} gets no such "

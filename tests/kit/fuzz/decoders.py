@@ -429,7 +429,7 @@ def _worlds() -> list[bytes]:
 
 def _tomls() -> list[bytes]:
     said = b'root = "s3://b/p"\nkey_groups = 8\nmember_racks = ["10.*=a"]\nforced_awareness = {zone = ["a", "b"]}\n'
-    said += b'num_standbys = 1\nretained_for = "10 min"\nlocal_disk_limit = "80 %"\nec2_metadata = true\n'
+    said += b'num_standbys = 1\nretained_for = "10 min"\nlocal_disk_limit = "80 %"\ndeliver_after_commit = true\n'
     return [(CHECKOUT / "conf" / "riffle.toml").read_bytes(), said, b"[riffle]\n" + said]
 
 
@@ -446,9 +446,9 @@ def _confs() -> list[bytes]:
         "retained_for=10 min",
         "local_disk_limit=80 %",
         "member_racks=10.*=a,b=c",
-        "ec2_metadata=true",
+        "deliver_after_commit=true",
     ]
-    said += ["forced_awareness=zone=a,zone=b", "goals=none", "num_standbys=2", "root=file:///tmp/x"]
+    said += ["forced_awareness=zone=a,zone=b", "accept=totals", "num_standbys=2", "root=file:///tmp/x"]
     return [text.encode() for text in ("\n".join(said), *said)]
 
 
@@ -465,8 +465,8 @@ def _settings_of_a_call(data: bytes) -> None:
 def _calls() -> list[bytes]:
     said = {
         "root": "file:///tmp/x", "key_groups": 8, "retained_for": "10 min", "local_disk_limit": "80 %",
-        "member_racks": [["10.*", "a"]], "forced_awareness": {"zone": ["a", "b"]}, "ec2_metadata": True,
-        "num_standbys": 1, "store_groups": {"totals": "a"}, "goals": "none", "s3_patience": 5, "local_dir": None,
+        "member_racks": [["10.*", "a"]], "forced_awareness": {"zone": ["a", "b"]}, "deliver_after_commit": True,
+        "num_standbys": 1, "store_groups": {"totals": "a"}, "accept": "totals", "s3_patience": 5, "local_dir": None,
     }  # fmt: skip
     return [json.dumps(said).encode(), *(json.dumps({name: value}).encode() for name, value in said.items())]
 

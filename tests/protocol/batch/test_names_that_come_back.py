@@ -155,7 +155,6 @@ class Walk:
     def __post_init__(self) -> None:
         self.world = World(
             self.folder, operators=[self.operator()], key_groups=2, retained_versions=100, snapshot_chain_links=2,
-            snapshot_chain_share=1e9,
         )  # fmt: skip
 
     def operator(self) -> Operator:

@@ -21,9 +21,9 @@ from riffle_spark.state.log.manifest import Link
 from riffle_spark.state.restore.stack_keeper import StackKeeper
 from riffle_spark.state.restore.stack_parts import StackParts
 from riffle_spark.testing import Attempt, InlineBackground
-from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.world import World, rows_of, tails, totals
+from tests.kit.state.faulty_store import Fault
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 

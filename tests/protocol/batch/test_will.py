@@ -21,10 +21,10 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.objects.store import sent_since
 from riffle_spark.testing import ManualClock
-from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.world import Crash
 from tests.kit.state.drawn_records import JSON, MEMBERS, NAMES, NUMBERS, RESERVED
+from tests.kit.state.faulty_store import Fault
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")

@@ -22,10 +22,10 @@ from riffle_spark.state.log.manifest import Head, Snapshot
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster
-from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import World, one, rows_of, totals
+from tests.kit.state.faulty_store import Fault
 
 YEAR_SECONDS = 365 * 86_400
 DAY_SECONDS = 86_400

@@ -30,10 +30,10 @@ from riffle_spark.state.log.record import Record, encode
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.store import StoreOptions
 from riffle_spark.testing import InlineBackground, SimCluster
-from riffle_spark.testing.faulty_store import FaultyStore
-from riffle_spark.testing.lagging_store import LaggingStore
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import World, one, rows_of, totals
+from tests.kit.state.faulty_store import FaultyStore
+from tests.kit.state.lagging_store import LaggingStore
 
 VERSIONS = 8
 

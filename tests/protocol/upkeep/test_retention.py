@@ -25,10 +25,10 @@ from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
 from riffle_spark.state.log.record import Record, encode
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import InlineBackground
-from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import World, one, rows_of, totals
 from tests.kit.state.drawn_records import attempt, drafted, grown, opened
+from tests.kit.state.faulty_store import Fault
 
 PLAIN = first_record("query", 8, "key_group", Stamp("c", 0))
 

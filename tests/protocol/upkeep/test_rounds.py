@@ -15,9 +15,9 @@ from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.open import StoreOptions
 from riffle_spark.testing import InlineBackground, SimCluster
-from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.elastic_world import Elastic, warnings
 from tests.kit.simulated.world import World, rows_of, totals
+from tests.kit.state.faulty_store import Fault
 
 HOME = Home("memory://root", StoreOptions(), None, "app", frozenset())
 pytestmark = pytest.mark.usefixtures("names_in_order")

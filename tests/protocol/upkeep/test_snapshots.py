@@ -15,9 +15,9 @@ from riffle_spark.protocol.upkeep.snapshots import SnapshotPolicy, due, listed
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Head, Link, Manifest, Snapshot
 from riffle_spark.testing import InlineBackground
-from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import World, rows_of, totals
+from tests.kit.state.faulty_store import Fault
 
 ADDRESS = ("totals", 3)
 FLOOR = snapshots._FLOOR_BYTES

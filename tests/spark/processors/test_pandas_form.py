@@ -20,7 +20,7 @@ from riffle_spark.spark.processors import pandas_form
 from riffle_spark.spark.processors.pandas_conf import pandas_options
 from riffle_spark.spark.processors.pandas_form import PandasForm, PandasOptions
 
-pytestmark = pytest.mark.newer_spark
+pytestmark = [pytest.mark.newer_spark, pytest.mark.smoke]
 
 OUTPUT = schema_of_ddl("id string, n long")
 NOON = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)

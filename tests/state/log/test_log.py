@@ -15,9 +15,9 @@ from riffle_spark.state.log.log import FULL_EVERY, Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest, Snapshot
 from riffle_spark.state.log.record import Record, decode, digest, encode
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.testing.faulty_store import Fault, FaultyStore
-from riffle_spark.testing.lagging_store import LaggingStore
 from tests.kit.state.drawn_records import PLAIN, ROOT, drafted, entry, grown, manifest, opened
+from tests.kit.state.faulty_store import Fault, FaultyStore
+from tests.kit.state.lagging_store import LaggingStore
 
 
 def test_an_empty_root_is_an_empty_log() -> None:

@@ -15,7 +15,7 @@ from riffle_spark.errors import CorruptStateError, LocalDiskError, UnavailableEr
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.restore import reader
 from riffle_spark.state.restore.reader import RANGE_BYTES, range_of, ranges
-from riffle_spark.testing.faulty_store import Fault
+from tests.kit.state.faulty_store import Fault
 from tests.kit.state.members import Place
 
 
