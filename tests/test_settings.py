@@ -310,3 +310,9 @@ def test_every_setting_has_two_users() -> None:
     """A setting that nobody changes should be a constant."""
     for name, line in LINES.items():
         assert len(set(line.users)) == 2, name
+
+
+def test_the_names_of_the_designs_mean_our_strategies() -> None:
+    """KIP-925 calls its second algorithm `balanced_min_cost`, Kafka its first one `min_traffic`."""
+    for name, strategy in (("balanced_min_cost", "balance_subtopology"), ("min_traffic", "min_cost"), ("NONE", "none")):
+        assert Settings(rack_aware_assignment_strategy=name).rack_aware_assignment_strategy == strategy

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,10 @@ from riffle_spark.state.objects.open import open_store
 from tests.kit import settings_reference as reference
 from tests.kit.pages import CHECKOUT, PAGES, Block, anchors, blocks, links, table_rows
 from tests.kit.quiet import no_warnings
-from tests.kit.shared_session import SharedSession
 
 RUNNABLE = [block for page in PAGES for block in blocks(page) if block.info == "python runnable"]
 ONLY_SHOWN = [block for page in PAGES for block in blocks(page) if block.info == "python"]
 FOLDER = "/tmp/riffle-quickstart"
-SMALL = {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2"}
 
 
 def test_relative_links_lead_to_files_and_headings() -> None:
@@ -124,18 +121,6 @@ def _value(cell: str) -> str:
 def test_the_example_settings_are_all_commented_out() -> None:
     """conf/riffle.toml can be read, and sets nothing."""
     assert read_toml(CHECKOUT / "conf" / "riffle.toml") == {}
-
-
-@pytest.fixture(scope="module")
-def spark(shared_session: SharedSession) -> Iterator[SparkSession]:
-    """Start the one session that all examples find."""
-    shared_session.stop()
-    builder = SparkSession.builder.master("local[2]").appName("examples")
-    for name, value in SMALL.items():
-        builder = builder.config(name, value)
-    session = riffle_spark.configure(builder, kafka=False).getOrCreate()
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from riffle_spark.testing import Attempt, ManualClock, SimCluster, SimSink, SimW
 from riffle_spark.worker.census import take_census
 from riffle_spark.worker.slot import run_slot
 from riffle_spark.worker.upkeep_piece import run_upkeep
-from tests.dst.attempts import Attempts, receipt_in
 from tests.dst.scheduler import Actor, Process, Scheduler, TurnLock
 
 __all__ = ["SkewedClock", "SteppedBackground", "SteppedCluster", "SteppedSink", "SteppedWork"]
@@ -109,8 +108,6 @@ class SteppedCluster(SimCluster):
         """The share of slots that Spark runs elsewhere at once."""
         self.worked: Callable[[str], object] = lambda _: None
         """Hears of each executor that has ended a piece of upkeep."""
-        self.attempts: Attempts
-        """Looks at what tasks give up with."""
 
     def add(self, name: str, cores: int = 1) -> None:
         """Start an executor."""
@@ -134,12 +131,7 @@ class SteppedCluster(SimCluster):
         text = order.to_json()
 
         def take(executor: str) -> Callable[[], Census]:
-            def taken() -> Census:
-                found = take_census(CensusOrder.from_json(text), executor)
-                self.attempts.census(found, order)
-                return found
-
-            return taken
+            return lambda: take_census(CensusOrder.from_json(text), executor)
 
         tasks = {executor: self.spawn("census", executor, take(executor)) for executor in asked}
         self.scheduler.step("censuses ordered")
@@ -162,7 +154,6 @@ class SteppedCluster(SimCluster):
             def piece() -> UpkeepReceipt:
                 receipt = run_upkeep(UpkeepOrder.from_json(text), executor, self.random_bytes, self.clock.seconds)
                 self.worked(executor)
-                self.attempts.piece(receipt, orders[executor])
                 return receipt
 
             return piece
@@ -266,8 +257,6 @@ class SteppedWork(SimWork):
 
             self._stepped.spawn("merge", executor, merge)
 
-        member = self._stepped.attempts.member_of(executor)
-
         def run() -> pa.Table:
             lost = self._scheduler.step("rows read") == "row lost"
             rows = attempt.rows.slice(1) if lost else attempt.rows
@@ -275,7 +264,6 @@ class SteppedWork(SimWork):
                 self.lost_rows.add(attempt.order.store)
             order, given, names = attempt.order, attempt.given, attempt.random_bytes
             answer = run_slot(order, given, attempt.slot, executor, rows, names, later)
-            self._stepped.attempts.slot(answer, attempt, executor, member)
             self._scheduler.step("answers")
             return answer
 
@@ -314,8 +302,8 @@ class SteppedWork(SimWork):
         if befalls == "receipt lost":
             self.lost_receipts.add((attempt.order.store, attempt.slot))
             return answer.filter(pc.is_null(answer.column(RECEIPT)))
-        receipt = receipt_in(answer)
-        if receipt is not None and receipt.error is not None:
+        receipt = Receipt.from_json(answer.column(RECEIPT).drop_null()[-1].as_py())
+        if receipt.error is not None:
             self._gives_up(receipt.error[1])
         return answer
 

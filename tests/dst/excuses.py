@@ -9,6 +9,7 @@ import ast
 import re
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from riffle_spark.errors import (
@@ -21,15 +22,20 @@ from riffle_spark.errors import (
 )
 from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.state.log import paths
-from tests.dst.attempts import object_in
 from tests.dst.cluster import SteppedWork
 from tests.dst.scheduler import Actor
 
 __all__ = ["Excuses", "Tried"]
 
 _SIMULATED = re.compile(r"the store failed: |no executor is left$|executor \w+ went while it did upkeep$")
+_QUOTED = re.compile(r"'(/[^']*)'")
 _RUN = re.compile(r"batch \d+ was run (\d+) times and each time ")
 _INCOMPLETE = re.compile(r"the slots' receipts are not complete: missing (\[.*\]), not asked for \[\]$")
+
+
+def object_in(where: str) -> str:
+    """Return the name of an object. Errors also name a range of it, or the executor that met it."""
+    return re.split(r"\[|, ", where)[0]
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class Excuses:
             if isinstance(error, FencedError):
                 return self._is_fenced(error.where, actor)
             if isinstance(error, LocalDiskError):
-                return bool(self._world.attempts.is_harmed(error.problem, error.where))
+                return self._is_harmed(error)
             if isinstance(error, UnavailableError):
                 return self._is_unavailable(error, tried)
             return type(error) is ConflictError and self._conflicts(error, actor, tried)
@@ -71,6 +77,17 @@ class Excuses:
         """Tell whether bytes are missing that are there no more: for who reads what is promised no more."""
         with self._world.scheduler.quiet():
             return isinstance(error, CorruptStateError) and not self._world.memory.exists(object_in(error.where))
+
+    def _is_harmed(self, error: LocalDiskError) -> bool:
+        """Tell whether the disk refused the file that is named, or harmed a file of the same member's folder."""
+        harmed = self._world.files.harmed
+        if named := _QUOTED.findall(error.problem):
+            return any(f"{name}/".startswith(f"{one}/") for name in named for one in harmed)
+        place, base = Path(object_in(error.where)), self._world.files.base
+        if not place.is_relative_to(base):
+            return False
+        member = Path(base, *place.relative_to(base).parts[:2])
+        return any(f"{name}/".startswith(f"{member}/") for name in harmed)
 
     def _is_damaged(self, where: str) -> bool:
         """Each time that bytes come damaged somebody may fail with it once, naming the object; a record's successor

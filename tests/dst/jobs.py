@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from riffle_spark.messages.slot_orders import USUAL_INITIAL
-from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.initial import with_initial
 from riffle_spark.protocol.operator import Operator, operator_of

@@ -25,7 +25,6 @@ from riffle_spark.protocol.upkeep import claim_work, retention, upkeep
 from riffle_spark.state.log import log, paths
 from riffle_spark.state.restore import reader, stack_parts
 from tests.dst.assignments import watch_assignments
-from tests.dst.attempts import Attempts
 from tests.dst.cluster import SkewedClock, SteppedBackground, SteppedCluster, SteppedSink, SteppedWork
 from tests.dst.dispatched import Dispatched, parted
 from tests.dst.encrypted import Encrypted
@@ -33,7 +32,6 @@ from tests.dst.excuses import Excuses, Tried
 from tests.dst.faults import ON_EXECUTORS, Aim, Faults
 from tests.dst.jobs import JOBS, same
 from tests.dst.lines import Lines, LinesHistory, Remedies, SlowReader
-from tests.dst.looks import Looks
 from tests.dst.process_table import ProcessTable
 from tests.dst.roots import Roots
 from tests.dst.s3_in_memory import S3InMemory
@@ -138,7 +136,6 @@ class Schedule(World):
         self.wrong_starts = WrongStarts(self)
         self.remedies, self.reader = Remedies(self, local_dir), SlowReader(self, local_dir)
         self.excuses = Excuses(self)
-        self.attempts = self.cluster.attempts = Attempts(self)
         self.damaged: set[str] = set()
         """Objects whose bytes came damaged, or not at all."""
         self.stepped.damages = self._damages
@@ -195,8 +192,6 @@ class Schedule(World):
             watch_the_cleaner(patch)
             watch_assignments(patch, self.holds)
             self.log_seen.watch_copies(patch)
-            Looks(self).plant(patch)
-            self.attempts.plant(patch)
             patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([1, 1, 2, 9]))  # private: small state
             ranges = random.Random(f"{self.seed}/ranges").choice([300, reader.RANGE_BYTES, reader.RANGE_BYTES])
             patch.setattr(reader, "RANGE_BYTES", ranges)
@@ -415,7 +410,7 @@ class Schedule(World):
         if kind is None:
             return None
         self.say(f"#{len(self.faults.numbered) - 1} {kind} at {actor.name}: {label}")
-        self.attempts.befell(actor, kind)
+        actor.met.add(kind)
         if kind == "crash":
             self._crash(actor)
         elif kind == "reboot":

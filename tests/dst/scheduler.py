@@ -84,7 +84,6 @@ class Actor:
         self.returns_to: Actor | None = None
         self.weight = 1.0
         self.began = 0.0
-        self.ended = FOREVER
 
     def wakes(self, now: float) -> bool:
         """Tell whether it could go on now: what it waits for is there, or its time is over."""
@@ -302,7 +301,7 @@ class Scheduler:
             self._hand(chosen)
 
     def _leave(self, actor: Actor) -> None:
-        actor.done, actor.ended = True, self.now
+        actor.done = True
         if actor in self.actors:
             self.actors.remove(actor)
 

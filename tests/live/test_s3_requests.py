@@ -62,6 +62,7 @@ def kind(line: str) -> str:
     return "list" if "list-type" in line or "prefix=" in line else method[1].lower()
 
 
+@pytest.mark.promise("cost is bounded")
 def test_a_steady_batch_asks_little_and_lists_nothing(
     spark: SparkSession, s3_server: S3Server, tmp_path: Path, asked: Callable[[str], list[str]]
 ) -> None:

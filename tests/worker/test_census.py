@@ -12,7 +12,7 @@ import pytest
 
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.messages.upkeep_orders import Census, CensusOrder
-from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.state.copies import stack as stack_module
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log import paths

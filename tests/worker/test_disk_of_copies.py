@@ -95,6 +95,7 @@ class Kept:
         return total
 
 
+@pytest.mark.long
 def test_copies_take_little_more_than_their_snapshots(tmp_path: Path) -> None:
     """At rest after batches and upkeep: blocks on disk are at most 2.2 times the bytes of fresh snapshots."""
     query = Kept(tmp_path / "local", 2, key_groups=128)

@@ -14,8 +14,8 @@ import pytest
 
 from riffle_spark.keygroups import key_hashes
 from riffle_spark.messages.slot_orders import HASH, KEY_GROUP, RECEIPT, SLOT, Receipt
-from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.process.merging.aggregates import aggregate, count, sum_
 from riffle_spark.testing import routed
 from tests.kit.refusing_disks import on_a_disk_of_its_own, unmount_below
 from tests.kit.state.faulty_store import Fault

@@ -215,7 +215,7 @@ class Driver:
         self._reached("before run")
         with batch.phase("assign"):
             assert self._log.tail is not None
-            shards = shards_of(self._log.tail, incoming, work)
+            shards = shards_of(self._log.tail, incoming, work, self.ownership.placement.warn)
             self.ownership.placement.set_tasks(groups_of(self._settings, operators), shards)
             incoming = with_last_pass(self._log.tail, incoming, operators, work)
         layout, receipts = self._run_and_deliver(incoming, operators, work, batch)

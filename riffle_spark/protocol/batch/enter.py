@@ -2,7 +2,7 @@
 bound to. Pure; knows the newest record and settings.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import Enum
 
 from riffle_spark.errors import ConfigError, ConflictError, command
@@ -30,6 +30,7 @@ __all__ = [
     "take_over_steps",
 ]
 
+_PARTITIONS_SHOWN = 3
 _SPARKS_WORDS_OF_KEYS = (
     "  as Spark says: [STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema does not match existing state key "
     "schema"
@@ -315,12 +316,27 @@ def groups_of(settings: Settings, operators: Sequence[Operator]) -> Groups:
     return Groups.of_query((operator.store for operator in operators), settings.store_groups)
 
 
-def shards_of(tail: Record, incoming: IncomingBatch, work: Work) -> Shards | None:
+def shards_of(tail: Record, incoming: IncomingBatch, work: Work, warn: Callable[[str], None]) -> Shards | None:
     """Return the registry with the batch's partitions, new ones appended; ``None`` where keys are dispatched.
 
-    Where Spark's offsets do not tell the partitions, the rows are asked, with one job.
+    Where Spark's offsets do not tell the partitions, the rows are asked, with one job. ``warn`` is called if the first
+    batch of a start has partitions, and the registry has none of them: then no key of the batch has state.
     """
     if tail.dispatch == "key_group":
         return None
     found = partitions_in(incoming.offsets)
-    return Shards(tail.shards).extended(work.partitions(tail.total + 1) if found is None else found, tail.total)
+    found = frozenset(work.partitions(tail.total + 1)) if found is None else found
+    if tail.kind == "claim" and tail.shards and found and found.isdisjoint(tail.shards):
+        warn(
+            f"the state has no partition of batch {incoming.version}, which starts with {_named(found)}; it has "
+            f"{_named(tail.shards)}. Keys start without state\n  What to do: nothing, if these partitions are new; if "
+            "the columns topic and partition got other values, stop the query, roll back to batch "
+            f"{tail.version} (riffle rollback), and undo the change"
+        )
+    return Shards(tail.shards).extended(found, tail.total)
+
+
+def _named(partitions: Iterable[tuple[str, int]]) -> str:
+    """Return the first few of some partitions, for people."""
+    names = [f"{topic}/{number}" for topic, number in sorted(partitions)]
+    return ", ".join(names[:_PARTITIONS_SHOWN]) + (", ..." if len(names) > _PARTITIONS_SHOWN else "")

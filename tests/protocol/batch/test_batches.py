@@ -10,8 +10,8 @@ import pytest
 
 from riffle_spark.errors import ConfigError, ConflictError, Misplaced, OutOfDate, UnavailableError, UserFunctionError
 from riffle_spark.messages.slot_orders import RECEIPT, Receipt
-from riffle_spark.process.blocks.aggregates import aggregate, first
 from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.process.merging.aggregates import aggregate, first
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.testing import Attempt, SimWork
 from tests.kit.simulated.world import World, one, rows_of, totals

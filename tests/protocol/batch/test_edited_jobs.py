@@ -17,9 +17,9 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from riffle_spark import transform_with_state
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import Watermark
-from riffle_spark.process.blocks.aggregates import aggregate, count, first, last, max_, mean, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Computation
+from riffle_spark.process.merging.aggregates import aggregate, count, first, last, max_, mean, sum_
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.settings import Settings
 from riffle_spark.state.schemas.store_schema import operator_in

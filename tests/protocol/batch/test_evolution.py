@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.blocks.aggregates import aggregate, count, max_, mean, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.process.merging.aggregates import aggregate, count, max_, mean, sum_
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variable_kinds import Variable

@@ -13,7 +13,7 @@ import pytest
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.offline.recovery import rollback
-from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.log import paths

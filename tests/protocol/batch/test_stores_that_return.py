@@ -13,8 +13,8 @@ import pytest
 from riffle_spark.errors import ConflictError
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.offline.verify import verify
-from riffle_spark.process.blocks.accumulators import Accumulator
-from riffle_spark.process.blocks.aggregates import aggregate, max_, sum_
+from riffle_spark.process.merging.accumulators import Accumulator
+from riffle_spark.process.merging.aggregates import aggregate, max_, sum_
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.record import Record

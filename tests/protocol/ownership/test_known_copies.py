@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.messages.upkeep_orders import Census
-from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.protocol.ownership.known_copies import CopyLag, KnownCopies, lag_without_copy
 from riffle_spark.state.copies import folder

@@ -14,7 +14,7 @@ from riffle_spark import Stateful, StatefulJob, aggregate, count, max_, sum_
 from riffle_spark.spark.engine import kept_plan
 from tests.kit.streams.streaming import Kept, settings_in
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
 SCHEMA = "k long, v long"

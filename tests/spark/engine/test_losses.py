@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from riffle_spark.errors import ConfigError, Misplaced, UnavailableError
 from riffle_spark.spark.engine.tagged_jobs import _DIED_OF_MEMORY, Losses, _told_of_losses, _Watch
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 
 def test_a_cancellation_is_of_whose_tag_it_names(spark: SparkSession) -> None:

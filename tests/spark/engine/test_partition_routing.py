@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import HASH, KEY_GROUP, SLOT, Order
-from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.protocol.ports import SlotLayout, SlotPlace
 from riffle_spark.protocol.shards import Partition, Shards
@@ -20,7 +20,6 @@ from riffle_spark.testing import home_of
 
 pytestmark = pytest.mark.spark
 
-MASTER = "local[1]"
 STRANGE = 'it\'s `a` \\ "topic" é'
 REGISTERED: list[Partition] = [("b", 0), ("b", 2), ("a", 0), ("a", 1), (STRANGE, 5), ("", 0)]
 

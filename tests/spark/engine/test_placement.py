@@ -92,6 +92,7 @@ def ran_elsewhere(layout: SlotLayout, receipts: list[Receipt]) -> list[Receipt]:
     return [receipt for receipt in receipts if receipt.executor != wanted[receipt.slot]]
 
 
+@pytest.mark.promise("slots run where they are placed")
 @pytest.mark.parametrize("batches", [3, pytest.param(20, marks=pytest.mark.long)])
 def test_every_slot_of_random_assignments_runs_where_wanted(
     spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path, batches: int

@@ -23,7 +23,7 @@ from riffle_spark.spark.queries.group_stages import call_of
 from riffle_spark.spark.queries.stream_options import options_in
 from tests.kit.stream_plans import ROOT
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 SCHEMA = "at timestamp, page string, n long"
 Made = Callable[[DataFrame], object]

@@ -22,7 +22,7 @@ from riffle_spark.spark.plans.plan_nodes import Catalyst, analysed, kind
 from riffle_spark.spark.plans.plan_rules import REFUSED, check_plan
 from tests.kit.stream_plans import ROOT, cut_of, rdd_of, stream_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 SCHEMA = "at timestamp, page string, n long"
 BOUND = "page = other and seen >= at and seen <= at + interval 1 minute"

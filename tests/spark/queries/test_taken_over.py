@@ -174,8 +174,8 @@ def test_names_are_listed_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("accepted", ["", "distinct.page"])
-def test_a_store_of_other_keys_does_not_begin_in_silence(accepted: str) -> None:
-    """Where one store of a kind goes as another begins, it is told that the keys are others now, and what to do."""
+def test_a_store_of_other_keys_does_not_start_silently(accepted: str) -> None:
+    """If a store of other keys replaces one of its kind, the error says so and what to do."""
     query = replace(stage(STATE, pa.schema({"n": pa.int64()})), store="aggregate.n-page")
     nothing: dict[str, dict[str, str]] = {"aggregate.page-n": {}}
     with pytest.raises(ConfigError, match=r"(?s)no longer has store 'aggregate.page-n'.*same order.*accept"):
@@ -183,7 +183,7 @@ def test_a_store_of_other_keys_does_not_begin_in_silence(accepted: str) -> None:
     check_stored([query], nothing, "aggregate.page-n", None)
     for begins, goes in (("exact.page-n", "aggregate.page"), ("within.n", "distinct.n"), ("processor.n", "groups.n")):
         for store, before in ((begins, goes), (goes, begins)):
-            with pytest.raises(ConfigError, match=f"no store '{before}' any more"):
+            with pytest.raises(ConfigError, match=f"no longer has store '{before}'"):
                 check_stored([replace(query, store=store)], {before: {}}, accepted, None)
     check_stored([query], {**nothing, "aggregate.n-page": {}}, accepted, None)
     check_stored([query], {"distinct.page": {}}, accepted, None)

@@ -182,6 +182,7 @@ def test_complete_results_are_whole_and_sorted(spark: SparkSession, feed: Feed, 
     assert spark.table("whole_ours").count() == 2
 
 
+@pytest.mark.smoke
 def test_a_query_goes_on_and_answers_as_spark_does(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """Its root lies beside the checkpoint; files are one table, with each batch once."""
     some = Feed(tmp_path / "in", feed.schema)
@@ -247,6 +248,7 @@ def test_a_query_without_a_stateful_operator_is_sparks_own(spark: SparkSession, 
     assert not (tmp_path / "c" / "riffle").exists()
 
 
+@pytest.mark.smoke
 def test_a_query_is_stopped_in_the_middle_of_a_batch(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """It ends at once without a failure, and the same batch comes again. The time in results is each batch's own. What
     progress says while nothing comes has nothing of the last batch but what is kept.

@@ -20,7 +20,7 @@ from riffle_spark.spark.sinks.spark_sinks import is_files
 from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 
 def told(path: str | None = None, table: str | None = None, **calls: object) -> WriterSettings:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError, UserFunctionError
-from riffle_spark.process.blocks.aggregates import aggregate, count, last, max_, mean, min_, sum_
+from riffle_spark.process.merging.aggregates import aggregate, count, last, max_, mean, min_, sum_
 from tests.kit.process.process_calls import Keyed, rows_of
 
 

@@ -1,4 +1,4 @@
-"""Running aggregates per key, as users declare them. Knows schemas and calls. Does not know how anything is summed."""
+"""Running aggregates per key, as users declare them with ``aggregate(...)``."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -8,8 +8,9 @@ import pyarrow as pa
 
 from riffle_spark.columns import one_array
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.blocks.accumulators import Accumulator, Count, First, KeyedValues, Last, Max, Mean, Min, Sum
 from riffle_spark.process.blocks.block import Batch, Declared, Update
+from riffle_spark.process.merging.accumulators import Accumulator, Count, First, Last, Max, Mean, Min, Sum
+from riffle_spark.process.merging.merge_function import Groups
 
 __all__ = ["Aggregates", "aggregate", "count", "first", "last", "max_", "mean", "min_", "sum_"]
 
@@ -101,13 +102,14 @@ class Aggregates:
 
     def __call__(self, batch: Batch) -> Update:
         """Fold the batch's rows into the state of their keys."""
-        groups = KeyedValues(batch.codes, batch.keys, batch.found, batch.store)
+        groups = Groups(batch.codes, batch.keys.num_rows, batch.key_text)
         state: dict[str, pa.Array] = {}
         output = batch.keys
         for name, accumulator in self.columns:
             values = _values(batch.rows, accumulator.column)
             suffixes = [name + suffix for suffix in accumulator.state(values.type)]
-            folded = accumulator.fold(values, [one_array(batch.state.column(column)) for column in suffixes], groups)
+            old = [one_array(batch.state.column(column)) for column in suffixes]
+            folded = accumulator.fold(values, old, groups, batch.found)
             state.update(zip(suffixes, folded, strict=True))
             output = output.append_column(name, accumulator.finish(folded, values.type, groups))
         everything = np.arange(batch.keys.num_rows, dtype=np.int64)

@@ -1,9 +1,23 @@
-"""Running aggregates of one column: count, sum, mean, min, max, first, last. Knows their types and null rules, and
-which value Spark keeps. Does not know schemas.
+"""The running aggregates of one column that ``aggregate(...)`` declares: count, sum, mean, min, max, first, last.
+
+Each one computes with a ``MergeFunction``: it turns a column into one-row buffers, and keeps fewer columns than Spark's
+function where its own rules allow it. A sum that does not fit fails the batch, so decimals need no second column; a
+picked value is known by its key's row, or by not being null.
+
+Stored columns, by the name of the result:
+
+=================  ===========================================================================================
+count              NAME int64
+sum_               NAME: int64 of integers, double of floats, the decimal with ten more digits; null without values
+mean               NAME_sum: double of integers and floats, the decimal with ten more digits; null without values.
+                   NAME_count int64
+min_, max_         NAME of the column's type; null without values
+first, last        NAME of the column's type; null where the picked value is null
+=================  ===========================================================================================
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,27 +27,13 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from riffle_spark.errors import UserFunctionError
-from riffle_spark.process.blocks import folding
-from riffle_spark.process.blocks.block import BoolArray, IndexArray
-from riffle_spark.state.formats.arrow_values import readable_row
+from riffle_spark.process.blocks.block import BoolArray
+from riffle_spark.process.blocks.folding import beyond
+from riffle_spark.process.merging.merge_function import Columns, Groups, are_valid
+from riffle_spark.process.merging.merged_picks import MergedExtreme, MergedPick
+from riffle_spark.process.merging.merged_sums import MergedCount, MergedSum
 
-__all__ = ["Accumulator", "Count", "First", "KeyedValues", "Last", "Max", "Mean", "Min", "Sum"]
-
-
-@dataclass(frozen=True, slots=True)
-class KeyedValues:
-    """Whose values are folded: per row the index of its key; the keys; which of them have state."""
-
-    codes: IndexArray
-    keys: pa.Table
-    found: BoolArray
-    store: str
-
-    def present(self, values: pa.Array) -> tuple[IndexArray, pa.Array]:
-        """Return the codes and the values of the rows that are not null."""
-        if values.null_count == 0:
-            return self.codes, values
-        return self.codes[values.is_valid().to_numpy(zero_copy_only=False)], values.drop_null()
+__all__ = ["Accumulator", "Count", "First", "Last", "Max", "Mean", "Min", "Sum"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ class Accumulator(ABC):
         return self.state(type)[""]
 
     @abstractmethod
-    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: KeyedValues) -> list[pa.Array]:
-        """Merge a batch's values into the old state, one row a key."""
+    def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:
+        """Merge a batch's values into the old state, one row per key. ``has_state`` marks keys that are stored."""
 
-    def finish(self, state: Sequence[pa.Array], type: pa.DataType, groups: KeyedValues) -> pa.Array:  # noqa: ARG002
+    def finish(self, state: Columns, type: pa.DataType, groups: Groups) -> pa.Array:  # noqa: ARG002
         """Turn the state into the result for a column of this type."""
         return state[0]
 
@@ -81,11 +81,11 @@ class Count(Accumulator):
         """Keep one int64."""
         return {"": pa.int64()}
 
-    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: KeyedValues) -> list[pa.Array]:
-        """Add the number of values; of a column that was not counted before as well."""
-        codes, _ = groups.present(values)
-        before = pc.fill_null(old[0], 0).to_numpy()
-        return [pa.array(before + folding.count(codes, len(before)))]
+    def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:  # noqa: ARG002
+        """Add the number of values. A column that was not counted before counts from 0."""
+        codes = groups.codes if values.null_count == 0 else groups.codes[are_valid(values)]
+        ones = pa.array(np.ones(len(codes), dtype=np.int64))
+        return MergedCount().fold([ones], old, Groups(codes, groups.size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,9 @@ class Sum(Accumulator):
             return {"": pa.float64()}
         return {"": _wider(type, digits=10)} if types.is_decimal128(type) else {}
 
-    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: KeyedValues) -> list[pa.Array]:
+    def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:  # noqa: ARG002
         """Add the values."""
-        return [_add(self, values, old[0], groups)]
+        return _added(self, values, old, groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,39 +124,40 @@ class Mean(Accumulator):
         """Return double, or the decimal's type with four more digits before and after the point."""
         return _wider(type, digits=4, scale=4) if types.is_decimal(type) else pa.float64()
 
-    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: KeyedValues) -> list[pa.Array]:
+    def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:
         """Add and count the values."""
-        return [_add(self, values, old[0], groups), *Count(self.column).fold(values, old[1:], groups)]
+        sums = _added(self, values, old[:1], groups)
+        return [*sums, *Count(self.column).fold(values, old[1:], groups, has_state)]
 
-    def finish(self, state: Sequence[pa.Array], type: pa.DataType, groups: KeyedValues) -> pa.Array:
+    def finish(self, state: Columns, type: pa.DataType, groups: Groups) -> pa.Array:
         """Divide; decimals are rounded half up."""
         total, count = state
         if not types.is_decimal(type):
             return pc.divide(total, count.cast(pa.float64()))
         result = self.result(type)
-        exact = pc.divide(total.cast(pa.decimal256(38, total.type.scale)), _no_zeros(count).cast(pa.decimal256(19)))
+        divisor = pc.if_else(pc.equal(count, 0), pa.scalar(None, count.type), count).cast(pa.decimal256(19))
+        exact = pc.divide(total.cast(pa.decimal256(38, total.type.scale)), divisor)
         rounded = pc.round(exact, ndigits=result.scale, round_mode="half_towards_infinity")
-        _refuse(self, result, folding.beyond(rounded, result), groups)
+        overflows = beyond(rounded, result)
+        if overflows.any():
+            raise _does_not_fit(self, result, groups.told(int(np.argmax(overflows))))
         return rounded.cast(result)
 
 
-def _add(accumulator: Accumulator, values: pa.Array, old: pa.Array, groups: KeyedValues) -> pa.Array:
-    codes, present = groups.present(values)
-    if types.is_floating(old.type):
-        return folding.add_floats(old, codes, present.cast(old.type, safe=False))
-    sums, beyond = folding.add_exactly(old, codes, present.cast(old.type))
-    _refuse(accumulator, old.type, beyond, groups)
-    return sums
+def _added(accumulator: Accumulator, values: pa.Array, old: Columns, groups: Groups) -> list[pa.Array]:
+    type = old[0].type
+    try:
+        return MergedSum("ANSI").fold([values.cast(type, safe=not types.is_floating(type))], old, groups)
+    except UserFunctionError as error:
+        raise _does_not_fit(accumulator, type, error.where) from None
 
 
-def _refuse(accumulator: Accumulator, type: pa.DataType, beyond: BoolArray, groups: KeyedValues) -> None:
-    if not beyond.any():
-        return
-    raise UserFunctionError(
+def _does_not_fit(accumulator: Accumulator, type: pa.DataType, where: str) -> UserFunctionError:
+    return UserFunctionError(
         f"{accumulator} does not fit {type}",
         remedy=f"{_overflow_remedy(accumulator.column, type)} before the operator. "
         "A store keeps the type it was made with, so use a new store name.",
-        where=f"store {groups.store!r}, key {readable_row(groups.keys, int(np.argmax(beyond)))}",
+        where=where,
     )
 
 
@@ -173,28 +174,21 @@ def _wider(type: pa.DataType, digits: int, scale: int = 0) -> pa.DataType:
     return pa.decimal128(min(38, type.precision + digits), min(38, type.scale + scale))
 
 
-def _no_zeros(count: pa.Array) -> pa.Array:
-    return pc.if_else(pc.equal(count, 0), pa.scalar(None, count.type), count)
-
-
 @dataclass(frozen=True, slots=True)
 class _Extreme(Accumulator):
     """The value that goes before all others in one order; nulls do not count."""
 
     supported = "numbers, decimal, string, binary, boolean, dates, times, timestamps, day-time intervals"
-    order: ClassVar[str]
+    greatest: ClassVar[bool]
 
     def state(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
         """Keep the value."""
-        return {"": type} if _is_plain(type) or _is_sortable(type) else {}
+        is_supported = not types.is_nested(type) and MergedExtreme(self.greatest).state([type])
+        return {"": type} if is_supported else {}
 
-    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: KeyedValues) -> list[pa.Array]:
+    def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:  # noqa: ARG002
         """Keep the old value or take a new one."""
-        codes, present = groups.present(values)
-        if not _is_plain(values.type):
-            return [folding.sort_extreme(old[0], codes, present, self.order)]
-        choose = folding.smallest if self.order == "ascending" else folding.largest
-        return [choose(old[0], codes, present)]
+        return MergedExtreme(self.greatest).fold([values], old, groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +196,7 @@ class Min(_Extreme):
     """The least value; NaN only where there is nothing else."""
 
     function = "min_"
-    order = "ascending"
+    greatest = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +204,7 @@ class Max(_Extreme):
     """The greatest value; NaN is above every number."""
 
     function = "max_"
-    order = "descending"
+    greatest = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +214,7 @@ class _PickedValue(Accumulator):
     ignore_nulls: bool = False
 
     supported = "any type"
+    latest: ClassVar[bool]
 
     @property
     def meaning(self) -> str:
@@ -230,18 +225,19 @@ class _PickedValue(Accumulator):
         """Keep the value."""
         return {"": type}
 
+    def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:
+        """Keep the old value or take a new one. Every row counts, unless nulls are ignored."""
+        is_set = values.is_valid() if self.ignore_nulls else pa.repeat(True, len(values))
+        was_set = old[0].is_valid() if self.ignore_nulls else pa.array(has_state)
+        return MergedPick(self.latest).fold([values, is_set], [old[0], was_set], groups)[:1]
+
 
 @dataclass(frozen=True, slots=True)
 class First(_PickedValue):
     """The first value ever seen, null if that one is; with ``ignore_nulls`` the first that is not null."""
 
     function = "first"
-
-    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: KeyedValues) -> list[pa.Array]:
-        """Keep the old value where there is one."""
-        codes, seen = groups.present(values) if self.ignore_nulls else (groups.codes, values)
-        settled = old[0].is_valid().to_numpy(zero_copy_only=False) if self.ignore_nulls else groups.found
-        return [_choose(old[0], seen, folding.first_rows(codes, len(old[0])), settled)]
+    latest = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,29 +245,4 @@ class Last(_PickedValue):
     """The last value seen, null if that one is; with ``ignore_nulls`` the last that is not null."""
 
     function = "last"
-
-    def fold(self, values: pa.Array, old: Sequence[pa.Array], groups: KeyedValues) -> list[pa.Array]:
-        """Take the new value where there is one."""
-        codes, seen = groups.present(values) if self.ignore_nulls else (groups.codes, values)
-        rows = folding.last_rows(codes, len(old[0]))
-        return [_choose(old[0], seen, rows, rows < 0)]
-
-
-def _choose(old: pa.Array, values: pa.Array, rows: IndexArray, keep_old: BoolArray) -> pa.Array:
-    """Take, per key, the old value or the value of its row; null where it has neither."""
-    new = values.take(pa.array(rows, mask=rows < 0))
-    places = np.arange(len(old)) + np.where(keep_old, 0, len(old))
-    return pa.concat_arrays([old, new]).take(pa.array(places))
-
-
-def _is_plain(type: pa.DataType) -> bool:
-    """Tell whether values can be compared as NumPy's: signed integers, floats, dates and times."""
-    return bool(
-        types.is_signed_integer(type) or types.is_float32(type) or types.is_float64(type) or types.is_temporal(type)
-    ) and not types.is_interval(type)
-
-
-def _is_sortable(type: pa.DataType) -> bool:
-    text = types.is_string(type) or types.is_large_string(type)
-    octets = types.is_binary(type) or types.is_large_binary(type)
-    return bool(text or octets or types.is_decimal128(type) or types.is_boolean(type))
+    latest = True

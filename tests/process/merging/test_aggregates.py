@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.process.blocks.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
+from riffle_spark.process.merging.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
 from tests.kit.process.aggregate_oracle import ORACLE, comparable
 from tests.kit.process.process_calls import Keyed, rows_of
 
@@ -135,3 +136,17 @@ def test_a_slice_of_a_table_is_summed_alone(type: pa.DataType) -> None:
     """Rows before and after the slice share its buffers and do not count."""
     rows = pa.table({"k": ["a"] * 4, "v": pa.array([1, 2, 4, 8]).cast(pa.decimal128(38, 0)).cast(type)})
     assert Keyed(aggregate(total=sum_("v")), rows.schema).feed(rows.slice(1, 2)) == [{"k": "a", "total": 6}]
+
+
+@pytest.mark.parametrize("type", [pa.float32(), pa.float64()], ids=str)
+@pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)], ids=str)
+@pytest.mark.parametrize("batches", [1, 2])
+def test_of_two_zeros_the_first_stays(type: pa.DataType, zeros: tuple[float, float], batches: int) -> None:
+    """0.0 and -0.0 are one value to Spark, so the extreme keeps the sign of the first."""
+    keyed = Keyed(aggregate(least=min_("v"), greatest=max_("v")), rows_of([0.0], type).schema)
+    rows = rows_of([*zeros, *zeros, None, zeros[1]], type, ["b", "b", "a", "a", "a", "b"])
+    for start in range(0, 6, 6 // batches):
+        output = keyed.feed(rows.slice(start, 6 // batches))
+    for row in output:
+        assert math.copysign(1, row["least"]) == math.copysign(1, zeros[0])  # type: ignore[arg-type]
+        assert math.copysign(1, row["greatest"]) == math.copysign(1, zeros[0])  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from riffle_spark.process.blocks.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
+from riffle_spark.process.merging.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
 from tests.kit.process.process_calls import Keyed
 
 pytestmark = pytest.mark.spark
