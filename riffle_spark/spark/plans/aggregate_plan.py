@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.process.plans.plan_values import PlanNode
 from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec, Literal
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
-from riffle_spark.spark.plans.batch_pieces import Hole, Piece, piece_of
+from riffle_spark.spark.plans.batch_pieces import Piece, read_piece
 from riffle_spark.spark.plans.grouping_keys import Elements, GroupingKey, read_elements, read_keys, stored_as, time_of
 from riffle_spark.spark.plans.plan_changes import asks_time
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, items, kind, placed, replaced, told_in_sql
+from riffle_spark.spark.plans.plan_reader import PlanReader
 from riffle_spark.spark.plans.planned_function import PlannedFunction, check_function, named_functions
 
 __all__ = ["AggregatePlan", "read_aggregate"]
@@ -36,11 +38,12 @@ class AggregatePlan:
     evaluation: Piece
 
 
-def read_aggregate(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) -> AggregatePlan:
+def read_aggregate(reader: PlanReader, stage: PlanNode, taken: tuple[str, ...] = ()) -> AggregatePlan:
     """Read an aggregate of an analysed plan. ``taken`` are names of stores that the query has already.
 
     Raises ``ConfigError`` for keys and functions that cannot be had, and for a store's name that cannot be one.
     """
+    catalyst, node = reader.catalyst, reader.found(stage.handle)
     around = _prepared(catalyst, node)
     path, inner = next((path, one) for path, one in placed(around) if kind(one) == "Aggregate")
     parts = catalyst.module("planning.PhysicalAggregation").unapply(inner).get()
@@ -67,7 +70,7 @@ def read_aggregate(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) 
     results = catalyst.project(items(parts._3()), _results(catalyst, spec, keys, functions))
     evaluation = analysed(catalyst.frame(replaced(catalyst, around, {path: results})))
     grouped_by = {column: f"key {told_in_sql(key.expression)}" for key in keys for column in key.columns}
-    return AggregatePlan(spec, grouped_by, _on_leaf(catalyst, map_side), _on_leaf(catalyst, evaluation))
+    return AggregatePlan(spec, grouped_by, read_piece(reader, map_side), read_piece(reader, evaluation))
 
 
 def _results(
@@ -196,9 +199,3 @@ def _literals(catalyst: Catalyst, plan: Node) -> list[Literal | None]:
             if isinstance(value, bool | int | float):
                 found[one.exprId().id()] = value
     return [found.get(one.exprId().id()) for one in items(plan.output())]
-
-
-def _on_leaf(catalyst: Catalyst, plan: Node) -> Piece:
-    """Return a plan that is one way down as a piece whose hole is its leaf."""
-    leaf = max((path for path, _ in placed(plan)), key=len)
-    return piece_of(catalyst, plan, (Hole(leaf, 0),))

@@ -10,10 +10,13 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from riffle_spark.process.plans import rules
+from riffle_spark.process.plans.plan_values import PlanNode
 from riffle_spark.process.types.stage_specs import DistinctSpec, TimeSpec, free_name
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
-from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_rules
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, id_of, items, kind
+from riffle_spark.spark.plans import batch_pieces, grouping_keys
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, id_of, items
+from riffle_spark.spark.plans.plan_reader import PlanReader
 
 __all__ = ["DistinctPlan", "read_distinct"]
 
@@ -31,13 +34,14 @@ class DistinctPlan:
     evaluation: batch_pieces.Piece
 
 
-def read_distinct(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) -> DistinctPlan:
+def read_distinct(reader: PlanReader, stage: PlanNode, taken: tuple[str, ...] = ()) -> DistinctPlan:
     """Read a de-duplication of an analysed plan. ``taken`` are names of stores that the query has already.
 
     Raises ``ConfigError`` for keys that cannot be had, for several columns of event time, and for a store's name that
     cannot be one.
     """
-    rows, is_within = _Rows.of(catalyst, node), kind(node) == _WITHIN
+    catalyst, node = reader.catalyst, reader.found(stage.handle)
+    rows, is_within = _Rows.of(catalyst, node), stage.kind == _WITHIN
     map_side = catalyst.project(
         [catalyst.alias(catalyst.plain(one), name) for name, one in rows.sent.items()],
         catalyst.no_rows(node.child().output()),
@@ -50,8 +54,8 @@ def read_distinct(catalyst: Catalyst, node: Node, taken: tuple[str, ...] = ()) -
     evaluation = analysed(catalyst.frame(rows.put_together(told)))
     return DistinctPlan(
         spec,
-        batch_pieces.piece_of(catalyst, map_side, (batch_pieces.Hole((0,), 0),)),
-        batch_pieces.piece_of(catalyst, evaluation, (batch_pieces.Hole((0, 0), 0),)),
+        batch_pieces.read_piece(reader, map_side),
+        batch_pieces.read_piece(reader, evaluation),
     )
 
 
@@ -115,7 +119,7 @@ def _event_time(output: list[Node]) -> Node | None:
     """Return the one column of event time, as Spark has it."""
     found = [one for one in output if grouping_keys.delay_of(one) is not None]
     if len(found) > 1:
-        raise plan_rules.refusal("event_times", ", ".join(str(one.name()) for one in found))
+        raise rules.refusal("event_times", ", ".join(str(one.name()) for one in found))
     return found[0] if found else None
 
 

@@ -7,9 +7,20 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from riffle_spark.process.plans.rules import check_key
 from riffle_spark.process.types.stage_specs import TimeSpec, free_name, store_name
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, is_distinct, items, kind, metadata, told_in_sql
-from riffle_spark.spark.plans.plan_rules import check_key
+from riffle_spark.spark.plans.plan_nodes import (
+    Catalyst,
+    Node,
+    id_of,
+    ids_in,
+    is_distinct,
+    items,
+    kind,
+    metadata,
+    told_in_sql,
+    walk,
+)
 from riffle_spark.state.log.paths import check_store_name
 
 __all__ = [
@@ -221,7 +232,7 @@ def time_of(keys: list[GroupingKey]) -> TimeSpec | None:
 
 def _read(catalyst: Catalyst, named: Node, results: list[Node], below: Node, taken: list[str]) -> GroupingKey:
     expression = named.child() if kind(named) == "Alias" else named
-    check_key(catalyst, expression, below)
+    _check_key(catalyst, expression, below)
     told = _metadata_of(named, results)
     name = without_ids(str(told.get("name") or named.name()))
     window = next((kind for mark, kind in _WINDOWS.items() if told.get(mark)), "")
@@ -236,6 +247,24 @@ def _read(catalyst: Catalyst, named: Node, results: list[Node], below: Node, tak
         name, expression, named.toAttribute(), tuple(parts), delay if isinstance(delay, int) else None, window,
         str(store or ""),
     )  # fmt: skip
+
+
+def _check_key(catalyst: Catalyst, expression: Node, below: Node) -> None:
+    is_random = not below.deterministic() and not ids_in(expression).isdisjoint(_random_in(below))
+    field = catalyst.json_field(expression, told_in_sql(expression))
+    check_key(field, str(expression.dataType().catalogString()), str(expression.sql()), is_random=is_random)
+
+
+def _random_in(plan: Node) -> set[int]:
+    """Return the ids of columns that are another one each time: those of which a projection somewhere below says so,
+    as Spark makes one of what is random, and those that are made of them.
+    """
+    found = set[int]()
+    for node in reversed([one for one in walk(plan) if kind(one) == "Project"]):
+        for one in items(node.projectList()):
+            if kind(one) == "Alias" and (not one.deterministic() or not ids_in(one).isdisjoint(found)):
+                found.add(id_of(one))
+    return found
 
 
 def without_ids(name: str) -> str:

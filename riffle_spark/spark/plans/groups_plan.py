@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from riffle_spark.process.plans import rules
+from riffle_spark.process.plans.plan_values import PlanNode
 from riffle_spark.process.types.spark_schemas import schema_of_json
 from riffle_spark.process.types.stage_specs import GroupsSpec, free_name
 from riffle_spark.spark.engine.routing import arrow_schema
-from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_rules
+from riffle_spark.spark.plans import batch_pieces, grouping_keys
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, id_of, items, kind
+from riffle_spark.spark.plans.plan_reader import PlanReader
 
 __all__ = ["GroupsPlan", "read_groups"]
 
@@ -45,20 +48,21 @@ class GroupsPlan:
         return bytes(self.node.functionExpr().func().command().unsafeArray())
 
 
-def read_groups(catalyst: Catalyst, node: Node, of_kind: str, taken: tuple[str, ...] = ()) -> GroupsPlan:
+def read_groups(reader: PlanReader, stage: PlanNode, of_kind: str, taken: tuple[str, ...] = ()) -> GroupsPlan:
     """Read such a node of an analysed plan. ``of_kind`` is what its stage is called, ``taken`` are names of stores that
     the query has already.
 
     Raises ``ConfigError`` for keys that cannot be had, and for a store's name that cannot be one.
     """
+    catalyst, node = reader.catalyst, reader.found(stage.handle)
     below = node.child()
-    is_of_frames = kind(node) == "FlatMapGroupsInPandasWithState"
+    is_of_frames = stage.kind == "FlatMapGroupsInPandasWithState"
     columns = items(below.output())
     grouping = items(node.groupingAttributes()) if is_of_frames else columns[: node.groupingAttributesLen()]
     keys = grouping_keys.read_keys(catalyst, grouping, [], below)
     for key in keys:
         if str(key.expression.dataType().typeName()) == _STRUCT:
-            raise plan_rules.refusal("struct_key", f"{key.name}: {key.expression.dataType().catalogString()}")
+            raise rules.refusal("struct_key", f"{key.name}: {key.expression.dataType().catalogString()}")
     seen = _Seen(catalyst, keys, children(node.functionExpr()))
     event_time = seen.event_time(columns)
     columns_of_rows = [catalyst.alias(catalyst.plain(one), name) for name, one in seen.parts.items()]
@@ -69,8 +73,8 @@ def read_groups(catalyst: Catalyst, node: Node, of_kind: str, taken: tuple[str, 
     output = arrow_schema(catalyst.frame(leaf))
     spec = GroupsSpec(store, pa.schema(list(rows)[: len(keys)]), rows, seen.shown, output, event_time)
     time = str((node.timeout() if is_of_frames else node.timeMode()).toString())
-    rows_end = batch_pieces.piece_of(catalyst, map_side, (batch_pieces.Hole((0,), 0),))
-    result_end = batch_pieces.piece_of(catalyst, leaf, (batch_pieces.Hole((), 0),))
+    rows_end = batch_pieces.read_piece(reader, map_side)
+    result_end = batch_pieces.read_piece(reader, leaf)
     return GroupsPlan(catalyst, node, spec, time, rows_end, result_end)
 
 

@@ -11,9 +11,12 @@ from typing import Final
 
 import pyarrow as pa
 
+from riffle_spark.process.plans import rules
+from riffle_spark.process.plans.cut import Hole
+from riffle_spark.process.plans.plan_values import PlanNode
 from riffle_spark.process.types import stage_specs
 from riffle_spark.spark.engine import routing
-from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_rules
+from riffle_spark.spark.plans import batch_pieces, grouping_keys
 from riffle_spark.spark.plans.plan_nodes import (
     Catalyst,
     Node,
@@ -27,6 +30,7 @@ from riffle_spark.spark.plans.plan_nodes import (
     told_in_sql,
     walk,
 )
+from riffle_spark.spark.plans.plan_reader import PlanReader
 
 __all__ = ["JoinPlan", "read_join"]
 
@@ -61,7 +65,7 @@ class JoinPlan:
 
 
 def read_join(
-    catalyst: Catalyst, node: Node, taken: tuple[str, ...] = (), read: Collection[int] | None = None
+    reader: PlanReader, stage: PlanNode, taken: tuple[str, ...] = (), read: Collection[int] | None = None
 ) -> JoinPlan:
     """Read a join of an analysed plan. ``taken`` are names of stores that the query has already, ``read`` the ids of
     columns that somebody reads of it: the others are null; ``None``: all are read.
@@ -69,6 +73,7 @@ def read_join(
     Raises ``ConfigError`` for keys that cannot be had, for conditions that only Spark can evaluate where rows without
     a partner count, and for a store's name that cannot be one.
     """
+    catalyst, node = reader.catalyst, reader.found(stage.handle)
     found = _Found.of(catalyst, node, read)
     rows = _Sent(catalyst, found)
     map_side, holes = rows.map_side()
@@ -83,8 +88,8 @@ def read_join(
     return JoinPlan(
         spec,
         rows.meanings(),
-        batch_pieces.piece_of(catalyst, map_side, holes),
-        batch_pieces.piece_of(catalyst, analysed(catalyst.frame(plan)), (hole,)),
+        batch_pieces.read_piece(reader, map_side, holes),
+        batch_pieces.read_piece(reader, analysed(catalyst.frame(plan)), (hole,)),
     )
 
 
@@ -117,14 +122,14 @@ class _Found:
         how = str(node.joinType().toString())
         equal = catalyst.module("planning.ExtractEquiJoinKeys").unapply(join) if join is not None else None
         if join is None or equal is None or equal.isEmpty():
-            raise plan_rules.refusal("join_keys", how)
+            raise rules.refusal("join_keys", how)
         of_sides = [items(one) for one in (equal.get()._2(), equal.get()._3())]
         keys = [
             grouping_keys.read_keys(catalyst, [_named(catalyst, one, output) for one in expressions], [], child)
             for expressions, output, child in zip(of_sides, outputs, (node.left(), node.right()), strict=True)
         ]
         if [len(key.parts) for key in keys[0]] != [len(key.parts) for key in keys[1]]:
-            raise plan_rules.refusal("join_structs", ", ".join(key.name for key in keys[0]))
+            raise rules.refusal("join_structs", ", ".join(key.name for key in keys[0]))
         by_key = next(
             (at for at, pair in enumerate(zip(*keys, strict=True)) if any(k.delay_ms is not None for k in pair)), None
         )
@@ -191,7 +196,7 @@ class _Sent:
         self.key_columns = [column for key in self.found.keys[0] for column in key.columns]
         self.left_over = [one for one in self.found.rest if all(self._sides(one)) and self._comparison(one) is None]
         if self.left_over and self.found.how != "Inner":
-            raise plan_rules.refusal("join_condition", str(self.left_over[0].sql()))
+            raise rules.refusal("join_condition", str(self.left_over[0].sql()))
         read = set(self.found.read).union(*map(ids_in, self.left_over))
         for at, output in enumerate(self.found.outputs[:1] if self.found.how == _SEMI else self.found.outputs):
             of_key = self._of_key(at)
@@ -258,16 +263,16 @@ class _Sent:
         """Return the event time of each side's rows."""
         return [one if one is None else grouping_keys.end_of(self.catalyst, one) for one in self.found.times]
 
-    def map_side(self) -> tuple[Node, tuple[batch_pieces.Hole, ...]]:
+    def map_side(self) -> tuple[Node, tuple[Hole, ...]]:
         """Return the rows of both sides as one plan, and where the inputs go."""
-        spark, holes, sides = self.catalyst, list[batch_pieces.Hole](), list[Node]()
+        spark, holes, sides = self.catalyst, list[Hole](), list[Node]()
         for at, plan in enumerate(self.found.plans):
             below = spark.no_rows(spark.seq(self.found.outputs[at]))
             filters = [one.condition() for one in walk(plan) if kind(one) == "Filter"]
             for condition in reversed(filters):
                 below = spark.named("plans.logical.Filter")(condition, below)
             sides.append(spark.project(list(self._row(at)), below))
-            holes.append(batch_pieces.Hole((at, 0, *(0 for _ in filters)), at))
+            holes.append(Hole((at, 0, *(0 for _ in filters)), at))
         return spark.filled("plans.logical.Union", spark.seq(sides)), tuple(holes)
 
     def _row(self, at: int) -> Iterator[Node]:
@@ -312,7 +317,7 @@ class _Sent:
         }
         return {"join": " ".join([self.found.how, *self.said]), **kept}
 
-    def evaluation(self, answer: pa.Schema, output: Sequence[Node]) -> tuple[Node, batch_pieces.Hole]:
+    def evaluation(self, answer: pa.Schema, output: Sequence[Node]) -> tuple[Node, Hole]:
         """Return the plan of what is answered, under the attributes that the join has, and where rows go."""
         spark = self.catalyst
         leaf, columns = spark.leaf(routing.spark_schema(answer))
@@ -330,7 +335,7 @@ class _Sent:
         )
         for one in self.left_over:
             plan = spark.named("plans.logical.Filter")(one, plan)
-        return plan, batch_pieces.Hole((0,) * (1 + len(self.left_over)), 0)
+        return plan, Hole((0,) * (1 + len(self.left_over)), 0)
 
 
 def _are_alike(expression: Node) -> bool:

@@ -36,21 +36,16 @@ def timed(catalyst: Catalyst, plan: Node, time_ms: int) -> Node:
     return _changed(catalyst, plan, at_time)
 
 
-def of_all_values(catalyst: Catalyst, plan: Node) -> Node:
-    """Return a plan whose aggregate functions count each value as often as it comes."""
+def of_all_values(catalyst: Catalyst, node: Node) -> Node:
+    """Return a node of a plan whose aggregate functions count every value; what is below it stays."""
 
     def of_all(expression: Node) -> Node | None:
         if not plan_nodes.is_distinct(expression):
             return None
-        told = (expression.aggregateFunction(), expression.mode(), False, expression.filter())
-        return catalyst.named("expressions.aggregate.AggregateExpression")(*told, expression.resultId())
+        parts = (expression.aggregateFunction(), expression.mode(), False, expression.filter())
+        return catalyst.named("expressions.aggregate.AggregateExpression")(*parts, expression.resultId())
 
-    found = [
-        path for path, node in plan_nodes.placed(plan) if any(map(plan_nodes.is_distinct, plan_nodes.expressions(node)))
-    ]
-    for path in sorted(found, key=len, reverse=True):
-        plan = plan_nodes.replaced(catalyst, plan, {path: _changed(catalyst, plan_nodes.at(plan, path), of_all)})
-    return plan
+    return _changed(catalyst, node, of_all)
 
 
 def put_in(catalyst: Catalyst, expression: Node, columns: Mapping[int, Node]) -> Node:

@@ -19,12 +19,12 @@ from riffle_spark.optional_packages import check_importable
 from riffle_spark.process.merging.merge_registry import COLLECTED, HASHED
 from riffle_spark.process.merging.shared_sketches import sketches_library
 from riffle_spark.process.merging.user_aggregate import MergedByUser, TopRows, UserAggregate
+from riffle_spark.process.plans.rules import refusal
 from riffle_spark.process.types.kept_types import check_columns
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.process.types.stage_specs import Buffer, FunctionSpec, Literal, free_name
 from riffle_spark.spark.plans import grouping_keys
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, id_of, items, kind, told_in_sql
-from riffle_spark.spark.plans.plan_rules import refusal
 
 __all__ = ["PlannedFunction", "check_function", "named_functions", "top_k", "user_aggregate"]
 

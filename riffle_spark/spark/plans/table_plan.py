@@ -13,11 +13,15 @@ import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.merging.merged_picks import is_ordered
+from riffle_spark.process.plans import rules
+from riffle_spark.process.plans.cut import Hole, LatestRows, Table, table_of
+from riffle_spark.process.plans.plan_values import PlanNode
 from riffle_spark.process.types.stage_specs import TableSpec, free_name
 from riffle_spark.spark.engine import routing
-from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_cut, plan_nodes, plan_rules
+from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_nodes
 from riffle_spark.spark.plans.plan_changes import put_in
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, id_of, ids_in, items, kind
+from riffle_spark.spark.plans.plan_reader import PlanReader
 
 __all__ = ["TablePlan", "read_table"]
 
@@ -40,7 +44,7 @@ class TablePlan:
 
 
 def read_table(
-    catalyst: Catalyst, node: Node, taken: tuple[str, ...] = (), read: Collection[int] | None = None
+    reader: PlanReader, stage: PlanNode, taken: tuple[str, ...] = (), read: Collection[int] | None = None
 ) -> TablePlan:
     """Read such a join of an analysed plan. ``taken`` are names of stores that the query has already, ``read`` the ids
     of columns that somebody reads of it; ``None``: all are read.
@@ -48,7 +52,8 @@ def read_table(
     Raises ``ConfigError`` for a join by anything but the table's key, for columns that are no key or have no order, and
     for a store's name that cannot be one.
     """
-    found = _Found.of(catalyst, node)
+    catalyst = reader.catalyst
+    found = _Found.of(reader, stage)
     rows = _Sent(catalyst, found, read)
     map_side, holes = rows.map_side()
     schema = routing.arrow_schema(catalyst.frame(map_side))
@@ -61,12 +66,11 @@ def read_table(
     )  # fmt: skip
     _check_order(spec)
     evaluation = plan_nodes.analysed(catalyst.frame(rows.evaluation(spec.answer)))
-    leaf = max((path for path, _ in plan_nodes.placed(evaluation)), key=len)
     return TablePlan(
         spec,
         {_ORDER: f"the last by {', '.join(spec.by)}", **{name: f"table {name}" for name in kept.names}},
-        batch_pieces.piece_of(catalyst, map_side, holes),
-        batch_pieces.piece_of(catalyst, evaluation, (batch_pieces.Hole(leaf, 0),)),
+        batch_pieces.read_piece(reader, map_side, holes),
+        batch_pieces.read_piece(reader, evaluation),
     )
 
 
@@ -88,22 +92,24 @@ class _Found:
 
     node: Node
     how: str
-    table: plan_cut.Table
+    table: Table
+    views: tuple[Node, ...]
     outputs: tuple[list[Node], list[Node]]
     keys: tuple[list[grouping_keys.GroupingKey], list[grouping_keys.GroupingKey]]
     rest: list[Node]
     by: list[Node]
 
     @staticmethod
-    def of(catalyst: Catalyst, node: Node) -> "_Found":
+    def of(reader: PlanReader, stage: PlanNode) -> "_Found":
         """Read a node."""
-        table = plan_cut.table_of(node)
+        table, catalyst, node = table_of(stage), reader.catalyst, reader.found(stage.handle)
         assert table is not None, "a stage of this kind joins a table"
         plans = children(node)
-        plans[table.side] = table.changes
+        plans[table.side] = reader.build(table.changes)
+        views = tuple(reader.found(view.handle) for view in table.views)
         left, right = (items(one.output()) for one in plans)
         changes = {str(one.name()): one for one in (left, right)[table.side]}
-        ids, equal, rest = _key_ids(table, changes), dict[str, Node](), list[Node]()
+        ids, equal, rest = _key_ids(table.latest, views, changes), dict[str, Node](), list[Node]()
         of_stream = {id_of(one) for one in (left, right)[1 - table.side]}
         for one in plan_nodes.conjuncts(node.condition().get()) if node.condition().isDefined() else ():
             name, other = _equal(one, ids, of_stream)
@@ -112,7 +118,7 @@ class _Found:
             else:
                 equal[name] = other
         if equal.keys() != set(table.latest.key):
-            raise plan_rules.refusal("table_keys", ", ".join(table.latest.key))
+            raise rules.refusal("table_keys", ", ".join(table.latest.key))
         mine = [changes[name] for name in table.latest.key]
         others = [_named(catalyst, equal[name]) for name in table.latest.key]
         of_sides = (others, mine) if table.side else (mine, others)
@@ -120,15 +126,15 @@ class _Found:
             grouping_keys.read_keys(catalyst, named, [], plan) for named, plan in zip(of_sides, plans, strict=True)
         )
         if [len(key.parts) for key in one] != [len(key.parts) for key in other]:
-            raise plan_rules.refusal("join_structs", ", ".join(table.latest.key))
+            raise rules.refusal("join_structs", ", ".join(table.latest.key))
         by = [changes[name] for name in table.latest.by]
-        return _Found(node, str(node.joinType().toString()), table, (left, right), (one, other), rest, by)
+        return _Found(node, stage.join_type, table, views, (left, right), (one, other), rest, by)
 
 
-def _key_ids(table: plan_cut.Table, changes: Mapping[str, Node]) -> dict[int, str]:
+def _key_ids(latest: LatestRows, views: tuple[Node, ...], changes: Mapping[str, Node]) -> dict[int, str]:
     """Return the columns that a table's key has where it is joined, under whatever names, by their ids."""
-    known = {id_of(changes[name]): name for name in table.latest.key}
-    for view in (view for view in table.views if kind(view) == "Project"):
+    known = {id_of(changes[name]): name for name in latest.key}
+    for view in (view for view in views if kind(view) == "Project"):
         made = {id_of(one): _bare(one) for one in items(view.projectList())}
         plain = {at: id_of(one) for at, one in made.items() if kind(one) == _ATTRIBUTE}
         known = {at: known[of] for at, of in plain.items() if of in known}
@@ -199,7 +205,7 @@ class _Sent:
     def _needed(self) -> list[set[int]]:
         wanted = {id_of(one) for one in items(children(self.found.node)[self.found.table.side].output())}
         needed = [wanted]
-        for view in reversed(self.found.table.views):
+        for view in reversed(self.found.views):
             if kind(view) == "Project":
                 wanted = set[int]().union(*(ids_in(one) for one in items(view.projectList()) if id_of(one) in wanted))
             elif kind(view) == "Filter":
@@ -207,9 +213,9 @@ class _Sent:
             needed.append(wanted)
         return needed[::-1]
 
-    def map_side(self) -> tuple[Node, tuple[batch_pieces.Hole, ...]]:
+    def map_side(self) -> tuple[Node, tuple[Hole, ...]]:
         """Return the rows of both sides as one plan, and where the inputs go. A change without a key is never found."""
-        spark, holes, sides = self.catalyst, list[batch_pieces.Hole](), list[Node]()
+        spark, holes, sides = self.catalyst, list[Hole](), list[Node]()
         for at, keys in enumerate(self.found.keys):
             below = spark.no_rows(spark.seq(self.found.outputs[at]))
             if at == self.found.table.side:
@@ -218,7 +224,7 @@ class _Sent:
                     is_whole = spark.where(spark.is_null(key.expression), spark.literal(False), is_whole)
                 below = spark.named("plans.logical.Filter")(is_whole, below)
             sides.append(spark.project(list(self._row(at)), below))
-            holes.append(batch_pieces.Hole((at, 0, 0) if at == self.found.table.side else (at, 0), at))
+            holes.append(Hole((at, 0, 0) if at == self.found.table.side else (at, 0), at))
         return spark.filled("plans.logical.Union", spark.seq(sides)), tuple(holes)
 
     def _row(self, at: int) -> Iterator[Node]:
@@ -243,7 +249,7 @@ class _Sent:
         names = {**self.kept, **self.of_stream, **self.of_key}
         told = {at: spark.typed(columns[name], types[at]) for at, name in names.items()}
         has_row = columns[self.found_column]
-        for view, needed in zip(found.table.views, self.needed[1:], strict=True):
+        for view, needed in zip(found.views, self.needed[1:], strict=True):
             if kind(view) == "Filter":
                 has_row = self._where(view.condition(), has_row, told)
             elif kind(view) == "Project":

@@ -16,10 +16,10 @@ from pyspark.sql import functions as F
 
 import riffle_spark
 from riffle_spark.errors import ConfigError
-from riffle_spark.spark.plans.batch_pieces import Piece
-from riffle_spark.spark.plans.plan_cut import CutPlan, Input, marks_in
-from riffle_spark.spark.plans.plan_nodes import Catalyst, analysed, kind
-from riffle_spark.spark.plans.plan_rules import REFUSED, check_plan
+from riffle_spark.process.plans.cut import Input, PlanPiece, marks_in
+from riffle_spark.process.plans.rules import REFUSED
+from riffle_spark.spark.plans.cut_query import CutQuery, check_plan
+from riffle_spark.spark.plans.plan_nodes import Catalyst, analysed
 from tests.kit.stream_plans import ROOT, cut_of, rdd_of, stream_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -51,17 +51,17 @@ def frames(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
     spark.catalog.dropTempView("events")
 
 
-def shape_of(cut: CutPlan) -> str:
+def shape_of(cut: CutQuery) -> str:
     """Return a cut in a line: of each stage what it is and is fed by, and the piece on top by its own nodes."""
 
-    def told(part: Input | Piece) -> str:
+    def told(part: Input | PlanPiece) -> str:
         if isinstance(part, Input):
             return f"input {part.number}"
         stages = "+".join(str(hole.stage) for hole in part.holes)
-        return " ".join([*map(kind, part.nodes()), f"stage {stages}"])
+        return " ".join([*(node.kind for node in part.nodes()), f"stage {stages}"])
 
     stages = [f"{stage.kind}({', '.join(map(told, stage.below))})" for stage in cut.stages]
-    return "; ".join([*stages, told(cut.top)])
+    return "; ".join([*stages, told(cut.values.top)])
 
 
 def of_window(frames: Frames) -> DataFrame:
@@ -211,7 +211,7 @@ def test_a_query_is_cut_at_its_stateful_nodes(name: str, frames: Frames) -> None
     else:
         assert shape_of(cut) == shape
     assert cut.root == ROOT
-    assert not marks_in(cut.plan)
+    assert not marks_in(cut.values.plan)
     assert not any(marks_in(one.plan) for one in cut.inputs)
 
 
@@ -228,25 +228,25 @@ APPENDED = [name for name in SHAPES if name not in UNTIMED]
 @pytest.mark.parametrize("name", APPENDED)
 def test_what_spark_allows_in_append_mode_is_allowed(name: str, frames: Frames) -> None:
     """Neither Spark's checker nor ours has anything against these."""
-    check_plan(Catalyst(frames.spark), cut_of(SHAPES[name][0](frames)), "append")
+    check_plan(cut_of(SHAPES[name][0](frames)), "append")
 
 
 def test_an_order_and_a_limit_stand_in_complete_mode(frames: Frames) -> None:
     """There all of the result is sorted with each batch."""
-    check_plan(Catalyst(frames.spark), cut_of(SHAPES["an order in complete mode"][0](frames)), "complete")
+    check_plan(cut_of(SHAPES["an order in complete mode"][0](frames)), "complete")
 
 
 def test_an_aggregate_behind_a_table_has_every_mode(frames: Frames) -> None:
     """As behind a static frame; changes are never complete, whatever results are."""
     cut = cut_of(SHAPES["an aggregate behind a table"][0](frames))
     for mode in ("append", "update", "complete"):
-        check_plan(Catalyst(frames.spark), cut, mode)
+        check_plan(cut, mode)
 
 
 def test_distinct_values_are_allowed_though_spark_refuses_them(frames: Frames) -> None:
     """In whatever mode an aggregate may have, also in an expression."""
     query = frames.events.groupBy("page").agg(F.count_distinct("n") + F.count("*"), F.sum_distinct("n"))
-    check_plan(Catalyst(frames.spark), cut_of(query), "update")
+    check_plan(cut_of(query), "update")
 
 
 BY_SPARK: dict[str, tuple[Query, str, str]] = {
@@ -267,7 +267,7 @@ def test_what_spark_refuses_is_refused_in_its_words(name: str, frames: Frames) -
     """Its own checker is asked first."""
     query, mode, told = BY_SPARK[name]
     with pytest.raises(AnalysisException, match=told):
-        check_plan(Catalyst(frames.spark), cut_of(query(frames)), mode)
+        check_plan(cut_of(query(frames)), mode)
 
 
 BY_US: dict[str, tuple[Query, str]] = {
@@ -307,7 +307,7 @@ def test_what_only_we_refuse_tells_the_term_the_reason_and_the_way_out(name: str
     """The three are those of the list, and the place is what Spark calls the node."""
     query, mode = BY_US[name]
     with pytest.raises(ConfigError) as refused:
-        check_plan(Catalyst(frames.spark), cut_of(query(frames)), mode)
+        check_plan(cut_of(query(frames)), mode)
     one = REFUSED[name]
     assert refused.value.problem == f"{one.term} is refused: {one.reason}"
     assert (refused.value.remedy, bool(refused.value.where)) == (one.way_out, True)
@@ -331,8 +331,8 @@ def test_a_stage_behind_an_aggregate_that_answers_again_is_refused(frames: Frame
     """Spark warns of it or refuses it, as it is configured; a de-duplication below an aggregate is another matter."""
     frames.spark.conf.set("spark.sql.streaming.statefulOperator.checkCorrectness.enabled", "false")
     with pytest.raises(ConfigError, match="count twice"):
-        check_plan(Catalyst(frames.spark), cut_of(frames.events.groupBy("at").count().dropDuplicates(["at"])), "update")
-    check_plan(Catalyst(frames.spark), cut_of(frames.events.dropDuplicates(["page"]).groupBy("page").count()), "update")
+        check_plan(cut_of(frames.events.groupBy("at").count().dropDuplicates(["at"])), "update")
+    check_plan(cut_of(frames.events.dropDuplicates(["page"]).groupBy("page").count()), "update")
 
 
 def test_rows_that_come_past_a_stage_are_refused(frames: Frames) -> None:
@@ -352,7 +352,8 @@ def test_dates_are_of_the_zone_that_a_query_was_written_in(frames: Frames, spark
         spark.conf.set("spark.sql.session.timeZone", "America/Los_Angeles")
         (stage,) = cut.stages
         leaf = Catalyst(spark).rows(
-            stage.node.output(), rdd_of(spark.createDataFrame([("p1", 3)], "page string, n long"))
+            cut.reader.found(stage.node.handle).output(),
+            rdd_of(spark.createDataFrame([("p1", 3)], "page string, n long")),
         )
         (row,) = Catalyst(spark).frame(cut.top.on({0: leaf}, 1_700_000_000_123)).collect()
     finally:
@@ -377,7 +378,7 @@ def test_a_piece_that_runs_again_has_the_time_of_its_batch(frames: Frames, spark
     )  # fmt: skip
     cut, rows = cut_of(query), spark.createDataFrame([("p1", 3)], "page string, count long")
     (stage,) = cut.stages
-    leaf = Catalyst(spark).rows(stage.node.output(), rdd_of(rows))
+    leaf = Catalyst(spark).rows(cut.reader.found(stage.node.handle).output(), rdd_of(rows))
     plan = cut.top.on({0: leaf}, 1_700_000_000_123)
     (row,) = (
         Catalyst(spark).frame(plan).selectExpr("*", "unix_millis(t) as ms", "t = made and t = here as same").collect()
