@@ -26,7 +26,7 @@ from riffle_spark.protocol.ownership.readiness import KeyPlace
 from riffle_spark.protocol.ownership.slots import without_effect
 from riffle_spark.protocol.ports import Delivery, WatermarkPolicy, WatermarkSource
 from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, hasty
-from riffle_spark.spark.engine import inventory, routing
+from riffle_spark.spark.engine import inventory, jvm, routing
 from riffle_spark.spark.engine.background import BackgroundThread, Pulse, SystemClock, random_id
 from riffle_spark.spark.engine.cluster import SparkCluster
 from riffle_spark.spark.engine.kafka import kafka_of, partition_racks, unbounded_batches
@@ -325,7 +325,7 @@ def settings_of(spark: SparkSession, code: Settings | None) -> Settings:
 
 
 def _conf(spark: SparkSession) -> Mapping[str, str]:
-    return {str(key): str(value) for key, value in spark.conf.getAll.items()}
+    return jvm.session_conf(spark) if jvm.is_classic(spark) else dict(spark.conf.getAll)
 
 
 def home_of(spark: SparkSession, settings: Settings) -> Home:

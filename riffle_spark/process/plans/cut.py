@@ -35,6 +35,7 @@ __all__ = [
     "PlanPiece",
     "Stage",
     "Table",
+    "asks_time",
     "cut",
     "is_table",
     "marks_in",
@@ -193,11 +194,12 @@ def cut(plan: PlanNode) -> CutPlan:
 
 def piece_of(plan: PlanNode, holes: tuple[Hole, ...]) -> PlanPiece:
     """Return a plan as a piece."""
-    clocks = [path for path, node in _nodes_outside(plan, holes) if any(map(_asks_time, node.all_expressions))]
+    clocks = [path for path, node in _nodes_outside(plan, holes) if any(map(asks_time, node.all_expressions))]
     return PlanPiece(plan, holes, tuple(sorted(clocks, key=lambda path: (-len(path), path))))
 
 
-def _asks_time(expression: Expression) -> bool:
+def asks_time(expression: Expression) -> bool:
+    """Tell whether an expression asks for the time."""
     return any(each.kind in CLOCKS for each in walk_expression(expression))
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "nodes_with_paths",
     "parse_plan",
     "replace_nodes",
+    "same_expression",
     "walk",
     "walk_expression",
 ]
@@ -39,7 +40,7 @@ output; or its distinct aggregate functions count every value.
 
 _PLAN_PACKAGES: Final = (".plans.", ".execution.", ".streaming.", ".datasources.")
 _ATTRIBUTE: Final = "AttributeReference"
-_CHILDREN: Final = ("child", "left", "right")
+_CHILDREN: Final = ("child", "left", "right", "aggregateFunction")
 """Names under which Spark's nodes have their children."""
 _OPTIONAL: Final = {("Join", "condition")}
 """Fields whose value is an option of Scala."""
@@ -157,7 +158,7 @@ class _Reader:
         told = next(tree)
         handle = self.take_handle(access)
         count = int(str(told["num-children"]))
-        children = tuple(self.expression(tree, (handle, "children", index)) for index in range(count))
+        children = tuple(self.expression(tree, _access_of_child(told, handle, index)) for index in range(count))
         fields = {name: value for name, value in told.items() if name not in ("class", "num-children")}
         return Expression(_short_name(told), children, fields, handle)
 
@@ -221,6 +222,17 @@ def walk_expression(expression: Expression) -> Iterator[Expression]:
 def attribute_ids(expression: Expression) -> set[int]:
     """Return the ids of the attributes in an expression."""
     return {each.id for each in walk_expression(expression) if each.kind == _ATTRIBUTE}
+
+
+def same_expression(some: Expression, other: Expression) -> bool:
+    """Tell whether two expressions are the same, wherever they stand."""
+    if some.kind == _ATTRIBUTE or some.kind != other.kind:
+        return some.kind == other.kind and some.id == other.id
+    return (
+        some.fields == other.fields
+        and len(some.children) == len(other.children)
+        and all(map(same_expression, some.children, other.children))
+    )
 
 
 def conjuncts(condition: Expression) -> Iterator[Expression]:

@@ -5,7 +5,7 @@ leaves to make new ones of. Knows Catalyst's classes by their names. Does not kn
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
@@ -160,6 +160,8 @@ class Catalyst:
     """Makes nodes in the JVM of a session."""
 
     spark: SparkSession
+    _kept: dict[str, Node] = field(default_factory=dict, compare=False, repr=False)
+    """Objects of the JVM that every plan may share."""
 
     def named(self, name: str) -> Node:
         """Return a class by its name below Catalyst's package."""
@@ -195,10 +197,14 @@ class Catalyst:
         """Return a plan of these columns of the one below."""
         return self.named("plans.logical.Project")(self.seq(columns), below)
 
+    def project_to(self, output: Node, below: Node) -> Node:
+        """Return a plan of these columns, a sequence of the JVM, of the one below."""
+        return self.named("plans.logical.Project")(output, below)
+
     def alias(self, expression: Node, name: str, expression_id: Node = None) -> Node:
         """Return an expression as a column of this name, under an id that others know or one of its own."""
         told = expression_id or self.module("expressions.NamedExpression").newExprId()
-        return self.named("expressions.Alias")(expression, name, told, self.seq([]), self._none(), self.seq([]))
+        return self.named("expressions.Alias")(expression, name, told, self.seq([]), self.none(), self.seq([]))
 
     def literal(self, value: object) -> Node:
         """Return a value of Python's as an expression."""
@@ -214,7 +220,7 @@ class Catalyst:
             return expression
         ddl = looked_up(context(self.spark)._jvm, f"{_TYPES}.DataType", "fromDDL")
         plain = _COLLATION.sub(lambda found: found[1] or "", str(expression.dataType().sql()))
-        return self.named("expressions.Cast")(expression, ddl(plain), self._none())
+        return self.named("expressions.Cast")(expression, ddl(plain), self.none())
 
     def typed(self, expression: Node, data_type: Node) -> Node:
         """Return what came back from Python workers in the type that it had before: with its collation, or the units
@@ -223,7 +229,7 @@ class Catalyst:
         wanted = str(data_type.catalogString())
         if not _NARROWED.search(wanted) or str(expression.dataType().catalogString()) == wanted:
             return expression
-        return self.named("expressions.Cast")(expression, data_type.asNullable(), self._none())
+        return self.named("expressions.Cast")(expression, data_type.asNullable(), self.none())
 
     def json_field(self, expression: Node, name: str) -> Mapping[str, object]:
         """Return the JSON of a field of this name that has the type of an expression."""
@@ -253,7 +259,7 @@ class Catalyst:
 
     def field(self, struct: Node, index: int) -> Node:
         """Return a field of a struct."""
-        return self.named("expressions.GetStructField")(struct, index, self._none())
+        return self.named("expressions.GetStructField")(struct, index, self.none())
 
     def struct(self, fields: Mapping[str, Node]) -> Node:
         """Return a struct of these fields."""
@@ -274,7 +280,7 @@ class Catalyst:
         """Return the two words by which sketches of Apache DataSketches tell values apart, by its own code; null for
         what they leave out: nulls, and what has no bytes.
         """
-        jvm, none = context(self.spark)._jvm, self._none()
+        jvm, none = context(self.spark)._jvm, self.none()
         class_of, ddl = looked_up(jvm, "java.lang.Class", "forName"), looked_up(jvm, f"{_TYPES}.DataType", "fromDDL")
         static, cast = self.named("expressions.objects.StaticInvoke"), self.named("expressions.Cast")
 
@@ -300,9 +306,15 @@ class Catalyst:
         return invoke(counted, "query", function.dataType(), told, self.seq([]), False, False, True)
 
     def rows(self, output: Node, rdd: Node) -> Node:
-        """Return a plan that is an RDD of the JVM's rows, under attributes that are given."""
-        anywhere = self.named("plans.physical.UnknownPartitioning")(0)
-        return logical_rdd(context(self.spark)._jvm, output, rdd, anywhere, session(self.spark))
+        """Return a plan of an RDD of the JVM's rows, with these attributes."""
+        if "anywhere" not in self._kept:
+            self._kept["anywhere"] = self.named("plans.physical.UnknownPartitioning")(0)
+        return logical_rdd(context(self.spark)._jvm, output, rdd, self._kept["anywhere"], session(self.spark))
+
+    def attributes(self, schema: StructType) -> Node:
+        """Return the columns of a schema as new attributes."""
+        made = looked_up(context(self.spark)._jvm, f"{_TYPES}.DataType", "fromJson")(schema.json())
+        return self.module("types.DataTypeUtils").toAttributes(made)
 
     def computed(self, plan: Node) -> DataFrame:
         """Return a frame that is nothing but the rows of a plan, which is planned now and computed by who reads them:
@@ -312,12 +324,9 @@ class Catalyst:
 
     def no_rows(self, output: Node) -> Node:
         """Return a leaf without rows, which no optimiser takes for empty."""
-        return self.rows(output, self.spark.range(0)._jdf.queryExecution().toRdd())
-
-    def leaf(self, columns: StructType) -> tuple[Node, Mapping[str, Node]]:
-        """Return such a leaf of these columns, and its attributes by their names."""
-        output = analysed(self.spark.createDataFrame([], columns)).output()
-        return self.no_rows(output), {str(one.name()): one for one in items(output)}
+        if "nothing" not in self._kept:
+            self._kept["nothing"] = self.spark.range(0)._jdf.queryExecution().toRdd()
+        return self.rows(output, self._kept["nothing"])
 
     def copied(self, node: Node, parts: Sequence[object]) -> Node:
         """Return a copy of a node that is made of other parts."""
@@ -341,7 +350,8 @@ class Catalyst:
         """Return a value as a Scala option that has it."""
         return looked_up(context(self.spark)._jvm, "scala.Some")(value)
 
-    def _none(self) -> Node:
+    def none(self) -> Node:
+        """Return Scala's option without a value."""
         return looked_up(context(self.spark)._jvm, _NONE, _MODULE)
 
 

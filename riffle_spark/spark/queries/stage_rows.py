@@ -12,11 +12,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.process.plans.built import end_value
 from riffle_spark.process.plans.cut import Input
+from riffle_spark.process.plans.grouping_keys import event_time_in
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.engine.spark_batch import DeliverySink
 from riffle_spark.spark.job import JobOperator
-from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_nodes
+from riffle_spark.spark.plans import batch_pieces, plan_nodes
+from riffle_spark.spark.plans.tree_builder import TreeBuilder
 from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.spark.sinks import sink_choice
 
@@ -152,8 +155,16 @@ class LateRows:
 
 
 def _event_time_of(stage: PlannedStage) -> plan_nodes.Node | None:
-    node = stage.map_side.reader.found(stage.stage.node.handle)
-    return grouping_keys.event_time_of(stage.map_side.catalyst, node)
+    """Return by what the rows below a stage are late, as an expression of them; ``None``: by nothing."""
+    reader, node = stage.map_side.reader, stage.stage.node
+    _, columns = reader.output(reader.found(node.handle).child())
+    if node.kind == "Aggregate":
+        by_id = {column.id: column for column in columns}
+        grouping = node.expressions.get("groupingExpressions", ())
+        bare = [each.children[0] if each.kind == "Alias" else each for each in grouping]
+        columns = tuple(by_id[each.id] for each in bare if each.kind == "AttributeReference")
+    time = event_time_in(columns)
+    return None if time is None else TreeBuilder(reader).value(end_value(time))
 
 
 def late_rows(stages: Sequence[PlannedStage], mode: str, given: str | Callable[..., object] | None) -> LateRows | None:

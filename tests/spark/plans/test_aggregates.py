@@ -118,7 +118,7 @@ def test_the_map_side_is_sparks_own_query_with_sparks_own_watermark(rows: DataFr
         result = evaluated(plan, rdd_of(merged(batch, plan.spec)))
         found.extend(spark.frame(cut.top.on({0: result})).collect())
 
-    writer = spark.frame(plan.map_side.on({0: cut.inputs[0].plan})).writeStream.foreachBatch(take)
+    writer = spark.frame(plan.map_side.on({0: cut.reader.build(cut.inputs[0].plan)})).writeStream.foreachBatch(take)
     query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
     assert query.awaitTermination(60)
     assert query.exception() is None
