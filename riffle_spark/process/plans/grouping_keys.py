@@ -21,6 +21,7 @@ __all__ = [
     "Elements",
     "GroupingKey",
     "KeyColumn",
+    "Result",
     "event_time_in",
     "is_exact",
     "key_of",
@@ -56,6 +57,15 @@ class KeyColumn:
         """Its expression, without the name that it gets."""
         named = self.column.expression
         return named.children[0] if named.kind == "Alias" else named
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A result that is a column under a name: the column's id, the name, and the metadata that the query gives it."""
+
+    of: int
+    name: str
+    metadata: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +180,7 @@ def read_elements(functions: Sequence[tuple[Expression, str, Sequence[KeyColumn]
     return Elements(mark, tuple(values))
 
 
-def read_keys(grouping: Sequence[KeyColumn], results: Sequence[Expression] = ()) -> list[GroupingKey]:
+def read_keys(grouping: Sequence[KeyColumn], results: Sequence[Result] = ()) -> list[GroupingKey]:
     """Return what a stage groups by. Without any column it is one key that all rows have.
 
     Raises ``ConfigError`` for what cannot be a key.
@@ -184,7 +194,7 @@ def read_keys(grouping: Sequence[KeyColumn], results: Sequence[Expression] = ())
     return keys
 
 
-def key_of(grouped: KeyColumn, results: Sequence[Expression], taken: Sequence[str]) -> GroupingKey:
+def key_of(grouped: KeyColumn, results: Sequence[Result], taken: Sequence[str]) -> GroupingKey:
     """Return a column as a key. ``taken`` are the names of other key columns."""
     column, expression = grouped.column, grouped.expression
     type_name = catalog_name(column.field)
@@ -243,16 +253,14 @@ def without_ids(name: str) -> str:
     return _ID.sub("", name)
 
 
-def _stated(grouped: KeyColumn, results: Sequence[Expression]) -> dict[str, object]:
+def _stated(grouped: KeyColumn, results: Sequence[Result]) -> dict[str, object]:
     """Return the metadata of a key, or those of the result that names it; ``name`` among them."""
     is_alias = grouped.column.expression.kind == "Alias"
     stated: dict[str, object] = {**grouped.column.metadata}
-    for each in results:
-        is_it = each.kind == "Alias" and each.children[0].kind == "AttributeReference"
-        if is_it and each.children[0].id == grouped.column.id:
-            explicit = each.fields.get("explicitMetadata") or each.children[0].fields.get("metadata")
-            store = explicit.get(_STORE) if isinstance(explicit, Mapping) else None
-            return {**stated, _STORE: store, "name": each.name if is_alias else None}
+    for result in results:
+        if result.of == grouped.column.id:
+            store = stated.get(_STORE) if result.metadata is None else result.metadata.get(_STORE)
+            return {**stated, _STORE: store, "name": result.name if is_alias else None}
     return {**stated, "name": grouped.sql} if is_alias else stated
 
 

@@ -5,11 +5,13 @@ function's update makes of its initial values, which Spark folds to almost nothi
 Slots merge buffers. Results are what the function's evaluation makes of merged ones.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.plans.built import Value, leaf_column
@@ -19,6 +21,7 @@ from riffle_spark.process.plans.grouping_keys import (
     Elements,
     GroupingKey,
     KeyColumn,
+    Result,
     is_exact,
     read_elements,
     read_keys,
@@ -29,7 +32,7 @@ from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribu
 from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec, Literal
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Piece, read_piece
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, items, told_in_sql
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, items, optimised
 from riffle_spark.spark.plans.plan_reader import PlanReader
 from riffle_spark.spark.plans.planned_function import PlannedFunction, check_function, named_functions
 from riffle_spark.spark.plans.tree_builder import TreeBuilder, leaf_of
@@ -59,11 +62,15 @@ class AggregatePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """An aggregate's parts, as Spark plans them: grouping columns, functions, results, and the node below."""
+    """An aggregate's parts, as Spark plans them: grouping columns, functions, results, and the node below.
+
+    ``named`` are the results that are a column under a name.
+    """
 
     grouping: tuple[Column, ...]
     functions: tuple[Expression, ...]
     results: tuple[Expression, ...]
+    named: tuple[Result, ...]
     below: Node
 
 
@@ -79,7 +86,7 @@ def read_aggregate(reader: PlanReader, node: PlanNode, taken: tuple[str, ...] = 
     path, inner = next((path, each) for path, each in nodes_with_paths(around) if each.kind == "Aggregate")
     parts = _parts_of(reader, inner)
     columns, random = {column.id: column for column in output}, reader.random_columns(below)
-    keys = read_keys([_key_column(reader, column, random) for column in parts.grouping], parts.results)
+    keys = read_keys([_key_column(reader, column, random) for column in parts.grouping], parts.named)
     names = [column for key in keys for column in key.columns]
     elements = _elements_of(reader, parts, random, names)
     functions = named_functions(reader, parts.functions, parts.results, [*names, *elements.names])
@@ -102,7 +109,7 @@ def read_aggregate(reader: PlanReader, node: PlanNode, taken: tuple[str, ...] = 
         catalyst.seq([reader.found(each.handle) for each in parts.results]), _results(reader, spec, keys, functions)
     )
     evaluation = analysed(catalyst.frame(reader.with_results(around, {path: results})))
-    grouped_by = {column: f"key {_key_text(reader, key)}" for key in keys for column in key.columns}
+    grouped_by = {column: f"key {_key_text(reader, key, parts.below)}" for key in keys for column in key.columns}
     return AggregatePlan(spec, grouped_by, read_piece(reader, map_side), read_piece(reader, evaluation))
 
 
@@ -121,9 +128,26 @@ def _parts_of(reader: PlanReader, node: PlanNode) -> _Parts:
     catalyst, below = reader.catalyst, reader.found(node.children[0].handle)
     parts = catalyst.module("planning.PhysicalAggregation").unapply(reader.found(node.handle)).get()
     grouping = reader.columns(catalyst.project_to(parts._1(), below))
-    read = reader.read(catalyst.named("plans.logical.Aggregate")(parts._2(), parts._3(), below, catalyst.none()))
+    made = catalyst.named("plans.logical.Aggregate")(parts._2(), parts._3(), below, catalyst.none())
+    read = reader.read(made)
     functions = read.expressions.get("groupingExpressions", ())
-    return _Parts(grouping, functions, read.expressions.get("aggregateExpressions", ()), below)
+    results = read.expressions.get("aggregateExpressions", ())
+    return _Parts(
+        grouping, functions, results, tuple(_named_results(results, {each.id for each in grouping}, made)), below
+    )
+
+
+def _named_results(results: Sequence[Expression], ids: Set[int], made: Node) -> Iterator[Result]:
+    """Yield the results that are columns under names. Spark's JSON of an expression does not have its metadata."""
+    fields: list[Mapping[str, Mapping[str, object]]] | None = None
+    for position, each in enumerate(results):
+        if each.kind != "Alias" or each.children[0].kind != "AttributeReference" or each.children[0].id not in ids:
+            continue
+        if "explicitMetadata" in each.fields:
+            fields = fields or json.loads(made.schema().json())["fields"]
+            yield Result(each.children[0].id, each.name, fields[position]["metadata"])
+        else:
+            yield Result(each.children[0].id, each.name)
 
 
 def _key_column(reader: PlanReader, column: Column, random: frozenset[int]) -> KeyColumn:
@@ -132,10 +156,13 @@ def _key_column(reader: PlanReader, column: Column, random: frozenset[int]) -> K
     return KeyColumn(column, reader.sql(expression), not attribute_ids(expression).isdisjoint(random))
 
 
-def _key_text(reader: PlanReader, key: GroupingKey) -> str:
+def _key_text(reader: PlanReader, key: GroupingKey, below: Node) -> str:
     """Return a key in SQL, as Spark has it once equal floating-point numbers have equal bits."""
-    is_plain = key.column is None or isinstance(key.expression, Expression)
-    return key.sql if is_plain else told_in_sql(TreeBuilder(reader).value(key.expression))
+    if key.column is None or isinstance(key.expression, Expression):
+        return key.sql
+    normalised = TreeBuilder(reader).named(key.name, key.expression)
+    (column,) = reader.columns(reader.catalyst.project([normalised], below))
+    return reader.sql(column.expression.children[0])
 
 
 def _elements_of(reader: PlanReader, parts: _Parts, random: frozenset[int], taken: Sequence[str]) -> Elements:
@@ -205,11 +232,12 @@ class _Rows:
             if function.is_given:
                 self._sent.append([function.argument()])
                 continue
-            called, attributes = function.function, function.attributes()
-            for attribute, value in zip(attributes, items(called.initialValues()), strict=True):
-                initial.append(catalyst.alias(value, attribute.name(), attribute.exprId()))
-            updates = zip(items(called.updateExpressions()), attributes, strict=True)
-            self._sent.append([function.filtered(update, attribute) for update, attribute in updates])
+            attributes = function.attributes()
+            values, updates = function.function.initialValues(), function.function.updateExpressions()
+            for index, attribute in enumerate(attributes):
+                initial.append(catalyst.alias(values.apply(index), attribute.name(), attribute.exprId()))
+            updated = (function.filtered(updates.apply(index), each) for index, each in enumerate(attributes))
+            self._sent.append(list(updated))
         output = self.below.output()
         if initial:
             output = output.appendedAll(catalyst.seq(initial))
@@ -218,15 +246,16 @@ class _Rows:
 
     def specs(self) -> tuple[tuple[FunctionSpec, ...], pa.Schema]:
         """Return the specification of each function, and the schema of the key columns."""
-        sent = [
-            (function, buffer) for function, held in zip(self.functions, self._sent, strict=True) for buffer in held
-        ]
-        names = [f"buffer_{index}" for index in range(len(sent))]
-        plan = self._plan([buffer for _, buffer in sent], names, {})
-        shown = {name: function.text for name, (function, _) in zip(names, sent, strict=True)}
-        schema = arrow_schema(self.reader.catalyst.frame(plan), shown=shown)
+        catalyst = self.reader.catalyst
+        texts = [function.text for function, held in zip(self.functions, self._sent, strict=True) for _ in held]
+        names = [f"buffer_{index}" for index in range(len(texts))]
+        frame = catalyst.frame(self._plan([buffer for held in self._sent for buffer in held], names, {}))
+        if " collate " in frame.schema.simpleString():  # Strings in Python workers have no collation.
+            self._sent = [list(map(catalyst.plain, held)) for held in self._sent]
+            frame = catalyst.frame(self._plan([buffer for held in self._sent for buffer in held], names, {}))
+        schema = arrow_schema(frame, shown=dict(zip(names, texts, strict=True)))
         count = len(self._key_columns)
-        literals, results = _literals(self.reader, plan, count + len(sent)), self._results()
+        literals, results = _literals(self.reader, frame, count + len(names)), self._results()
         specs, index, taken = list[FunctionSpec](), count, [*schema.names[:count], *self.elements.names]
         for function, held in zip(self.functions, self._sent, strict=True):
             end = index + len(held)
@@ -266,8 +295,8 @@ class _Rows:
 
     def _plan(self, sent: Sequence[Node], names: Sequence[str], beside: Mapping[str, Value]) -> Node:
         catalyst, builder = self.reader.catalyst, TreeBuilder(self.reader)
-        columns = [catalyst.alias(catalyst.plain(buffer), name) for buffer, name in zip(sent, names, strict=True)]
-        columns += [catalyst.alias(catalyst.plain(builder.value(value)), name) for name, value in beside.items()]
+        columns = [catalyst.alias(buffer, name) for buffer, name in zip(sent, names, strict=True)]
+        columns += [builder.named(name, value) for name, value in beside.items()]
         return catalyst.project([*self._key_columns, *columns], self._lower)
 
     def _beside(self, plan: Node, sent: Sequence[str | None]) -> Node:
@@ -292,12 +321,12 @@ class _Rows:
         return catalyst.for_each(rows, [*first, *self.elements.names, *then, "passes"], plan)
 
 
-def _literals(reader: PlanReader, plan: Node, count: int) -> list[Literal | None]:
-    """Return for each column of a projection its value in every row, if Spark's optimiser knows it.
+def _literals(reader: PlanReader, frame: DataFrame, count: int) -> list[Literal | None]:
+    """Return for each column of a frame its value in every row, if Spark's optimiser knows it.
 
     The optimiser also knows the time, as that of now.
     """
-    folded = reader.read(reader.catalyst.optimised(plan))
+    folded = reader.read(optimised(frame))
     known = list[Literal | None]()
     for column in folded.expressions.get("projectList", ()) if folded.kind == "Project" else ():
         expression = column.children[0] if column.kind == "Alias" else column

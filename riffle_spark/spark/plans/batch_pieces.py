@@ -141,12 +141,14 @@ class PiecesOnRows:
     """What the slots of a stage answer, evaluated, and under the pieces that follow, the nearest first."""
 
     def __init__(self, evaluation: Piece, *above: Piece) -> None:
-        (hole,) = evaluation.holes
         self._pieces = (evaluation, *above)
-        self._rows = KeptRows(evaluation.catalyst, evaluation.leaf(hole).output())
+        self._rows: KeptRows | None = None
 
     def of(self, answers: DataFrame, time_ms: int) -> Node:
         """Return the plan of a batch's answers; each piece has all its holes from the one before."""
+        if self._rows is None:
+            evaluation, (hole,) = self._pieces[0], self._pieces[0].holes
+            self._rows = KeptRows(evaluation.catalyst, evaluation.leaf(hole).output())
         plan = self._rows.of(answers)
         for piece in self._pieces:
             plan = piece.on({hole.stage: plan for hole in piece.holes}, time_ms)

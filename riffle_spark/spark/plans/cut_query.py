@@ -22,7 +22,7 @@ from riffle_spark.spark.plans.batch_pieces import Piece
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node
 from riffle_spark.spark.plans.plan_reader import PlanReader
 
-__all__ = ["CutQuery", "check_plan", "cut_query", "read_frame"]
+__all__ = ["CutQuery", "check_plan", "cut_query", "read_frame", "read_query"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,14 @@ def read_frame(frame: DataFrame) -> tuple[PlanReader, PlanNode]:
 
 
 def cut_query(frame: DataFrame) -> CutQuery:
-    """Read a frame's plan and cut it. Raises ``ConfigError`` if its marks have several roots.
+    """Read a frame's plan and cut it. Raises ``ConfigError`` if its marks have several roots."""
+    reader, plan = read_query(frame)
+    values = cut(plan)
+    return CutQuery(reader, values, Piece(reader, values.top))
+
+
+def read_query(frame: DataFrame) -> tuple[PlanReader, PlanNode]:
+    """Return a query's plan as values, in the form in which it is cut, and the reader that knows their handles.
 
     As in Spark, the plans that ``WITH`` names are put where they are used, and ``SELECT DISTINCT`` becomes an aggregate
     without functions.
@@ -84,8 +91,7 @@ def cut_query(frame: DataFrame) -> CutQuery:
         changed = reader.catalyst.module("optimizer.ReplaceDistinctWithAggregate").apply(changed)
     if names & {"WithCTE", "Distinct"}:
         plan = reader.read(changed)
-    values = cut(plan)
-    return CutQuery(reader, values, Piece(reader, values.top))
+    return reader, plan
 
 
 def check_plan(query: CutQuery, mode: str) -> None:

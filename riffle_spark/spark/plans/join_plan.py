@@ -24,6 +24,8 @@ from riffle_spark.spark.plans.tree_builder import TreeBuilder, leaf_of
 __all__ = ["JoinPlan", "key_columns", "read_join"]
 
 _FILTER: Final = "plans.logical.Filter"
+_OF_LEFT: Final = ("LeftSemi", "LeftAnti")
+"""Joins whose rows have the columns of the left side alone."""
 _SOME_TIME_MS: Final = 1_700_000_000_000
 
 
@@ -51,9 +53,9 @@ def read_join(
     Raises ``ConfigError`` for columns that cannot be keys, for conditions that only Spark can evaluate if rows without
     a partner count, and for a store's name that cannot be one.
     """
-    catalyst, joined = reader.catalyst, reader.found(node.handle)
-    sides = [reader.output(joined.left()), reader.output(joined.right())]
-    output = reader.output(joined)[1]
+    catalyst = reader.catalyst
+    sides = [reader.output(reader.found(child.handle)) for child in node.children]
+    output = [column for _, columns in sides[: 1 if node.join_type in _OF_LEFT else 2] for column in columns]
     optimised, found = _found_join(reader, node, sides, output, read)
     columns = {column.id: column for _, each in sides for column in each}
     rows = JoinRows(found, ExpressionFacts(reader.sql, partial(reader.field, columns=columns)))
@@ -96,10 +98,9 @@ def _found_join(
     if join is None or equal is None or equal.isEmpty():
         raise rules.refusal("join_keys", node.join_type)
     equal = equal.get()
-    plans = (joined.left(), joined.right())
     keys = [
-        _keys_of(reader, _expressions(reader, expressions, leaf), columns, leaf, plan)
-        for expressions, (leaf, columns), plan in zip((equal._2(), equal._3()), sides, plans, strict=True)
+        _keys_of(reader, _expressions(reader, expressions, leaf), columns, leaf, reader.found(child.handle))
+        for expressions, (leaf, columns), child in zip((equal._2(), equal._3()), sides, node.children, strict=True)
     ]
     if [len(key.parts) for key in keys[0]] != [len(key.parts) for key in keys[1]]:
         raise rules.refusal("join_structs", ", ".join(key.name for key in keys[0]))
@@ -167,10 +168,11 @@ def _bounds(reader: PlanReader, join: PlanNode, times: Sequence[Column | None]) 
     told = [reader.found(part.handle) for part in parts if attribute_ids(part) <= of_times]
     if not told:
         return None, None
-    catalyst, whole, plan = reader.catalyst, told[0], reader.found(join.handle)
+    catalyst, whole = reader.catalyst, told[0]
     for part in told[1:]:
         whole = catalyst.named("expressions.And")(whole, part)
-    sets, helper = (plan.left().outputSet(), plan.right().outputSet()), catalyst.module("analysis.StreamingJoinHelper")
+    helper = catalyst.module("analysis.StreamingJoinHelper")
+    sets = [reader.found(child.handle).outputSet() for child in join.children]
     condition, some_time = catalyst.some(whole), catalyst.some(_SOME_TIME_MS)
     later = list[int | None]()
     for at, time in enumerate(times):

@@ -1,6 +1,4 @@
-"""The nodes of Spark's plans: what is below them, where they stand, others in their place; expressions, attributes and
-leaves to make new ones of. Knows Catalyst's classes by their names. Does not know what a node means to a query of ours.
-"""
+"""Spark's plans in the JVM, and what makes new nodes, expressions and leaves of Catalyst's classes, by their names."""
 
 import json
 import re
@@ -20,19 +18,13 @@ __all__ = [
     "analysed",
     "at",
     "children",
-    "conjuncts",
-    "expressions",
     "function_id",
-    "id_of",
-    "ids_in",
     "is_distinct",
     "items",
     "kind",
-    "metadata",
+    "optimised",
     "placed",
     "replaced",
-    "told_in_sql",
-    "walk",
 ]
 
 Node: TypeAlias = Any
@@ -67,26 +59,6 @@ def children(node: Node) -> list[Node]:
     return items(node.children())
 
 
-def expressions(node: Node) -> Iterator[Node]:
-    """Yield each expression of one node of a plan, and all below them."""
-    for one in items(node.expressions()):
-        yield from walk(one)
-
-
-def conjuncts(condition: Node) -> Iterator[Node]:
-    """Yield what has to hold, part by part."""
-    if kind(condition) == "And":
-        for one in children(condition):
-            yield from conjuncts(one)
-    else:
-        yield condition
-
-
-def walk(node: Node) -> Iterator[Node]:
-    """Yield a node and all below it, what is above first."""
-    yield from (one for _, one in placed(node))
-
-
 def placed(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
     """Yield a node and all below it with their places, what is above first."""
     yield path, node
@@ -106,19 +78,9 @@ def analysed(frame: DataFrame) -> Node:
     return frame._jdf.queryExecution().analyzed()
 
 
-def metadata(attribute: Node) -> str:
-    """Return what an attribute's metadata say, as JSON."""
-    return str(attribute.metadata().json())
-
-
-def id_of(attribute: Node) -> int:
-    """Return the number by which Spark tells an attribute from all others."""
-    return int(attribute.exprId().id())
-
-
-def ids_in(expression: Node) -> set[int]:
-    """Return the numbers of the attributes in an expression."""
-    return {id_of(one) for one in walk(expression) if kind(one) == "AttributeReference"}
+def optimised(frame: DataFrame) -> Node:
+    """Return what Spark's optimiser makes of a frame's plan."""
+    return frame._jdf.queryExecution().optimizedPlan()
 
 
 def function_id(node: Node) -> int | None:
@@ -126,17 +88,6 @@ def function_id(node: Node) -> int | None:
     if kind(node) == "UpdateEventTimeWatermarkColumn":  # it says what the function's event time is
         node = node.child()
     return int(node.functionExpr().resultId().id()) if "InP" in kind(node) else None
-
-
-def told_in_sql(expression: Node) -> str:
-    """Return an expression in SQL, its columns by their names alone: what is stored under it goes on where a view or an
-    alias that they come from is called otherwise.
-    """
-    text = str(expression.sql())
-    for one in walk(expression):
-        if kind(one) == "AttributeReference" and one.qualifier().nonEmpty():
-            text = text.replace(str(one.sql()), str(one.withQualifier(one.qualifier().take(0)).sql()))
-    return text
 
 
 def replaced(catalyst: "Catalyst", node: Node, others: Mapping[Path, Node]) -> Node:
@@ -191,7 +142,7 @@ class Catalyst:
 
     def optimised(self, plan: Node) -> Node:
         """Return what Spark's optimiser makes of a plan."""
-        return self.frame(plan)._jdf.queryExecution().optimizedPlan()
+        return optimised(self.frame(plan))
 
     def project(self, columns: Sequence[Node], below: Node) -> Node:
         """Return a plan of these columns of the one below."""
@@ -337,14 +288,11 @@ class Catalyst:
             array[index] = one
         return node.makeCopy(array)
 
-    def is_unary(self, node: Node) -> bool:
-        """Tell whether a node has one child whatever it is."""
-        return self.is_a(node, f"{_CATALYST}.trees.UnaryLike")
-
     def is_a(self, part: object, name: str) -> bool:
         """Tell whether something is an object of the JVM and of a class."""
-        classes = looked_up(context(self.spark)._jvm, "java.lang.Class", "forName")
-        return hasattr(part, "getClass") and bool(classes(name).isInstance(part))
+        if name not in self._kept:
+            self._kept[name] = looked_up(context(self.spark)._jvm, "java.lang.Class", "forName")(name)
+        return hasattr(part, "getClass") and bool(self._kept[name].isInstance(part))
 
     def some(self, value: object) -> Node:
         """Return a value as a Scala option that has it."""
