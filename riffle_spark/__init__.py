@@ -11,8 +11,8 @@ from riffle_spark.log_lines import keep_printable
 if TYPE_CHECKING:
     from riffle_spark.offline.recovery import adopt, rollback
     from riffle_spark.offline.switch import switch_dispatch
-    from riffle_spark.process.blocks.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
     from riffle_spark.process.blocks.arrow_function import arrow_function
+    from riffle_spark.process.merging.aggregates import aggregate, count, first, last, max_, mean, min_, sum_
     from riffle_spark.process.merging.user_aggregate import UserAggregate
     from riffle_spark.protocol.batch.batch_report import BatchReport
     from riffle_spark.protocol.ownership.readiness import KeyPlace, MemberState, Readiness
@@ -64,7 +64,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "process.blocks.aggregates": ("aggregate", "count", "first", "last", "max_", "mean", "min_", "sum_"),
+    "process.merging.aggregates": ("aggregate", "count", "first", "last", "max_", "mean", "min_", "sum_"),
     "process.blocks.arrow_function": ("arrow_function",),
     "process.merging.user_aggregate": ("UserAggregate",),
     "protocol.ownership.rebalance": ("RebalanceListener",),

@@ -4,10 +4,9 @@ Each check takes what a user wrote and returns the value, or raises ``ValueError
 ``checked`` makes the error for users. A ``Range`` is a check that can also be listed in a table.
 """
 
-import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from types import MappingProxyType
@@ -23,7 +22,6 @@ __all__ = [
     "file_mode",
     "flag",
     "function",
-    "goals",
     "groups",
     "names",
     "number",
@@ -36,7 +34,6 @@ __all__ = [
     "text",
     "unset_or",
     "values_by_tag",
-    "weights",
     "whole",
 ]
 
@@ -83,19 +80,6 @@ def checked(name: str, value: Value, check: Check, *, remedy: str, where: str) -
         raise ConfigError(
             f"{name} = {value!r} is not allowed: it must be {error}", remedy=remedy, where=where
         ) from None
-
-
-def check_rising(settings: object, orders: Iterable[Sequence[str]]) -> None:
-    """Raise ``ConfigError`` where one of some settings is below one that stands before it in its order."""
-    for order in orders:
-        told = [(name, getattr(settings, name)) for name in order]
-        for (lower, low), (upper, high) in itertools.pairwise(told):
-            if high < low:
-                raise ConfigError(
-                    f"{upper} = {high:g} is below {lower} = {low:g}, which is to come before it",
-                    remedy=f"let them rise: {' <= '.join(order)}; where one is not said its default counts",
-                    where=upper,
-                )
 
 
 def whole(low: int, high: int | None = None) -> Range:
@@ -275,23 +259,6 @@ def groups(value: Value) -> Value:
     return told
 
 
-@_range("pairs `name=number`")
-def weights(value: Value) -> Value:
-    """Return pairs of a name and a number from 0 up, written as pairs are, or as a table of numbers."""
-    at_least_0, texts = number(0), {n: str(v) for n, v in value.items()} if isinstance(value, Mapping) else value
-    try:
-        return tuple((name, at_least_0(*held)) for name, held in values_by_tag(_as_texts(texts)))  # type: ignore[attr-defined]
-    except (TypeError, ValueError):  # the one where a name has two numbers
-        raise ValueError("numbers from 0 up by name, each once, such as 'totals=1, models=20', or a table") from None
-
-
-def _as_texts(value: Value) -> Value:
-    """Return pairs of names and numbers with their numbers as text, anything else as it is."""
-    if not isinstance(value, (list, tuple)) or not all(isinstance(v, (list, tuple)) and len(v) == 2 for v in value):
-        return value
-    return [(name, str(one)) for name, one in value]
-
-
 @_range("`tag=value`, or values by tag")
 def values_by_tag(value: Value) -> Value:
     """Return pairs of a tag and its values, from a table, or from ``tag=value`` texts in a list or with commas."""
@@ -322,18 +289,6 @@ def function(value: Value) -> Value:
     return value
 
 
-@_range("names, or functions of your own")
-def goals(value: Value) -> Value:
-    """Return a tuple of names and functions, also from text with commas; no name twice."""
-    items = [v.strip() for v in value.split(",") if v.strip()] if isinstance(value, str) else value
-    if not isinstance(items, (list, tuple)):
-        raise ValueError("goals, as a list or separated by commas")  # noqa: TRY004 - as every check
-    checked_items = tuple(function(item) for item in items)
-    if len(set(checked_items)) < len(checked_items):
-        raise ValueError("goals, none of them twice")
-    return checked_items
-
-
 @dataclass(frozen=True, slots=True)
 class SettingLine:
     """What one setting is, beside its name. ``meaning`` is Markdown as in docs/configuration.md, which ``./run
@@ -341,7 +296,7 @@ class SettingLine:
 
     ``live`` settings can change while a query runs; the others take a restart, or what ``fixed`` says. Those with
     ``of_assignment`` have no effect where hashes name the owners. ``example`` is shown where the default says nothing;
-    ``section`` is the heading of this setting and of those after it.
+    ``section`` is the heading of this setting and of those after it. ``users`` are two kinds of users who change it.
     """
 
     default: object
@@ -352,12 +307,13 @@ class SettingLine:
     fixed: str
     example: object
     section: str
+    users: tuple[str, str]
 
 
-def setting(
+def setting(  # noqa: PLR0913 - all that a setting's line declares
     default: _Default, allowed: Range, meaning: str, *, live: bool = False, of_assignment: bool = False,
-    fixed: str = "", example: object = None, section: str = "",
+    fixed: str = "", example: object = None, section: str = "", users: tuple[str, str],
 ) -> _Default:  # fmt: skip
     """Return the field of ``Settings`` that one line declares."""
-    line = SettingLine(default, allowed, meaning, live, of_assignment, fixed, example, section)
+    line = SettingLine(default, allowed, meaning, live, of_assignment, fixed, example, section, users)
     return field(default=default, metadata={"line": line})

@@ -1,20 +1,16 @@
 """Names that somebody wrote and that there are not. Knows how to find the nearest one. Does not know what is named."""
 
 import difflib
-import functools
-import inspect
-from collections.abc import Callable, Collection, Iterable
-from typing import Final, ParamSpec, TypeVar
+from collections.abc import Collection, Iterable
+from typing import Final
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["check_known", "checks_keywords", "nearest", "unknown"]
+__all__ = ["check_known", "nearest", "unknown"]
 
 _NEAR: Final = 0.6
 """How alike two names are, from 0 to 1, if one may have been meant by the other."""
 _FEW: Final = 12
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -35,17 +31,3 @@ def check_known(what: str, given: Iterable[object], known: Collection[str], *, s
     for name in given:
         if name not in known:
             raise unknown(what, name, known, source=source, where=where)
-
-
-def checks_keywords(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let a function refuse a keyword that it does not have with ``ConfigError`` and the nearest that it has."""
-    parameters = inspect.signature(function).parameters.values()
-    known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"]
-
-    @functools.wraps(function)
-    def checked(*args: _P.args, **keywords: _P.kwargs) -> _R:
-        name = function.__qualname__.removesuffix(".__init__")
-        check_known(f"argument of {name}", keywords, known, source="code")
-        return function(*args, **keywords)
-
-    return checked

@@ -11,9 +11,10 @@ import pytest
 
 from apps.demo.jars import spark_home
 from apps.demo.servers import JVM_OPTIONS, KafkaBroker, S3Server, StandaloneCluster
+from tests.kit.examples import register_profiles
 from tests.kit.folders import CHECKOUT
 from tests.kit.order_of_tests import InOrder
-from tests.kit.shared_session import NO_SESSION, Kind, SharedSession, kind_of, tidy
+from tests.kit.shared_session import NO_SESSION, Kind, SharedSession, kind_of, runtime_conf, tidy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,12 +28,18 @@ os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-java-options '{JVM_OPTIONS}' pysp
 # Python workers, and the jobs that tests start, find the packages of this checkout.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
 
+register_profiles()
 pytest_plugins = ["tests.kit.servers.fixtures", "tests.kit.simulated.fixtures"]
-SLOW_MARKS = ("spark", "cluster", "long")
+SLOW_MARKS = ("cluster", "spark", "long")
+"""In the order in which they run. Tests on clusters wait much, so others run beside them."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what is fast first, and one after the other what can share a session."""
+    """Mark tests on clusters as long unless they stand for a promise, and run fast tests first."""
+    for item in items:
+        if item.get_closest_marker("cluster") and not item.get_closest_marker("promise"):
+            item.add_marker("long")
     items.sort(key=lambda item: (_rank(item), _kind(item)))
 
 
@@ -68,9 +75,11 @@ def master(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def spark(request: pytest.FixtureRequest, master: str, shared_session: SharedSession) -> Iterator[SparkSession]:
-    """A session as the module's ``MASTER`` and ``CONF`` say; others of the same kind have it before and after."""
+    """Return a session as the module's ``MASTER`` and ``CONF`` say; other modules use it before and after."""
     session = shared_session.of(kind_of(request.module)._replace(master=master))
     conf = dict(session.conf.getAll)
+    for name, value in runtime_conf(request.module).items():
+        session.conf.set(name, value)
     yield session
     tidy(session, conf)
     if not master.startswith("local"):

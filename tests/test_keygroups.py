@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError
@@ -107,7 +107,6 @@ def test_document_shows_vectors_that_exist() -> None:
     assert [row for row in shown if (row[0], *row[2:]) not in published] == []
 
 
-@settings(derandomize=True, max_examples=60, deadline=None)
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=90)), min_size=1, max_size=40), st.integers(0, 2**64 - 1))
 def test_bytes_of_any_length_hash_as_the_reference_does(values: list[bytes | None], first: int) -> None:
     """Text and bytes of every length hash as the reference XXH64, each row with its own seed, in slices too."""
@@ -187,7 +186,6 @@ def test_warns_of_few_key_groups() -> None:
     assert "132" in (few_key_groups_warning(128, 33) or "")
 
 
-@settings(derandomize=True, max_examples=200)
 @given(st.sets(st.integers(0, 200)))
 def test_ranges_are_the_set_they_were_made_of(members: set[int]) -> None:
     """Ranges hold, count, list, write and read exactly the key-groups they were built from."""

@@ -49,7 +49,6 @@ def without(package: str, code: str) -> str:
     [
         ("rack_aware_assignment_strategy", "'min_cost'"),
         ("rack_aware_assignment_strategy", "'balance_subtopology'"),
-        ("user_cost", "lambda task, member: 0"),
     ],
 )
 @pytest.mark.parametrize("how", ["Settings({0}={1})", "Settings().but({0}={1})"], ids=["made", "changed"])
@@ -129,3 +128,29 @@ def test_the_package_can_be_imported_without_any_optional_one(package: str) -> N
     """No module that a query without these needs imports one of them."""
     names = "Settings, Stateful, aggregate, count, on, sum_, together"
     assert without(package, f"from riffle_spark import {names}\nprint('imported')") == "imported\n"
+
+
+@pytest.mark.spark
+def test_a_driver_without_pandas_is_told_what_to_install() -> None:
+    """PySpark needs pandas for every function on Arrow tables: a job and a wrapped stream say so before a batch."""
+    code = """
+from pyspark.sql import SparkSession
+import riffle_spark as riffle
+from riffle_spark.errors import ConfigError
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+job = riffle.Stateful("t", "k", riffle.aggregate(n=riffle.count()), settings=riffle.Settings(root="file:///nowhere"))
+for act in (
+    lambda: job.into(print)(spark.range(1).selectExpr("id k"), 0),
+    lambda: riffle.on(spark.readStream.format("rate").load(), root="file:///nowhere"),
+):
+    try:
+        act()
+    except ConfigError as error:
+        print(f"{error.problem}|{error.remedy}")
+"""
+    refused = without("pandas", code).splitlines()
+    assert len(refused) == 2
+    for line in refused:
+        problem, remedy = line.split("|")
+        assert "the driver's Python has no pandas that PySpark accepts" in problem
+        assert "pip install 'pandas>=2.2,<3'" in remedy

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import pickle
-from collections.abc import Callable
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-import riffle_spark
+from riffle_spark.assign.model import AssignSettings
 from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import TOTAL_MAX
+from riffle_spark.removed_settings import REMOVED
 from riffle_spark.setting_values import Range, one_of, optional, seconds, text, whole
 from riffle_spark.settings import LINES, LIVE, Settings, from_sources, hasty
 
@@ -139,20 +139,9 @@ def test_values_of_tags_are_said_as_pairs_or_by_tag(said: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["totals=1, models=2.5", {"totals": 1, "models": 2.5}, [["totals", 1], ["models", 2.5]]]
-)
-def test_weights_of_stores_are_numbers_by_name(said: object) -> None:
-    """However they are written."""
-    assert Settings(store_weights=said).store_weights == (("totals", 1.0), ("models", 2.5))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
     ("name", "said"),
-    [("store_weights", "totals"), ("store_weights", "totals=1, totals=2"),
-     ("store_weights", "totals=-1"), ("store_weights", {"totals": "much"}),
-     ("forced_awareness", "zone"), ("forced_awareness", {"zone": []}), ("forced_awareness", [["zone", ""]]),
-     ("include", "ssd"), ("moves_at_once", -1), ("store_balance", "inf"), ("instance_balance", 101),
-     ("goals", ["rack", "rack"]), ("goals", 7), ("user_cost", 7), ("rebalance_enable", "some")],
+    [("forced_awareness", "zone"), ("forced_awareness", {"zone": []}), ("forced_awareness", [["zone", ""]]),
+     ("include", "ssd"), ("assignor", 7), ("rebalance_enable", "some")],
 )  # fmt: skip
 def test_what_cannot_be_asked_of_placement_is_refused(name: str, said: object) -> None:
     """With the setting, and what it can be."""
@@ -177,8 +166,6 @@ def test_what_was_said_survives_pickling() -> None:
         ("probing_rebalance_interval", "ten minutes", "duration"),
         ("standby_mode", "hot", "replay, snapshot_pointer"),
         ("deliver_after_commit", "maybe", "true or false"),
-        ("snapshot_chain_share", 0, "at least 0.1"),
-        ("snapshot_chain_share", float("nan"), "at least 0.1"),
         ("dispatch", "by_key", "key_group, partition, hashed"),
         ("retained_for", float("inf"), "at most 36500 d"),
         ("retained_for", float("nan"), "duration"),
@@ -264,22 +251,6 @@ def test_settings_of_a_file_that_nobody_would_read_are_refused(tmp_path: Path, t
     assert from_sources(None, {}, tmp_path / "riffle.toml").key_groups == 16
 
 
-def test_an_argument_that_there_is_not_suggests_the_nearest() -> None:
-    """Operators, processors and functions refuse it as a setting is refused, and keep their signatures."""
-    schema = pa.schema([("n", pa.int64())])
-    calls: list[tuple[Callable[..., object], dict[str, object], str]] = [
-        (riffle_spark.Stateful, {"durabel": False}, "durable"),
-        (riffle_spark.together, {"setting": None}, "settings"),
-        (riffle_spark.transform_with_state, {"outputmode": "update"}, "output_mode"),
-        (riffle_spark.transform_with_state_in_pandas, {"timemode": "None"}, "time_mode"),
-        (riffle_spark.arrow_function, {"state": schema, "outputs": schema}, "output"),
-    ]
-    for call, keywords, near in calls:
-        with pytest.raises(ConfigError, match=f"did you mean '{near}'"):
-            call(**keywords)
-        assert near in inspect.signature(call).parameters
-
-
 def test_a_probing_interval_below_a_minute_is_warned_of() -> None:
     """It is taken, as tests want it, and the warning says what it is good for."""
     assert hasty(Settings()) == hasty(Settings(probing_rebalance_interval="1 min")) == ()  # type: ignore[arg-type]
@@ -301,16 +272,47 @@ def test_a_file_named_in_the_configuration_must_be_there(tmp_path: Path) -> None
         from_sources(None, {"spark.riffle.conf_file": str(tmp_path / "missing.toml")})
 
 
-def test_marks_of_disks_and_memory_rise(tmp_path: Path) -> None:
-    """A mark below the one before it would do the last thing first; each is looked at with what other sources say."""
+def test_marks_of_disks_and_memory_rise_from_the_limit_to_all() -> None:
+    """Each is a fixed part of what the limit leaves."""
+    usual = Settings()
+    assert (usual.local_disk_high, usual.local_disk_flood) == (0.9, 0.95)
+    assert usual.local_memory_high == 0.95
+    early = Settings(local_disk_limit=0.6, local_memory_limit=0.6)
+    assert early.local_disk_limit < early.local_disk_high < early.local_disk_flood < 1
+    assert early.local_memory_limit < early.local_memory_high < 1
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_setting_is_refused_with_its_replacement(tmp_path: Path, name: str) -> None:
+    """In code, in a file and in the Spark configuration, each named in the error."""
     file = tmp_path / "riffle.toml"
-    file.write_text("local_disk_limit = 0.5\nlocal_memory_limit = 0.4")
-    fine = Settings(local_disk_high=0.6, local_disk_flood=0.6, local_memory_high=0.4)
-    assert from_sources(fine, toml=file).local_disk_high == 0.6
-    for code, said in (
-        (fine, "local_disk_high = 0.6 is below local_disk_limit = 0.8"),
-        (Settings(local_disk_flood=0.85), "local_disk_flood = 0.85 is below local_disk_high = 0.9"),
-        (Settings(local_memory_high=0.8), "local_memory_high = 0.8 is below local_memory_limit = 0.9"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            from_sources(code)
+    file.write_text(f"[riffle]\n{name} = 1\n")
+    with pytest.raises(ConfigError, match="of code was removed") as in_code:
+        Settings(**{name: 1})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"riffle\.toml was removed"):
+        from_sources(None, {}, file)
+    with pytest.raises(ConfigError, match=rf"spark\.riffle\.{name}\) was removed"):
+        from_sources(None, {f"spark.riffle.{name}": "1"})
+    assert in_code.value.remedy == REMOVED[name]
+
+
+def test_replacements_name_settings_that_exist() -> None:
+    """And no setting is removed and there."""
+    assert not REMOVED.keys() & LINES.keys()
+    fields_of_assignors = {each.name for each in fields(AssignSettings)}
+    others = {"topic", "partition", "Task.weight", "withColumnRenamed", "RIFFLE_RACK", "conf/spark-env.sh"}
+    for remedy in REMOVED.values():
+        named = {word for word in re.findall(r"`([^`]*)`", remedy) if not word.startswith("assign(")}
+        assert named <= LINES.keys() | fields_of_assignors | others
+
+
+def test_every_setting_has_two_users() -> None:
+    """A setting that nobody changes should be a constant."""
+    for name, line in LINES.items():
+        assert len(set(line.users)) == 2, name
+
+
+def test_the_names_of_the_designs_mean_our_strategies() -> None:
+    """KIP-925 calls its second algorithm `balanced_min_cost`, Kafka its first one `min_traffic`."""
+    for name, strategy in (("balanced_min_cost", "balance_subtopology"), ("min_traffic", "min_cost"), ("NONE", "none")):
+        assert Settings(rack_aware_assignment_strategy=name).rack_aware_assignment_strategy == strategy

@@ -12,7 +12,7 @@ from pathlib import Path
 import boto3
 
 from benchmarks.elastic.query import STORE, Query
-from riffle_spark.protocol.upkeep.snapshots import SnapshotPolicy, due
+from riffle_spark.protocol.upkeep.snapshots import CHAIN_SHARE, SnapshotPolicy, due
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
@@ -41,9 +41,7 @@ class Audit:
         assert settings.root is not None
         self._log = Log(open_store(settings.root, options_of(settings)), settings.root)
         self.prefix = settings.root.split("/", 3)[3] + "/"
-        self._policy = SnapshotPolicy(
-            settings.snapshot_chain_share, settings.snapshot_chain_links, max(2, settings.retained_versions)
-        )
+        self._policy = SnapshotPolicy(CHAIN_SHARE, settings.snapshot_chain_links, max(2, settings.retained_versions))
 
     def look(self) -> StoreView:
         """Return what lies there now."""

@@ -27,6 +27,8 @@ __all__ = ["RESULTS", "Figure", "Run", "figures_in", "keep", "read", "save", "un
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 PACKAGES = ("riffle-spark", "pyspark", "pyarrow", "numpy")
 NOT_MEASURED = (":/", ":(top,exclude)benchmarks/results", ":(top,exclude)docs/numbers.md")
+TRENDS = ("calls",)
+"""Benchmarks whose older runs are kept, although newer ones have measured the same figures."""
 UNITS = (
     ("rows_per_s", "rows/s"),
     ("elements_per_s", "elements/s"),
@@ -161,9 +163,10 @@ def keep(command: str, options: Sequence[str], printed: str, folder: Path = RESU
     lines = printed.strip().splitlines()
     if not lines or not lines[-1].startswith("{"):
         sys.exit("there are no figures to save")
-    file = folder / f"{command.rsplit(maxsplit=1)[-1]}.json"
+    name = command.rsplit(maxsplit=1)[-1]
+    file = folder / f"{name}.json"
     newer = _run_of(" ".join(["./run", command, *options]), json.loads(lines[-1]))
-    save(file, with_run(read(file), newer))
+    save(file, (*read(file), newer) if name in TRENDS else with_run(read(file), newer))
     return file
 
 

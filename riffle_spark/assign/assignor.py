@@ -7,17 +7,17 @@ The high availability assignor follows KIP-441, with a target that respects owne
 import functools
 import operator
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import PurePath
-from typing import cast, get_args
+from typing import cast
 
 from riffle_spark.assign.baselines import hash_assignor, sticky_assignor
 from riffle_spark.assign.board import NOBODY, WITH_STATE, WITHOUT_STATE, Board, board_of, is_allowed
 from riffle_spark.assign.explain import Placement, assignment_of, with_moves
 from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, Member, MemberId, Task, TaskId, View
-from riffle_spark.assign.owner_goals import BuiltIn, Goals, name_of
+from riffle_spark.assign.owner_goals import Goals, name_of
 from riffle_spark.assign.owner_moves import OwnerPlan, plan_owners
 from riffle_spark.assign.owner_target import owner_target
 from riffle_spark.assign.racks import racks_count, save_traffic
@@ -25,14 +25,14 @@ from riffle_spark.assign.standby_moves import plan_standbys
 from riffle_spark.assign.standby_target import standby_target
 from riffle_spark.assign.validity import orders_broken, refusals
 from riffle_spark.errors import ConfigError
-from riffle_spark.settings import Settings
-from riffle_spark.unknown_names import check_known, nearest
+from riffle_spark.settings import LINES, Settings
+from riffle_spark.unknown_names import nearest
 
 __all__ = [
     "assign",
     "assign_settings",
     "high_availability",
-    "load_own",
+    "load_assignor",
     "obeyed",
     "raised",
     "refusals",
@@ -205,57 +205,51 @@ def _place_stateless(board: Board, settings: AssignSettings, *, racks: bool) -> 
 
 def assign_settings(settings: Settings, drained: Iterable[MemberId] = ()) -> AssignSettings:
     """Return the settings of a query that concern assignment; a drained member may keep nothing in the end."""
-    own = with_own(settings)
-    told: dict[str, object] = {each.name: getattr(own, each.name) for each in fields(AssignSettings)}
-    told["forced_awareness"] = dict(own.forced_awareness)
-    told["exclude"] = (*own.exclude, *(("id", member) for member in sorted(drained)))
-    return AssignSettings(**told)  # type: ignore[arg-type] # each is what the setting of its name is
+    loaded = with_own(settings)
+    chosen: dict[str, object] = {
+        each.name: getattr(loaded, each.name) for each in fields(AssignSettings) if each.name in LINES
+    }
+    chosen["forced_awareness"] = dict(loaded.forced_awareness)
+    chosen["exclude"] = (*loaded.exclude, *(("id", member) for member in sorted(drained)))
+    return AssignSettings(**chosen)  # type: ignore[arg-type] # each is what the setting of its name is
 
 
 def with_own(settings: Settings) -> Settings:
-    """Return the settings with the functions that they name by their paths; classes are made, once for each call: a
-    query calls this once. Raises ``ConfigError`` if a path names nothing that can be called.
+    """Return the settings with the user's assignor that they name by its path; of a class an instance is made, once for
+    each call: a query calls this once. Raises ``ConfigError`` if the path names nothing that can be called.
     """
-    own: dict[str, object] = {}
-    if settings.assignor not in _OURS:
-        own["assignor"] = load_own(settings.assignor, "assignor", _OURS)
-    if settings.user_cost is not None:
-        own["user_cost"] = load_own(settings.user_cost, "user_cost")
-    if settings.goals:
-        ours = tuple(get_args(BuiltIn))
-        own["goals"] = tuple(goal if goal in ours else load_own(goal, "goals", ours) for goal in settings.goals)
-    names = [name_of(goal) for goal in settings.goals]
-    check_known("hard goal", settings.hard_goals, names, source="hard_goals, or name it in goals")
-    changed = {name: value for name, value in own.items() if value != getattr(settings, name)}
-    return settings.but(**changed) if changed else settings
+    if settings.assignor in _OURS:
+        return settings
+    assignor = load_assignor(settings.assignor)
+    return settings if assignor == settings.assignor else settings.but(assignor=assignor)
 
 
-def load_own(given: object, setting: str, ours: Sequence[str] = ()) -> Callable[..., object]:
-    """Return what a setting gives or names, by a dotted path ``package.module.name`` (or ``package.module:name``); of a
-    class an instance.
+def load_assignor(assignor: object) -> Assignor:
+    """Return a user's assignor, or what its dotted path names (``package.module.name`` or ``package.module:name``); of
+    a class an instance.
 
-    Raises ``ConfigError`` if it names nothing that can be called, or what fails when it is imported or made.
+    Raises ``ConfigError`` if it cannot be called, or if importing or making it fails.
     """
-    found = _imported(given, setting, ours) if isinstance(given, str) else given
-    if isinstance(found, type):
-        found = _instance(found, str(given), setting)
-    if not callable(found):
-        raise ConfigError(f"{given!r} cannot be called", remedy="name a function", where=setting)
-    return found
+    loaded = _imported(assignor) if isinstance(assignor, str) else assignor
+    if isinstance(loaded, type):
+        loaded = _instance(loaded, str(assignor))
+    if not callable(loaded):
+        raise ConfigError(f"{assignor!r} cannot be called", remedy="name a function", where="assignor")
+    return cast("Assignor", loaded)
 
 
-def _imported(path: str, setting: str, ours: Sequence[str]) -> object:
+def _imported(path: str) -> object:
     module, _, name = path.replace(":", ".").rpartition(".")
     try:
         found: object = getattr(import_module(module), name)
     except Exception as missing:
         why = f"{type(missing).__name__}: {missing}" if module else "that is no dotted path"
-        meant = "" if module else nearest(path, ours)
+        meant = "" if module else nearest(path, _OURS)
         near = f"did you mean {meant!r}? Else " if meant else ""
         raise ConfigError(
-            f"no {setting.removesuffix('s')} is found at {path!r}: {why}",
-            remedy=f"{near}use {''.join(f'{one}, ' for one in ours)}a function, or the dotted path of your own",
-            where=setting,
+            f"no assignor is found at {path!r}: {why}",
+            remedy=f"{near}use {', '.join(_OURS)}, a function, or the dotted path of your own",
+            where="assignor",
         ) from missing
     return found
 
@@ -263,17 +257,17 @@ def _imported(path: str, setting: str, ours: Sequence[str]) -> object:
 @functools.cache
 def _loaded_once(path: str) -> Assignor:
     """Return the assignor of a path for calls that no query makes: once a process."""
-    return cast("Assignor", load_own(path, "assignor", _OURS))
+    return load_assignor(path)
 
 
-def _instance(kind: type, path: str, setting: str) -> object:
+def _instance(kind: type, path: str) -> object:
     try:
         return kind()
     except Exception as error:
         raise ConfigError(
-            f"the {setting} {path!r} cannot be made: {_error_text(error, path)}",
+            f"the assignor {path!r} cannot be made: {_error_text(error, path)}",
             remedy="make it one that takes no arguments and does not fail, or name a function",
-            where=setting,
+            where="assignor",
         ) from error
 
 

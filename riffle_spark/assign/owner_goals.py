@@ -10,15 +10,16 @@ bounded number of tries.
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from riffle_spark.assign.board import NOBODY, Board
 from riffle_spark.assign.demand import AlikeTasks, fair_bounds, rows_of
 from riffle_spark.assign.model import AssignSettings, UserGoal
 from riffle_spark.assign.owner_weights import is_weighed
 from riffle_spark.assign.racks import rack_cost
+from riffle_spark.unknown_names import check_known
 
-__all__ = ["BuiltIn", "Goals", "name_of"]
+__all__ = ["Goals", "name_of"]
 
 BuiltIn = Literal["memory", "balance", "spread", "rack", "user"]
 Missed: TypeAlias = Callable[[int, Sequence[int]], int]
@@ -44,6 +45,8 @@ class Goals:
         self._held: Held = []
         self._misses: list[list[int]] = []
         self._named = len(settings.goals)
+        if settings.goals or settings.hard_goals:
+            _check_names(settings)
         if settings.goals and board.tasks:
             self._rows = rows_of(board, settings)
             others = [name for name in _own_order(board, settings, racks=racks) if name not in settings.goals]
@@ -178,10 +181,17 @@ class _GoalError(Exception):
     """A user's goal raised, or answered what is no whole number."""
 
 
+def _check_names(settings: AssignSettings) -> None:
+    """Raise ``ConfigError`` for a goal that does not exist, and for a hard goal that is not among the goals."""
+    built_in = get_args(BuiltIn)
+    check_known("goal", [g for g in settings.goals if isinstance(g, str)], built_in, source="goals")
+    check_known("hard goal", settings.hard_goals, [name_of(g) for g in settings.goals], source="hard_goals")
+
+
 def name_of(own: object) -> str:
     """Return what a goal, or a function of the user's, is called."""
     if isinstance(own, str):
-        return own.replace(":", ".").rpartition(".")[2]
+        return own
     return str(getattr(own, "__qualname__", type(own).__qualname__)).rpartition(".")[2]
 
 

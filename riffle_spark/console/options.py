@@ -77,7 +77,7 @@ def settings_in(conf_file: Path, s3_endpoint: str | None, *, assigns: bool = Fal
     with called():
         own = Settings() if s3_endpoint is None else Settings(s3_endpoint=s3_endpoint)
         if not assigns:
-            own = own.but(rack_aware_assignment_strategy="none", user_cost=None)
+            own = own.but(rack_aware_assignment_strategy="none")
         return from_sources(own, {}, conf_file)
 
 

@@ -129,11 +129,10 @@ def simulate_command(
     FILE is a world in JSON, or one that comes with the package: day, lost_member, rolling_bounce, scale_out,
     zone_outage.
     """
-    from riffle_spark.protocol.ownership.triggers import Patience, Probes, outside_band
-    from riffle_spark.protocol.ownership.world_rules import WorldRules
     from riffle_spark.simulate.outcomes import check_drawable, draw, json_of, table_of
-    from riffle_spark.simulate.play import Rules, play
+    from riffle_spark.simulate.play import play
     from riffle_spark.simulate.policy import POLICIES
+    from riffle_spark.simulate.rules import rules_of
     from riffle_spark.simulate.world_file import read_world
 
     if history and not as_json:
@@ -148,8 +147,7 @@ def simulate_command(
     batches = -int(-world.seconds // world.every) * len(chosen)
     with click.progressbar(length=batches, label=shown(world.name), file=sys.stderr) as bar:
         for name in chosen:
-            rules = Rules(Probes(), Patience(), outside_band, WorldRules(world))
-            outcomes.append(play(world, POLICIES[name], rules, lambda _: bar.update(1)))
+            outcomes.append(play(world, POLICIES[name], rules_of(world), lambda _: bar.update(1)))
     if as_json:
         for outcome in outcomes:
             echo(json.dumps(json_of(world, outcome, history=history)))

@@ -165,17 +165,15 @@ def given_up(executor: str, seconds: float) -> UpkeepReceipt:
 
 @dataclass(frozen=True)
 class CensusOrder:
-    """What to look for. ``ec2_metadata`` asks the instance metadata service for the zone where nothing else tells;
-    folders of dead executors that nobody has used for ``folder_cleanup_seconds`` are removed. Who has not answered
-    after ``timeout_seconds`` is given up. Whose folder is one of ``twins``, named as that of another executor is whose
-    disk was copied, gives it another name.
+    """How to take a census of an executor.
+
+    Folders of dead executors that were unused for ``folder_cleanup_seconds`` are removed. The driver stops waiting for
+    an answer after ``timeout_seconds``.
     """
 
     home: Home
-    ec2_metadata: bool = False
     folder_cleanup_seconds: float = 86_400.0
     timeout_seconds: float = 60.0
-    twins: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return the order as one line of JSON."""
@@ -187,7 +185,7 @@ class CensusOrder:
         """Return the order that ``to_json`` wrote."""
         with reading("an order of a census"):
             body = json.loads(text)
-            return cls(**{**body, "home": Home.from_json(body["home"]), "twins": tuple(body["twins"])})
+            return cls(**{**body, "home": Home.from_json(body["home"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +193,7 @@ class Census:
     """What one executor found. ``member`` is the name of its folder, ``copies`` are (store, key-group, version,
     attempt) of every copy that can be used, ``sealed`` the attempts whose deltas lie there as files.
 
-    ``rack`` and ``tags`` are what the executor's environment or its metadata service says, before any setting.
+    ``rack`` and ``tags`` are what the executor's environment says, before any setting.
     ``disk`` is the share of its disk that is in use, and the disk's bytes; ``memory`` as in a slot's receipt.
     """
 

@@ -12,7 +12,7 @@ from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError, Un
 from riffle_spark.offline.checkpoint import Checkpoint, lacking
 from riffle_spark.offline.fenced import clocks, stopped
 from riffle_spark.offline.record_line import intact, line, offsets_before, target_of
-from riffle_spark.protocol.batch.enter import ends_alike
+from riffle_spark.protocol.batch.enter import ends_alike, take_over_steps
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.batch.will import without_key_groups
 from riffle_spark.settings import Settings
@@ -315,15 +315,15 @@ def apart_from(
     """
     query_id = spark.found_id()
     if query_id is None:
-        adopted = command("adopt", "--execute", root=root, checkpoint="CHECKPOINT")
-        remedy = "name the folder that is set as checkpointLocation; if that is lost, restore it, or take the state "
-        return f"{spark.shown} is not a checkpoint of a streaming query", f"{remedy}over with a new one: {adopted}"
+        remedy = (
+            f"name the folder that is set as checkpointLocation; if it is lost, restore it, or {take_over_steps(root)}"
+        )
+        return f"{spark.shown} is not a checkpoint of a streaming query", remedy
     if tail is None:
         return None
     if query_id != tail.query_id:
-        adopted = command("adopt", "--execute", root=root, checkpoint=spark.shown)
         problem = f"the checkpoint is of query {query_id}, the state of {tail.query_id}"
-        return problem, f"name the checkpoint that belongs to it, or take the state over: {adopted}"
+        return problem, f"name the checkpoint that belongs to it, or {take_over_steps(root, spark.shown)}"
     return _batches_apart(spark, root, tail, records)
 
 

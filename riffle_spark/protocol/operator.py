@@ -1,6 +1,6 @@
 """One stateful operator, once its input is known. Knows schemas and what is declared. Does not know rows or stores."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -12,7 +12,7 @@ from riffle_spark.messages.slot_orders import USUAL_INITIAL, LateRule, Watermark
 from riffle_spark.process.blocks.block import Computation, Declared, NamesColumns
 from riffle_spark.process.store_computation import check_names, on_store
 from riffle_spark.protocol.input_columns import Column, Input, column_of, found_column, input_of, source_of
-from riffle_spark.state.formats.arrow_schemas import check_storable
+from riffle_spark.state.formats.arrow_schemas import check_storable, inner_types
 from riffle_spark.state.log.paths import check_store_name
 from riffle_spark.state.schemas.store_schema import StoreSchema, text_after
 
@@ -67,6 +67,11 @@ class Operator:
         if self.declared.variables is None or self.declared.time_mode == "None":
             return self.declared.meanings
         return {**self.declared.meanings, TIMERS: f"times by {self.declared.time_mode}"}
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The columns of its input whose values it compares, beside those of ``order_by``."""
+        return self.compute.compared if isinstance(self.compute, NamesColumns) else ()
 
     @property
     def goes_by_watermark(self) -> bool:
@@ -134,6 +139,8 @@ def operator_of(
     of_key = pa.schema([pa.field(column.name, given.rows.field(column.name).type) for column in keys])
     for one in of_key:
         check_key_type(one.name, one.type)
+    for column in orders:
+        _check_order_type(column.name, given.rows.field(column.name).type, store)
     check_names(store, given.rows.names)
     declared = compute.declare(of_key, given.rows)
     check_names(store, [*declared.state.names, *declared.output.names])
@@ -145,6 +152,22 @@ def operator_of(
         schema, compute, declared, tuple(column.name for column in orders), given.rows, fields=given.fields,
         shown={} if given.is_plain else given.shown, case_sensitive=case_sensitive,
     )  # fmt: skip
+
+
+def _check_order_type(name: str, kind: pa.DataType, store: str) -> None:
+    """Raise ``ConfigError`` for a column of ``order_by`` that Arrow cannot sort by: lists and maps, also in structs."""
+    if any(pa.types.is_nested(one) and not pa.types.is_struct(one) for one in _with_inner(kind)):
+        raise ConfigError(
+            f"order_by cannot use column {name!r} of type {kind}",
+            remedy="order by plain columns, such as fields of the column or its size",
+            where=store,
+        )
+
+
+def _with_inner(kind: pa.DataType) -> Iterator[pa.DataType]:
+    yield kind
+    for one in inner_types(kind):
+        yield from _with_inner(one)
 
 
 def _on_columns(

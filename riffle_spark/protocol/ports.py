@@ -162,6 +162,10 @@ class Work(Protocol):
         """Run every slot of every order, keep the result once, and return all receipts."""
         ...
 
+    def plan_fallbacks(self) -> int:
+        """Return how many plans of slots that read the batch were made anew although columns had not changed."""
+        ...
+
     def routed(self) -> Mapping[str, int | None]:
         """Return how many rows were routed, per store, counted apart from the receipts (``None``: unknown)."""
         ...

@@ -66,7 +66,7 @@ class Shards:
                 raise ConfigError(
                     f"{topic!r} cannot have a partition {partition}",
                     remedy=f"number a topic's partitions from 0 on, up to {PARTITION_MAX}, as Kafka does",
-                    where="dispatch_columns",
+                    where="dispatch",
                 )
         if len(self) + len(new) > total:
             raise ConfigError(

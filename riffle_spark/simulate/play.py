@@ -1,8 +1,8 @@
-"""A world played under a policy, batch by batch: who owns what, what is fetched, what stands and for how long. Knows
-time as it is told. Does not know any placement rule, and is given the rules of when to assign.
+"""Play a world under a policy, batch by batch: ownership, fetched bytes, and how long each task is stopped.
 
-A task stands while nobody that lives owns it, while its group rebalances, while its owner fetches and, where all tasks
-run in one batch, while any other's owner does.
+The policy decides placement, and ``Rules`` decide when to assign. A task is stopped while no live member owns it, while
+its group rebalances, and while its owner fetches its state. If all tasks run in one batch, a task is also stopped while
+the owner of any other task fetches.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,8 +14,9 @@ import numpy as np
 from riffle_spark.assign.model import Assignment, Lag, Member, MemberId, TaskId, Traffic, View
 from riffle_spark.simulate.outcomes import CAUSES, Outcome
 from riffle_spark.simulate.policy import Policy
-from riffle_spark.simulate.rules import MeasuredWorld, MemberRules, Rules
+from riffle_spark.simulate.rules import Rules
 from riffle_spark.simulate.world import KEPT, NOBODY, OWNED, WARMING, Floats, World, WorldCopies, WorldEvent
+from riffle_spark.simulate.world_rules import MeasuredWorld, WorldRules
 
 __all__ = ["Outcome", "Play", "Rules", "play"]
 
@@ -256,7 +257,7 @@ class Play:
         return warming, behind
 
     @property
-    def _acting(self) -> MemberRules | None:
+    def _acting(self) -> WorldRules | None:
         return self.rules.acting if self.policy.probes == "rules" else None
 
     def _assigned(self) -> Assignment:

@@ -14,6 +14,7 @@ from riffle_spark import setting_values as values
 from riffle_spark.assign.assignor import assign_settings
 from riffle_spark.assign.model import AssignSettings, Lag, Member, MemberId, Task, TaskId, Traffic
 from riffle_spark.errors import UNREADABLE, ConfigError
+from riffle_spark.removed_settings import check_not_removed
 from riffle_spark.settings import LINES, Settings
 from riffle_spark.simulate.scenario_file import Json, check_scenario, items_of
 from riffle_spark.unknown_names import check_known
@@ -159,7 +160,9 @@ def _event(each: Json, tasks: Mapping[str, Task]) -> Event:
     )
 
 
-_CHECKS: Final[Mapping[str, values.Check]] = {each.name: LINES[each.name].allowed for each in fields(AssignSettings)}
+_CHECKS: Final[Mapping[str, values.Check]] = {
+    each.name: LINES[each.name].allowed for each in fields(AssignSettings) if each.name in LINES
+}
 
 
 def settings_of(config: Mapping[str, object], strategy: str | None = None) -> AssignSettings:
@@ -167,6 +170,7 @@ def settings_of(config: Mapping[str, object], strategy: str | None = None) -> As
 
     Raises ``ConfigError`` for an unknown name, one that is there twice, and a value that is not allowed.
     """
+    check_not_removed(config, "config")
     check_known("setting", config, [*_CHECKS, *_NEUTRAL], source="config")
     found: dict[str, object] = {}
     for said, value in config.items():

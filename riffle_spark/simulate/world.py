@@ -7,7 +7,7 @@ standbys, then warm-ups. The copy of an owner that runs is at the count by itsel
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -142,9 +142,15 @@ class FetchedCopies(NamedTuple):
     place: Floats
 
     @classmethod
-    def of(cls, rows: "list[tuple[int, int, int, float]]") -> "FetchedCopies":
-        """Return the copies of rows, in the order in which members fetch them."""
-        ordered = sorted(rows, key=lambda row: (row[1], row[2], row[0]))
+    def of(
+        cls, rows: "list[tuple[int, int, int, float]]", new: "Set[tuple[int, int]]" = frozenset()
+    ) -> "FetchedCopies":
+        """Return the copies of rows, in the order in which members fetch them.
+
+        ``new`` are the (task, member) without any copy. Owners come first. Then copies that exist advance before new
+        ones are fetched, as ``state/restore/follow.py`` has it: otherwise a new copy would make all others fall behind.
+        """
+        ordered = sorted(rows, key=lambda row: (row[1], row[2] != OWNED and row[:2] in new, row[2], row[0]))
         task, member, why = (np.array([row[n] for row in ordered], np.int64) for n in range(3))
         return cls(task, member, why, np.array([row[3] for row in ordered], np.float64))
 
@@ -213,7 +219,9 @@ class WorldCopies:
             self.kept[m][t] = place, now
         self.owner = owner
         self.synced = (before == owner) & self.synced
-        self.fetching = FetchedCopies.of(rows)
+        fresh = (self.changed - self.size).tolist()
+        new = {(t, m) for t, m, _, place in rows if place <= fresh[t]}
+        self.fetching = FetchedCopies.of(rows, new)
         self._settle()
 
     def _place(self, t: int, m: int, there: dict[tuple[int, int], float]) -> float:

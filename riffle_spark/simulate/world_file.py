@@ -16,7 +16,7 @@ import xxhash
 from riffle_spark import setting_values as values
 from riffle_spark.assign.model import Member, Task, TaskId
 from riffle_spark.errors import UNREADABLE, ConfigError
-from riffle_spark.settings import LINES, MARKS, Settings
+from riffle_spark.settings import LINES
 from riffle_spark.simulate.scenario import settings_of
 from riffle_spark.simulate.scenario_file import Json, items_of
 from riffle_spark.simulate.world import PROTOCOL, Happens, World, WorldEvent, WorldMember, WorldTask
@@ -64,7 +64,7 @@ _BELONGS: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """Fields of an event that say more of others; all else is what happens."""
 _HAPPENS: Final = tuple(name for name in _EVENT if name != "at" and name not in _BELONGS)
-_MARKS: Final = tuple(name for marks in MARKS for name in marks)
+_MARKS: Final = ("local_disk_limit", "local_memory_limit")
 _CHANGES: Final[Mapping[str, Happens]] = {"load": "load", "row_seconds": "time", "disk_used_bytes": "disk"}
 """Fields of an event that say how much something is from then on."""
 
@@ -115,7 +115,6 @@ def world_of(content: Json) -> World:
         for name, value in config.items()
         if name in _MARKS
     }
-    values.check_rising(Settings(**marks), MARKS)  # type: ignore[arg-type]
     world = World(
         cast(str, told["name"]), seed, seconds, cast(float, told.get("every", 10.0)),
         settings_of({name: value for name, value in config.items() if name not in _MARKS}),

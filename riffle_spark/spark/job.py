@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL, Home, LateRule, Watermark
 from riffle_spark.process.blocks.block import Computation
+from riffle_spark.process.types.kept_types import Position, check_columns
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.batch.initial import with_initial
@@ -35,6 +36,7 @@ from riffle_spark.spark.engine.spark_batch import DeliverySink, Sink, Sinks, Spa
 from riffle_spark.spark.engine.stage_frames import SideOutput, StageInput
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.engine.topology import Topology
+from riffle_spark.spark.engine.worker_python import check_driver_packages
 from riffle_spark.spark.job_calls import JobCalls
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.unknown_names import check_known
@@ -44,7 +46,6 @@ __all__ = ["JobOperator", "RunningJob"]
 
 _logger = logging.getLogger("riffle_spark")
 _TOML = Path("conf/riffle.toml")
-_BINARY = "UTF8_BINARY"
 _STOP_SECONDS = 5.0
 _PARTITION = "partition"
 _LOOK = "look"
@@ -99,6 +100,7 @@ class RunningJob:
         tick: Tick | None = None,
         side: SideOutput | None = None,
     ) -> None:
+        check_driver_packages()
         self._declared = declared
         self._settings = settings_of(spark, settings)
         for warning in hasty(self._settings):
@@ -107,8 +109,8 @@ class RunningJob:
         if idle:
             _logger.warning("with dispatch = hashed these settings have no effect: %s", ", ".join(idle))
         stores = [given.store for given in declared]
-        for name in ("store_weights", "store_groups"):
-            check_known("store", [store for store, _ in getattr(self._settings, name)], stores, source=name)
+        grouped_stores = [store for store, _ in self._settings.store_groups]
+        check_known("store", grouped_stores, stores, source="store_groups")
         self._home = home_of(spark, self._settings)
         self._clock = SystemClock()
         self._frames = PlacedFrames(kept=len(Groups.of_query(stores, self._settings.store_groups).names))
@@ -125,7 +127,7 @@ class RunningJob:
         self._troubles: Delays[str] = Delays(LOOK_SECONDS, _LONGEST_LOOK_SECONDS)
         self._cluster = SparkCluster(spark, lambda: inventory.is_active(spark, self._query_id))
         self._background = BackgroundThread()
-        topology = Topology(self._settings.member_racks, self._settings.topology_script, _logger.warning)
+        topology = Topology(self._settings.member_racks)
         objects, beside = (open_store(self._home.root, self._home.options) for _ in range(2))
         ports = DriverPorts(
             objects, self._cluster, self._clock, self._background, random_id, reached, upkeep_objects=beside,
@@ -216,12 +218,12 @@ class RunningJob:
     def where(self, key: object, store: str | None) -> KeyPlace:
         """Return where a key is processed. Raises ``ConfigError`` for what is no key, or while nobody owns it."""
         ownership = self.driver.ownership
-        if ownership.shards is not None:
-            number: int | None = ownership.shards.number_of(key)
+        if ownership.placement.shards is not None:
+            number: int | None = ownership.placement.shards.number_of(key)
         else:
             operator = self._operator_of(store)
             number = None if operator is None else operator.key_group_of(key, self._settings.key_groups)
-        place = None if number is None else ownership.place_of(ownership.task_of(number, store))
+        place = None if number is None else ownership.placement.place_of(ownership.placement.task_of(number, store))
         if place is None:
             raise ConfigError(f"nobody owns {key!r} yet", remedy="ask again once the query has run a batch")
         return place
@@ -238,22 +240,21 @@ class RunningJob:
     def _begin(self, batch: DataFrame) -> None:
         """Look at what a query's first batch tells: watermarks, source, executors, the racks of what it reads."""
         self._policy = routing.policy_in(batch.sparkSession)
-        unbounded = unbounded_batches(batch)
-        if unbounded is not None:
-            _logger.warning("%s", unbounded)
+        for warning in (unbounded_batches(batch), inventory.checkpoint_warning(batch, self._home.root)):
+            if warning is not None:
+                _logger.warning("%s", warning)
         expected = inventory.expected_executors(batch.sparkSession, self._settings)
         inventory.await_executors(batch.sparkSession, self._settings, expected)
         if self._settings.rack_aware_assignment_strategy != "none":
             kafka = kafka_of(batch)
-            self.driver.ownership.reads(partition_racks(*kafka) if kafka else {})
+            self.driver.ownership.placement.weights.reads(partition_racks(*kafka) if kafka else {})
             self._operators = None
 
     def _operators_for(self, batch: DataFrame) -> list[Operator]:
         if self._operators is None or self._operators[0] != batch.schema:
             built = [self._built(given, given.rows(batch)) for given in self._declared]
             own = [operator for given, operator in zip(self._declared, built, strict=True) if given.reads is None]
-            names = [name for operator in own for name in operator.schema.key.names]
-            _check_collations(routing.prepared(batch, own), names)
+            _check_types(routing.prepared(batch, own), own)
             self._operators = (batch.schema, built)
         return self._operators[1]
 
@@ -266,7 +267,7 @@ class RunningJob:
 
     def _read_by(self, rows: pa.Schema) -> str | None:
         """Return the column by which slots count where rows came from, where that makes a difference."""
-        counts = self.driver.ownership.reads_racks and self._settings.dispatch == "key_group"
+        counts = self.driver.ownership.placement.weights.racks_of and self._settings.dispatch == "key_group"
         return _PARTITION if counts and _PARTITION in rows.names else None
 
     def _tell(self, report: BatchReport) -> None:
@@ -306,16 +307,14 @@ def _named_alike(name: str, keys: Sequence[str], *, case_sensitive: bool) -> str
     return next((key for key in keys if is_same_name(key, name, case_sensitive=case_sensitive)), name)
 
 
-def _check_collations(batch: DataFrame, key: Sequence[str]) -> None:
-    """Refuse key columns whose strings do not compare as bytes: equal keys would hash to different key-groups."""
-    for field in batch.schema.fields:
-        collation = getattr(field.dataType, "collation", _BINARY)
-        if field.name in key and collation != _BINARY:
-            raise ConfigError(
-                f"key column {field.name!r} has collation {collation}",
-                remedy=f"cast it: cast({field.name} as string collate {_BINARY}), or key by lower({field.name})",
-                where=field.name,
-            )
+def _check_types(batch: DataFrame, operators: Sequence[Operator]) -> None:
+    """Refuse columns that operators group by or compare, and whose types Spark does not compare by their bytes."""
+    columns = batch.schema.jsonValue()["fields"]
+    for operator in operators:
+        compared = [*operator.order_by, *operator.compared]
+        positions: list[tuple[Position, Sequence[str]]] = [("key", operator.schema.key.names), ("order", compared)]
+        for position, names in positions:
+            check_columns([column for column in columns if column["name"] in names], position, where=operator.store)
 
 
 def settings_of(spark: SparkSession, code: Settings | None) -> Settings:

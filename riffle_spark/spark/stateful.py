@@ -24,7 +24,7 @@ from riffle_spark.spark.engine.worker_python import worker_python_error
 from riffle_spark.spark.heartbeat import interval_ms
 from riffle_spark.spark.job import JobOperator, RunningJob
 from riffle_spark.state.log.paths import check_store_name
-from riffle_spark.unknown_names import checks_keywords
+from riffle_spark.state.objects.open import normalised
 
 __all__ = [
     "JobOperations",
@@ -57,7 +57,6 @@ class Stateful:
     >>> events.writeStream.foreachBatch(totals.into(write)).start()  # doctest: +SKIP
     """
 
-    @checks_keywords
     def __init__(  # noqa: PLR0913 - all that an operator can be told
         self, store: str, key: str | Sequence[str], compute: Computation, *,
         settings: Settings | None = None, order_by: str | Sequence[str] = (), durable: bool = True,
@@ -101,7 +100,6 @@ class Stateful:
         return StatefulJob([(self, sink)], self.settings)
 
 
-@checks_keywords
 def together(*jobs: "StatefulJob", settings: Settings | None = None) -> "StatefulJob":
     """Return one ``foreachBatch`` function of several operators: one input, one commit, all or nothing.
 
@@ -141,7 +139,7 @@ class JobOperations:
         check_listener(listener)
         self._listener = listener
         if self._driver is not None:
-            self._driver.ownership.listener = listener
+            self._driver.ownership.placement.listener = listener
 
     def pause(self) -> None:
         """Consume nothing more after the batch that is under way: the query stays alive and keeps its assignment."""
@@ -175,13 +173,13 @@ class JobOperations:
         as that is warm, and stays. Where stores are in several co-location groups, ``store`` says whose it is.
         """
         driver = self._running_driver()
-        one = driver.ownership.task_of(key_group, store)
+        one = driver.ownership.placement.task_of(key_group, store)
         driver.operations.pin(one.key_group, member, one.group)
 
     def unpin(self, key_group: int | tuple[str, int], store: str | None = None) -> dict[str, str]:
         """Let a key-group go where it is best again; return which key-groups are pinned still, and to whom."""
         driver = self._running_driver()
-        one = driver.ownership.task_of(key_group, store)
+        one = driver.ownership.placement.task_of(key_group, store)
         return driver.operations.unpin(one.key_group, one.group)
 
     def drain(self, member: str) -> None:
@@ -218,7 +216,7 @@ class JobOperations:
 
     def readiness(self) -> tuple[Readiness, ...]:
         """Return how near every standby and warm-up is to the head of its key-group, as of the last batch."""
-        return self._driver.ownership.readiness if self._driver else ()
+        return self._driver.ownership.copies.readiness if self._driver else ()
 
     def _running_driver(self) -> Driver:
         if self._driver is None:
@@ -293,7 +291,7 @@ class StatefulJob(JobOperations):
         if self._running is None or not self._running.is_of(spark):
             self._running = self._made(spark)
             self._driver = self._running.driver
-            self._driver.ownership.listener = self.listener
+            self._driver.ownership.placement.listener = self.listener
         return self._running
 
     def _made(self, spark: SparkSession) -> RunningJob:
@@ -362,7 +360,11 @@ def check_compute(given: object, store: str) -> None:
         )
 
 
-def check_settings(given: object, where: str) -> None:
-    """Raise ``ConfigError`` for what is neither ``Settings`` nor nothing."""
-    if given is not None and not isinstance(given, Settings):
-        raise ConfigError(f"settings = {given!r} is not allowed", remedy="give Settings(root=..., ...)", where=where)
+def check_settings(settings: object, where: str) -> None:
+    """Raise ``ConfigError`` unless ``settings`` is ``None``, or ``Settings`` with the URL of a root or without one."""
+    if settings is None:
+        return
+    if not isinstance(settings, Settings):
+        raise ConfigError(f"settings = {settings!r} is not allowed", remedy="give Settings(root=..., ...)", where=where)
+    if settings.root:
+        normalised(settings.root)

@@ -25,7 +25,6 @@ from riffle_spark.spark.processors.row_form import EventTimeForm, RowForm
 from riffle_spark.spark.processors.spark_processor import SparkProcessor, declare, declared_with_rows
 from riffle_spark.spark.stateful import Stateful
 from riffle_spark.state.schemas.variables import VariableColumns
-from riffle_spark.unknown_names import checks_keywords
 
 __all__ = ["TransformWithState", "transform_with_state", "transform_with_state_in_pandas"]
 
@@ -83,7 +82,6 @@ class TransformWithState:
         return form if self.event_time is None else EventTimeForm(form, self.event_time, times.late_ms or 0)
 
 
-@checks_keywords
 def transform_with_state(  # noqa: PLR0913 - Spark's own arguments, and an operator's
     processor: StatefulProcessor, *, key: str | Sequence[str], output: OutputType, output_mode: str = "append",
     time_mode: str = "None", initial_state: DataFrame | None = None,
@@ -110,7 +108,6 @@ def transform_with_state(  # noqa: PLR0913 - Spark's own arguments, and an opera
     )  # fmt: skip
 
 
-@checks_keywords
 def transform_with_state_in_pandas(  # noqa: PLR0913 - as above
     processor: StatefulProcessor, *, key: str | Sequence[str], output: OutputType, output_mode: str = "append",
     time_mode: str = "None", initial_state: DataFrame | None = None,

@@ -188,6 +188,10 @@ class SimWork:
         """Run the attempts, of one batch and all stores, and return the answers that count."""
         return [self._perform(attempt) for attempt in attempts]
 
+    def plan_fallbacks(self) -> int:
+        """Return 0: there are no plans."""
+        return 0
+
     def routed(self) -> Mapping[str, int | None]:
         """Return how many rows were routed, per store."""
         return dict(self._routed)

@@ -1,9 +1,6 @@
-"""What an executor finds on its own machine: its folder, the copies in it, where it stands. Knows disk and environment.
-Does not know who asks, or what the copies are for.
-"""
+"""What an executor finds on its own machine: its folder, the copies in it, its rack and its tags."""
 
 import functools
-import http.client
 import os
 import time
 from collections.abc import Mapping
@@ -18,14 +15,10 @@ from riffle_spark.state.restore.copy_progress import head_of
 from riffle_spark.worker.member_folders import drop_unreadable, folder_of, keys_of
 from riffle_spark.worker.memory_use import memory_use
 
-__all__ = ["rack_of_environment", "tags_of_environment", "take_census", "zone_of_ec2"]
+__all__ = ["rack_of_environment", "tags_of_environment", "take_census"]
 
-EC2_METADATA = "169.254.169.254:80"
 _RACK = "RIFFLE_RACK"
 _TAG = "RIFFLE_TAG_"
-_SECONDS_A_WAIT = 0.25
-"""A silent service costs one such wait, a slow one at most four: to connect, and for each of two answers and bodies."""
-_ANSWER_BYTES_MAX = 4096
 
 
 def take_census(order: CensusOrder, executor: str) -> Census:
@@ -36,11 +29,9 @@ def take_census(order: CensusOrder, executor: str) -> Census:
     is removed, so is what processes that died left half done, and what the listed keys do not open. Folders of other
     roots are left alone, whoever owned them.
     """
-    rack, tags = _rack(ec2_metadata=order.ec2_metadata), tags_of_environment()
+    rack, tags = rack_of_environment(), tags_of_environment()
     try:
         folder = folder_of(order.home, executor)
-        if folder.member in order.twins and folder.rename():
-            folder = folder_of(order.home, executor)
         used_before = time.time() - order.folder_cleanup_seconds
         folder.tidy(used_before)
         with folder.used():
@@ -53,26 +44,6 @@ def take_census(order: CensusOrder, executor: str) -> Census:
     except Exception as trouble:  # noqa: BLE001 - a census is asked of every executor; one that cannot answer says why
         return Census(executor, rack=rack, tags=tags, error=str(trouble))
     return Census(executor, folder.member, copies, sealed, rack, tags, disk, memory_use(), removed)
-
-
-def _rack(*, ec2_metadata: bool) -> str | None:
-    return rack_of_environment() or (_zone() if ec2_metadata else None)
-
-
-def _zone() -> str | None:
-    """Return the zone that the metadata service told once; where it did not, it is asked again."""
-    try:
-        return _known_zone()
-    except LookupError:
-        return None
-
-
-@functools.cache
-def _known_zone() -> str:
-    zone = zone_of_ec2()
-    if zone is None:
-        raise LookupError
-    return zone
 
 
 def _copies(folder: Folder) -> tuple[tuple[str, int, int, str], ...]:
@@ -93,23 +64,3 @@ def tags_of_environment(environment: Mapping[str, str] = os.environ) -> dict[str
         for name, value in sorted(environment.items())
         if name.startswith(_TAG) and name != _TAG and value
     }
-
-
-def zone_of_ec2(address: str | None = None) -> str | None:
-    """Return this machine's availability zone, or ``None`` if nobody tells within about a second."""
-    connection = http.client.HTTPConnection(address or EC2_METADATA, timeout=_SECONDS_A_WAIT)
-    try:
-        token = _said(connection, "PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
-        where = "/latest/meta-data/placement/availability-zone"
-        return _said(connection, "GET", where, {"X-aws-ec2-metadata-token": token}) if token else None
-    except (OSError, http.client.HTTPException, ValueError):
-        return None
-    finally:
-        connection.close()
-
-
-def _said(connection: http.client.HTTPConnection, method: str, path: str, headers: Mapping[str, str]) -> str | None:
-    connection.request(method, path, headers=dict(headers))
-    answer = connection.getresponse()
-    text = answer.read(_ANSWER_BYTES_MAX).decode("ascii").strip()
-    return text if answer.status == http.client.OK and text.isprintable() else None

@@ -131,11 +131,7 @@ def options_of(settings: Settings) -> StoreOptions:
         s3_kms_key=settings.s3_kms_key,
         s3_server_side_encryption=settings.s3_server_side_encryption,
         s3_requester_pays=settings.s3_requester_pays,
-        s3_connect_timeout_seconds=settings.s3_connect_timeout,
-        s3_read_timeout_seconds=settings.s3_read_timeout,
-        s3_max_attempts=settings.s3_max_attempts,
         s3_patience_seconds=settings.s3_patience,
-        s3_max_connections=settings.s3_max_connections,
     )
 
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, note
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from riffle_spark.assign.assignor import assign
@@ -79,7 +78,6 @@ def settled(group: Group, settings: AssignSettings) -> Phase:
 
 @pytest.mark.parametrize("strategy", ["none", "min_cost", "balance_subtopology"])
 @given(group=groups(), standbys=st.integers(0, 2), warmups=st.integers(1, 4))
-@examples(max_examples=40, deadline=None, derandomize=True)
 def test_every_group_converges_valid_level_and_stable(strategy: str, group: Group, standbys: int, warmups: int) -> None:
     """Each round is valid and caught up; in the end owners are level and nothing moves any more."""
     settings = configured(strategy, num_standbys=standbys, max_warmup_replicas=warmups)
@@ -93,7 +91,6 @@ def test_every_group_converges_valid_level_and_stable(strategy: str, group: Grou
 
 
 @given(group=groups(), standbys=st.integers(1, 2), warmups=st.integers(1, 2), data=st.data())
-@examples(max_examples=60, deadline=None, derandomize=True)
 def test_standbys_that_are_pointers_come_to_rest_where_they_should_be(
     group: Group, standbys: int, warmups: int, data: st.DataObject
 ) -> None:
@@ -142,7 +139,6 @@ def test_tasks_without_state_that_wait_leave_room_for_the_warmups_that_they_wait
 
 
 @given(group=groups(uniform=False), standbys=st.integers(0, 1))
-@examples(max_examples=40, deadline=None, derandomize=True)
 def test_unequal_members_are_level_per_slot(group: Group, standbys: int) -> None:
     """With any capacities owners per slot differ by at most one."""
     phase = settled(group, configured(num_standbys=standbys, max_warmup_replicas=4))
@@ -152,7 +148,6 @@ def test_unequal_members_are_level_per_slot(group: Group, standbys: int) -> None
 
 
 @given(group=groups(stores=1))
-@examples(max_examples=60, deadline=None, derandomize=True)
 def test_adding_a_member_moves_only_onto_it(group: Group) -> None:
     """A newcomer gets tasks; no two old members exchange any."""
     before = settled(group, configured(max_warmup_replicas=50)).after
@@ -164,7 +159,6 @@ def test_adding_a_member_moves_only_onto_it(group: Group) -> None:
 
 
 @given(group=groups(stores=1), standbys=st.integers(0, 1))
-@examples(max_examples=60, deadline=None, derandomize=True)
 def test_removing_a_member_moves_only_its_tasks(group: Group, standbys: int) -> None:
     """Only what it owned gets another owner, and what a standby in sync takes over where that is all that is left to do
     for balance.
@@ -184,7 +178,6 @@ def test_removing_a_member_moves_only_its_tasks(group: Group, standbys: int) -> 
 
 
 @given(group=groups(), standbys=st.integers(0, 1))
-@examples(max_examples=40, deadline=None, derandomize=True)
 def test_nothing_moves_in_a_balanced_group(group: Group, standbys: int) -> None:
     """A settled group is left alone even if the last target is forgotten."""
     settings = configured(max_warmup_replicas=50, num_standbys=standbys)
@@ -195,7 +188,6 @@ def test_nothing_moves_in_a_balanced_group(group: Group, standbys: int) -> None:
 
 
 @given(group=groups(), seed=st.integers(0, 1000))
-@examples(max_examples=30, deadline=None, derandomize=True)
 def test_the_order_of_the_input_does_not_matter(group: Group, seed: int) -> None:
     """Shuffled members, tasks and maps give the same assignment."""
     settings = configured("min_cost", num_standbys=1)
@@ -267,7 +259,6 @@ def _cost(group: Group, owners: Mapping[TaskId, str], settings: AssignSettings) 
 
 
 @given(group=groups(stores=1))
-@examples(max_examples=25, deadline=None, derandomize=True)
 def test_the_target_costs_as_little_as_a_brute_force_finds(group: Group) -> None:
     """On small groups no level placement is cheaper than the flow's."""
     names = sorted(group.members)[:3]
@@ -283,7 +274,6 @@ def test_the_target_costs_as_little_as_a_brute_force_finds(group: Group) -> None
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 2**32))
-@examples(max_examples=60, deadline=None, derandomize=True)
 def test_counts_are_level_and_move_least(rows: int, members: int, seed: int) -> None:
     """The counts are within their ranges, and no brute force keeps more units where they are."""
     chance = np.random.default_rng(seed)

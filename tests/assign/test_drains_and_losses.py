@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, note
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from riffle_spark.assign.assignor import assign
@@ -125,7 +124,6 @@ def test_moves_of_caches_that_are_bounded_go_on_until_all_are_made() -> None:
     standbys=st.integers(0, 2),
     most=st.sampled_from([None, None, 1, 3]),
 )
-@examples(max_examples=60, deadline=None, derandomize=True)
 def test_drains_losses_and_joins_in_one_look_converge(
     data: st.DataObject, durable: int, caches: int, stateless: int, warmups: int, standbys: int, most: int | None
 ) -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from riffle_spark.assign.assignor import assign, assign_settings
@@ -39,7 +38,6 @@ def deaf(before: View, settings: AssignSettings) -> Assignment:
 
 @pytest.mark.parametrize("assignor", ["high_availability", "sticky", "hash", stubborn, wrapped, deaf])
 @given(seed=st.integers(0, 2**32))
-@examples(max_examples=25, deadline=None)
 def test_pins_and_drains_hold_in_the_end_under_every_assignor(assignor: str | Assignor, seed: int) -> None:
     """Property: whoever decides, a pinned task ends up at its pin, and a drained member with nothing."""
     chance = random.Random(seed)
@@ -218,19 +216,29 @@ def test_a_goal_that_fails_does_not_count() -> None:
 
 @pytest.mark.parametrize(
     ("said", "near"),
-    [({"goals": "ballance"}, "'balance'"), ({"goals": "balance, rack", "hard_goals": "racks"}, "'rack'"),
-     ({"assignor": "stickie"}, "'sticky'"), ({"user_cost": "no.such.cost"}, "no user_cost is found"),
-     ({"assignor": "stikcy"}, "'stikcy': that is no dotted path"), ({"hard_goals": "balance"}, "or name it in goals")],
-)  # fmt: skip
-def test_names_that_there_are_not_are_refused_with_the_nearest(said: dict[str, str], near: str) -> None:
+    [("stickie", "'sticky'"), ("stikcy", "'stikcy': that is no dotted path"), ("no.such", "no assignor is found")],
+)
+def test_an_assignor_that_does_not_exist_is_refused_with_the_nearest(said: str, near: str) -> None:
     """When a query begins, not with a warning a batch."""
     with pytest.raises(ConfigError, match=near):
-        assign_settings(Settings(**said))  # type: ignore[arg-type]
+        assign_settings(Settings(assignor=said))
+
+
+@pytest.mark.parametrize(
+    ("goals", "hard_goals", "near"),
+    [(("ballance",), (), "'balance'"), (("balance", "rack"), ("racks",), "'rack'"),
+     ((), ("balance",), "no hard goal 'balance'")],
+)  # fmt: skip
+def test_a_goal_that_does_not_exist_is_refused_with_the_nearest(
+    goals: tuple[str, ...], hard_goals: tuple[str, ...], near: str
+) -> None:
+    """A wrong name of an assignor that wraps ours becomes a warning of its query."""
+    with pytest.raises(ConfigError, match=near):
+        assign(view("a:0-3 b:"), replace(SETTINGS, goals=goals, hard_goals=hard_goals))
 
 
 @given(seed=st.integers(0, 2**32))
 @example(seed=0)
-@examples(max_examples=20, deadline=None)
 def test_a_target_that_goals_ask_for_is_kept_until_it_is_reached(seed: int) -> None:
     """Property: with few warm-ups at once the plan is not changed half-way, and what it comes to meets the goals."""
     chance = random.Random(seed)

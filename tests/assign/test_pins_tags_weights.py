@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from riffle_spark.assign.assignor import assign
@@ -164,7 +163,6 @@ def test_with_racks_what_a_standby_has_just_taken_over_moves_last(lost: tuple[in
     homes=st.lists(st.sampled_from(["r1", "r2"]), min_size=16, max_size=16),
     strategy=st.sampled_from(["min_cost", "balance_subtopology"]),
 )
-@examples(max_examples=40, deadline=None, derandomize=True)
 def test_racks_and_measured_weights_count_together(weights: list[int], homes: list[str], strategy: Any) -> None:
     """Work is as level as without racks, or within the band, less is read across them, and it comes to rest."""
     before = view("a:0-3 b:4-7 c:8-11 d:12-15")
@@ -197,7 +195,6 @@ def test_racks_and_measured_weights_count_together(weights: list[int], homes: li
 
 
 @given(data=st.data(), standbys=st.integers(0, 2), strategy=st.sampled_from(["none", "min_cost"]))
-@examples(max_examples=60, deadline=None, derandomize=True)
 def test_shunned_members_end_up_without_a_copy(data: st.DataObject, standbys: int, strategy: Any) -> None:
     """Whoever owned or kept it: in the end no member has a copy that it should not have, where others may have one."""
     before = view("a:0-3 b:4-7 c:8-9 d:10-11", total=14)
@@ -257,7 +254,6 @@ def test_a_lost_member_is_waited_for_and_gets_its_tasks_back() -> None:
 
 
 @given(data=st.data(), wanted=st.integers(1, 2), mode=st.sampled_from(["replay", "snapshot_pointer"]))
-@examples(max_examples=60, deadline=None, derandomize=True)
 def test_standbys_are_as_many_as_have_room_whoever_is_waited_for(data: st.DataObject, wanted: int, mode: Any) -> None:
     """In the first assignment after a loss, and at every round until the member is back, each task has its standbys."""
     settings = replace(SETTINGS, num_standbys=wanted, standby_mode=mode)

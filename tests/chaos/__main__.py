@@ -1,6 +1,7 @@
 """``./run chaos``: real processes, broken at random from a seed while a producer keeps a ledger; then the comparison.
 
 ./run chaos --seed 1 --minutes 5 [--json] [--least 3] [--without KIND] [--rate 5000]
+./run chaos --steady --minutes 30 [--json] [--rate 1000]
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 
+from tests.chaos import steady
 from tests.chaos.disk_faults import CLOCK_FAULTS, DISK_FAULTS, OPERATOR_FAULTS
 from tests.chaos.drawing import fewer_than
 from tests.chaos.driver_app import QUERIES
@@ -128,6 +130,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--least", type=int, default=3, help="how often each fault has to happen (%(default)s)")
     parser.add_argument("--without", action="append", default=[], choices=every, metavar="KIND")
     parser.add_argument("--keep", action="store_true", help="keep the folder with all logs, however it ends")
+    parser.add_argument("--steady", action="store_true", help="break nothing; see --steady --help")
     parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
     options = parser.parse_args(arguments)
     for name in ("minutes", "rate"):
@@ -138,6 +141,8 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     """Run it; 0 if every promise was kept, 1 if not, 130 if interrupted."""
+    if "--steady" in arguments:
+        return steady.main([argument for argument in arguments if argument != "--steady"])
     options = _options(arguments)
 
     def play(folder: Path) -> bool:

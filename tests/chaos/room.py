@@ -55,7 +55,6 @@ class Size:
 
 
 SETTINGS: Mapping[str, Any] = {
-    "s3_read_timeout": "10 s",
     "key_groups": 32,
     "num_standbys": 1,
     "initial_rebalance_delay": "20 s",

@@ -10,9 +10,9 @@ import pytest
 from riffle_spark.errors import ConfigError
 from tests.chaos.__main__ import main as chaos
 from tests.chaos.driver_app import QUERIES
-from tests.chaos.endure import filling_batches, main, slopes
 from tests.chaos.room import SETTINGS
 from tests.chaos.slopes import slope_of
+from tests.chaos.steady import filling_batches, main, slopes
 
 TIMES = [30.0 * number for number in range(60)]
 """Half an hour."""
@@ -64,7 +64,7 @@ def test_what_is_left_out_may_be_more() -> None:
     assert not slope_of("x", TIMES, values(100, a_minute=1), least=1.0, first=30).is_flat
 
 
-def test_endure_judges_once_what_is_retained_is_there() -> None:
+def test_steady_judges_once_what_is_retained_is_there() -> None:
     """From the batch on that the settings say, by the slowest query; a run that has few samples after it is refused."""
     filling = filling_batches(SETTINGS, trigger_seconds=3.0)
     assert filling == 128, "more than the 20 of a chain, the 40 that are retained and twice 16 to delete them"
@@ -82,7 +82,7 @@ def test_endure_judges_once_what_is_retained_is_there() -> None:
         slopes(TIMES, samples(2.0), filling)
 
 
-def test_endure_judges_what_was_not_seen_now_and_then_and_refuses_what_was_hardly_seen() -> None:
+def test_steady_judges_what_was_not_seen_now_and_then_and_refuses_what_was_hardly_seen() -> None:
     """A growth is found though a sample lacks it; what most samples lack ends the run by its name."""
     samples = [{**dict.fromkeys((f"batches of {query}" for query in QUERIES), 600.0), "heap": n} for n in values(9, 99)]
     del samples[30]["heap"]

@@ -36,9 +36,7 @@ def test_what_cannot_be_reached_or_read_is_no_damage(
     """A server that is away, credentials that are missing, a folder that refuses: alike for every command."""
     conf = tmp_path / "riffle.toml"
     region = f"of-{command[0]}"  # clients are kept by their settings, with the credentials that they were made with
-    conf.write_text(
-        f's3_endpoint = "http://127.0.0.1:9"\ns3_region = "{region}"\ns3_max_attempts = 1\ns3_patience = 0\n'
-    )
+    conf.write_text(f's3_endpoint = "http://127.0.0.1:9"\ns3_region = "{region}"\ns3_patience = 0\n')
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
@@ -49,7 +47,7 @@ def test_what_cannot_be_reached_or_read_is_no_damage(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     said = ended(command, "s3://other/x", tmp_path, "--conf-file", str(conf), "--s3-endpoint", "http://localhost:9")
-    assert (said[0], "after 1 attempt" in said[1]) == (3, True), said
+    assert (said[0], "after 4 attempts" in said[1]) == (3, True), said
     said = ended(command, f"file://{tmp_path}/{'x' * 300}", tmp_path)
     assert (said[0], "this user may read" in said[1], "write" in said[1]) == (3, True, False), said
 
@@ -88,9 +86,9 @@ def test_who_calls_a_command_wrongly_is_not_told_that_state_is_damaged(
 
 def test_settings_that_are_wrong_are_a_wrong_call(tmp_path: Path) -> None:
     """A file that says what cannot be: nothing is known of the state then."""
-    (tmp_path / "riffle.toml").write_text("s3_max_attempts = -1\n")
+    (tmp_path / "riffle.toml").write_text("retained_versions = -1\n")
     code, said = ended(("verify", "{}"), f"file://{tmp_path}/state", tmp_path, "--conf-file", f"{tmp_path}/riffle.toml")
-    assert (code, "s3_max_attempts" in said) == (2, True), said
+    assert (code, "retained_versions" in said) == (2, True), said
 
 
 def test_a_key_that_is_missing_is_no_damage(tmp_path: Path) -> None:

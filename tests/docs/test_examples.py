@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -15,17 +17,16 @@ import riffle_spark
 from riffle_spark import Settings
 from riffle_spark.assign.model import Assignment, Member, Move, Task, Traffic, View
 from riffle_spark.settings import LIVE, read_toml
+from riffle_spark.spark.configure import connector
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
 from tests.kit import settings_reference as reference
 from tests.kit.pages import CHECKOUT, PAGES, Block, anchors, blocks, links, table_rows
 from tests.kit.quiet import no_warnings
-from tests.kit.shared_session import SharedSession
 
 RUNNABLE = [block for page in PAGES for block in blocks(page) if block.info == "python runnable"]
 ONLY_SHOWN = [block for page in PAGES for block in blocks(page) if block.info == "python"]
 FOLDER = "/tmp/riffle-quickstart"
-SMALL = {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2"}
 
 
 def test_relative_links_lead_to_files_and_headings() -> None:
@@ -46,6 +47,18 @@ def test_files_that_pages_name_are_there() -> None:
     places = (CHECKOUT, CHECKOUT / "riffle_spark", CHECKOUT / "riffle_spark" / "spark")
     assert len(named) > 20
     assert sorted(one for one in named if not any((place / one[1]).is_file() for place in places)) == []
+
+
+def test_the_kafka_connector_of_a_page_is_that_of_the_installed_spark() -> None:
+    """No page fixes its version: the command in getting-started.md prints the one that fits."""
+    fixed = [page.name for page in PAGES if re.search(r"--packages \S*sql-kafka\S*:[0-9]", page.read_text())]
+    assert fixed == []
+    page = next(page for page in PAGES if page.name == "getting-started.md")
+    (code,) = re.findall(r"CONNECTOR=\$\(python -c '([^']+)'\)", page.read_text())
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, text=True, timeout=120
+    ).stdout
+    assert printed.strip() == connector(pyspark.__version__)
 
 
 def test_there_are_examples_and_those_that_are_only_shown_are_python() -> None:
@@ -108,18 +121,6 @@ def _value(cell: str) -> str:
 def test_the_example_settings_are_all_commented_out() -> None:
     """conf/riffle.toml can be read, and sets nothing."""
     assert read_toml(CHECKOUT / "conf" / "riffle.toml") == {}
-
-
-@pytest.fixture(scope="module")
-def spark(shared_session: SharedSession) -> Iterator[SparkSession]:
-    """Start the one session that all examples find."""
-    shared_session.stop()
-    builder = SparkSession.builder.master("local[2]").appName("examples")
-    for name, value in SMALL.items():
-        builder = builder.config(name, value)
-    session = riffle_spark.configure(builder, kafka=False).getOrCreate()
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="module")

@@ -123,3 +123,11 @@ def test_what_a_benchmark_printed_is_kept(tmp_path: Path) -> None:
     assert {"Java", "Python", "pyspark"} < set(run.versions)
     with pytest.raises(SystemExit):
         keep("bench throughput", [], "", tmp_path)
+
+
+def test_counts_keep_every_run(tmp_path: Path) -> None:
+    """A second run of another benchmark replaces figures; one of the counted calls is added to the trend."""
+    for name in ("calls", "throughput"):
+        for calls in (1, 2):
+            file = keep(f"bench {name}", [], json.dumps({"slot.calls": calls}), tmp_path)
+        assert [run.figures["slot.calls"].value for run in read(file)] == ([1, 2] if name == "calls" else [2])

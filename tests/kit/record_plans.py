@@ -24,7 +24,10 @@ from tests.kit.recorded_plans import FOLDER, file_of
 
 __all__ = ["queries", "record"]
 
-_LEFT_OUT = ("jvmId", "nodeId", "desc", "dataset", "__dataset_id", "__col_position", "session", "stream")
+_LEFT_OUT = (
+    *("jvmId", "nodeId", "desc", "dataset", "__dataset_id", "__col_position", "session", "stream"),
+    *("sourceName", "timeZoneId", "numSlices"),
+)
 _MARK = re.compile(r"\[mark \d+ of ")
 _ROOT = "file:///state/of/visits"
 

@@ -1,5 +1,5 @@
 """What `./run reference` writes: the tables of docs/configuration.md and conf/riffle.toml, from the lines of
-`riffle_spark.settings`. Knows how both look. Does not know any setting.
+`riffle_spark.settings` and from `riffle_spark.removed_settings`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 
+from riffle_spark.removed_settings import REMOVED
 from riffle_spark.setting_values import SettingLine
 from riffle_spark.settings import LINES
 from tests.kit.folders import CHECKOUT
@@ -17,6 +18,10 @@ PAGE = CHECKOUT / "docs" / "configuration.md"
 EXAMPLE = CHECKOUT / "conf" / "riffle.toml"
 
 _HEAD = "| setting | default | unit, range | changes | meaning |\n| --- | --- | --- | --- | --- |\n"
+_USERS = "Who changes a setting, and when"
+_USERS_HEAD = "| setting | one user | another |\n| --- | --- | --- |\n"
+_REMOVED = "Settings that were removed"
+_REMOVED_HEAD = "| setting | what to do instead |\n| --- | --- |\n"
 _TABLE = r"(?m:^## {}\n)(?:(?!## |\|).*\n)*(?P<table>(?:\|.*\n)+)"
 _LINK = re.compile(r"\[([^]]*)]\([^)]*\)")
 _THOUSANDS = re.compile(r"(?<=\d)(?<!\b0)(?=(?:\d{3})+\b)")
@@ -34,12 +39,19 @@ _INTRODUCTION = """\
 def page(before: str) -> str:
     """Return the page with the table of each section's settings renewed. What stands around the tables stays."""
     for title, lines in _sections().items():
-        table = re.search(_TABLE.format(re.escape(title)), before)
-        if table is None:
-            raise LookupError(f"{PAGE.name} needs a heading '## {title}' and a table below it: write it there first")
         rows = "".join(_row(name, line) for name, line in lines.items())
-        before = before[: table.start("table")] + _HEAD + rows + before[table.end("table") :]
-    return before
+        before = _with_table(before, title, _HEAD + rows)
+    users = "".join(f"| `{name}` | {' | '.join(line.users)} |\n" for name, line in LINES.items())
+    removed = "".join(f"| `{name}` | {remedy} |\n" for name, remedy in REMOVED.items())
+    return _with_table(_with_table(before, _USERS, _USERS_HEAD + users), _REMOVED, _REMOVED_HEAD + removed)
+
+
+def _with_table(before: str, title: str, table: str) -> str:
+    """Return the page with another table below a heading."""
+    old = re.search(_TABLE.format(re.escape(title)), before)
+    if old is None:
+        raise LookupError(f"{PAGE.name} needs a heading '## {title}' and a table below it: write it there first")
+    return before[: old.start("table")] + table + before[old.end("table") :]
 
 
 def example() -> str:

@@ -1,6 +1,4 @@
-"""The one Spark session of this process, kept as long as modules want one of its kind. Knows Spark's builder and what
-modules say of themselves. Does not know any test.
-"""
+"""The one Spark session of a test process. Local modules share it whatever SQL configuration they ask for."""
 
 from __future__ import annotations
 
@@ -13,18 +11,21 @@ from apps.demo.servers import JVM_OPTIONS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["NO_SESSION", "Kind", "SharedSession", "kind_of", "tidy"]
+__all__ = ["NO_SESSION", "Kind", "SharedSession", "kind_of", "runtime_conf", "tidy"]
 
 SMALL = {
     "spark.ui.enabled": "false",
     "spark.log.level": "ERROR",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.shuffle.partitions": "1",
     "spark.executor.memory": "600m",
     "spark.executor.extraJavaOptions": JVM_OPTIONS,
     "spark.sql.session.timeZone": "UTC",
+    "spark.executorEnv.TZ": "UTC",
 }
 """Every session is as small as it can be."""
+RUNTIME = ("spark.sql.", "spark.riffle.")
+"""Configuration that a running session takes."""
 QUICK = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """For a handful of rows compiling takes longer than all else. Sessions on clusters, and on a newer Spark, compile as
 users' do.
@@ -37,7 +38,7 @@ with a few.
 
 
 class Kind(NamedTuple):
-    """Where a session runs, and what is configured beside the usual."""
+    """A session's master and the configuration that it must be started with. Sessions of one kind are shared."""
 
     master: str
     conf: tuple[tuple[str, str], ...]
@@ -48,8 +49,18 @@ NO_SESSION = Kind("", ())
 
 def kind_of(module: ModuleType) -> Kind:
     """Return the kind of session that a module's ``MASTER`` and ``CONF`` ask for."""
+    master: str = getattr(module, "MASTER", "local[2]")
     conf: Mapping[str, str] = getattr(module, "CONF", {})
-    return Kind(getattr(module, "MASTER", "local[2]"), tuple(sorted(conf.items())))
+    runtime = runtime_conf(module)
+    return Kind(master, tuple(sorted(pair for pair in conf.items() - SMALL.items() if pair[0] not in runtime)))
+
+
+def runtime_conf(module: ModuleType) -> dict[str, str]:
+    """Return the part of a module's ``CONF`` that is set on a running session; nothing for a cluster's session."""
+    if not getattr(module, "MASTER", "local[2]").startswith("local["):
+        return {}
+    conf: Mapping[str, str] = getattr(module, "CONF", {})
+    return {name: value for name, value in conf.items() if name.startswith(RUNTIME)}
 
 
 class SharedSession:

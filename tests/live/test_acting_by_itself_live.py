@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from apps.demo.jars import connector_jars
 from apps.demo.servers import KafkaBroker, StandaloneCluster
 from riffle_spark import Stateful, StatefulJob, aggregate, count, keygroups, sum_
-from riffle_spark.protocol.ownership import shunned
+from riffle_spark.protocol.ownership import quarantine
 from tests.kit.refusing_disks import on_a_disk_of_its_own
 from tests.kit.streams import live_query as live
 from tests.kit.streams.live_query import LiveQuery, await_executors, master_of, run_workers
@@ -104,7 +104,7 @@ class Keyed:
     def racks(self) -> dict[int, str]:
         """Return the rack of each key-group's owner."""
         of = {member.id: str(member.rack) for member in self.job.members()}
-        owners = running(self.job).driver.ownership.present.owners
+        owners = running(self.job).driver.ownership.placement.present.owners
         return {task.key_group: of[owner] for task, owner in owners.items()}
 
     def stop(self) -> None:
@@ -155,7 +155,7 @@ def test_a_full_disk_empties_a_member_and_it_comes_back(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond the high mark it gives up all that it has, warm; with room again it gets its share."""
-    monkeypatch.setattr(shunned, "_LOOK_SECONDS", 0.2)  # private: sooner
+    monkeypatch.setattr(quarantine, "_MEASURE_SECONDS", 0.2)  # private: sooner
     run_workers(spark, cluster, 2)
     query = LiveQuery(spark, tmp_path, num_standbys=1)
     query.feed_until(lambda: query.holds().keys() == {I1, I2} and query.settled(), "everybody holds everything")

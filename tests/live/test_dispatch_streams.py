@@ -136,17 +136,6 @@ def test_a_stream_without_partitions_is_refused(spark: SparkSession, tmp_path: P
         run_to_end(frame, job.into(Kept()), tmp_path / "checkpoint")
 
 
-def test_columns_of_other_names_say_the_partition(spark: SparkSession, tmp_path: Path) -> None:
-    """``dispatch_columns`` names them, whatever is in the names."""
-    settings = settings_in(tmp_path, dispatch="partition", dispatch_columns=("a.b", "c`d"))
-    kept = Kept()
-    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(kept)
-    frame: DataFrame = spark.range(60).selectExpr("id % 6 k", "'t' `a.b`", "id % 3 `c``d`")
-    job(frame, 0)
-    job(frame, 1)
-    assert kept.latest("k") == {k: {"rows": 20} for k in range(6)}
-
-
 def test_hashed_says_once_which_settings_have_no_effect(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -66,6 +66,7 @@ def kill_in_a_batch(query: LiveQuery, pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.promise("standbys exist and take over")
 def test_a_standby_takes_over_inside_a_batch_and_the_returned_member_gets_its_own_back(
     spark: SparkSession, cluster: StandaloneCluster, query: LiveQuery
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_standby_takes_over_inside_a_batch_and_the_returned_member_gets_its_ow
     assert {m["goal"] for r in reports for m in r.moves if m["role"] == "owner"} <= {"return", "balance", "valid"}
 
 
+@pytest.mark.promise("executors join and leave between batches")
 def test_scale_out_and_in_under_load_restores_nothing_in_any_batch(
     spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
 ) -> None:

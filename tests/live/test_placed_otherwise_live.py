@@ -56,7 +56,7 @@ def test_standbys_differ_in_each_tag_that_is_asked_for(
     query = query_on(spark, cluster, tmp_path, rack_aware_assignment_tags=("zone", "row"))
     members = query.job.members()
     assert {member.host: dict(member.tags) for member in members} == dict(zip(HOSTS, TAGS, strict=True))
-    tags, present = {member.id: member.tags for member in members}, query.ownership.present
+    tags, present = {member.id: member.tags for member in members}, query.ownership.placement.present
     assert len(present.standbys) == query.settings.key_groups
     for t, (standby,) in present.standbys.items():
         owner = present.owners[t]
@@ -74,17 +74,19 @@ def test_a_standby_that_points_to_a_snapshot_fetches_it_when_it_takes_over(
     )
     query.job.reconfigure(rebalance_enable="none", acceptable_recovery_lag=0, state_cleanup_delay=0)
     lost, points, *_ = query.job.members()
-    present = query.ownership.present
+    present = query.ownership.placement.present
     lost_tasks = {t for t, owner in present.owners.items() if owner == lost.id}
     assert len(lost_tasks) == 2
     standbys = {**present.standbys, **dict.fromkeys(lost_tasks, (points.id,))}
-    query.ownership.present = replace(present, standbys=standbys)
+    query.ownership.placement.present = replace(present, standbys=standbys)
     query.feed_until(lambda: has_only_owners_copies(query), "there is no copy beside the owners'")
     query.feed_until(lambda: all(copy.pointers for copy in query.job.readiness()), "each has a snapshot to point to")
-    assert {t: query.ownership.present.standbys[t] for t in lost_tasks} == dict.fromkeys(lost_tasks, (points.id,))
+    assert {t: query.ownership.placement.present.standbys[t] for t in lost_tasks} == dict.fromkeys(
+        lost_tasks, (points.id,)
+    )
     cluster.stop_worker(HOSTS.index(lost.host))
     await_executors(spark, len(HOSTS) - 1)
-    report, after = query.feed(), query.ownership.present
+    report, after = query.feed(), query.ownership.placement.present
     assert {t: after.owners[t] for t in lost_tasks} == dict.fromkeys(lost_tasks, points.id)
     assert report.restores == len(lost_tasks)
     assert report.fetched_snapshot_bytes > 0
@@ -92,8 +94,8 @@ def test_a_standby_that_points_to_a_snapshot_fetches_it_when_it_takes_over(
 
 def has_only_owners_copies(query: LiveQuery) -> bool:
     """Tell whether nobody has a copy of what another member owns."""
-    live, owners = query.ownership.members.live, query.ownership.present.owners
-    copies = {(kg, member) for member in live for _, kg in query.ownership.copies.of(member)}
+    live, owners = query.ownership.membership.live, query.ownership.placement.present.owners
+    copies = {(kg, member) for member in live for _, kg in query.ownership.copies.known.of(member)}
     return copies == {(task.key_group, owner) for task, owner in owners.items()}
 
 
@@ -104,7 +106,7 @@ def test_two_losses_at_once_restore_what_both_had_and_nothing_else(
     query = query_on(spark, cluster, tmp_path, key_groups=16)
     query.feed()  # so that owners have copies, too
     query.catch_up()
-    present = query.ownership.present
+    present = query.ownership.placement.present
     one, owner = next(iter(present.owners.items()))
     gone = {owner, *present.standbys[one]}  # so that there is something that both had
     lost = [member for member in query.job.members() if member.id in gone]
@@ -137,4 +139,4 @@ def test_what_is_not_durable_begins_anew_where_its_member_was_lost_and_nowhere_e
     assert {key: row["rows"] for key, row in counted.items()} == {
         key: 1 if owner == lost.id else 4 for key, owner in owners.items()
     }
-    assert running(job).driver.ownership.members.live.keys() >= set(owners.values()) - {lost.id}
+    assert running(job).driver.ownership.membership.live.keys() >= set(owners.values()) - {lost.id}

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from riffle_spark import Stateful, aggregate, count, sum_
-from riffle_spark.protocol.ownership import arrivals
+from riffle_spark.protocol.ownership import discovery
 from riffle_spark.spark.engine import inventory
 from tests.kit.refusing_disks import on_a_disk_of_its_own
 from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, rest, settings_in
@@ -26,7 +26,7 @@ def test_a_batch_commits_elsewhere_and_the_member_returns_once_its_disk_is_well(
     """The folder of one member goes read-only between two batches: a second run of the same batch commits on the other
     executor, with a warning; with the disk well again the member has key-groups, and every batch was right.
     """
-    monkeypatch.setattr(arrivals, "_ASIDE_SECONDS", 1.0)  # private: sooner
+    monkeypatch.setattr(discovery, "_ASIDE_SECONDS", 1.0)  # private: sooner
     settings = settings_in(tmp_path)
     assert len(inventory.await_executors(spark, settings, expected=2)) == 2
     kept, batches = Kept(), 0

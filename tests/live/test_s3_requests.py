@@ -62,6 +62,7 @@ def kind(line: str) -> str:
     return "list" if "list-type" in line or "prefix=" in line else method[1].lower()
 
 
+@pytest.mark.promise("cost is bounded")
 def test_a_steady_batch_asks_little_and_lists_nothing(
     spark: SparkSession, s3_server: S3Server, tmp_path: Path, asked: Callable[[str], list[str]]
 ) -> None:
@@ -119,8 +120,6 @@ def test_an_unreachable_endpoint_is_named_after_bounded_retries(
         tmp_path,
         root="s3://riffle/unreached",
         s3_endpoint=endpoint,
-        s3_connect_timeout=0.5,
-        s3_max_attempts=2,
         s3_patience=0,
     )
     began = time.monotonic()

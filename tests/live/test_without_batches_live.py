@@ -120,7 +120,9 @@ def test_a_drain_and_a_pin_need_no_batch_and_outlive_the_driver(idle: Idle) -> N
     pinned key-group stays where it is.
     """
     leaving, staying = sorted(idle.owned())
-    group = next(t.key_group for t, m in running(idle.job).driver.ownership.present.owners.items() if m == leaving)
+    group = next(
+        t.key_group for t, m in running(idle.job).driver.ownership.placement.present.owners.items() if m == leaving
+    )
     idle.job.pin(group, staying)
     idle.job.drain(leaving)
     idle.wait(lambda: idle.owned() == {leaving: 0, staying: 8}, "the drained member is empty")

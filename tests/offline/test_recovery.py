@@ -374,7 +374,7 @@ def test_a_checkpoint_or_a_store_that_is_away_is_told_as_that(world: World, tmp_
             call()
         assert caught.value.where == "s3://bucket/checkpoint"
     config = tmp_path / "riffle.toml"
-    config.write_text('s3_endpoint = "http://127.0.0.1:9"\ns3_region = "x"\ns3_max_attempts = 1\ns3_patience = 0\n')
+    config.write_text('s3_endpoint = "http://127.0.0.1:9"\ns3_region = "x"\ns3_patience = 0\n')
     for arguments in (["s3://bucket/root"], [world.home.root, "--checkpoint", "s3://bucket/checkpoint"]):
         done = CliRunner().invoke(main, ["verify", *arguments, "--conf-file", str(config)])
         assert (done.exit_code, "What to do" in done.output) == (3, True), done.output

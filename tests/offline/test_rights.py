@@ -159,7 +159,7 @@ def test_a_job_runs_where_every_other_call_is_denied(
 
 def test_every_command_tells_a_store_that_is_away_from_what_is_wrong(tmp_path: Path) -> None:
     """By what it ends with: it may help to run it again."""
-    away = 's3_endpoint = "http://127.0.0.1:9"\ns3_region = "x"\ns3_max_attempts = 1\ns3_patience = 0\n'
+    away = 's3_endpoint = "http://127.0.0.1:9"\ns3_region = "x"\ns3_patience = 0\n'
     for name, arguments in reading_commands("s3://bkt/p", tmp_path).items():
         (tmp_path / "away.toml").write_text(away)
         (tmp_path / "checkpoint").mkdir(exist_ok=True)

@@ -23,8 +23,8 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing import InlineBackground
-from riffle_spark.testing.lagging_store import LaggingStore
 from tests.kit.simulated.world import Crash, World, rows_of
+from tests.kit.state.lagging_store import LaggingStore
 
 BATCHES = 9
 pytestmark = pytest.mark.usefixtures("short_cycles")

@@ -29,7 +29,6 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.testing.faulty_store import Fault, FaultyStore
 from tests.kit.folders import CHECKOUT
 from tests.kit.roots.damaged_root import written_checkpoint
 from tests.kit.simulated.switched_state import (
@@ -43,6 +42,7 @@ from tests.kit.simulated.switched_state import (
     tail_of,
 )
 from tests.kit.simulated.world import Oracle, World, drawn_batch, one
+from tests.kit.state.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.usefixtures("short_cycles")
 

@@ -18,6 +18,7 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.schemas.variable_kinds import DUE
 from riffle_spark.testing import Harness
+from tests.kit.matrix import sampled
 from tests.kit.processors.catalogue import CASES
 from tests.kit.processors.processor_case import Case
 from tests.kit.simulated.switched_state import partition_of, shards_of, tail_of
@@ -83,7 +84,7 @@ def known(name: str) -> list[tuple[list[str], list[str]]]:
     return undisturbed(CASES[name])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES, 4))
 def test_processors_go_on_with_another_number_of_key_groups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Switched after every batch, with the old copies at hand or gone: output and state are those of an undisturbed
     query.
@@ -99,7 +100,7 @@ def test_processors_go_on_with_another_number_of_key_groups(name: str, monkeypat
             assert state_of(query) == state
 
 
-@pytest.mark.parametrize("name", LATER)
+@pytest.mark.parametrize("name", sampled(LATER, 4))
 def test_processors_go_on_over_switches_of_dispatch(name: str) -> None:
     """To partitions, to their hashes, back to keys, and there again: as an undisturbed query of key-groups."""
     case = CASES[name]

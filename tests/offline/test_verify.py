@@ -166,18 +166,33 @@ def test_a_snapshot_lost_and_its_deltas_kept_and_the_other_way_round(kept: World
     assert kept.state("totals") == held_at(BATCHES - 1, 100)
 
 
+def check_takes_over(remedy: str) -> None:
+    """Check that a remedy has the whole procedure: look at the offsets, start the query there, then adopt."""
+    assert [("--execute" in arguments, arguments[0]) for arguments in printed(remedy)] == [
+        (False, "adopt"),
+        (True, "adopt"),
+    ]
+    looked, rest = remedy.split("prints the offsets")
+    between, executed = rest.split("startingOffsets")
+    assert "--execute" not in looked + between
+    assert "--execute" in executed
+
+
 def test_a_checkpoint_that_is_gone_and_one_that_is_new(kept: World) -> None:
     """The state remains: it is adopted by the query of a new checkpoint, and goes on."""
     shutil.rmtree(checkpoint_of(kept))
     (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
-    assert printed(finding.remedy)[0][0] == "adopt"
+    check_takes_over(finding.remedy)
     for name in ("offsets", "commits"):
         (Path(checkpoint_of(kept)) / name).mkdir(parents=True)
     (Path(checkpoint_of(kept)) / "metadata").write_text('{"id": "new"}')
     (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
     assert "of query new" in finding.problem
+    check_takes_over(finding.remedy)
     kept.query_id = "new"
-    assert isinstance(refusal_of(kept, 0), ConflictError)
+    refusal = refusal_of(kept, 0)
+    assert isinstance(refusal, ConflictError)
+    check_takes_over(refusal.remedy)
     adopt(kept.home.root, checkpoint_of(kept), execute=True)
     assert verify(kept.home.root, checkpoint_of(kept)).is_whole
     assert refusal_of(kept, 0) is None

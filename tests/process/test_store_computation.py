@@ -10,7 +10,6 @@ import pytest
 
 from riffle_spark.batch_times import Times
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.process.blocks.block import (
     Batch,
     Computation,
@@ -20,6 +19,7 @@ from riffle_spark.process.blocks.block import (
     ElementUpdate,
     Update,
 )
+from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.process.store_computation import on_store
 from riffle_spark.state.schemas.plain_columns import PlainColumns

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+
+from tests.kit.folders import CHECKOUT
 
 pytest_plugins = ["pytester"]
 
@@ -16,6 +20,7 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: "slow" in item.name)
 """
 FAST_AND_SLOW = "def test_fast(): pass\ndef test_slow(): pass\ndef test_fast_too(): pass\n"
+_PROMISE = re.compile(r'mark\.promise\("([^"]+)"\)')
 ORDER = (("a", "fast"), ("a", "fast_too"), ("b", "fast"), ("b", "fast_too"), ("a", "slow"), ("b", "slow"))
 
 
@@ -27,3 +32,9 @@ def test_slow_tests_of_a_file_come_after_the_fast_ones_of_all(pytester: pytest.P
     result.assert_outcomes(passed=6)
     names = [line.split()[-1] for line in result.outlines if " PASSED " in line]
     assert names == [f"test_{file}.py::test_{name}" for file, name in ORDER]
+
+
+def test_six_promises_have_one_test_on_a_cluster_each() -> None:
+    """``./run test`` starts no other cluster, so that it stays within its minutes."""
+    promises = [name for path in (CHECKOUT / "tests").rglob("test_*.py") for name in _PROMISE.findall(path.read_text())]
+    assert len(promises) == len(set(promises)) == 6

@@ -13,6 +13,7 @@ import pytest
 from tests.kit.folders import CHECKOUT
 
 RUN = CHECKOUT / "run"
+SUBCOMMANDS = ("help", "setup", "demo", "test", "nightly", "dst", "planted", "chaos", "fuzz", "check", "bench", "clean")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -25,15 +26,23 @@ def test_help_names_every_subcommand() -> None:
     for arguments in (["help"], ["--help"], []):
         answer = run(*arguments)
         assert answer.returncode == 0
-        for name in ("help", "setup", "demo", "test", "soak", "check", "bench", "clean"):
+        for name in SUBCOMMANDS:
             assert f"./run {name} " in answer.stdout
 
 
 def test_what_it_does_not_know_is_an_error() -> None:
     """An unknown subcommand, benchmark or option exits non-zero and says what is known."""
     assert "./run setup" in run("no-such-thing").stderr
-    for arguments in (["no-such-thing"], ["bench", "no-such-bench"], ["setup", "--sprak"]):
+    for arguments in (["no-such-thing"], ["bench", "no-such-bench"], ["setup", "--sprak"], ["nightly", "--now"]):
         assert run(*arguments).returncode == 1
+
+
+@pytest.mark.parametrize(("old", "new"), [("soak", "./run dst --seed 7"), ("endure", "./run chaos --steady --seed 7")])
+def test_a_renamed_subcommand_is_refused_with_its_new_name(old: str, new: str) -> None:
+    """The message is the command to run instead, with the options that were passed."""
+    answer = run(old, "--seed", "7")
+    assert answer.returncode == 1
+    assert new in answer.stderr
 
 
 # Runs until its progress was told three times, which it sees in what is told; bounded.

@@ -585,7 +585,7 @@ def test_a_copy_that_is_one_delta_becomes_a_snapshot(tmp_path: Path) -> None:
     """Though that part is encrypted for the delta's place: it is written anew, nothing is called damaged, and the delta
     goes.
     """
-    query = Encrypted(tmp_path, "a", retained_versions=3, retained_for=0, snapshot_chain_share=100.0)
+    query = Encrypted(tmp_path, "a", retained_versions=3, retained_for=0)
     query.run(1)
     warnings: list[str] = []
     for _ in range(40):

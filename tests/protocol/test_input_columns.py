@@ -7,7 +7,7 @@ import pytest
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import Watermark
-from riffle_spark.process.blocks.aggregates import aggregate, count, max_, min_, sum_
+from riffle_spark.process.merging.aggregates import aggregate, count, max_, min_, sum_
 from riffle_spark.protocol.input_columns import Column, column_of, input_of, is_same_name
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.state.schemas.plain_columns import PlainColumns

@@ -134,7 +134,7 @@ def test_a_live_members_lost_disk_is_found_and_its_standby_takes_over(tmp_path: 
     assert fetched(report) == (0, 0, 0)
     world.settle()
     world.check_state()
-    assert len(world.ownership.members.live) == 3
+    assert len(world.ownership.membership.live) == 3
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -190,5 +190,5 @@ def test_a_standbys_lost_disk_is_found_by_upkeep(tmp_path: Path) -> None:
     shutil.rmtree(world.folder_of("2"))
     world.feed(2, keys=world.of_groups(world.owned("1")))
     assert world.member("2") != before
-    assert before not in world.ownership.copies._heads
+    assert before not in world.ownership.copies.known._heads
     world.check_state()

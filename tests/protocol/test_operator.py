@@ -10,8 +10,8 @@ import pytest
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import ATTEMPT, HASH, INITIAL, KEY_GROUP, RECEIPT, SLOT
-from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.process.merging.aggregates import aggregate, count, sum_
 from riffle_spark.protocol.batch.enter import check_schemas
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.schemas.plain_columns import PlainColumns

@@ -7,9 +7,9 @@ import pytest
 from riffle_spark.errors import FencedError, UnavailableError
 from riffle_spark.state.log import paths
 from riffle_spark.testing import SimWork
-from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import World, one
+from tests.kit.state.faulty_store import Fault
 
 STEPS = ("before run", "after seal", "after sink", "after record")
 

@@ -130,6 +130,7 @@ def test_racks_cost_less_than_kafkas_in_sum(filed: list[Anchor], as_filed: dict[
     assert ours < theirs
 
 
+@pytest.mark.long
 def test_without_stickiness_no_scenario_reads_more_across_racks_than_kafka(filed: list[Anchor]) -> None:
     """With a non-overlap cost of 0 every settled phase costs at most what Kafka Streams' does."""
     for anchor in filed:
@@ -144,6 +145,7 @@ def test_without_stickiness_no_scenario_reads_more_across_racks_than_kafka(filed
                 assert costs[0] <= costs[1], f"{anchor.name} phase {number}"
 
 
+@pytest.mark.long
 def test_net_moves_are_the_fewest_without_store_balance() -> None:
     """With store balance off exactly as many owners move in every phase as instance balance needs."""
     for anchor in anchors("random"):
@@ -164,6 +166,7 @@ def test_balance_subtopology_spreads_as_well_as_none(filed: list[Anchor], as_fil
                 assert _number(phase, "balance", "subtopology_active_worst") <= 1, anchor.name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("largest_converged", [256, pytest.param(512, marks=pytest.mark.long)])
 @pytest.mark.parametrize("strategy", ["none", "min_cost", "balance_subtopology"])
 def test_scale_scenarios_are_sound(strategy: str, largest_converged: int) -> None:

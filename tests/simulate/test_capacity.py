@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError
@@ -54,7 +54,6 @@ def test_a_figure_that_is_none_is_refused_by_its_options_name(figure: str, value
     assert capacity_of(replace(NEED, rows_per_second=0)).total_workers == 1
 
 
-@settings(deadline=None)
 @given(st.builds(
     Need, st.floats(0, 1e7), st.floats(1, 1e6), st.floats(0, 1e12), st.integers(1, 64), st.floats(0, 0.001),
     memory_per_box=st.none() | st.floats(2e9, 1e12),

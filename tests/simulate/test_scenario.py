@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.model import AssignSettings, Member, Task, TaskId
+from riffle_spark.assign.model import AssignSettings, TaskId
 from riffle_spark.console.main import main
 from riffle_spark.errors import ConfigError
+from riffle_spark.settings import LINES
 from riffle_spark.simulate import scenario
 from riffle_spark.simulate.group import group_of, run
 from riffle_spark.simulate.scenario import Scenario, scenario_of
@@ -53,32 +54,21 @@ WRITTEN: Json = {
     "rack_aware_assignment_strategy": "min_cost", "rack_aware_assignment_traffic_cost": 4,
     "rack_aware_assignment_non_overlap_cost": 5, "rack_aware_assignment_tags": ["zone"], "assignor": "sticky",
     "include": {"disk": "ssd"}, "exclude": ["id=I2"], "forced_awareness": {"zone": ["a", "b"]},
-    "rebalance_enable": "owners", "allow_rebalance": "always", "instance_balance": 0.25, "store_balance": 0,
-    "moves_at_once": 6, "user_cost": f"{__name__}.unwilling", "goals": ["rack", f"{__name__}:apart"],
-    "hard_goals": ["apart"],
+    "rebalance_enable": "owners",
 }  # fmt: skip
-
-
-def unwilling(_: Task, member: Member) -> int:
-    """Cost more where a name is longer."""
-    return len(member.id)
-
-
-def apart(_: Member, tasks: tuple[Task, ...]) -> int:
-    """Miss what is beyond one task a member."""
-    return max(len(tasks) - 1, 0)
 
 
 READ: Json = {
     **WRITTEN, "rack_aware_assignment_tags": ("zone",), "include": (("disk", "ssd"),), "exclude": (("id", "I2"),),
-    "forced_awareness": {"zone": ("a", "b")}, "user_cost": unwilling, "goals": ("rack", apart),
-    "hard_goals": ("apart",),
+    "forced_awareness": {"zone": ("a", "b")},
 }  # fmt: skip
 
 
 def test_every_setting_of_assignment_can_be_said_in_a_file() -> None:
-    """None is passed over; functions are named by their paths."""
-    assert {*WRITTEN} == {each.name for each in fields(AssignSettings)}
+    """None is passed over. One that was removed is refused with what to do instead."""
+    assert {*WRITTEN} == {each.name for each in fields(AssignSettings)} & LINES.keys()
+    with pytest.raises(ConfigError, match="an assignor of your own"):
+        changed(store_balance=0)
     content = {**CASE, "config": WRITTEN}
     assert scenario_of(content).settings == AssignSettings(**READ)
 
@@ -175,7 +165,6 @@ def test_what_a_file_cannot_name_is_refused_with_the_nearest(
     [
         ("strategy", "min-cost", "one of none, min_cost, balance_subtopology"),
         ("rebalance_enable", "off", "one of all, owners, standbys, none"),
-        ("allow_rebalance", "", "one of all_owned, always"),
         ("num_standby", -1, "from 0 up"),
         ("max_warmup", 0, "from 1 up"),
         ("exclude", "I1", "pairs such as 'rack=a'"),

@@ -6,7 +6,7 @@ import pytest
 
 from riffle_spark.errors import ConfigError, UnavailableError
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.testing.faulty_store import Fault, FaultyStore
+from tests.kit.state.faulty_store import Fault, FaultyStore
 
 
 @pytest.fixture

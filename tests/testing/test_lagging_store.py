@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.testing.lagging_store import LaggingStore
+from tests.kit.state.lagging_store import LaggingStore
 
 
 def test_what_was_put_is_there_before_it_is_listed() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
+from riffle_spark.process.merging.aggregates import aggregate, count, sum_
 from tests.kit.worker.slot_member import Member
 
 

@@ -12,16 +12,13 @@ import pytest
 
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.messages.upkeep_orders import Census, CensusOrder
-from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.state.copies import stack as stack_module
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log import paths
 from riffle_spark.testing import home_of
-from riffle_spark.worker import census as census_module
-from riffle_spark.worker import census as rack_module
 from riffle_spark.worker.census import take_census
 from riffle_spark.worker.member_folders import folder_of
-from tests.kit.servers.metadata_service import metadata_service
 from tests.kit.worker.slot_member import Member, rows_of
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -179,21 +176,13 @@ def test_a_census_that_fails_says_why(tmp_path: Path) -> None:
     assert "local_dir" in (found.error or "")
 
 
-def test_the_environment_goes_before_the_metadata_service(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service is asked only where it is wanted and nothing else tells, and is remembered once it has told."""
-    census_module._known_zone.cache_clear()
-    monkeypatch.setattr(rack_module, "EC2_METADATA", "127.0.0.1:1")
+def test_rack_and_tags_are_those_of_the_environment(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a rack there, the census has none."""
     monkeypatch.setenv("RIFFLE_TAG_POOL", "spot")
-    assert census(member, ec2_metadata=True).rack is None
-    with metadata_service() as address:
-        monkeypatch.setattr(rack_module, "EC2_METADATA", address)
-        assert census(member).rack is None
-        assert census(member, ec2_metadata=True).rack == "eu-west-1b"
-    assert census(member, ec2_metadata=True).rack == "eu-west-1b"
+    assert census(member).rack is None
     monkeypatch.setenv("RIFFLE_RACK", "r1")
-    found = census(member, ec2_metadata=True)
+    found = census(member)
     assert (found.rack, found.tags) == ("r1", {"pool": "spot"})
-    census_module._known_zone.cache_clear()
 
 
 def claim_at_once(home: Home, executor: str, gate: object, told: object) -> None:

@@ -1,161 +1,14 @@
-"""What a slot costs, counted and not timed: what Python does in it, and the bytes that are sealed of it.
-
-Limits lie a little above what was counted when they were written. Whoever needs more raises them, and says why.
-"""
+"""What Python does in a slot does not grow with the rows. ``./run bench calls`` counts how much it is."""
 
 from __future__ import annotations
 
-import itertools
-import sys
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
-import riffle_spark
-from riffle_spark import transform_with_state
-from riffle_spark.messages.slot_orders import RECEIPT, Order, Receipt
-from riffle_spark.messages.upkeep_orders import SnapshotOrder, UpkeepOrder
-from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
-from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Computation
-from riffle_spark.state.copies import part_files
-from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.state.restore import stack_parts
-from riffle_spark.testing import routed
-from riffle_spark.worker.member_folders import use_store
-from riffle_spark.worker.slot import run_slot
-from riffle_spark.worker.upkeep_piece import run_upkeep
-from tests.kit.processors.visit_processors import Sums
-from tests.kit.worker.slot_member import ROWS, Member
-
-OURS = str(Path(riffle_spark.__file__).parent)
-FEW, MANY = 2_000, 20_000
-"""Rows of a batch."""
-
-
-class PythonWork(NamedTuple):
-    """What Python did: calls of functions, its own and built-in ones, lines that it went through, and how many of the
-    calls were made by the product's own code: these are the same whatever libraries do.
-    """
-
-    calls: int
-    lines: int
-    ours: int
-
-    def is_like(self, other: PythonWork) -> bool:
-        """Tell whether this is at most three percent more."""
-        return self.calls <= 1.03 * other.calls and self.lines <= 1.03 * other.lines
-
-
-def counted(work: Callable[[], object]) -> PythonWork:
-    """Do some work, and return what Python did for it, in threads that it began too."""
-    calls, lines, ours = itertools.count(), itertools.count(), itertools.count()
-
-    def on_line(_frame: FrameType, event: str, _arg: object) -> Any:
-        if event == "line":
-            next(lines)
-        return on_line
-
-    def on_call(frame: FrameType, event: str, _arg: object) -> None:
-        if event in ("call", "c_call"):
-            next(calls)
-            caller = frame if event == "c_call" else frame.f_back
-            if caller is not None and caller.f_code.co_filename.startswith(OURS):
-                next(ours)
-
-    before = [(module, module.gettrace(), module.getprofile()) for module in (threading, sys)]
-    for module, _, _ in before:
-        module.settrace(on_line)
-        module.setprofile(on_call)
-    try:
-        work()
-    finally:
-        for module, trace, profile in reversed(before):
-            module.setprofile(profile)
-            module.settrace(trace)
-    return PythonWork(next(calls), next(lines), next(ours))
-
-
-@dataclass(frozen=True)
-class Ran:
-    """One slot of one batch: what it told, what Python did until it answered, and what after that."""
-
-    receipt: Receipt
-    slot: PythonWork
-    tidied: PythonWork
-
-
-class OneSlot:
-    """A store whose key-groups one slot serves, batch after batch; objects and copies are real files."""
-
-    def __init__(self, folder: Path, compute: Computation, key_groups: int = 64) -> None:
-        part_files._files.clear()  # private: a slot goes over what its process has open, of other tests too
-        slots: Any = {0: tuple(range(key_groups))}
-        self._member = Member(folder / "local", compute, total=key_groups, slots=slots)
-        self._member.changes["time_mode"] = self._member.operator.declared.time_mode
-        self._member.home = replace(self._member.home, live=frozenset({"app/1", "app/2"}))
-        use_store(self._member.home, DirectoryStore(folder / "root"))
-
-    def batch(self, rows: int, keys: int, executor: str = "1") -> Ran:
-        """Run and commit a batch of so many rows of so many keys, as an executor would from the order's text on. By the
-        rows' times half of the keys are over with it.
-        """
-        member, answers, later = self._member, list[pa.Table](), list[Callable[[], None]]()
-        order, numbers = member.order(), np.arange(rows)
-        names, times = [f"{key:08d}" for key in numbers % keys], order.time_ms + numbers % keys - keys // 2
-        given = routed(order, pa.table([names, numbers, times], schema=ROWS))[0]
-        text, compute = order.to_json(), member.operator.compute
-
-        def run() -> None:
-            answers.append(run_slot(Order.from_json(text, 0), compute, 0, executor, given, later=later.append))
-
-        slot = counted(run)
-        receipt = Receipt.from_json(answers[0].column(RECEIPT).drop_null()[0].as_py())
-        assert (receipt.error, receipt.rows, receipt.keys) == (None, rows, keys)
-        member.commit(receipt)
-        return Ran(receipt, slot, counted(later[0]))
-
-    def settled(self, rows: int, keys: int) -> Ran:
-        """Run the first batches; return what became of one that does nothing for the first time."""
-        return [self.batch(rows, keys) for _ in range(3)][-1]
-
-    def snapshots(self) -> tuple[int, int]:
-        """Take a snapshot of every key-group; return their bytes and rows."""
-        member = self._member
-        due = tuple(SnapshotOrder("totals", kg, entry) for kg, entry in sorted(member.entries.items()))
-        schemas = {"totals": member.operator.schema.to_text()}
-        receipt = run_upkeep(UpkeepOrder(member.home, "", 1, 0, schemas, snapshots=due, seconds=1000.0), "1")
-        assert (receipt.errors, len(receipt.taken)) == ((), len(due))
-        return sum(taken.length for _, _, taken in receipt.taken), sum(taken.rows for _, _, taken in receipt.taken)
-
-
-def totals() -> Computation:
-    """Return running totals: columns, two numbers a key."""
-    return aggregate(count=count(), total=sum_("v"))
-
-
-def ending() -> Computation:
-    """Return columns whose keys are over by time: a function that is called once a key-group."""
-
-    def last_seen(rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table]:
-        seen = rows.group_by("k").aggregate([("at", "max")]).rename_columns(["k", "until"])
-        return seen, seen
-
-    state = pa.schema([("until", pa.int64())])
-    output = pa.schema([ROWS.field("k"), *state])
-    return arrow_function(last_seen, state=state, output=output, due="until", time_mode="ProcessingTime")
-
-
-def sums() -> Computation:
-    """Return a processor in the form of rows: one variable, one number a key."""
-    return transform_with_state(Sums(), key="k", output="k string, total long").compute
+from tests.kit.worker.counted_slot import FEW, MANY, OneSlot, ending, sums, totals
 
 
 @pytest.mark.parametrize(
@@ -180,53 +33,8 @@ def test_merging_and_restoring_cost_python_nothing_a_row(tmp_path: Path, monkeyp
     assert cold_many.slot.is_like(cold_few.slot), (cold_many.slot, cold_few.slot)
 
 
-@pytest.mark.parametrize("key_groups", [16, 64])
-def test_columns_cost_a_bounded_number_of_calls_a_key_group(tmp_path: Path, key_groups: int) -> None:
-    """Calls are those of the key-groups, and some that every slot makes."""
-    ran = OneSlot(tmp_path, totals(), key_groups).settled(FEW, FEW // 2)
-    assert len(ran.receipt.parts) == key_groups
-    calls = ran.slot.ours
-    # Counted: 221, 874, of them 44 to tell rows by key-group and the disk's use, 32 to check a part's sizes, for which
-    # the elements of each column count: nulls take no bytes; 13 to hold a list that is replaced; and 5 to check text as
-    # bytes, because text need not be UTF-8.
-    assert calls <= 222 * key_groups + 870
-
-
 def test_a_processor_costs_python_nothing_a_row_but_the_users_own_lines(tmp_path: Path) -> None:
     """More rows of the same keys: no call more, and the two lines of the user's loop."""
     few, many = (OneSlot(tmp_path / str(rows), sums(), 16).settled(rows, 500).slot for rows in (FEW, MANY))
     assert many.calls <= 1.03 * few.calls
     assert many.lines - few.lines <= 2.01 * (MANY - FEW)
-
-
-@pytest.mark.parametrize(("key_groups", "keys"), [(16, 1000), (64, 500)])
-def test_a_processor_costs_a_bounded_number_of_calls_a_key(tmp_path: Path, key_groups: int, keys: int) -> None:
-    """Calls are those of the keys, those of the key-groups, and some that every slot makes."""
-    ran = OneSlot(tmp_path, sums(), key_groups).settled(FEW, keys)
-    assert len(ran.receipt.parts) == key_groups
-    calls = ran.slot.ours
-    # Counted: 16, 637, 1 158, of them 50 to check the sizes and the names of a part, and 13 to hold a list.
-    # 31 more check text as bytes, because text may be no UTF-8.
-    assert calls <= 16.2 * keys + 669 * key_groups + 1090
-
-
-@pytest.mark.parametrize(
-    ("compute", "a_key", "a_part", "a_snapshot"),
-    [
-        (totals(), 36.1, 815, 680),  # counted: 36.02, 804, 668
-        (ending(), 32.2, 922, 780),  # counted: 32.11, 909, 768
-        (sums(), 37.4, 1212, 1112),  # counted: 37.35, 1200, 1099
-    ],
-    ids=["columns", "columns with an end", "variables"],
-)
-@pytest.mark.parametrize("keys", [1_000, 2_000])
-def test_bytes_are_those_of_the_changed_keys_and_little_a_part(
-    tmp_path: Path, compute: Computation, a_key: float, a_part: int, a_snapshot: int, keys: int
-) -> None:
-    """A key of eight letters, its hash and its values: whoever adds a column, or fills parts up, sees it here."""
-    slot = OneSlot(tmp_path, compute, 16)
-    receipt = [slot.batch(2_000, keys).receipt for _ in range(2)][-1]
-    assert (len(receipt.parts), sum(part.rows for part in receipt.parts)) == (16, keys)
-    sealed, (taken, rows) = receipt.sealed_bytes, slot.snapshots()
-    assert sealed <= keys * a_key + 16 * a_part
-    assert taken <= rows * a_key + 16 * a_snapshot

@@ -14,8 +14,8 @@ import pytest
 import riffle_spark
 from riffle_spark import errors
 from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError, UserFunctionError
-from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.process.blocks.block import Batch, Declared, Update
+from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.process.processors.processing import Processing
 from riffle_spark.protocol.receipts import check_receipts
 from riffle_spark.state.copies.disk import DamagedCopy

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from riffle_spark.batch_times import TimeMode
@@ -139,7 +139,6 @@ _BATCH = st.tuples(st.lists(_ROW, max_size=8), st.integers(-9, 8), st.sampled_fr
 @pytest.mark.parametrize(
     "compute", [Sessions(), Sessions(pa.timestamp("us"), per_key_group=True), Sessions(longer_ms=0)]
 )
-@settings(deadline=None, max_examples=60)
 @given(st.lists(_BATCH, max_size=16))
 @example([([("k0", 0, 1), ("k6", 1, 2)], 0, 0, "1"), ([], 5, 0, "1"), ([], 1, 0, "1")])
 @example(
@@ -201,7 +200,6 @@ _SEEN = st.tuples(_KEYS, st.just(1), st.one_of(st.none(), st.integers(0, 12)))
 
 
 @pytest.mark.parametrize("forgets", [True, False])
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.lists(_SEEN, max_size=8), st.integers(0, 6), st.sampled_from("112")), max_size=20))
 def test_keys_that_end_pass_anew(
     tmp_path_factory: pytest.TempPathFactory, forgets: bool, batches: list[tuple[list[Row], int, str]],

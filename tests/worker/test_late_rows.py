@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.messages.slot_orders import Part, Receipt, Watermark
-from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.protocol.operator import with_watermark
 from riffle_spark.worker.input import newest_ms, on_time
 from tests.kit.worker.slot_member import Member, rows_of

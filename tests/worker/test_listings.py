@@ -88,6 +88,7 @@ def pieces(upkept: Upkept, count: int, listings: Listings) -> list[int]:
     return counts
 
 
+@pytest.mark.long
 def test_upkeep_of_many_copies_lists_no_more_than_that_of_a_few(tmp_path: Path, listings: Listings) -> None:
     """Copies begun, 64 at a time; that follow, or have nothing to add, or are not to be there; snapshots; drops."""
     few, many = (pieces(Upkept(tmp_path / str(count)), count, listings) for count in (FEW, MANY // 4))

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Batch, Declared, Update
+from riffle_spark.process.merging.aggregates import aggregate, count, sum_
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.worker.member_folders import folder_of
 from tests.kit.worker.slot_member import OUTPUT, ROWS, STATE, TOTAL, Member, kept_last, rows_of

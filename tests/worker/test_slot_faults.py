@@ -14,11 +14,11 @@ import pytest
 
 from riffle_spark.keygroups import key_hashes
 from riffle_spark.messages.slot_orders import HASH, KEY_GROUP, RECEIPT, SLOT, Receipt
-from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.process.merging.aggregates import aggregate, count, sum_
 from riffle_spark.testing import routed
-from riffle_spark.testing.faulty_store import Fault
 from tests.kit.refusing_disks import on_a_disk_of_its_own, unmount_below
+from tests.kit.state.faulty_store import Fault
 from tests.kit.worker.slot_member import OUTPUT, ROWS, STATE, TOTAL, Member, rows_of
 
 ROUTING = pa.schema([(SLOT, pa.int32()), (KEY_GROUP, pa.int32()), (HASH, pa.int64())])

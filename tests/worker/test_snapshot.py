@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.messages.upkeep_orders import SnapshotOrder, UpkeepOrder, UpkeepReceipt
-from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
-from riffle_spark.testing.faulty_store import Fault
 from riffle_spark.worker.upkeep_piece import run_upkeep
+from tests.kit.state.faulty_store import Fault
 from tests.kit.worker.slot_member import Member, kept_last, rows_of
 
 

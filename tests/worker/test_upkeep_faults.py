@@ -25,10 +25,10 @@ from riffle_spark.state.restore import prefetch as budget_module
 from riffle_spark.state.restore import reader as reader_module
 from riffle_spark.state.restore import stack_parts
 from riffle_spark.testing import home_of
-from riffle_spark.testing.faulty_store import Fault, FaultyStore
 from riffle_spark.worker.member_folders import use_store
 from riffle_spark.worker.upkeep_piece import run_upkeep
 from tests.kit.state.drawn_records import attempt
+from tests.kit.state.faulty_store import Fault, FaultyStore
 from tests.kit.worker.upkeep_member import STORE, Upkept
 
 SPAWN = multiprocessing.get_context("spawn")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.messages.upkeep_orders import UpkeepReceipt
@@ -288,7 +288,6 @@ BUDGETS = st.fixed_dictionaries(
 
 
 @given(st.lists(st.tuples(DELTAS, ACTS, BUDGETS), max_size=8))
-@settings(deadline=None, max_examples=25)
 def test_however_it_is_cut_into_pieces_a_copy_holds_what_was_committed(
     history: list[tuple[dict[int, dict[str, int | None]], str, dict[str, object]]],
 ) -> None:

@@ -16,7 +16,6 @@ from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.types.conform import called, conform, name_of
 from riffle_spark.state.formats.arrow_values import readable_row
 from riffle_spark.state.formats.key_codec import encode_keys
-from riffle_spark.unknown_names import checks_keywords
 
 __all__ = ["ArrowFunction", "Context", "arrow_function"]
 
@@ -35,7 +34,6 @@ class Context:
     store: str
 
 
-@checks_keywords
 def arrow_function(
     function: Callable[..., object], *, state: pa.Schema, output: pa.Schema, due: str | None = None,
     time_mode: str = "None", expired: Callable[..., object] | None = None,

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from riffle_spark.batch_times import TimeMode
 from riffle_spark.process.blocks.failed_keys import Collects
+from riffle_spark.state.formats.arrow_values import readable_row
 from riffle_spark.state.schemas.variable_kinds import Variable
 
 __all__ = [
@@ -87,6 +88,10 @@ class Batch:
     store: str = ""
     collects: Collects | None = None
 
+    def key_text(self, key: int) -> str:
+        """Return how an error message names a key, by its index."""
+        return f"store {self.store!r}, key {readable_row(self.keys, key)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Update:
@@ -117,6 +122,11 @@ class NamesColumns(Computation, Protocol):
     @property
     def sources(self) -> tuple[str, ...]:
         """The names, each once."""
+        ...
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """Those of the names whose values are compared with each other."""
         ...
 
     def on(self, names: Mapping[str, str]) -> Computation:

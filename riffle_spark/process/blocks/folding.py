@@ -16,22 +16,14 @@ __all__ = [
     "add_exactly",
     "add_floats",
     "beyond",
-    "count",
-    "first_rows",
     "group_keys",
     "largest",
-    "last_rows",
     "smallest",
     "sort_extreme",
 ]
 
 _WORD_BITS = 32
 _WORD_MASK = (1 << _WORD_BITS) - 1
-
-
-def count(codes: IndexArray, size: int) -> npt.NDArray[np.int64]:
-    """Count the values of each of ``size`` keys."""
-    return np.bincount(codes, minlength=size).astype(np.int64)
 
 
 def add_floats(old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
@@ -112,7 +104,7 @@ def _neutral(for_least: bool, type: pa.DataType) -> float | int:
 
 
 def sort_extreme(old: pa.Array, codes: IndexArray, values: pa.Array, order: str) -> pa.Array:
-    """Return the value a key that an ``ascending`` or ``descending`` sort puts first; nulls go last."""
+    """Return the value per key that an ``ascending`` or ``descending`` sort puts first; nulls go last."""
     every = pa.concat_arrays([old, values])
     key = np.concatenate([np.arange(len(old), dtype=np.int64), codes])
     by = [("key", "ascending"), ("value", order)]
@@ -121,22 +113,17 @@ def sort_extreme(old: pa.Array, codes: IndexArray, values: pa.Array, order: str)
     return every.take(pa.array(places[is_first]))
 
 
-def first_rows(codes: IndexArray, size: int) -> npt.NDArray[np.int64]:
+def _first_rows(codes: IndexArray, size: int) -> npt.NDArray[np.int64]:
     """Return per key the index of its first value, -1 where it has none."""
     rows = np.full(size, -1, dtype=np.int64)
     rows[codes[::-1]] = np.arange(len(codes) - 1, -1, -1, dtype=np.int64)
     return rows
 
 
-def last_rows(codes: IndexArray, size: int) -> npt.NDArray[np.int64]:
-    """Return per key the index of its last value, -1 where it has none."""
-    rows = np.full(size, -1, dtype=np.int64)
-    rows[codes] = np.arange(len(codes), dtype=np.int64)
-    return rows
-
-
 def _where_known(result: pa.Array, old: pa.Array, codes: IndexArray) -> pa.Array:
     """Make null what neither the old results nor the values know."""
+    if old.null_count == 0:
+        return result
     known = _bools(old.is_valid())
     known[codes] = True
     return result if known.all() else pc.if_else(pa.array(known), result, pa.scalar(None, result.type))
@@ -159,4 +146,4 @@ def group_keys(encoded: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
     assert encoded.null_count == 0
     numbered = pc.dictionary_encode(encoded)
     codes = numbered.indices.to_numpy().astype(np.int64)
-    return codes, first_rows(codes, len(numbered.dictionary))
+    return codes, _first_rows(codes, len(numbered.dictionary))

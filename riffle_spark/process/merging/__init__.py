@@ -1,1 +1,1 @@
-"""How the buffers of Spark's aggregate functions merge, key by key, as columns."""
+"""How the buffers of aggregate functions merge, key by key, as columns."""

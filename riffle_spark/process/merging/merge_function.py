@@ -92,6 +92,9 @@ def filled(array: pa.Array, value: float) -> npt.NDArray[np.generic]:
 def chosen(codes: IndexArray, size: int, wanted: IndexArray, latest: bool) -> IndexArray:
     """Return for each group the first or the latest of the wanted places, which ascend; -1 where it has none."""
     places = np.full(size, -1, dtype=np.int64)
+    if len(wanted) == len(codes):
+        places[codes if latest else codes[::-1]] = wanted if latest else wanted[::-1]
+        return places
     ordered = wanted if latest else wanted[::-1]
     places[codes[ordered]] = ordered
     return places

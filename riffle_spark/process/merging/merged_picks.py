@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from riffle_spark.columns import is_text_or_bytes
 from riffle_spark.process.blocks.block import IndexArray
-from riffle_spark.process.blocks.folding import largest, smallest
-from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction, are_valid, chosen, hold
+from riffle_spark.process.blocks.folding import largest, smallest, sort_extreme
+from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction, are_valid, chosen, filled, hold
 
 __all__ = ["MergedExtreme", "MergedExtremeBy", "MergedPick", "is_ordered", "ranks"]
 
@@ -36,8 +36,18 @@ class MergedPick(MergeFunction):
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
         """Pick a buffer among those that are set: what is kept goes before all rows."""
-        is_set = np.concatenate([hold(old[1]), hold(rows[1])])
-        places = chosen(groups.with_old(), groups.size, np.flatnonzero(is_set), self.latest)
+        was_set = hold(old[1])
+        if was_set.all() and not self.latest:
+            return [old[0], pa.array(was_set)]
+        are_all_set = rows[1].true_count == len(rows[1])
+        rows_set = np.arange(len(rows[1])) if are_all_set else np.flatnonzero(hold(rows[1]))
+        picked = chosen(groups.codes, groups.size, rows_set, self.latest)
+        has_row = picked >= 0
+        if has_row.all() and self.latest:
+            return [rows[0].take(pa.array(picked)), pa.array(has_row)]
+        keeps_old = was_set & ~has_row if self.latest else was_set
+        new = np.where(has_row, groups.size + picked, -1)
+        places = np.where(keeps_old, np.arange(groups.size), new)
         return [_taken(old[0], rows[0], places), pa.array(places >= 0)]
 
 
@@ -53,10 +63,25 @@ class MergedExtreme(MergeFunction):
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
         """Keep the extreme."""
-        if _is_whole(rows[0].type):
+        type = rows[0].type
+        if _is_whole(type) or pa.types.is_floating(type):
             choose = largest if self.greatest else smallest
-            return [choose(old[0], *groups.present(rows[0]))]
+            extremes = choose(old[0], *groups.present(rows[0]))
+            return [_with_first_zeros(extremes, rows[0], old[0], groups) if pa.types.is_floating(type) else extremes]
+        if _is_sorted_beside_keys(type):
+            order = "descending" if self.greatest else "ascending"
+            return [sort_extreme(old[0], *groups.present(rows[0]), order)]
         return [_taken(old[0], rows[0], _extremes(rows[0], old[0], groups, self.greatest, latest=False))]
+
+
+def _with_first_zeros(extremes: pa.Array, rows: pa.Array, old: pa.Array, groups: Groups) -> pa.Array:
+    """Give extremes that are 0.0 or -0.0 the sign of their group's first zero."""
+    are_zero = pc.equal(extremes, pa.scalar(0.0, extremes.type))
+    if not are_zero.true_count:
+        return extremes
+    every = pa.concat_arrays([old, rows])
+    zeros = chosen(groups.with_old(), groups.size, np.flatnonzero(filled(every, 1.0) == 0), latest=False)
+    return pc.replace_with_mask(extremes, pc.fill_null(are_zero, False), every.take(pa.array(zeros[hold(are_zero)])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +104,13 @@ class MergedExtremeBy(MergeFunction):
 
 def _taken(old: pa.Array, rows: pa.Array, places: IndexArray) -> pa.Array:
     """Return the values at places of ``old`` followed by ``rows``, null for -1."""
-    return pa.concat_arrays([old, rows]).take(pa.array(places, mask=places < 0))
+    is_new = places >= len(old)
+    new = rows.take(pa.array(places[is_new] - len(old)))
+    if len(new) == len(places):
+        return new
+    spots = places.copy()
+    spots[is_new] = len(old) + np.arange(len(new))
+    return pa.concat_arrays([old, new]).take(pa.array(spots, mask=spots < 0))
 
 
 def _extremes(rows: pa.Array, old: pa.Array, groups: Groups, greatest: bool, latest: bool) -> IndexArray:
@@ -100,6 +131,13 @@ def is_ordered(type: pa.DataType) -> bool:
     if pa.types.is_list(type):
         return is_ordered(type.value_type)
     return bool(_is_number(type) or is_text_or_bytes(type) or pa.types.is_decimal128(type))
+
+
+def _is_sorted_beside_keys(type: pa.DataType) -> bool:
+    """Tell whether Arrow sorts a table by such a column, equal values of which are the same bytes."""
+    is_text = pa.types.is_string(type) or pa.types.is_large_string(type)
+    is_bytes = pa.types.is_binary(type) or pa.types.is_large_binary(type)
+    return bool(is_text or is_bytes or pa.types.is_decimal128(type))
 
 
 def _is_number(type: pa.DataType) -> bool:

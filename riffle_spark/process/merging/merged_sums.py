@@ -42,6 +42,7 @@ class MergedSum(MergeFunction):
 
     With that column, for decimals and ``try_sum``, a sum that does not fit is null for good, and Spark's evaluation
     raises or answers null. Without it the batch fails, but for int64 outside ANSI mode, which wraps.
+    ``aggregate(...)`` keeps decimals without that column, in ANSI mode.
     """
 
     overflow: Overflow
@@ -50,7 +51,8 @@ class MergedSum(MergeFunction):
         """Keep the sum, and whether it is empty."""
         if list(buffers[1:]) == [pa.bool_()]:
             return buffers if _is_exact(buffers[0]) else ()
-        fits = pa.types.is_float64(buffers[0]) or (_is_exact(buffers[0]) and not pa.types.is_decimal(buffers[0]))
+        may_be_exact = self.overflow == "ANSI" or not pa.types.is_decimal(buffers[0])
+        fits = pa.types.is_float64(buffers[0]) or (_is_exact(buffers[0]) and may_be_exact)
         return buffers if fits and len(buffers) == 1 else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
@@ -128,8 +130,12 @@ class MergedBits(MergeFunction):
 
 
 def _counted(rows: pa.Array, old: pa.Array, groups: Groups) -> pa.Array:
-    counts = filled(old, 0)
-    np.add.at(counts, groups.codes, filled(rows, 0))
+    before = pc.fill_null(old, 0).to_numpy()
+    added = pc.fill_null(rows, 0).to_numpy()
+    if (added == 1).all():
+        return pa.array(before + np.bincount(groups.codes, minlength=groups.size))
+    counts = before.copy()
+    np.add.at(counts, groups.codes, added)
     return pa.array(counts)
 
 

@@ -27,10 +27,9 @@ from riffle_spark.process.merging.merge_function import Groups, MergeFunction, a
 from riffle_spark.process.merging.merge_registry import MergeOptions, merge_function
 from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec
 from riffle_spark.state.formats.arrow_casts import cast_column
-from riffle_spark.state.formats.arrow_values import readable_row
 from riffle_spark.state.formats.key_codec import encode_keys
 
-__all__ = ["DistinctGroups", "KeptBuffers", "MergedGroups", "OutputMode", "key_of_group"]
+__all__ = ["DistinctGroups", "KeptBuffers", "MergedGroups", "OutputMode"]
 
 OutputMode: TypeAlias = Literal["update", "append", "complete"]
 """When keys are answered, in Spark's words: each time that rows touch them, when their time is over, or always."""
@@ -66,7 +65,7 @@ class MergedGroups:
     def __call__(self, batch: Batch) -> Update:
         """Merge the rows' buffers into what is kept of their keys. Keys without rows are answered as they are."""
         buffers = KeptBuffers.of(self.spec)
-        groups = Groups(batch.codes, batch.keys.num_rows, lambda group: key_of_group(batch, group))
+        groups = Groups(batch.codes, batch.keys.num_rows, batch.key_text)
         state = buffers.merged(batch.rows, batch.state, groups)
         touched = np.flatnonzero(np.bincount(batch.codes, minlength=groups.size))
         kept = state if len(touched) == groups.size else state.take(pa.array(touched))
@@ -176,12 +175,7 @@ class _Members:
         return batch.rows.take(pa.array(some)), told
 
     def _told(self, group: int) -> str:
-        return key_of_group(self.batch, int(self.places[group]))
-
-
-def key_of_group(batch: Batch, key: int) -> str:
-    """Return what an error message says of one of a batch's keys."""
-    return f"store {batch.store!r}, key {readable_row(batch.keys, key)}"
+        return self.batch.key_text(int(self.places[group]))
 
 
 @dataclass(frozen=True, slots=True)

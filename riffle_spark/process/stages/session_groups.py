@@ -22,7 +22,6 @@ from riffle_spark.process.stages.merged_groups import (
     KeptBuffers,
     MergedGroups,
     OutputMode,
-    key_of_group,
 )
 from riffle_spark.process.types.stage_specs import AggregateSpec, TimeSpec, free_name
 from riffle_spark.state.formats.due_times import in_milliseconds
@@ -152,7 +151,7 @@ class _Sessions:
         starts, ends = (np.concatenate([self.times(of), _numbers(batch.rows, of)]) for of in (start, end))
         joined = _joined(owners, starts, ends)
         size = len(joined.owners)
-        groups = Groups(joined.codes[before:], size, lambda group: key_of_group(batch, int(joined.owners[group])))
+        groups = Groups(joined.codes[before:], size, lambda group: batch.key_text(int(joined.owners[group])))
         old = buffers.united(self.table, Groups(joined.codes[:before], size, groups.told))
         kept = buffers.merged(batch.rows, old, groups)
         kind = spec.keys.field(end).type

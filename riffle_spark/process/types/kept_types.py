@@ -21,6 +21,7 @@ _COLLATIONS: Final = "__COLLATIONS"
 _COLLATED: Final = re.compile(r"string collate (\w+)", re.IGNORECASE)
 _BINARY: Final = "UTF8_BINARY"
 _MONTHS: Final = re.compile(r"interval (year|month)( to month)?")
+_BOUNDED: Final = re.compile(r"(char|character|varchar)\b")
 _VOID: Final = "void"
 
 _REMEDIES: Final[Mapping[str, str]] = {
@@ -31,8 +32,9 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "and array_to_vector.",
     "void_inside": "Cast the column to a type without void, for example with STRING in its place.",
     "collated_key": "Use its bytes: collation_key({0}), or lower(CAST({0} AS STRING COLLATE UTF8_BINARY)).",
-    "collated_order": "Compare its bytes: max_by({0}, collation_key({0})) instead of max({0}).",
+    "collated_order": "Compare collation_key({0}) instead, for example max_by({0}, collation_key({0})) for max({0}).",
     "collated_declared": "Declare a plain STRING.",
+    "bounded_declared": "Declare a plain STRING, and check lengths before the values are kept.",
     "void_compared": "Cast it to a type: CAST({0} AS STRING).",
     "variant_key": "Use to_json({0}), or some of its fields.",
     "variant_declared": "Declare a STRING, and keep the value's to_json.",
@@ -72,6 +74,8 @@ def _reason(name: str, position: Position) -> str | None:
         return None if is_plain else f"collated_{position}"
     if _MONTHS.fullmatch(name):
         return "months"
+    if position == "declared" and _BOUNDED.match(name):
+        return "bounded_declared"
     special = {"interval": "calendar"}
     if position not in ("value", "order"):
         special["variant"] = f"variant_{position}"

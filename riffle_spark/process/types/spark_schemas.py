@@ -17,7 +17,6 @@ __all__ = [
     "BARE",
     "INTERVAL",
     "SIMPLE",
-    "TEXT",
     "Unreadable",
     "decimal_of",
     "list_of",
@@ -68,8 +67,6 @@ SIMPLE: Final = {
     "void": pa.null(),
 }
 """Types of one word."""
-TEXT: Final = pa.string()
-"""A string, also one of bounded length."""
 INTERVAL: Final = pa.duration("us")
 """An interval of days to seconds."""
 _DEFAULT_DECIMAL: Final = (10, 0)
@@ -250,9 +247,9 @@ class _Reader:
             return self._decimal(start)
         if word in _TEXTS:
             self._need("(")
-            self._number()
+            length = self._number()
             self._need(")")
-            return TEXT
+            raise _not_kept(f"{word}({length})", start)
         if word == "interval":
             return self._interval(start)
         if word in ("array", "map", "struct") and self._take("<"):

@@ -59,7 +59,8 @@ class BatchReport:
     deliver commit`` and ``total``; ``slot_seconds`` sums, over slots, ``touch fold read compute user seal put``.
     ``requests`` counts what the batch itself sent to the store, ``upkeep_requests`` what ran beside it since the
     batch before, as do the other ``upkeep`` figures. ``misses`` are slots that ran elsewhere than wanted,
-    ``misplaced_runs`` runs that were given up because a slot found no copy where a standby has one. ``owners``,
+    ``misplaced_runs`` runs that were given up because a slot found no copy where a standby has one.
+    ``plan_fallbacks`` counts operators' plans that Spark made anew although columns had not changed. ``owners``,
     ``standbys`` and ``warmups`` count key-groups by executor id, ``members`` names each member's executor. ``moves``
     are those of the assignments since the batch before: ``key_group``, ``role``, ``from`` and ``to`` (members),
     ``from_executor``, ``to_executor``, ``reason``, ``goal``, where dispatch is by partition ``topic`` and
@@ -96,6 +97,7 @@ class BatchReport:
     slots_that_wrote: int = 0
     runs: int = 0
     misplaced_runs: int = 0
+    plan_fallbacks: int = 0
     placed: bool = True
     misses: int = 0
     owners: Mapping[str, int] = field(default_factory=dict)
@@ -205,10 +207,9 @@ def _of_changed_stores(before: Record, operators: Sequence[Operator]) -> Iterato
     begun = durable - before.schemas.keys()
     if begun and left:
         yield (
-            f"{', '.join(sorted(begun))} begins empty with batch {version + 1}, and the query no longer uses "
-            f"{', '.join(sorted(left))}, which the root has\n  What to do: nothing, if that is meant; if a store was "
-            f"renamed, stop the query, roll back to batch {version} (riffle rollback), and give the store its former "
-            "name"
+            f"new in batch {version + 1}, without state: {', '.join(sorted(begun))}. No longer used, with state in the "
+            f"root: {', '.join(sorted(left))}\n  What to do: nothing, if that is intended; if a store was renamed, "
+            f"stop the query, roll back to batch {version} (riffle rollback), and give the store its former name"
         )
     for store in sorted(before.schemas.keys() - durable - stale.keys() - (left if begun else set())):
         yield (
@@ -236,7 +237,7 @@ def _of_changed_columns(operator: Operator, text: Mapping[str, str], before: Rec
     )
     begun, dropped = sorted(declared - stored), sorted(stored - declared)
     if begun or dropped:
-        changes = [f"{', '.join(begun)} begins empty"] if begun else []
+        changes = [f"{', '.join(begun)} starts without stored values"] if begun else []
         changes += [f"{', '.join(dropped)} is dropped"] if dropped else []
         yield (
             f"store {operator.store!r}: from batch {before.version + 1} on {', and '.join(changes)}\n  What to do: "
@@ -247,11 +248,14 @@ def _of_changed_columns(operator: Operator, text: Mapping[str, str], before: Rec
 
 @dataclass(frozen=True, slots=True)
 class SlotPlacement:
-    """The slots of a batch, whether they were placed by name, and the living members they were placed on."""
+    """The slots of a batch, whether they were placed by name, the living members they were placed on, and how many
+    plans were made anew (``BatchReport.plan_fallbacks``).
+    """
 
     layout: SlotLayout
     by_name: bool
     ownership: Ownership
+    plan_fallbacks: int = 0
 
     def misses(self, receipts: Sequence[Receipt]) -> int:
         """Count the slots that ran elsewhere than wanted."""
@@ -262,9 +266,9 @@ class SlotPlacement:
     def facts(self) -> dict[str, object]:
         """Return the fields of a report on members and what was changed for them."""
         ownership, rebalance = self.ownership, self.ownership.take_rebalance()
-        names = {name: living.executor.id for name, living in ownership.members.live.items()}
-        present, probes = ownership.present, ownership.probes.take()
-        lags = {executor: ownership.lags.of(name) for name, executor in names.items()}
+        names = {name: living.executor.id for name, living in ownership.membership.live.items()}
+        present, probes = ownership.placement.present, ownership.placement.triggers.probes.take()
+        lags = {executor: ownership.copies.trend.of(name) for name, executor in names.items()}
 
         def by_executor(groups: Iterable[Iterable[str]]) -> dict[str, int]:
             return dict(Counter(names[member] for members in groups for member in members if member in names))
@@ -348,7 +352,7 @@ class BatchMeasures:
         return BatchReport(
             incoming.version, incoming.query_id, "run", self._started_ms, record.epoch, self._total(),
             slots=len(slots), runs=self.runs, misplaced_runs=self.misplaced, placed=where.by_name, owners=dict(owners),
-            misses=where.misses(receipts), snapshots=self.snapshots,
+            misses=where.misses(receipts), plan_fallbacks=where.plan_fallbacks, snapshots=self.snapshots,
             requests=self._sent(receipts), upkeep_requests=upkeep.requests,
             watermark_ms=record.watermark_ms, by_store=_by_store(receipts),
             **beside, **facts, **of_receipts(receipts),  # type: ignore[arg-type]

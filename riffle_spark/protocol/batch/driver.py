@@ -11,13 +11,14 @@ from riffle_spark.assign.assignor import with_own
 from riffle_spark.errors import CorruptStateError, FencedError, LocalDiskError, Misplaced, OutOfDate
 from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.messages.upkeep_orders import UpkeepOrder
+from riffle_spark.protocol.batch.acceptance import acceptance_warnings
 from riffle_spark.protocol.batch.batch_report import BatchMeasures, BatchReport, SlotPlacement
 from riffle_spark.protocol.batch.enter import Decision, check_fixed, decide, groups_of, shards_of
 from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
 from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record, with_last_pass
 from riffle_spark.protocol.batch.vigil import Vigil
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ownership.arrivals import Arrivals
+from riffle_spark.protocol.ownership.discovery import Discovery
 from riffle_spark.protocol.ownership.operations import Operations
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import Delivery, DriverPorts, Executor, IncomingBatch, SlotLayout, StaleRows, Work
@@ -47,8 +48,8 @@ class Driver:
         self._upkeep = Upkeep(settings, upkeep_objects, ports.background, self._rounds, ports.clock)
         self._run_id: str | None = None
         self.operations = Operations(settings.key_groups, settings.dispatch, ports.background.lock())
-        arrivals = Arrivals(settings, ports.cluster, ports.background, ports.racks_of)
-        self.ownership = Ownership(settings, arrivals, self.operations)
+        discovery = Discovery(settings, ports.cluster, ports.background, ports.racks_of)
+        self.ownership = Ownership(settings, discovery, self.operations)
         self._vigil = Vigil(settings, self._log, self.operations, self.ownership, self._upkeep, self._rounds, ports)
         self._turn = ports.background.lock()
         self.watched: Sequence[Operator] = ()
@@ -127,12 +128,12 @@ class Driver:
         """
         with self._turn:
             self.watched = ()  # or standbys would be fetched anew at once
-            live, seconds = self.ownership.members.live, self._settings.upkeep_timeout
+            live, seconds = self.ownership.membership.live, self._settings.upkeep_timeout
             order = UpkeepOrder(self._order_home(), "", 0, 0, {}, wipe=True, timeout_seconds=seconds)
             self._rounds.at_once({living.executor.id: order for living in live.values()})
             self._upkeep.gather(self.ownership)
             for member in live:
-                self.ownership.copies.wiped(member)
+                self.ownership.copies.known.wiped(member)
 
     def _obey(self) -> None:
         """Take live settings that were changed since the last batch. Who asks for anything wants what upkeep gave up
@@ -144,7 +145,7 @@ class Driver:
             self._rounds.setbacks.start_over()
         if changed is not None and changed is not self._settings:
             self._settings = changed
-            self.ownership.obey(changed)
+            self.ownership.change_settings(changed)
             self._upkeep.obey(changed)
 
     def _enter(self, incoming: IncomingBatch, operators: Sequence[Operator]) -> Decision:
@@ -171,6 +172,8 @@ class Driver:
         self._caches.forget()
         self.ownership.begin(tail, groups_of(self._settings, operators))
         self._vigil.begin(tail)
+        for warning in acceptance_warnings(tail, operators, self._settings.accept):
+            self.ownership.placement.warn(warning)
         self._obey()
 
     def _clear_up(self, fresh: bool) -> None:
@@ -212,7 +215,8 @@ class Driver:
         self._reached("before run")
         with batch.phase("assign"):
             assert self._log.tail is not None
-            self.ownership.serves(groups_of(self._settings, operators), shards_of(self._log.tail, incoming, work))
+            shards = shards_of(self._log.tail, incoming, work, self.ownership.placement.warn)
+            self.ownership.placement.set_tasks(groups_of(self._settings, operators), shards)
             incoming = with_last_pass(self._log.tail, incoming, operators, work)
         layout, receipts = self._run_and_deliver(incoming, operators, work, batch)
         with batch.phase("commit"):
@@ -225,7 +229,7 @@ class Driver:
             self._upkeep.plan(self._place(operators), self._clock.seconds())
         self._vigil.ran()
         self.watched = operators
-        placed = SlotPlacement(layout, work.placed(), self.ownership)
+        placed = SlotPlacement(layout, work.placed(), self.ownership, work.plan_fallbacks())
         return batch.ran(incoming, record, receipts, placed, self._upkeep.take_facts())
 
     def _place(self, operators: Sequence[Operator]) -> UpkeepInput:
@@ -247,11 +251,11 @@ class Driver:
             except (StaleRows, Misplaced, OutOfDate, LocalDiskError, CorruptStateError) as error:
                 work.release()
                 batch.gave_up(incoming.version, error, self._settings.batch_attempts)
-                self.ownership.forget_layout()
+                self.ownership.placement.layout = None
                 self._check_not_fenced()
                 if isinstance(error, CorruptStateError):
                     raise
-                ran_on |= {executor.id for executor in self.ownership.executors}
+                ran_on |= {executor.id for executor in self.ownership.membership.executors}
                 if isinstance(error, LocalDiskError):
                     self._check_others_are_left(error)
                     if last == 1:
@@ -263,7 +267,7 @@ class Driver:
 
     def _check_others_are_left(self, error: LocalDiskError) -> None:
         """Raise the error of a disk that refused if there is no other executor to run the batch on."""
-        if not self.ownership.others_are_left(self._clock.seconds()):
+        if not self.ownership.discovery.any_usable(self.ownership.membership.executors, self._clock.seconds()):
             raise no_disk_left(error) from error
 
     def _run_once(
@@ -277,7 +281,7 @@ class Driver:
             self._upkeep.catch_up(self._place(operators))
         with batch.phase("run"):
             receipts = work.run(layout, orders)
-            self.ownership.answered(receipts, self._clock.seconds())
+            self.ownership.record_receipts(receipts, self._clock.seconds())
             check_receipts(receipts, orders)
             check_counts(receipts, work)
         self._reached("after seal")
@@ -307,7 +311,7 @@ class Driver:
         return self._log.tail.rollbacks if self._log.tail else 0
 
     def _order_home(self) -> Home:
-        return self._home_for(self.ownership.executors)
+        return self._home_for(self.ownership.membership.executors)
 
     def _home_for(self, executors: Sequence[Executor]) -> Home:
         live = frozenset(f"{self._home.application}/{executor.id}" for executor in executors)
@@ -338,7 +342,7 @@ class Driver:
         promised = self._upkeep.promise(tail.sequence + 1)
         record = self._log.append(replace(draft, promised=promised, orders=self._vigil.orders()), manifest)
         self._upkeep.committed(record, before, changes)
-        self.ownership.committed(record, before, changes, durable)
+        self.ownership.record_commit(record, before, changes, durable)
         self._caches.committed(receipt for receipt in receipts if receipt.store in caches)
         batch.snapshots = len(snapshots)
         batch.began(tail, operators)

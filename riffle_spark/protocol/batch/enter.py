@@ -2,7 +2,7 @@
 bound to. Pure; knows the newest record and settings.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import Enum
 
 from riffle_spark.errors import ConfigError, ConflictError, command
@@ -27,8 +27,10 @@ __all__ = [
     "groups_of",
     "shards_of",
     "stale_rows",
+    "take_over_steps",
 ]
 
+_PARTITIONS_SHOWN = 3
 _SPARKS_WORDS_OF_KEYS = (
     "  as Spark says: [STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema does not match existing state key "
     "schema"
@@ -63,10 +65,7 @@ def decide(tail: Record | None, incoming: IncomingBatch, root: str, settings: Se
             f"{root} belongs to query {tail.query_id}, this is {incoming.query_id}: two queries share one root, or the "
             "query has a new checkpoint",
             remedy="give each query its own root, as by riffle_spark.on(frame, root=...). If this query continues the "
-            "other one's state, start it with that one's checkpoint, or take the state over: "
-            + command("adopt", root=root, checkpoint="CHECKPOINT")
-            + " shows the offsets that the new checkpoint has to start at; once it does, "
-            + command("adopt", "--execute", root=root, checkpoint="CHECKPOINT"),
+            f"other one's state, start it with that one's checkpoint, or {take_over_steps(root)}",
             where=root,
         )
     if incoming.version == tail.version + 1 and ends_alike(tail.offsets, incoming.offsets_before):
@@ -138,6 +137,18 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
 def _comparable(one: str | None, other: str | None) -> bool:
     """Tell whether two digests differ only where rows do: what is before the slash says how rows are told."""
     return one is None or other is None or one.rpartition("/")[0] == other.rpartition("/")[0]
+
+
+def take_over_steps(root: str, checkpoint: str = "CHECKPOINT") -> str:
+    """Return how a query with a new checkpoint takes over the state in ``root``, as operations.md has it."""
+    shown = command("adopt", root=root, checkpoint=checkpoint)
+    executed = command("adopt", "--execute", root=root, checkpoint=checkpoint)
+    return (
+        "take the state over in four steps: (1) start the query with the new checkpoint, and stop it once it is "
+        f"refused. (2) {shown} prints the offsets of the state. (3) Delete the new checkpoint, set startingOffsets of "
+        f"the source to these offsets, start the query, and stop it once it is refused again. (4) {executed}, then "
+        "start the query"
+    )
 
 
 def _adopt_empty_command(root: str, settings: Settings) -> str:
@@ -225,7 +236,7 @@ def check_stale(tail: Record, stores: Iterable[str], accepted: Container[str], r
             f"store {store!r} {stale_rows(last)}, the query is at batch {tail.version}: batches between ran without "
             "the store",
             remedy=f"set accept = {store!r} to continue without the rows of these batches, or give the store another "
-            f"name to begin empty{again}",
+            f"name to start it without state{again}",
             where=root,
         )
 
@@ -283,9 +294,9 @@ def _check_results(operator: Operator, before: Mapping[str, str], accepted: Cont
             raise ConfigError(
                 f"the state has {stored} under {name!r}, and the job declares {meaning}",
                 remedy=(
-                    "set the time mode back, or use another store name to begin empty"
+                    "set the time mode back, or use another store name to start without state"
                     if name == TIMERS
-                    else "give the result another name, so that it begins empty"
+                    else "give the result another name, so that it starts without stored values"
                 )
                 + f"; or set accept = {name!r} to continue with what is kept",
                 where=operator.store,
@@ -295,7 +306,7 @@ def _check_results(operator: Operator, before: Mapping[str, str], accepted: Cont
             raise ConfigError(
                 f"the state has {meaning} under {renamed!r}, and the job calls it {name!r}",
                 remedy=f"keep the name {renamed!r} and rename the column of the output; or set accept = {name!r} to "
-                f"begin it empty and drop what is kept of {renamed!r}",
+                f"start it without stored values and drop those of {renamed!r}",
                 where=operator.store,
             )
 
@@ -305,12 +316,27 @@ def groups_of(settings: Settings, operators: Sequence[Operator]) -> Groups:
     return Groups.of_query((operator.store for operator in operators), settings.store_groups)
 
 
-def shards_of(tail: Record, incoming: IncomingBatch, work: Work) -> Shards | None:
+def shards_of(tail: Record, incoming: IncomingBatch, work: Work, warn: Callable[[str], None]) -> Shards | None:
     """Return the registry with the batch's partitions, new ones appended; ``None`` where keys are dispatched.
 
-    Where Spark's offsets do not tell the partitions, the rows are asked, with one job.
+    Where Spark's offsets do not tell the partitions, the rows are asked, with one job. ``warn`` is called if the first
+    batch of a start has partitions, and the registry has none of them: then no key of the batch has state.
     """
     if tail.dispatch == "key_group":
         return None
     found = partitions_in(incoming.offsets)
-    return Shards(tail.shards).extended(work.partitions(tail.total + 1) if found is None else found, tail.total)
+    found = frozenset(work.partitions(tail.total + 1)) if found is None else found
+    if tail.kind == "claim" and tail.shards and found and found.isdisjoint(tail.shards):
+        warn(
+            f"the state has no partition of batch {incoming.version}, which starts with {_named(found)}; it has "
+            f"{_named(tail.shards)}. Keys start without state\n  What to do: nothing, if these partitions are new; if "
+            f"other values were put into the columns `topic` and `partition`, stop the query, roll back to batch "
+            f"{tail.version} (riffle rollback), and undo the change"
+        )
+    return Shards(tail.shards).extended(found, tail.total)
+
+
+def _named(partitions: Iterable[tuple[str, int]]) -> str:
+    """Return the first few of some partitions, for people."""
+    names = [f"{topic}/{number}" for topic, number in sorted(partitions)]
+    return ", ".join(names[:_PARTITIONS_SHOWN]) + (", ..." if len(names) > _PARTITIONS_SHOWN else "")

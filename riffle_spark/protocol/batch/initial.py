@@ -33,7 +33,7 @@ def with_initial(operator: Operator, columns: pa.Schema | None, name: str = USUA
     if not operator.takes_initial:
         raise _refused(operator, "only a processor can take initial state", "leave initial_state out")
     if not operator.durable:
-        raise _refused(operator, "a store that is not durable begins empty wherever it is not", "make it durable")
+        raise _refused(operator, "a store that is not durable has no state where it has no copy", "make it durable")
     for field in operator.schema.key:
         found = columns.field(field.name).type if field.name in columns.names else None
         if found != field.type:

@@ -50,11 +50,11 @@ def will_record(tail: Record, ownership: Ownership, orders: Mapping[str, object]
 
 def _placement(ownership: Ownership) -> dict[str, object]:
     """Return what a record tells of owners, standbys, members and their load."""
-    present, live = ownership.present, ownership.members.live
+    present, live = ownership.placement.present, ownership.membership.live
     return {
         "owners": {named(t): owner for t, owner in present.owners.items()},
         "standbys": {named(t): members for t, members in present.standbys.items()},
-        "weights": ownership.weights.recorded(),
+        "weights": ownership.placement.weights.recorded(),
         "members": tuple(living.recorded() for _, living in sorted(live.items())),
     }
 
@@ -66,7 +66,7 @@ def batch_record(
     """Return the draft that commits a batch, whose parts are encrypted with ``key``. Schemas of stores that are not run
     now are kept.
     """
-    shards, texts = ownership.shards, tail.schemas
+    shards, texts = ownership.placement.shards, tail.schemas
     durable = {one.store: with_key(one.schema_after(texts, tail.epoch), key) for one in operators if one.durable}
     return _after(
         tail, stamp, kind="batch", version=incoming.version, offsets=incoming.offsets,

@@ -15,7 +15,7 @@ from riffle_spark.protocol.batch.records import Stamp, will_record
 from riffle_spark.protocol.batch.will import Wait, Will, changed_settings, obeyed_settings, will_in
 from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.ownership.groups import named
-from riffle_spark.protocol.ownership.members import LiveMember, LostMember
+from riffle_spark.protocol.ownership.membership import LiveMember, LostMember
 from riffle_spark.protocol.ownership.operations import Operations, OperatorOrders
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import DriverPorts, Executor
@@ -61,27 +61,31 @@ class Vigil:
         found = will_in(tail.orders) if tail else Will()
         settings, strange = obeyed_settings(self._started, found.settings)
         self._carried = Will(settings=strange, others=found.others)
-        self._ownership.weights.go_on(self._log.weights, self._ownership.groups)
-        self._ownership.wait_again([self._lost(wait) for wait in found.awaited], found.homes)
+        placement = self._ownership.placement
+        placement.weights.go_on(self._log.weights, placement.groups)
+        lost = self._ownership.membership.lost
+        lost.update({wait.member.id: self._lost(wait) for wait in found.awaited})
+        placement.homes.resume(placement.groups.only(found.homes), lost)
         mine, self._epoch = self._epoch, self._log.tail.epoch if self._log.tail else None
         if tail is None or tail.epoch == mine:
             return
         changed = settings if mine is not None or settings != self._started else None
-        pins = self._ownership.groups.only(found.pins)
+        pins = placement.groups.only(found.pins)
         asked = OperatorOrders(pins, frozenset(found.drained), found.slots, changed)
         self._operations.take_over(asked, alone=mine is not None)
         if dropped := [named(t) for t in found.pins if t not in pins]:
             told = f"pins of co-location groups that are no more are dropped: {', '.join(dropped)}\n"
-            self._ownership.warn(f"{told}  What to do: nothing; or pin what is to stay, in the group that it is in now")
+            placement.warn(f"{told}  What to do: nothing; or pin what is to stay, in the group that it is in now")
         if stands := _told(replace(found, pins=pins), strange):
-            self._ownership.warn(stands)
+            placement.warn(stands)
 
     def orders(self) -> dict[str, object]:
         """Return what the next record is to say."""
         return self._will().to_json()
 
     def _will(self) -> Will:
-        orders, (lost, homes) = self._operations.orders, self._ownership.waits(self._ports.clock.seconds())
+        orders = self._operations.orders
+        lost, homes = self._ownership.placement.awaited(self._ports.clock.seconds())
         changed = changed_settings(self._started, orders.settings) if orders.settings else {}
         return replace(
             self._carried, drained=tuple(sorted(orders.drained)), pins=dict(orders.pins), slots=orders.slots,
@@ -118,11 +122,11 @@ class Vigil:
     def _has_reason(self, executors: Sequence[Executor], cleanup_delay: float, now: float) -> bool:
         own, busy = self._ownership, self._ports.background.busy()
         return (
-            tuple(executors) != own.executors
-            or own.is_asked()
-            or bool(self._rounds.arrived or own.members.lost or own.members.strangers(executors))
-            or own.present.needs_probe
-            or own.cleaner.is_due(now, cleanup_delay)
+            tuple(executors) != own.membership.executors
+            or own.placement.is_requested()
+            or bool(self._rounds.arrived or own.membership.lost or own.membership.without_census(executors))
+            or own.placement.present.needs_probe
+            or own.copies.idle.is_due(now, cleanup_delay)
             or (self._unfinished and not busy)
         )
 
@@ -130,9 +134,9 @@ class Vigil:
         given = place()
         stores = tuple(operator.store for operator in given.operators)
         self._upkeep.gather(self._ownership)
-        before = self._ownership.present
+        before = self._ownership.placement.present
         self._ownership.layout_for(executors, given.manifest, stores, given.home, now, between=True)
-        if self._ownership.present is not before or not self._ports.background.busy():
+        if self._ownership.placement.present is not before or not self._ports.background.busy():
             self._unfinished = self._upkeep.go_on(place(), now)
 
     def _write(self) -> bool:
@@ -166,7 +170,7 @@ class Vigil:
         self._ports.reached("after will")
         self._put_off.forget(_RECORD)
         self._upkeep.committed(record, before, listed)
-        self._ownership.copies.replaced(record.sequence, before, listed)
+        self._ownership.copies.known.replaced(record.sequence, before, listed)
 
     def _settle(self, now: float) -> None:
         """Find out what became of a record that was put."""

@@ -10,8 +10,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ownership.groups import GROUP, named
 from riffle_spark.protocol.ownership.readiness import MemberState
 from riffle_spark.protocol.ports import Lock
-from riffle_spark.setting_values import check_rising
-from riffle_spark.settings import LIVE, MARKS, Settings, check_names
+from riffle_spark.settings import LIVE, Settings, check_names
 
 __all__ = ["Operations", "OperatorOrders"]
 
@@ -147,9 +146,7 @@ class Operations:
             raise _refused(f"{', '.join(fixed)} cannot change while a query runs", "set it and restart the query")
 
         def changed(orders: OperatorOrders) -> OperatorOrders:
-            wanted = (orders.settings or settings).but(**changes)
-            check_rising(wanted, MARKS)
-            return replace(orders, settings=wanted)
+            return replace(orders, settings=(orders.settings or settings).but(**changes))
 
         return self._change(changed).settings or settings
 

@@ -1,4 +1,4 @@
-"""How near the copies are that could take over. Knows lags and pointers. Does not know who decides."""
+"""Measure how far standbys and warm-ups lag, and describe members and keys to operators."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,8 +8,9 @@ from typing import Literal
 
 from riffle_spark.assign.model import Assignment, MemberId, TaskId
 from riffle_spark.protocol.ownership.groups import GROUP, task
+from riffle_spark.protocol.ownership.homes import Homes
 from riffle_spark.protocol.ownership.known_copies import LEVEL, CopyLag
-from riffle_spark.protocol.ownership.members import Homes, LiveMember, Members
+from riffle_spark.protocol.ownership.membership import LiveMember, Membership
 from riffle_spark.protocol.ownership.view import Situation
 
 __all__ = [
@@ -127,7 +128,7 @@ class LagTrend:
 
 
 def place_of(
-    at: TaskId, present: Assignment, members: Members, partitions: Sequence[tuple[str, int]] = ()
+    at: TaskId, present: Assignment, members: Membership, partitions: Sequence[tuple[str, int]] = ()
 ) -> KeyPlace | None:
     """Return where a task is, ``None`` while nobody owns it; ``partitions`` are what key-groups stand for."""
     owner = present.owners.get(at)
@@ -220,7 +221,7 @@ def member_states(situation: Situation, awaited: Mapping[MemberId, LiveMember]) 
     return tuple(states)
 
 
-def with_room(state: MemberState, members: Members) -> MemberState:
+def with_room(state: MemberState, members: Membership) -> MemberState:
     """Return a member's state with how full its disk and memory are, as was told last."""
     disk, memory = members.disks.get(state.id, (None, 0)), members.memories.get(state.id, (None, 0))
     share = members.memory_shares.get(state.id)

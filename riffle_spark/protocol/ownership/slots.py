@@ -10,7 +10,7 @@ from riffle_spark.assign.board import is_allowed
 from riffle_spark.assign.model import Assignment, AssignSettings, MemberId, Move, TaskId
 from riffle_spark.keygroups import slot_numbers
 from riffle_spark.protocol.ownership.groups import Groups, task
-from riffle_spark.protocol.ownership.members import LiveMember
+from riffle_spark.protocol.ownership.membership import LiveMember
 from riffle_spark.protocol.ports import SlotLayout, SlotPlace
 from riffle_spark.protocol.shards import Shards
 from riffle_spark.settings import LINES, Settings

@@ -1,6 +1,4 @@
-"""What the assignor is told about a running query. Knows members, copies and manifests. Does not know when to ask, nor
-any rule of placement.
-"""
+"""Describe a running query to the assignor."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,12 +8,12 @@ from riffle_spark.assign import model
 from riffle_spark.assign.assignor import assign_settings
 from riffle_spark.protocol.ownership.groups import Groups, task_named
 from riffle_spark.protocol.ownership.known_copies import KnownCopies, lag_without_copy
-from riffle_spark.protocol.ownership.members import Members
+from riffle_spark.protocol.ownership.membership import Membership
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import EMPTY, Entry, Manifest
 from riffle_spark.state.log.record import Record
 
-__all__ = ["Situation", "assign_settings", "recorded", "room_of", "view_of"]
+__all__ = ["Situation", "assign_settings", "recorded", "room_of", "uses_pointers", "view_of"]
 
 _COPY_TIMES = 2
 """A copy takes up to twice its state: what came with batches lies beside it until both are merged."""
@@ -37,12 +35,11 @@ class Situation:
     ``stores`` are the durable ones, ``key_groups`` those that exist in each of ``groups``, ``now`` seconds of the
     driver's clock. ``homes`` are the members that lost tasks belong to, ``traffic`` what a task reads by rack,
     ``weights`` its measured work. ``partitions`` are the (topic, partition) that key-groups stand for, where dispatch
-    is by partition. ``shunned`` are members that should have no copy of a task; on ``flooded`` ones copies count only
-    for what they own.
-    ``memory`` are the bytes of memory that a task takes.
+    is by partition. ``quarantined`` are members that should have no copy of a task; on ``flooded`` ones copies
+    count only for what they own. ``memory`` are the bytes of memory that a task takes.
     """
 
-    members: Members
+    members: Membership
     copies: KnownCopies
     manifest: Manifest
     stores: tuple[str, ...]
@@ -56,7 +53,7 @@ class Situation:
     traffic: Mapping[model.TaskId, model.Traffic] = field(default_factory=dict)
     weights: Mapping[model.TaskId, int] = field(default_factory=dict)
     partitions: Sequence[tuple[str, int]] = ()
-    shunned: Mapping[model.TaskId, tuple[model.MemberId, ...]] = field(default_factory=dict)
+    quarantined: Mapping[model.TaskId, tuple[model.MemberId, ...]] = field(default_factory=dict)
     flooded: frozenset[model.MemberId] = frozenset()
     memory: Mapping[model.TaskId, float] = field(default_factory=dict)
 
@@ -108,8 +105,13 @@ class Situation:
         return sum(self.copies.lag(member, address, entry).records for address, entry in every)
 
 
+def uses_pointers(settings: Settings) -> bool:
+    """Return whether standbys hold pointers to snapshots instead of copies."""
+    return settings.standby_mode == "snapshot_pointer"
+
+
 def view_of(situation: Situation, settings: Settings) -> model.View:
-    """Return what ``assign`` is told."""
+    """Return the assignor's view of a query."""
     members, present = situation.members, situation.present
     live = frozenset(members.live)
     awaited = members.awaited(situation.now, settings.scheduled_rebalance_max_delay)
@@ -127,10 +129,10 @@ def view_of(situation: Situation, settings: Settings) -> model.View:
         pins=situation.pins,
         homes={t: home for t, home in situation.homes.items() if home in live or home in awaited},
         awaited=tuple(living.member() for living in awaited.values()),
-        pointers=_pointers(present, lags, live) if settings.standby_mode == "snapshot_pointer" else {},
+        pointers=_pointers(present, lags, live) if uses_pointers(settings) else {},
         target=present.target,
         drained=situation.drained,
-        shunned=situation.shunned,
+        shunned=situation.quarantined,
     )
 
 

@@ -5,7 +5,6 @@ know when to assign anew.
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import TypeVar
 
 from riffle_spark.assign.model import MemberId, TaskId, Traffic
@@ -56,25 +55,20 @@ class Weights:
         self.racks_of_shards: Mapping[tuple[str, int], tuple[str, ...]] = {}
         """The same by (topic, partition), where each is a shard."""
 
-    def ran(
-        self, receipts: Sequence[Receipt], before: Manifest, groups: Groups,
-        store_weights: Mapping[str, float] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
-        """Take a batch's receipts; ``before`` tells of its state, ``groups`` are those of the stores. Work for a store
-        counts as much as its weight says, 1 where nothing does.
-        """
+    def ran(self, receipts: Sequence[Receipt], before: Manifest, groups: Groups) -> None:
+        """Take a batch's receipts. ``before`` is the manifest before it, ``groups`` are those of the stores."""
         work: dict[TaskId, float] = {}
         rows: dict[TaskId, float] = {}
         times: dict[TaskId, float] = {}
         read: dict[TaskId, dict[int, float]] = {}
         for receipt in receipts:
-            weight, of_task = store_weights.get(receipt.store, 1.0), partial(groups.task, receipt.store)
+            of_task = partial(groups.task, receipt.store)
             for key_group, took in self._work_of(receipt, before):
-                _add(work, of_task(key_group), weight * took)
+                _add(work, of_task(key_group), took)
             for key_group, count in zip(*receipt.received, strict=True):
                 _add(rows, of_task(key_group), count)
             for key_group, took in self._time_of(receipt, of_task).items():
-                _add(times, of_task(key_group), weight * took)
+                _add(times, of_task(key_group), took)
             for key_group, partition, count in receipt.read:
                 _add(read.setdefault(of_task(key_group), {}), partition, count)
         self._times.append(times)

@@ -12,8 +12,10 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
 
-__all__ = ["LongChains", "SnapshotPolicy", "TakenSnapshots", "due", "listed", "too_long"]
+__all__ = ["CHAIN_SHARE", "LongChains", "SnapshotPolicy", "TakenSnapshots", "due", "listed", "too_long"]
 
+CHAIN_SHARE = 2.0
+"""A snapshot is due once the changes exceed so many times the bytes of the one before."""
 _FLOOR_BYTES = 256 * 1024
 _SPREAD_STEP = 7
 _PATIENCE = 4

@@ -15,12 +15,13 @@ from riffle_spark.messages.slot_orders import Home
 from riffle_spark.messages.upkeep_orders import Drop, Follow, SnapshotOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.ownership import Ownership
+from riffle_spark.protocol.ownership.view import uses_pointers
 from riffle_spark.protocol.ports import Background, Clock
 from riffle_spark.protocol.upkeep.claim_work import ClaimWork, Steps, through
 from riffle_spark.protocol.upkeep.retention import Deletes, Retention
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.scan import Looked, Scanned, Scans, look
-from riffle_spark.protocol.upkeep.snapshots import LongChains, SnapshotPolicy, due, listed, too_long
+from riffle_spark.protocol.upkeep.snapshots import CHAIN_SHARE, LongChains, SnapshotPolicy, due, listed, too_long
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import SURE_SECONDS
@@ -185,7 +186,7 @@ class Upkeep:
         if record.sequence >= self._next_sweep:
             self._next_sweep = record.sequence + _SWEEP_EVERY
             self._submit_deletes(self._retention.take_free(record.promised))
-            ownership.copies.forget_trails(self._retention.oldest)
+            ownership.copies.known.forget_trails(self._retention.oldest)
         self._scans.after_commit(record, self._retention, now, self._settings.orphan_scan_interval)
 
     def go_on(self, given: UpkeepInput, now: float) -> bool:
@@ -199,11 +200,12 @@ class Upkeep:
 
     def _begin(self, given: UpkeepInput, due_now: Mapping[Address, Entry], now: float) -> bool:
         ownership, stores = given.ownership, [operator.store for operator in given.operators]
-        delay, live = self._settings.state_cleanup_delay, ownership.members.live
-        drops = ownership.cleaner.due(ownership.copies, live, now, delay, hurried=ownership.shunned.emptied)
+        delay, live = self._settings.state_cleanup_delay, ownership.membership.live
+        emptied = ownership.placement.triggers.quarantine.emptied
+        drops = ownership.copies.idle.take_due(ownership.copies.known, live, now, delay, at_once=emptied)
         wanted = follows(ownership, given.manifest, stores)
         orders = self._orders(given, self._snapshots_of(due_now, given), wanted, drops)
-        self._rounds.setbacks.only_of({name: living.executor.id for name, living in ownership.members.live.items()})
+        self._rounds.setbacks.only_of({name: living.executor.id for name, living in ownership.membership.live.items()})
         self._rounds.begin(orders, self._settings.upkeep_bandwidth)
         return bool(orders)
 
@@ -213,7 +215,10 @@ class Upkeep:
         """Return the snapshots to take of those that are due, by the owner that takes them: as many as one executor
         takes at once, those first that were taken longest ago. None waits for ever.
         """
-        owners, groups, setbacks = given.ownership.present.owners, given.ownership.groups, self._rounds.setbacks
+        placement = given.ownership.placement
+        owners = placement.present.owners
+        groups = placement.groups
+        setbacks = self._rounds.setbacks
         unlisted, now = {address for address, _ in self._taken}, self._clock.seconds()
         wanted: dict[MemberId, list[SnapshotOrder]] = {}
         for address, entry in sorted(due_now.items(), key=lambda one: (one[1].base.version, one[0])):
@@ -234,9 +239,13 @@ class Upkeep:
         record = given.record
         schemas = {one.store: one.schema_after(record.schemas, record.epoch) for one in given.operators}
         orders: dict[str, UpkeepOrder] = {}
-        looked_at = given.ownership.looked_at(self._clock.seconds())
-        for member in sorted({*snapshots, *wanted, *drops, *looked_at} & set(given.ownership.members.live)):
-            living, mine = given.ownership.members.live[member], wanted.get(member, [])
+        placement = given.ownership.placement
+        working = placement.present.owners.values()
+        looked_at = placement.triggers.quarantine.members_to_measure(working, self._clock.seconds())
+        live = given.ownership.membership.live
+        for member in sorted({*snapshots, *wanted, *drops, *looked_at} & set(live)):
+            living = live[member]
+            mine = wanted.get(member, [])
             if member in snapshots and record.sequence % 2:
                 mine = [follow for follow in mine if follow.entry.cut is not None]
             orders[living.executor.id] = UpkeepOrder(
@@ -270,15 +279,15 @@ class Upkeep:
     def _take(self, receipt: UpkeepReceipt, ownership: Ownership) -> None:
         # One of an earlier epoch may come late, when a scan may already be deleting it.
         self._taken += [((store, kg), taken) for store, kg, taken in receipt.taken if taken.epoch == self._epoch]
-        ownership.works_in(receipt.executor, receipt.member)
-        living = ownership.members.live.get(receipt.member)
+        ownership.record_folder(receipt.executor, receipt.member)
+        living = ownership.membership.live.get(receipt.member)
         if living is not None and living.executor.id == receipt.executor:
-            idle = receipt.member not in ownership.present.owners.values()  # else its slots tell what they take
-            ownership.members.measured(receipt.member, receipt.disk, receipt.memory if idle else (0, 0))
+            working = receipt.member in ownership.placement.present.owners.values()  # its slots report their memory
+            ownership.membership.record_usage(receipt.member, receipt.disk, (0, 0) if working else receipt.memory)
             for store, key_group, version, attempt in receipt.copies:
-                ownership.copies.at(receipt.member, (store, key_group), Head(version, attempt))
+                ownership.copies.known.at(receipt.member, (store, key_group), Head(version, attempt))
             for address in receipt.gone:
-                ownership.copies.gone(receipt.member, address)
+                ownership.copies.known.gone(receipt.member, address)
         self._requests.update(receipt.requests)
         self._done.update(
             snapshot_bytes=receipt.snapshot_bytes, fetched_bytes=receipt.snapshot_bytes + receipt.delta_bytes,
@@ -313,7 +322,7 @@ def _kept(settings: Settings) -> tuple[int, int]:
 
 
 def _policy_of(settings: Settings) -> SnapshotPolicy:
-    return SnapshotPolicy(settings.snapshot_chain_share, settings.snapshot_chain_links, _kept(settings)[0])
+    return SnapshotPolicy(CHAIN_SHARE, settings.snapshot_chain_links, _kept(settings)[0])
 
 
 def _due(policy: SnapshotPolicy, given: UpkeepInput) -> dict[Address, Entry]:
@@ -328,18 +337,19 @@ def follows(ownership: Ownership, manifest: Manifest, stores: Iterable[str]) -> 
 
     Pointer standbys hold nothing that could follow, unless they are to own. Warm-ups come first: owners wait for them.
     """
-    present, live = ownership.present, ownership.members.live
+    present, live = ownership.placement.present, ownership.membership.live
+    pointers = uses_pointers(ownership.placement.settings)
     kept = {t: tuple(m for m in members if m == present.target.get(t)) for t, members in present.standbys.items()}
-    roles = [present.warmups, kept if ownership.points else present.standbys]
+    roles = [present.warmups, kept if pointers else present.standbys]
     wanted: dict[MemberId, list[Follow]] = {}
     named = sorted(stores)
     for copies in roles:
         for t, members in sorted(copies.items()):
             for member in (m for m in members if m in live):
-                for store in ownership.groups.stores_of(t.group, named):
+                for store in ownership.placement.groups.stores_of(t.group, named):
                     address = (store, t.key_group)
                     entry = manifest.entry(*address)
-                    if entry.head != EMPTY_HEAD and ownership.copies.missing(member, address, entry) != ():
-                        follow = Follow(*address, ownership.copies.entry_to_follow(member, address, entry))
+                    if entry.head != EMPTY_HEAD and ownership.copies.known.missing(member, address, entry) != ():
+                        follow = Follow(*address, ownership.copies.known.entry_to_follow(member, address, entry))
                         wanted.setdefault(member, []).append(follow)
     return wanted

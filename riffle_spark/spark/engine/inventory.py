@@ -24,6 +24,7 @@ __all__ = [
     "application_id",
     "await_executors",
     "batch_facts",
+    "checkpoint_warning",
     "connected",
     "executors",
     "expected_executors",
@@ -49,6 +50,10 @@ _EXCLUDING = ("spark.excludeOnFailure.enabled", "spark.excludeOnFailure.applicat
 _DYNAMIC_STARTS = ("spark.dynamicAllocation.initialExecutors", "spark.dynamicAllocation.minExecutors")
 _AVAILABLE_NOW = "AvailableNow"
 _ONCE = "OneTimeTrigger"
+_CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
+_TEMPORARY = "temporary-"
+"""How Spark names the checkpoint of a query that has none."""
+_A_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _POLL_SECONDS = 0.2
 _CONNECT_SLOTS = 4
 """Slots where nobody tells how many cores there are (Spark Connect): the number of hash-placed tasks."""
@@ -315,6 +320,29 @@ def runs_once(batch: DataFrame) -> bool:
     """Return whether the query has ``trigger(once=True)``, whose one batch ignores the sources' limits."""
     execution = running_query(batch)
     return execution is not None and _ONCE in str(execution.trigger().toString())
+
+
+def checkpoint_warning(batch: DataFrame, root: str) -> str | None:
+    """Return a warning if the query's checkpoint has a random name, so that the next start cannot find it again.
+
+    Spark uses such a folder if a query names no checkpoint. There is no warning for a root inside the folder.
+    """
+    execution = running_query(batch)
+    folder = None if execution is None else str(execution.resolvedCheckpointRoot())
+    if folder is None:
+        return None
+    if root.partition(":")[2].lstrip("/").startswith(folder.partition(":")[2].lstrip("/")):
+        return None
+    name = folder.rpartition("/")[2]
+    below = batch.sparkSession.conf.get(_CHECKPOINTS, None)
+    is_random = bool(below) and execution.name() is None and _A_UUID.fullmatch(name) is not None
+    if not is_random and not name.startswith(_TEMPORARY):
+        return None
+    return (
+        f"the query names no checkpoint, so Spark keeps its offsets in {folder}. The next start has another folder and "
+        f"is refused, because {root} belongs to this query\n  What to do: stop the query, and start it with "
+        "option('checkpointLocation', ...) and a new root"
+    )
 
 
 def latest_offsets(batch: DataFrame) -> list[str]:

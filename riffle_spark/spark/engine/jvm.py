@@ -4,7 +4,7 @@ looks that comes from there. With ``inventory`` and ``placed`` all of Spark's th
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,6 @@ __all__ = [
     "SinkPlan",
     "active",
     "cogrouped",
-    "configured",
     "context",
     "counted",
     "frame_of",
@@ -38,7 +37,6 @@ __all__ = [
     "sent_files",
     "session",
     "session_conf",
-    "shortened",
 ]
 
 
@@ -104,22 +102,6 @@ def active(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         sessions.setActiveSession(before.get()) if before.isDefined() else sessions.clearActiveSession()
-
-
-def configured(spark: SparkSession, settings: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Set what Spark's scheduler asks its configuration for at each stage, and return how it was; ``None``: not set."""
-    conf = context(spark)._jsc.sc().conf()
-    before = {name: conf.get(name) if conf.contains(name) else None for name in settings}
-    for name, value in settings.items():
-        conf.remove(name) if value is None else conf.set(name, value)
-    return before
-
-
-def shortened(spark: SparkSession, waits: Mapping[str, int]) -> dict[str, str | None]:
-    """Set which of Spark's waits are longer than so many ms, and return how these were, as ``configured`` does."""
-    conf = context(spark)._jsc.sc().conf()
-    usual = conf.get("spark.locality.wait", "3s")
-    return configured(spark, {name: str(ms) for name, ms in waits.items() if conf.getTimeAsMs(name, usual) > ms})
 
 
 def session_conf(spark: SparkSession) -> dict[str, str]:

@@ -60,9 +60,14 @@ class PlacedSlots(NamedTuple):
 
 
 class KeptPlans:
-    """The plans of a job's operators by name, each as long as what it was made of is the same."""
+    """The plans of a job's operators by name, each as long as what it was made of is the same.
+
+    ``fallbacks`` counts the calls of ``planned`` that made a plan anew although columns had not changed, or whose plan
+    cannot be kept.
+    """
 
     def __init__(self) -> None:
+        self.fallbacks = 0
         self._plans: dict[str, tuple[object, _KeptPlan | None, int]] = {}
         self._sized: dict[str, tuple[object, SinkPlan]] = {}
 
@@ -78,6 +83,7 @@ class KeptPlans:
             plan, left = None, _TRIES
         rows = _tried(name, lambda: _rows_of(batch)) if left else None
         if rows is None:
+            self.fallbacks += 1
             return plainly()
         found = None
         if plan is not None:
@@ -90,7 +96,10 @@ class KeptPlans:
             self._plans[name] = made_of, plan, _TRIES
             return found
         made = plainly()
-        self._plans[name] = made_of, _tried(name, lambda: _KeptPlan(slots, made.frame)), left - 1
+        new_plan = _tried(name, lambda: _KeptPlan(slots, made.frame))
+        if plan is not None or new_plan is None:
+            self.fallbacks += 1
+        self._plans[name] = made_of, new_plan, left - 1
         return made
 
     def sized(self, name: str, query: str, output: object) -> SinkPlan:

@@ -17,7 +17,7 @@ from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Order, Watermark
 from riffle_spark.process.types.kept_types import check_columns
-from riffle_spark.protocol.input_columns import check_fields, input_of, source_of
+from riffle_spark.protocol.input_columns import Column, check_fields, input_of, source_of
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import SlotLayout, WatermarkPolicy
 from riffle_spark.protocol.shards import Partition, Shards
@@ -25,6 +25,7 @@ from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.worker.input import newest_ms
 
 __all__ = [
+    "PARTITION_COLUMNS",
     "arrow_of",
     "arrow_schema",
     "has_partition_columns",
@@ -48,6 +49,8 @@ _UNKNOWN = (
     "riffle: dispatch is by partition, and a row is of none that Spark says the query reads. Topic and partition must "
     "be those of the source, unchanged. The row is of "
 )
+PARTITION_COLUMNS = ("topic", "partition")
+"""The columns of a row's topic and partition, as Kafka's source names them."""
 _DELAY = "spark.watermarkDelayMs"
 _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
@@ -81,21 +84,33 @@ def _arrow_field(field: T.StructField, where: str, shown: Mapping[str, str]) -> 
 
 
 def spark_schema(schema: pa.Schema) -> T.StructType:
-    """Return the Spark schema of rows of an Arrow schema."""
-    return from_arrow_schema(schema)
+    """Return the Spark schema of rows of an Arrow schema.
+
+    Raises ``ConfigError`` for the first column of a type that Spark has not.
+    """
+    return T.StructType([_spark_field(field) for field in schema])
 
 
-def routed(batch: DataFrame, order: Order, layout: SlotLayout, columns: Sequence[str]) -> DataFrame:
+def _spark_field(field: pa.Field) -> T.StructField:
+    try:
+        return from_arrow_schema(pa.schema([field])).fields[0]
+    except PySparkTypeError as refused:
+        raise ConfigError(
+            f"column {field.name!r} has type {field.type}, which Spark does not have",
+            remedy="declare another type for the column of output, such as pa.int64() or pa.string(), and cast to it",
+        ) from refused
+
+
+def routed(batch: DataFrame, order: Order, layout: SlotLayout) -> DataFrame:
     """Return each row's slot, its key-group, its key's hash and the needed columns, in their order but under plain
     names.
 
-    Spark's way to Python looks columns up by name, and fails where there is a dot or a backtick in it. ``columns`` are
-    those of the topic and the partition, which say the shard where dispatch is by partition.
+    Spark's way to Python looks columns up by name, and fails if the name has a dot or a backtick in it.
     """
     if layout.shards is None:
         key_group = keygroups.spark_expression(order.routing, order.total)
     else:
-        shard = _shard(layout.shards, partition_columns(batch, columns))
+        shard = _shard(layout.shards, partition_columns(batch))
         batch, key_group = batch.selectExpr("*", f"{shard} as {KEY_GROUP}"), KEY_GROUP
     given = [] if order.initial is None else [INITIAL]
     plain = [f"{quoted(name)} as __riffle_{at}" for at, name in enumerate([*order.rows.names, *given])]
@@ -134,14 +149,13 @@ def with_initial(batch: DataFrame, order: Order, initial: DataFrame) -> DataFram
     return rows.union(states)
 
 
-def partition_columns(batch: DataFrame, columns: Sequence[str]) -> tuple[str, str]:
+def partition_columns(batch: DataFrame) -> tuple[str, str]:
     """Return the columns of topic and partition as SQL takes them. Raises ``ConfigError`` if the batch lacks them."""
-    rows, case_sensitive = arrow_schema(batch), is_case_sensitive(batch.sparkSession)
-    found = [source_of(name, rows, "dispatch_columns", case_sensitive=case_sensitive) for name in columns]
-    paths = [".".join(map(quoted, column.path)) for column in found if column is not None]
+    columns = PARTITION_COLUMNS
+    paths = [".".join(map(quoted, column.path)) for column in _partition_sources(batch) if column is not None]
     kinds = [field.dataType for field in batch.select(*map(F.col, paths)).schema.fields]
     whole = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-    if len(columns) != 2 or len(kinds) != len(columns):
+    if len(kinds) != len(columns):
         problem = f"rows are dispatched by the columns {' and '.join(columns)}, and the batch has not got both"
     elif not isinstance(kinds[0], T.StringType) or not isinstance(kinds[1], whole):
         told = " and ".join(f"{name} {kind.simpleString()}" for name, kind in zip(columns, kinds, strict=True))
@@ -150,17 +164,20 @@ def partition_columns(batch: DataFrame, columns: Sequence[str]) -> tuple[str, st
         return paths[0], paths[1]
     raise ConfigError(
         problem,
-        remedy="select the source's topic and partition into the batch too (Kafka's are called so), name the columns "
-        "in dispatch_columns, or keep dispatch = key_group",
-        where="dispatch_columns",
+        remedy="select the source's columns into the batch as `topic` and `partition` (as Kafka names them), or keep "
+        "dispatch = key_group",
+        where="dispatch",
     )
 
 
-def has_partition_columns(frame: DataFrame, columns: Sequence[str]) -> bool:
+def has_partition_columns(frame: DataFrame) -> bool:
     """Return whether a frame has the columns of topic and partition. Raises ``ConfigError`` for names of several."""
+    return None not in _partition_sources(frame)
+
+
+def _partition_sources(frame: DataFrame) -> list[Column | None]:
     rows, case_sensitive = arrow_schema(frame), is_case_sensitive(frame.sparkSession)
-    found = [source_of(name, rows, "dispatch_columns", case_sensitive=case_sensitive) for name in columns]
-    return None not in found
+    return [source_of(name, rows, "dispatch", case_sensitive=case_sensitive) for name in PARTITION_COLUMNS]
 
 
 def is_case_sensitive(spark: SparkSession) -> bool:
@@ -168,18 +185,18 @@ def is_case_sensitive(spark: SparkSession) -> bool:
     return str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
 
-def partitions_of(batch: DataFrame, columns: Sequence[str], most: int) -> list[Partition]:
+def partitions_of(batch: DataFrame, most: int) -> list[Partition]:
     """Return the distinct (topic, partition) of the rows, or ``most`` of them: one job over the input.
 
     Raises ``ConfigError`` if one is null.
     """
-    topic, partition = partition_columns(batch, columns)
+    topic, partition = partition_columns(batch)
     rows = batch.selectExpr(topic, f"cast({partition} as long)").distinct().limit(most).collect()
     if any(value is None for row in rows for value in row):
         raise ConfigError(
-            f"a row has no topic or no partition: {' or '.join(columns)} is null",
+            f"a row has no topic or no partition: {' or '.join(PARTITION_COLUMNS)} is null",
             remedy="leave such rows out, or give them a topic and a partition that are always the same",
-            where="dispatch_columns",
+            where="dispatch",
         )
     return [(row[0], row[1]) for row in rows]
 

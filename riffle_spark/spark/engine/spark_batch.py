@@ -94,6 +94,7 @@ class SparkWork:
         self._reads = reads
         self._left_out: tuple[int, int] | None = None
         self._dead: set[str] | None = None
+        self._plan_fallbacks = 0
         self._inputs: dict[str, DataFrame] = {}
         self._results: dict[str, KeptResult] = {}
         self._routing: dict[str, Callable[[], DataFrame]] = {}
@@ -109,7 +110,7 @@ class SparkWork:
 
     def partitions(self, most: int) -> Sequence[Partition]:
         """Return the distinct (topic, partition) of the rows, or ``most`` of them. One job."""
-        return routing.partitions_of(self._batch, self._settings.dispatch_columns, most)
+        return routing.partitions_of(self._batch, most)
 
     def newest_event_times(self, columns: Sequence[str]) -> Mapping[str, int]:
         """Return the newest event time (ms) of each timestamp column that has any. One job."""
@@ -163,7 +164,16 @@ class SparkWork:
         slots = PlacedSlots(frame, len(layout.slots), partial(routing.slot_by_key_group, layout, order.total))
         files, rows = handles.sent_files(self._batch.sparkSession), self._inputs.get(order.store, self._batch)
         made_of = (layout.shards, order.key, order.total, order.rows, order.output, rows.schema, files)
-        return self._frames.plans.planned(order.store, made_of, slots, rows, function, answer, plainly)
+        plans = self._frames.plans
+        fallbacks_before = plans.fallbacks
+        frame_of_plan = plans.planned(order.store, made_of, slots, rows, function, answer, plainly)
+        if order.store not in self._inputs:  # The rows of later stages come with a plan of their own each time.
+            self._plan_fallbacks += plans.fallbacks - fallbacks_before
+        return frame_of_plan
+
+    def plan_fallbacks(self) -> int:
+        """Return how many plans of slots that read the batch were made anew although columns had not changed."""
+        return self._plan_fallbacks
 
     def _result(self, layout: SlotLayout, order: Order, function: SlotFunction, answer: StructType) -> PlanFrame:
         counted = handles.counted(self._route(layout, order), _ROWS, len(layout.slots), SLOT)
@@ -175,7 +185,7 @@ class SparkWork:
         batch = self._inputs.get(order.store, self._batch)
         if order.initial is not None:
             batch = routing.with_initial(batch, order, self._initial[order.store])
-        return routing.routed(batch, order, layout, self._settings.dispatch_columns)
+        return routing.routed(batch, order, layout)
 
     def routed(self) -> Mapping[str, int | None]:
         """Return how many rows went into the shuffle, per store, as Spark's own metrics counted them."""

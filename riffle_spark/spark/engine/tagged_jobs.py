@@ -4,8 +4,7 @@ wait for an executor which is gone. Knows pools, tags, threads and who is there.
 Theory of operation. What a dead executor was to run Spark keeps for it, `spark.locality.wait` long and in one stage
 after the other, though everybody else has nothing to do. So while a batch's slots are under way somebody looks who is
 missing; once nothing of them runs any more they are cancelled, and the batch is run again on those that are left. After
-more than a few seconds a run is Spark's to go on with: to do all of it again takes longer than to wait. A source may
-name the dead in the same batch again, so in the next run no stage waits long.
+more than a few seconds a run is Spark's to go on with: to do all of it again takes longer than to wait.
 """
 
 import re
@@ -36,10 +35,6 @@ _LOSS_LOOK_SECONDS = 0.2
 _IDLE_LOOKS = 2
 """Between two stages nothing runs for a moment."""
 _GIVEN_UP_SECONDS = 10.0
-_SHORT_WAITS_MS = {
-    "spark.locality.wait.process": 1000, "spark.locality.wait.node": 0, "spark.locality.wait.rack": 0,
-}  # fmt: skip
-"""As long as a piece of upkeep may keep the one core of an executor that lives."""
 _NO_MEMORY = re.compile(
     r"Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+((?:pyarrow\.lib\.Arrow)?MemoryError(?::[^\n]*)?)(?:\n|$)"
 )
@@ -55,9 +50,6 @@ _ROOM = (
 )
 _DEATHS = 2
 """One may be mere chance; where the next run costs another executor, it is the batch."""
-_hurrying = threading.Lock()
-_before: list[dict[str, str | None]] = []
-"""How each query in a hurry found Spark's waits: the last sets them as they were for the first."""
 
 
 class TaggedJobs:
@@ -186,7 +178,6 @@ class Losses:
     def __init__(self, spark: SparkSession, runs: int) -> None:
         self._spark = spark
         self._left = runs
-        self._gone: frozenset[str] = frozenset()
         self._began = time.time()
 
     @contextmanager
@@ -196,15 +187,14 @@ class Losses:
         """
         self._left -= 1
         if self._left < 1 or not inventory.has_executors(self._spark):
-            with self._hurried(), self._memory_named():
+            with self._memory_named():
                 yield
             return
         watch = _Watch(self._spark, frozenset(executors))
-        with self._hurried(), self._memory_named(), watch.watched():
+        with self._memory_named(), watch.watched():
             try:
                 yield
             except Exception as error:
-                self._gone = watch.gone
                 if not watch.is_of(error):
                     raise
                 raise Misplaced(f"{', '.join(sorted(watch.gone))} went while slots ran", where="executors") from error
@@ -230,20 +220,6 @@ class Losses:
         with suppress(Exception):  # whatever a JVM may raise, or none: then it is told in Spark's words
             return handles.removals_since(self._spark, self._began)
         return []
-
-    @contextmanager
-    def _hurried(self) -> Iterator[None]:
-        """After a loss, have no stage that begins in the block wait long."""
-        if not self._gone:
-            yield
-            return
-        with _hurrying:
-            _before.append(handles.shortened(self._spark, _SHORT_WAITS_MS))
-        try:
-            yield
-        finally:
-            with _hurrying:
-                handles.configured(self._spark, _before.pop())
 
 
 def _told_of_losses(error: Exception, removals: Sequence[str]) -> RiffleError | None:

@@ -1,13 +1,17 @@
-"""Explain why Python workers cannot run a task: a module is missing there, or their Python is not the driver's."""
+"""Explain why Python cannot run a task: a module is missing on executors or the driver, or their Pythons differ."""
 
 import re
 from collections.abc import Callable, Mapping
 
+from pyspark.sql.pandas.utils import require_minimum_pandas_version, require_minimum_pyarrow_version
+
 from riffle_spark.errors import ConfigError, RiffleError
-from riffle_spark.process.types.missing_modules import install_remedy, missing_module_remedy
+from riffle_spark.process.types.missing_modules import REQUIREMENTS, install_remedy, missing_module_remedy
 
-__all__ = ["worker_python_error"]
+__all__ = ["check_driver_packages", "worker_python_error"]
 
+_DRIVERS_PYARROW = "pyarrow>=18"
+"""What the newest supported PySpark demands; setup.cfg has it in the extra ``spark``."""
 _SAME_PYTHON = (
     "set PYSPARK_PYTHON, or spark.pyspark.python, to a Python of the driver's version that exists under this path on "
     "every executor"
@@ -50,6 +54,27 @@ _SIGNS: Mapping[re.Pattern[str], Callable[[re.Match[str]], tuple[str, str]]] = {
     re.compile(r'Cannot run program "([^"\n]*)": ([^\n]*)(?=[^"]*PythonWorkerFactory)'): _no_python,
 }
 """Patterns of Spark's error text, tried in this order, and the functions that return problem and remedy."""
+
+
+def check_driver_packages() -> None:
+    """Raise ``ConfigError`` if the driver's Python lacks pandas or pyarrow in a version that PySpark accepts.
+
+    PySpark would refuse the first batch with an error that does not say how to install them.
+    """
+    for requirement, check in (
+        (REQUIREMENTS["pandas"], require_minimum_pandas_version),
+        (_DRIVERS_PYARROW, require_minimum_pyarrow_version),
+    ):
+        try:
+            check()
+        except ImportError as error:
+            package = requirement.partition(">")[0]
+            raise ConfigError(
+                f"the driver's Python has no {package} that PySpark accepts: {error}",
+                remedy=f"run pip install '{requirement}' for the driver's Python, or install riffle_spark with its "
+                "extra: pip install '.[spark]' in a checkout",
+                where=package,
+            ) from error
 
 
 def worker_python_error(error: BaseException) -> ConfigError | None:

@@ -18,13 +18,15 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import jvm, spark_batch
+from riffle_spark.spark.engine.worker_python import check_driver_packages
 from riffle_spark.spark.plans.plan_nodes import analysed, function_id
 from riffle_spark.spark.queries.group_stages import GroupsCall, keep_call
 from riffle_spark.spark.queries.query_start import explained, started
 from riffle_spark.spark.queries.stream_options import Place, StreamOptions, latest_rows, marked, options_in
 from riffle_spark.spark.sinks.sink_choice import side_sink
 from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
-from riffle_spark.unknown_names import checks_keywords
+from riffle_spark.spark.stateful import check_settings
+from riffle_spark.state.objects.open import normalised
 
 __all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "latest", "on"]
 
@@ -175,7 +177,6 @@ _wrap(StreamFrame, ClassicFrame)
 _wrap(StreamGroups, GroupedData)
 
 
-@checks_keywords
 def on(
     frame: DataFrame, *, root: str | None = None, settings: Settings | None = None,
     late_rows: Place | None = None, dead_letters: Place | None = None,
@@ -188,18 +189,21 @@ def on(
     ``late_rows`` takes the rows that the query leaves out as too late, ``dead_letters`` those that a function of yours
     (``applyInPandasWithState``, ``transformWithState``, ``transformWithStateInPandas``) fails on, which else fail the
     query: each is a function as of ``foreachBatch``, or a folder for Parquet. Raises ``ConfigError`` for what is no
-    stream's frame, and on Spark Connect.
+    stream's frame, for a root that is no URL of a root, and on Spark Connect.
 
     >>> events = riffle_spark.on(events, root="s3://bucket/state/visits")  # doctest: +SKIP
     """
     _check_stream(frame, "on")
+    check_driver_packages()
+    check_settings(settings, "on")
+    if root:
+        normalised(root)
     for place in (late_rows, dead_letters):
         if place is not None:
             side_sink(place)  # It checks what it is given.
     return _with_options(frame, StreamOptions(root or "", settings, late_rows or None, dead_letters or None))
 
 
-@checks_keywords
 def latest(changes: DataFrame, key: str | Sequence[str], *, by: str | Sequence[str]) -> StreamFrame:
     """Return a table of a stream of changes, to be joined with another stream: of each ``key``, one column or several,
     it has the row that is the last one in the order of the columns ``by``.

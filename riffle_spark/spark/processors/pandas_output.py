@@ -19,6 +19,8 @@ __all__ = ["PandasOutput"]
 _COERCION: Final = "int_to_decimal_coercion_enabled"
 _COERCED: Final = {_COERCION: True} if _COERCION in signature(_create_converter_from_pandas).parameters else {}
 """What says to PySpark's converter, where it knows that, that whole numbers may be decimals."""
+_CASTS: Final = bool(_COERCED)
+"""Whether PySpark casts what does not convert: since 4.1, where casts are safe by default. In 4.0 they would wrap."""
 Values: TypeAlias = "np.ndarray[Any, Any] | pd.api.extensions.ExtensionArray"
 
 
@@ -131,6 +133,8 @@ class _Column:
         try:
             array = pa.Array.from_pandas(series, mask=mask, type=self._field.type, safe=self._safe)
         except pa.ArrowInvalid:
+            if not _CASTS:
+                raise
             array = pa.Array.from_pandas(series, mask=mask).cast(target_type=self._field.type, safe=self._safe)
         return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 

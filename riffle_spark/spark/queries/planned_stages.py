@@ -267,12 +267,12 @@ def check_dispatch(stages: Sequence[PlannedStage], settings: Settings) -> None:
             remedy=f"start one query for each stream; {keep}",
             where="dispatch",
         )
-    columns = " and ".join(settings.dispatch_columns)
+    columns = " and ".join(routing.PARTITION_COLUMNS)
     for stage in stages:
         rows = stage.map_side.catalyst.frame(stage.map_side.plan)
         if stage.stage.kind in ("join", "table"):  # A row of one side has nulls in the columns of the other.
             rows = rows.select(*map(routing.quoted, stage.keys.names))
-        if not routing.has_partition_columns(rows, settings.dispatch_columns):
+        if not routing.has_partition_columns(rows):
             how = _WITH_PARTITION[stage.stage.kind]
             raise ConfigError(
                 f"dispatch = {settings.dispatch} routes rows by {columns}, and operator {stage.store} gets no such "
@@ -306,7 +306,7 @@ def check_stored(
     _check_keys(sorted(now - before.keys()), gone, names)
     _check_order(sorted(now ^ before.keys()), now & before.keys(), names)
     for store in gone:
-        _logger.warning("store %s is none of the query's any more; its state stays, and costs what it is", store)
+        _logger.warning("the query no longer uses store %s; its state stays in the root and takes space there", store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,10 +325,10 @@ def _check_keys(begun: Sequence[str], gone: Sequence[str], accepted: _Names) -> 
         earlier = next((one for one in gone if kind_of(one) == kind_of(store) and one not in accepted), None)
         if "." in store and earlier is not None:
             raise ConfigError(
-                f"the query has no store {earlier!r} any more, and this one, of the same kind, would begin at nothing",
+                f"the query no longer has store {earlier!r}, and this store of the same kind would start without state",
                 remedy="group by the same columns in the same order, count DISTINCT values as before, and rename or "
-                f"reorder results in a select behind it; or option({ACCEPT!r}, {earlier!r}), if it is to begin anew: "
-                "what is kept there stays",
+                f"reorder results in a select behind it; or option({ACCEPT!r}, {earlier!r}) to start without state: "
+                "the state of that store stays in the root",
                 where=store,
             )
 
@@ -339,9 +339,9 @@ def _check_order(changed: Sequence[str], kept: Set[str], accepted: _Names) -> No
         other = next((one for one in kept if bare_name(one) == bare_name(store) and store not in accepted), None)
         if other is not None:
             raise ConfigError(
-                f"stages of one kind and the same keys are more or fewer now, and {other!r} may be that of another one",
+                f"stages of one kind with the same keys were added or removed, and {other!r} may belong to another one",
                 remedy="name the stores of all stages, in their order: option('riffle.stores', ...); or "
-                f"option({ACCEPT!r}, {store!r}), if it is the last of them that came or went",
+                f"option({ACCEPT!r}, {store!r}), if the last of these stages was added or removed",
                 where=store,
             )
 
@@ -368,14 +368,14 @@ def _misfits(stage: PlannedStage, key: pa.Schema, before: pa.Schema, accepted: _
     if (key.names, key.types) != (stage.keys.names, stage.keys.types):
         yield (
             f"the state is kept by {listed(key)}, and the query groups by {listed(stage.keys)}",
-            "group by columns of these names and types alone, or give the store another name, so that it begins anew",
+            "group by columns of these names and types alone, or give the store another name to start without state",
         )
     for wanted in stage.kept or ():
         if wanted.name not in before.names and wanted.name not in accepted:
             yield (
                 f"the state has no column {wanted.name!r} ({stage.meanings[wanted.name]}), but {listed(before)}",
                 "give the result the alias that the column has there, and rename it in a select behind; or "
-                f"option({ACCEPT!r}, {wanted.name!r}), to begin it anew",
+                f"option({ACCEPT!r}, {wanted.name!r}), to start it without stored values",
             )
         elif wanted.name in before.names and not can_become(
             pa.schema([before.field(wanted.name)]), pa.schema([wanted])
@@ -388,8 +388,8 @@ def _misfits(stage: PlannedStage, key: pa.Schema, before: pa.Schema, accepted: _
     for name in before.names:
         if name not in stage.meanings and name not in accepted:
             yield (
-                f"the state has {name!r}, and nothing of the query goes on with it",
-                f"aggregate it, too, under this alias; or option({ACCEPT!r}, {name!r}), to drop what is kept of it",
+                f"the state has {name!r}, and the query has no result that continues it",
+                f"aggregate it, too, under this alias; or option({ACCEPT!r}, {name!r}), to drop its stored values",
             )
 
 
@@ -414,14 +414,14 @@ def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: _N
     begins = sorted(name for name in new if name not in accepted)
     if begins and stage.stage.kind in ("join", "table"):
         raise ConfigError(
-            f"rows that are kept have no {', '.join(begins)}, which the query now reads of the join",
-            remedy=f"give the store another name, so that it begins anew; or option({ACCEPT!r}, {','.join(begins)!r}), "
-            "to have null there for rows that are kept",
+            f"stored rows of the join have no {', '.join(begins)}, which the query now reads",
+            remedy="give the store another name to start without state; or "
+            f"option({ACCEPT!r}, {','.join(begins)!r}) to read null there in stored rows",
             where=stage.store,
         )
     _check_aliases(stage, before, accepted)
     for name in new:
-        _logger.warning("store %s: %s begins now (%s)", stage.store, name, stage.meanings[name])
+        _logger.warning("store %s: %s is new (%s)", stage.store, name, stage.meanings[name])
     for name in before.keys() - stage.meanings.keys():
         _logger.warning("store %s: %s is dropped (%s)", stage.store, name, before[name])
 
@@ -434,6 +434,6 @@ def _check_aliases(stage: PlannedStage, before: Mapping[str, str], accepted: _Na
             raise ConfigError(
                 f"the state has {meaning} under {gone[meaning]!r}, and the query calls it {name!r} now",
                 remedy=f"keep the alias, and rename the result in a select behind it; or option({ACCEPT!r}, {name!r}), "
-                "to begin it anew and drop what is kept",
+                "to start it without stored values and drop the stored ones",
                 where=stage.store,
             )

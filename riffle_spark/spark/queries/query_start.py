@@ -72,18 +72,20 @@ def started(frame: DataFrame, told: WriterSettings, options: StreamOptions) -> S
     sink_choice.check_recovery(spark, told, checkpoint)
     settings = _settings(spark, found.root or options.root, options.settings, checkpoint)
     settings = _accepting(spark, settings, told.option(planned_stages.ACCEPT))
-    _check_root(spark, settings, stages, told, tick.query_id_in(spark, checkpoint))
-    results = batch_pieces.PiecesOnRows(stages[-1].evaluation, found.top)
-    sink = PieceSink(results, sink_choice.sink_of(frame, told))
-    operators = stage_rows.operators_of(stages, told.mode, sink, letters)
-    by_clock = any(stage.by_clock for stage in stages)
-    ticking = tick.Tick(spark, checkpoint, by_clock=by_clock, once="once" in told.trigger)
-    rows = ticking.beside(late.input() if late is not None else stage_rows.input_of(stages))
-    job = stream_query.StreamJob(operators, settings, ticking, late)
-    writer = told.on(DataStreamWriter(rows), "queryName", "trigger")
-    query = writer.foreachBatch(job).option(_CHECKPOINT, checkpoint).start()
-    started_query = stream_query.StreamQuery(query, job, lambda: list(_lines(found, stages)))
-    shared_roots.note_root(settings.root or "", started_query)
+    query_id = tick.query_id_in(spark, checkpoint)
+    with shared_roots.reserved_root(settings.root or "", query_id) as note_query:
+        _check_root(spark, settings, stages, told, query_id)
+        results = batch_pieces.PiecesOnRows(stages[-1].evaluation, found.top)
+        sink = PieceSink(results, sink_choice.sink_of(frame, told))
+        operators = stage_rows.operators_of(stages, told.mode, sink, letters)
+        by_clock = any(stage.by_clock for stage in stages)
+        ticking = tick.Tick(spark, checkpoint, by_clock=by_clock, once="once" in told.trigger)
+        rows = ticking.beside(late.input() if late is not None else stage_rows.input_of(stages))
+        job = stream_query.StreamJob(operators, settings, ticking, late)
+        writer = told.on(DataStreamWriter(rows), "queryName", "trigger")
+        query = writer.foreachBatch(job).option(_CHECKPOINT, checkpoint).start()
+        started_query = stream_query.StreamQuery(query, job, lambda: list(_lines(found, stages)))
+        note_query(started_query)
     return started_query
 
 
@@ -150,7 +152,6 @@ def _check_root(
     """
     in_force = settings_of(spark, settings)
     home = home_of(spark, in_force)
-    shared_roots.check_root_is_free(home.root, query_id)
     planned_stages.check_dispatch(stages, in_force)
     tail = log.Log(open_store(home.root, home.options), home.root).open()
     if tail is not None and tail.query_id != query_id:

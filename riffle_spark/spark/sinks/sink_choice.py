@@ -242,7 +242,8 @@ def _make_table(frame: DataFrame, told: WriterSettings, name: str) -> None:
             parts.append(f"{kind} by ({', '.join(map(quoted, given))})")
     if path:
         parts.append(f"location '{path}'")
-    spark.sql(" ".join(parts))
+    with spark_sinks.known_format(told.source(spark)):
+        spark.sql(" ".join(parts))
 
 
 def _check_one_path(spark: SparkSession, told: WriterSettings) -> None:

@@ -5,21 +5,39 @@ Spark's file sink keeps a list of its files, by batch, and takes no batch twice:
 would take none either that come again after the state was rolled back, so that is refused here.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
-from riffle_spark.errors import ConflictError
+from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.engine.jvm import context, frame_of, looked_up, scala_seq, session
 
-__all__ = ["FileSink", "MemorySink", "check_format", "folder_of_line", "is_files", "is_there", "qualified", "to_each"]
+__all__ = [
+    "FileSink",
+    "MemorySink",
+    "check_format",
+    "folder_of_line",
+    "is_files",
+    "is_there",
+    "known_format",
+    "qualified",
+    "to_each",
+]
 
 _EXECUTION = "org.apache.spark.sql.execution"
 _SOURCE = f"{_EXECUTION}.datasources.DataSource"
 _FILES = (f"{_EXECUTION}.datasources.FileFormat", f"{_EXECUTION}.datasources.v2.FileDataSourceV2")
+_UNKNOWN_FORMAT = re.compile(r"Failed to find (the )?data source")
+_PACKAGES: Final[Mapping[str, str]] = {
+    "avro": "org.apache.spark:spark-avro_2.13",
+    "delta": "io.delta:delta-spark_2.13",
+    "kafka": "org.apache.spark:spark-sql-kafka-0-10_2.13",
+}
 _HIVE = "hive"
 _NO_SUCH = "does not exist"
 _INTERVAL = ("spark.sql.streaming.fileSink.log.compactInterval", "10")
@@ -141,10 +159,29 @@ def is_files(spark: SparkSession, source: str) -> bool:
 
 
 def check_format(spark: SparkSession, source: str) -> None:
-    """Raise what Spark raises for a format of which no class is there, neither Java's nor one of Python's."""
+    """Raise ``ConfigError`` if Spark finds no class for a format, neither Java's nor one of Python's."""
     state = session(spark).sessionState()
-    if not state.dataSourceManager().dataSourceExists(source):
+    if state.dataSourceManager().dataSourceExists(source):
+        return
+    with known_format(source):
         looked_up(context(spark)._jvm, f"{_SOURCE}$", "MODULE$").lookupDataSource(source, state.conf())
+
+
+@contextmanager
+def known_format(source: str) -> Iterator[None]:
+    """Raise ``ConfigError`` instead of Spark's error if the block fails because Spark finds no class for a format."""
+    try:
+        yield
+    except Exception as error:  # an error of the JVM's, which has no class of its own in Python
+        if not _UNKNOWN_FORMAT.search(str(error)):
+            raise
+        package = _PACKAGES.get(source.lower(), "GROUP:ARTIFACT")
+        raise ConfigError(
+            f"Spark has no data source for the sink format {source!r}",
+            remedy="correct the name in format(...), or add the package of the format when Spark starts: "
+            f"spark-submit --packages {package}:VERSION, or spark.jars.packages on the session's builder",
+            where="format",
+        ) from error
 
 
 def to_each(frame: DataFrame, function: Any) -> None:

@@ -101,15 +101,6 @@ class Folder:
                 remove_strays(self.path, added_before)
             return free
 
-    def rename(self) -> bool:
-        """Give the folder another name, with all that lies in it, and return whether nobody was in, so that it worked:
-        who has a folder on a copy of this disk has the old one. It is claimed anew then.
-        """
-        with self._on_disk(), claims_of(self.path.parent), unless_used(self.path / "owner") as free:
-            if free and self.is_of_owner():
-                self.path.rename(self.path.with_name(_new_name()))
-            return free
-
     @contextmanager
     def advancing(self) -> Iterator[None]:
         """Have files of deltas stay for the length of the block, be they on a stack or not yet. Nobody waits: at the

@@ -4,7 +4,9 @@ import resource
 from pathlib import Path
 from typing import Final
 
-__all__ = ["NoRoomForCopies", "address_limit", "mapping_budget"]
+import pyarrow as pa
+
+__all__ = ["NoRoomForCopies", "address_limit", "mapping_budget", "reserve_no_addresses"]
 
 _STATM: Final = Path("/proc/self/statm")
 _SHARE: Final = 0.5
@@ -19,6 +21,15 @@ def address_limit() -> int | None:
     """Return the limit on this process's address space in bytes, ``None`` without one."""
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if most == resource.RLIM_INFINITY else most
+
+
+def reserve_no_addresses() -> None:
+    """Have Arrow allocate from the system if addresses are limited.
+
+    Its own allocator reserves 1 GiB of addresses with its first allocation, so call this before one.
+    """
+    if address_limit() is not None:
+        pa.set_memory_pool(pa.system_memory_pool())
 
 
 def mapping_budget(mapped: int) -> int | None:

@@ -10,6 +10,8 @@ from riffle_spark.state.objects.store import ObjectStore, StoreOptions
 __all__ = ["StoreOptions", "masked", "normalised", "open_store", "root_id"]
 
 _ALLOWED = "set `root` to s3://bucket/prefix or file:///path"
+_S3_OF_HADOOP = re.compile(r"s3[an]://(?=[^/@]+(?:/[^@?]*)?\Z)")
+_PATH = re.compile(r"/(?!/)")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
 _PARTS = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:)?(?://)?)(.*)", re.DOTALL)
 _A_PORT = re.compile(r":[0-9]*\Z")
@@ -99,4 +101,13 @@ def _split(url: str) -> tuple[str, list[str]]:
 
 def _refused(url: str, why: str) -> ConfigError:
     # A URL with a user and password in it must not end up in a log.
-    return ConfigError(f"{masked(url)!r} {why}", remedy=_ALLOWED, where="root")
+    return ConfigError(f"{masked(url)!r} {why}", remedy=_remedy(url), where="root")
+
+
+def _remedy(url: str) -> str:
+    """Return how to write a root, with the URL that was most likely meant."""
+    if _PATH.match(url):
+        return f"{_ALLOWED}; for this folder: file://{url}"
+    if _S3_OF_HADOOP.match(url):
+        return f"{_ALLOWED}; for this bucket: {_S3_OF_HADOOP.sub('s3://', url)}"
+    return _ALLOWED

@@ -157,13 +157,13 @@ class StoreOptions:
     """The algorithm that every put names, ``AES256`` or ``aws:kms``. ``None``: that of ``s3_kms_key``, or none."""
     s3_requester_pays: bool = Settings.s3_requester_pays
     """Whether every request says that the requester pays."""
-    s3_connect_timeout_seconds: float = Settings.s3_connect_timeout
-    s3_read_timeout_seconds: float = Settings.s3_read_timeout
-    s3_max_attempts: int = Settings.s3_max_attempts
+    s3_connect_timeout_seconds: float = 5.0
+    s3_read_timeout_seconds: float = 20.0
+    s3_max_attempts: int = 4
     """How often one call is sent in all, the first time included."""
     s3_patience_seconds: float = Settings.s3_patience
     """How long one call is sent again in any case, where that may help."""
-    s3_max_connections: int = Settings.s3_max_connections
+    s3_max_connections: int = 16
     """Connections kept open, a process; more threads than that wait for each other."""
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
-"""``./run fuzz``: hostile inputs for every decoder, each in a child of bounded memory that is watched.
+"""``./run fuzz``: feed hostile inputs to every decoder, each in a watched child process of bounded memory.
 
-With ``--values``: generated values of all types are sealed and read again, without Spark.
+With ``--values``: seal generated values of all types and read them again, without Spark.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Feed = Callable[["Judge", Seeds], None]
 
 @dataclass
 class Outcome:
-    """What became of one decoder's inputs. ``why`` the last one was refused, ``traces`` of errors that are not ours."""
+    """The result of one decoder's inputs: ``why`` is the last refusal, ``traces`` are unexpected errors."""
 
     decoder: str
     inputs: int = 0
@@ -66,7 +66,7 @@ class Outcome:
 
 @dataclass
 class Judge:
-    """Gives inputs to a decoder, says on the board which one it is at, and reports those that did harm."""
+    """Feed inputs to a decoder, record the number of the current one, and report those that did harm."""
 
     decoder: Decoder
     numbers: range
@@ -80,7 +80,7 @@ class Judge:
     _found: set[str] = field(default_factory=set)
 
     def __call__(self, data: bytes) -> None:
-        """Give it one; ends the process after the last one."""
+        """Feed one input; exit the process after the last one."""
         number = self.numbers[self._at]
         _HEADER.pack_into(self.board, 0, number, len(data))
         self.board[_HEADER.size : _HEADER.size + min(len(data), _INPUT_MOST)] = data[:_INPUT_MOST]
@@ -111,7 +111,7 @@ class Judge:
 
 
 def unguided(judge: Judge, seeds: Seeds) -> None:
-    """Real encodings first, then what is made of them, each by its number."""
+    """Feed the real encodings first, then inputs made of them, each by its number."""
     own, others = seeds[judge.decoder.name], others_in(seeds)
     for number in judge.numbers:
         chance = random.Random(f"{judge.seed}/{judge.decoder.name}/{number}")
@@ -124,7 +124,7 @@ def others_in(seeds: Seeds) -> list[bytes]:
 
 
 def main(arguments: Sequence[str] | None = None, guided: Callable[[bool], Feed] | None = None) -> int:
-    """Run it; return 1 if a decoder did what it must not. ``guided`` is there where a guided fuzzer is."""
+    """Run the fuzzer; return 1 if a decoder misbehaved. ``guided`` is set if a guided fuzzer is installed."""
     parser = argparse.ArgumentParser("./run fuzz", description=__doc__)
     parser.add_argument("--guided", action="store_true", help="led by the coverage of riffle_spark, with atheris")
     parser.add_argument("--blind", action="store_true", help="with --guided: count the coverage, but do not follow it")
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None, guided: Callable[[bool], Feed] 
 
 
 def _kept_values(count: int, seed: int, *, as_json: bool) -> int:
-    """Seal and read so many generated examples; return 1 if one did not come back as it was."""
+    """Seal and read ``count`` generated examples; return 1 if one came back changed."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
@@ -190,7 +190,7 @@ def _kept_values(count: int, seed: int, *, as_json: bool) -> int:
 
 
 def _replayed(decoder: Decoder, data: bytes) -> int:
-    """Give a decoder one input, watched as ever; print what came of it, and return 1 if that is a finding."""
+    """Feed one input to a decoder under the usual watch; print the outcome, and return 1 for a finding."""
     outcome = fuzzed(decoder, {decoder.name: []}, 1, 0, lambda judge, _: judge(data))
     if outcome.findings:
         print(*outcome.traces, f"a finding: {outcome.findings[0]}", sep="\n")
@@ -215,7 +215,7 @@ def _keep(outcome: Outcome, folder: Path) -> None:
 
 
 def fuzzed(decoder: Decoder, seeds: Seeds, count: int, seed: int, feed: Feed = unguided) -> Outcome:
-    """Give a decoder so many inputs, in child after child where one dies."""
+    """Feed inputs to a decoder; start another child process after each that dies."""
     outcome, first = Outcome(decoder.name), 0
     with mmap.mmap(-1, _HEADER.size + _INPUT_MOST) as board:
         while first < count and len(outcome.findings) < _FINDINGS_MOST:
@@ -266,7 +266,7 @@ def _ending(status: int) -> str:
 
 
 def _watched(child: int, board: mmap.mmap) -> str:
-    """Wait for a child; end it if one input takes too much of the processor's time or the clock's, and tell which."""
+    """Wait for a child. Kill it if one input takes too much CPU time or too long, and return which limit it was."""
     seen, since, began = -1, 0.0, 0.0
     while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         at, used, now = _HEADER.unpack_from(board, 0)[0], _processor_seconds(child), time.monotonic()
@@ -291,7 +291,7 @@ def _processor_seconds(process: int) -> float:
 
 
 def _work(judge: Judge, seeds: Seeds, feed: Feed, errors: TextIO) -> None:
-    """Be the child: never returns."""
+    """Run as the child process; never return."""
     try:
         pa.set_memory_pool(pa.system_memory_pool())
         pa.set_cpu_count(1)
@@ -309,7 +309,7 @@ def _work(judge: Judge, seeds: Seeds, feed: Feed, errors: TextIO) -> None:
 
 
 def _said(error: BaseException) -> str:
-    """Return which error came from where."""
+    """Return the class and the place of an error."""
     package = f"{CHECKOUT}/riffle_spark/"
     ours = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(package)]
     place = f"{ours[-1].filename.removeprefix(package)}:{ours[-1].lineno}" if ours else "?"

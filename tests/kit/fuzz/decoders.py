@@ -1,5 +1,5 @@
-"""Every decoder of what is durable or crosses processes, with real encodings to begin from. Knows the product's
-decoders. Does not know how inputs are made or who watches.
+"""Every decoder of stored bytes and of bytes that cross processes, with real encodings as seeds. Other modules make the
+inputs and watch the decoders.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _UNPACKED_MOST = 1 << 20
 
 @dataclass(frozen=True)
 class Decoder:
-    """What reads bytes of one kind: whatever it raises has to be an error of ours."""
+    """A reader of bytes of one kind. It may raise only errors of riffle_spark."""
 
     name: str
     decode: Callable[[bytes], object]
@@ -82,7 +82,7 @@ class Decoder:
 
 @cache
 def _archived() -> Mapping[str, bytes]:
-    """Return the files of a root that an earlier version left, by name."""
+    """Return the files of a root that an earlier version wrote, by name."""
     with tarfile.open(_ARCHIVE) as packed:
         files = [(member.name, packed.extractfile(member)) for member in packed if member.isfile()]
         return {name: file.read() for name, file in files if file is not None}
@@ -95,7 +95,7 @@ def _records() -> list[bytes]:
 
 
 def _told(record: Record) -> Record:
-    """Return a record that says something in every field."""
+    """Return a record with a value in every field."""
     orders = {
         "drained": ["m1"], "pins": {"3": "m1"}, "slots": 2, "settings": {"num_standbys": 1}, "homes": {"1": "m1"},
         "awaited": {"m1": [5, ["m1", "1", "host", 2, None, {"zone": "a"}, {}]]}, "later": {"x": 1},
@@ -105,13 +105,13 @@ def _told(record: Record) -> Record:
 
 
 def _bodies() -> list[bytes]:
-    """Return the JSON of records, whose checksum and length will be right."""
+    """Return JSON bodies of records; ``_sealed_record`` adds their checksum and length."""
     packed = (data.split(b"\n", 1)[1] for data in _records())
     return [cast(bytes, pa.input_stream(pa.BufferReader(data), compression="zstd").read()) for data in packed]
 
 
 def _logs() -> list[bytes]:
-    """Return the beginning of a log and, from a full record on, a piece of it."""
+    """Return the first records of a log, and a later piece of it that starts with a full record."""
     found = [data for name, data in sorted(_archived().items()) if name.startswith("state/log/")]
     records = [decode(data, "seed") for data in found]
     return [log for first in (0, records[-1].full) for log in small_logs(records[first : first + 5])]
@@ -138,7 +138,7 @@ def _record_of_body(data: bytes) -> None:
 
 
 def _sealed_record(data: bytes) -> bytes:
-    """Return it with the checksum and, if it can be unpacked, the length of its body."""
+    """Return a record with the right checksum and, if its body can be unpacked, the right length."""
     head, _, packed = data.partition(b"\n")
     try:
         told = json.loads(head)
@@ -215,7 +215,7 @@ def _parts() -> list[bytes]:
 
 
 def _part(data: bytes, decrypted: Callable[[part_codec.Data], part_codec.Data] | None = None) -> None:
-    """Read a part as every reader does, and go over all of its values."""
+    """Read a part as every reader does, and visit all of its values."""
     table = part_codec.decode(data, part_codec.checksum(data), "part", decrypted)
     rows = pa.array(range(min(table.num_rows, 100)), pa.int64())
     pa.concat_tables([table, table]).combine_chunks().take(rows).validate(full=True)
@@ -236,7 +236,7 @@ def _encrypted_parts() -> list[bytes]:
 
 
 def _keys(text: str, where: str) -> None:
-    """Read a list of keys, of which those that KMS is to unwrap come as they are; use what is found."""
+    """Read a list of keys without calling KMS for wrapped ones, and use the result."""
     keys = keys_of_text(text, where, lambda wrapped: wrapped)
     repr(keys)
     keys.opened(keys.sealing()(b"a part", PLACE), PLACE, "part")
@@ -248,7 +248,7 @@ def _keys_of_file(path: Path) -> None:
 
 
 def _keys_of_variable(data: bytes) -> None:
-    """A variable ends at its first NUL, and need not be text."""
+    """Read keys from an environment variable, which ends at its first NUL and need not be text."""
     os.environb[b"RIFFLE_FUZZ_KEYS"] = data.partition(b"\0")[0]
     _keys(text_of("env:RIFFLE_FUZZ_KEYS"), "env:RIFFLE_FUZZ_KEYS")
 
@@ -284,7 +284,7 @@ def _schema_text(data: bytes) -> None:
 
 
 def _object(data: bytes) -> dict[str, str]:
-    """Return what a record may hold as a schema: texts by name."""
+    """Return a JSON object of texts, as a record has in place of a schema."""
     with suppress(ValueError, RecursionError):
         body = json.loads(data)
         if isinstance(body, dict) and all(isinstance(value, str) for value in body.values()):
@@ -380,7 +380,7 @@ def _scratch() -> Path:
 
 
 def forget_scratch() -> None:
-    """Remove the files that decoders of files were given."""
+    """Remove the files that were written for decoders of files."""
     if _scratch.cache_info().currsize:
         shutil.rmtree(_scratch(), ignore_errors=True)
         _scratch.cache_clear()
@@ -406,7 +406,7 @@ def _packed_scenarios() -> list[bytes]:
 
 
 def _sealed_gzip(data: bytes) -> bytes:
-    """Return what can be unpacked, packed again: so its checksum and length are right."""
+    """Compress again what can be unpacked, so that its checksum and length are right."""
     with suppress(zlib.error):
         return gzip.compress(zlib.decompressobj(-zlib.MAX_WBITS).decompress(data[10:], _UNPACKED_MOST), mtime=0)
     return data
@@ -429,7 +429,7 @@ def _worlds() -> list[bytes]:
 
 def _tomls() -> list[bytes]:
     said = b'root = "s3://b/p"\nkey_groups = 8\nmember_racks = ["10.*=a"]\nforced_awareness = {zone = ["a", "b"]}\n'
-    said += b'num_standbys = 1\nretained_for = "10 min"\nlocal_disk_limit = "80 %"\nec2_metadata = true\n'
+    said += b'num_standbys = 1\nretained_for = "10 min"\nlocal_disk_limit = "80 %"\ndeliver_after_commit = true\n'
     return [(CHECKOUT / "conf" / "riffle.toml").read_bytes(), said, b"[riffle]\n" + said]
 
 
@@ -446,14 +446,14 @@ def _confs() -> list[bytes]:
         "retained_for=10 min",
         "local_disk_limit=80 %",
         "member_racks=10.*=a,b=c",
-        "ec2_metadata=true",
+        "deliver_after_commit=true",
     ]
-    said += ["forced_awareness=zone=a,zone=b", "goals=none", "num_standbys=2", "root=file:///tmp/x"]
+    said += ["forced_awareness=zone=a,zone=b", "accept=totals", "num_standbys=2", "root=file:///tmp/x"]
     return [text.encode() for text in ("\n".join(said), *said)]
 
 
 def _settings_of_a_call(data: bytes) -> None:
-    """Read what a program may give, of any type that JSON has."""
+    """Read settings that a program passes, with values of any JSON type."""
     try:
         said = json.loads(data)
     except (ValueError, RecursionError):
@@ -465,8 +465,8 @@ def _settings_of_a_call(data: bytes) -> None:
 def _calls() -> list[bytes]:
     said = {
         "root": "file:///tmp/x", "key_groups": 8, "retained_for": "10 min", "local_disk_limit": "80 %",
-        "member_racks": [["10.*", "a"]], "forced_awareness": {"zone": ["a", "b"]}, "ec2_metadata": True,
-        "num_standbys": 1, "store_groups": {"totals": "a"}, "goals": "none", "s3_patience": 5, "local_dir": None,
+        "member_racks": [["10.*", "a"]], "forced_awareness": {"zone": ["a", "b"]}, "deliver_after_commit": True,
+        "num_standbys": 1, "store_groups": {"totals": "a"}, "accept": "totals", "s3_patience": 5, "local_dir": None,
     }  # fmt: skip
     return [json.dumps(said).encode(), *(json.dumps({name: value}).encode() for name, value in said.items())]
 

@@ -1,5 +1,5 @@
-"""Frames around parts as docs/formats.md has them, with one salt and nonce and the right tag: a fuzzer cannot guess it.
-Knows the frame. Does not know what is in a part.
+"""Encryption frames around parts, as docs/formats.md specifies them, with a fixed salt and nonce and a valid tag. A
+fuzzer cannot guess a valid tag.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def framed(plain: bytes, name: str = "2026", frame: int = 2) -> bytes:
 
 
 def retagged(data: bytes) -> bytes:
-    """Return a frame with the tag that fits what was altered in it, be it the header; what has no key stays."""
+    """Return an altered frame with a tag that fits, even for an altered header. Without a key, return it unchanged."""
     after = _ID_AT + (data[_ID_AT - 1] if len(data) >= _ID_AT else 0)
     start = after + _AFTER_ID
     key = _BY_ID.get(data[_ID_AT:after].decode("ascii", "replace"))

@@ -1,5 +1,6 @@
-"""``./run fuzz --guided``: atheris (libFuzzer) makes the inputs, led by the coverage of riffle_spark. Knows atheris.
-Does not know what a finding is: the judge takes each input, so libFuzzer sees none, and goes on.
+"""``./run fuzz --guided``: atheris (libFuzzer) makes the inputs, guided by the coverage of riffle_spark.
+
+The judge runs each input, so libFuzzer itself sees no finding and continues.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _LEFT_TO_THE_WATCHER = [
 
 
 def led(folder: Path, blind: bool) -> Feed:
-    """Return what feeds a judge by way of libFuzzer, which keeps in ``folder`` what reached something new: a child that
-    follows one that died begins with that.
+    """Return a feed in which libFuzzer makes the inputs. It stores inputs with new coverage in ``folder``, and the next
+    child starts with these.
     """
 
     def feed(judge: Judge, seeds: Seeds) -> None:
@@ -75,7 +76,7 @@ def _mutator(judge: Judge, seeds: Seeds, blind: bool) -> Callable[[bytes, int, i
 
 
 def covered() -> list[int]:
-    """Return edges and features that were reached, as libFuzzer said last on this process's standard error."""
+    """Return the covered edges and features that libFuzzer printed last on this process's standard error."""
     said = os.pread(2, _TAIL_BYTES, max(0, os.fstat(2).st_size - _TAIL_BYTES))
     found = _COVERED.findall(said)
     return [int(number) for number in found[-1]] if found else []

@@ -31,7 +31,7 @@ _VALUES_A_RUN = 48
 
 @dataclass
 class Kept:
-    """How many examples were sealed and read, by the variant of their values, and which came back as others."""
+    """The numbers of examples that were sealed and read, by variant, and the examples that came back changed."""
 
     examples: int = 0
     by_variant: dict[str, int] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Kept:
 
 
 def keep(count: int, seed: int, keys: str | None = None) -> Kept:
-    """Try so many examples, every second run encrypted if ``keys`` names keys; return what became of them."""
+    """Seal and read so many examples and return the outcome. If ``keys`` is set, every second run is encrypted."""
     kept, number = Kept(), 0
     while kept.examples < count and len(kept.findings) < 8:
         chance = random.Random(f"{seed}/{number}")

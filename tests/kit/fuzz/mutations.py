@@ -1,6 +1,4 @@
-"""Hostile inputs made of real encodings: flips, truncations, splices, inserted lengths, other kinds, other JSON. Knows
-bytes and JSON. Does not know any decoder.
-"""
+"""Hostile inputs made of real encodings: bit flips, truncations, splices, inserted lengths, other kinds, other JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ _SEALED = 0.8
 
 
 def mutated(chance: Chance, seeds: Sequence[bytes], others: Sequence[bytes]) -> bytes:
-    """Return an input that comes from one of ``seeds``; ``others`` are encodings of other kinds."""
+    """Return an input made of one of ``seeds``; ``others`` are encodings of other kinds."""
     return _mutated(chance, chance.choice(seeds), seeds, others)
 
 
@@ -57,10 +55,10 @@ def varied(
     chance: Chance, data: bytes, kinds: tuple[Sequence[bytes], Sequence[bytes]], bits: Callable[[bytes], bytes],
     sealed: Callable[[bytes], bytes],
 ) -> bytes:  # fmt: skip
-    """Return an input that mostly comes from ``data``, one that reached something new.
+    """Return an input made mostly of ``data``, which had new coverage.
 
-    ``kinds`` are ``seeds`` and ``others`` of ``mutated``. ``bits`` is the fuzzer's own way of changing bytes, which
-    knows what was compared with what; ``sealed`` puts the right checksum in front.
+    ``kinds`` are ``seeds`` and ``others`` of ``mutated``. ``bits`` is the fuzzer's own mutation of bytes, which uses
+    its comparisons; ``sealed`` adds the right checksum.
     """
     way = chance.random()
     if way < 0.4:
@@ -97,7 +95,7 @@ def _overwritten(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
 
 
 def _number(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
-    """Write a number in the place of bytes, aligned as Arrow's are or anywhere: a length, a count, an offset."""
+    """Overwrite bytes with a number that may be read as a length, count or offset, at an aligned or any position."""
     layout, width = chance.choice((("<q", 8), ("<i", 4), ("<h", 2)))
     at = _place(chance, data)
     at -= at % width if chance.random() < 0.7 else 0
@@ -140,7 +138,7 @@ _WAYS: tuple[Callable[[Chance, bytes, Sequence[bytes]], bytes], ...] = (
 
 
 def _other_json(chance: Chance, data: bytes, seeds: Sequence[bytes]) -> bytes | None:
-    """Return lines of JSON with some values replaced, ``None`` where there is none."""
+    """Return lines of JSON with some values replaced, ``None`` if there is no JSON."""
     lines = data.split(b"\n")
     at = chance.randrange(len(lines))
     try:
@@ -155,7 +153,7 @@ def _other_json(chance: Chance, data: bytes, seeds: Sequence[bytes]) -> bytes | 
 
 
 def _changed(chance: Chance, body: object, other: object) -> object:
-    """Return a tree of JSON with one node changed, at any depth."""
+    """Return a JSON tree with one node changed, at any depth."""
     inner = isinstance(body, dict | list) and len(body) > 0 and chance.random() < 0.85
     if isinstance(body, dict) and inner:
         name = chance.choice(list(body))

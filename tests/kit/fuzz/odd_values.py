@@ -1,5 +1,5 @@
-"""Columns of every type that state can hold, with values that few programs make: invalid text, NULL structs of NOT NULL
-fields, columns without a type, extremes, and numbers beyond what their type declares.
+"""Columns of every type that state can hold, with rare values: invalid text, NULL structs of NOT NULL fields, columns
+without a type, extremes, and numbers beyond the limits of their type.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LEAVES: Sequence[Callable[[random.Random], pa.DataType]] = (
 
 
 class Example(NamedTuple):
-    """A column: what it is an example of, its field, and its values."""
+    """A column: its variant, its field and its values."""
 
     variant: str
     field: pa.Field
@@ -44,7 +44,7 @@ class Example(NamedTuple):
 
 
 def drawn_example(chance: random.Random, name: str, *, nested: bool = True) -> Example:
-    """Return a column of ``ROWS`` values of some type. Without ``nested`` it is of a type that keys can have."""
+    """Return a column of ``ROWS`` values of a random type. Without ``nested`` the type is one that keys can have."""
     variant = chance.choice(VARIANTS) if nested else chance.choice([one for one in VARIANTS if one != "void"])
     kind = _drawn_type(chance, variant, 3 if nested else 0)
     column = _drawn(chance, kind, ROWS, variant, may_be_null=variant != "not_null")
@@ -97,7 +97,7 @@ def _drawn(chance: random.Random, kind: pa.DataType, count: int, variant: str, *
 
 
 def _elements(chance: random.Random, kind: pa.DataType, count: int, variant: str) -> pa.Array:
-    """Return the elements of lists, or the entries of maps: these may repeat a key."""
+    """Return elements of lists, or entries of maps, which may repeat a key."""
     if not types.is_map(kind):
         return _drawn(chance, kind.value_type, count, variant, may_be_null=kind.value_field.nullable)
     keys = _drawn(chance, kind.key_type, count, variant, may_be_null=False)
@@ -124,7 +124,7 @@ def _leaf(chance: random.Random, kind: pa.DataType, valid: pa.Buffer | None, cou
 
 
 def _number(chance: random.Random, kind: pa.DataType, width: int, variant: str) -> bytes:
-    """Return bytes of one value of a fixed width: a small number, an extreme one, or any bits at all."""
+    """Return the bytes of one value of a fixed width: a small number, an extreme one, or random bits."""
     if types.is_fixed_size_binary(kind):
         return chance.randbytes(width)
     top = 1 << (8 * width - 1)
@@ -143,9 +143,9 @@ def _number(chance: random.Random, kind: pa.DataType, width: int, variant: str) 
 
 
 def raw_values(column: pa.Array | pa.ChunkedArray) -> list[object]:
-    """Return each value as the bytes that Arrow holds; lists and structs of such values; ``None`` for NULL.
+    """Return each value as its bytes in Arrow, lists and structs as such values, and ``None`` for NULL.
 
-    The types of text and lists count no more than their values: a text is the same with 32 and with 64-bit offsets.
+    Offsets do not count: a text is the same with 32-bit and with 64-bit offsets.
     """
     array = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
     kind, is_valid = array.type, array.is_valid().to_pylist()

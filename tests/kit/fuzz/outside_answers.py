@@ -1,6 +1,4 @@
-"""What others answer or leave lying: a server's answers to S3's calls, and a member's folder with any names in it.
-Knows who reads them. Does not know how inputs are made.
-"""
+"""Inputs that other programs make: a server's answers to S3 calls, and arbitrary file names in a member's folder."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ NAMES_IN_A_FOLDER = [
 
 
 def read_answer(data: bytes) -> None:
-    """Make every kind of call, each answered by this."""
+    """Make every kind of S3 call, each with this answer."""
     status, _, body = data.partition(b"\n")
     store = answering(int(status) if status.isdigit() and len(status) == 3 else 200, body)
     for call in (
@@ -66,7 +64,7 @@ def read_answer(data: bytes) -> None:
 
 
 def answering(status: int, body: bytes) -> S3Store:
-    """Return the store ``p`` of a server that answers all requests with this, until another one is asked for."""
+    """Return store ``p`` of a server that answers all requests with this, until another answer is set."""
     _answer[:] = [status, body]
     s3_client._made = _client_of  # private: a new client after a refusal is the same one, which is answered here
     return S3Store("bucket", "p", _OPTIONS)
@@ -99,7 +97,7 @@ def _answered(request: Any, **_: object) -> AWSResponse:
 
 
 def read_folder(data: bytes, folder: Path) -> None:
-    """Look at a member's folder as all who use it do. In each file of it stands its own name."""
+    """Read a member's folder with all of its readers. Each file in it contains its own name."""
     member = folder / "m0123456789ab"
     shutil.rmtree(member, ignore_errors=True)
     member.mkdir(parents=True)

@@ -1,5 +1,5 @@
-"""Which decoders reach each file that reads bytes or text from elsewhere, or why none has to: a test holds the table
-against the code.
+"""The decoders that reach each file which reads external bytes or text, or the reason why none has to. A test compares
+the table with the code.
 """
 
 from __future__ import annotations

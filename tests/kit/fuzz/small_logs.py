@@ -1,5 +1,5 @@
-"""Whole logs as lines of JSON, each a record's number and body: what is around them is right, and each record names the
-digest of the one before. Knows the log. Does not know batches.
+"""Whole logs as lines of JSON, each with a record's number and body. Checksums, lengths and the digests that link the
+records are right.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _LINES_MOST = 64
 
 
 def framed_record(body: bytes) -> bytes:
-    """Return the bytes of a record whose checksum and length are right, with any body."""
+    """Return the bytes of a record with any body and the right checksum and length."""
     packed = cast(bytes, pa.compress(body, codec="zstd", asbytes=True))
     told = {"magic": "riffle-log", "format": 2, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}", "length": len(body)}
     return json.dumps(told).encode() + b"\n" + packed
 
 
 def small_logs(records: Sequence[Record]) -> list[bytes]:
-    """Return the log of these records, and that of the first one alone."""
+    """Return the log of these records, and the log of the first one alone."""
     bodies = (pa.input_stream(pa.BufferReader(encode(one).split(b"\n", 1)[1]), compression="zstd") for one in records)
     lines = [b"[%d,%s]" % (one.sequence, body.read()) for one, body in zip(records, bodies, strict=True)]
     return [b"\n".join(lines), lines[0]]
 
 
 def read_log(data: bytes, folder: Path) -> None:
-    """Look a root of files over as ``riffle verify`` does, open its log as a driver and as a rollback do, and do what
-    both do with all of it. It lies in a new folder there, which goes.
+    """Read a root of files as ``riffle verify`` does, then open and use its log as a driver and as a rollback do. The
+    root is a temporary folder, which is deleted.
     """
     with TemporaryDirectory(dir=folder) as root:
         _read(DirectoryStore(Path(root)), data, f"file://{root}")

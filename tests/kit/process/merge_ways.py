@@ -10,18 +10,15 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction
 
-__all__ = ["FEW", "SIZE", "DrawnRows", "merged_ways", "rows_of_groups"]
+__all__ = ["SIZE", "DrawnRows", "merged_ways", "rows_of_groups"]
 
 T = TypeVar("T")
 SIZE = 4
 """Groups; the last one never has a row."""
-FEW = settings(max_examples=50, deadline=None)
-"""So that many properties are cheap together."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["COLLATED", "KEPT", "REDUCED", "REFUSED", "RefusedColumn", "TypeColumn", "exploded"]
+from pyspark.ml.linalg import DenseVector, Vectors
+
+__all__ = ["COLLATED", "KEPT", "READABLE", "REFUSED", "RefusedColumn", "TypeColumn", "exploded", "vector_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +101,15 @@ _NESTED = (
         is_key=False, is_ordered=False, pandas=False,
     ),
 )  # fmt: skip
-_NOT_NULL = "named_struct({})".format(
-    ", ".join(f"'{one.name[2:]}', coalesce({one.sql}, CAST({one.values[0]} AS {one.type}))" for one in _SCALARS)
-)
-"""A struct with a NOT NULL field of each scalar type."""
+
+
+def _struct_of(columns: Sequence[TypeColumn]) -> str:
+    """Return SQL of a struct with a NOT NULL field of each column."""
+    fields = (f"'{one.name[2:]}', coalesce({one.sql}, CAST({one.values[0]} AS {one.type}))" for one in columns)
+    return f"named_struct({', '.join(fields)})"
+
+
+_NOT_NULL = _struct_of(_SCALARS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +141,15 @@ _WHOLE = (
 
 KEPT: Sequence[TypeColumn] = (*_SCALARS, *_NESTED, *_WHOLE)
 """What is kept as in Spark."""
-REDUCED: Sequence[TypeColumn] = tuple(
-    one
-    for one in KEPT
-    if one.name in ("c_double", "c_decimal_38_18", "c_string", "c_invalid", "c_timestamp", "c_struct", "c_nested")
-    or (isinstance(one, _Whole) and one.name != "c_required_map")
-)
-"""A few of them, that have failed."""
+_UNREADABLE = ("c_invalid", "c_timestamp_far", "c_ntz_far")
+READABLE: Sequence[TypeColumn] = (
+    *(one for one in KEPT if one.name not in _UNREADABLE and not one.name.startswith("c_required")),
+    _Whole(
+        "c_readable_required", "struct",
+        (f"CASE WHEN n % 3 > 0 THEN {_struct_of([one for one in _SCALARS if one.pandas])} END",),
+    ),
+)  # fmt: skip
+"""What pandas can hold: text that is UTF-8, and times between 1677 and 2262."""
 COLLATED: Sequence[TypeColumn] = (
     _Whole("c_collated", "string", ("CASE WHEN n % 3 > 0 THEN CAST(n AS STRING) COLLATE UTF8_LCASE END",)),
     _Whole(
@@ -176,3 +185,8 @@ REFUSED: Sequence[RefusedColumn] = (
 def exploded(columns: Sequence[TypeColumn]) -> list[str]:
     """Return SQL of a row for each column, ``t`` being its number: the others are NULL in it."""
     return ["n", "k", "t", *(f"CASE WHEN t = {at} THEN {one.name} END AS {one.name}" for at, one in enumerate(columns))]
+
+
+def vector_of(number: int) -> DenseVector:
+    """Return a vector of Spark ML."""
+    return Vectors.dense([float(number)])

@@ -10,9 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-__all__ = ["ANSWER", "STATE", "STATE_CELLS", "gives_back", "keeps_types"]
+__all__ = ["ANSWER", "STATE", "STATE_CELLS", "VALUES", "gives_back", "keeps_types", "shown"]
 
-_VALUES: dict[str, tuple[str, list[Any]]] = {
+VALUES: dict[str, tuple[str, list[Any]]] = {
     "s_boolean": ("boolean", [True, False]),
     "s_byte": ("tinyint", [127, -128]),
     "s_short": ("smallint", [32767, -32768]),
@@ -33,23 +33,24 @@ _VALUES: dict[str, tuple[str, list[Any]]] = {
     "s_nested": ("array<struct<m: map<string, array<int>>, s: string>>", [[({"k": [1, None]}, "y")], []]),
     "s_interval": ("interval day to second", [timedelta(days=1, microseconds=5), timedelta(days=-9)]),
 }
-STATE = ", ".join(f"{name} {kind}" for name, (kind, _) in _VALUES.items())
+"""By the name of a field: its type in DDL, and values that are read back as they were written."""
+STATE = ", ".join(f"{name} {kind}" for name, (kind, _) in VALUES.items())
 """The state's schema in DDL."""
-STATE_CELLS = sum(len(values) + 1 for _, values in _VALUES.values())
+STATE_CELLS = sum(len(values) + 1 for _, values in VALUES.values())
 """How many values are kept, NULL of each type included."""
 ANSWER = "k string, n long, read string"
 
 
 def _kept(number: int) -> tuple[Any, ...]:
     """Return a value of each type, ``None`` among them, that belongs to a number."""
-    return tuple([*values, None][number % (len(values) + 1)] for _, values in _VALUES.values())
+    return tuple([*values, None][number % (len(values) + 1)] for _, values in VALUES.values())
 
 
 def _numbers(frames: Iterable[pd.DataFrame]) -> list[int]:
     return sorted(int(n) for frame in frames for n in frame["n"])
 
 
-def _shown(read: object) -> str:
+def shown(read: object) -> str:
     """Return values as text; PySpark reads binary as ``bytes`` or as ``bytearray``."""
     return re.sub(r"bytearray\((b'[^']*')\)", r"\1", repr(read))
 
@@ -57,7 +58,7 @@ def _shown(read: object) -> str:
 def keeps_types(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
     """Answer for each row what the state was before it, for ``applyInPandasWithState``."""
     for n in _numbers(frames):
-        read = _shown(state.get) if state.exists else ""
+        read = shown(state.get) if state.exists else ""
         state.update(_kept(n // 2))
         yield pd.DataFrame({"k": [key[0]], "n": [n], "read": [read]})
 

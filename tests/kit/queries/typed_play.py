@@ -54,14 +54,21 @@ def typed(frame: DataFrame, columns: Sequence[TypeColumn]) -> DataFrame:
 
 
 def play(
-    spark: SparkSession, build: Build, folder: Path, mode: str, *, is_wrapped: bool, files: int = 3
-) -> list[Run]:  # fmt: skip
-    """Run a query once per file, and return the rows of each run, sorted."""
+    spark: SparkSession,
+    build: Build,
+    folder: Path,
+    mode: str,
+    *,
+    is_wrapped: bool,
+    files: int = 3,
+    source: Callable[[SparkSession, Path], DataFrame] = stream,
+) -> list[Run]:
+    """Run a query once per file, and return the rows of each run, sorted. ``source`` reads the files of a folder."""
     runs = list[Run]()
     for number in range(files):
         add_file(folder, number)
         shutil.rmtree(folder / "local", ignore_errors=True)
-        streams = [stream(spark, folder) for _ in range(2)]
+        streams = [source(spark, folder) for _ in range(2)]
         rows, others = [wrapped(one, folder) for one in streams] if is_wrapped else streams
         found = list[Mapping[str, object]]()
 

@@ -42,7 +42,7 @@ class Disturbances:
         operations, chance = self._world.driver.operations, self._chance
         name = chance.choice([member.id for member in operations.members] or ["nobody"])
         group = chance.randrange(self._world.settings.key_groups)
-        names = self._world.driver.ownership.groups.names
+        names = self._world.driver.ownership.placement.groups.names
         of = names[group % len(names)]
         changes: dict[str, object] = {
             "num_standbys": chance.randrange(3), "acceptable_recovery_lag": chance.choice([0, 3, 10_000]),

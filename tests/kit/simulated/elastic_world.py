@@ -115,7 +115,7 @@ class Elastic(World):
     def settle(self, most: int = 30) -> list[BatchReport]:
         """Feed until nothing is on its way any more; return the reports."""
         reports = [self.feed()]
-        while self.ownership.present.needs_probe or self.ownership.present.warmups:
+        while self.ownership.placement.present.needs_probe or self.ownership.placement.present.warmups:
             assert len(reports) < most, "the assignment does not converge (I8)"
             reports.append(self.feed())
         return reports
@@ -129,8 +129,10 @@ class Elastic(World):
         self.driver.operations.reconfigure(before, back)
         owners = {task(group): self.member(executor) for executor, (owned, _) in wanted.items() for group in owned}
         keepers = [(task(group), self.member(executor)) for executor, (_, kept) in wanted.items() for group in kept]
-        self.ownership.present = Assignment(owners, {t: tuple(m for of, m in keepers if of == t) for t, _ in keepers})
-        self.ownership.forget_layout()
+        self.ownership.placement.present = Assignment(
+            owners, {t: tuple(m for of, m in keepers if of == t) for t, _ in keepers}
+        )
+        self.ownership.placement.layout = None
         self.feed(2)
         self.driver.operations.reconfigure(before, {"state_cleanup_delay": before.state_cleanup_delay})
         assert {e: self.holds(e) for e in wanted} == {e: (*roles, set()) for e, roles in wanted.items()}
@@ -142,13 +144,13 @@ class Elastic(World):
 
     def member(self, executor: str) -> str:
         """Return the member that an executor holds."""
-        living = self.ownership.members.of_executor(executor)
+        living = self.ownership.membership.of_executor(executor)
         assert living is not None, f"executor {executor} holds no member"
         return str(living.id)
 
     def holds(self, executor: str) -> tuple[set[int], set[int], set[int]]:
         """Return the key-groups that an executor owns, keeps as standby and warms up."""
-        present, member = self.ownership.present, self.member(executor)
+        present, member = self.ownership.placement.present, self.member(executor)
         return (
             {t.key_group for t, owner in present.owners.items() if owner == member},
             {t.key_group for t, members in present.standbys.items() if member in members},
@@ -157,7 +159,9 @@ class Elastic(World):
 
     def owners(self, group: str = GROUP) -> dict[int, str]:
         """Return the owner of each key-group of a group."""
-        return {t.key_group: str(owner) for t, owner in self.ownership.present.owners.items() if t.group == group}
+        return {
+            t.key_group: str(owner) for t, owner in self.ownership.placement.present.owners.items() if t.group == group
+        }
 
     def owned(self, executor: str) -> set[int]:
         """Return the key-groups that an executor owns."""

@@ -13,10 +13,10 @@ from riffle_spark.assign.board import is_allowed
 from riffle_spark.assign.model import Assignment, View
 from riffle_spark.assign.validity import violations
 from riffle_spark.messages.upkeep_orders import Census, Drop
-from riffle_spark.protocol.ownership.cleaner import Cleaner
 from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups
+from riffle_spark.protocol.ownership.idle_copies import IdleCopies
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
-from riffle_spark.protocol.ownership.members import Members
+from riffle_spark.protocol.ownership.membership import Membership
 from riffle_spark.protocol.ownership.view import view_of
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import Stacks
@@ -34,10 +34,11 @@ OTHER_FILES = 300
 def view_now(world: World) -> tuple[View, frozenset[str]]:
     """Return what the assignor would be told now, and which members are drained."""
     stores = tuple(operator.store for operator in world.operators if operator.durable)
-    key_groups, now = range(world.settings.key_groups), world.clock.seconds()
+    now = world.clock.seconds()
     manifest = world.driver._log.manifest  # private: what the driver holds
-    situation = world.driver.ownership._situation(manifest, stores, key_groups, now)  # private: what it decides by
-    situation = replace(situation, shunned=world.driver.ownership.shunned.of(situation))
+    placement = world.driver.ownership.placement
+    situation = placement.situation(manifest, stores, now)
+    situation = replace(situation, quarantined=placement.triggers.quarantine.of(situation))
     return view_of(situation, world.driver.settings), situation.drained
 
 
@@ -46,18 +47,18 @@ def check_valid(world: World) -> None:
     member has two copies of it, and as many standbys exist as have room.
     """
     ownership = world.driver.ownership
-    if ownership._layout is not None:  # private: whether there were slots yet
+    if ownership.placement.layout is not None:
         view, _ = view_now(world)
-        wrong = violations(view, ownership.present)
+        wrong = violations(view, ownership.placement.present)
         assert wrong == (), f"I6: {wrong}"
         _check_standbys(world, view)
-        for layout in ownership._layout.each:  # private: which slot has what, of each co-location group
+        for layout in ownership.placement.layout.each:
             served = sorted(group for slot in layout.slots for group in slot.key_groups)
             assert served == list(range(world.settings.key_groups)), "I6: a key-group has no slot, or two"
 
 
 def _check_standbys(world: World, view: View) -> None:
-    settings, present = world.driver.settings, world.driver.ownership.present
+    settings, present = world.driver.settings, world.driver.ownership.placement.present
     allowed = [one for one in view.members if one.id not in view.drained and is_allowed(one, assign_settings(settings))]
     if settings.dispatch == "hashed" or settings.standby_mode != "replay" or settings.forced_awareness or view.shunned:
         return
@@ -69,7 +70,7 @@ def _check_standbys(world: World, view: View) -> None:
 
 def check_copies_bounded(world: World) -> None:
     """A living member has few files for each of its copies, and few beside them."""
-    for member in world.driver.ownership.members.live:
+    for member in world.driver.ownership.membership.live:
         for folder in [owner.parent for owner in world.local_dir.glob(f"*/{member}/owner")]:
             files = [path.relative_to(folder).parts[0] for path in folder.rglob("*") if path.is_file()]
             copies, of_copies = len(Folder(folder, "").copies()), files.count("stacks")
@@ -84,7 +85,7 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
     unanswered: dict[int, set[tuple[str, Address]]] = {}
     needed: dict[int, Callable[[str, Address], bool]] = {}
     idle: dict[int, dict[tuple[str, Address], float]] = {}
-    counted, assigned, due = KnownCopies.counted, Cleaner.assigned, Cleaner.due
+    counted, assigned, due = KnownCopies.counted, IdleCopies.record_assignment, IdleCopies.take_due
     drop = _Piece._drop  # private: what removes copies
 
     def count(self: KnownCopies, census: Census) -> None:
@@ -94,7 +95,7 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
         assert self.of(census.member).keys() == found, f"{census.member} is taken to have other copies than it said"
 
     def answer(
-        self: Cleaner, found: Assignment, copies: KnownCopies, members: Members, now: float, *, pointers: bool,
+        self: IdleCopies, found: Assignment, copies: KnownCopies, members: Membership, now: float, *, pointers: bool,
         groups: Groups = ONE_GROUP,
     ) -> None:  # fmt: skip
         assigned(self, found, copies, members, now, pointers=pointers, groups=groups)
@@ -112,15 +113,15 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
         idle[id(copies)] = {one: before.get(one, now) for one in held if not needed[id(copies)](*one)}
 
     def clean(
-        self: Cleaner, copies: KnownCopies, live: Collection[str], now: float, delay: float, *,
-        hurried: Set[str] = frozenset(),
+        self: IdleCopies, copies: KnownCopies, live: Collection[str], now: float, delay: float, *,
+        at_once: Set[str] = frozenset(),
     ) -> dict[str, list[Drop]]:  # fmt: skip
-        drops = due(self, copies, live, now, delay, hurried=hurried)
+        drops = due(self, copies, live, now, delay, at_once=at_once)
         for member, address in [(name, (one.store, one.key_group)) for name in drops for one in drops[name]]:
             assert (member, address) not in unanswered.get(id(copies), ()), f"I9: {address} on {member}"
             assert not needed[id(copies)](member, address), f"I9: {address} on {member} has a place"
             since = idle[id(copies)].pop((member, address), now)
-            assert now - since >= delay or member in hurried, f"I9: {address} on {member} had a place lately"
+            assert now - since >= delay or member in at_once, f"I9: {address} on {member} had a place lately"
         return drops
 
     def drop_all(self: _Piece, folder: Folder) -> None:
@@ -128,8 +129,8 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
         drop(self, _Watched(folder, heads))
 
     patch.setattr(KnownCopies, "counted", count)
-    patch.setattr(Cleaner, "assigned", answer)
-    patch.setattr(Cleaner, "due", clean)
+    patch.setattr(IdleCopies, "record_assignment", answer)
+    patch.setattr(IdleCopies, "take_due", clean)
     patch.setattr(_Piece, "_drop", drop_all)  # private: as above
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.process.merging.aggregates import aggregate, count, sum_
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.operator import Operator, operator_of
@@ -23,8 +23,8 @@ from riffle_spark.state.restore.follow import restored
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.schemas.variable_kinds import DUE, VARIABLE
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
-from riffle_spark.testing.faulty_store import FaultyStore
 from riffle_spark.worker.member_folders import home_with_keys, keys_of
+from tests.kit.state.faulty_store import FaultyStore
 
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.int64())])
 SETTINGS = {"key_groups": 8, "retained_versions": 2, "retained_for": 0, "snapshot_chain_links": 3}

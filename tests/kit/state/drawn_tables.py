@@ -7,10 +7,7 @@ from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-
-some = settings(derandomize=True, deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 
 Values = st.SearchStrategy[object]
 

@@ -15,8 +15,8 @@ from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import Brought, OpenStack, StackKeeper
 from riffle_spark.state.schemas.plain_columns import PlainColumns
-from riffle_spark.testing.faulty_store import FaultyStore
 from tests.kit.state.drawn_records import attempt
+from tests.kit.state.faulty_store import FaultyStore
 from tests.kit.state.local_copies import local_copy
 
 SCHEMA = PlainColumns("totals", pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64())]))

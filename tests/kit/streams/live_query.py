@@ -124,7 +124,7 @@ class LiveQuery:
 
     def settled(self) -> bool:
         """Tell whether nothing is on its way any more and every standby is warm."""
-        present = self.ownership.present
+        present = self.ownership.placement.present
         return not present.needs_probe and not present.warmups and all(r.warm for r in self.job.readiness())
 
     def catch_up(self) -> list[BatchReport]:
@@ -166,8 +166,10 @@ class LiveQuery:
         ids = {member.host: member.id for member in self.job.members()}
         owners = {task(group): ids[host] for host, (owned, _) in wanted.items() for group in owned}
         keepers = [(task(group), ids[host]) for host, (_, kept) in wanted.items() for group in kept]
-        self.ownership.present = Assignment(owners, {t: tuple(m for of, m in keepers if of == t) for t, _ in keepers})
-        self.ownership.forget_layout()
+        self.ownership.placement.present = Assignment(
+            owners, {t: tuple(m for of, m in keepers if of == t) for t, _ in keepers}
+        )
+        self.ownership.placement.layout = None
         self.feed()
         self.catch_up()
         self.job.reconfigure(state_cleanup_delay=self.settings.state_cleanup_delay)
@@ -178,7 +180,7 @@ class LiveQuery:
         return {member.host: self._roles(member.id) for member in self.job.members() if member.state != "awaited"}
 
     def _roles(self, member: str) -> Roles:
-        present = self.ownership.present
+        present = self.ownership.placement.present
         return (
             {t.key_group for t, owner in present.owners.items() if owner == member},
             {t.key_group for t, members in present.standbys.items() if member in members},
@@ -191,7 +193,7 @@ class LiveQuery:
 
     def owner_of(self, key_group: int) -> str:
         """Return the member that owns a key-group."""
-        return self.ownership.present.owners[task(key_group)]
+        return self.ownership.placement.present.owners[task(key_group)]
 
 
 def _locks(folder: Path, member: str) -> list[Path]:

@@ -19,9 +19,9 @@ from riffle_spark.state.log.manifest import Entry, Manifest
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.testing import home_of, routed
-from riffle_spark.testing.faulty_store import FaultyStore
 from riffle_spark.worker.member_folders import use_store
 from riffle_spark.worker.slot import run_slot
+from tests.kit.state.faulty_store import FaultyStore
 
 TOTAL = 16
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.int64())])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.merging.merge_function import MergeFunction
 from riffle_spark.process.merging.merged_lists import MergedList, MergedSet, MergedText
-from tests.kit.process.merge_ways import FEW, SIZE, DrawnRows, merged_ways, rows_of_groups
+from tests.kit.process.merge_ways import SIZE, DrawnRows, merged_ways, rows_of_groups
 
 STRUCT = pa.struct([("x", pa.int64()), ("y", pa.list_(pa.string()))])
 STRUCTS = st.builds(
@@ -31,7 +31,6 @@ def ways(merge: MergeFunction, type: pa.DataType, rows: DrawnRows[Any]) -> Itera
 
 
 @pytest.mark.parametrize("type", [STRUCT, pa.int64()], ids=str)
-@FEW
 @given(data=st.data())
 def test_lists_keep_the_order_of_rows(type: pa.DataType, data: st.DataObject) -> None:
     """A list has all values that are not null in the order of their rows, and is empty where there are none."""
@@ -41,7 +40,6 @@ def test_lists_keep_the_order_of_rows(type: pa.DataType, data: st.DataObject) ->
 
 
 @pytest.mark.parametrize("type", [STRUCT, pa.int64(), pa.float64()], ids=str)
-@FEW
 @given(data=st.data())
 def test_sets_keep_the_first_of_equal_values(type: pa.DataType, data: st.DataObject) -> None:
     """A set has each value once, NaN too, in the order in which they came; 0.0 and -0.0 are one."""
@@ -55,7 +53,6 @@ def test_sets_keep_the_first_of_equal_values(type: pa.DataType, data: st.DataObj
 
 
 @pytest.mark.parametrize(("type", "delimiter"), [(pa.string(), ", "), (pa.string(), ""), (pa.binary(), b"-")], ids=str)
-@FEW
 @given(data=st.data())
 def test_texts_are_joined(type: pa.DataType, delimiter: Any, data: st.DataObject) -> None:
     """Texts and bytes are joined in the order of their rows, and null where there are none."""
@@ -66,7 +63,6 @@ def test_texts_are_joined(type: pa.DataType, delimiter: Any, data: st.DataObject
         assert found == (delimiter.join(values) if values else None)
 
 
-@FEW
 @given(rows=rows_of_groups(st.none() | st.integers(0, 2)), most=st.integers(0, 3))
 def test_no_group_collects_more_than_its_bound(rows: DrawnRows[int | None], most: int) -> None:
     """A list that would be longer than allowed fails the batch; of a set only different values count."""

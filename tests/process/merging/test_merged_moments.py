@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.process.merging.merged_moments import MergedCoMoments, MergedMoments, MergedRegression
-from tests.kit.process.merge_ways import FEW, SIZE, DrawnRows, merged_ways, rows_of_groups
+from tests.kit.process.merge_ways import SIZE, DrawnRows, merged_ways, rows_of_groups
 
 NUMBERS = st.integers(-99, 99).map(lambda number: number / 8)
 PAIRS = st.tuples(NUMBERS, NUMBERS)
@@ -44,7 +44,6 @@ def moments(value: float | None, order: int) -> tuple[float, ...]:
 
 @FAR
 @pytest.mark.parametrize("order", [2, 3, 4])
-@FEW
 @given(rows=rows_of_groups(st.none() | NUMBERS))
 def test_moments_are_those_of_all_values(order: int, far: float, rows: DrawnRows[float | None]) -> None:
     """Count, mean and moments are those of one pass in exact arithmetic, and zero where there is nothing but nulls."""
@@ -62,7 +61,6 @@ def pairs(value: Pair | None, count: int) -> tuple[float, ...]:
 
 @FAR
 @pytest.mark.parametrize("squares", [True, False], ids=["corr", "covar"])
-@FEW
 @given(rows=rows_of_groups(st.none() | PAIRS))
 def test_moments_of_pairs_are_those_of_all_pairs(squares: bool, far: float, rows: DrawnRows[Pair | None]) -> None:
     """Means, the sum of products and those of squares are those of one pass in exact arithmetic."""
@@ -76,7 +74,6 @@ def test_moments_of_pairs_are_those_of_all_pairs(squares: bool, far: float, rows
             assert list(found) == [near(number) for number in (n, x, y, products, x_squares, y_squares)[:count]]
 
 
-@FEW
 @given(rows=rows_of_groups(st.none() | PAIRS))
 def test_a_regression_is_its_two_parts(rows: DrawnRows[Pair | None]) -> None:
     """A regression's buffers are those of the pairs, and beside them those of x."""
@@ -91,7 +88,6 @@ def test_a_regression_is_its_two_parts(rows: DrawnRows[Pair | None]) -> None:
         assert way == [left + right for left, right in zip(*parts, strict=True)]
 
 
-@FEW
 @given(value=st.floats(allow_nan=False, allow_infinity=False), codes=st.lists(st.integers(0, SIZE - 2), max_size=9))
 def test_equal_numbers_do_not_vary(value: float, codes: list[int]) -> None:
     """Numbers that are all the same have that mean and moments of exactly zero, however large they are."""

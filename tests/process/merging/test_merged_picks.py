@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.process.merging.merged_picks import MergedExtreme, MergedExtremeBy, MergedPick, is_ordered, ranks
-from tests.kit.process.merge_ways import FEW, SIZE, DrawnRows, merged_ways, rows_of_groups
+from tests.kit.process.merge_ways import SIZE, DrawnRows, merged_ways, rows_of_groups
 
 FLOATS = st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 0.0, -1.5, 1e-300, 2.0])
 TEXTS = st.sampled_from(["", "a", "aa", "B", "é", "￮", "\U0001f600"])
@@ -70,7 +70,6 @@ def told(value: Any) -> str:
 
 
 @pytest.mark.parametrize("type", ORDERED, ids=str)
-@FEW
 @given(data=st.data())
 def test_ranks_are_ordered_as_spark_orders(type: pa.DataType, data: st.DataObject) -> None:
     """Values rank as Spark compares them, alike where it takes them for equal, in slices of arrays too."""
@@ -91,7 +90,6 @@ def test_lists_of_many_different_elements_are_ordered() -> None:
 
 @pytest.mark.parametrize("greatest", [True, False], ids=["max", "min"])
 @pytest.mark.parametrize("type", ORDERED, ids=str)
-@FEW
 @given(data=st.data())
 def test_the_first_extreme_stays(type: pa.DataType, greatest: bool, data: st.DataObject) -> None:
     """Max and min keep the first of the values that no other one beats, and null where there are only nulls."""
@@ -105,7 +103,6 @@ def test_the_first_extreme_stays(type: pa.DataType, greatest: bool, data: st.Dat
 
 @pytest.mark.parametrize("greatest", [True, False], ids=["max_by", "min_by"])
 @pytest.mark.parametrize("type", [pa.int8(), pa.float64(), PAIR], ids=str)
-@FEW
 @given(data=st.data())
 def test_the_latest_row_wins_among_equals(type: pa.DataType, greatest: bool, data: st.DataObject) -> None:
     """Max_by and min_by take the latest row with the extreme; rows without an order do not count, null values do."""
@@ -126,7 +123,6 @@ def test_the_latest_row_wins_among_equals(type: pa.DataType, greatest: bool, dat
 
 @pytest.mark.parametrize("ignores_nulls", [True, False], ids=["ignoring nulls", "with nulls"])
 @pytest.mark.parametrize("latest", [True, False], ids=["last", "first"])
-@FEW
 @given(rows=rows_of_groups(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=2)))
 def test_picks_go_by_the_order_of_rows(latest: bool, ignores_nulls: bool, rows: DrawnRows[list[int] | None]) -> None:
     """First and last pick a row by where it stands, null values included unless they are ignored."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from riffle_spark.process.blocks.block import IndexArray
 from riffle_spark.process.merging.merge_function import Groups
 from riffle_spark.process.merging.merged_sketches import MergedDistinct, MergedQuantiles
-from tests.kit.process.merge_ways import FEW, SIZE, DrawnRows, merged_ways, rows_of_groups
+from tests.kit.process.merge_ways import SIZE, DrawnRows, merged_ways, rows_of_groups
 
 HASHES = (
     st.none() | st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3) | st.sampled_from([2**31, 2**32, 2**54, 2**55])
@@ -33,7 +33,6 @@ def words(hashes: list[int], bits: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(("relative_error", "bits"), [(0.05, 9), (0.2, 5), (0.01, 14)])
-@FEW
 @given(rows=rows_of_groups(HASHES))
 def test_words_are_those_of_all_hashes(relative_error: float, bits: int, rows: DrawnRows[int | None]) -> None:
     """A group's words are those that Spark makes of its hashes, and zeros for a group without any."""
@@ -55,7 +54,6 @@ def test_what_is_kept_grows_with_the_values() -> None:
 PERCENTAGES = (0.0, 0.1, 0.25, 0.5, 0.9, 1.0)
 
 
-@FEW
 @given(rows=rows_of_groups(st.none() | st.integers(-9, 9)))
 def test_few_values_have_their_own_ranks(rows: DrawnRows[int | None]) -> None:
     """What is asked for is the value that so many are at most; a group without values has none."""

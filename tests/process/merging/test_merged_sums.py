@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.merging.merged_sums import MergedAverage, MergedBits, MergedCount, MergedProduct, MergedSum
-from tests.kit.process.merge_ways import FEW, SIZE, DrawnRows, merged_ways, rows_of_groups
+from tests.kit.process.merge_ways import SIZE, DrawnRows, merged_ways, rows_of_groups
 
 LONGS = st.none() | st.integers(-(2**63), 2**63 - 1)
 EXACT_FLOATS = st.none() | st.integers(-1000, 1000).map(lambda number: number / 8)
@@ -40,7 +40,6 @@ def same(value: Any) -> Any:
     return pytest.approx(value, nan_ok=True) if isinstance(value, float) else value
 
 
-@FEW
 @given(rows=rows_of_groups(st.integers(0, 9)))
 def test_counts_add_up(rows: DrawnRows[int]) -> None:
     """A count is the sum of counts, and 0 for a group without rows."""
@@ -48,7 +47,6 @@ def test_counts_add_up(rows: DrawnRows[int]) -> None:
         assert way == [(sum(rows.of(group)),) for group in range(SIZE)]
 
 
-@FEW
 @given(rows=rows_of_groups(LONGS))
 def test_long_sums_wrap_outside_ansi_mode(rows: DrawnRows[int | None]) -> None:
     """A sum of whole numbers is taken modulo 2 to the 64, and null where there is nothing but nulls."""
@@ -57,7 +55,6 @@ def test_long_sums_wrap_outside_ansi_mode(rows: DrawnRows[int | None]) -> None:
         assert way == [(wrapped(sum(values)) if values else None,) for values in sums]
 
 
-@FEW
 @given(rows=rows_of_groups(st.integers(2**61, 2**62)))
 def test_long_sums_that_do_not_fit_fail_in_ansi_mode(rows: DrawnRows[int]) -> None:
     """In ANSI mode a sum that does not fit raises Spark's class of error, and any other is exact."""
@@ -83,7 +80,6 @@ def try_sum(value: int | None) -> tuple[int, bool]:
     return (value or 0, value is None)
 
 
-@FEW
 @given(rows=rows_of_groups(st.none() | st.integers(2**60, 2**62)))
 def test_try_sums_that_do_not_fit_are_null_for_good(rows: DrawnRows[int | None]) -> None:
     """A sum that Spark flags is null and not empty once it did not fit; 0 and empty where nothing was added."""
@@ -93,7 +89,6 @@ def test_try_sums_that_do_not_fit_are_null_for_good(rows: DrawnRows[int | None])
             assert (total, is_empty) == (sum(values) if sum(values) < 2**63 else None, not values)
 
 
-@FEW
 @given(rows=rows_of_groups(GAINS))
 def test_decimal_sums_are_exact_or_null_for_good(rows: DrawnRows[Decimal | None]) -> None:
     """A decimal's sum is exact to the last digit of its type, and null once it has more."""
@@ -105,7 +100,6 @@ def test_decimal_sums_are_exact_or_null_for_good(rows: DrawnRows[Decimal | None]
             assert (total, is_empty) == (expected if expected < 1000 else None, not values)
 
 
-@FEW
 @given(rows=rows_of_groups(GAINS))
 def test_decimal_averages_keep_their_count_where_the_sum_is_lost(rows: DrawnRows[Decimal | None]) -> None:
     """An average's sum is null once it did not fit, and its count goes on."""
@@ -119,7 +113,6 @@ def test_decimal_averages_keep_their_count_where_the_sum_is_lost(rows: DrawnRows
             assert (total, count) == (expected if expected < 1000 else None, len(values))
 
 
-@FEW
 @given(rows=rows_of_groups(FLOATS))
 def test_doubles_add_up(rows: DrawnRows[float | None]) -> None:
     """Sums and averages of doubles are those of one pass, with NaN and infinities as IEEE 754 has them."""
@@ -142,7 +135,6 @@ def test_a_sum_of_minus_zeros_is_zero() -> None:
 SPANS = st.none() | st.integers(2**60, 2**62).map(lambda micros: timedelta(microseconds=micros))
 
 
-@FEW
 @given(rows=rows_of_groups(SPANS))
 def test_intervals_fail_in_either_mode_or_are_null_if_tried(rows: DrawnRows[timedelta | None]) -> None:
     """A sum of intervals that does not fit fails in any mode; of ``try_avg`` it is null for good."""
@@ -167,7 +159,6 @@ def test_intervals_fail_in_either_mode_or_are_null_if_tried(rows: DrawnRows[time
             assert len(list(merged_ways(merge, types, rows, buffer))) == 5
 
 
-@FEW
 @given(rows=rows_of_groups(st.none() | st.sampled_from([0.5, -2.0, 4.0, math.inf, math.nan, 0.0])))
 def test_products_multiply(rows: DrawnRows[float | None]) -> None:
     """A product is that of one pass, and null where there is nothing but nulls."""
@@ -180,7 +171,6 @@ BITS: dict[str, Callable[[int, int], int]] = {"and": int.__and__, "or": int.__or
 
 
 @pytest.mark.parametrize("operation", BITS)
-@FEW
 @given(rows=rows_of_groups(st.none() | st.integers(-128, 127)))
 def test_bits_combine(operation: Any, rows: DrawnRows[int | None]) -> None:
     """Bits combine as whole numbers of their own width do, and are null where there is nothing but nulls."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.merging.merge_function import Groups
 from riffle_spark.process.merging.shared_sketches import HashSketch, SketchUnion, sketches_library
-from tests.kit.process.merge_ways import FEW, SIZE, DrawnRows, merged_ways, rows_of_groups
+from tests.kit.process.merge_ways import SIZE, DrawnRows, merged_ways, rows_of_groups
 
 WORDS = pa.list_(pa.int64())
 LONGS = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 2) | st.sampled_from([2**26, 2**27, 2**62])
@@ -32,7 +32,6 @@ def estimate(sketch: bytes) -> float:
 
 
 @pytest.mark.parametrize("bits", [8, 12, 21])
-@FEW
 @given(rows=rows_of_groups(st.none() | st.tuples(LONGS, LONGS)))
 def test_sketches_have_the_coupons_of_all_hashes(bits: int, rows: DrawnRows[tuple[int, int] | None]) -> None:
     """Few are told apart to the last; a group without values has an empty sketch."""
@@ -70,7 +69,6 @@ def sketch_of(values: range, bits: int = 12) -> bytes:
 SKETCHES = [sketch_of(range(start, start + count)) for start, count in ((0, 0), (0, 1), (0, 20), (10, 20), (0, 90))]
 
 
-@FEW
 @given(rows=rows_of_groups(st.none() | st.sampled_from(SKETCHES)))
 def test_unions_have_the_values_of_all_sketches(rows: DrawnRows[bytes | None]) -> None:
     """Of each group; the union of none is empty."""

@@ -15,7 +15,7 @@ from riffle_spark.errors import ConfigError, RiffleError, UserFunctionError
 from riffle_spark.process.merging.merge_function import Groups
 from riffle_spark.process.merging.merge_registry import MergeOptions, merge_function
 from riffle_spark.process.merging.user_aggregate import MergedByUser, TopRows, UserAggregate
-from tests.kit.process.merge_ways import FEW, SIZE, DrawnRows, merged_ways, rows_of_groups
+from tests.kit.process.merge_ways import SIZE, DrawnRows, merged_ways, rows_of_groups
 from tests.kit.process.user_aggregates import Latest, WeightedMean
 
 LONG = pa.struct([("0", pa.int64())])
@@ -30,7 +30,6 @@ def merged(own: UserAggregate, type: pa.DataType) -> MergedByUser:
     return found
 
 
-@FEW
 @given(rows=rows_of_groups(NUMBERS))
 def test_values_come_in_their_order(rows: DrawnRows[int | None]) -> None:
     """Rows of one batch and of several, and states of groups that become one; nulls of a row are values like others."""
@@ -38,7 +37,6 @@ def test_values_come_in_their_order(rows: DrawnRows[int | None]) -> None:
         assert way == [(rows.of(group)[-3:],) for group in range(SIZE)]
 
 
-@FEW
 @given(rows=rows_of_groups(st.tuples(NUMBERS, st.integers(0, 3))))
 def test_arguments_become_what_is_declared(rows: DrawnRows[tuple[int | None, int]]) -> None:
     """Several columns, whose types are cast; at once they answer the same, as a function of pandas has them."""
@@ -52,7 +50,6 @@ def test_arguments_become_what_is_declared(rows: DrawnRows[tuple[int | None, int
         assert own.whole([pa.array(values, pa.int64()), pa.array(weights, pa.int8())]) == pytest.approx(wanted)
 
 
-@FEW
 @given(rows=rows_of_groups(st.tuples(NUMBERS, st.none() | st.sampled_from("ab"))))
 def test_the_greatest_rows_are_kept(rows: DrawnRows[tuple[int | None, str | None]]) -> None:
     """By their first column and then the second; nulls come last."""

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.process.processors.cells import declare_all
@@ -20,7 +20,6 @@ from riffle_spark.state.copies.reading import CopyRuns
 from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.process.memory_reading import MemoryReading
 from tests.kit.process.sessions import list_of, map_of, value
-from tests.kit.state.drawn_tables import some
 
 TTL = 30
 SCHEMA = VariableColumns(
@@ -180,7 +179,6 @@ def run_all(drawn: list[Batch], copy: MemoryReading) -> None:
         copy.fold(run_batch(copy.held, model, batch, now_ms))
 
 
-@settings(some, max_examples=100)
 @given(batches, st.integers(1, 4))
 def test_state_is_what_dictionaries_hold(drawn: list[Batch], most: int) -> None:
     """Values, lists, maps, timers and times to live, in each batch and from batch to batch, merged now and then."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark import Stateful
@@ -19,6 +19,7 @@ from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, Functi
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.testing import Harness
+from tests.kit.examples import costly
 from tests.kit.process.page_windows import TIME, WINDOW, WindowModel
 
 DELAY_MS = 3
@@ -110,7 +111,7 @@ _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_f
 
 
 @pytest.mark.parametrize("mode", ["update", "append"])
-@settings(deadline=None, max_examples=15)
+@costly(2)
 @given(st.lists(_BATCH, max_size=8))
 def test_values_count_once_for_their_group(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
     """Values of one batch and of several, of groups that come and go; nothing of a group that went is left."""

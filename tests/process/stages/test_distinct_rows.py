@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark import Stateful
@@ -17,6 +17,7 @@ from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.stages.distinct_rows import DistinctRows
 from riffle_spark.process.types.stage_specs import DistinctSpec, TimeSpec
 from riffle_spark.testing import Harness
+from tests.kit.examples import costly
 
 DELAY_MS = 3
 TIME = pa.timestamp("us", "UTC")
@@ -110,7 +111,7 @@ _BATCH = st.tuples(
 
 
 @pytest.mark.parametrize("name", FORMS)
-@settings(deadline=None, max_examples=10)
+@costly(2)
 @given(st.lists(_BATCH, max_size=8))
 def test_rows_that_pass_are_those_of_a_model(name: str, batches: list[tuple[list[Click], int, str]]) -> None:
     """Late and equal times, nulls, batches without rows, restarts and lost executors."""

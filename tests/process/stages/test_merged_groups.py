@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, UserFunctionError
@@ -90,7 +90,6 @@ _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_f
 
 
 @pytest.mark.parametrize("mode", ["update", "append"])
-@settings(deadline=None, max_examples=25)
 @given(st.lists(_BATCH, max_size=10))
 def test_windows_are_those_of_a_dictionary(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
     """Late and equal times, nulls, batches without rows, restarts and lost executors."""

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark import Stateful
@@ -18,6 +18,7 @@ from riffle_spark.process.stages import paired_rows
 from riffle_spark.process.stages.paired_rows import PairedRows
 from riffle_spark.process.types.stage_specs import Comparison, JoinSide, JoinSpec
 from riffle_spark.testing import Harness
+from tests.kit.examples import costly
 
 TIME = pa.timestamp("us", "UTC")
 BEFORE_MS, AFTER_MS = 2_000, 3_000
@@ -157,7 +158,7 @@ _BATCH = st.tuples(st.lists(_ROW, max_size=7), st.integers(0, 5), st.sampled_fro
 
 
 @pytest.mark.parametrize("kind", list(SPECS))
-@settings(deadline=None, max_examples=15)
+@costly(2)
 @given(st.lists(_BATCH, max_size=7))
 def test_pairs_are_those_of_lists(kind: str, batches: list[tuple[list[Row], int, str]]) -> None:
     """Many rows of a key, null keys, late rows, rows that may have no partner, restarts, lost executors."""

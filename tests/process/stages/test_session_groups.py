@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.process.blocks.block import Batch
@@ -116,7 +116,6 @@ _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_f
 
 
 @pytest.mark.parametrize("mode", ["append", "complete"])
-@settings(deadline=None, max_examples=20)
 @given(st.lists(_BATCH, max_size=8))
 def test_sessions_are_those_of_a_list(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
     """Rows that begin, prolong and join sessions, late ones, nulls, batches without rows, restarts, lost executors."""

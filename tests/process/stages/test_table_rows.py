@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark import Stateful
@@ -75,7 +75,6 @@ _CHANGE = st.builds(Change, _KEY, st.sampled_from([None, 1, 2, 3]), st.sampled_f
 _BATCH = st.lists(st.one_of(_CHANGE, st.builds(Event, _KEY, st.integers(0, 2))), max_size=7)
 
 
-@settings(deadline=None, max_examples=20)
 @given(st.booleans(), st.lists(st.tuples(_BATCH, st.sampled_from(["", "", "restart", "crash"])), max_size=5))
 def test_each_row_is_answered_with_the_last_row_of_its_key(alone: bool, batches: list[tuple[list[Row], str]]) -> None:
     """Changes of its own batch count, changes that are older than what is known do not; whatever order rows come in."""

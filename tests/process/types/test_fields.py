@@ -19,7 +19,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.process.types.fields import Fields, pylist
 from riffle_spark.process.types.simple_converters import Misfit
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
-from tests.kit.state.drawn_tables import KEY_TYPES, some
+from tests.kit.state.drawn_tables import KEY_TYPES
 
 NOON = datetime(2024, 5, 1, 12, 0, 0, 5)
 
@@ -242,7 +242,6 @@ def test_types_that_spark_does_not_have_are_refused() -> None:
         Fields(pa.schema([("a", pa.uint8())]))
 
 
-@some
 @given(st.data())
 def test_lists_of_values_are_what_arrow_makes_of_them(data: st.DataObject) -> None:
     """Dates and times that take the quick way come out as ``to_pylist`` has them, slices and nulls included."""

@@ -10,8 +10,8 @@ import pytest
 
 from riffle_spark.errors import ConfigError, ConflictError, Misplaced, OutOfDate, UnavailableError, UserFunctionError
 from riffle_spark.messages.slot_orders import RECEIPT, Receipt
-from riffle_spark.process.blocks.aggregates import aggregate, first
 from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.process.merging.aggregates import aggregate, first
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.testing import Attempt, SimWork
 from tests.kit.simulated.world import World, one, rows_of, totals
@@ -141,7 +141,7 @@ def test_a_store_that_begins_where_another_is_left_is_told(world: World) -> None
     world.operators, world.sinks["sums"] = [totals("sums"), world.operators[1]], world.sinks["totals"]
     world.start()
     (told,) = world.batch(2, one(1)).warnings
-    assert "sums begins empty with batch 2, and the query no longer uses totals" in told
+    assert "new in batch 2, without state: sums. No longer used, with state in the root: totals" in told
     assert "back to batch 1" in told
     assert world.batch(3, one(1)).warnings == ()
     assert world.log().tail.stale_stores == {"totals": 1}  # type: ignore[union-attr]

@@ -46,7 +46,7 @@ class Heard(RebalanceListener):
 def test_a_drain_ends_without_a_batch(tmp_path: Path, standbys: int) -> None:
     """The member is empty, others hold every copy, the listener hears of each move, and the next batch has them all."""
     world = idle(tmp_path, num_standbys=standbys, max_warmup_replicas=1, state_cleanup_delay=60)
-    world.ownership.listener = heard = Heard()
+    world.ownership.placement.listener = heard = Heard()
     owned = world.owned("1")
     world.driver.operations.drain("1")
     world.rest(20)
@@ -70,7 +70,7 @@ def test_a_lost_member_is_noticed_waited_for_and_replaced(tmp_path: Path) -> Non
     """Standbys own at once, the wait is in the log; once it is over new ones warm up; all without a batch."""
     world = idle(tmp_path, num_standbys=1, scheduled_rebalance_max_delay=DELAY)
     lost, member = world.owned("1"), world.member("1")
-    world.ownership.listener = heard = Heard()
+    world.ownership.placement.listener = heard = Heard()
     world.cluster.lose("1")
     world.rest(3)
     assert world.owned("2") | world.owned("3") == set(range(6))
@@ -83,8 +83,8 @@ def test_a_lost_member_is_noticed_waited_for_and_replaced(tmp_path: Path) -> Non
     assert told.homes == dict.fromkeys(map(task, lost), member)
     world.clock.advance(DELAY)
     world.rest(10)
-    assert {len(members) for members in world.ownership.present.standbys.values()} == {1}
-    assert all(copy.warm for copy in world.ownership.readiness)
+    assert {len(members) for members in world.ownership.placement.present.standbys.values()} == {1}
+    assert all(copy.warm for copy in world.ownership.copies.readiness)
     tail = world.log().tail
     assert tail is not None
     assert tail.orders == {}
@@ -109,7 +109,7 @@ def test_changed_settings_are_obeyed_without_a_batch(tmp_path: Path) -> None:
     world = idle(tmp_path)
     world.driver.operations.reconfigure(world.driver.settings, {"num_standbys": 1})
     world.rest(10)
-    assert {len(members) for members in world.ownership.present.standbys.values()} == {1}
+    assert {len(members) for members in world.ownership.placement.present.standbys.values()} == {1}
     assert sum(len(world.copies_of(executor)) for executor in THREE) == 12
     world.feed()
     world.check_state()
@@ -149,9 +149,9 @@ def test_upkeep_that_failed_is_tried_again_without_a_batch(tmp_path: Path) -> No
     world.feed()
     world.rest(3)
     world.cluster.stalled = set()
-    assert not all(copy.lag_records == 0 for copy in world.ownership.readiness)
+    assert not all(copy.lag_records == 0 for copy in world.ownership.copies.readiness)
     world.rest(5, 10)
-    assert all(copy.lag_records == 0 for copy in world.ownership.readiness)
+    assert all(copy.lag_records == 0 for copy in world.ownership.copies.readiness)
     assert not any(world.rest(3))
 
 

@@ -106,7 +106,7 @@ def test_a_standby_gets_its_parts_of_a_delta_at_once_and_no_others(tmp_path: Pat
 @BOTH_KINDS
 def test_a_snapshot_is_one_put_and_reads_nothing(tmp_path: Path, operator: Operator) -> None:
     """It is made of the copy at hand; beside the batches nothing else is asked for."""
-    query = Asking(tmp_path, operator, snapshot_chain_links=4, snapshot_chain_share=10.0)
+    query = Asking(tmp_path, operator, snapshot_chain_links=4)
     query.feed(SETTLED + 6)
     later = query.reports[1:]  # with the first, the root is looked at
     assert [dict(report.upkeep_requests) for report in later] == [
@@ -123,7 +123,7 @@ def test_idleness_is_free_and_a_will_without_a_batch_is_one_put(tmp_path: Path) 
     query.feed(SETTLED)
     query.rest(3)
     before = query.asked()
-    query.driver.operations.pin(0, query.driver.ownership.present.owners[task(0)])
+    query.driver.operations.pin(0, query.driver.ownership.placement.present.owners[task(0)])
     query.rest(3)
     assert query.asked() - before == 1
     query.rest(100, 60)
@@ -140,7 +140,7 @@ def test_idleness_is_free_and_a_will_without_a_batch_is_one_put(tmp_path: Path) 
 @BOTH_KINDS
 def test_a_cold_restore_gets_a_snapshot_once_and_a_delta_once(tmp_path: Path, operator: Operator) -> None:
     """One ranged get a snapshot, one for all parts of a delta, and two records, for orders tell the newest links."""
-    query = Asking(tmp_path, operator, ("1",), snapshot_chain_links=4, snapshot_chain_share=10.0)
+    query = Asking(tmp_path, operator, ("1",), snapshot_chain_links=4)
     query.feed(SETTLED + 5)
     query.cluster.lose("1", disk=True)
     query.cluster.add("2")

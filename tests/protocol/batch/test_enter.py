@@ -16,9 +16,9 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Head, Link
 from riffle_spark.state.log.record import Record
-from riffle_spark.testing.faulty_store import Fault
 from tests.kit.printed_commands import printed
 from tests.kit.simulated.world import World, rows_of, totals
+from tests.kit.state.faulty_store import Fault
 
 ROOT = "s3://bucket/state"
 TAIL = replace(first_record("query", 8, "key_group", Stamp("c", 0)), version=5, offsets="offsets-5", kind="batch")

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.blocks.aggregates import aggregate, count, max_, mean, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.process.merging.aggregates import aggregate, count, max_, mean, sum_
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variable_kinds import Variable
@@ -57,7 +57,7 @@ CHANGED = {
 def test_a_restart_with_changed_columns_goes_on(change: str, at_hand: bool, snapshots: bool, tmp_path: Path) -> None:
     """Written by the old, read by the new: from deltas or snapshots, from the store or beside copies of old columns."""
     links = 2 if snapshots else 1000
-    world = World(tmp_path, operators=[keeping(SMALL)], snapshot_chain_links=links, snapshot_chain_share=1e9)
+    world = World(tmp_path, operators=[keeping(SMALL)], snapshot_chain_links=links)
     keys = [f"key-{number}" for number in range(20)]
     for version in range(4):
         world.batch(version, rows_of(*[(key, 1, 0) for key in keys]))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -23,6 +23,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from riffle_spark import rollback, transform_with_state
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.operator import Operator, operator_of
+from tests.kit.examples import costly
 from tests.kit.simulated.world import ROWS, Crash, World, rows_of
 
 KEYS = ("a", "b", "c", "d", "e")
@@ -154,7 +155,6 @@ class Walk:
     def __post_init__(self) -> None:
         self.world = World(
             self.folder, operators=[self.operator()], key_groups=2, retained_versions=100, snapshot_chain_links=2,
-            snapshot_chain_share=1e9,
         )  # fmt: skip
 
     def operator(self) -> Operator:
@@ -233,7 +233,7 @@ PHASES = st.lists(
 
 
 @pytest.mark.parametrize("kinds", [tuple(TYPES), KINDS, tuple(FIELDS)], ids=["columns", "variables", "fields"])
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@costly(2)
 @given(first=KINDS_DRAWN, phases=PHASES)
 def test_what_is_kept_goes_by_declarations_alone(kinds: tuple[str, ...], first: list[int], phases: list[Any]) -> None:
     """Whatever was merged, lost, rolled back or given up meanwhile."""

@@ -13,7 +13,7 @@ import pytest
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.offline.recovery import rollback
-from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.log import paths
@@ -21,9 +21,9 @@ from riffle_spark.state.log.manifest import Link
 from riffle_spark.state.restore.stack_keeper import StackKeeper
 from riffle_spark.state.restore.stack_parts import StackParts
 from riffle_spark.testing import Attempt, InlineBackground
-from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.world import World, rows_of, tails, totals
+from tests.kit.state.faulty_store import Fault
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
@@ -226,4 +226,4 @@ def test_a_query_of_caches_alone_moves_at_once(tmp_path: Path) -> None:
     world.cluster.add("3")
     world.feed()
     assert len(world.owned("3")) == 2
-    assert not world.ownership.present.warmups
+    assert not world.ownership.placement.present.warmups

@@ -18,10 +18,10 @@ from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.testing import Attempt, InlineBackground
-from riffle_spark.testing.faulty_store import Fault
 from tests.kit.refusing_disks import RefusingDisk, Way, on_a_disk_of_its_own
 from tests.kit.simulated.elastic_world import Elastic, warnings
 from tests.kit.simulated.world import ROWS, one, tails, totals
+from tests.kit.state.faulty_store import Fault
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 
@@ -210,7 +210,7 @@ def test_a_census_that_was_asked_before_a_disk_refused_does_not_let_its_executor
         """Feed after so many seconds, and tell whether the newcomer is a member by now."""
         background.run()
         world.feed_every(seconds, 1)
-        return world.ownership.members.of_executor("3") is not None
+        return world.ownership.membership.of_executor("3") is not None
 
     assert world.feed_every(1, 2)
     world.feed(perform=strays)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ import pytest
 from riffle_spark.errors import ConflictError
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.offline.verify import verify
-from riffle_spark.protocol.operator import Operator
+from riffle_spark.process.merging.accumulators import Accumulator
+from riffle_spark.process.merging.aggregates import aggregate, max_, sum_
+from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.record import Record
 from riffle_spark.testing import SimSink
-from tests.kit.simulated.world import World, one, rows_of, tails, totals
+from tests.kit.simulated.world import ROWS, World, one, rows_of, tails, totals
 
 Without = Callable[[], list[Operator]]
 WITHOUT: dict[str, Without] = {
@@ -199,3 +201,46 @@ def test_adopted_state_keeps_the_gap(tmp_path: Path) -> None:
     (told,) = world.batch(1, one(1)).warnings
     assert "'totals' continues without rows from before the first batch, as accepted" in told
     assert world.state("totals") == {"a": (5, 5)}
+
+
+def warnings_of(world: World, version: int, *accepted: str, operators: Sequence[Operator] = ()) -> tuple[str, ...]:
+    """Start the query again with names in ``accept``; return the warnings of its next batch."""
+    restarted(world, list(operators) or [totals(), tails()], accept=list(accepted))
+    return world.batch(version, one(1)).warnings
+
+
+def test_an_accepted_name_that_nothing_has_is_a_warning_with_the_known_names(tmp_path: Path) -> None:
+    """At each start, also of an empty root. Stores and results are known, and the query runs."""
+    world = World(tmp_path)
+    for version in range(2):
+        (warning,) = warnings_of(world, version, "nonsense")
+        assert "`accept` names 'nonsense', and the query has no store or result of that name" in warning
+        assert "Known names: " in warning
+        assert {"totals", "tails", "count"} <= set(warning.rpartition("Known names: ")[2].split(", "))
+    assert world.batch(2, one(1)).warnings == ()
+
+
+@pytest.mark.parametrize("name", ["totals", "count"])
+def test_an_accepted_name_that_nothing_needs_is_a_warning_once_at_the_start(name: str, tmp_path: Path) -> None:
+    """A name that stays in the configuration would let a later gap or change pass."""
+    world = World(tmp_path)
+    for version in range(2):
+        (warning,) = warnings_of(world, version, name)
+        assert f"`accept` names {name!r}, and nothing of that name needs to be accepted" in warning
+        assert f"remove {name!r} from `accept`" in warning
+    assert world.batch(2, one(1)).warnings == ()
+
+
+def named(name: str, function: Accumulator) -> Operator:
+    """Return an operator with one result of a name."""
+    return operator_of("totals", ["k"], aggregate(**{name: function}), (), ROWS)
+
+
+def test_a_result_that_continues_with_another_meaning_is_a_warning(tmp_path: Path) -> None:
+    """It has both meanings. Once the batch is committed, nothing needs the name any longer."""
+    world = World(tmp_path, operators=[named("a, b", sum_("v")), tails()])
+    world.batch(0, one(1))
+    (warning,) = warnings_of(world, 1, "a, b", operators=[named("a, b", max_("v")), tails()])
+    assert "store 'totals' continues with sum_('v') under 'a, b', and the job declares max_('v')" in warning
+    (warning,) = warnings_of(world, 2, "a", " b", operators=[named("a, b", max_("v")), tails()])
+    assert "`accept` names 'a, b', and nothing of that name needs to be accepted" in warning

@@ -14,8 +14,8 @@ from riffle_spark.batch_times import TimeMode
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import Order, Part, Receipt, Watermark
 from riffle_spark.offline.recovery import adopt, rollback
-from riffle_spark.process.blocks.aggregates import aggregate, count
 from riffle_spark.process.blocks.block import Batch, BlockComputation, Declared, Update
+from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.protocol.batch.orders import CacheEntries
 from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
 from riffle_spark.protocol.receipts import changes_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import CorruptStateError, FencedError, UnavailableError
@@ -21,10 +21,10 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY
 from riffle_spark.state.objects.store import sent_since
 from riffle_spark.testing import ManualClock
-from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.world import Crash
 from tests.kit.state.drawn_records import JSON, MEMBERS, NAMES, NUMBERS, RESERVED
+from tests.kit.state.faulty_store import Fault
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")
@@ -51,7 +51,6 @@ class BehindClock(ManualClock):
 
 
 @given(WILLS)
-@settings(deadline=None, max_examples=100)
 def test_a_will_is_read_as_it_was_written(will: Will) -> None:
     """What a later version keeps beside it included; what nobody asked for takes no byte."""
     assert will_in(will.to_json()) == will
@@ -60,7 +59,6 @@ def test_a_will_is_read_as_it_was_written(will: Will) -> None:
 
 
 @given(st.sampled_from(OURS), JSON)
-@settings(deadline=None, max_examples=200)
 def test_whatever_stands_in_a_will_is_read_or_refused(name: str, drawn: object) -> None:
     """With our error, and never another one; what is read is written back as it was."""
     with contextlib.suppress(CorruptStateError):
@@ -241,7 +239,7 @@ def test_a_wait_for_a_lost_member_survives(tmp_path: Path) -> None:
     world.clock.advance(DELAY / 2)
     world.start()
     reports = [world.feed(), world.feed()]
-    assert not world.ownership.present.warmups
+    assert not world.ownership.placement.present.warmups
     assert {state.id: state.state for state in world.driver.operations.members}[member] == "awaited"
     assert [move for report in reports for move in report.moves] == []
     world.cluster.add("1b")
@@ -263,8 +261,8 @@ def test_a_wait_ends_when_it_would_have(tmp_path: Path) -> None:
     world.start()
     world.settle()
     assert {len(world.owned(executor)) for executor in ("2", "3")} == {3}
-    assert {len(members) for members in world.ownership.present.standbys.values()} == {1}
-    assert not world.ownership.members.lost
+    assert {len(members) for members in world.ownership.placement.present.standbys.values()} == {1}
+    assert not world.ownership.membership.lost
 
 
 def test_no_wait_began_in_the_future(tmp_path: Path) -> None:
@@ -275,10 +273,10 @@ def test_no_wait_began_in_the_future(tmp_path: Path) -> None:
     world.clock = BehindClock()
     world.start()
     world.feed()
-    assert len(world.ownership.members.lost) == 1
+    assert len(world.ownership.membership.lost) == 1
     world.clock.advance(DELAY)
     world.feed()
-    assert not world.ownership.members.lost
+    assert not world.ownership.membership.lost
 
 
 def test_started_again_in_its_process_a_query_keeps_what_was_asked_since(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 from riffle_spark import keygroups
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, View
-from riffle_spark.process.blocks.aggregates import aggregate, count, sum_
 from riffle_spark.process.blocks.arrow_function import arrow_function
+from riffle_spark.process.merging.aggregates import aggregate, count, sum_
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.operator import operator_of
@@ -62,7 +62,7 @@ class Racked(Elastic):
             racks_of=lambda said: {member: "a" if host in ("host-1", "host-2") else "b" for member, host, _ in said},
         )  # fmt: skip
         self.driver = Driver(self.settings, self.home, around)
-        self.ownership.reads({("events", partition): held for partition, held in RACKS.items()})
+        self.ownership.placement.weights.reads({("events", partition): held for partition, held in RACKS.items()})
         Counting.asked = 0
 
     def batch(
@@ -80,7 +80,7 @@ class Racked(Elastic):
 
     def rack(self, member: str) -> str:
         """Return the rack of a member."""
-        return str(self.ownership.members.live[member].rack)
+        return str(self.ownership.membership.live[member].rack)
 
     def across(self) -> set[int]:
         """Return the key-groups whose owner reads from the other rack, where each has rows of one partition."""
@@ -99,7 +99,7 @@ def test_owners_go_to_the_racks_that_their_rows_come_from(tmp_path: Path) -> Non
     assert world.across() == set()
     assert sum(report.restores for report in reports[1:]) == 0, "who takes over has a copy"
     assert any(move["goal"] == "rack" for report in reports for move in report.moves)
-    present = world.ownership.present
+    present = world.ownership.placement.present
     assert all(world.rack(present.owners[t]) != world.rack(kept[0]) for t, kept in present.standbys.items())
     asked = Counting.asked
     assert [world.feed().moves for _ in range(12)] == [()] * 12
@@ -125,13 +125,13 @@ def test_partitions_are_in_their_racks_from_the_first_batch(tmp_path: Path) -> N
     """In ``partition`` dispatch it is known from the start where rows come from, so nothing has to move later."""
     world = Racked(tmp_path, lambda group: group % 8, dispatch="partition", num_standbys=0)
     racks = {number: "ab"[number % 4 // 2] for number in range(8)}
-    world.ownership.reads({("events", number): (rack,) for number, rack in racks.items()})
+    world.ownership.placement.weights.reads({("events", number): (rack,) for number, rack in racks.items()})
     rows = pa.concat_tables([one(number, f"key-{number}") for number in range(64)])
     reports = [
         World.batch(world, version, of_partition(rows, *range(8)), offsets=offsets(*range(8))) for version in range(8)
     ]
-    assert world.ownership.shards is not None
-    partitions = dict(enumerate(world.ownership.shards.partitions))
+    assert world.ownership.placement.shards is not None
+    partitions = dict(enumerate(world.ownership.placement.shards.partitions))
     owned = {partitions[group][1]: world.rack(owner) for group, owner in world.owners().items()}
     assert owned == racks
     assert [report.moves for report in reports[1:]] == [()] * 7
@@ -183,8 +183,8 @@ def test_standbys_that_fall_behind_are_said_once_and_kept_by_others(tmp_path: Pa
     assert f"key-groups {', '.join(map(str, sorted(kept)))}, by up to " in told
     reports = [world.feed() for _ in range(30)]
     assert world.holds("1")[1] == set()
-    assert all(copy.warm for copy in world.ownership.readiness)
-    assert len(world.ownership.readiness) == 8
+    assert all(copy.warm for copy in world.ownership.copies.readiness)
+    assert len(world.ownership.copies.readiness) == 8
     assert not warnings(reports, "fall behind")
     world.cluster.stalled = set()
     world.driver.operations.request_rebalance()
@@ -201,7 +201,7 @@ def test_a_standby_that_nobody_else_could_keep_stays(tmp_path: Path) -> None:
     world.cluster.stalled = {"1"}
     reports = [*behind(world), *(world.feed() for _ in range(25))]
     assert len(warnings(reports, "fall behind")) == 1
-    assert "nobody can do better" in warnings(reports, "fall behind")[0]
+    assert "no other member can do better" in warnings(reports, "fall behind")[0]
     assert Counting.asked == 0
     assert len(world.holds("1")[1]) == 3
 
@@ -274,7 +274,7 @@ def test_beyond_the_flood_mark_all_that_is_not_owned_goes_at_once(tmp_path: Path
     owned, kept, warming = world.holds("1")
     assert (len(owned) >= 2, kept, warming) == (True, set(), set())
     world.feed()
-    assert world.copies_of("1") <= world.owned("1") | {t.key_group for t in world.ownership.present.owners}
+    assert world.copies_of("1") <= world.owned("1") | {t.key_group for t in world.ownership.placement.present.owners}
     for _ in range(30):
         world.clock.advance(11)
         world.feed()

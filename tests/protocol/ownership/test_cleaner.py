@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from riffle_spark.assign.model import Assignment
 from riffle_spark.messages.upkeep_orders import Census
-from riffle_spark.protocol.ownership.cleaner import Cleaner
 from riffle_spark.protocol.ownership.groups import ONE_GROUP, task
+from riffle_spark.protocol.ownership.idle_copies import IdleCopies
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
-from riffle_spark.protocol.ownership.members import Members
+from riffle_spark.protocol.ownership.membership import Membership
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.state.log.manifest import Head
 from tests.kit.simulated.elastic_world import Elastic
@@ -36,7 +36,9 @@ class Interleaved:
     """Reports, assignments and clean-up times in any order, with what was reported and not answered beside."""
 
     def __init__(self) -> None:
-        self.cleaner, self.copies, self.members = Cleaner(), KnownCopies(), Members()
+        self.idle = IdleCopies()
+        self.copies = KnownCopies()
+        self.members = Membership()
         self.now = 0.0
         self.unanswered: set[tuple[str, int]] = set()
         self.needed: set[tuple[str, int]] = set()
@@ -46,7 +48,7 @@ class Interleaved:
         if member in self.members.live:
             return
         found = Census(member, member, copies=tuple(("s", group, 1, "1-a") for group in sorted(groups)))
-        self.members.enter([found], [Executor(member, "host", 1)], {})
+        self.members.add([found], [Executor(member, "host", 1)], {})
         self.copies.counted(found)
         self.unanswered |= {(member, group) for group in groups}
 
@@ -61,13 +63,13 @@ class Interleaved:
         others = [name for name in MEMBERS if name != member]
         kept = {task(group): (others[0],) for group in range(3)} if keeps else {}
         present = Assignment({task(group): member for group in range(3)}, kept)
-        self.cleaner.assigned(present, self.copies, self.members, self.now, pointers=False, groups=ONE_GROUP)
+        self.idle.record_assignment(present, self.copies, self.members, self.now, pointers=False, groups=ONE_GROUP)
         self.unanswered.clear()
         self.needed = {(name, group) for group in range(3) for name in (member, *kept.get(task(group), ()))}
 
     def leave(self, member: str, _: None) -> None:
         """Lose a member: nothing of it is known any more."""
-        self.members.leave(
+        self.members.remove(
             [living for name, living in self.members.live.items() if name == member], self.now, frozenset()
         )
         self.copies.wiped(member)
@@ -76,7 +78,7 @@ class Interleaved:
     def due(self, seconds: int, _: None) -> set[tuple[str, int]]:
         """Let time pass and clean up; return what goes."""
         self.now += seconds
-        drops = self.cleaner.due(self.copies, self.members.live, self.now, DELAY)
+        drops = self.idle.take_due(self.copies, self.members.live, self.now, DELAY)
         return {(member, drop.key_group) for member, gone in drops.items() for drop in gone}
 
 

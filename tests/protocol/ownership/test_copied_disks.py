@@ -1,4 +1,4 @@
-"""Machines that were copied with their local disks: by their folders their executors are one member."""
+"""Machines that were copied with their local disks: the folders of their executors have one name."""
 
 from __future__ import annotations
 
@@ -66,32 +66,48 @@ def copied(tmp_path: Path) -> tuple[World, Machines]:
     return world, machines
 
 
-def test_executors_with_copies_of_one_disk_become_two_members(tmp_path: Path) -> None:
-    """One of the folders gets another name, with a warning, and keeps its copies: nothing is restored, nobody is asked
-    again for ever, both work.
-    """
+def test_a_second_executor_on_a_copied_disk_is_refused_until_its_folder_is_removed(tmp_path: Path) -> None:
+    """The refused executor gets no key-groups and is asked again later and later. State stays right throughout."""
     world, machines = copied(tmp_path)
     asked: list[str] = []
     census = machines.census
     machines.census = lambda executors, order: asked.extend(e.id for e in executors) or census(executors, order)  # type: ignore[method-assign,func-returns-value]
     reports = [world.batch(version, batch_of(version), machines.perform) for version in range(3, 9)]
-    assert sorted(reports[-1].members.values()) == ["11", "12"]
-    assert sorted(reports[-1].owners.values()) == [4, 4]
-    assert sum(report.restores for report in reports) == 0, "the copies were good on both disks"
-    assert any(
-        "the disk of one is a copy of the other's" in warning for report in reports for warning in report.warnings
-    )
-    assert not any(report.warnings for report in reports[-3:])
+    (member,) = reports[-1].members
+    (working,) = reports[-1].members.values()
+    (refused,) = {"11", "12"} - {working}
+    warnings = [warning for report in reports for warning in report.warnings if "cannot take part" in warning]
+    assert f"executor {refused} cannot take part: its folder is named {member}" in warnings[0]
+    assert f"remove the folder {member} below `local_dir` on the machine of executor {refused}" in warnings[0]
     assert len(asked) <= 5
     assert world.state("totals") == {key: (9, sum(range(9))) for key in KEYS}
+    (folder,) = (tmp_path / f"host-{refused}").glob(f"*/{member}")
+    shutil.rmtree(folder)
+    world.clock.advance(600)
+    last = [world.batch(version, batch_of(version), machines.perform) for version in range(9, 16)][-1]
+    assert sorted(last.members.values()) == ["11", "12"]
+    assert sorted(last.owners.values()) == [4, 4]
+    assert world.state("totals") == {key: (16, sum(range(16))) for key in KEYS}
 
 
-def test_a_twin_that_dies_leaves_the_other_its_name(tmp_path: Path) -> None:
-    """Whose name was taken back is told no more; a new executor on its disk takes the folder as it is."""
+def test_a_refused_executor_takes_over_when_the_other_one_is_lost(tmp_path: Path) -> None:
+    """It returns as the member whose folder it has."""
     world, machines = copied(tmp_path)
-    world.batch(3, batch_of(3), machines.perform)
-    (name,) = world.driver.ownership.members.twins
-    machines.lose(name)
-    last = [world.batch(version, batch_of(version), machines.perform) for version in range(4, 7)][-1]
-    assert not world.driver.ownership.members.twins
-    assert (sorted(last.members.values()), last.warnings) == (sorted({"11", "12"} - {name}), ())
+    reports = [world.batch(version, batch_of(version), machines.perform) for version in range(3, 6)]
+    ((member, working),) = reports[-1].members.items()
+    (refused,) = {"11", "12"} - {working}
+    machines.lose(working)
+    world.clock.advance(600)
+    last = [world.batch(version, batch_of(version), machines.perform) for version in range(6, 10)][-1]
+    assert (last.members, last.warnings) == ({member: refused}, ())
+    assert world.state("totals") == {key: (10, sum(range(10))) for key in KEYS}
+
+
+def test_of_three_executors_on_copied_disks_one_takes_part(tmp_path: Path) -> None:
+    """Membership settles on one of them instead of passing from each to the next for ever."""
+    world, machines = copied(tmp_path)
+    shutil.copytree(tmp_path / "host-11", tmp_path / "host-13")
+    machines.add("13")
+    reports = [world.batch(version, batch_of(version), machines.perform) for version in range(3, 10)]
+    assert len({str(report.members) for report in reports[2:]}) == 1
+    assert world.state("totals") == {key: (10, sum(range(10))) for key in KEYS}

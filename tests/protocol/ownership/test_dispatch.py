@@ -71,6 +71,31 @@ def test_a_key_in_two_partitions_has_two_states(tmp_path: Path) -> None:
     assert [row["last"] for row in world.delivered("tails")] == [[10], [10], [10, 10]]
 
 
+@pytest.mark.parametrize("told", [False, True], ids=["asked", "by offsets"])
+@pytest.mark.parametrize("dispatch", BY_PARTITION)
+def test_a_start_with_other_partitions_than_the_state_has_is_a_warning(
+    tmp_path: Path, dispatch: str, told: bool
+) -> None:
+    """Known partitions keep the state. Unknown ones start without state, and the warning has both, and the way back."""
+
+    def run(version: int, topic: str, *partitions: int) -> tuple[str, ...]:
+        counts = ",".join(f'"{partition}":{version}' for partition in partitions)
+        offsets = f'v1\n{{"batchWatermarkMs":0}}\n{{"{topic}":{{{counts}}}}}' if told else None
+        rows = pa.concat_tables([one(1), one(1, "b")])
+        return world.batch(version, of_partition(rows, *partitions, topic=topic), offsets=offsets).warnings
+
+    world = World(tmp_path, dispatch=dispatch, key_groups=16)
+    assert run(0, "events", 0, 1) == ()
+    world.start()
+    assert run(1, "events", 0, 1, 2) == ()
+    assert world.state("totals") == {"a": (2, 2), "b": (2, 2)}
+    world.start()
+    (warning,) = run(2, "v", 7, 8)
+    assert "the state has no partition of batch 2, which starts with v/7, v/8; it has events/0, events/1" in warning
+    assert "roll back to batch 1 (riffle rollback)" in warning
+    assert run(3, "w", 9) == ()
+
+
 def test_rows_are_asked_only_where_offsets_do_not_tell(tmp_path: Path) -> None:
     """With Kafka's offsets no job looks for partitions, and all of them are registered; else one a batch does."""
     world = World(tmp_path, dispatch="partition")
@@ -102,7 +127,7 @@ def test_standbys_of_partitions_follow_and_take_over(tmp_path: Path) -> None:
     assert set(tail.standbys) == set(tail.owners) == {str(n) for n in range(len(tail.shards))}
     played.world.cluster.lose("1", disk=True)
     played.batches(1)
-    assert set(owners(played.world).values()) == {played.world.driver.ownership.members.of_executor("2").id}  # type: ignore[union-attr]
+    assert set(owners(played.world).values()) == {played.world.driver.ownership.membership.of_executor("2").id}  # type: ignore[union-attr]
     played.check()
 
 
@@ -114,7 +139,7 @@ def test_hashed_owners_stay_over_a_restart(tmp_path: Path) -> None:
     played.restart()
     played.batches(1)
     assert owners(played.world) == before
-    assert played.world.driver.ownership.readiness == ()
+    assert played.world.driver.ownership.copies.readiness == ()
 
 
 def test_what_hashes_do_not_ask_about_is_said_where_it_is_changed_live(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def in_groups(folder: Path, groups: Mapping[str, str] = HEAVY, **settings: Any) 
 
 def owners(world: Elastic) -> dict[str, dict[int, str]]:
     """Return the owners by group."""
-    return {group: world.owners(group) for group in world.ownership.groups.names}
+    return {group: world.owners(group) for group in world.ownership.placement.groups.names}
 
 
 def restart(world: Elastic, **changes: object) -> None:
@@ -149,18 +149,18 @@ def test_a_pin_is_of_one_stores_key_group_and_outlives_the_driver(tmp_path: Path
     world.feed(3)
     before = owners(world)
     (wanted,) = {world.member("1"), world.member("2")} - {before["heavy"][0]}
-    one_of = world.ownership.task_of(0, "models")
+    one_of = world.ownership.placement.task_of(0, "models")
     assert one_of == task(0, "heavy")
     for store, told in ((None, "several co-location groups: heavy, query"), ("modles", "models")):
         with pytest.raises(ConfigError, match=told):
-            world.ownership.task_of(0, store)
+            world.ownership.placement.task_of(0, store)
     world.driver.operations.pin(0, wanted, "heavy")
     moves = [move for report in world.settle() for move in report.moves if move["role"] == "owner"]
     assert owners(world)["heavy"][0] == wanted
     assert {(move.get("group"), move["key_group"]) for move in moves} >= {("heavy", 0)}
     world.start()
     world.feed()
-    place = world.ownership.place_of(one_of)
+    place = world.ownership.placement.place_of(one_of)
     assert place is not None
     assert (place.owner, place.group) == (wanted, "heavy")
     assert world.driver.operations.orders.pins == {one_of: wanted}
@@ -175,9 +175,9 @@ def test_a_query_that_is_in_one_group_again_keeps_nothing_of_the_others(tmp_path
     """Work by which they were assigned is no load of any task that there is. Stores are known from a batch on."""
     world = in_groups(tmp_path, {"totals": "a", "models": "b"})
     with pytest.raises(ConfigError, match="has not run a batch yet"):
-        world.driver.operations.pin(0, "1", world.ownership.task_of(0, "models").group)
+        world.driver.operations.pin(0, "1", world.ownership.placement.task_of(0, "models").group)
     world.feed(2)
-    world.ownership.weights.latch()
+    world.ownership.placement.weights.latch()
     world.feed()
     assert "a/0" in str(world.log().weights)
     restart(world, store_groups=())

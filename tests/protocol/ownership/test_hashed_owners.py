@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.assign.model import Assignment
 from riffle_spark.keygroups import slot_numbers
-from riffle_spark.protocol.ownership.members import LiveMember
+from riffle_spark.protocol.ownership.membership import LiveMember
 from riffle_spark.protocol.ownership.slots import hashed_assignment, hashed_layout, without_effect
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.protocol.shards import Shards

@@ -8,11 +8,11 @@ from collections import deque
 from pathlib import Path
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.messages.upkeep_orders import Census
-from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.protocol.ownership.known_copies import CopyLag, KnownCopies, lag_without_copy
 from riffle_spark.state.copies import folder
@@ -86,7 +86,6 @@ class Past:
 
 
 @given(ACTS, st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=200)
 def test_what_is_missing_leads_from_the_copy_to_the_head(acts: list[str], chance: random.Random) -> None:
     """The missing links begin after the copy's head, follow each other as they were committed and end at the head."""
     past = Past(chance)
@@ -116,7 +115,6 @@ def test_a_census_tells_of_all_copies_that_there_are() -> None:
 
 
 @given(ACTS, st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=200)
 def test_lag_is_what_is_missing_and_cannot_be_had_locally(acts: list[str], chance: random.Random) -> None:
     """Zero exactly if nothing has to come from elsewhere; the whole state for a copy that cannot follow."""
     past = Past(chance)
@@ -133,7 +131,6 @@ def test_lag_is_what_is_missing_and_cannot_be_had_locally(acts: list[str], chanc
 
 
 @given(ACTS, st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=100)
 def test_a_copy_that_nobody_reported_counts_as_the_whole_state(acts: list[str], chance: random.Random) -> None:
     """Whatever else is known: no report, no copy."""
     past = Past(chance)
@@ -149,7 +146,6 @@ def test_a_copy_that_nobody_reported_counts_as_the_whole_state(acts: list[str], 
 
 
 @given(ACTS, st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=100)
 def test_trails_are_forgotten_with_the_records_that_list_them(acts: list[str], chance: random.Random) -> None:
     """After all is forgotten only the chain is known: what is missing is on it, or everything is."""
     past = Past(chance)
@@ -220,7 +216,6 @@ class Real:
     st.lists(st.sampled_from(["batch", "batch", "snapshot", "follow", "sweep"]), max_size=14),
     st.randoms(use_true_random=False),
 )
-@settings(deadline=None, max_examples=25)
 def test_the_entry_to_follow_brings_a_real_copy_to_the_head(acts: list[str], chance: random.Random) -> None:
     """Cut or whole, after any history: the copy holds what one restored from the objects holds."""
     with tempfile.TemporaryDirectory() as local:

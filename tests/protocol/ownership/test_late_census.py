@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from riffle_spark.protocol.ownership.arrivals import Arrivals
+from riffle_spark.protocol.ownership.discovery import Discovery
 from riffle_spark.protocol.ownership.known_copies import KnownCopies
-from riffle_spark.protocol.ownership.members import Members
+from riffle_spark.protocol.ownership.membership import Membership
 from riffle_spark.settings import Settings
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import InlineBackground, SimCluster, home_of
@@ -17,19 +17,19 @@ def test_a_census_that_comes_after_its_executor_was_set_aside_is_asked_again_lat
     """A slot ran there before it was counted, and its disk refused: others serve until its time is over."""
     cluster = SimCluster(home_of("memory://late", tmp_path), MemoryStore("late"))
     background = InlineBackground(deferred=True)
-    arrivals = Arrivals(Settings(), cluster, background, lambda _: {})
-    members, copies = Members(), KnownCopies()
+    discovery = Discovery(Settings(), cluster, background, lambda _: {})
+    members, copies = Membership(), KnownCopies()
     home = replace(cluster.home, live=frozenset({"app/1", "app/2"}))
 
     def live(now: float) -> set[str]:
-        arrivals.look(cluster.executors(), members, copies, home, now)
+        discovery.look(cluster.executors(), members, copies, home, now)
         return {living.executor.id for living in members.live.values()}
 
     cluster.add("1")
     assert live(0) == {"1"}
     cluster.add("2")
     assert live(1) == {"1"}
-    arrivals.refused("2", "it is full", 2)
+    discovery.set_aside("2", "it is full", 2)
     background.run()
     assert live(3) == {"1"}
     assert live(60) == {"1"}

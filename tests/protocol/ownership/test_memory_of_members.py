@@ -18,8 +18,8 @@ def in_memory(world: Elastic, executor: str, worker: int, each: int, most: int =
     """Give an executor so many MB of memory: its worker takes some, and some more for each key-group that it owns."""
 
     def told() -> tuple[int, int]:
-        member = world.ownership.members.of_executor(executor)
-        owned = [m for m in world.ownership.present.owners.values() if member is not None and m == member.id]
+        member = world.ownership.membership.of_executor(executor)
+        owned = [m for m in world.ownership.placement.present.owners.values() if member is not None and m == member.id]
         taken = min(worker + each * len(owned), most)
         return taken * 10**6, (most - taken) * 10**6
 

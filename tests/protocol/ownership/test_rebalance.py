@@ -76,7 +76,7 @@ def test_no_task_is_ever_owned_twice(tmp_path: Path, standbys: int) -> None:
 def test_listeners_hear_before_the_batch_and_of_giving_up_first(tmp_path: Path) -> None:
     """A move of a living owner: revoked, assigned, then the batch runs on the new owner."""
     world, scribe = Elastic(tmp_path), Scribe()
-    world.ownership.listener = scribe
+    world.ownership.placement.listener = scribe
     world.at_step = {"before run": lambda: scribe.heard.append(("batch", ()))}
     world.feed()
     assert scribe.heard == [("batch", ()), ("assigned", tuple(range(6)))]
@@ -95,7 +95,7 @@ def test_listeners_hear_of_losses_as_losses(tmp_path: Path) -> None:
     """A lost owner gives nothing up: its tasks are lost, then assigned."""
     world, scribe = Elastic(tmp_path, executors=("1", "2", "3"), num_standbys=1), Scribe()
     world.feed(3)
-    world.ownership.listener = scribe
+    world.ownership.placement.listener = scribe
     lost = tuple(sorted(world.owned("1")))
     world.cluster.lose("1")
     world.feed()
@@ -105,7 +105,7 @@ def test_listeners_hear_of_losses_as_losses(tmp_path: Path) -> None:
 def test_a_listener_that_raises_stops_nothing(tmp_path: Path) -> None:
     """The report tells of it; assignment and batch go on."""
     world = Elastic(tmp_path)
-    world.ownership.listener = Broken()
+    world.ownership.placement.listener = Broken()
     report = world.feed()
     assert any("on_assigned failed" in warning and "cannot hear of 6 moves" in warning for warning in report.warnings)
     assert world.feed().warnings == ()
@@ -116,11 +116,11 @@ def test_a_quiet_query_computes_nothing(tmp_path: Path) -> None:
     """Without a trigger the layout stays the same object, and no assignment is made."""
     world = Elastic(tmp_path, num_standbys=1)
     world.settle()
-    layout, present = world.ownership._layout, world.ownership.present
+    layout, present = world.ownership.placement.layout, world.ownership.placement.present
     for _ in range(12):
         world.feed()
-    assert world.ownership._layout is layout
-    assert world.ownership.present is present
+    assert world.ownership.placement.layout is layout
+    assert world.ownership.placement.present is present
 
 
 class Deaf:

@@ -9,7 +9,7 @@ import pytest
 
 from riffle_spark.assign.model import Assignment
 from riffle_spark.protocol.ownership.groups import task
-from riffle_spark.protocol.ownership.members import Homes
+from riffle_spark.protocol.ownership.homes import Homes
 from tests.kit.simulated.elastic_world import Elastic
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
@@ -35,7 +35,7 @@ def test_nobody_warms_up_before_the_delay_is_over(tmp_path: Path) -> None:
         world.clock.advance(DELAY / 10)
         report = world.feed()
         assert report.moves == ()
-        assert not world.ownership.present.warmups
+        assert not world.ownership.placement.present.warmups
     assert {group: owner for group, owner in world.owners().items() if group not in lost} == {
         group: owner for group, owner in before.items() if group not in lost
     }
@@ -44,7 +44,7 @@ def test_nobody_warms_up_before_the_delay_is_over(tmp_path: Path) -> None:
 
 def standbys(world: Elastic) -> dict[int, tuple[str, ...]]:
     """Return the standbys of each key-group."""
-    return {t.key_group: members for t, members in world.ownership.present.standbys.items()}
+    return {t.key_group: members for t, members in world.ownership.placement.present.standbys.items()}
 
 
 def four(tmp_path: Path) -> Elastic:
@@ -69,7 +69,7 @@ def test_lost_standbys_are_replaced_at_once_and_a_second_loss_restores_nothing(t
     assert {group: owner for group, owner in world.owners().items() if group not in lost} == {
         group: owner for group, owner in before.items() if group not in lost
     }
-    assert all(copy.warm for copy in world.ownership.readiness if copy.role == "standby")
+    assert all(copy.warm for copy in world.ownership.copies.readiness if copy.role == "standby")
     world.cluster.lose("2")
     report = world.feed()
     assert (report.restores, report.fetched_bytes) == (0, 0)
@@ -92,6 +92,21 @@ def test_copies_of_a_member_that_returns_in_time_are_used_again(tmp_path: Path) 
     assert len(kept) == 2
     assert sum(report.restores + report.upkeep_restores for report in reports) == 0
     assert sum(report.upkeep_snapshot_bytes for report in reports) == 0
+    world.check_state()
+
+
+@pytest.mark.parametrize("lost", ["1", "2", "3", "4"])
+def test_a_member_that_returns_after_a_driver_restart_gets_its_own_key_groups_back(tmp_path: Path, lost: str) -> None:
+    """A new driver knows no earlier target. Only the recorded homes tell it what to keep for the awaited member."""
+    world = four(tmp_path)
+    before = world.owners()
+    world.cluster.lose(lost)
+    world.feed_every(10, 3)
+    world.start()
+    world.feed()
+    world.cluster.add(f"{lost}b")
+    world.settle()
+    assert world.owners() == before
     world.check_state()
 
 
@@ -171,10 +186,10 @@ def test_a_planned_removal_starts_no_delay(tmp_path: Path) -> None:
     world = three(tmp_path, num_standbys=1)
     world.cluster.lose("1", planned=True)
     world.feed()
-    assert not world.ownership.members.awaited(world.clock.seconds(), DELAY)
+    assert not world.ownership.membership.awaited(world.clock.seconds(), DELAY)
     world.settle()
-    assert all(len(members) == 1 for members in world.ownership.present.standbys.values())
-    assert len(world.ownership.present.standbys) == world.settings.key_groups
+    assert all(len(members) == 1 for members in world.ownership.placement.present.standbys.values())
+    assert len(world.ownership.placement.present.standbys) == world.settings.key_groups
     world.check_state()
 
 
@@ -184,10 +199,10 @@ def test_the_delay_can_be_changed_while_one_is_waited_for(tmp_path: Path) -> Non
     member = world.member("1")
     world.cluster.lose("1")
     world.feed(2)
-    assert member in world.ownership.present.target.values()
+    assert member in world.ownership.placement.present.target.values()
     world.driver.operations.reconfigure(world.driver.settings, {"scheduled_rebalance_max_delay": 0})
     world.settle()
-    assert member not in world.ownership.present.target.values()
+    assert member not in world.ownership.placement.present.target.values()
     assert {len(world.owned(executor)) for executor in ("2", "3")} == {3}
 
 

@@ -31,7 +31,7 @@ def roles(assignment: Assignment) -> tuple[dict[object, object], dict[object, ob
 def check_goes_on(world: Elastic, before: tuple[dict[object, object], dict[object, object]]) -> None:
     """Feed some batches: the roles are those of before, nothing moves, and nothing is restored or fetched."""
     reports = [world.feed() for _ in range(3)]
-    assert roles(world.ownership.present) == before
+    assert roles(world.ownership.placement.present) == before
     assert [move for report in reports for move in report.moves] == []
     assert [(report.restores, report.fetched_bytes) for report in reports] == [(0, 0)] * 3
     assert sum(report.upkeep_restores for report in reports) == 0
@@ -42,7 +42,7 @@ def check_goes_on(world: Elastic, before: tuple[dict[object, object], dict[objec
 def test_a_new_driver_keeps_owners_and_standbys(tmp_path: Path, standbys: int) -> None:
     """The record and a census are enough: no move, no restore, nothing fetched that was not missed."""
     world = running(tmp_path, standbys)
-    before = roles(world.ownership.present)
+    before = roles(world.ownership.placement.present)
     world.start()
     check_goes_on(world, before)
 
@@ -51,7 +51,7 @@ def test_a_new_driver_keeps_owners_and_standbys(tmp_path: Path, standbys: int) -
 def test_a_redeploy_on_the_same_hosts_moves_nothing(tmp_path: Path, standbys: int) -> None:
     """New executors of another application claim the old folders: the same members, at the same place."""
     world = running(tmp_path, standbys)
-    before = roles(world.ownership.present)
+    before = roles(world.ownership.placement.present)
     for name in THREE:
         world.cluster.lose(name)
     world.home = home_of(world.home.root, tmp_path, "deployed-again")
@@ -85,17 +85,17 @@ def test_what_was_missed_is_fetched_as_deltas(tmp_path: Path) -> None:
     assert first.upkeep_fetched_bytes == 0
     assert second.upkeep_fetched_bytes == missed + first.sealed_bytes
     assert second.upkeep_snapshot_bytes == 0
-    assert all(copy.lag_records == 0 for copy in world.ownership.readiness)
+    assert all(copy.lag_records == 0 for copy in world.ownership.copies.readiness)
     world.check_state()
 
 
 def test_a_query_started_again_in_the_same_process_takes_a_census_anew(tmp_path: Path) -> None:
     """Another driver may have been at work between: what was known of members and copies is asked again."""
     world = running(tmp_path, 1)
-    before = roles(world.ownership.present)
+    before = roles(world.ownership.placement.present)
     world.run_id = "started again"
     report = world.feed()
-    assert roles(world.ownership.present) == before
+    assert roles(world.ownership.placement.present) == before
     assert (report.moves, report.restores) == ((), 0)
     world.check_state()
 
@@ -103,7 +103,7 @@ def test_a_query_started_again_in_the_same_process_takes_a_census_anew(tmp_path:
 def test_a_census_of_the_run_before_does_not_stand_for_all_members(tmp_path: Path) -> None:
     """A newcomer answers when the query has stopped already: started again, everybody is asked, and nothing moves."""
     world = running(tmp_path, 1)
-    before = roles(world.ownership.present)
+    before = roles(world.ownership.placement.present)
     world.start(InlineBackground(deferred=True))
     world.feed()
     world.cluster.add("4")
@@ -111,7 +111,7 @@ def test_a_census_of_the_run_before_does_not_stand_for_all_members(tmp_path: Pat
     world.background.run()
     world.run_id = "started again"
     report = world.feed()
-    assert roles(world.ownership.present) == before
+    assert roles(world.ownership.placement.present) == before
     assert not [move for move in report.moves if move["role"] == "owner"]
 
 

@@ -28,7 +28,7 @@ def pointing(tmp_path: Path, **settings: Any) -> Elastic:
 def test_a_pointer_standby_keeps_no_copy_and_fetches_nothing(tmp_path: Path) -> None:
     """Disks hold owners' copies only, and upkeep fetches nothing beside the batches."""
     world = pointing(tmp_path)
-    assert {len(members) for members in world.ownership.present.standbys.values()} == {1}
+    assert {len(members) for members in world.ownership.placement.present.standbys.values()} == {1}
     assert all(world.copies_of(executor) == world.owned(executor) for executor in THREE)
     report = world.feed()
     assert (report.upkeep_fetched_bytes, report.upkeep_restores, report.upkeep_folds) == (0, 0, 0)
@@ -51,7 +51,7 @@ def test_the_pointer_moves_on_with_every_snapshot(tmp_path: Path) -> None:
     for _ in range(9):
         world.feed()
         entries = world.log().manifest.entries
-        for copy in (copy for copy in world.ownership.readiness if copy.role == "standby"):
+        for copy in (copy for copy in world.ownership.copies.readiness if copy.role == "standby"):
             ((store, snapshot, version),) = copy.pointers
             assert store == "totals"
             newest = entries["totals", copy.key_group].snapshot
@@ -66,7 +66,10 @@ def test_the_pointer_moves_on_with_every_snapshot(tmp_path: Path) -> None:
 def test_a_promotion_is_a_fetch_with_its_own_figure(tmp_path: Path) -> None:
     """The lost owner's tasks go to the standbys that point at their snapshots: they fetch them in the batch."""
     world = pointing(tmp_path)
-    lost, kept = world.owned("1"), {t.key_group: members for t, members in world.ownership.present.standbys.items()}
+    lost, kept = (
+        world.owned("1"),
+        {t.key_group: members for t, members in world.ownership.placement.present.standbys.items()},
+    )
     world.cluster.lose("1", disk=True)
     entries = world.log().manifest.entries
     snapshots = [entries["totals", group].snapshot for group in lost]
@@ -83,16 +86,16 @@ def test_a_pointer_ranks_after_a_real_copy(tmp_path: Path) -> None:
     """Somebody still has an old copy: it takes over rather than the one that only knows where to fetch from."""
     world = pointing(tmp_path)
     ownership, group = world.ownership, min(world.owned("1"))
-    (pointer,) = next(members for t, members in ownership.present.standbys.items() if t.key_group == group)
-    holder = next(m for m in ownership.members.live if m not in (pointer, world.member("1")))
+    (pointer,) = next(members for t, members in ownership.placement.present.standbys.items() if t.key_group == group)
+    holder = next(m for m in ownership.membership.live if m not in (pointer, world.member("1")))
     manifest = world.driver._log.manifest  # private: what the driver holds
     old = manifest.entry("totals", group).chain
-    ownership.copies.at(
+    ownership.copies.known.at(
         holder, ("totals", group), old[0].head if len(old) > 1 else manifest.entry("totals", group).base
     )
     gone = world.member("1")
-    ownership.members.live.pop(gone)
-    situation = ownership._situation(manifest, ("totals",), range(6), world.clock.seconds())
+    ownership.membership.live.pop(gone)
+    situation = ownership.placement.situation(manifest, ("totals",), world.clock.seconds())
     after = assign(view_of(situation, world.settings), assign_settings(world.settings, frozenset()))
     owners = {t.key_group: owner for t, owner in after.owners.items()}
     assert owners[group] == holder

@@ -54,10 +54,10 @@ def test_a_standby_that_falls_behind_is_seen_after_ten_batches(tmp_path: Path) -
     """Its lag grew with every batch for so long: there is an assignment anew, and only then."""
     world = Elastic(tmp_path, executors=("1", "2", "3"), num_standbys=1, retained_versions=100, balance_band=0.9)
     world.feed(4)
-    layout = world.ownership._layout
+    layout = world.ownership.placement.layout
     world.cluster.stalled = {"1"}
     batches = 0
-    while world.ownership._layout is layout:
+    while world.ownership.placement.layout is layout:
         world.feed()
         batches += 1
         assert batches < 20
@@ -73,7 +73,7 @@ def test_a_newcomer_is_asked_beside_the_batches_and_joins_when_it_has_answered(t
     world.cluster.add("3")
     for _ in range(3):
         world.feed()
-        assert "3" not in {living.executor.id for living in world.ownership.members.live.values()}
+        assert "3" not in {living.executor.id for living in world.ownership.membership.live.values()}
     world.cluster.silent = set()
     world.settle()
     assert len(world.owned("3")) == 2
@@ -100,10 +100,10 @@ def test_an_assignor_that_raises_when_a_member_joins_does_not_end_the_query(tmp_
     Moody.made = 0
     world = Elastic(tmp_path, num_standbys=1, assignor=f"{Moody.__module__}.{Moody.__qualname__}")
     world.feed(3)
-    before = dict(world.ownership.present.owners), dict(world.ownership.present.standbys)
+    before = dict(world.ownership.placement.present.owners), dict(world.ownership.placement.present.standbys)
     world.cluster.add("3")
     warnings = [warning for _ in range(3) for warning in world.feed().warnings]
-    assert (dict(world.ownership.present.owners), dict(world.ownership.present.standbys)) == before
+    assert (dict(world.ownership.placement.present.owners), dict(world.ownership.placement.present.standbys)) == before
     assert any("ZeroDivisionError: three is a crowd" in warning and "__call__" in warning for warning in warnings)
     world.cluster.add("4")
     world.settle()
@@ -125,7 +125,7 @@ def test_racks_come_from_where_the_driver_is_told_to_look(tmp_path: Path) -> Non
     racks = {member.id: member.rack for member in view.members}
     assert sorted(str(rack) for rack in racks.values()) == ["far", "far", "near", "near"]
     assert racks[world.member("1")] == "near"
-    present = world.ownership.present
+    present = world.ownership.placement.present
     assert all(racks[present.owners[t]] != racks[kept[0]] for t, kept in present.standbys.items())
     world.check_state()
 

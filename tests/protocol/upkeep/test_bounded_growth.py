@@ -22,10 +22,10 @@ from riffle_spark.state.log.manifest import Head, Snapshot
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import Attempt, InlineBackground, ManualClock, SimCluster
-from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import World, one, rows_of, totals
+from tests.kit.state.faulty_store import Fault
 
 YEAR_SECONDS = 365 * 86_400
 DAY_SECONDS = 86_400
@@ -269,10 +269,10 @@ def test_members_that_never_come_back_are_forgotten(tmp_path: Path) -> None:
         world.cluster.add(name)
         world.clock.advance(4)
         world.settle()
-        assert len(world.ownership.members.lost) <= 3
+        assert len(world.ownership.membership.lost) <= 3
     world.clock.advance(10)
     world.feed()
-    assert not world.ownership.members.lost
+    assert not world.ownership.membership.lost
     world.check_state()
 
 
@@ -282,7 +282,7 @@ def test_what_snapshots_took_off_is_remembered_no_longer_than_it_is_retained(tmp
     world = World(tmp_path, operators=[totals()], snapshot_chain_links=2, key_groups=1)
     for version in range(40):
         world.batch(version, one(1))
-    trails = world.driver.ownership.copies._trails  # private: nothing else tells of them
+    trails = world.driver.ownership.copies.known._trails  # private: nothing else tells of them
     assert sum(len(trail.links) for trail in trails.values()) <= 20
 
 
@@ -295,9 +295,9 @@ def test_what_slots_tell_of_executors_that_never_become_members_is_forgotten(tmp
     world.cluster.add("9")
     world.feed(perform=lambda attempt: replace(attempt, executor="9").run())
     folder = world.folder_of("9").name
-    assert folder not in world.ownership.members.live
-    assert world.ownership.copies.of(folder)
+    assert folder not in world.ownership.membership.live
+    assert world.ownership.copies.known.of(folder)
     world.cluster.lose("9")
     world.feed()
-    assert not world.ownership.copies.of(folder)
+    assert not world.ownership.copies.known.of(folder)
     world.check_state()

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, UnavailableError
@@ -30,10 +30,10 @@ from riffle_spark.state.log.record import Record, encode
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.store import StoreOptions
 from riffle_spark.testing import InlineBackground, SimCluster
-from riffle_spark.testing.faulty_store import FaultyStore
-from riffle_spark.testing.lagging_store import LaggingStore
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import World, one, rows_of, totals
+from tests.kit.state.faulty_store import FaultyStore
+from tests.kit.state.lagging_store import LaggingStore
 
 VERSIONS = 8
 
@@ -105,7 +105,6 @@ def truth(gone: int) -> set[str]:
 
 
 @given(st.randoms(use_true_random=False), st.sampled_from([0.02, 0.2, 0.9]), st.sampled_from([0, 4, 16]), st.booleans())
-@settings(deadline=None, max_examples=60)
 def test_no_lag_of_list_deletes_what_stays_without_it_i5(
     chance: random.Random, share: float, gone: int, shows_tail: bool
 ) -> None:

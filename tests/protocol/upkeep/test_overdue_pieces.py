@@ -40,7 +40,7 @@ def test_an_executor_whose_pieces_never_end_holds_nobody_else_up(tmp_path: Path)
     assert "upkeep_timeout" in late[0]
     assert 2 <= len(late) <= 5, "each try costs a deadline, so tries are rare"
     assert longest_chain(world, mine) <= 6
-    kept = [copy for copy in world.ownership.readiness if copy.member == world.member("1")]
+    kept = [copy for copy in world.ownership.copies.readiness if copy.member == world.member("1")]
     assert {copy.key_group for copy in kept} == others
     assert all(copy.warm for copy in kept)
     grown = warnings(reports, "4 times longer than they should be")
@@ -55,7 +55,7 @@ def test_an_executor_whose_pieces_never_end_holds_nobody_else_up(tmp_path: Path)
     assert longest_chain(world, others) <= 6
     assert warnings(after[2:], "had not ended") == []
     assert warnings(after[2:], "longer than they should be") == []
-    assert all(copy.warm for copy in world.ownership.readiness)
+    assert all(copy.warm for copy in world.ownership.copies.readiness)
     world.check_state()
 
 

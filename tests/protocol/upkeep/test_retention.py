@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import FencedError, UnavailableError
@@ -25,10 +25,10 @@ from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest
 from riffle_spark.state.log.record import Record, encode
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import InlineBackground
-from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import World, one, rows_of, totals
 from tests.kit.state.drawn_records import attempt, drafted, grown, opened
+from tests.kit.state.faulty_store import Fault
 
 PLAIN = first_record("query", 8, "key_group", Stamp("c", 0))
 
@@ -149,7 +149,6 @@ def test_a_start_keeps_what_records_of_before_may_count_on() -> None:
     st.lists(st.sampled_from(["commit"] * 6 + ["sweep", "sweep", "start", "scan", "wait"]), max_size=60),
     st.randoms(use_true_random=False), st.integers(2, 5), st.sampled_from([0, 0, 60]),
 )  # fmt: skip
-@settings(deadline=None, max_examples=120)
 def test_sweeping_never_deletes_what_a_retained_record_lists_i5(
     acts: list[str], chance: random.Random, versions: int, for_ms: int
 ) -> None:

@@ -15,9 +15,9 @@ from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.open import StoreOptions
 from riffle_spark.testing import InlineBackground, SimCluster
-from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.elastic_world import Elastic, warnings
 from tests.kit.simulated.world import World, rows_of, totals
+from tests.kit.state.faulty_store import Fault
 
 HOME = Home("memory://root", StoreOptions(), None, "app", frozenset())
 pytestmark = pytest.mark.usefixtures("names_in_order")
@@ -100,7 +100,7 @@ def test_upkeep_that_raises_never_fails_a_batch(tmp_path: Path, monkeypatch: pyt
     warnings = [warning for _ in range(5) for warning in world.feed().warnings]
     assert sum("no task slot was free" in warning for warning in warnings) == 3
     world.feed()
-    assert all(copy.lag_records <= 4 for copy in world.ownership.readiness)
+    assert all(copy.lag_records <= 4 for copy in world.ownership.copies.readiness)
     world.check_state()
 
 
@@ -113,7 +113,7 @@ def test_a_store_that_fails_beside_the_batches_is_told_and_tried_again(tmp_path:
     assert any("tried again later" in warning for report in reports for warning in report.warnings)
     assert [report.runs for report in reports] == [1] * 4
     world.feed(2)
-    assert all(copy.warm for copy in world.ownership.readiness)
+    assert all(copy.warm for copy in world.ownership.copies.readiness)
     world.check_state()
 
 
@@ -131,7 +131,7 @@ def test_a_damaged_copy_is_said_to_be_gone_and_comes_back(tmp_path: Path) -> Non
     assert f"executor 2 removed its copy of totals, key-group {min(standby)}, damaged on its disk" in told
     assert warnings(reports, "tried again") == []
     assert standby <= world.copies_of("2")
-    assert all(copy.warm for copy in world.ownership.readiness)
+    assert all(copy.warm for copy in world.ownership.copies.readiness)
     world.check_state()
 
 

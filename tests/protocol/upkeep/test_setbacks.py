@@ -137,8 +137,8 @@ def test_whoever_asks_has_it_tried_again(tmp_path: Path, rounds: Rounds, asks: s
     world.feed(2)
     assert rounds.take() >= 1
     if asks == "restart":
-        assert all(copy.warm for copy in world.ownership.readiness)
-        assert world.ownership.readiness
+        assert all(copy.warm for copy in world.ownership.copies.readiness)
+        assert world.ownership.copies.readiness
     world.check_state()
 
 

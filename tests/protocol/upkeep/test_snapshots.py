@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import UnavailableError
@@ -15,9 +15,9 @@ from riffle_spark.protocol.upkeep.snapshots import SnapshotPolicy, due, listed
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Head, Link, Manifest, Snapshot
 from riffle_spark.testing import InlineBackground
-from riffle_spark.testing.faulty_store import Fault
 from tests.kit.simulated.invariants import History
 from tests.kit.simulated.world import World, rows_of, totals
+from tests.kit.state.faulty_store import Fault
 
 ADDRESS = ("totals", 3)
 FLOOR = snapshots._FLOOR_BYTES
@@ -44,7 +44,6 @@ def test_nothing_is_due_where_nothing_follows_the_snapshot() -> None:
     st.floats(0.1, 4), st.integers(2, 40), st.lists(st.integers(1, 4 * FLOOR), min_size=1, max_size=60),
     st.integers(0, 32_767),
 )  # fmt: skip
-@settings(deadline=None, max_examples=80)
 def test_restore_work_is_bounded(share: float, links: int, deltas: list[int], key_group: int) -> None:
     """At any version: at most so many links, four times as many where they are small beside the snapshot; of bytes the
     share of the snapshot, or the floor, and one delta more.
@@ -66,7 +65,6 @@ def test_restore_work_is_bounded(share: float, links: int, deltas: list[int], ke
     st.floats(0, 4), st.integers(1, 40), st.lists(st.integers(1, 4 * FLOOR), max_size=200),
     st.integers(0, 400 * FLOOR), st.integers(0, 32_767), st.integers(2, 4),
 )  # fmt: skip
-@settings(deadline=None, max_examples=60)
 def test_what_a_slower_policy_makes_due_is_due_by_the_policy_itself(
     share: float, links: int, deltas: list[int], snapshot_bytes: int, key_group: int, factor: int
 ) -> None:
@@ -80,7 +78,6 @@ def test_what_a_slower_policy_makes_due_is_due_by_the_policy_itself(
 
 
 @given(st.floats(0.5, 4), st.lists(st.integers(1, FLOOR), min_size=30, max_size=200), st.integers(0, 40 * FLOOR))
-@settings(deadline=None, max_examples=60)
 def test_writing_is_bounded_where_bytes_decide(share: float, deltas: list[int], keys_bytes: int) -> None:
     """Snapshots that the share makes due write at most 1/share of the deltas' bytes, and the state once or twice."""
     policy, entry, state, written = SnapshotPolicy(share, 10_000, 10_000), EMPTY, keys_bytes, 0
@@ -111,7 +108,6 @@ HISTORIES = st.lists(st.sampled_from(["batch", "batch", "snapshot", "late"]), ma
 
 
 @given(HISTORIES, st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=80)
 def test_a_snapshot_is_listed_only_if_its_head_is_a_link_i3(acts: list[str], chance: random.Random) -> None:
     """I3: over random takes, late ones and foreign ones, what is listed restores to the same head."""
     manifest, version, waiting = Manifest(), 0, []

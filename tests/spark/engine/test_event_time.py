@@ -23,7 +23,7 @@ from riffle_spark.state.log.record import Record
 from tests.kit.streams.newest_rows import assert_newest
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed, Kept, records, run_to_end, settings_in, start
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
 
 CONF = {

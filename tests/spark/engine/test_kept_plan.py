@@ -14,7 +14,7 @@ from riffle_spark import Stateful, StatefulJob, aggregate, count, max_, sum_
 from riffle_spark.spark.engine import kept_plan
 from tests.kit.streams.streaming import Kept, settings_in
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
 SCHEMA = "k long, v long"
@@ -65,6 +65,7 @@ def test_batches_after_the_first_are_planned_no_more(
         job(rows_of(spark, number), number)
     assert len(reused) == 3
     assert [report.rows for report in job.reports] == [5, 6, 7, 8]
+    assert [report.plan_fallbacks for report in job.reports] == [0, 0, 0, 0]
     assert rows.latest("k")[0] == {"rows": 4, "total": 6}
     assert rows.latest("k")[7] == {"rows": 1, "total": 3}
 
@@ -91,6 +92,20 @@ def test_a_plan_is_kept_for_no_other_batch(
             expected[row.k] = expected.get(row.k, 0) + row.v
     assert not reused
     assert {k: values["total"] for k, values in rows.latest("k").items()} == expected
+
+
+def test_a_plan_that_no_longer_works_is_counted_in_the_report(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Spark whose plan nodes differ gives the same results by plans of each batch, and the report counts these."""
+    rows = Kept()
+    job = job_in(tmp_path, rows)
+    for number in range(6):
+        if number == 2:
+            monkeypatch.setattr(kept_plan, "_EXPRESSIONS", "org.apache.spark.no.such")
+        job(rows_of(spark, number), number)
+    assert [report.plan_fallbacks for report in job.reports] == [0, 0, 1, 1, 1, 1]
+    assert rows.latest("k")[0] == {"rows": 6, "total": 15}
 
 
 def test_another_layout_is_not_planned_anew(spark: SparkSession, tmp_path: Path, reused: list[DataFrame]) -> None:
@@ -168,6 +183,7 @@ def test_what_is_cached_is_read_from_there_and_the_plan_waits(
             assert totals(rows) == seen
             batch.unpersist()
     assert len(reused) == 2
+    assert [report.plan_fallbacks for report in job.reports] == [0, 1, 0, 1, 0]
 
 
 def test_a_thread_of_the_users_keeps_the_plan(spark: SparkSession, tmp_path: Path, reused: list[DataFrame]) -> None:

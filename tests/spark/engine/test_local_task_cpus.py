@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from riffle_spark import Stateful, aggregate, count
 from tests.kit.streams.streaming import Kept, settings_in
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.long]
 
 MASTER = "local[4]"
 CONF = {"spark.task.cpus": "2", "spark.default.parallelism": "7"}

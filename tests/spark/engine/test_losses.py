@@ -1,9 +1,8 @@
-"""What is set for a run after a loss is as it was before once nobody is in a hurry any more."""
+"""What a batch reports after executors were lost, and which jobs it cancels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import pyarrow as pa
 import pytest
@@ -11,50 +10,9 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from riffle_spark.errors import ConfigError, Misplaced, UnavailableError
-from riffle_spark.spark.engine.jvm import configured
 from riffle_spark.spark.engine.tagged_jobs import _DIED_OF_MEMORY, Losses, _told_of_losses, _Watch
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
-
-PROCESS, NODE = "spark.locality.wait.process", "spark.locality.wait.node"
-USUAL = "spark.locality.wait"
-
-
-@contextmanager
-def with_waits(spark: SparkSession, process: str, node: str | None) -> Iterator[None]:
-    """Have Spark wait so long in the block."""
-    before = configured(spark, {PROCESS: process, NODE: node})
-    try:
-        yield
-    finally:
-        configured(spark, before)
-
-
-def waits(spark: SparkSession) -> list[str | None]:
-    """Return what is set now; asking sets it for a moment."""
-    found = configured(spark, {PROCESS: "0", NODE: "0"})
-    configured(spark, found)
-    return [found[PROCESS], found[NODE]]
-
-
-def after_a_loss(spark: SparkSession) -> Losses:
-    """Return a batch's runs, one of which lost an executor."""
-    losses = Losses(spark, runs=3)
-    losses._gone = frozenset({"7"})
-    return losses
-
-
-def test_two_queries_in_a_hurry_leave_sparks_waits_as_they_were(spark: SparkSession) -> None:
-    """A death hurts all queries of an application: the one that began first ends first."""
-    with with_waits(spark, "7s", None):
-        first, second = after_a_loss(spark)._hurried(), after_a_loss(spark)._hurried()
-        first.__enter__()
-        second.__enter__()
-        assert waits(spark) == ["1000", "0"]
-        first.__exit__(None, None, None)
-        assert waits(spark) == ["1000", "0"]
-        second.__exit__(None, None, None)
-        assert waits(spark) == ["7s", None]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 
 def test_a_cancellation_is_of_whose_tag_it_names(spark: SparkSession) -> None:
@@ -67,24 +25,6 @@ def test_a_cancellation_is_of_whose_tag_it_names(spark: SparkSession) -> None:
         assert not other.is_of(error)
     other.gave_up = True
     assert other.is_of(ValueError("whatever comes then"))
-
-
-def test_nobody_hurries_without_a_loss(spark: SparkSession) -> None:
-    """Spark waits as it was told to."""
-    with with_waits(spark, "7s", "2s"), Losses(spark, runs=3)._hurried():
-        assert waits(spark) == ["7s", "2s"]
-
-
-@pytest.mark.parametrize("usual", [{PROCESS: "0", NODE: None}, {USUAL: "0"}], ids=["a piece of upkeep", "anybody"])
-def test_nobody_who_hurries_waits_longer(spark: SparkSession, usual: dict[str, str | None]) -> None:
-    """Who has Spark wait for nobody has it wait for nobody after a loss, too."""
-    before = configured(spark, usual)
-    try:
-        with after_a_loss(spark)._hurried():
-            assert waits(spark)[0] == usual.get(PROCESS)
-        assert configured(spark, usual) == usual
-    finally:
-        configured(spark, before)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import HASH, KEY_GROUP, SLOT, Order
-from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.protocol.ports import SlotLayout, SlotPlace
 from riffle_spark.protocol.shards import Partition, Shards
@@ -20,8 +20,6 @@ from riffle_spark.testing import home_of
 
 pytestmark = pytest.mark.spark
 
-MASTER = "local[1]"
-COLUMNS = ("topic", "partition")
 STRANGE = 'it\'s `a` \\ "topic" é'
 REGISTERED: list[Partition] = [("b", 0), ("b", 2), ("a", 0), ("a", 1), (STRANGE, 5), ("", 0)]
 
@@ -55,7 +53,7 @@ def test_every_row_gets_the_shard_of_its_partition_and_its_slot(spark: SparkSess
     rows: list[tuple[str, str | None, int | None]] = [(f"k{n}", *REGISTERED[n % len(REGISTERED)]) for n in range(20)]
     batch = rows_of(spark, rows, kind)
     order = order_of(routing.arrow_schema(batch))
-    routed = routing.routed(batch, order, layout_of(REGISTERED), COLUMNS).collect()
+    routed = routing.routed(batch, order, layout_of(REGISTERED)).collect()
     assert [row[KEY_GROUP] for row in routed] == [n % len(REGISTERED) for n in range(20)]
     assert [row[SLOT] for row in routed] == [10 + (n % len(REGISTERED)) % 3 for n in range(20)]
 
@@ -64,7 +62,7 @@ def test_rows_carry_only_what_is_needed(spark: SparkSession) -> None:
     """Topic and partition do not go through the shuffle unless the operator needs them."""
     batch = rows_of(spark, [("k", "a", 0)])
     order = order_of(routing.arrow_schema(batch))
-    assert routing.routed(batch, order, layout_of(REGISTERED), COLUMNS).columns == [SLOT, KEY_GROUP, HASH, "__riffle_0"]
+    assert routing.routed(batch, order, layout_of(REGISTERED)).columns == [SLOT, KEY_GROUP, HASH, "__riffle_0"]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +87,7 @@ def test_a_row_of_no_known_partition_fails_with_its_name(
         batch = rows_of(spark, [("k", "b", 0), row], "bigint")
         order = order_of(routing.arrow_schema(batch))
         with pytest.raises(PySparkException, match=f"riffle: dispatch is by partition.*The row is of {named}"):
-            routing.routed(batch, order, layout_of(REGISTERED), COLUMNS).collect()
+            routing.routed(batch, order, layout_of(REGISTERED)).collect()
     finally:
         spark.conf.unset("spark.sql.ansi.enabled")
 
@@ -99,33 +97,24 @@ def test_without_any_shard_an_empty_batch_can_be_routed(spark: SparkSession) -> 
     batch = rows_of(spark, [])
     order = order_of(routing.arrow_schema(batch))
     layout = SlotLayout((SlotPlace(0, "1", "", ()),), Shards())
-    assert routing.routed(batch, order, layout, COLUMNS).collect() == []
+    assert routing.routed(batch, order, layout).collect() == []
 
 
 def test_partitions_are_read_from_the_rows(spark: SparkSession) -> None:
     """Each distinct (topic, partition) once, and no more than are asked for."""
     batch = rows_of(spark, [(f"k{n}", f"t{n % 2}", n % 3) for n in range(30)])
-    assert sorted(routing.partitions_of(batch, COLUMNS, 100)) == [(f"t{t}", p) for t in range(2) for p in range(3)]
-    assert len(routing.partitions_of(batch, COLUMNS, 4)) == 4
-    named = batch.toDF("k", "a.b", "c`d")
-    assert len(routing.partitions_of(named, ("a.b", "c`d"), 100)) == 6
+    assert sorted(routing.partitions_of(batch, 100)) == [(f"t{t}", p) for t in range(2) for p in range(3)]
+    assert len(routing.partitions_of(batch, 4)) == 4
 
 
-def test_topic_and_partition_are_found_as_any_column(spark: SparkSession) -> None:
-    """In any case unless case counts, and in fields, whose shard is their partition's."""
-    batch = rows_of(spark, [("k", "a", 0), ("k", "b", 0)]).selectExpr("k", "topic `T.x`", "struct(topic, partition) S")
-    for columns in (("s.TOPIC", "S.`partition`"), ("t.X", "s.Partition")):
-        assert sorted(routing.partitions_of(batch, columns, 9)) == [("a", 0), ("b", 0)]
-    layout = layout_of(REGISTERED)
-    order = order_of(routing.arrow_schema(batch))
-    found = routing.routed(batch, order, layout, ("s.TOPIC", "S.partition")).collect()
-    wanted = routing.routed(rows_of(spark, [("k", "a", 0), ("k", "b", 0)]), order, layout, COLUMNS).collect()
-    assert sorted(found) == sorted(wanted)
+def test_topic_and_partition_are_found_in_any_case_unless_case_counts(spark: SparkSession) -> None:
+    """As any column."""
+    batch = rows_of(spark, [("k", "a", 0), ("k", "b", 0)]).toDF("k", "TOPIC", "Partition")
+    assert sorted(routing.partitions_of(batch, 9)) == [("a", 0), ("b", 0)]
     spark.conf.set("spark.sql.caseSensitive", "true")
     try:
-        assert len(routing.partitions_of(batch, ("T.x", "S.partition"), 9)) == 2
-        with pytest.raises(ConfigError, match=r"t\.X and S\.partition, and the batch has not got both"):
-            routing.partitions_of(batch, ("t.X", "S.partition"), 9)
+        with pytest.raises(ConfigError, match="topic and partition, and the batch has not got both"):
+            routing.partitions_of(batch, 9)
     finally:
         spark.conf.unset("spark.sql.caseSensitive")
 
@@ -146,25 +135,20 @@ def test_a_row_without_topic_or_partition_is_refused(
 ) -> None:
     """A null is no partition."""
     with pytest.raises(ConfigError, match="no topic or no partition"):
-        routing.partitions_of(rows_of(spark, [row]), COLUMNS, 10)
+        routing.partitions_of(rows_of(spark, [row]), 10)
 
 
 @pytest.mark.parametrize(
-    ("schema", "columns", "said"),
+    ("schema", "said"),
     [
-        ("k string", COLUMNS, "topic and partition, and the batch has not got both"),
-        ("k string, topic string", COLUMNS, "has not got both"),
-        ("k string, topic string, partition string", COLUMNS, "topic string and partition string"),
-        ("k string, topic binary, partition int", COLUMNS, "topic binary and partition int"),
-        ("k string, topic string, partition int", ("topic",), "has not got both"),
-        ("k string, topic string, partition int", ("topic", "part"), "topic and part, and"),
+        ("k string", "topic and partition, and the batch has not got both"),
+        ("k string, topic string", "has not got both"),
+        ("k string, topic string, partition string", "topic string and partition string"),
+        ("k string, topic binary, partition int", "topic binary and partition int"),
     ],
 )
-def test_a_batch_without_the_columns_is_refused(
-    spark: SparkSession, schema: str, columns: tuple[str, ...], said: str
-) -> None:
+def test_a_batch_without_the_columns_is_refused(spark: SparkSession, schema: str, said: str) -> None:
     """The error names the columns that are wanted, and says what to do."""
     with pytest.raises(ConfigError, match=said) as caught:
-        routing.partition_columns(spark.createDataFrame([], schema), columns)
-    assert "dispatch_columns" in caught.value.remedy
-    assert "select" in caught.value.remedy
+        routing.partition_columns(spark.createDataFrame([], schema))
+    assert "select the source's columns into the batch as `topic` and `partition`" in caught.value.remedy

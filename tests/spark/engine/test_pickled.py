@@ -12,7 +12,7 @@ from pyspark import cloudpickle
 
 from riffle_spark.messages.slot_orders import result_schema
 from riffle_spark.messages.upkeep_orders import CensusOrder, UpkeepOrder
-from riffle_spark.process.blocks.aggregates import aggregate, count
+from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.spark.engine.spark_batch import read_function
 from riffle_spark.spark.engine.task import census_function, slot_function, upkeep_function, warm_function
 from riffle_spark.testing import home_of

@@ -16,7 +16,7 @@ from riffle_spark.errors import FencedError
 from riffle_spark.messages.slot_orders import Order, Receipt
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.protocol.ownership.groups import ONE_GROUP, task
-from riffle_spark.protocol.ownership.members import LiveMember
+from riffle_spark.protocol.ownership.membership import LiveMember
 from riffle_spark.protocol.ownership.slots import laid_out
 from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout, StaleRows
 from riffle_spark.spark.engine import inventory
@@ -92,6 +92,8 @@ def ran_elsewhere(layout: SlotLayout, receipts: list[Receipt]) -> list[Receipt]:
     return [receipt for receipt in receipts if receipt.executor != wanted[receipt.slot]]
 
 
+@pytest.mark.smoke
+@pytest.mark.promise("slots run where they are placed")
 @pytest.mark.parametrize("batches", [3, pytest.param(20, marks=pytest.mark.long)])
 def test_every_slot_of_random_assignments_runs_where_wanted(
     spark: SparkSession, executors: tuple[Executor, ...], tmp_path: Path, batches: int

@@ -28,7 +28,7 @@ from riffle_spark.spark.job import JobOperator, RunningJob
 from tests.kit.process.counted_windows import ENDS, CountedWindows
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed, run_to_end, settings_in, start, wait_for
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Python workers cannot import a test module.
 
 SECOND = 1_767_225_600

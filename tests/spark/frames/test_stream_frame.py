@@ -23,7 +23,7 @@ from riffle_spark.spark.queries.group_stages import call_of
 from riffle_spark.spark.queries.stream_options import options_in
 from tests.kit.stream_plans import ROOT
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 SCHEMA = "at timestamp, page string, n long"
 Made = Callable[[DataFrame], object]
@@ -238,6 +238,9 @@ def test_options_are_found_wherever_the_frame_went(events: DataFrame, plain: Dat
         (lambda plain: plain.groupBy("page"), "was given a GroupedData"),
         (lambda plain: plain.sparkSession.range(3), "was given a static frame"),
         (lambda plain: riffle_spark.on(plain, root="file:///other"), "root file:///other, and was wrapped again"),
+        (lambda plain: riffle_spark.on(plain, root="/other"), "'/other' is not the URL"),
+        (lambda plain: riffle_spark.on(plain, settings=Settings(root="s3a://bucket/p")), "'s3a://bucket/p' is not the"),
+        (lambda plain: riffle_spark.on(plain, settings=ROOT), "settings = .* is not allowed"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_wrapped_is_refused(made: Made, told: str, plain: DataFrame) -> None:

@@ -27,7 +27,7 @@ from riffle_spark.testing import Harness
 from tests.kit.process.user_aggregates import Latest, WeightedMean
 from tests.kit.stream_plans import by_hand, cut_of, evaluated, merged, rdd_of, stream_of, with_rows
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 Query = Callable[[DataFrame], DataFrame]
 COLUMNS = (

@@ -20,7 +20,7 @@ from riffle_spark.spark.plans.plan_nodes import Catalyst, analysed
 from tests.kit.planned_queries import QUERIES, REFUSED_QUERIES, SCHEMA, Frames, Query, kept
 from tests.kit.stream_plans import cut_of, rdd_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from riffle_spark.spark.plans.distinct_plan import DistinctPlan, read_distinct
 from riffle_spark.spark.plans.plan_nodes import Catalyst
 from tests.kit.stream_plans import cut_of, rdd_of, stream_of, with_rows
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 Query = Callable[[DataFrame], DataFrame]
 COLUMNS = (

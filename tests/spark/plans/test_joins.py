@@ -16,7 +16,7 @@ from riffle_spark.process.types.stage_specs import JoinSide
 from riffle_spark.spark.plans.join_plan import JoinPlan, read_join
 from tests.kit.stream_plans import cut_of, stream_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 WITHIN = "k = j AND bt BETWEEN at - INTERVAL 5 SECONDS AND at + INTERVAL 10 SECONDS"
 

@@ -17,7 +17,7 @@ from riffle_spark.spark.plans.cut_query import check_plan
 from riffle_spark.spark.plans.table_plan import read_table
 from tests.kit.stream_plans import cut_of, stream_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 Query = Callable[[DataFrame, DataFrame], DataFrame]
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
@@ -24,6 +24,7 @@ from riffle_spark.protocol.operator import operator_of, with_dead_letters
 from riffle_spark.spark.processors.grouped_frames import GroupedFrames
 from riffle_spark.testing import Harness
 from riffle_spark.testing.simulated_work import Crashed, Step
+from tests.kit.examples import costly
 
 pytestmark = pytest.mark.newer_spark
 
@@ -159,7 +160,7 @@ BATCHES = st.lists(st.lists(st.tuples(st.sampled_from("abcdef"), NUMBERS), max_s
 @given(batches=BATCHES)
 @example(batches=[[("a", 1), ("b", 2)], [("a", 3), ("a", POISON["in the middle"]), ("b", 4)], [("a", 5)], []])
 @example(batches=[[("a", POISON["in its state"]), ("b", POISON["in its output"]), ("c", 3), ("d", 4)]])
-@settings(max_examples=8, deadline=None)
+@costly(3)
 def test_all_is_as_if_rows_of_failing_keys_had_never_come(name: str, batches: list[list[Event]]) -> None:
     """State, times to live, timers and output are those of a query that never got them, and they are letters."""
     with harness(name) as query, harness(name, dead_letters=False) as other:

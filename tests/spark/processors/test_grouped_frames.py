@@ -19,7 +19,7 @@ from riffle_spark.process.types.stage_specs import GroupsSpec
 from riffle_spark.spark.processors.grouped_frames import GroupedFrames
 from riffle_spark.testing import Harness
 
-pytestmark = pytest.mark.newer_spark
+pytestmark = [pytest.mark.newer_spark, pytest.mark.smoke]
 
 Function = Callable[[Any, Any, Any], Any]
 TIME = pa.timestamp("us", "UTC")

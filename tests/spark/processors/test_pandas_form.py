@@ -17,9 +17,10 @@ from pyspark.errors import PySparkTypeError, PySparkValueError
 
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.spark.processors import pandas_form
+from riffle_spark.spark.processors.pandas_conf import pandas_options
 from riffle_spark.spark.processors.pandas_form import PandasForm, PandasOptions
 
-pytestmark = pytest.mark.newer_spark
+pytestmark = [pytest.mark.newer_spark, pytest.mark.smoke]
 
 OUTPUT = schema_of_ddl("id string, n long")
 NOON = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
@@ -238,6 +239,17 @@ def test_what_does_not_fit_its_column_is_refused(columns: dict[str, list[Any]], 
     """With PySpark's error, which names the column."""
     with pytest.raises((PySparkTypeError, PySparkValueError), match=f"column '{name}'"):
         returned([frame(**columns)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("tinyint", 300), ("int", 2**31), ("decimal(5,2)", Decimal("12345.67")), ("decimal(5,2)", Decimal("1.005"))],
+    ids=str,
+)
+def test_a_value_beyond_its_declared_type_is_refused(kind: str, value: object) -> None:
+    """As PySpark does by default, whatever its version: neither a part of the value nor another one is taken."""
+    with pytest.raises(PySparkValueError, match="column 'a'"):
+        returned([frame(a=pd.Series([value], dtype=object))], schema=schema_of_ddl(f"a {kind}"), **pandas_options({}))
 
 
 def test_a_conversion_that_loses_something_is_refused_if_spark_is_told_so() -> None:

@@ -62,7 +62,9 @@ def _sorted(entries: list[list[Any]]) -> list[list[Any]]:
     return sorted(entries, key=lambda entry: json.dumps(entry[: len(entry) - 2] or entry))
 
 
-@pytest.mark.parametrize("lose_copies", [False, True], ids=["restart", "cold"])
+@pytest.mark.parametrize(
+    "lose_copies", [pytest.param(False, id="restart"), pytest.param(True, id="cold", marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", CASES)
 def test_output_and_state_are_those_of_spark(name: str, form: str, lose_copies: bool) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import DataStreamWriter
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import riffle_spark
 from riffle_spark.errors import ConfigError, ConflictError
+from riffle_spark.spark.queries.shared_roots import reserved_root
 from tests.kit.streams.streaming import Feed, committed, records, settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
@@ -49,6 +53,49 @@ def test_a_second_query_of_this_process_is_refused_as_it_starts(events: DataFram
     assert committed(f"file://{tmp_path}/state") == [0]
 
 
+def test_of_two_queries_that_start_at_once_one_is_refused(events: DataFrame, tmp_path: Path) -> None:
+    """Two threads with new checkpoints: the check of the root and its reservation are one step."""
+    together = Barrier(2)
+
+    def start(number: int) -> StreamingQuery | ConflictError:
+        writer = writer_of(events.groupBy("k").count(), tmp_path / f"c{number}")
+        together.wait(60)
+        try:
+            return writer.start()
+        except ConflictError as error:
+            return error
+
+    with ThreadPoolExecutor(2) as threads:
+        outcomes = list(threads.map(start, range(2)))
+    started = [outcome for outcome in outcomes if not isinstance(outcome, ConflictError)]
+    for query in started:
+        query.processAllAvailable()
+        query.stop()
+    assert len(started) == 1
+    (refused,) = [str(outcome) for outcome in outcomes if isinstance(outcome, ConflictError)]
+    assert "two queries share the root" in refused
+
+
+def try_to_reserve(root: str, query_id: str | None) -> None:
+    """Reserve a root for a moment."""
+    with reserved_root(root, query_id):
+        pass
+
+
+def test_a_reservation_ends_with_its_start() -> None:
+    """A start that fails frees the root; a start with the same checkpoint is left to Spark, which knows both."""
+    root = "file:///reserved"
+    with reserved_root(root, None):
+        for query_id in (None, "one"):
+            with pytest.raises(ConflictError, match=f"two queries share the root {root}"):
+                try_to_reserve(root, query_id)
+        try_to_reserve("file:///other", None)
+    with suppress(ValueError), reserved_root(f"{root}/", "one"):
+        try_to_reserve(root, "one")
+        raise ValueError("the start fails")
+    try_to_reserve(root, None)
+
+
 def test_each_query_with_a_root_of_its_own_runs(spark: SparkSession, tmp_path: Path) -> None:
     """What the remedy says."""
     feed = Feed(tmp_path / "in", "k long, v long")
@@ -84,7 +131,7 @@ def test_the_same_query_started_again_is_compared_with_its_stores(events: DataFr
     """With its own checkpoint a query is refused for its stores, as before."""
     first = writer_of(events.groupBy("k").count(), tmp_path / "c").trigger(availableNow=True).start()
     first.awaitTermination()
-    with pytest.raises(ConfigError, match="would begin at nothing"):
+    with pytest.raises(ConfigError, match="would start without state"):
         writer_of(events.groupBy("v").count(), tmp_path / "c").start()
     again = writer_of(events.groupBy("k").count(), tmp_path / "c").trigger(availableNow=True).start()
     again.awaitTermination()

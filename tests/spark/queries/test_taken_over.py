@@ -139,7 +139,7 @@ MORE, FEWER = STATE.append(pa.field("views", pa.int64())), STATE.remove(1)
         ),
         ({"taken": "visits, most"}, "does not say .*'total'. goes on with it, if this is so: total is"),
         ({"kept": MORE, "taken": "visits,total,most"}, "no column 'views'.*alias that the column has there.*accept"),
-        ({"kept": FEWER, "taken": "visits,most"}, "'total', and nothing of the query goes on with it.*accept"),
+        ({"kept": FEWER, "taken": "visits,most"}, "'total', and the query has no result that continues it.*accept"),
         ({"kept": STATE.set(0, pa.field("visits", pa.int32()))}, "has int64 under 'visits', .* keeps int32.*cast"),
         ({"key": "user"}, "kept by page: string, and the query groups by user: string.*another name"),
         (
@@ -174,16 +174,16 @@ def test_names_are_listed_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("accepted", ["", "distinct.page"])
-def test_a_store_of_other_keys_does_not_begin_in_silence(accepted: str) -> None:
-    """Where one store of a kind goes as another begins, it is told that the keys are others now, and what to do."""
+def test_a_store_of_other_keys_does_not_start_silently(accepted: str) -> None:
+    """If a store of other keys replaces one of its kind, the error says so and what to do."""
     query = replace(stage(STATE, pa.schema({"n": pa.int64()})), store="aggregate.n-page")
     nothing: dict[str, dict[str, str]] = {"aggregate.page-n": {}}
-    with pytest.raises(ConfigError, match=r"(?s)no store 'aggregate.page-n' any more.*same order.*accept"):
+    with pytest.raises(ConfigError, match=r"(?s)no longer has store 'aggregate.page-n'.*same order.*accept"):
         check_stored([query], nothing, accepted, None)
     check_stored([query], nothing, "aggregate.page-n", None)
     for begins, goes in (("exact.page-n", "aggregate.page"), ("within.n", "distinct.n"), ("processor.n", "groups.n")):
         for store, before in ((begins, goes), (goes, begins)):
-            with pytest.raises(ConfigError, match=f"no store '{before}' any more"):
+            with pytest.raises(ConfigError, match=f"no longer has store '{before}'"):
                 check_stored([replace(query, store=store)], {before: {}}, accepted, None)
     check_stored([query], {**nothing, "aggregate.n-page": {}}, accepted, None)
     check_stored([query], {"distinct.page": {}}, accepted, None)
@@ -195,7 +195,7 @@ def test_a_stage_that_comes_or_goes_beside_one_of_its_name_is_refused() -> None:
     first, second = (replace(stage(STATE, pa.schema({"page": pa.string()})), store=name) for name in ("a.n", "a.n-2"))
     for stages, before in (([first, second], ["a.n"]), ([first], ["a.n", "a.n-2"]), ([second], ["a.n", "a.n-2"])):
         stored = dict.fromkeys(before, nothing)
-        with pytest.raises(ConfigError, match=r"(?s)more or fewer now.*in their order.*riffle.stores.*accept"):
+        with pytest.raises(ConfigError, match=r"(?s)were added or removed.*in their order.*riffle.stores.*accept"):
             check_stored(stages, stored, None, None)
         check_stored(stages, stored, "a.n-2, a.n", None)
     check_stored([first, second], dict.fromkeys(["a.n", "a.n-2"], nothing), None, None)

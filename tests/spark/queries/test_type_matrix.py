@@ -7,24 +7,21 @@ UTF-8, NULL, and NOT NULL inside. Between two runs local copies are lost. A cell
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
-from pyspark.ml.linalg import DenseVector, Vectors, VectorUDT
+from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from riffle_spark import Stateful, aggregate, last
 from riffle_spark.errors import ConfigError
 from tests.kit.queries.played_query import QUICK
-from tests.kit.queries.type_columns import COLLATED, KEPT, REDUCED, REFUSED, RefusedColumn, TypeColumn, exploded
+from tests.kit.queries.type_columns import COLLATED, KEPT, REFUSED, RefusedColumn, TypeColumn, exploded, vector_of
 from tests.kit.queries.typed_functions import ANSWER, STATE, STATE_CELLS, gives_back, keeps_types
 from tests.kit.queries.typed_play import Build, add_file, check_cells, play, stream, typed, wrapped
-from tests.kit.streams.streaming import settings_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
 
@@ -129,55 +126,73 @@ POSITIONS: dict[str, tuple[Callable[[Columns], Build], str, bool]] = {
 """How a position is asked for, the output mode, and whether it is that of a key."""
 
 
-def check(spark: SparkSession, folder: Path, position: str, columns: Columns, files: int) -> None:
-    """Compare a position's answers with Spark's own."""
+def check(spark: SparkSession, folder: Path, position: str, files: int) -> None:
+    """Compare a position's answers with Spark's own.
+
+    Collated text is a value, and is compared with plain text: Spark 4.0's own aggregates return other rows' bytes for
+    it.
+    """
     query, mode, of_keys = POSITIONS[position]
-    chosen = [one for one in columns if one.is_key] if of_keys else columns
-    expected = play(spark, query(chosen), folder / "spark", mode, is_wrapped=False, files=files)
-    found = play(spark, query(chosen), folder / "riffle", mode, is_wrapped=True, files=files)
+    chosen, others = [one for one in KEPT if one.is_key], list[TypeColumn]()
+    if not of_keys:
+        chosen, others = [*KEPT], [replace(one, is_ordered=False, is_key=False) for one in COLLATED]
+    plain = [replace(one, values=(_COLLATION.sub("", one.values[0]),)) for one in others]
+    expected = play(spark, query([*chosen, *plain]), folder / "spark", mode, is_wrapped=False, files=files)
+    found = play(spark, query([*chosen, *others]), folder / "riffle", mode, is_wrapped=True, files=files)
     check_cells(found, expected)
-    print(f"{position}: {len(chosen)} types, {sum(len(one.values) + 1 for one in chosen)} cells as in Spark")
+    columns = [*chosen, *others]
+    print(f"{position}: {len(columns)} types, {sum(len(one.values) + 1 for one in columns)} cells as in Spark")
 
 
-@pytest.mark.parametrize("position", ["in aggregate functions", "in a join", "as keys of dropDuplicates"])
-def test_types_that_have_failed_are_kept_as_in_spark(position: str, spark: SparkSession, tmp_path: Path) -> None:
-    """A few types of each kind, in the positions that differ most."""
-    check(spark, tmp_path, position, REDUCED, files=2)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize(
+    "position",
+    [name if name == "beside dropDuplicates" else pytest.param(name, marks=pytest.mark.long) for name in POSITIONS],
+)
 def test_every_type_is_kept_as_in_spark(position: str, spark: SparkSession, tmp_path: Path) -> None:
     """All of them, in all positions."""
-    check(spark, tmp_path, position, KEPT, files=3)
+    check(spark, tmp_path, position, files=2 if position == "beside dropDuplicates" else 3)
 
 
-@pytest.mark.parametrize("position", ["beside dropDuplicates", "in aggregate functions", "in a join"])
-def test_collated_text_is_kept_as_a_value(position: str, spark: SparkSession, tmp_path: Path) -> None:
-    """It is compared with plain text: Spark 4.0's own aggregates return other rows' bytes for collated text."""
-    query, mode, _ = POSITIONS[position]
-    values = [replace(one, is_ordered=False, is_key=False) for one in COLLATED]
-    plain = [replace(one, values=(_COLLATION.sub("", one.values[0]),)) for one in values]
-    expected = play(spark, query(plain), tmp_path / "spark", mode, is_wrapped=False, files=2)
-    found = play(spark, query(values), tmp_path / "riffle", mode, is_wrapped=True, files=2)
-    check_cells(found, expected)
+def table_of(kind: str) -> Callable[[SparkSession, Path], DataFrame]:
+    """Return what reads the files as a table whose keys are text of a bounded length."""
+
+    def read(spark: SparkSession, folder: Path) -> DataFrame:
+        name = f"bounded_{folder.name}"
+        spark.sql(f"DROP TABLE IF EXISTS {name}")
+        spark.sql(f"CREATE TABLE {name} (n BIGINT, k {kind}) USING parquet LOCATION 'file://{folder}/rows'")
+        return spark.readStream.option("maxFilesPerTrigger", 1).table(name)
+
+    return read
 
 
-def _sums(function: str) -> Build:
+@pytest.mark.parametrize("kind", ["char(7)", pytest.param("varchar(7)", marks=pytest.mark.long)])
+def test_text_of_bounded_length_in_a_table_is_kept_as_in_spark(kind: str, spark: SparkSession, tmp_path: Path) -> None:
+    """As a key and as a value; a ``char`` is filled up with spaces."""
+
+    def build(rows: DataFrame, _: DataFrame) -> DataFrame:
+        return rows.groupBy("k").agg(F.max_by("k", "n").alias("v"), F.max("k").alias("m"), F.count("*").alias("c"))
+
+    runs = {
+        side: play(spark, build, tmp_path / side, "update", is_wrapped=side == "riffle", files=2, source=table_of(kind))
+        for side in ("spark", "riffle")
+    }
+    check_cells(runs["riffle"], runs["spark"])
+    assert [row["k"] for row in runs["riffle"][1]] == [f"key {at}{'  ' if kind == 'char(7)' else ''}" for at in (0, 1)]
+
+
+def _sums(*functions: str) -> Build:
     """Sums of decimals of the most digits that there are."""
     largest = f"CAST({'9' * 38}BD AS DECIMAL(38, 0))"
-    return lambda rows, _: rows.groupBy("k").agg(F.expr(f"{function}({largest})").alias("total"))
+    return lambda rows, _: rows.groupBy("k").agg(*[F.expr(f"{name}({largest})").alias(name) for name in functions])
 
 
-@pytest.mark.parametrize(("function", "ansi"), [("sum", "false"), ("try_sum", "true")])
-def test_a_sum_beyond_all_digits_is_null_as_in_spark(
-    function: str, ansi: str, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_sum_beyond_all_digits_is_null_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     """Outside ANSI mode, and of ``try_sum``; it stays so after a restart."""
-    spark.conf.set("spark.sql.ansi.enabled", ansi)
-    expected = play(spark, _sums(function), tmp_path / "spark", "update", is_wrapped=False, files=2)
-    found = play(spark, _sums(function), tmp_path / "riffle", "update", is_wrapped=True, files=2)
-    assert {row["total"] for run in expected for row in run} == {None}
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    query = _sums("sum", "try_sum")
+    expected = play(spark, query, tmp_path / "spark", "update", is_wrapped=False, files=2)
+    found = play(spark, query, tmp_path / "riffle", "update", is_wrapped=True, files=2)
+    assert {(row["sum"], row["try_sum"]) for run in expected for row in run} == {(None, None)}
     check_cells(found, expected)
 
 
@@ -220,33 +235,6 @@ def test_state_of_each_type_is_read_back_as_in_spark(spark: SparkSession, tmp_pa
     found = play(spark, build, tmp_path / "riffle", "append", is_wrapped=True)
     check_cells(found, expected)
     print(f"state of a function: {STATE_CELLS} cells as in Spark")
-
-
-def test_stateful_keeps_every_type(spark: SparkSession, tmp_path: Path) -> None:
-    """The last row per key is that of a batch query, after a restart without local copies.
-
-    Arrow knows one type for all day-time intervals, so their units are those from days to seconds.
-    """
-    columns = [one for one in KEPT if one.name not in ("c_hours", "c_required", "c_required_array", "c_required_map")]
-    found = list[tuple[object, ...]]()
-
-    def keep(frame: DataFrame, _batch: int) -> None:
-        found[:] = sorted(map(tuple, frame.selectExpr("k", *texts(columns)).collect()))
-
-    for batch in range(3):
-        shutil.rmtree(tmp_path / "local", ignore_errors=True)
-        rows = spark.range(8 * batch, 8 * batch + 8).selectExpr("id AS n", "concat('key ', id % 2) AS k")
-        last_rows = aggregate(**{one.name: last(one.name) for one in columns})
-        job = Stateful("lasts", "k", last_rows, order_by="n", settings=settings_in(tmp_path)).into(keep)
-        job(typed(rows, columns), batch)
-        expected = typed(rows.where(f"n >= {8 * batch + 6}"), columns).selectExpr("k", *texts(columns))
-        assert found == sorted(map(tuple, expected.collect()))
-    print(f"Stateful: {sum(len(one.values) + 1 for one in columns)} cells as in Spark")
-
-
-def vector_of(number: int) -> DenseVector:
-    """Return a vector of Spark ML."""
-    return Vectors.dense([float(number)])
 
 
 Use = Callable[[DataFrame, DataFrame, str], DataFrame]

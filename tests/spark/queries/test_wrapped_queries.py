@@ -182,6 +182,7 @@ def test_complete_results_are_whole_and_sorted(spark: SparkSession, feed: Feed, 
     assert spark.table("whole_ours").count() == 2
 
 
+@pytest.mark.smoke
 def test_a_query_goes_on_and_answers_as_spark_does(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """Its root lies beside the checkpoint; files are one table, with each batch once."""
     some = Feed(tmp_path / "in", feed.schema)
@@ -247,6 +248,7 @@ def test_a_query_without_a_stateful_operator_is_sparks_own(spark: SparkSession, 
     assert not (tmp_path / "c" / "riffle").exists()
 
 
+@pytest.mark.smoke
 def test_a_query_is_stopped_in_the_middle_of_a_batch(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """It ends at once without a failure, and the same batch comes again. The time in results is each batch's own. What
     progress says while nothing comes has nothing of the last batch but what is kept.
@@ -350,7 +352,7 @@ def test_a_changed_query_tells_what_it_keeps_on(
         second = run(F.count("*").alias("c"), F.min("n").alias("least"))
     assert [(row.page, row.c) for row in second] == [(row.page, 3 * row.c) for row in first]
     told = [record.getMessage() for record in caplog.records]
-    assert "store aggregate.page: least begins now (min(n): min)" in told
+    assert "store aggregate.page: least is new (min(n): min)" in told
     assert "store aggregate.page: t is dropped (sum(n): sum)" in told
     with pytest.raises(ConfigError, match=r"the state has min\(n\): min under 'least', .* calls it 'lowest' now"):
         run(F.count("*").alias("c"), F.min("n").alias("lowest"))
@@ -379,7 +381,7 @@ def test_a_changed_join_says_what_kept_rows_lack(spark: SparkSession, tmp_path: 
         return [row for _, rows in sorted(found.items()) for row in rows]
 
     assert run("inner", "page", "m") == [Row(page="a", m=5)]
-    with pytest.raises(ConfigError, match="rows that are kept have no n, which the query now reads"):
+    with pytest.raises(ConfigError, match="stored rows of the join have no n, which the query now reads"):
         run("inner", "page", "m", "n")
     with pytest.raises(ConfigError, match=r"the state has Inner .* under 'join', and the query says LeftOuter"):
         run("left_outer", "page", "m")

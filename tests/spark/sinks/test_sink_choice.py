@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -21,7 +20,7 @@ from riffle_spark.spark.sinks.spark_sinks import is_files
 from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 
 def told(path: str | None = None, table: str | None = None, **calls: object) -> WriterSettings:
@@ -365,10 +364,18 @@ def test_a_folder_of_a_side_output_has_each_batch_of_a_line_once(spark: SparkSes
     assert by_batch(found.where("batch = batch_id")) == [(0, 3), (1, 9), (2, 3)]
 
 
-def test_a_format_that_is_not_there_is_told_at_the_start(spark: SparkSession) -> None:
-    """In Spark's words, before any batch has run."""
-    with pytest.raises(Py4JJavaError, match="DATA_SOURCE_NOT_FOUND"):
-        sink_of(rows(spark, 0), told("/x", format="delta"))
+@pytest.mark.parametrize(
+    ("source", "package"),
+    [("delta", "io.delta:delta-spark_2.13"), ("avro", "spark-avro"), ("nonsense", "GROUP:ARTIFACT")],
+)
+@pytest.mark.parametrize("table", [None, "made"])
+def test_a_format_that_is_not_there_is_refused_at_the_start(
+    table: str | None, source: str, package: str, spark: SparkSession
+) -> None:
+    """The error names the format and how to add its package, before any batch has run."""
+    with pytest.raises(ConfigError, match=f"no data source for the sink format '{source}'") as caught:
+        sink_of(rows(spark, 0), told(None if table else "/x", table, format=source))
+    assert f"--packages {'' if ':' in package else 'org.apache.spark:'}{package}" in caught.value.remedy
 
 
 def test_a_function_gets_two_or_three_arguments(spark: SparkSession) -> None:

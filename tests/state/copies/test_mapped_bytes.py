@@ -77,3 +77,23 @@ def test_without_a_limit_all_stay_mapped(tmp_path: Path) -> None:
     """Nothing is let go of that may be used again."""
     most, told = in_child(tmp_path, 0, 10, 2)
     assert (most, told) == (160 * MIB, [])
+
+
+GROWTH_IN_CHILD = """
+import resource
+from pathlib import Path
+import pandas, pyarrow.compute, pyspark.sql
+own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (own + (3 << 30), -1))
+import riffle_spark.spark.engine.task
+import pyarrow
+rows = pyarrow.table({"a": list(range(1000))}).sort_by("a")
+print(int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() - own)
+"""
+
+
+def test_arrow_reserves_no_addresses_where_they_are_limited() -> None:
+    """Its allocator would take 1 GiB of them with the first value, most of what a Python worker may have."""
+    command = [sys.executable, "-c", GROWTH_IN_CHILD]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=True)
+    assert int(done.stdout) < 256 * MIB

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.keygroups import SEED, key_hashes
@@ -74,7 +74,6 @@ CHANGES = st.lists(st.dictionaries(st.sampled_from(TWINS), st.none() | st.text(m
 
 
 @given(CHANGES, st.lists(st.sampled_from(TWINS), unique=True))
-@settings(deadline=None)
 def test_the_newest_row_of_each_key_is_found(history: list[dict[Key, str | None]], asked: list[Key]) -> None:
     """Whatever lies on top of what, and whichever keys share a hash; a deleted key is not there."""
     runs = [run for changes in reversed(history) for run in run_of(changes)]
@@ -90,7 +89,6 @@ def test_the_newest_row_of_each_key_is_found(history: list[dict[Key, str | None]
 
 @pytest.mark.parametrize("bottom", [False, True])
 @given(CHANGES)
-@settings(deadline=None)
 def test_merged_runs_hold_what_the_runs_held(bottom: bool, history: list[dict[Key, str | None]]) -> None:
     """One row a key, the newest, by hash and then by stored key; at the bottom deleted ones are left out."""
     runs = [run for changes in reversed(history) for run in run_of(changes)]
@@ -124,7 +122,6 @@ def dated(changes: dict[Key, int | None], first_ms: int) -> list[Run]:
 @given(
     st.lists(st.dictionaries(st.sampled_from(TWINS), st.none() | st.integers(0, 9)), max_size=5), st.integers(-1, 10)
 )
-@settings(deadline=None)
 def test_what_was_due_before_the_timer_is_gone(history: list[dict[Key, int | None]], first_ms: int) -> None:
     """No row says so: it is not found, not merged at the bottom, and what is merged above hides what lies below."""
     runs = [run for changes in reversed(history) for run in dated(changes, first_ms)]

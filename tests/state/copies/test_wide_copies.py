@@ -27,7 +27,6 @@ from riffle_spark.state.restore.stack_keeper import OpenStack, StackKeeper
 from riffle_spark.state.schemas import variable_kinds, variables
 from riffle_spark.state.schemas.variable_kinds import NO_DUE, TIMER
 from riffle_spark.state.schemas.variables import VariableColumns
-from tests.kit.state.drawn_tables import some
 from tests.kit.state.drawn_variables import table_of
 from tests.kit.state.wide_members import SCHEMA, Change, Key, Log, Model, member, model_of, row_of
 
@@ -71,7 +70,6 @@ def deltas(draw: st.DrawFn) -> dict[int, list[Change]]:
 STEPS = st.lists(st.one_of(deltas(), deltas(), st.sampled_from(["bring", "follow", "snapshot"])), max_size=10)
 
 
-@some
 @given(STEPS)
 def test_copies_hold_what_a_dictionary_does(steps: list[object]) -> None:
     """Whatever is put, cleared, deleted and due: a copy that folds, one that upkeep brings, and one restored from a

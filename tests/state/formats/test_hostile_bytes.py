@@ -343,6 +343,7 @@ def test_a_valid_record_does_not_expand_to_gigabytes() -> None:
         assert (done.returncode, b"the record cannot be read" in done.stdout) == (0, True), done
 
 
+@pytest.mark.long
 def test_the_largest_records_are_read_again() -> None:
     """Of all key-groups and of several stores, with long chains: what is written is accepted."""
     chance = random.Random(3)

@@ -10,11 +10,10 @@ from hypothesis import given
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.formats.key_codec import encode_keys
-from tests.kit.state.drawn_tables import keys, some
+from tests.kit.state.drawn_tables import keys
 from tests.kit.state.key_ranks import ranks
 
 
-@some
 @given(keys())
 def test_stored_keys_compare_as_the_keys_do(columns: list[pa.Array]) -> None:
     """Stored keys are less, equal and greater exactly where the keys are, column by column."""
@@ -25,7 +24,6 @@ def test_stored_keys_compare_as_the_keys_do(columns: list[pa.Array]) -> None:
             assert (stored[left] == stored[right]) == (wanted[left] == wanted[right])
 
 
-@some
 @given(keys())
 def test_no_stored_key_begins_another(columns: list[pa.Array]) -> None:
     """No stored key is the beginning of a different one, so a scan by whole key finds that key only."""

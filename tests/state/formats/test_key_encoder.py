@@ -12,10 +12,9 @@ from hypothesis import given
 
 from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.state.formats.nested_keys import KeyEncoder
-from tests.kit.state.drawn_tables import keys, some
+from tests.kit.state.drawn_tables import keys
 
 
-@some
 @given(keys())
 def test_a_key_alone_is_encoded_as_its_column_is(columns: list[pa.Array]) -> None:
     """Every key of every type gives the bytes that the columns give."""

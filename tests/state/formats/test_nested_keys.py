@@ -17,7 +17,7 @@ from riffle_spark.state.formats.nested_keys import (
     encode_nested_keys,
     with_maps_in_order,
 )  # fmt: skip
-from tests.kit.state.drawn_tables import KEY_TYPES, Values, nullable_lists, some, structs
+from tests.kit.state.drawn_tables import KEY_TYPES, Values, nullable_lists, structs
 from tests.kit.state.key_ranks import ranks, types_of
 
 
@@ -59,7 +59,6 @@ def as_tuples(value: object) -> object:
     return list(map(as_tuples, value)) if isinstance(value, list) else value
 
 
-@some
 @given(nested_keys())
 def test_nested_keys_compare_as_their_values_do(columns: list[pa.Array]) -> None:
     """Bytes are less, equal and greater exactly where the keys are: so two keys are never taken for one."""
@@ -70,7 +69,6 @@ def test_nested_keys_compare_as_their_values_do(columns: list[pa.Array]) -> None
             assert (stored[left] == stored[right]) == (wanted[left] == wanted[right])
 
 
-@some
 @given(nested_keys())
 def test_no_nested_key_begins_another(columns: list[pa.Array]) -> None:
     """No key's bytes are the beginning of another one's."""
@@ -78,7 +76,6 @@ def test_no_nested_key_begins_another(columns: list[pa.Array]) -> None:
     assert not any(longer.startswith(key) for key, longer in itertools.pairwise(stored))
 
 
-@some
 @given(nested_keys())
 def test_a_nested_key_alone_is_encoded_as_its_column_is(columns: list[pa.Array]) -> None:
     """One key at a time gives the bytes that the columns give, structs being tuples or dictionaries."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import CorruptStateError, FencedError, UnavailableError
@@ -15,9 +15,9 @@ from riffle_spark.state.log.log import FULL_EVERY, Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Manifest, Snapshot
 from riffle_spark.state.log.record import Record, decode, digest, encode
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.testing.faulty_store import Fault, FaultyStore
-from riffle_spark.testing.lagging_store import LaggingStore
 from tests.kit.state.drawn_records import PLAIN, ROOT, drafted, entry, grown, manifest, opened
+from tests.kit.state.faulty_store import Fault, FaultyStore
+from tests.kit.state.lagging_store import LaggingStore
 
 
 def test_an_empty_root_is_an_empty_log() -> None:
@@ -182,7 +182,6 @@ def test_a_reader_of_two_records_knows_everything(count: int) -> None:
 
 
 @given(st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 9), max_size=3), min_size=1, max_size=40), st.data())
-@settings(deadline=None, max_examples=40)
 def test_any_record_says_what_its_writer_knew(history: list[dict[int, int]], data: st.DataObject) -> None:
     """Over random changes and reopenings, each record read alone gives the manifest of its time."""
     store = MemoryStore()

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, CorruptStateError
@@ -20,7 +20,6 @@ from tests.kit.state.drawn_records import PLAIN, RECORDS, link
 
 
 @given(RECORDS)
-@settings(deadline=None, max_examples=150)
 def test_a_record_is_read_as_it_was_written(record: Record) -> None:
     """Every field comes back equal, entries and outputs included, and equal records have equal bytes."""
     assert decode(encode(record), "log/0") == record
@@ -28,7 +27,6 @@ def test_a_record_is_read_as_it_was_written(record: Record) -> None:
 
 
 @given(RECORDS, st.data())
-@settings(deadline=None, max_examples=150)
 def test_a_changed_byte_never_passes_unnoticed(record: Record, data: st.DataObject) -> None:
     """A flipped bit is either told as damage or leaves the record as it was."""
     good = encode(record)
@@ -39,7 +37,6 @@ def test_a_changed_byte_never_passes_unnoticed(record: Record, data: st.DataObje
 
 
 @given(st.integers(0, 10_000))
-@settings(deadline=None, max_examples=60)
 def test_a_truncated_record_is_told(length: int) -> None:
     """Whatever of the end is missing, it is damage."""
     good = encode(PLAIN)
@@ -48,7 +45,6 @@ def test_a_truncated_record_is_told(length: int) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None)
 def test_foreign_bytes_are_no_record(data: bytes) -> None:
     """Bytes that riffle did not write are refused as such."""
     with pytest.raises(CorruptStateError, match="not a riffle log record"):

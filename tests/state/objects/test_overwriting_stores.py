@@ -17,9 +17,9 @@ from riffle_spark.state.log.record import Kind
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
-from riffle_spark.testing.faulty_store import Fault, FaultyStore
 from tests.kit.servers.careless_proxy import careless_proxy
 from tests.kit.servers.object_server import ObjectServer
+from tests.kit.state.faulty_store import Fault, FaultyStore
 
 FIRST = first_record("query", 8, "key_group", Stamp("c", 0))
 

@@ -10,6 +10,7 @@ import pytest
 from riffle_spark.errors import ConfigError, RefusedError, UnavailableError
 from riffle_spark.state.objects.s3_answers import TABLE, Action, Rule, rule_of
 from riffle_spark.state.objects.store import ObjectStore
+from tests.kit.matrix import sampled
 from tests.kit.servers.s3_calls import CALLS, error_of
 from tests.kit.servers.scripted_server import Answer, Request, ScriptedServer, refusal
 
@@ -167,7 +168,7 @@ def test_what_may_pass_is_sent_again(scripted: ScriptedServer, case: Case, crede
     assert rule_for(case).action is Action.AGAIN
 
 
-@pytest.mark.parametrize("case", FRESH, ids=name_of)
+@pytest.mark.parametrize("case", sampled(FRESH, 3), ids=name_of)
 def test_rotated_credentials_are_read_before_a_call_fails(
     scripted: ScriptedServer, case: Case, credentials: Callable[[str], None]
 ) -> None:

@@ -174,7 +174,7 @@ def test_an_option_of_a_store_that_is_empty_or_more_than_a_line_is_refused(name:
 
 
 @given(NAMES)
-@settings(deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_name_leads_out_of_the_root(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     """A name is refused, or its object lies below the root: for puts, gets, looks, deletes and lists."""
     above = tmp_path_factory.getbasetemp() / "names"
@@ -196,7 +196,6 @@ def test_no_name_leads_out_of_the_root(tmp_path_factory: pytest.TempPathFactory,
 
 
 @given(NAMES)
-@settings(deadline=None, max_examples=300)
 def test_a_stores_name_is_one_part_of_a_path(name: str) -> None:
     """Whatever is not is refused: names of objects and of local folders are made of it."""
     try:

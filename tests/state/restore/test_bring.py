@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import OutOfDate
@@ -181,7 +181,6 @@ ACTS = st.sampled_from(["bring", "bring", "snapshot", "forget", "move", "nothing
 
 
 @given(st.lists(st.tuples(DELTAS, ACTS, st.booleans()), max_size=10))
-@settings(deadline=None, max_examples=30)
 def test_whatever_is_folded_or_restored_a_copy_equals_a_dictionary(
     history: list[tuple[dict[int, dict[str, int | None]], str, bool]],
 ) -> None:

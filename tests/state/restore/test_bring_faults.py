@@ -9,8 +9,8 @@ import pytest
 from riffle_spark.errors import CorruptStateError, UnavailableError
 from riffle_spark.state.copies import stack
 from riffle_spark.state.log import paths
-from riffle_spark.testing.faulty_store import Fault
 from tests.kit.state.drawn_records import attempt
+from tests.kit.state.faulty_store import Fault
 from tests.kit.state.members import Place
 
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import CorruptStateError, LocalDiskError, UnavailableError
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.restore import reader
 from riffle_spark.state.restore.reader import RANGE_BYTES, range_of, ranges
-from riffle_spark.testing.faulty_store import Fault
+from tests.kit.state.faulty_store import Fault
 from tests.kit.state.members import Place
 
 
@@ -159,7 +159,6 @@ def test_who_finds_its_file_gone_while_it_fetches_is_told_so(place: Place, monke
 
 
 @given(st.integers(0, 1_000_000_000), st.integers(0, 2_000_000_000))
-@settings(deadline=None)
 def test_ranges_cover_a_snapshot_without_a_short_rest(length: int, others: int) -> None:
     """None is longer than one and a half ranges, none but the only one shorter than half of one."""
     most = range_of(length + others)
@@ -171,7 +170,6 @@ def test_ranges_cover_a_snapshot_without_a_short_rest(length: int, others: int) 
 
 
 @given(st.integers(1, 200_000_000), st.integers(12, 200))
-@settings(deadline=None)
 def test_of_many_snapshots_each_is_one_range(length: int, count: int) -> None:
     """There are as many gets at a time without cutting them, and what comes in one is checked on its way."""
     assert list(ranges(length, range_of(count * length))) == [(0, length)]

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import Future
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.state.restore.prefetch import Budget, prefetched
@@ -18,7 +18,6 @@ def results(found: list[tuple[int, Future[int]]]) -> list[int]:
     return [future.result() for _, future in found]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 60), st.integers(1, 4))
 def test_every_item_comes_once_in_order_and_within_the_bound(sizes: list[int], bound: int, at_once: int) -> None:
     """What is begun and not yet taken never holds more than the bound and one item."""

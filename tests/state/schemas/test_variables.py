@@ -31,7 +31,6 @@ from riffle_spark.state.schemas.variable_kinds import (
     ids_of_keys,
 )  # fmt: skip
 from riffle_spark.state.schemas.variables import VariableColumns
-from tests.kit.state.drawn_tables import some
 from tests.kit.state.drawn_variables import table_of, wide_tables
 
 NAMES = pa.dictionary(pa.int8(), pa.string())
@@ -89,7 +88,6 @@ def rank(schema: VariableColumns, row: dict[str, Any]) -> tuple[object, ...]:
     return (encode_nested_keys(columns)[0].as_py(),)
 
 
-@some
 @given(wide_tables())
 def test_rows_come_back_from_a_part(drawn: Drawn) -> None:
     """Rows to a part to its bytes to rows is the identity, by key, variable and element; so it is over merged parts."""
@@ -110,7 +108,6 @@ def test_rows_come_back_from_a_part(drawn: Drawn) -> None:
         assert repr(canonical(schema, back)) == repr(canonical(schema, table))
 
 
-@some
 @given(wide_tables())
 def test_parts_of_the_first_format_are_read(drawn: Drawn) -> None:
     """What a part's bytes held before is sorted when it is opened, and holds what it held."""
@@ -122,7 +119,6 @@ def test_parts_of_the_first_format_are_read(drawn: Drawn) -> None:
     assert repr(canonical(schema, back)) == repr(canonical(schema, table))
 
 
-@some
 @given(wide_tables())
 def test_one_key_is_found_as_all_are(drawn: Drawn) -> None:
     """The id of an entry of a map, asked for alone, is that of its row."""

@@ -1,0 +1,59 @@
+"""Track the copies on members' disks: their heads, how far they lag, and which are idle."""
+
+from collections.abc import Mapping, Sequence
+
+from riffle_spark.assign.model import Assignment
+from riffle_spark.messages.slot_orders import Receipt
+from riffle_spark.protocol.ownership.groups import Groups
+from riffle_spark.protocol.ownership.idle_copies import IdleCopies
+from riffle_spark.protocol.ownership.known_copies import KnownCopies
+from riffle_spark.protocol.ownership.membership import Membership
+from riffle_spark.protocol.ownership.readiness import LagTrend, Readiness, readiness_of
+from riffle_spark.protocol.ownership.view import Situation, uses_pointers
+from riffle_spark.settings import Settings
+from riffle_spark.state.log.manifest import Address, Entry, Manifest
+from riffle_spark.state.log.record import Record
+
+__all__ = ["CopyTracking"]
+
+
+class CopyTracking:
+    """All reported copies. ``readiness`` covers the standbys and warm-ups of the last look, ``trend`` their lags."""
+
+    def __init__(self) -> None:
+        self.known = KnownCopies()
+        self.idle = IdleCopies()
+        self.trend = LagTrend()
+        self.readiness: tuple[Readiness, ...] = ()
+
+    def forget(self) -> None:
+        """Forget all copies: another driver may have been at work."""
+        self.known.forget()
+        self.idle.forget()
+
+    def measure(self, situation: Situation, settings: Settings, *, is_batch: bool) -> None:
+        """Measure how ready standbys and warm-ups are. Only batches count for the trend."""
+        acceptable = settings.acceptable_recovery_lag
+        self.readiness = readiness_of(situation, acceptable, pointers=uses_pointers(settings))
+        if is_batch:
+            self.trend.note(self.readiness)
+
+    def record_missing(self, receipts: Sequence[Receipt]) -> None:
+        """Forget the copies that slots did not find in their folders."""
+        for receipt in receipts:
+            for key_group in receipt.missing:
+                self.known.gone(receipt.member, (receipt.store, key_group))
+
+    def record_commit(
+        self, record: Record, before: Manifest, changes: Mapping[Address, Entry], receipts: Sequence[Receipt]
+    ) -> None:
+        """Note the copies that slots advanced, the deltas they sealed, and the links that snapshots replaced."""
+        self.known.ran(receipts, before)
+        self.known.replaced(record.sequence, before, changes)
+
+    def record_assignment(
+        self, assignment: Assignment, membership: Membership, groups: Groups, settings: Settings, now: float
+    ) -> None:
+        """Note an assignment: known copies without a place in it are idle from now on."""
+        pointers = uses_pointers(settings)
+        self.idle.record_assignment(assignment, self.known, membership, now, pointers=pointers, groups=groups)

@@ -1,0 +1,51 @@
+"""Remember which tasks belong to lost members, until these are back or given up."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from riffle_spark.assign.model import Assignment, MemberId, TaskId
+
+__all__ = ["Homes"]
+
+
+class Homes:
+    """The tasks that lost members owned.
+
+    A task keeps its home while that member is awaited and, once the member is back, until it owns the task again.
+    ``awaited`` are the members that the last assignment waited for.
+    """
+
+    def __init__(self) -> None:
+        self.owners: dict[TaskId, MemberId] = {}
+        self.awaited: frozenset[MemberId] = frozenset()
+        self._standbys: dict[TaskId, MemberId] = {}
+
+    def of(self, members: Collection[MemberId]) -> dict[TaskId, MemberId]:
+        """Return the tasks whose home is one of these members."""
+        return {t: home for t, home in self.owners.items() if home in members}
+
+    def followers(self, task: TaskId) -> tuple[str, str]:
+        """Return the members that will read a task's deltas once they are back: as owner, as standby. "" is none."""
+        return self.owners.get(task, ""), self._standbys.get(task, "")
+
+    def remember(self, left: Iterable[MemberId], awaited: Collection[MemberId], present: Assignment) -> None:
+        """Keep the tasks, and the standby copies, of members that left and are awaited."""
+        for member in left:
+            if member in awaited:
+                owned = [t for t, owner in present.owners.items() if owner == member]
+                self.owners.update({t: member for t in owned if self.owners.get(t) not in awaited})
+                self._standbys.update({t: member for t, standbys in present.standbys.items() if member in standbys})
+
+    def resume(self, owners: Mapping[TaskId, MemberId], awaited: Iterable[MemberId]) -> None:
+        """Continue where an earlier driver left off."""
+        self.owners.update(owners)
+        self.awaited = frozenset(awaited)
+
+    def give_up(self, awaited: Collection[MemberId], live: Collection[MemberId]) -> bool:
+        """Forget the tasks of members that are no longer awaited; return whether the last assignment waited for one."""
+        self.owners = self.of({*awaited, *live})
+        self._standbys = {t: member for t, member in self._standbys.items() if member in awaited}
+        return bool(self.awaited - {*awaited, *live})
+
+    def forget_returned(self, present: Assignment) -> None:
+        """Forget the tasks whose home owns them again."""
+        self.owners = {t: home for t, home in self.owners.items() if present.owners.get(t) != home}

@@ -1,0 +1,77 @@
+"""Find copies that no assignment needs any more, and when to remove them.
+
+Theory of operation. A copy's lag may bring it into the next assignment. So a copy counts as idle only if it was
+reported before an assignment and has no place in that assignment, and from that assignment on. A copy that is ordered
+to be removed is forgotten at once, so that no later assignment counts on it. The executor removes it only if it is
+still at the head that was reported.
+"""
+
+from collections.abc import Collection, Set
+
+from riffle_spark.assign.model import Assignment, MemberId, TaskId
+from riffle_spark.messages.upkeep_orders import Drop
+from riffle_spark.protocol.ownership.groups import Groups
+from riffle_spark.protocol.ownership.known_copies import KnownCopies
+from riffle_spark.protocol.ownership.membership import Membership
+from riffle_spark.state.log.manifest import Address
+
+__all__ = ["IdleCopies"]
+
+
+class IdleCopies:
+    """Since when each copy has been idle."""
+
+    def __init__(self) -> None:
+        self._idle: dict[tuple[MemberId, Address], float] = {}
+
+    def record_assignment(
+        self,
+        assignment: Assignment,
+        copies: KnownCopies,
+        membership: Membership,
+        now: float,
+        *,
+        pointers: bool,
+        groups: Groups,
+    ) -> None:
+        """Record an assignment: it answers all copies that are known now. Pointer standbys need no copy."""
+        idle: dict[tuple[MemberId, Address], float] = {}
+        for member in sorted(membership.live):
+            for address in copies.of(member):
+                if not _is_needed(assignment, member, groups.task(*address), pointers=pointers):
+                    idle[member, address] = self._idle.get((member, address), now)
+        self._idle = idle
+
+    def take_due(
+        self,
+        copies: KnownCopies,
+        live: Collection[MemberId],
+        now: float,
+        delay: float,
+        *,
+        at_once: Set[MemberId] = frozenset(),
+    ) -> dict[MemberId, list[Drop]]:
+        """Return the copies to remove now, by member, and forget them. ``at_once`` are members that need the room."""
+        drops: dict[MemberId, list[Drop]] = {}
+        for (member, address), since in sorted(self._idle.items()):
+            if member in live and (now - since >= delay or member in at_once):
+                head = copies.of(member).get(address)
+                del self._idle[member, address]
+                if head is not None:
+                    drops.setdefault(member, []).append(Drop(*address, head))
+                    copies.gone(member, address)
+        return drops
+
+    def is_due(self, now: float, delay: float) -> bool:
+        """Return whether a copy has been idle for ``delay`` seconds."""
+        return any(now - since >= delay for since in self._idle.values())
+
+    def forget(self) -> None:
+        """Forget all copies: no assignment has answered them."""
+        self._idle.clear()
+
+
+def _is_needed(assignment: Assignment, member: MemberId, t: TaskId, *, pointers: bool) -> bool:
+    if member in (assignment.owners.get(t), assignment.target.get(t), *assignment.warmups.get(t, ())):
+        return True
+    return not pointers and member in assignment.standbys.get(t, ())

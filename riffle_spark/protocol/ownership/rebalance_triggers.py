@@ -1,0 +1,89 @@
+"""Decide after each batch whether a new assignment is due, and what the assignor should go by.
+
+Between batches only probes count. The other triggers count batches in a row (``Patience``), or compare disks, memory
+and lags with their marks (``Quarantine``). Each assignment resets them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from riffle_spark.assign.model import Assignment, MemberId
+from riffle_spark.protocol.ownership.quarantine import Quarantine
+from riffle_spark.protocol.ownership.readiness import Readiness
+from riffle_spark.protocol.ownership.slots import slots_to_level
+from riffle_spark.protocol.ownership.triggers import Measured, Patience, Probes
+from riffle_spark.protocol.ownership.view import Situation, uses_pointers
+from riffle_spark.protocol.ownership.weights import Weights
+from riffle_spark.settings import Settings
+
+__all__ = ["RebalanceTriggers"]
+
+
+class RebalanceTriggers:
+    """The triggers of a running query, beside changes of members, tasks and requests."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.probes = Probes()
+        self.quarantine = Quarantine()
+        self._patience = Patience()
+        self._measured = Measured(weights, self._patience)
+
+    def is_probe_due(self, situation: Situation, readiness: Iterable[Readiness], settings: Settings) -> bool:
+        """Return whether to probe now. A standby that is to become the owner warms up, too."""
+        target = situation.present.target
+        warming = [r.lag_records for r in readiness if r.role == "warmup" or target.get(r.task) == r.member]
+        patience = (settings.acceptable_recovery_lag, settings.probing_rebalance_interval)
+        return self.probes.due(situation.present, warming, patience, situation.now)
+
+    def is_due_after_batch(self, situation: Situation, readiness: Iterable[Readiness], settings: Settings) -> bool:
+        """Update every trigger that counts batches; return whether one of them fired."""
+        present = situation.present
+        settled = not present.warmups and not present.needs_probe
+        slots = slots_to_level(situation.members.live, settings, situation.drained)
+        fired = [
+            self._fall_behind(situation, readiness, settings),
+            self.quarantine.update_marks(situation, settings),
+            self._measured.is_unlevel(present.owners, slots, settings.balance_band, settled=not present.warmups),
+            self._reads_across(situation, settings, settled=settled),
+        ]
+        return any(fired)
+
+    def _fall_behind(self, situation: Situation, readiness: Iterable[Readiness], settings: Settings) -> bool:
+        lags = {(r.task, r.member): r.lag_records for r in readiness if r.role == "standby"}
+        slow = self._patience.fall_behind(lags) if not uses_pointers(settings) else {}
+        return self.quarantine.add_slow(slow, situation)
+
+    def _reads_across(self, situation: Situation, settings: Settings, *, settled: bool) -> bool:
+        weights = self._measured.weights
+        if not weights.racks_of or settings.rack_aware_assignment_strategy == "none":
+            return False
+        traffic = weights.traffic(situation.groups, situation.partitions or None)
+        return self._measured.reads_across(traffic, situation.present.owners, _racks(situation), settled=settled)
+
+    def start_assignment(self, situation: Situation, *, is_requested: bool) -> None:
+        """Fix what the next assignment goes by. A series of probing rebalances goes by one measurement of traffic."""
+        if is_requested:
+            self.quarantine.forgive()
+        if not situation.present.needs_probe or not self._measured.traffic:
+            weights = self._measured.weights
+            self._measured.traffic = weights.traffic(situation.groups, situation.partitions or None)
+
+    def with_measurements(self, situation: Situation, settings: Settings) -> Situation:
+        """Return the situation with traffic and quarantined members. A new driver knows disks from censuses only."""
+        self.quarantine.update_marks(situation, settings)
+        return replace(situation, traffic=self._measured.traffic, quarantined=self.quarantine.of(situation))
+
+    def record_assignment(self, assignment: Assignment, situation: Situation, settings: Settings) -> None:
+        """Note an assignment and what it could not improve, and count batches anew."""
+        slots = slots_to_level(situation.members.live, settings, situation.drained)
+        self._measured.assigned(assignment.target, slots, _racks(situation), settings.balance_band)
+        self.probes.assigned(assignment, situation.now)
+        self._patience.start_over()
+
+    def take_warnings(self) -> list[str]:
+        """Return the warnings since the last call."""
+        return [*self.quarantine.take_warnings(), *self._measured.take_warnings()]
+
+
+def _racks(situation: Situation) -> dict[MemberId, str | None]:
+    return {name: living.rack for name, living in situation.members.live.items()}

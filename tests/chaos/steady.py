@@ -1,0 +1,210 @@
+"""``./run chaos --steady``: three steady queries for a while, and whether anything of theirs grows: memory, open files,
+threads, temporary files, objects in the store.
+
+./run chaos --steady --minutes 30 [--json] [--rate 1000]
+
+What is retained fills up first. A delta goes once the chain that lists it has been cut by a snapshot, which is due at
+the latest after ``retained_versions`` batches; that record is retained no more; the record that deletes is there; and
+nothing counts on the full record any more that told of it. Deltas on local disk go once there are enough spare ones. So
+many batches later nothing is to grow any more, whatever a batch takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kit.memory import pss_kb
+from riffle_spark.errors import ConfigError
+from riffle_spark.settings import Settings
+from riffle_spark.state.copies import folder as deltas
+from riffle_spark.state.log.log import FULL_EVERY
+from tests.chaos.driver_app import QUERIES
+from tests.chaos.processes import drivers, python_workers
+from tests.chaos.room import APP, SETTINGS, Room, Size, run_in_folder
+from tests.chaos.run_of_chaos import await_first_batches, catch_up, settled_verdicts
+from tests.chaos.slopes import Slope, slope_of
+
+SAMPLES = 60
+LEAST_SECONDS = 5.0
+LEAST_SAMPLES = 15
+SEEN_SHARE = 0.8
+"""Of the samples that count, so many must have each quantity: a process may be looked at as it ends."""
+SLOTS = 2
+"""An executor's."""
+LEAKED_A_BATCH = 0.1
+"""What is left behind by one batch in ten is found: of files, threads and descriptors, and of 100 kB each."""
+Sample = dict[str, float]
+
+
+def heap_mb(pid: int) -> float | None:
+    """Return what a JVM's heap holds after a collection, if the machine has what asks for that."""
+    try:
+        asked = [subprocess.run(["jcmd", str(pid), what], capture_output=True, text=True, timeout=60, check=True)
+                 for what in ("GC.run", "GC.heap_info")]  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    used = [line.split("used ")[1].split("K")[0] for line in asked[1].stdout.splitlines() if "total" in line]
+    return sum(map(int, used)) / 1024 if used else None
+
+
+def of_processes(name: str, pids: Iterable[int]) -> Sample:
+    """Return memory, open files and threads of some processes together."""
+    found: Sample = defaultdict(float)
+    for pid in pids:
+        with suppress(OSError):
+            at = Path(f"/proc/{pid}")
+            found[f"{name}: memory, MB"] += pss_kb((at / "smaps_rollup").read_text()) / 1024
+            found[f"{name}: open files"] += len(list((at / "fd").iterdir()))
+            found[f"{name}: threads"] += len(list((at / "task").iterdir()))
+    return found
+
+
+def sample(room: Room) -> Sample:
+    """Return everything there is to see at this moment."""
+    java, python = drivers(room.driver_pids(), APP.name)
+    executors = room.executors()
+    found: Sample = {}
+    for name, pids in (("driver's JVM", java), ("executors' JVMs", executors)):
+        heaps = [heap_mb(pid) for pid in pids]
+        found |= of_processes(name, pids)
+        if pids and shutil.which("jcmd"):
+            # A heap grows to its limit whatever is in it, so its memory says nothing where more can be known.
+            found.pop(f"{name}: memory, MB", None)
+            if None not in heaps:
+                found[f"{name}: heap after a collection, MB"] = sum(heap for heap in heaps if heap is not None)
+    found |= of_processes("driver's Python", python)
+    found |= of_processes("Python workers", [pid for executor in executors for pid in python_workers(executor)])
+    found["temporary files"] = _files(room.folder.glob("cluster/worker-*")) + _files([room.folder / "tmp"])
+    objects = room.folder / "s3" / "files" / room.store.bucket
+    for kind in ("sealed", "fetched", "stacks"):
+        found[f"files of copies, {kind}"] = _files((room.folder / "local").glob(f"*/*/{kind}"))
+    for query in QUERIES:
+        found[f"batches of {query}"] = (room.committed_batches(query) or [-1])[-1] + 1
+        found[f"records of {query}"] = _files([objects / query / "log"])
+        found[f"deltas of {query}"] = _files([objects / query / "delta"])
+        found[f"snapshots of {query}"] = _files(objects.glob(f"{query}/*/key_group=*"))
+    return found
+
+
+def _files(folders: Iterable[Path]) -> int:
+    # os.walk goes on where a folder has been deleted since it was listed.
+    return sum(len(names) for folder in folders for _, _, names in os.walk(folder))
+
+
+def filling_batches(given: Mapping[str, Any], trigger_seconds: float) -> int:
+    """Return after how many batches all that is retained is there, by a query's settings."""
+    settings = Settings(**given)
+    retained = max(settings.retained_versions, math.ceil(settings.retained_for / trigger_seconds))
+    in_store = settings.retained_versions + retained + 2 * FULL_EVERY  # deletes come as seldom as full records
+    return max(in_store, deltas._SPARE_FILES_MAX // SLOTS)  # private: no setting says it
+
+
+def slopes(times: list[float], samples: list[Sample], filling: int) -> list[Slope]:
+    """Judge every quantity from the first sample on in which each query has had ``filling`` batches. Raises
+    ``ConfigError`` if there are too few of these samples, or too few that have some quantity.
+    """
+    done = [min(one[f"batches of {query}"] for query in QUERIES) for one in samples]
+    first = sum(batches < filling for batches in done)
+    if len(samples) - first < LEAST_SAMPLES:
+        told = f"what is retained takes {filling} batches to be there, and the run had {done[-1]:.0f}"
+        raise ConfigError(told, remedy="have it run longer: --minutes")
+    batches = sum(samples[-1][f"batches of {query}"] for query in QUERIES)
+    names = dict.fromkeys(name for one in samples for name in one if "batches of" not in name)
+    return [_slope(name, times, samples, LEAKED_A_BATCH * batches, first) for name in names]
+
+
+def _slope(name: str, times: list[float], samples: list[Sample], least: float, first: int) -> Slope:
+    having = [number for number, one in enumerate(samples) if name in one]
+    counting = sum(number >= first for number in having)
+    if counting < SEEN_SHARE * (len(samples) - first):
+        told = f"{name} was seen in {counting} of the {len(samples) - first} samples that count"
+        raise ConfigError(told, remedy="run it again on a machine that is less busy")
+    of_first = sum(number < first for number in having)
+    return slope_of(name, [times[n] for n in having], [samples[n][name] for n in having], least, of_first)
+
+
+class SteadyRun:
+    """One run."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self._options, self._folder = options, folder
+        self._begun = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Tell how far it is."""
+        print(f"{time.monotonic() - self._begun:7.1f} s  {text}", file=sys.stderr, flush=True)
+
+    def run(self) -> dict[str, object]:
+        """Start everything, look at it for as long as was asked, and compare."""
+        options = self._options
+        with Room(self._folder, options.seed, Size(rate=options.rate)) as room:
+            room.start_producer()
+            await_first_batches(room)
+            self.say("every query has committed a batch")
+            times, samples = self._sampled(room, options.minutes * 60)
+            sent = room.stop_producer()
+            events = int(sent["events"])
+            catch_up(room, events, self.say)
+            room.end_all_windows()
+            verdicts = settled_verdicts(room, events)
+        filling = filling_batches({**SETTINGS, **room.size.riffle}, room.size.trigger_seconds)
+        found = slopes(times, samples, filling)
+        for one in found:
+            print(one, file=sys.stderr)
+        batches = sum(samples[-1][f"batches of {query}"] for query in QUERIES)
+        exact = all(one.is_exact for one in verdicts.values())
+        return {
+            "rows": events, "batches": int(batches), "exact": exact,
+            "seconds": round(time.monotonic() - self._begun, 1), "failures": room.failures,
+            "grows": [one.name for one in found if not one.is_flat],
+            "slopes": [asdict(one) for one in found],
+        }  # fmt: skip
+
+    def _sampled(self, room: Room, seconds: float) -> tuple[list[float], list[Sample]]:
+        every = max(LEAST_SECONDS, seconds / SAMPLES)
+        begun, times, samples = time.monotonic(), list[float](), list[Sample]()
+        while time.monotonic() - begun < seconds:
+            times.append(time.monotonic() - begun)
+            samples.append(sample(room))
+            time.sleep(max(0.0, begun + len(times) * every - time.monotonic()))
+        return times, samples
+
+
+def is_good(told: Mapping[str, object]) -> bool:
+    """Tell whether nothing grows, nothing failed and nothing is wrong."""
+    return bool(told["exact"]) and not told["grows"] and not told["failures"]
+
+
+def main(arguments: list[str]) -> int:
+    """Run it; 0 if everything is flat and right, 1 if not, 130 if interrupted."""
+    description = "Run steady queries and check whether anything grows."
+    parser = argparse.ArgumentParser(prog="./run chaos --steady", description=description)
+    parser.add_argument("--minutes", type=float, default=30.0, help="how long (%(default)s)")
+    parser.add_argument("--rate", type=int, default=1_000, help="events a second (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    options = parser.parse_args(arguments)
+    for name in ("minutes", "rate"):
+        if not getattr(options, name) > 0:
+            parser.error(f"--{name} is to be more than 0")
+
+    def play(folder: Path) -> bool:
+        told = SteadyRun(options, folder).run()
+        if options.json:
+            print(json.dumps(told))
+        return is_good(told)
+
+    return run_in_folder("steady", play)

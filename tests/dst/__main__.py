@@ -1,0 +1,225 @@
+"""``./run dst --schedules N [--seed S] [--json]``: histories of a query under fire, and what met which step.
+
+Each seed plays one schedule. One that fails is printed with its history, and shrunk: faults and actors are left out one
+at a time while it still fails. ``--seed S`` plays that one alone, or ``--schedules`` of them from there on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tests.dst.coverage import Coverage, Told, aims_for
+from tests.dst.faults import Aim
+from tests.dst.players import Players
+from tests.dst.schedule import Schedule
+
+__all__ = ["main"]
+
+MEMORY = Path("/dev/shm")
+ACTORS = (
+    "second driver", "wrong start", "executors", "operator", "remedy", "adopt", "switch", "groups", "reader", "root",
+)  # fmt: skip
+SHRINKS = 60
+MOST_SECONDS = 900.0
+"""A schedule that takes longer stands still: its process tells where, and ends. The slowest take seconds."""
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class _Task:
+    seed: int
+    aims: tuple[Aim, ...]
+    job: str
+    tell: bool
+    shrink: bool
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Play schedules; return 1 if one of them fails."""
+    asked = _asked(arguments)
+    coverage, code = Coverage(), 0
+    try:
+        with (
+            _folder(MEMORY if os.access(MEMORY, os.W_OK) else None) as folder,
+            closing(_told(asked, coverage, folder)) as all_told,
+        ):
+            for told in all_told:
+                coverage.add(told)
+                if told.said:
+                    print(told.said, file=sys.stderr if told.failure else sys.stdout)
+                if told.failure and not asked.go_on:
+                    break
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    print(
+        json.dumps(coverage.to_json())
+        if asked.json
+        else f"{coverage.table()}\n{json.dumps(coverage.to_json(), indent=1)}"
+    )
+    return 1 if coverage.failures or (asked.cells and coverage.empty()) else code
+
+
+def _told(asked: argparse.Namespace, coverage: Coverage, folder: Path) -> Generator[Told, None, None]:
+    """Yield what each schedule tells: one alone is played here, for a debugger, others by processes."""
+    aims = tuple(map(Aim.read, asked.aim))
+    count = asked.schedules if asked.schedules is not None else 1 if asked.seed is not None else 100
+    until = time.monotonic() + asked.seconds
+
+    def task(number: int) -> _Task:
+        number += asked.seed or 0
+        seed, chosen = (number, aims) if aims or count == 1 else aims_for(coverage, number)
+        return _Task(seed, chosen, asked.job, asked.history, not asked.no_shrink)
+
+    if count == 1:
+        yield _played(folder, task(0))
+        return
+    players = Players[_Task, Told](asked.processes, partial(_played, folder), _died)
+    try:
+        yield from players.answers(task, count, lambda: time.monotonic() > until)
+    finally:
+        players.end()
+
+
+def _asked(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _parser()
+    if "--planted" in arguments:
+        parser.error("--planted has moved. Run ./run planted --schedules 500 [NAME ...]")
+    asked = parser.parse_args(arguments)
+    for name in ("schedules", "processes", "seconds"):
+        given = getattr(asked, name)
+        if given is not None and not given >= 1:
+            parser.error(f"--{name}: {given} is less than 1, nothing would be played")
+    return asked
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="./run dst", description=__doc__)
+    parser.add_argument("--schedules", type=int, help="so many, one seed after the other; 100 without --seed")
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, help="play so many side by side; one a core otherwise"
+    )
+    parser.add_argument("--seed", type=int, help="the first seed; alone, it is played alone")
+    parser.add_argument("--aim", action="append", default=[], metavar="FAULT@STEP@N", help="as a failure prints it")
+    parser.add_argument("--job", default="", help="one kind of query only")
+    parser.add_argument("--json", action="store_true", help="figures as one line of JSON")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no schedule after so many seconds")
+    parser.add_argument("--cells", action="store_true", help="fail where a fault met no step that it could")
+    parser.add_argument("--go-on", action="store_true", help="do not stop at the first schedule that fails")
+    parser.add_argument("--history", action="store_true", help="print what happened in schedules that are well, too")
+    parser.add_argument("--no-shrink", action="store_true", help="do not look for a shorter history")
+    return parser
+
+
+def _played(base: Path, task: _Task) -> Told:
+    """Play a schedule; return what it tells."""
+    schedule, failure = None, ""
+    with _bounded(), _folder(base) as folder:
+        try:
+            schedule = Schedule(task.seed, folder, aims=task.aims, job=task.job)
+            schedule.run()
+        except Exception as error:  # noqa: BLE001 - a bug shows in any way
+            failure = f"{type(error).__name__}: {error}"[:2000]
+    history = schedule.history if schedule else []
+    said = "\n".join(history) if task.tell or failure else ""
+    if failure:
+        last = [f"    {line}" for line in list(schedule.scheduler.last)[-30:]] if schedule else []
+        said = "\n".join([said, "its last steps:", *last, failure, _replay(task)])
+        if task.shrink:
+            said = f"{said}\n{_shrunk(base, task)}"
+        failure = f"seed {task.seed}: {failure[:200]}"
+    if schedule is None:
+        return Told(task.seed, failure=failure, said=said)
+    return Told(
+        task.seed, tuple(schedule.faults.hit), dict(schedule.disturbed), dict(schedule.faults.met), failure, said
+    )
+
+
+def _died(task: _Task, code: int | None) -> Told:
+    """Return what is told of a schedule whose process has ended or stood still."""
+    why = f"its process ended with {code}, in the midst of it or after {MOST_SECONDS:.0f} s"
+    return Told(task.seed, failure=f"seed {task.seed}: {why}", said=f"seed {task.seed}: {why}\n{_replay(task)}")
+
+
+def _replay(task: _Task) -> str:
+    job = f" --job '{task.job}'" if task.job else ""
+    return f"replay: ./run dst --seed {task.seed}{job}" + "".join(f" --aim '{aim}'" for aim in task.aims)
+
+
+def _shrunk(base: Path, task: _Task) -> str:
+    """Return the shortest history that still fails, by leaving out faults and actors one at a time."""
+    without: set[int] = set()
+    leave_out: set[str] = set()
+    best = _attempt(base, task, without, leave_out)
+    if best is None:
+        return "played again, it does not fail: something is left that is not drawn from the seed"
+    for actor in ACTORS:
+        found = _attempt(base, task, without, {*leave_out, actor})
+        if found is not None:
+            leave_out.add(actor)
+            best = found
+    for number, _ in reversed(best.faults.numbered[-SHRINKS:]):
+        found = _attempt(base, task, {*without, number}, leave_out)
+        if found is not None:
+            without.add(number)
+            best = found
+    kept = [f"#{number} {what}" for number, what in best.faults.numbered if number not in without]
+    return "\n".join(["", f"shrunk, without {sorted(leave_out)}, to: {kept}", *best.history])
+
+
+def _attempt(base: Path, task: _Task, without: Collection[int], leave_out: Collection[str]) -> Schedule | None:
+    """Return a schedule that fails, ``None`` if it does not."""
+    with _bounded(), _folder(base) as folder:
+        schedule = Schedule(
+            task.seed, folder, aims=task.aims, job=task.job, without=without, leave_out=leave_out
+        )  # fmt: skip
+        try:
+            schedule.run()
+        except Exception as error:  # noqa: BLE001 - a bug shows in any way
+            schedule.history.append(f"{type(error).__name__}: {error}"[:2000])
+            return schedule
+    return None
+
+
+@contextmanager
+def _folder(base: Path | None) -> Iterator[Path]:
+    """Give a folder for one schedule's local copies, or for all of them: in memory if there is such a disk."""
+    folder = Path(tempfile.mkdtemp(prefix="riffle-dst-", dir=base))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """End this process where it stands still, and say where each of its threads did."""
+    faulthandler.dump_traceback_later(MOST_SECONDS, exit=True, file=sys.__stderr__ or 2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set is part of a history
+        again = [sys.executable, "-m", "tests.dst", *sys.argv[1:]]
+        os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606 - this program, once more
+    signal.signal(signal.SIGTERM, _interrupted)  # figures are printed, and players end
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,159 @@
+"""Looks at every assignment of every driver in a schedule, and at the slots that it lays out by it: I6, I7 and I8."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from riffle_spark.assign.assignor import assign
+from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, TaskId, View
+from riffle_spark.assign.validity import violations
+from riffle_spark.protocol.ownership import placement, slots
+from riffle_spark.protocol.ownership.groups import task, task_named
+from riffle_spark.protocol.ownership.ownership import Ownership
+from riffle_spark.protocol.ports import Executor, SlotLayout
+from riffle_spark.state.log.record import Record
+from tests.kit.assign_views import caught_up
+
+__all__ = ["check_record", "watch_assignments"]
+
+Holds = Callable[[Callable[[], object]], None]
+"""What is told of each check: it does it, and notes what does not hold."""
+
+
+def watch_assignments(patch: pytest.MonkeyPatch, holds: Holds) -> None:
+    """Look at each assignment as it is made, and at who is to serve what whenever a driver asks for it."""
+    by_hash, laid_out_for = slots.hashed_assignment, Ownership.layout_for
+
+    def assigned(view: View, settings: AssignSettings) -> Assignment:
+        found = assign(view, settings)
+        holds(partial(_check_assigned, view, settings, found))
+        return found
+
+    def hashed(members: Mapping[str, Any], shards: Any, present: Assignment, *given: Any) -> Assignment:
+        found = by_hash(members, shards, present, *given)
+        turned = by_hash(dict(reversed([*members.items()])), shards, present, *given)
+        holds(partial(_check_same, found, turned))
+        holds(partial(_check_stays, by_hash(members, shards, found, *given), found))
+        return found
+
+    def laid_out(self: Ownership, executors: Sequence[Executor], *given: Any, **more: Any) -> SlotLayout:
+        layout = laid_out_for(self, executors, *given, **more)
+        holds(partial(_check_places, self, {one.id for one in executors}, layout))
+        return layout
+
+    patch.setattr(placement, "assign", assigned)
+    patch.setattr(slots, "hashed_assignment", hashed)
+    patch.setattr(Ownership, "layout_for", laid_out)
+
+
+def check_record(record: Record) -> None:
+    """I6, of what a batch's record says: each key-group has an owner in each group, and keeps standbys elsewhere."""
+    owners = {task_named(name): owner for name, owner in record.owners.items()}
+    total = record.total if record.dispatch == "key_group" else len(record.shards)
+    wanted = {task(number, group) for group in {one.group for one in owners} for number in range(total)}
+    assert owners.keys() == wanted, f"I6: record {record.sequence} has owners of {sorted(owners)} alone"
+    for name, members in record.standbys.items():
+        copies = Counter([*members, record.owners[name]])
+        assert max(copies.values()) == 1, f"I6: record {record.sequence} has {copies} for task {name}"
+
+
+def _check_places(owned: Ownership, live: set[str], layout: SlotLayout) -> None:
+    """I6: each task has one owner and at most one copy on a member, all of them on executors that are there, and one
+    slot, on its owner's.
+    """
+    key_groups = owned.placement.settings.key_groups
+    present, numbers = (
+        owned.placement.present,
+        range(key_groups if owned.placement.shards is None else len(owned.placement.shards)),
+    )
+    wanted = {task(number, group) for group in owned.placement.groups.names for number in numbers}
+    assert present.owners.keys() == wanted, f"I6: {sorted(present.owners)} have owners, not {sorted(wanted)}"
+    on = {name: living.executor.id for name, living in owned.membership.live.items()}
+    assert len({*on.values()}) == len(on), f"I6: two members on one executor: {on}"
+    for one, owner in present.owners.items():
+        copies = [owner, *present.standbys.get(one, ()), *present.warmups.get(one, ())]
+        assert len({*copies}) == len(copies), f"I6: {one} has two copies on a member: {copies}"
+        gone = [member for member in copies if on.get(member) not in live]
+        assert not gone, f"I6: {one} has copies on {gone}, which do not live"
+    for group, each in zip(owned.placement.groups.names, layout.each, strict=True):
+        served = sorted((number, slot.executor) for slot in each.slots for number in slot.key_groups)
+        places = [(number, on[present.owners[task(number, group)]]) for number in numbers]
+        assert served == places, f"I6: slots serve {served} of {group}, its owners are on {places}"
+
+
+def _check_assigned(view: View, settings: AssignSettings, found: Assignment) -> None:
+    wrong = violations(view, found, settings)
+    assert wrong == (), f"I6: {wrong}"
+    _check_same(found, assign(_elsewhere(view), _named_elsewhere(settings)))
+    _check_rests(view, settings, found)
+
+
+def _check_same(found: Assignment, again: Assignment) -> None:
+    assert repr(again) == repr(found), f"I7: the same view gives {found}, and then {again}"
+
+
+def _check_rests(view: View, settings: AssignSettings, found: Assignment) -> None:
+    """I8: assigned again and again, with every copy that is asked for caught up and nobody waited for any more, it
+    comes to rest, and stays there.
+    """
+    for _ in range(4 + 2 * len(view.tasks) * (1 + settings.num_standbys)):
+        view = _caught_up(view, settings, found)
+        before, found = found, assign(view, settings)
+        wrong = violations(view, found, settings)
+        assert wrong == (), f"I6: {wrong}"
+        if found.needs_probe:
+            continue
+        again = assign(_caught_up(view, settings, found), settings)
+        if not (settings.points and again.moves):  # a pointer counts from when it has come alone: that may move others
+            _check_stays(again, found)
+            return
+    raise AssertionError(f"I8: the assignment does not come to rest: {before.probe_reason}, then {found.probe_reason}")
+
+
+def _check_stays(again: Assignment, found: Assignment) -> None:
+    places = [(one.owners, one.standbys, one.warmups) for one in (again, found)]
+    assert places[0] == places[1], f"I8: what has come to rest moves: {again.moves}"
+    assert not again.moves, f"I8: what has come to rest moves: {again.moves}"
+
+
+def _caught_up(view: View, settings: AssignSettings, found: Assignment) -> View:
+    return replace(caught_up(view, found, points=settings.points), homes={}, awaited=())
+
+
+class _Name(str):
+    """A name as a process with another hash seed has it: what is kept in sets and mappings comes in another order."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return zlib.crc32(self.encode())
+
+
+def _elsewhere(view: View) -> View:
+    """Return a view as another process, or machine, may have it: all in other orders, and hashes are others."""
+    told = {each.name: _turned(getattr(view, each.name)) for each in fields(View)}
+    return replace(view, **told)
+
+
+def _named_elsewhere(settings: AssignSettings) -> AssignSettings:
+    return replace(settings, exclude=tuple((tag, _Name(value)) for tag, value in settings.exclude))
+
+
+def _turned(value: Any) -> Any:
+    if isinstance(value, TaskId):
+        return TaskId(_Name(value.group), value.key_group)
+    if isinstance(value, Mapping):
+        return {_turned(name): _turned(each) for name, each in reversed([*value.items()])}
+    if isinstance(value, (frozenset, tuple)):
+        has_order = isinstance(value, tuple) and not any(isinstance(each, (Member, Task)) for each in value)
+        return type(value)(map(_turned, value if has_order else reversed([*value])))
+    if isinstance(value, (Member, Task)):
+        return replace(value, id=_turned(value.id))
+    return _Name(value) if isinstance(value, str) else value

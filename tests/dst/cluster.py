@@ -1,0 +1,316 @@
+"""A cluster whose slots, censuses and pieces of upkeep are actors of their executors, and a background that is one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from riffle_spark.errors import Misplaced, RiffleError, UnavailableError
+from riffle_spark.messages.slot_orders import RECEIPT, Home, Receipt
+from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt, given_up
+from riffle_spark.protocol.operator import Operator
+from riffle_spark.protocol.ports import Delivery, Executor, Lock, StaleRows
+from riffle_spark.protocol.shards import Partition
+from riffle_spark.state.objects.store import ObjectStore
+from riffle_spark.testing import Attempt, ManualClock, SimCluster, SimSink, SimWork
+from riffle_spark.worker.census import take_census
+from riffle_spark.worker.slot import run_slot
+from riffle_spark.worker.upkeep_piece import run_upkeep
+from tests.dst.scheduler import Actor, Process, Scheduler, TurnLock
+
+__all__ = ["SkewedClock", "SteppedBackground", "SteppedCluster", "SteppedSink", "SteppedWork"]
+
+MERGES_LATE_SECONDS = (0.0, 0.0, 0.0, 2.0, 60.0)
+"""So long the thread that merges may wait for a core."""
+SLOW_BESIDE = (0.0, 0.0, 0.0, 0.0, 0.02, 0.2)
+"""So long what goes on beside batches may have to wait for its turn at each step: then plans have to wait for it."""
+SPECULATION_SECONDS = 30.0
+"""So long Spark waits for a task until it runs it once more, elsewhere."""
+
+
+class SkewedClock:
+    """A driver's clock: its wall clock is not everybody's, and what never goes back stands still while its machine
+    sleeps. Implements ``protocol.ports.Clock``.
+    """
+
+    def __init__(self, clock: ManualClock, process: Process, skew_ms: int) -> None:
+        self._clock = clock
+        self._process = process
+        self.skew_ms = skew_ms
+
+    def wall_ms(self) -> int:
+        """Return milliseconds since the epoch, as this machine has them."""
+        return self._clock.wall_ms() + self.skew_ms
+
+    def seconds(self) -> float:
+        """Return seconds of a clock that never goes back."""
+        return self._clock.seconds() - self._process.slept
+
+
+class SteppedBackground:
+    """One actor of a driver that does what is submitted. Implements ``protocol.ports.Background``."""
+
+    def __init__(self, scheduler: Scheduler, process: Process, failed: Callable[[RiffleError], None]) -> None:
+        self._scheduler = scheduler
+        self._failed = failed
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._results: list[object] = []
+        self._at_work = False
+        actor = scheduler.spawn(f"{process.name} upkeep", "background", process, self._run)
+        actor.slow = scheduler.chance.choice(SLOW_BESIDE)
+
+    def _run(self) -> None:
+        while True:
+            self._scheduler.wait(lambda: bool(self._waiting))
+            self._at_work, work = True, self._waiting.popleft()
+            self._scheduler.step("begins")
+            try:
+                self._results.append(work())
+            except RiffleError as error:
+                self._failed(error)
+                self._results.append(error)
+            self._at_work = False
+            self._scheduler.step("work done")
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Take one piece of work."""
+        self._waiting.append(work)
+
+    def collect(self) -> Sequence[object]:
+        """Return the results since the last call; failures as exceptions."""
+        found, self._results = self._results, []
+        return found
+
+    def busy(self) -> bool:
+        """Tell whether submitted work has not finished yet."""
+        return self._at_work or bool(self._waiting)
+
+    def rest(self, seconds: float) -> None:
+        """Let others go on for a while."""
+        self._scheduler.sleep(seconds)
+
+    def lock(self) -> Lock:
+        """Return a new lock."""
+        return TurnLock(self._scheduler)
+
+
+class SteppedCluster(SimCluster):
+    """Executors of which each is a process. Who is ``lost`` may still be at work where nobody sees it."""
+
+    def __init__(self, home: Home, store: ObjectStore, scheduler: Scheduler) -> None:
+        super().__init__(home, store, scheduler.chance.randbytes)
+        self.scheduler = scheduler
+        self.processes: dict[str, Process] = {}
+        self.astray = scheduler.chance.choice([0.0, 0.0, 0.02, 0.08, 0.3, 0.3])
+        """The share of slots that Spark runs elsewhere at once."""
+        self.worked: Callable[[str], object] = lambda _: None
+        """Hears of each executor that has ended a piece of upkeep."""
+
+    def add(self, name: str, cores: int = 1) -> None:
+        """Start an executor."""
+        super().add(name, cores)
+        self.processes[name] = Process(f"executor {name}", name)
+        self.disks[name] = lambda: (0.1, 1 << 40)
+
+    def spawn(self, kind: str, executor: str, work: Callable[[], object]) -> Actor:
+        """Start a task on an executor."""
+
+        def begin() -> object:
+            self.scheduler.step("begins")
+            return work()
+
+        return self.scheduler.spawn(f"{kind} on {executor}", kind, self.processes[executor], begin)
+
+    def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
+        """Ask each of these executors that lives what it finds."""
+        live = {one.id for one in self.executors()}
+        asked = [executor.id for executor in executors if executor.id in live]
+        text = order.to_json()
+
+        def take(executor: str) -> Callable[[], Census]:
+            return lambda: take_census(CensusOrder.from_json(text), executor)
+
+        tasks = {executor: self.spawn("census", executor, take(executor)) for executor in asked}
+        self.scheduler.step("censuses ordered")
+        self.scheduler.wait(lambda: all(task.done for task in tasks.values()), order.timeout_seconds)
+        found = []
+        for executor, task in tasks.items():
+            if isinstance(task.result, Census):
+                found.append(self.on_its_disk(Census.from_json(task.result.to_json())))
+            elif not task.done:
+                found.append(Census(executor, error="did not answer in time"))
+        return found
+
+    def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
+        """Run each live executor's piece of upkeep."""
+        live = sorted(orders.keys() & {one.id for one in self.executors()})
+
+        def run(executor: str) -> Callable[[], UpkeepReceipt]:
+            text = orders[executor].to_json()
+
+            def piece() -> UpkeepReceipt:
+                receipt = run_upkeep(UpkeepOrder.from_json(text), executor, self.random_bytes, self.clock.seconds)
+                self.worked(executor)
+                return receipt
+
+            return piece
+
+        tasks = {executor: self.spawn("piece", executor, run(executor)) for executor in live}
+        self.scheduler.step("pieces ordered")
+        seconds = max((orders[one].seconds + orders[one].timeout_seconds for one in live), default=0.0)
+        self.scheduler.wait(lambda: all(task.done for task in tasks.values()), seconds)
+        receipts = []
+        for executor, task in tasks.items():
+            if isinstance(task.result, UpkeepReceipt):
+                receipts.append(self.on_its_disk(UpkeepReceipt.from_json(task.result.to_json())))
+            elif not task.done:
+                receipts.append(given_up(executor, seconds))
+            elif self.scheduler.chance.random() < 0.5:
+                raise UnavailableError(f"executor {executor} went while it did upkeep")
+        return receipts
+
+
+class SteppedSink(SimSink):
+    """An idempotent sink; ``check`` hears of each delivery before it is taken."""
+
+    def __init__(self, scheduler: Scheduler, check: Callable[[pa.Table, Delivery], None]) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+        self._check = check
+
+    def __call__(self, rows: pa.Table, delivery: Delivery) -> None:
+        """Take a delivery."""
+        self._scheduler.step("sink takes")
+        self._check(rows, delivery)
+        super().__call__(rows, delivery)
+        self._scheduler.step("sink took")
+
+
+class SteppedWork(SimWork):
+    """One micro-batch whose slots run side by side. A task that dies, or that is slow, is run once more, and whichever
+    run answers first counts: the others go on where nobody waits for them.
+    """
+
+    def __init__(
+        self, cluster: SteppedCluster, rows: pa.Table, operators: Sequence[Operator], sinks: Mapping[str, SimSink],
+        initial: Mapping[str, pa.Table],
+    ) -> None:  # fmt: skip
+        super().__init__(cluster, rows, operators, sinks, initial=initial)
+        self._stepped = cluster
+        self._scheduler = cluster.scheduler
+        self.lost_rows: set[str] = set()
+        """Stores some of whose rows did not come."""
+        self.lost_receipts: set[tuple[str, int]] = set()
+        """Slots, with their stores, whose receipts did not come."""
+        self.lost_results = 0
+        self._runs = 0
+        self.gave_up: dict[int, set[str]] = {}
+        """With what each run of the batch may be given up, by the run's number."""
+
+    def partitions(self, most: int) -> Sequence[Partition]:
+        """Ask the rows for their partitions."""
+        self._scheduler.step("partitions asked")
+        return super().partitions(most)
+
+    def answers(self, attempts: Sequence[Attempt]) -> list[pa.Table]:
+        """Run all attempts."""
+        self._runs += 1
+        tasks = [[self._begun(attempt, self._first_of(attempt))] for attempt in attempts]
+        while not all(any(_answered(task) for task in of_slot) for of_slot in tasks):
+            self._scheduler.step("slots awaited")
+            ended = _ended(tasks)
+            self._scheduler.wait(lambda: _ended(tasks) != ended, SPECULATION_SECONDS)  # noqa: B023 - waits here
+            self._check_executors(attempts)
+            for attempt, of_slot in zip(attempts, tasks, strict=True):
+                if not any(_answered(task) for task in of_slot) and self._is_given_up(of_slot[-1]):
+                    of_slot.append(self._begun(attempt, self._elsewhere()))
+        answers = [next(task.result for task in of_slot if _answered(task)) for of_slot in tasks]
+        return [self._told(attempt, answer) for attempt, answer in zip(attempts, answers, strict=True)]
+
+    def deliver(self, receipts: Sequence[Receipt], delivery: Delivery, check: Callable[[], None]) -> None:
+        """Deliver, unless some of what slots answered is lost by then."""
+        if self._scheduler.step("results read") == "block lost":
+            self.lost_results += 1
+            raise StaleRows(self._gives_up("some of the results are nowhere any more"))
+        super().deliver(receipts, delivery, lambda: self._checked(check))
+
+    def _checked(self, check: Callable[[], None]) -> None:
+        """I4: who gives results to a sink has looked, just before, whether anybody has taken over."""
+        actor, began = self._scheduler.mine(), self._scheduler.count
+        check()
+        if actor is not None and actor.saw_free <= began:
+            self._scheduler.broke(AssertionError(f"I4: {actor.name} gives results to the sink without a look"))
+
+    def _is_given_up(self, task: Actor) -> bool:
+        return task.done or self._scheduler.now > task.began + SPECULATION_SECONDS
+
+    def _begun(self, attempt: Attempt, executor: str) -> Actor:
+        def later(work: Callable[[], None]) -> None:
+            late = self._scheduler.chance.choice(MERGES_LATE_SECONDS)
+
+            def merge() -> None:
+                self._scheduler.sleep(late)
+                work()
+
+            self._stepped.spawn("merge", executor, merge)
+
+        def run() -> pa.Table:
+            lost = self._scheduler.step("rows read") == "row lost"
+            rows = attempt.rows.slice(1) if lost else attempt.rows
+            if lost:
+                self.lost_rows.add(attempt.order.store)
+            order, given, names = attempt.order, attempt.given, attempt.random_bytes
+            answer = run_slot(order, given, attempt.slot, executor, rows, names, later)
+            self._scheduler.step("answers")
+            return answer
+
+        if executor not in self._stepped.processes or not self._stepped.processes[executor].alive:
+            raise Misplaced(self._gives_up(f"{executor} went before slots ran"), where="executors")
+        actor = self._stepped.spawn("slot", executor, run)
+        actor.began = self._scheduler.now
+        return actor
+
+    def _first_of(self, attempt: Attempt) -> str:
+        """Return where a slot runs first: now and then Spark does not wait for the executor that was asked for."""
+        if self._scheduler.chance.random() >= self._stepped.astray:
+            return attempt.executor
+        return self._elsewhere()
+
+    def _elsewhere(self) -> str:
+        live = [one.id for one in self._stepped.executors()]
+        if not live:
+            raise UnavailableError("no executor is left")
+        return self._scheduler.chance.choice(live)
+
+    def _check_executors(self, attempts: Sequence[Attempt]) -> None:
+        """Give the batch up, now and then, where an executor went: that is what Spark's side does."""
+        gone = {attempt.executor for attempt in attempts} - {one.id for one in self._stepped.executors()}
+        if gone and self._scheduler.chance.random() < 0.5:
+            problem = f"{', '.join(sorted(gone))} went while slots ran"
+            raise Misplaced(self._gives_up(problem), where="executors")
+
+    def _gives_up(self, problem: str) -> str:
+        self.gave_up.setdefault(self._runs, set()).add(problem)
+        return problem
+
+    def _told(self, attempt: Attempt, answer: object) -> pa.Table:
+        assert isinstance(answer, pa.Table)
+        befalls = self._scheduler.step("answer read")
+        if befalls == "receipt lost":
+            self.lost_receipts.add((attempt.order.store, attempt.slot))
+            return answer.filter(pc.is_null(answer.column(RECEIPT)))
+        receipt = Receipt.from_json(answer.column(RECEIPT).drop_null()[-1].as_py())
+        if receipt.error is not None:
+            self._gives_up(receipt.error[1])
+        return answer
+
+
+def _answered(task: Actor) -> bool:
+    return task.done and task.result is not None
+
+
+def _ended(tasks: Sequence[Sequence[Actor]]) -> int:
+    return sum(task.done for of_slot in tasks for task in of_slot)

@@ -1,0 +1,131 @@
+"""What schedules showed, and what the next one aims at: cells of the table (a fault, a step) that were met least. Knows
+seeds and aims. Does not know how a schedule is played.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from tests.dst.faults import KINDS, Aim, impossible
+
+__all__ = ["Coverage", "Told", "aims_for"]
+
+AIMED_FROM = 8
+"""So many schedules find the steps that those aim at which are begun after they are played."""
+OTHERS = 24
+"""So many other cells a schedule aims at, once it has filled the one that it is played for: a third of them when no
+cell is empty, for what aims costs twice as much."""
+AIMS = 4
+"""Of so many schedules one goes on finding steps while cells are empty, and one aims afterwards."""
+TRIES = 20
+"""A cell that so many schedules aimed at in vain is aimed at by few from then on, as if it were filled."""
+KEPT = 8
+"""So many histories are known that came to a step: a run of any length needs as much memory."""
+MOST_FAILURES = 1000
+
+_impossible = cache(impossible)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a schedule told: ``steps`` how often it came to each while things befell it, ``met`` what befell which,
+    ``aims`` those that it met. ``failure`` is one line, ``said`` all that is to be printed.
+    """
+
+    seed: int
+    aims: tuple[Aim, ...] = ()
+    steps: Mapping[str, int] = field(default_factory=dict)
+    met: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    failure: str = ""
+    said: str = ""
+
+
+@dataclass
+class Coverage:
+    """What so many schedules showed: ``met`` counts the faults by kind and step, ``steps`` how often each step came.
+    ``came`` has some histories that came to a step, such as nobody had aimed at anything in if there are any.
+    """
+
+    schedules: int = 0
+    steps: Counter[str] = field(default_factory=Counter)
+    met: Counter[tuple[str, str]] = field(default_factory=Counter)
+    came: dict[str, list[Told]] = field(default_factory=dict)
+    aimed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, told: Told) -> None:
+        """Count one schedule."""
+        self.schedules += 1
+        self.steps.update(told.steps)
+        self.met.update(told.met)
+        if told.failure and len(self.failures) < MOST_FAILURES:
+            self.failures.append(told.failure)
+        known = Told(told.seed, told.aims, told.steps)
+        for step in told.steps:
+            self._remember(step, known)
+
+    def _remember(self, step: str, known: Told) -> None:
+        kept = self.came.setdefault(step, [])
+        if kept and bool(kept[0].aims) != bool(known.aims):
+            if known.aims:
+                return
+            kept.clear()
+        if len(kept) < KEPT:
+            kept.append(known)
+        elif self.schedules % 3 == 0:
+            kept[self.schedules // 3 % KEPT] = known
+
+    def possible(self) -> list[tuple[str, str]]:
+        """Return the cells that can be filled, as far as it is known which steps there are: (fault, step)."""
+        return [(kind, step) for step in sorted(self.steps) for kind in KINDS if _impossible(kind, step) is None]
+
+    def empty(self) -> list[tuple[str, str]]:
+        """Return the cells that no schedule filled, and that could be."""
+        return [cell for cell in self.possible() if not self.met[cell]]
+
+    def table(self) -> str:
+        """Return how often which fault met which step; a dot where it cannot."""
+        width = max(map(len, self.steps), default=0)
+        lines = [f"{'':{width}} {'times':>8} " + " ".join(f"{kind:>8.8}" for kind in KINDS)]
+        for step in sorted(self.steps):
+            if any(_impossible(kind, step) is None for kind in KINDS):
+                cells = ["." if _impossible(kind, step) else str(self.met[kind, step]) for kind in KINDS]
+                lines.append(f"{step:{width}} {self.steps[step]:8} " + " ".join(f"{cell:>8}" for cell in cells))
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the figures."""
+        faults = Counter[str]()
+        for (kind, _), times in self.met.items():
+            faults[kind] += times
+        possible = self.possible()
+        return {
+            "schedules": self.schedules, "failures": self.failures, "steps": sum(self.steps.values()),
+            "kinds_of_steps": len(self.steps), "faults": dict(sorted(faults.items())), "cells": len(possible),
+            "fewest_in_a_cell": min((self.met[cell] for cell in possible), default=0),
+            "empty_cells": [f"{kind} at {step}" for kind, step in self.empty()],
+        }  # fmt: skip
+
+
+def aims_for(coverage: Coverage, number: int) -> tuple[int, tuple[Aim, ...]]:
+    """Return the seed of a schedule, and what it is to aim at: the cell that was met least, of those the one that was
+    aimed at least, and then others that this seed's history comes to. Until something befalls it, it is the history
+    that was seen before: so it comes to the step.
+    """
+    chance = random.Random(number)
+    cells = [cell for cell in coverage.possible() if cell[1] in coverage.came]
+    chance.shuffle(cells)
+    cells.sort(key=lambda cell: (coverage.met[cell], coverage.aimed[cell]))
+    is_full = not cells or coverage.met[cells[0]] > 0 or coverage.aimed[cells[0]] >= TRIES
+    if coverage.schedules < AIMED_FROM or (number % AIMS == 0) != is_full or not cells:
+        return number, ()
+    (kind, step), known = cells[0], chance.choice(coverage.came[cells[0][1]])
+    others = [cell for cell in cells[1:] if cell[1] in known.steps][: OTHERS // 3 if is_full else OTHERS]
+    times = known.steps[step]
+    nth = chance.randint(1, times if coverage.aimed[kind, step] else 1 + times // 2)
+    coverage.aimed.update([(kind, step), *others])
+    return known.seed, (*known.aims, Aim(kind, step, nth), *(Aim(*cell, 0) for cell in others))

@@ -1,0 +1,234 @@
+"""Where the keys of a query live, in schedules: the partitions that their rows come in, what drivers are started with,
+and the operator who switches the stopped query to another dispatch, or another number of key-groups.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from riffle_spark import keygroups
+from riffle_spark.errors import ConfigError, ConflictError, RiffleError
+from riffle_spark.offline import switch
+from riffle_spark.protocol.shards import Partition
+from riffle_spark.settings import DISPATCHES
+from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.restore.follow import restored
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.schemas.store_schema import schema_of_text
+from riffle_spark.worker.member_folders import keys_of
+from tests.dst.scheduler import Actor, Process
+from tests.kit.simulated.world import held_by_key
+
+__all__ = ["Dealt", "Dispatched", "parted"]
+
+TOPICS, PARTITIONS = 2, 3
+"""So many topics of so many partitions: together as many as a query has key-groups at first."""
+KEY_GROUPS = {"key_group": (4, 6, 9), "partition": (6, 9), "hashed": (6, 9)}
+GROUPS = ("", "heavy", "light")
+
+
+def partition_of(keys: pa.Table) -> pa.Table:
+    """Name the partition of each key: by its hash."""
+    hashes = keygroups.key_hashes(keys.columns).view(np.int64) % (TOPICS * PARTITIONS)
+    topics = [f"topic-{n % TOPICS}" for n in hashes.tolist()]
+    return pa.table({"topic": pa.array(topics, pa.string()), "partition": pa.array(hashes // TOPICS)})
+
+
+def parted(rows: pa.Table) -> pa.Table:
+    """Return rows with the topic and partition that they come in."""
+    told = partition_of(rows.select(["k"]))
+    return rows.append_column("topic", told["topic"]).append_column("partition", told["partition"])
+
+
+def _partitions(keys: pa.Table) -> list[Partition]:
+    return list(zip(*partition_of(keys).to_pydict().values(), strict=True))
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """How a record deals keys to shards."""
+
+    dispatch: str
+    total: int
+    shards: tuple[Partition, ...]
+
+    @staticmethod
+    def by(record: Record) -> Dealt:
+        """Return how a record has it."""
+        return Dealt(record.dispatch, record.total, record.shards)
+
+    def of(self, keys: Sequence[object]) -> Sequence[int]:
+        """Return the shard of each key, -1 where there is none."""
+        return self._of(tuple(keys))
+
+    @lru_cache(maxsize=256)  # noqa: B019 - of all that are equal, and so many only
+    def _of(self, keys: tuple[object, ...]) -> Sequence[int]:
+        column = pa.array(keys, pa.string())
+        if self.dispatch == "key_group":
+            return keygroups.key_groups([column], self.total).tolist() if keys else []
+        numbers = {partition: shard for shard, partition in enumerate(self.shards)}
+        return [numbers.get(partition, -1) for partition in _partitions(pa.table({"k": column}))]
+
+
+class Dispatched:
+    """What a schedule's drivers are started with, and who switches the query. ``world`` is the schedule."""
+
+    def __init__(self, world: Any, folder: Path) -> None:
+        self._world, self._folder = world, folder
+        self._chance = world.chance
+        self._tells = self._chance.random() < 0.5
+        """Whether the source's offsets tell partitions, as Kafka's do; else the rows are asked."""
+        self._is_grouped = self._chance.random() < 0.5
+        self._groups: dict[str, str] = {}
+        self._share = self._chance.choice([0.0, 0.2, 0.5])
+        self._is_under_way = False
+
+    @property
+    def share(self) -> float:
+        """So often somebody comes to switch the query: soon, where a switch did not come to its end."""
+        return 0.6 if self._is_under_way else self._share
+
+    def plant(self, patch: pytest.MonkeyPatch) -> None:
+        """Let the switch take part: its calls to the store are steps, its names and times are the simulation's."""
+        patch.setattr(switch, "open_store", lambda *_: self._world.stepped)
+        for module in ("uuid", "time"):
+            patch.setattr(switch, module, self)
+
+    def uuid4(self) -> UUID:
+        """Draw a name, which may be a record's."""
+        return UUID(hex=self._world.log_seen.begins(self._chance.randbytes(16).hex()))
+
+    def time_ns(self) -> int:
+        """Return what time it is to an operator."""
+        return int(self._world.clock.wall_ms() * 1_000_000)
+
+    def settings(self, newest: Record | None) -> dict[str, object]:
+        """Return what the next driver is to be started with: the dispatch that the state is of by now, and co-location
+        groups, where there are several stores, which now and then are others than those of the driver before. Somebody
+        may have forgotten to change the settings after a switch.
+        """
+        chosen, stores = self._world.settings, [one.store for one in self._world.operators]
+        is_forgotten = newest is None or (newest.kind == "dispatch" and self._world.often("wrong settings", 0.5))
+        dispatch, total = chosen.dispatch, chosen.key_groups
+        if newest is not None and (not is_forgotten or self._world.faults.over):
+            dispatch, total = newest.dispatch, newest.total
+        if self._is_grouped and len(stores) > 1 and self._world.often("groups", 0.6):
+            drawn = {store: self._chance.choice(GROUPS) for store in stores}
+            self._groups = {store: group for store, group in drawn.items() if group}
+            if dispatch != "hashed":
+                self._world.say(f"stores in groups of their own: {self._groups}")
+        groups = {} if dispatch == "hashed" else self._groups
+        return {"dispatch": dispatch, "key_groups": total, "store_groups": tuple(groups.items())}
+
+    def offsets(self, line: int, version: int) -> str:
+        """Return Spark's offsets of a batch: another entry for each batch of each line, of all that was read so far."""
+        lines = self._world.lines
+        origin = lines.rows_of(line, version)
+        if not self._tells:
+            return f"offsets-{origin}-{version}"
+        keys = pa.concat_tables([batch.select(["k"]) for batch in lines.jobs[line].batches[: version + 1]])
+        told: dict[str, dict[str, int]] = {}
+        for topic, partition in sorted({*_partitions(keys)}):
+            told.setdefault(topic, {})[str(partition)] = 1_000 * origin + version
+        return f"v1\n{{}}\n{json.dumps(told)}\n" if told else f"offsets-{origin}-{version}"
+
+    def is_of_before(self, error: RiffleError, settings: Any) -> bool:
+        """Tell whether a driver was refused because the state is of another dispatch than it was started with."""
+        with self._world.scheduler.quiet():
+            newest = self._newest()
+        is_other = newest is not None and (newest.dispatch, newest.total) != (settings.dispatch, settings.key_groups)
+        return is_other and isinstance(error, ConfigError) and error.where in {"dispatch", "key_groups"}
+
+    def _newest(self) -> Record | None:
+        seen = self._world.log_seen
+        seen.look()
+        return seen.records[max(seen.records)] if seen.records else None
+
+    # --- the switch ---------------------------------------------------------------------------------------------------
+
+    def begins(self, name: str) -> Actor | None:
+        """Stop the query, but perhaps for what goes on unseen, and switch it, if there is state."""
+        world = self._world
+        with world.scheduler.quiet():
+            before = self._newest()
+        if before is None:
+            return None
+        to, total = self._drawn(before)
+        for program in [one for one in world.programs if one.alive]:
+            if self._chance.random() < 0.8:
+                world.stop(program)
+        alone = not any(one.alive for one in world.programs)
+        alone = alone and not any(one.kind == "late put" for one in world.scheduler.actors)
+        world.say(f"{name} switches to {to}, {total}, {'alone' if alone else 'with others at work'}")
+        looks, self._is_under_way = self._chance.random() < 0.3, True
+        return world.scheduler.spawn(
+            name, "switch", Process(name), lambda: self._switch(before, to, total, alone=alone, looks=looks)
+        )
+
+    def _drawn(self, before: Record) -> tuple[str, int]:
+        """Draw another dispatch or number of key-groups. Initial state has no partitions."""
+        to = "key_group" if self._world.job.initial else self._chance.choice([*DISPATCHES, before.dispatch])
+        now = (before.dispatch, before.total)
+        return to, self._chance.choice([total for total in KEY_GROUPS[to] if (to, total) != now])
+
+    def _switch(self, before: Record, to: str, total: int, *, alone: bool, looks: bool) -> None:
+        world = self._world
+        switched = partial(
+            switch.switch_dispatch, world.home.root, to, partition_of=partition_of, key_groups=total,
+            encryption_keys=world.settings.encryption_keys,
+        )  # fmt: skip
+        world.step("begins")
+        try:
+            if looks:
+                puts = self._puts()
+                switched()
+                assert self._puts() == puts, "a switch that was only looked at has written something"
+                world.step("looked at")
+            plan = switched(execute=True)
+        except RiffleError as error:
+            world.say(f"switch: {type(error).__name__}: {str(error)[:150]}")
+            if not self._is_expected(error, before, alone=alone):
+                world.scheduler.broke(error)
+            return
+        self._is_under_way = False
+        world.step("state switched")
+        world.say(f"batch {plan.version} is of {to}, {total} now")
+
+    def _puts(self) -> int:
+        return sum(times for step, times in self._world.scheduler.seen.items() if step.startswith("switch: put"))
+
+    def _is_expected(self, error: RiffleError, before: Record, *, alone: bool) -> bool:
+        """Tell whether a switch may fail so: as the store has it, or as the query went on meanwhile."""
+        with self._world.scheduler.quiet():
+            newest = self._newest()
+        assert newest is not None
+        if isinstance(error, ConfigError):
+            return (newest.dispatch, newest.total) != (before.dispatch, before.total)
+        if alone and type(error) is ConflictError:
+            return False
+        went_on = newest.sequence > before.sequence and self._world.excuses.is_gone(error)
+        return went_on or bool(self._world.expects(error))
+
+    def check_switched(self, record: Record, manifest: Manifest, wanted: Mapping[str, Mapping[object, Any]]) -> None:
+        """Compare what lies below a record, store by store, with what should: each key in the shard that is its own."""
+        dealt, objects = Dealt.by(record), Reader(self._world.memory, None, keys_of(self._world.home))
+        for store in sorted(wanted.keys() & record.schemas.keys()):
+            entries = {shard: entry for (of, shard), entry in manifest.entries.items() if of == store}
+            schema, found = schema_of_text(store, record.schemas[store]), dict[object, object]()
+            folder = self._folder / f"switched-{record.sequence}" / store
+            for shard, table in restored(schema, entries, objects, folder).items():
+                held = held_by_key(table)
+                assert set(dealt.of(list(held))) <= {shard}, f"keys of another shard in {shard} of {store}"
+                found |= held
+            assert found == dict(wanted[store]), f"{store} holds {found} once it is switched, not {wanted[store]}"

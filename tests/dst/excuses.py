@@ -1,0 +1,175 @@
+"""With what a query may fail in a schedule: with nothing but what has really happened, to the very thing that it names.
+
+Knows which bytes were damaged on their way, which rows, receipts and results were lost, and who wrote which record.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from riffle_spark.errors import (
+    ConflictError,
+    CorruptStateError,
+    FencedError,
+    LocalDiskError,
+    RiffleError,
+    UnavailableError,
+)
+from riffle_spark.protocol.ports import IncomingBatch
+from riffle_spark.state.log import paths
+from tests.dst.cluster import SteppedWork
+from tests.dst.scheduler import Actor
+
+__all__ = ["Excuses", "Tried"]
+
+_SIMULATED = re.compile(r"the store failed: |no executor is left$|executor \w+ went while it did upkeep$")
+_QUOTED = re.compile(r"'(/[^']*)'")
+_RUN = re.compile(r"batch \d+ was run (\d+) times and each time ")
+_INCOMPLETE = re.compile(r"the slots' receipts are not complete: missing (\[.*\]), not asked for \[\]$")
+
+
+def object_in(where: str) -> str:
+    """Return the name of an object. Errors also name a range of it, or the executor that met it."""
+    return re.split(r"\[|, ", where)[0]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A batch that a driver tried to run. ``newest`` was the log's newest record before."""
+
+    incoming: IncomingBatch
+    work: SteppedWork
+    newest: int
+
+
+class Excuses:
+    """What has happened in a schedule, the ``world``, that something may fail with."""
+
+    def __init__(self, world: Any) -> None:
+        self._world = world
+        self.damaged: Counter[str] = Counter()
+        """So often the bytes of an object came damaged, or not at all, and nobody has failed with that yet."""
+
+    def damages(self, name: str) -> None:
+        """Note that the bytes of an object come damaged."""
+        self.damaged[name] += 1
+
+    def allow(self, error: RiffleError, actor: Actor, tried: Tried | None = None) -> bool:
+        """Tell whether an actor may fail so."""
+        with self._world.scheduler.quiet():
+            self._world.log_seen.look()
+            if isinstance(error, CorruptStateError):
+                return self._is_damaged(error.where)
+            if isinstance(error, FencedError):
+                return self._is_fenced(error.where, actor)
+            if isinstance(error, LocalDiskError):
+                return self._is_harmed(error)
+            if isinstance(error, UnavailableError):
+                return self._is_unavailable(error, tried)
+            return type(error) is ConflictError and self._conflicts(error, actor, tried)
+
+    def is_gone(self, error: RiffleError) -> bool:
+        """Tell whether bytes are missing that are there no more: for who reads what is promised no more."""
+        with self._world.scheduler.quiet():
+            return isinstance(error, CorruptStateError) and not self._world.memory.exists(object_in(error.where))
+
+    def _is_harmed(self, error: LocalDiskError) -> bool:
+        """Tell whether the disk refused the file that is named, or harmed a file of the same member's folder."""
+        harmed = self._world.files.harmed
+        if named := _QUOTED.findall(error.problem):
+            return any(f"{name}/".startswith(f"{one}/") for name in named for one in harmed)
+        place, base = Path(object_in(error.where)), self._world.files.base
+        if not place.is_relative_to(base):
+            return False
+        member = Path(base, *place.relative_to(base).parts[:2])
+        return any(f"{name}/".startswith(f"{member}/") for name in harmed)
+
+    def _is_damaged(self, where: str) -> bool:
+        """Each time that bytes come damaged somebody may fail with it once, naming the object; a record's successor
+        tells the digest of what came.
+        """
+        name, sequence = object_in(where), paths.record_sequence(object_in(where))
+        names = [name] if sequence is None else [name, paths.record(max(sequence - 1, 0))]
+        if where == self._world.home.root:  # nothing of the log can be read
+            names = [one for one in self.damaged if one.startswith(paths.LOG)]
+        found = next((one for one in names if self.damaged[one]), None)
+        if found is not None:
+            self.damaged[found] -= 1
+        return found is not None
+
+    def _is_fenced(self, where: str, actor: Actor) -> bool:
+        """Another process must have written the record that is named, or one after the newest that this one knew."""
+        seen, sequence = self._world.log_seen, paths.record_sequence(where)
+        if sequence is None:
+            driver = getattr(actor.process, "driver", None)
+            tail = driver._log.tail if driver is not None else None  # private: what it knew
+            sequence = tail.sequence + 1 if tail is not None else 0
+        later = [record for n, record in seen.records.items() if n >= sequence]
+        others = [record for record in later if seen.writers.get(record.commit_id) is not actor.process]
+        # What runs beside batches may be of the run before: the query was started again in its process.
+        is_beside = actor.kind == "background"
+        return bool(others) or (is_beside and any(record.kind == "claim" for record in later))
+
+    def _is_unavailable(self, error: UnavailableError, tried: Tried | None) -> bool:
+        seen, sequence = self._world.log_seen, paths.record_sequence(error.where)
+        if any(_SIMULATED.search(one.problem) for one in _chain(error)):
+            return True
+        of_log = {
+            "the query went on while its log was read": seen.records,
+            "a LIST of the log shows a newest record that is gone": seen.swept,
+            f"a LIST of the log does not show record {sequence}, which is there": seen.swept,
+            f"record {sequence} was swept while its scan waited": seen.swept,
+        }  # fmt: skip
+        if error.problem in of_log:
+            return sequence in of_log[error.problem]
+        if error.problem == "a record comes with other bytes each time":
+            return self._is_damaged(error.where)
+        return tried is not None and self._was_given_up(error, tried.work)
+
+    def _was_given_up(self, error: UnavailableError, work: SteppedWork) -> bool:
+        """Each of the runs that are told was given up by what befell one of its slots, which was looked at there, or
+        Spark; the last one with what is told.
+        """
+        runs, cause = _RUN.match(error.problem), error.__cause__
+        if runs is None or len(work.gave_up) < int(runs[1]):
+            return False
+        last = cause.problem if isinstance(cause, RiffleError) else str(cause)
+        return last in work.gave_up[max(work.gave_up)]
+
+    def _conflicts(self, error: ConflictError, actor: Actor, tried: Tried | None) -> bool:
+        if error.problem.startswith("the query went on while a command tried to switch the state"):
+            return self._is_fenced(error.where, actor)
+        if tried is None:
+            return False
+        incomplete = _INCOMPLETE.match(error.problem)
+        if incomplete:
+            return {*ast.literal_eval(incomplete[1])} <= tried.work.lost_receipts
+        if " rows were routed to store " in error.problem:
+            return error.where in tried.work.lost_rows
+        return error.where == self._world.home.root and self._does_not_fit(actor.process, tried)
+
+    def _does_not_fit(self, process: Any, tried: Tried) -> bool:
+        """Tell whether a batch is none that the log's newest record lets run, or has seen."""
+        tail, incoming = process.driver._log.tail, tried.incoming  # private: what it takes for the newest
+        if tail is None:
+            return not self._world.log_seen.records and incoming.version > 0
+        known = self._world.log_seen.records.get(tail.sequence)
+        if known is None or known.commit_id != tail.commit_id or tail.sequence < tried.newest:
+            return False
+        repeats = (known.version, known.offsets) == (incoming.version, incoming.offsets)
+        fits = known.query_id == incoming.query_id and (repeats or known.version + 1 == incoming.version)
+        return not fits
+
+
+def _chain(error: BaseException | None) -> list[RiffleError]:
+    found = []
+    while error is not None:
+        if isinstance(error, RiffleError):
+            found.append(error)
+        error = error.__cause__
+    return found

@@ -1,0 +1,158 @@
+"""What can befall an actor at a step, and which befell which. Knows kinds of steps. Does not know what they do."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tests.dst.stepped_files import DATA
+
+__all__ = ["KINDS", "Aim", "Faults", "impossible"]
+
+KINDS = (
+    "crash", "hang", "pause", "slow", "error before", "error after", "late effect", "refused disk", "flipped byte",
+    "truncated", "missing", "clock back", "sleep", "reboot", "row lost", "receipt lost", "block lost",
+)  # fmt: skip
+ON_EXECUTORS = ("slot", "merge", "piece", "census")
+_DRIVERS = ("driver", "look", "background")
+APART = 5
+_STORE = ("put", "get", "head", "list", "delete")
+_FILES = ("read", "write", "remove", "move", "make", "look", "touch", "lock")
+
+
+_DAMAGED = (0.1, ("flipped byte", "flipped byte", "truncated", "missing"))
+_OFTEN = {
+    "slot: rows read": (0.02, ("row lost",)), "driver: answer read": (0.02, ("receipt lost",)),
+    "driver: results read": (0.3, ("block lost",)), "driver: before run": (0.1, ("sleep",)),
+    "background: list everything": (0.1, ("pause",)), "background: get record": (0.05, ("pause",)),
+    "background: lock left": (0.06, ("pause",)), "piece: begins": (0.08, ("pause", "hang", "slow")),
+    "background: begins": (0.05, ("pause",)), "piece: write advancing": (0.04, ("pause",)),
+    "driver: put record": (0.06, ("error before", "error after", "late effect")),
+    **dict.fromkeys(("slot: get delta", "piece: get delta", "slot: get snapshot", "piece: get snapshot"), _DAMAGED),
+}  # fmt: skip
+"""How often a step that comes but once or twice a batch meets these, besides: among all the others it hardly ever
+would.
+"""
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A fault that is to meet a step when it comes for the ``nth`` time, or as soon as it may after that; with 0, as
+    soon as it may once the last one of the others has met its step, some steps after one another.
+    """
+
+    kind: str
+    step: str
+    nth: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}@{self.step}@{self.nth}"
+
+    @staticmethod
+    def read(text: str) -> Aim:
+        """Return the aim that was printed."""
+        kind, step, nth = text.split("@")
+        return Aim(kind, step, int(nth))
+
+
+def impossible(kind: str, step: str) -> str | None:
+    """Return why a fault cannot meet a step, ``None`` if it can."""
+    actor, _, label = step.partition(": ")
+    word, _, what = label.partition(" ")
+    if actor in {"conductor", "late put"}:
+        return "the simulation's own"
+    on_store, on_files = word in _STORE, word in _FILES and actor in ON_EXECUTORS
+    reads = what in DATA if word == "read" else word == "get" and what != "everything"
+    reasons = {
+        "slow": (label == "begins", "what is slow is so from where it begins"),
+        "error before": (on_store, "nothing is asked of the store"),
+        "error after": (on_store, "nothing is asked of the store"),
+        "late effect": (word == "put", "nothing is put"),
+        "refused disk": (on_files and word != "lock", "no file is used"),
+        "flipped byte": (reads, "no bytes of state are read"),
+        "truncated": (reads, "no bytes of state are read"),
+        "missing": (word == "get" and what in {"delta", "snapshot"}, "no object that the log lists is asked for"),
+        "clock back": (
+            (actor not in ON_EXECUTORS or actor == "census") and actor != "reader",
+            "no clock is asked but how long things take",
+        ),
+        "sleep": (actor in _DRIVERS, "only drivers' machines sleep"),
+        "reboot": (actor in ON_EXECUTORS, "a driver keeps no files: its reboot is a crash"),
+        "row lost": (label == "rows read", "no rows are on their way"),
+        "receipt lost": (label == "answer read", "no receipt is on its way"),
+        "block lost": (label == "results read", "no results are read"),
+    }
+    if kind in reasons:
+        can, why = reasons[kind]
+        return None if can else why
+    return None
+
+
+class Faults:
+    """Draws what befalls steps: so many of a schedule, those that it is aimed at first. Those whose numbers are in
+    ``without`` are left out.
+    """
+
+    def __init__(self, chance: random.Random, aims: Sequence[Aim], without: Iterable[int]) -> None:
+        self._chance = chance
+        self._rate = chance.choice([0.0, 0.002, 0.006, 0.02])
+        self._left = chance.choice([1, 3, 8, 20])
+        self._often_left = chance.choice([3, 6, 12, 24])
+        """So many more that steps meet often: else long histories never end, with slots that fail in each batch."""
+        self._kinds = chance.sample(KINDS, chance.choice([2, 5, len(KINDS)]))
+        self._aims: dict[str, list[Aim]] = {}
+        for aim in aims:
+            self._aims.setdefault(aim.step, []).append(aim)
+        self._awaited = next((aim for aim in reversed(aims) if aim.nth), None)
+        self._since = 0
+        self._without = frozenset(without)
+        self.met: Counter[tuple[str, str]] = Counter()
+        self.hit: list[Aim] = []
+        """The aims that were met, and when: with these alone the history is the same."""
+        self.used: set[str] = set()
+        self.numbered: list[tuple[int, str]] = []
+        self.over = False
+
+    def due(self, step: str, nth: int) -> str | None:
+        """Return what befalls this step."""
+        kind = self._aimed(step, nth) or self._often(step)
+        if kind is None:
+            if self._chance.random() >= self._rate or not self._left or self.over:
+                return None
+            possible = [kind for kind in self._kinds if impossible(kind, step) is None]
+            if not possible:
+                return None
+            kind = self._chance.choice(possible)
+            self._left -= 1
+        number = len(self.numbered)
+        self.numbered.append((number, f"{kind} at {step}"))
+        if number in self._without or self.over:
+            return None
+        self.met[kind, step] += 1
+        self.used.add(kind)
+        return kind
+
+    def _often(self, step: str) -> str | None:
+        share, kinds = _OFTEN.get(step, (0.0, ()))
+        if not share or not self._rate or not self._often_left or self.over or self._chance.random() >= share:
+            return None
+        self._often_left -= 1
+        return self._chance.choice([kind for kind in kinds if kind in self._kinds] or [None])
+
+    def _aimed(self, step: str, nth: int) -> str | None:
+        self._since += 1
+        mine = self._aims.get(step)
+        due = next((aim for aim in mine if self._is_due(aim, nth)), None) if mine and not self.over else None
+        if due is None or mine is None:
+            return None
+        mine.remove(due)
+        if due == self._awaited:
+            self._awaited = None
+        self._since = 0
+        self.hit.append(Aim(due.kind, step, nth))
+        return due.kind
+
+    def _is_due(self, aim: Aim, nth: int) -> bool:
+        return aim.nth <= nth if aim.nth else self._awaited is None and self._since > APART

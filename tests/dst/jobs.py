@@ -1,0 +1,254 @@
+"""Kinds of queries, each with its batches and what plain Python computes of them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from riffle_spark.messages.slot_orders import USUAL_INITIAL
+from riffle_spark.process.merging.aggregates import aggregate, count
+from riffle_spark.protocol.batch.batch_report import BatchReport
+from riffle_spark.protocol.batch.initial import with_initial
+from riffle_spark.protocol.operator import Operator, operator_of
+from riffle_spark.state.log.record import Record
+from tests.dst.dispatched import Dealt
+from tests.kit.simulated.alarms import Alarms, AlarmsOracle
+from tests.kit.simulated.event_rows import BatchTimes, EventOracle, drawn_events, event_operators
+from tests.kit.simulated.world import ROWS, Oracle, drawn_batch, tails, totals
+
+__all__ = ["JOBS", "Drawn", "Job", "same"]
+
+BATCH_MS = 1_000
+"""So much later than the one before is each batch, as ``World.incoming`` has it."""
+Rows = list[dict[str, object]]
+State = Mapping[object, tuple[object, ...]]
+
+
+class Drawn(random.Random):
+    """The chance that draws a job. Each batch has its own, by the line of history that it was run on first."""
+
+    def __init__(self, seed: int, origins: Sequence[int]) -> None:
+        super().__init__(f"{seed}/job")  # what draws the kind of job begins with the seed itself
+        self._seed, self._origins = seed, origins
+        self._keys = random.Random(f"{seed}/keys").choice([12, 60])
+
+    def of(self, version: int) -> random.Random:
+        """Return what draws a batch."""
+        return random.Random(f"{self._seed}/{self._origins[version]}/{version}")
+
+    def rows(self, version: int) -> pa.Table:
+        """Draw a batch of columns."""
+        return drawn_batch(self.of(version), version, self._keys)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One query. ``contents`` has each durable store's state after each batch, ``outputs`` what its sink should get of
+    it. The last two of the ``batches`` are for the end, when nothing is disturbed any more. ``incoming`` is what the
+    source says of each batch, ``times`` what must be known of it. Times are not looked at where there are none.
+    ``initial`` is the initial state of ``alarms`` that a batch is run with, by name. A cache may be lost at any batch:
+    ``caches`` has for each batch what its sink should get if that had happened last with batch 0, 1, ... to this one.
+    """
+
+    operators: Sequence[Operator]
+    batches: Sequence[pa.Table]
+    contents: Sequence[Mapping[str, State]]
+    outputs: Sequence[Mapping[str, Rows]]
+    settings: Mapping[str, object] = field(default_factory=dict)
+    incoming: Mapping[str, object] = field(default_factory=dict)
+    absent: Mapping[str, Collection[int]] = field(default_factory=dict)
+    times: Sequence[BatchTimes] = ()
+    initial: Sequence[tuple[str, pa.Table]] = ()
+    caches: Mapping[str, Sequence[Sequence[Rows]]] = field(default_factory=dict)
+
+    def operators_of(self, version: int) -> list[Operator]:
+        """Return the operators that a batch is run with: some join the query late, or pause, as ``absent`` says."""
+        present = [one for one in self.operators if version not in self.absent.get(one.store, ())]
+        if self.initial:
+            name, rows = self.initial[version]
+            present = [with_initial(one, rows.schema, name) if one.store == "alarms" else one for one in present]
+        return present
+
+    def initial_of(self, version: int) -> dict[str, pa.Table]:
+        """Return the initial state of each store that a batch is run with."""
+        return {"alarms": self.initial[version][1]} if self.initial else {}
+
+    def check(self, report: BatchReport) -> None:
+        """Compare what a batch tells of its rows and times with ``times``."""
+        if report.decision == "run" and self.times:
+            wanted, told = self.times[report.version], (report.late_rows, report.timers_fired, report.expired)
+            found = BatchTimes(*told, wanted.watermark_ms, wanted.late_watermark_ms)
+            same(found, wanted, f"what batch {report.version} tells")
+
+    def check_records(self, records: Iterable[Record]) -> None:
+        """Compare the watermarks that batches have committed with ``times``."""
+        for record in [one for one in records if one.kind == "batch" and self.times]:
+            wanted = self.times[record.version]
+            found = replace(wanted, watermark_ms=record.watermark_ms, late_watermark_ms=record.late_watermark_ms)
+            same(found, wanted, f"the record of batch {record.version}")
+
+    def check_delivery(self, store: str, rows: Rows, version: int, dealings: Sequence[Dealt]) -> None:
+        """Compare what a sink gets of a batch with ``outputs``; of a cache, each key-group with one of ``caches``, as
+        one of ``dealings`` has it: a key-group is lost as a whole.
+        """
+        if store in self.outputs[version]:
+            wanted = sorted(self.outputs[version][store], key=repr)
+            same(sorted(rows, key=repr), wanted, f"the sink of {store}, batch {version}")
+        elif store in self.caches:
+            wrong = [_told_astray(rows, self.caches[store][version], dealt) for dealt in dealings]
+            assert not all(wrong), f"the sink of the cache {store}, batch {version}, {wrong[0]}"
+
+
+def _told_astray(rows: Rows, allowed: Sequence[Rows], dealt: Dealt) -> str:
+    """Return what is wrong if some key-group tells what it could have told after no loss."""
+    found, each = _by_key_group(rows, dealt), [_by_key_group(told, dealt) for told in allowed]
+    for group in sorted({*found, *(group for told in each for group in told)}):
+        some = [told.get(group, []) for told in each]
+        if found.get(group, []) not in some:
+            return f"key-group {group} is {found.get(group)}, not one of {some}"
+    return ""
+
+
+def _by_key_group(rows: Rows, dealt: Dealt) -> dict[int, Rows]:
+    """Return rows by the key-group of their key, in an order of their own."""
+    groups = dealt.of([row["k"] for row in rows])
+    found: dict[int, Rows] = {}
+    for group, row in sorted(zip(groups, rows, strict=True), key=repr):
+        found.setdefault(group, []).append(row)
+    return found
+
+
+def same(found: object, wanted: object, what: str) -> None:
+    """Raise if something is not what it should be."""
+    assert found == wanted, f"{what} is {found}, not {wanted}"
+
+
+def columns_of_keys(chance: Drawn, batches: int) -> Job:
+    """Draw running totals, a function for which order matters, and sometimes a cache beside them."""
+    operators = [totals(), tails()]
+    rows = [chance.rows(version) for version in range(batches)]
+    oracle, contents, outputs = Oracle(), list[Mapping[str, State]](), list[Mapping[str, Rows]]()
+    for batch in rows:
+        oracle.feed(batch)
+        now: dict[str, State] = {
+            "totals": dict(oracle.totals.items()), "tails": {key: (list(last),) for key, last in oracle.tails.items()},
+        }  # fmt: skip
+        touched = set(batch["k"].to_pylist())
+        columns = {"totals": ("k", "count", "total"), "tails": ("k", "last")}
+        outputs.append(
+            {
+                store: [dict(zip(names, (key, *now[store][key]), strict=True)) for key in touched if key in now[store]]
+                for store, names in columns.items()
+            }
+        )
+        contents.append(now)
+    return Job(operators, rows, contents, outputs)
+
+
+def caches(chance: Drawn, batches: int) -> Job:
+    """Draw running totals beside two caches: counts, and a processor with timers."""
+    seen = operator_of("seen", ["k"], aggregate(count=count()), (), ROWS)
+    alarms = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS)
+    job = columns_of_keys(chance, batches)
+    told: dict[str, list[list[Rows]]] = {store: [[] for _ in range(batches)] for store in ("seen", "alarms")}
+    for begin in range(batches):
+        counts, oracle = Counter[str](), AlarmsOracle()
+        for version in range(begin, batches):
+            keys = job.batches[version]["k"].to_pylist()
+            counts.update(keys)
+            told["seen"][version].append([{"k": key, "count": counts[key]} for key in sorted(set(keys))])
+            told["alarms"][version].append(_rung(oracle, job.batches[version], version))
+    operators = [totals(), *(replace(one, durable=False) for one in (seen, alarms))]
+    outputs = [{"totals": of_batch["totals"]} for of_batch in job.outputs]
+    contents = [{"totals": of_batch["totals"]} for of_batch in job.contents]
+    settings = {"deliver_after_commit": chance.random() < 0.4}
+    return replace(job, operators=operators, outputs=outputs, contents=contents, caches=told, settings=settings)
+
+
+def _rung(oracle: AlarmsOracle, batch: pa.Table, version: int) -> Rows:
+    """Feed a batch to timers by the clock; return what they tell."""
+    now_ms, in_order = BATCH_MS * version, sorted(batch.to_pylist(), key=lambda row: row["at"])
+    return oracle.feed([(row["k"], row["v"], now_ms) for row in in_order], now_ms, [now_ms])
+
+
+def sealed_columns(chance: Drawn, batches: int) -> Job:
+    """Draw the same, delivered after the commit."""
+    return replace(columns_of_keys(chance, batches), settings={"deliver_after_commit": True})
+
+
+def timers(chance: Drawn, batches: int) -> Job:
+    """Draw a processor with timers by the clock and values that live for a while. Sometimes it is run with one or the
+    other of two initial states, or with one that comes when it joins the query.
+    """
+    operator, oracle = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS), AlarmsOracle()
+    rows = [chance.rows(version) for version in range(batches)]
+    named = chance.choice([[], ["first", "second"], [USUAL_INITIAL]])
+    states = {name: _initial_state(chance) for name in named}
+    initial = [(name, states[name]) for name in chance.choices(named, k=batches)] if named else []
+    begins = chance.choice([1, 2]) if named == [USUAL_INITIAL] else 0
+    beside = columns_of_keys(chance, batches)
+    job = Job(
+        [*beside.operators[: begins and 1], operator], rows, [], [], initial=initial, absent={"alarms": range(begins)}
+    )
+    contents, outputs, times = list[Mapping[str, State]](), list[Mapping[str, Rows]](), list[BatchTimes]()
+    others = [one.store for one in job.operators[:-1]]
+    for version, batch in enumerate(rows):
+        told, seen = list[dict[str, object]](), {name for name, _ in initial[begins:version]}
+        if version >= begins:
+            if initial and initial[version][0] not in seen:
+                oracle.give(zip(*initial[version][1].to_pydict().values(), strict=True))
+            told = _rung(oracle, batch, version)
+        outputs.append({"alarms": told, **{store: beside.outputs[version][store] for store in others}})
+        contents.append({"alarms": oracle.state(), **{store: beside.contents[version][store] for store in others}})
+        times.append(BatchTimes(0, oracle.fired, oracle.expired))
+    return replace(job, contents=contents, outputs=outputs, times=times)
+
+
+def _initial_state(chance: Drawn) -> pa.Table:
+    keys, sums = [f"key-{n}" for n in chance.sample(range(14), 5)], chance.choices(range(1, 9), k=5)
+    return pa.table([keys, sums], pa.schema([("k", pa.string()), ("n", pa.int64())]))
+
+
+def events(chance: Drawn, batches: int) -> Job:
+    """Draw what closes by event time: counts, de-duplication and timers, of which some join the query late or pause."""
+    operators = chance.sample(event_operators(), chance.choice([1, 2, 3]))
+    policy, last_pass = chance.choice(["min", "min", "max"]), chance.random() < 0.25
+    now_and_then = [version for version in range(batches) if chance.random() < 0.3]
+    absences = [range(0), range(batches // 2), range(batches // 2, batches // 2 + 1), now_and_then]
+    absent = {one.store: chance.choice(absences) for one in operators[1:]}
+    incoming = {"watermark_policy": policy, "available_now": last_pass}
+    job = Job(operators, [drawn_events(chance.of(version), version, 20_000) for version in range(batches)], [], [])
+    job = replace(job, incoming=incoming, absent=absent)
+    oracle, named = EventOracle(policy, last_pass=last_pass), [one.store for one in operators]
+    contents, outputs, times = list[Mapping[str, State]](), list[Mapping[str, Rows]](), list[BatchTimes]()
+    for version, batch in enumerate(job.batches):
+        told = oracle.feed([one.store for one in job.operators_of(version)], batch)
+        outputs.append({store: told.get(store, []) for store in named})
+        contents.append({store: held for store, held in oracle.state().items() if store in named})
+        times.append(oracle.times)
+    return replace(job, contents=contents, outputs=outputs, times=times, settings={"accept": tuple(absent)})
+
+
+def sealed_events(chance: Drawn, batches: int) -> Job:
+    """Draw the same, delivered after the commit."""
+    job = events(chance, batches)
+    return replace(job, settings={**job.settings, "deliver_after_commit": True})
+
+
+def partitions(chance: Drawn, batches: int) -> Job:
+    """Draw one of the others whose state goes by the partitions that rows come in. Rows of initial state have none."""
+    draw = chance.choice([columns_of_keys, sealed_columns, caches, timers, events, sealed_events])
+    job = draw(chance, batches)
+    while job.initial:
+        job = draw(chance, batches)
+    return replace(job, settings={**job.settings, "dispatch": chance.choice(["partition", "hashed"])})
+
+
+JOBS: Mapping[str, Callable[[Drawn, int], Job]] = {
+    "columns": columns_of_keys, "sealed": sealed_columns, "caches": caches, "timers": timers, "events": events,
+    "sealed events": sealed_events, "partitions": partitions,
+}  # fmt: skip

@@ -1,0 +1,512 @@
+"""Lines of a query's history, each with what plain Python computes of it, and the operator who takes the query back to
+an earlier batch: a line goes on from a batch of another one with rows of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError
+from riffle_spark.offline import recovery
+from riffle_spark.offline.checkpoint import Checkpoint
+from riffle_spark.protocol.batch.records import Stamp
+from riffle_spark.protocol.ports import Delivery
+from riffle_spark.state.copies.stack import Stack, Stacks
+from riffle_spark.state.log import log, paths
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.manifest import Address, Head
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.open import root_id
+from riffle_spark.state.restore.follow import restored
+from riffle_spark.state.restore.reader import Reader
+from riffle_spark.state.schemas.store_schema import schema_of_text
+from riffle_spark.testing import SimSink
+from riffle_spark.worker.member_folders import keys_of
+from tests.dst.assignments import check_record
+from tests.dst.dispatched import Dealt
+from tests.dst.jobs import JOBS, Drawn, Job, same
+from tests.dst.scheduler import FOREVER, Actor, Process
+from tests.kit.simulated.invariants import History
+from tests.kit.simulated.world import held_by_key
+from tests.kit.state.local_copies import unremembered
+
+__all__ = ["Lines", "LinesHistory", "Remedies"]
+
+MOST_REMEDIES = 4
+ERA = 100
+"""Lines have other numbers than so many. What is run after a root was emptied or restored has rows of its own, too."""
+NOT_SWEPT_YET = 4
+"""So many records after a promise was raised, at most, what it gave up is deleted."""
+
+
+class Lines:
+    """One job for each line, by how often the query was taken back before it."""
+
+    def __init__(self, seed: int, kind: str, batches: int) -> None:
+        self._seed, self._kind, self._batches = seed, kind, batches
+        self._era = 0
+        self.restored = 0
+        """How often a root was restored: numbers of records come again."""
+        self._origins = [[0] * batches]
+        self.jobs = [self._job(0)]
+        self.former: set[str] = set()
+        """Queries whose root was emptied."""
+        self.dealings: dict[tuple[str, int], Dealt] = {}
+        """How records deal keys to shards, by their dispatch and number of key-groups."""
+
+    def _job(self, line: int) -> Job:
+        return JOBS[self._kind](Drawn(self._seed, self._origins[line]), self._batches)
+
+    def begin(self, parent: int, version: int) -> None:
+        """Begin the next line after a batch of another one."""
+        line = len(self.jobs)
+        self._begin(line, self._origins[parent][: version + 1])
+
+    def _begin(self, line: int, before: list[int]) -> None:
+        rows_of = line + ERA * self._era
+        self._origins.append([*before, *[rows_of] * (self._batches - len(before))])
+        self.jobs.append(self._job(line))
+
+    def begin_anew(self, former: Iterable[str]) -> None:
+        """Begin with another query, and without any state: those of before have nothing more to deliver."""
+        self._era, self._origins, self.jobs, self.dealings = self._era + 1, [], [], {}
+        self.former.update(former)
+        self._begin(0, [])
+
+    def restore(self, line: int, version: int) -> None:
+        """Have a line go on after a batch that it had been beyond: that, and all later lines, are as if never begun."""
+        before = self._origins[line][: version + 1]
+        self._era, self.restored = self._era + 1, self.restored + 1
+        del self._origins[line:], self.jobs[line:]
+        self._begin(line, before)
+
+    def origin(self, line: int, version: int) -> int:
+        """Return the line that a batch of a line was run on first: there it has its delivery from."""
+        return self.rows_of(line, version) % ERA
+
+    def rows_of(self, line: int, version: int) -> int:
+        """Return what tells a batch's rows from those that other lines have, or had, under its number."""
+        return self._origins[line][version] if version >= 0 else 0
+
+    def check_delivery(self, store: str, rows: pa.Table, delivery: Delivery) -> None:
+        """Compare what a sink is given with what it should be."""
+        query, line, version = delivery.id.split("/")
+        known = query.startswith("query") and query not in self.former and int(version) == delivery.batch_id
+        assert known, f"a delivery under the id {delivery.id}"
+        assert self.origin(int(line), int(version)) == int(line), f"{delivery.id} was delivered by another line before"
+        self._check(store, rows, int(line), int(version))
+
+    def check_sinks(self, sinks: Mapping[str, SimSink], records: Mapping[int, Record]) -> None:
+        """Compare what sinks hold by delivery id with what the newest line should have brought."""
+        line, batches = len(self.jobs) - 1, [one for _, one in sorted(records.items()) if one.kind == "batch"]
+        queries = {(one.rollbacks, one.version): one.query_id for one in batches}
+        for store in self.jobs[0].outputs[0]:
+            for version in range(self._batches):
+                of = (self.origin(line, version), version)
+                self._check(store, sinks[store].by_id.get(f"{queries[of]}/{of[0]}/{version}"), line, version)
+
+    def _check(self, store: str, rows: pa.Table | None, line: int, version: int) -> None:
+        given = [] if rows is None else rows.to_pylist()
+        self.jobs[line].check_delivery(store, given, version, [*self.dealings.values()])
+
+
+class LinesHistory(History):
+    """A log that may be taken back: its lines begin where its records say so. By the commit id of a record, ``asked``
+    has where an operator's was to lead, and the operator; ``begun`` when it was begun: its age counts from there,
+    however long it is on its way; ``writers`` who has begun it.
+    """
+
+    lines: Lines
+
+    def __init__(self, world: Any) -> None:
+        super().__init__(world)
+        self.schedule = world
+        self.asked: dict[str, tuple[int | str, Actor]] = {}
+        self.begun: dict[str, float] = {}
+        self.writers: dict[str, Process] = {}
+        self.dealt: dict[Head, Dealt] = {}
+        """How keys were dealt to shards where a head came from."""
+        self.contents: dict[Head, Mapping[str, Any]] = {}
+        """What all keys held there."""
+        self.former: set[str] = set()
+        """Folders of logs that are no more: what lies there is nobody's."""
+        self.strays: frozenset[str] = frozenset()
+        """Objects of drivers that began after the log was copied that was restored, and before the rest was."""
+
+    def begin_anew(self) -> None:
+        """Forget everything: the root was emptied."""
+        self.former |= {f"{root_id(self.world.home.root)}-{one.log_id[:12]}" for one in self.records.values()}
+        mappings = (self.bytes, self.records, self.manifests, self.heads, self.timers, self.seen_at, self.dealt)
+        for kept in (*mappings, self.swept, self.contents):
+            kept.clear()
+        self._looked_at = None
+
+    def restore(self, newest: int, swept: Iterable[int]) -> None:
+        """Forget the records after ``newest``. Copies of what they listed are still there: what these held is known."""
+        for kept in (self.bytes, self.records, self.manifests, self.seen_at):
+            for sequence in [one for one in kept if one > newest]:
+                del kept[sequence]
+        self.swept = {*swept}
+        self._looked_at = None
+
+    def _note(self, sequence: int, record: Record, log: Any) -> None:
+        super()._note(sequence, record, log)
+        self.seen_at[sequence] = self.begun.get(record.commit_id, self.seen_at[sequence])
+        if record.kind == "rollback":
+            assert record.target is not None
+            asked, operator = self.asked[record.commit_id]
+            wanted = self.target_of(asked, sequence - 1)
+            met = operator.met & self.schedule.damaged
+            damaged = [name for name in met if paths.record_sequence(name) is not None]
+            assert record.target == wanted or damaged, f"{asked} led to record {record.target}, not {wanted}"
+            assert record.target >= record.promised, f"a rollback to record {record.target}, which was not promised"
+            self.lines.begin(self.records[record.target].rollbacks, record.version)
+        if record.kind == "batch":
+            check_record(record)
+        dealt = Dealt.by(record)
+        self.lines.dealings[record.dispatch, record.total] = dealt
+        for entry in self.manifests[sequence].entries.values():
+            self.dealt.setdefault(entry.head, dealt)
+            self.contents.setdefault(entry.head, self.lines.jobs[record.rollbacks].contents[entry.head.version])
+        if record.kind == "dispatch" and record.version >= 0:
+            contents = self.lines.jobs[record.rollbacks].contents[record.version]
+            self.schedule.dispatched.check_switched(record, self.manifests[sequence], contents)
+
+    def watch_copies(self, patch: pytest.MonkeyPatch) -> None:
+        """Look at each copy in the moment in which an executor makes it another one."""
+        switch, mine = Stacks.switch, self.schedule.scheduler.mine
+
+        def switched(stacks: Stacks, key_group: int, before: Stack | None, stack: Stack) -> bool:
+            actor, folder = mine(), Path(stacks._path).parents[1]  # private: where they are
+            if actor is not None and actor.process.executor:
+                with unremembered():
+                    self.schedule.holds(lambda: self.check_copy(folder, (stacks.store, key_group), stack, {}))
+            return switch(stacks, key_group, before, stack)
+
+        patch.setattr(Stacks, "switch", switched)
+
+    def begins(self, commit_id: str) -> str:
+        """Note that a record is begun."""
+        actor = self.schedule.scheduler.mine()
+        self.begun[commit_id] = self.schedule.clock.seconds()
+        if actor is not None:
+            self.writers[commit_id] = actor.process
+        return commit_id
+
+    def kept_seconds(self, record: Record) -> float:
+        """Return for how long at least records are promised by who wrote this one: of those of before a driver goes by
+        when they were written, by the clock of who wrote them.
+        """
+        skews, driver = self.schedule.skews, getattr(self.writers.get(record.commit_id), "driver", None)
+        retained_for = driver.settings.retained_for if driver else super().kept_seconds(record)
+        return max(retained_for, 2 * log.SURE_SECONDS) - (max(skews) - min(skews)) / 1000
+
+    def target_of(self, asked: int | str, newest: int) -> int | None:
+        """Return the record that a batch, or a record by its number, stands for where ``newest`` is the last one."""
+        if isinstance(asked, str):
+            return int(asked.removeprefix("record:"))
+        at: int | None = newest
+        while at is not None and at >= 0 and self.records[at].version != asked:
+            record = self.records[at]
+            at = at - 1 if record.target is None else record.target
+        return at if at is not None and at >= 0 else None
+
+    def check_bounded(self) -> None:
+        """Compare what is stored, once all is quiet and scans had their time, with what retained records list."""
+        newest = max(self.records)
+        tail, first = self.records[newest], self.records[newest].promised - NOT_SWEPT_YET
+        told = {n: record for n, record in self.records.items() if n >= first}
+        listed = {link.object for record in told.values() for _, link in record.outputs}
+        listed |= {name for n in told for name in self.manifests[n].objects()}
+        present = self.world.memory.list("")
+        needed = self.records[max(first, 0)].full - 1
+        old = [name for name in present if needed > (paths.record_sequence(name) or newest)]
+        assert not old, f"{len(old)} records stay that nobody needs, the first is {old[0]}"
+        others = [said for name in present if name not in listed and (said := self._parsed(name, tail.epoch))]
+        given_up = tail.version - 1  # what was sealed for the last batches in vain goes with the next ones
+        unlisted = [s for s in others if s.epoch < tail.epoch or (s.kind == "delta" and s.version < given_up)]
+        assert not unlisted, f"{len(unlisted)} objects stay that nothing retained lists, such as {unlisted[0]}"
+        snapshots = [s for s in others if s.kind == "snapshot"]
+        assert len(snapshots) <= self.world.settings.key_groups * len(self.world.operators), "snapshots pile up"
+
+    def _parsed(self, name: str, epoch: int) -> paths.ObjectName | None:
+        """Return what a name says, but of strays that no driver of this epoch can tell from those of a newer one."""
+        said = paths.parse(name)
+        return said if said is None or said.epoch < epoch or name not in self.strays else None
+
+    def refuses(self, asked: int | str) -> bool:
+        """Tell whether a rollback to there may be refused: nothing intact leads there, or it is not promised."""
+        self.look()
+        newest = max(self.records)
+        target = self.target_of(asked, newest)
+        return target is None or not self.records[newest].promised <= target <= newest
+
+    def _part_of(self, state: Mapping[object, Any], key_group: int, head: Head) -> dict[object, Any]:
+        places = self.dealt[head].of(list(state))
+        return {key: value for (key, value), place in zip(state.items(), places, strict=True) if place == key_group}
+
+    def _contents_at(self, head: Head, contents: Any) -> Any:  # noqa: ARG002 - there are several lines
+        return self.contents[head]
+
+    def check_copy(self, folder: Path, address: Address, stack: Stack, contents: Any) -> bool:
+        """I2, of a copy of this log."""
+        return folder.parent.name not in self.former and super().check_copy(folder, address, stack, contents)
+
+
+class Remedies:
+    """An operator who takes the query back, one process each time. ``world`` is the schedule."""
+
+    def __init__(self, world: Any, folder: Path) -> None:
+        self._world, self._folder = world, folder
+        self._chance: random.Random = world.chance
+        self._actor: Actor | None = None
+        self._asking: int | str = -1
+        self._stamped = ""
+        self.begun = 0
+        self.line = 0
+        """The line that Spark's checkpoint is of."""
+        self.astray: int | None = None
+        """The batch that Spark's checkpoint is at, where it or the root was restored and they do not fit."""
+
+    def plant(self, patch: pytest.MonkeyPatch) -> None:
+        """Let the remedies of the project take part: their calls to the store are steps, their stamps are drawn."""
+        patch.setattr(recovery, "open_store", lambda *_: self._world.stepped)
+        patch.setattr(recovery, "_stamp", self._drawn_stamp)  # private: what it draws must be drawn from the seed
+        patch.setattr(recovery, "clocks", lambda: (self._world.clock.seconds(), self._world.clock.wall_ms() / 1000))
+
+    def _drawn_stamp(self) -> Stamp:
+        commit_id = self._world.log_seen.begins(self._chance.randbytes(16).hex())
+        stamp = Stamp(commit_id, self._world.clock.wall_ms())
+        operator = self._world.scheduler.mine()
+        assert operator is not None
+        self._world.log_seen.asked[stamp.commit_id] = self._asking, operator
+        self._stamped = stamp.commit_id
+        return stamp
+
+    def begins(self) -> bool:
+        """Let an operator come, now and then or where one has not come to the end of it; tell whether one does."""
+        share = 0.6 if self._lead_astray() else 0.2 if self._world.settings.retained_versions > 4 else 0.1
+        if self.unfinished() or (self.begun < MOST_REMEDIES and self._world.often("remedy", share)):
+            self._begin()
+        elif self.begun < MOST_REMEDIES and self._world.often("adopt", 0.04):
+            self._begin_adopting()
+        elif self.begun < MOST_REMEDIES and self._world.often("switch", self._world.dispatched.share):
+            self.begun += 1
+            self._actor = self._world.dispatched.begins(f"operator {self.begun}")
+        return self.at_work()
+
+    def finish(self) -> None:
+        """Come to the end of what was begun."""
+        if self.unfinished():
+            self._begin()
+        self._world.scheduler.wait(lambda: not self.at_work(), 5_000.0)
+
+    def unfinished(self) -> bool:
+        """Tell whether the log was taken back and the checkpoint was not, or one of them was restored from a backup."""
+        return self.astray is not None or self.line < len(self._world.lines.jobs) - 1
+
+    def at_work(self) -> bool:
+        """Tell whether an operator is at it. One that hangs is sent away."""
+        actor = self._actor
+        if actor is not None and not actor.done and actor.until >= FOREVER and actor.ready is None:
+            self._world.stop(actor.process)
+        return actor is not None and not actor.done
+
+    def _begin(self) -> None:
+        """Stop the query, but perhaps for what goes on unseen, and take it back."""
+        with self._world.scheduler.quiet():
+            to = self._choose()
+            is_lost = isinstance(to, int) and self._world.log_seen.refuses(to)  # who goes on might come to it
+        if to is None:
+            return
+        self.begun += 1
+        others = [one for one in self._world.programs if one.alive]
+        for program in others:
+            if is_lost or not program.claimed or self._chance.random() < 0.7:
+                self._world.stop(program)
+        alone = not any(one.alive for one in others)
+        self._world.say(f"an operator takes the query back to {to}, {'alone' if alone else 'with others at work'}")
+        self._asking = to
+        process = Process(f"operator {self.begun}")
+        self._actor = self._world.scheduler.spawn(
+            f"operator {self.begun}", "operator", process, lambda: self._take_back(to)
+        )
+
+    def _begin_adopting(self) -> None:
+        """Stop the query, and have one with a checkpoint of its own take its state over, where that is at the batch
+        that Spark has committed last. Event time would begin anew.
+        """
+        world = self._world
+        with world.scheduler.quiet():
+            world.log_seen.look()
+        records, late = world.log_seen.records, any(one.kind == "late put" for one in world.scheduler.actors)
+        newest = records[max(records)] if records else None
+        sealed = newest is not None and newest.delivers_after_commit and any(link.rows for _, link in newest.outputs)
+        undelivered = sealed and newest is not None and newest.version == world.committed + 1
+        is_there = newest is not None and newest.version == world.committed >= 0
+        by_event_time = any(times.watermark_ms is not None for times in world.job.times)
+        if not (is_there or undelivered) or late or by_event_time:
+            return
+        self.begun += 1
+        for program in [one for one in world.programs if one.alive]:
+            world.stop(program)
+        name = f"operator {self.begun}"
+        world.say(f"{name} has another query take the state over")
+        self._actor = world.scheduler.spawn(name, "operator", Process(name), lambda: self._adopt(undelivered))
+
+    def _adopt(self, undelivered: bool) -> None:
+        """Take the state over. Where its last output is not delivered that must be refused, and the query goes on."""
+        world, checkpoint, previous = self._world, self.checkpoint(f"query{self.begun}"), self.checkpoint()
+        world.step("begins")
+        try:
+            recovery.adopt(world.home.root, checkpoint.location, delivered=previous.location, execute=True)
+        except RiffleError as error:
+            world.say(f"{type(error).__name__}: {str(error)[:150]}")
+            if not (undelivered and isinstance(error, ConfigError)):
+                world.check_expected(error)
+            return
+        world.holds_told(self._stamped)
+        if undelivered:
+            world.scheduler.broke(AssertionError("state taken over though its last output was not delivered"))
+        world.step("state taken over")
+
+    def _choose(self) -> int | str | None:
+        """Draw where to: a batch or a record before what Spark has committed, now and then one that is promised no
+        more. Where the last operator went before the end, it is what the log says.
+        """
+        seen = self._world.log_seen
+        seen.look()
+        newest = seen.records[max(seen.records, default=0)] if seen.records else None
+        if newest is None:
+            return None
+        if self.unfinished():
+            is_back = self.astray is not None and self.astray < newest.version and not seen.refuses(self.astray)
+            return self.astray if is_back and self._chance.random() < 0.5 else newest.version
+        kept = self._kept_from(0 if self._chance.random() < 0.2 else newest.promised)
+        if not kept:
+            return None
+        led = self._led_elsewhere(newest)
+        if led:
+            return self._chance.choice(led)
+        target = self._chance.choice(kept)
+        lines, line = self._world.lines, newest.rollbacks
+        is_present = lines.origin(line, target.version) == lines.origin(target.rollbacks, target.version)
+        if is_present and self._chance.random() < 0.6:
+            return target.version
+        return f"record:{target.sequence}"
+
+    def _led_elsewhere(self, newest: Record) -> list[int]:
+        """Return, now and then, the batches that must not lead where their newest record is: to a line given up."""
+        for those, share in ((self._lead_astray(), 0.6), (self._given_up(newest), 0.3)):
+            if those and self._chance.random() < share:
+                return those
+        return []
+
+    def _kept_from(self, first: int) -> list[Record]:
+        """Return the records from there on that can be gone back to, as far as Spark has committed more."""
+        records = self._world.log_seen.records
+        first = max([first, *(n + 1 for n, one in records.items() if one.kind == "adopt")])
+        back = [one for n, one in records.items() if n >= first and one.version < self._world.committed]
+        return [one for one in back if one.offsets or one.version < 0]
+
+    def _lead_astray(self) -> list[int]:
+        """Return the batches whose newest promised record is of a line given up: their number leads to another one."""
+        seen = self._world.log_seen
+        newest = max(seen.records, default=-1)
+        if newest < 0:
+            return []
+        newest_of = {one.version: one.sequence for one in self._kept_from(seen.records[newest].promised)}
+        return [v for v, sequence in newest_of.items() if seen.target_of(v, newest) not in (sequence, None)]
+
+    def _given_up(self, newest: Record) -> list[int]:
+        """Return the batches that a line given up has alone, if nobody is about to put another one of that number."""
+        if any(one.kind == "late put" for one in self._world.scheduler.actors):
+            return []
+        records = self._world.log_seen.records.values()
+        return sorted({one.version for one in records if one.version > newest.version})
+
+    def _take_back(self, to: int | str) -> None:
+        world, checkpoint = self._world, self.checkpoint()
+        lines = world.lines
+        world.step("begins")
+        try:
+            plan = recovery.rollback(world.home.root, to, checkpoint.location, execute=True)
+        except RiffleError as error:
+            world.say(f"{to}: {type(error).__name__}: {str(error)[:150]}")
+            with world.scheduler.quiet():
+                refused = isinstance(error, (ConfigError, CorruptStateError)) and world.log_seen.refuses(to)
+            if not refused:
+                world.check_expected(error)
+            return
+        world.holds_told(self._stamped)
+        world.step("query taken back")
+        with world.scheduler.quiet():
+            self.line, world.committed, self.astray = len(lines.jobs) - 1, checkpoint.next_batch() - 1, None
+        world.say(f"line {self.line} goes on after batch {plan.version}")
+
+    def checkpoint(self, query_id: str = "", looked: str = "") -> Checkpoint:
+        """Write Spark's checkpoint as it would be now, or that of another query which is as far."""
+        folder = self._folder / f"checkpoint-{self.begun}{query_id}{looked}"
+        with self._world.scheduler.quiet():
+            for name in ("offsets", "commits"):
+                (folder / name).mkdir(parents=True)
+                for version in range(self._world.committed + 1):
+                    offsets = self._world.dispatched.offsets(self.line, version)
+                    (folder / name / str(version)).write_text(offsets if name == "offsets" else f"{name}-{version}")
+            (folder / "metadata").write_text(json.dumps({"id": query_id or self._world.query_id}))
+        return Checkpoint(str(folder))
+
+
+class SlowReader:
+    """Who reads the newest state from the objects, at leisure, while the query goes on. ``world`` is the schedule."""
+
+    def __init__(self, world: Any, folder: Path) -> None:
+        self._world, self._folder = world, folder
+
+    def begin(self, number: int) -> None:
+        """Begin to read."""
+        name = f"reader {number}"
+        self._world.scheduler.spawn(name, "reader", Process(name), lambda: self._read(name))
+
+    def _read(self, name: str) -> None:
+        """Compare what every store holds. What is not promised any more may go under the reader's hands."""
+        world = self._world
+        world.step("begins")
+        log = Log(world.stepped, world.home.root)
+        tail = None
+        try:
+            tail = log.open()
+            if tail is None or tail.version < 0:
+                return
+            wanted = world.lines.jobs[tail.rollbacks].contents[tail.version]
+            for store in sorted(wanted.keys() & tail.schemas.keys()):
+                found = self._state(log, tail, store, self._folder / name / store)
+                same(found, dict(wanted[store]), f"the state of {store} by record {tail.sequence}, as {name} sees it")
+                world.scheduler.sleep(world.chance.choice([0.1, 10.0, 200.0]))
+            world.say(f"{name} has read record {tail.sequence}")
+        except RiffleError as error:
+            world.say(f"{name}: {type(error).__name__}: {str(error)[:150]}")
+            if not (tail is not None and world.excuses.is_gone(error) and self._is_given_up(tail)):
+                world.check_expected(error)
+
+    def _state(self, log: Log, tail: Record, store: str, folder: Path) -> dict[object, tuple[object, ...]]:
+        entries = {key_group: entry for (of, key_group), entry in log.manifest.entries.items() if of == store}
+        schema, found = schema_of_text(store, tail.schemas[store]), dict[object, tuple[object, ...]]()
+        for table in restored(
+            schema, entries, Reader(self._world.stepped, None, keys_of(self._world.home)), folder
+        ).values():
+            found |= held_by_key(table)
+        return found
+
+    def _is_given_up(self, tail: Record) -> bool:
+        seen = self._world.log_seen
+        with self._world.scheduler.quiet():
+            seen.look()
+        return tail.sequence < seen.records[max(seen.records)].promised

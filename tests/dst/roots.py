@@ -1,0 +1,258 @@
+"""The root of a query under fire as operators treat it: emptied and begun again, or restored from a copy of some
+batches ago, with Spark's checkpoint of that moment or one of both alone. Local copies stay on executors' disks.
+
+What happens is drawn apart from all else: the history of a seed in which none of it comes is what it would be without.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from riffle_spark.offline.verify import Verified, verify
+from riffle_spark.state.log import paths
+from riffle_spark.state.objects.open import open_store
+from tests.dst.faults import ON_EXECUTORS
+
+__all__ = ["Roots"]
+
+_COMES = ("", "", "", "", "emptied", "restored", "restored", "restored")
+_AFTER = (-1, 0, 0, 1, 2, 3)
+"""After this batch a root is emptied, or copied, or after the last one but one."""
+_LATER = (1, 2, 2, 20)
+"""So many batches after a copy was taken it is restored, or when the query has come to its last one."""
+_REFUSED_SECONDS = 2_000.0
+
+
+@dataclass
+class _Copy:
+    """A copy of root and checkpoint. ``newest`` is its newest record, ``lines`` how many lines there were by then."""
+
+    log: dict[str, bytes]
+    newest: int
+    swept: frozenset[int]
+    lines: int
+    query_id: str
+    rest: dict[str, bytes]
+    committed: int = -1
+
+
+class Roots:
+    """Who empties, copies and restores the root, once in a history at most. ``world`` is the schedule."""
+
+    def __init__(self, world: Any, folder: Path) -> None:
+        self._world = world
+        self._chance = random.Random(f"{world.seed}/roots")
+        self._comes = self._chance.choice(_COMES)
+        self.stays = not self._comes
+        """Whether nobody empties or restores it in this history."""
+        self._after = self._chance.choice(_AFTER)
+        self._later = self._chance.choice(_LATER)
+        self._beside = self._chance.random() < 0.5
+        self._lasts, self._drivers = self._chance.choice([(0, 0), (0, 0), (1, 0), (0, 2), (3, 2)])
+        """So many batches, and drivers, come while the rest is copied."""
+        self._folder = folder.with_name(f"{folder.name}-root")
+        self._copy: _Copy | None = None
+        self.url = f"file://{self._folder}" if self._chance.random() < 0.1 else ""
+        """Where the root is: now and then it is a directory."""
+        self.batches = 6 if self._comes == "restored" else 0
+        """So many batches at least are for what is to come."""
+        self.query_id = "query"
+        """The query that begins with no state."""
+
+    def end(self) -> None:
+        """Remove what of a root lies on a disk."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether somebody has copied the log of a query that runs, and is copying the rest."""
+        return bool(self._comes) and self._copy is not None and self._beside
+
+    def is_due(self) -> bool:
+        """Tell whether somebody is to come now."""
+        world, copy = self._world, self._copy
+        if not self._comes or self.is_copied:
+            return False
+        batch = max(self._after, -(self._comes == "restored")) if copy is None else copy.committed + self._later
+        return bool(world.committed >= min(batch, world.last - (copy is None))) and self._is_quiet()
+
+    def _is_quiet(self) -> bool:
+        """Tell whether nothing is under way that comes first."""
+        world = self._world
+        is_on_its_way = any(one.kind == "late put" for one in world.scheduler.actors)
+        is_busy = is_on_its_way or world.remedies.at_work() or world.remedies.unfinished()
+        return bool(world.log_seen.records) and not is_busy and "root" not in world.leave_out
+
+    def _goes_on(self) -> bool:
+        """Tell whether a copy beside the query, which may take some batches, goes on to its second part."""
+        world, copy = self._world, self._copy
+        if copy is None or not self.is_copied:
+            return False
+        records = world.log_seen.records
+        have_come = records[max(records)].epoch >= records[copy.newest].epoch + self._drivers
+        goes_on = world.committed >= copy.committed + self._lasts and have_come
+        return bool(goes_on or world.committed >= world.last) and self._is_quiet()
+
+    def begins(self) -> bool:
+        """Do what is due, or go on with it; tell whether that was anything."""
+        if not (self._goes_on() or self.is_due()):
+            return False
+        with self._world.scheduler.quiet():
+            self._world.log_seen.look()
+        if self._comes == "emptied":
+            self._empty()
+        elif self._copy is None:
+            self._begin_copy()
+        elif self._beside:
+            self._end_copy()
+        else:
+            self._restore(self._copy)
+        return True
+
+    def _stop(self) -> None:
+        """Stop the query. Spark ends its tasks with it; executors stay, and what these have in memory."""
+        world = self._world
+        for program in [one for one in world.programs if one.alive]:
+            world.stop(program)
+        for actor in [one for one in world.scheduler.actors if one.kind in (*ON_EXECUTORS, "reader")]:
+            world.scheduler.kill(actor)
+
+    def _stored(self, *, log: bool) -> dict[str, bytes]:
+        memory = self._world.memory
+        names = [name for name in memory.list("") if name.startswith(paths.LOG) == log]
+        return {name: memory.get(name) for name in names}
+
+    def _refused(self) -> None:
+        """Start the query as it is: it must not go on."""
+        world = self._world
+        puts = world.memory.list("")
+        world.start()
+        program = world.programs[-1]
+        world.scheduler.wait(lambda: program.ended or not program.alive, _REFUSED_SECONDS)
+        self._stop()
+        assert world.memory.list("") == puts, "a query has gone on whose root and checkpoint do not fit"
+
+    # --- a root that is emptied ---------------------------------------------------------------------------------------
+
+    def _empty(self) -> None:
+        world = self._world
+        self._comes = ""
+        self._stop()
+        world.say("the root is emptied")
+        with world.scheduler.quiet():
+            queries = {one.query_id for one in world.log_seen.records.values()}
+            world.memory.delete(world.memory.list(""))
+            world.log_seen.begin_anew()
+        if world.committed >= 0 and self._chance.random() < 0.5:
+            self._refused()
+        self.query_id = "query-anew"
+        world.lines.begin_anew(queries)
+        world.committed, world.remedies.line = -1, 0
+
+    # --- a root that is copied, and restored --------------------------------------------------------------------------
+
+    def _begin_copy(self) -> None:
+        """Copy the log; with the query stopped, all else too."""
+        world, records = self._world, self._world.log_seen.records
+        newest = records[max(records)]
+        if not self._beside:
+            self._stop()
+        with world.scheduler.quiet():
+            log, rest = self._stored(log=True), self._stored(log=False)
+        swept, lines = frozenset(world.log_seen.swept), len(world.lines.jobs)
+        world.say(f"the {'log' if self._beside else 'stopped query'} is copied, to record {newest.sequence}")
+        self._copy = _Copy(log, newest.sequence, swept, lines, newest.query_id, rest, world.committed)
+
+    def _end_copy(self) -> None:
+        """Copy the rest of the root beside the query, and then the checkpoint. A copy that is not whole must be said to
+        be none. One in whose midst the query was taken back, or over, is of two queries: it is taken again.
+        """
+        world, copy = self._world, self._copy
+        assert copy is not None
+        with world.scheduler.quiet():
+            copy.rest, copy.committed = self._stored(log=False), world.committed
+            newest = world.log_seen.records[max(world.log_seen.records)]
+            verified = self._verified(copy)
+        kept = range(world.log_seen.records[copy.newest].promised, copy.newest + 1)
+        gone = {name for sequence in kept for name in world.log_seen.listed_by(sequence)} - copy.rest.keys()
+        assert bool(gone) == verified.is_damaged, f"a copy that lacks {gone} is said to have {verified.findings}"
+        is_one = (len(world.lines.jobs), newest.query_id) == (copy.lines, copy.query_id)
+        self._lasts, self._drivers, self._beside, self._copy = (
+            0,
+            0,
+            not is_one or bool(gone),
+            copy if is_one and not gone else None,
+        )
+        world.say(f"the rest is copied, the checkpoint at batch {copy.committed}, {len(gone)} objects are gone")
+
+    def _verified(self, copy: _Copy) -> Verified:
+        url = f"memory://copy-of-{self._world.home.root.rpartition('/')[2]}"
+        aside = open_store(url)
+        _fill(aside, (copy.log, copy.rest))
+        try:
+            return verify(url, encryption_keys=self._world.settings.encryption_keys)
+        finally:
+            aside.delete(aside.list(""))
+
+    def _restore(self, copy: _Copy) -> None:
+        """Restore both, or one of them where the other is of the same line."""
+        world, seen = self._world, self._world.log_seen
+        self._comes = ""
+        self._stop()
+        newest = seen.records[max(seen.records)]
+        is_one = (len(world.lines.jobs), newest.query_id) == (copy.lines, copy.query_id)
+        what = self._chance.choice(["both", "both", "root", "checkpoint"]) if is_one else "both"
+        if what != "checkpoint":
+            with world.scheduler.quiet():
+                world.memory.delete(world.memory.list(""))
+                _fill(world.memory, (copy.log, copy.rest))
+            self._go_back(copy)
+        if what != "root":
+            world.committed = copy.committed
+        tail = seen.records[max(seen.records)]
+        fits = tail.version - 1 <= world.committed <= tail.version
+        world.say(f"restored: {what}, record {tail.sequence}, batch {tail.version}, checkpoint at {world.committed}")
+        self._look(tail, fits=fits)
+        if not fits:
+            world.remedies.astray = world.committed
+            if self._chance.random() < 0.5:
+                self._refused()
+
+    def _go_back(self, copy: _Copy) -> None:
+        """Go on from a copy. What the sink has of later batches its user removes."""
+        world = self._world
+        world.log_seen.restore(copy.newest, copy.swept)
+        tail = world.log_seen.records[copy.newest]
+        epochs = {name: said.epoch for name in copy.rest if (said := paths.parse(name))}
+        world.log_seen.strays = frozenset(name for name, epoch in epochs.items() if epoch > tail.epoch)
+        world.lines.restore(tail.rollbacks, tail.version)
+        world.remedies.line = tail.rollbacks
+        for sink in world.sinks.values():
+            for name in [*sink.by_id]:
+                line, version = map(int, name.split("/")[1:])
+                if (line, version) > (tail.rollbacks, tail.version):  # those of lines given up before were there
+                    del sink.by_id[name]
+
+    def _look(self, tail: Any, *, fits: bool) -> None:
+        """What was restored is whole, and whether the checkpoint fits is told."""
+        world = self._world
+        with world.scheduler.quiet():
+            world.log_seen.look()
+            world.query_id = tail.query_id
+            checkpoint = world.remedies.checkpoint(looked=" restored")
+            found = verify(
+                world.home.root, checkpoint.location, encryption_keys=world.settings.encryption_keys
+            ).findings
+        wrong = [one for one in found if one.level != "note"]
+        assert len(wrong) == (not fits), f"restored, at batch {tail.version} of {world.committed}: {wrong}"
+
+
+def _fill(store: Any, parts: Iterable[dict[str, bytes]]) -> None:
+    for part in parts:
+        for name, data in part.items():
+            store.put_if_absent(name, data)

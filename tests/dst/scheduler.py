@@ -1,0 +1,326 @@
+"""Actors that take turns: each is a thread that runs only while it holds the baton, and who has it next is drawn.
+
+So everything that happens between two steps is one piece, and one seed gives one history. An actor stops at its steps
+(``step``), where something else may happen to it, at waits and at sleeps; time goes on by itself where all wait.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from riffle_spark.testing import ManualClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Actor", "Killed", "Process", "Scheduler", "TurnLock"]
+
+STEP_SECONDS = 0.001
+FOREVER = 1e15
+LAST_STEPS = 120
+MOST_STEPS = 400_000
+
+
+class Killed(BaseException):
+    """The actor's process is gone; whatever would be done on the way out is not done any more."""
+
+
+class Process:
+    """What dies at once: a driver's program or an executor."""
+
+    def __init__(self, name: str, executor: str = "") -> None:
+        self.name = name
+        self.executor = executor
+        self.alive = True
+        self.asleep_until = self.slept = 0.0
+
+    def sleep(self, now: float, seconds: float) -> None:
+        """Let its machine sleep: nobody in it goes on, and clocks of its own stand still."""
+        self.wake(now)
+        self.asleep_until, self.slept = now + seconds, self.slept + seconds
+
+    def wake(self, now: float) -> None:
+        """Let its machine wake up, if it sleeps."""
+        self.slept -= max(0.0, self.asleep_until - now)
+        self.asleep_until = now
+
+
+class Actor:
+    """One thread of a process. ``kind`` is what its steps are counted by."""
+
+    def __init__(self, name: str, kind: str, process: Process, work: Callable[[], object]) -> None:
+        self.name = name
+        self.kind = kind
+        self.process = process
+        self.work = work
+        self.until = 0.0
+        self.ready: Callable[[], bool] | None = None
+        self.slow = 0.0
+        self.quiet = 0
+        self.killed = self.done = False
+        self.result: object = None
+        self.error: BaseException | None = None
+        self.wrote: str | None = None
+        """The file that it was writing until its present step: if it dies there, any part of the bytes may be there."""
+        self.written: set[str] = set()
+        """Files that it wrote: what it found whole on the way there it need not look at again."""
+        self.met: set[str] = set()
+        """What befell it: kinds of faults, objects with which the store failed it, and those that came damaged."""
+        self.epoch = -1
+        """The newest epoch of the records that it has read."""
+        self.unanswered: tuple[str, int] = ("", 0)
+        """How the store goes on failing for it, and for how many calls more."""
+        self.saw_free = -1
+        """At which step it last found that a record's number is free."""
+        self.thread: threading.Thread | None = None
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self.returns_to: Actor | None = None
+        self.weight = 1.0
+        self.began = 0.0
+
+    def wakes(self, now: float) -> bool:
+        """Tell whether it could go on now: what it waits for is there, or its time is over."""
+        if self.process.asleep_until > now:
+            return False
+        return self.until <= now or (self.ready is not None and self.ready())
+
+    def time(self, now: float) -> float:
+        """Return when it could go on by itself."""
+        return max(self.until, now) if self.process.asleep_until <= now else self.process.asleep_until
+
+
+class Scheduler:
+    """Runs actors until the first one, the conductor, ends or something is found broken (``failure``).
+
+    ``at_step`` hears of each step and says what befalls it; ``switches`` is the share of steps at which another actor
+    goes on. ``died`` hears of actors that are killed.
+    """
+
+    def __init__(self, chance: random.Random, clock: ManualClock, switches: float) -> None:
+        self.chance = chance
+        self.clock = clock
+        self.switches = switches
+        self.at_step: Callable[[Actor, str], str | None] = lambda *_: None
+        self.died: Callable[[Actor], object] = lambda *_: None
+        self.actors: list[Actor] = []
+        self.seen: Counter[str] = Counter()
+        self.last: deque[str] = deque(maxlen=LAST_STEPS)
+        self.count = self.digest = 0
+        self.failure: BaseException | None = None
+        self._current: Actor | None = None
+        self._main = threading.Lock()
+        self._main.acquire()
+        self._conductor: Actor | None = None
+        self._over = False
+
+    @property
+    def now(self) -> float:
+        """Seconds of the simulation's clock."""
+        return self.clock.seconds()
+
+    def spawn(self, name: str, kind: str, process: Process, work: Callable[[], object]) -> Actor:
+        """Add an actor; it begins when it is drawn."""
+        actor = Actor(name, kind, process, work)
+        actor.weight = self.chance.choice([1, 1, 4, 20])
+        self.actors.append(actor)
+        return actor
+
+    def run(self, conduct: Callable[[], object]) -> None:
+        """Let the conductor and all that it starts run until it ends. Raises what was found broken."""
+        self._conductor = self.spawn("conductor", "conductor", Process("conductor"), conduct)
+        self._hand(self._conductor)
+        self._main.acquire()
+        self._over = True
+        for actor in list(self.actors):
+            self.kill(actor)
+        if self.failure is not None:
+            raise self.failure if isinstance(self.failure, Exception) else AssertionError(str(self.failure))
+
+    def mine(self) -> Actor | None:
+        """Return the actor that asks, ``None`` for any other thread and for one whose steps do not count now."""
+        actor = self._current
+        if actor is None or actor.quiet or actor.thread is not threading.current_thread():
+            return None
+        return actor
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Look at things without being an actor."""
+        actor = self._current if self.mine() else None
+        if actor is not None:
+            actor.quiet += 1
+        try:
+            yield
+        finally:
+            if actor is not None:
+                actor.quiet -= 1
+
+    def step(self, label: str) -> str | None:
+        """Stop at a step: somebody else may go on here, and something may befall this actor. Return what does."""
+        actor = self.mine()
+        if actor is None:
+            return None
+        if actor.killed:
+            raise Killed
+        self.count += 1
+        if self.count > MOST_STEPS:
+            self.broke(AssertionError(f"the query never came to its end: {MOST_STEPS} steps"))
+        name = f"{actor.kind}: {label}"
+        self.seen[name] += 1
+        line = f"{actor.name} {label}"
+        self.last.append(line)
+        self.digest = zlib.crc32(line.encode(), self.digest)
+        self.clock.advance(STEP_SECONDS)
+        befalls = self.at_step(actor, label)
+        actor.wrote = None
+        if actor.slow:
+            self.sleep(actor.slow)
+        elif self.chance.random() < self.switches:
+            self._switch(actor)
+        return befalls
+
+    def sleep(self, seconds: float) -> None:
+        """Go on after so many seconds at the soonest."""
+        actor = self.mine()
+        if actor is None:
+            return
+        actor.until = self.now + seconds
+        self._switch(actor)
+
+    def hang(self) -> None:
+        """Go on only when somebody else lets this actor."""
+        actor = self.mine()
+        if actor is not None:
+            actor.until = FOREVER
+            self._switch(actor)
+
+    def wait(self, ready: Callable[[], bool], seconds: float = FOREVER) -> bool:
+        """Wait for something, at most so many seconds; tell whether it is there."""
+        actor = self.mine()
+        if actor is None or ready():
+            return ready()
+        actor.ready, actor.until = ready, self.now + seconds
+        try:
+            self._switch(actor)
+        finally:
+            actor.ready = None
+        return ready()
+
+    def broke(self, failure: BaseException) -> None:
+        """Note what is broken and end everything. Raises ``Killed`` in an actor."""
+        self.failure = self.failure or failure
+        actor = self._current
+        if actor is not None and actor.thread is threading.current_thread():
+            actor.killed = True
+            raise Killed
+
+    def kill(self, actor: Actor) -> None:
+        """End an actor at the step where it is; nothing that it would do on its way out has an effect. Raises
+        ``Killed`` in that actor itself.
+        """
+        if actor.done:
+            return
+        if not actor.killed:
+            actor.killed = True
+            with self.quiet():
+                self.died(actor)
+        if actor is self._current:
+            raise Killed
+        if actor.thread is None:
+            self._leave(actor)
+            return
+        before = self._current
+        me = before if before is not None and before.thread is threading.current_thread() else None
+        actor.returns_to = me
+        self._current = actor
+        actor.gate.release()
+        if me is None:
+            self._main.acquire()
+        else:
+            me.gate.acquire()
+        self._current = before
+
+    def _switch(self, actor: Actor) -> None:
+        chosen = self._choose()
+        if chosen is None:
+            self.broke(AssertionError("everybody waits for somebody else"))
+        elif chosen is not actor:
+            self._hand(chosen)
+            actor.gate.acquire()
+        actor.until = 0.0
+        if actor.killed:
+            raise Killed
+
+    def _choose(self) -> Actor | None:
+        while True:
+            now = self.now
+            able = [actor for actor in self.actors if actor.wakes(now)]
+            if able:
+                return able[0] if len(able) == 1 else self.chance.choices(able, [one.weight for one in able])[0]
+            times = [time for time in (actor.time(now) for actor in self.actors) if time < FOREVER]
+            if not times:
+                return None
+            self.clock.advance(max(min(times) - now, STEP_SECONDS) + STEP_SECONDS)
+
+    def _hand(self, actor: Actor) -> None:
+        self._current = actor
+        if actor.thread is None:
+            actor.thread = threading.Thread(target=self._run, args=[actor], name=actor.name, daemon=True)
+            actor.thread.start()
+        else:
+            actor.gate.release()
+
+    def _run(self, actor: Actor) -> None:
+        try:
+            if not actor.killed:
+                actor.result = actor.work()
+        except Killed:
+            pass
+        except BaseException as error:  # noqa: BLE001 - nothing may be lost
+            actor.error = error
+            self.failure = self.failure or error
+        self._leave(actor)
+        if actor.killed and actor.returns_to is not None:
+            actor.returns_to.gate.release()
+            return
+        ends = self._over or self._conductor is actor or self.failure is not None or not self.actors
+        chosen = None if ends else self._choose()
+        if chosen is None:
+            if not ends:
+                self.failure = AssertionError("everybody waits for somebody else")
+            self._current = None
+            self._main.release()
+        else:
+            self._hand(chosen)
+
+    def _leave(self, actor: Actor) -> None:
+        actor.done = True
+        if actor in self.actors:
+            self.actors.remove(actor)
+
+
+class TurnLock:
+    """A lock among actors; whoever finds it held lets others go on, and whoever leaves it may. Outside of a run there
+    is nobody to wait for.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._held: Actor | None = None
+
+    def __enter__(self) -> None:
+        actor = self._scheduler.mine()
+        if actor is not None:
+            self._scheduler.wait(lambda: self._held is None or self._held.done)
+            self._held = actor
+
+    def __exit__(self, *_: object) -> None:
+        self._held = None
+        self._scheduler.step("lock left")

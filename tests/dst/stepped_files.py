@@ -1,0 +1,345 @@
+"""Local files of which each operation is a step. Knows Python's audit events, which all of them raise before they are
+done; so what the product does with files is found, not listed.
+
+Here, too, is what a disk does: it refuses, flips bits, forgets the end of a file, and after a crash has files that are
+torn.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sys
+from collections.abc import Callable, Iterator, MutableMapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from riffle_spark.state.copies import abandoned, folder, part_files, stack
+from riffle_spark.state.copies.disk import is_member
+from riffle_spark.state.restore import prefetch, reader
+from riffle_spark.worker import census, member_folders, run_computation, slot
+from tests.dst.scheduler import Actor, Scheduler
+from tests.dst.stepped_store import damaged
+
+__all__ = ["DATA", "SteppedFiles"]
+
+DATA = ("list", "part", "sealed", "fetched", "incoming")
+"""Files that have bytes of state; the others say whose a folder is, or are locks."""
+_OPERATIONS = {
+    "os.remove": "remove", "os.rmdir": "remove", "shutil.rmtree": "remove all of", "os.rename": "move",
+    "os.mkdir": "make", "os.listdir": "look into", "os.scandir": "look into",
+}  # fmt: skip
+POLLED = 8
+"""Who waits for a lock of a file asks for it once in so many steps of others."""
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_UNSYNCED_SECONDS = 60.0
+_REFUSALS = (errno.ENOSPC, errno.EROFS, errno.EIO)
+
+
+class SteppedFiles:
+    """The files below one folder, for the length of ``watched``. Only actors' operations are steps."""
+
+    def __init__(self, base: Path, scheduler: Scheduler) -> None:
+        self.base = base
+        self._prefix = f"{base}/"
+        self._scheduler = scheduler
+        self._chance = scheduler.chance
+        self._written: dict[str, float] = {}
+        self._manifests = _KeptByProcess(scheduler)
+        self.harmed: set[str] = set()
+        """Files that the disk refused, damaged or tore, and folders that went with it."""
+
+    @contextmanager
+    def watched(self, patch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Make the operations of actors steps, and clocks, names and pools of threads those of the simulation."""
+        clock = _SimulatedTime(self._scheduler)
+        for module in (folder, abandoned, census, slot, run_computation):
+            patch.setattr(module, "time", clock)
+        for module in (folder, abandoned, stack):
+            patch.setattr(module, "uuid", _DrawnNames(self._scheduler))
+        for pools in (reader, prefetch):
+            patch.setattr(pools, "ThreadPoolExecutor", InlinePool)
+        patch.setattr(folder, "os", _SimulatedTouch(self._scheduler))
+        patch.setattr(member_folders, "_manifests", self._manifests)
+        _watch(self)
+        try:
+            yield
+        finally:
+            _watch(None)
+            self._forget(lambda name: name.startswith(self._prefix))
+            known = member_folders._folders  # private: what is kept in memory goes with the files
+            for key in [key for key, found in known.items() if found.path.is_relative_to(self.base)]:
+                del known[key]
+
+    def heard(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Hear of an operation before it is done."""
+        actor = self._scheduler.mine()
+        if actor is None or actor.kind == "reader":  # it has files of its own, which nobody else uses
+            return
+        if event == "fcntl.flock":
+            self._lock(actor, *arguments[:2])
+            return
+        path = os.fspath(arguments[0]) if isinstance(arguments[0], (str, os.PathLike)) else ""
+        if not path.startswith(self._prefix):
+            return
+        operation, writes = _OPERATIONS.get(event, "read"), event != "open"
+        if event == "open":
+            mode, flags = arguments[1:3]
+            writes = bool(flags & _WRITES) if mode is None else bool(set(mode) & set("wax+"))
+            operation = "write" if writes else "read"
+        befalls = self._scheduler.step(f"{operation} {_kind_of(path[len(self._prefix) :])}")
+        if befalls == "refused disk":
+            self.harmed.add(path)
+            code = self._chance.choice(_REFUSALS)
+            raise OSError(code, os.strerror(code), path)
+        if event == "os.rename" and abandoned._REMOVED in os.fspath(arguments[1]):  # private: what is out of sight
+            self.harmed.add(path)
+            self._check_alone(Path(path))
+        if befalls == "truncated" or (befalls == "flipped byte" and path not in actor.written):
+            self.damage(Path(path), befalls)
+        if actor.process.executor and path.count("/") > self._prefix.count("/"):
+            self._check_owned(actor, path)
+        if event == "open" and writes:
+            actor.wrote = path
+            actor.written.add(path)
+            self._written[path] = self._scheduler.now
+
+    def _check_alone(self, folder: Path) -> None:
+        """A member's folder goes only while whoever removes it holds it alone: else somebody may be in there."""
+        with self._scheduler.quiet(), suppress(FileNotFoundError), (folder / "owner").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            self._scheduler.broke(AssertionError(f"{folder.name} is removed by who does not hold it alone"))
+
+    def _check_owned(self, actor: Actor, path: str) -> None:
+        """What is in a member's folder is for whose it is, and for who holds it alone: a task whose executor has lost
+        its folder is late.
+        """
+        base, folder, *inside = path[len(self._prefix) :].rstrip("/").split("/")[:3]
+        if not inside or inside[0] in {"owner", "process"} or not is_member(folder):
+            return
+        with self._scheduler.quiet(), suppress(OSError), (self.base / base / folder / "owner").open() as file:
+            owner = file.read()
+            if owner.rpartition("/")[2] != actor.process.executor:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                self._scheduler.broke(AssertionError(f"{actor.name} is at work in the folder of {owner}"))
+
+    def _lock(self, actor: Actor, file: int, operation: int) -> None:
+        """Have whoever would wait for a lock wait for its turn instead."""
+        if operation & fcntl.LOCK_NB or operation & fcntl.LOCK_UN:
+            return
+        self._scheduler.step("lock a folder")
+
+        asked_at, is_mine = -POLLED, False
+
+        def is_free() -> bool:
+            nonlocal asked_at, is_mine
+            if is_mine or self._scheduler.count < asked_at + POLLED:
+                return is_mine
+            asked_at = self._scheduler.count
+            actor.quiet += 1
+            try:
+                fcntl.flock(file, operation | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            finally:
+                actor.quiet -= 1
+            is_mine = True
+            return True
+
+        self._scheduler.wait(is_free)
+
+    def damage(self, path: Path, how: str) -> None:
+        """Flip one bit of a file, or a stretch of them, or forget its end."""
+        self.harmed.add(str(path))
+        with self._scheduler.quiet(), suppress(FileNotFoundError, IsADirectoryError):
+            data = path.read_bytes()
+            if data:
+                at = self._chance.randrange(len(data))
+                path.write_bytes(damaged(data, at, self._chance) if how == "flipped byte" else data[:at])
+                # A change within a tick of the clock has the signature of the file before it.
+                os.utime(path, ns=(0, self._chance.randrange(1 << 60)))
+
+    def tear(self, actor: Actor) -> None:
+        """Leave some of what an actor that is killed was writing."""
+        if actor.wrote is not None and self._chance.random() < 0.5:
+            self.harmed.add(actor.wrote)
+            with suppress(OSError):
+                os.truncate(actor.wrote, self._chance.randrange(Path(actor.wrote).stat().st_size + 1))
+
+    def reboot(self, folders: list[Path]) -> int:
+        """Have a machine forget some of what it had not written out: ends of files, pages or all of it. Return how
+        many files were torn.
+        """
+        torn = 0
+        since = self._scheduler.now - _UNSYNCED_SECONDS
+        for name, at in sorted(self._written.items()):
+            path = Path(name)
+            if at < since or not any(path.is_relative_to(one) for one in folders) or self._chance.random() < 0.5:
+                continue
+            self.harmed.add(name)
+            with self._scheduler.quiet(), suppress(OSError):
+                size = path.stat().st_size
+                how = self._chance.choice(["empty", "zeros", "short"])
+                data = b"" if how == "empty" else path.read_bytes()[: self._chance.randrange(size + 1)]
+                path.write_bytes(data.ljust(size, b"\0") if how == "zeros" else data)
+                os.utime(path, ns=(0, self._chance.randrange(1 << 60)))
+                torn += 1
+        return torn
+
+    def lose(self, owner: str) -> None:
+        """Note that an owner's folders go with its disk."""
+        found = [path for path in self.base.glob("*/*/owner") if path.read_text() == owner]
+        self.harmed.update(str(path.parent) for path in found)
+
+    def forget_process(self, owner: str) -> list[Path]:
+        """Forget what a process that ended had kept in memory of its folders; return these."""
+        mine = [key for key in member_folders._folders if key[1] == owner]  # private: what goes with a process
+        paths = [member_folders._folders.pop(key).path for key in mine]  # private: the same
+        self._manifests.by_process.pop(owner.rpartition("/")[2], None)
+        self._forget(lambda name: any(name.startswith(str(path)) for path in paths))
+        return paths
+
+    def _forget(self, is_gone: Callable[[str], bool]) -> None:
+        for kept in (part_files._files, stack._kept, part_files._next):  # private: what goes with a process
+            for name in [name for name in kept if is_gone(name)]:
+                kept.pop(name, None)
+
+
+def _kind_of(name: str) -> str:
+    parts = [part for part in name.split("/") if part]
+    inside = parts[2:]
+    if not inside:
+        return "claims" if parts[-1:] == [".claims"] else "folders"
+    if inside[0] == "stacks":
+        return "stacks" if len(inside) < 3 else ("list" if name.endswith(stack.LIST) else "part")
+    if inside[0] in {"sealed", "fetched", "incoming"}:
+        return inside[0] if len(inside) > 1 else f"{inside[0]} files"
+    return inside[0]
+
+
+_watching: SteppedFiles | None = None
+_hooked = False
+_HEARD = {"open", "fcntl.flock", *_OPERATIONS}
+
+
+def _watch(files: SteppedFiles | None) -> None:
+    global _hooked, _watching  # noqa: PLW0603 - a hook can be added, once, and is never taken away
+    _watching = files
+    if not _hooked:
+        _hooked = True
+        sys.addaudithook(_hook)
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if _watching is not None and event in _HEARD:
+        _watching.heard(event, arguments)
+
+
+class InlinePool:
+    """Stands in for a pool of threads: what is submitted is done at once, by whoever submits it."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def __enter__(self) -> InlinePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, work: Any, *arguments: Any) -> Future[Any]:
+        """Do it."""
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*arguments))
+        except Exception as error:  # noqa: BLE001 - as a pool does
+            done.set_exception(error)
+        return done
+
+    def map(self, work: Any, items: Any) -> list[Any]:
+        """Do it for each item."""
+        return [work(item) for item in items]
+
+    def shutdown(self, *, cancel_futures: bool = False) -> None:
+        """Do nothing: nobody is at work."""
+
+
+class _KeptByProcess(MutableMapping[Any, Any]):
+    """What each executor's process keeps in memory by itself, where all of them are simulated in one."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.by_process: dict[str, dict[Any, Any]] = {}
+
+    def _mine(self) -> dict[Any, Any]:
+        actor = self._scheduler.mine()
+        return self.by_process.setdefault(actor.process.executor if actor is not None else "", {})
+
+    def __getitem__(self, name: Any) -> Any:
+        return self._mine()[name]
+
+    def __setitem__(self, name: Any, kept: Any) -> None:
+        self._mine()[name] = kept
+
+    def __delitem__(self, name: Any) -> None:
+        del self._mine()[name]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._mine())
+
+    def __len__(self) -> int:
+        return len(self._mine())
+
+
+class _DrawnNames:
+    """Stands in for ``uuid``."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._chance = scheduler.chance
+
+    def uuid4(self) -> UUID:
+        """Draw a name."""
+        return UUID(bytes=self._chance.randbytes(16))
+
+
+class _SimulatedTime:
+    """Stands in for ``time``."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def sleep(self, seconds: float) -> None:
+        """Let others go on."""
+        self._scheduler.sleep(max(seconds, 0.001))
+
+    def time(self) -> float:
+        """Return the simulation's time."""
+        return self._scheduler.now
+
+    perf_counter = monotonic = time
+
+
+class _SimulatedTouch:
+    """Stands in for ``os`` where files are touched: with the simulation's time."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def utime(self, file: int) -> None:
+        """Touch a file."""
+        if self._scheduler.mine() is not None:
+            self._scheduler.step("touch owner")
+        at = int(self._scheduler.now * 1000) * 1_000_000
+        os.utime(file, ns=(at, at))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)

@@ -1,0 +1,165 @@
+"""An object store of which each call is a step: what befalls it there is what an object store can do to a client."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from riffle_spark.errors import UnavailableError
+from riffle_spark.state.log import paths
+from riffle_spark.state.objects.store import ObjectStore, written
+from tests.dst.scheduler import Process, Scheduler
+
+__all__ = ["SteppedStore", "damaged", "kind_of"]
+
+STRETCH_BYTES = 64
+LATE_SECONDS = (0.01, 1.0, 100.0)
+UNANSWERED_SECONDS = (0.0, 0.0, 60.0)
+"""So long a call takes until it fails."""
+LASTS = (0, 0, 0, 2, 12)
+"""So many calls fail after the first one."""
+
+
+def damaged(data: bytes, at: int, chance: random.Random) -> bytes:
+    """Return bytes of which one bit is another or, from there on, a stretch: a single bit seldom means anything."""
+    if chance.random() < 0.5:
+        return data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :]
+    stretch = data[at : at + STRETCH_BYTES]
+    return data[:at] + bytes(255 - byte for byte in stretch) + data[at + len(stretch) :]
+
+
+def kind_of(name: str) -> str:
+    """Return what kind of object a name is of."""
+    said = paths.parse(name)
+    if said is not None:
+        return said.kind
+    return "record" if name.startswith(paths.LOG) else "everything"
+
+
+class SteppedStore:
+    """Does what ``inner`` does. ``changed`` hears of each name that was put and of deletes (an empty name)."""
+
+    def __init__(self, inner: ObjectStore, scheduler: Scheduler, changed: Callable[[str], None]) -> None:
+        self.inner = inner
+        self._scheduler = scheduler
+        self._changed = changed
+        self._outside = Process("object store")
+        self.read: Callable[[int], object] = lambda _: None
+        """Hears of each record, by its number, that an actor has read."""
+        self.damages: Callable[[str], object] = lambda _: None
+        """Hears of each object whose bytes come damaged."""
+        self.deletes: Callable[[Sequence[str]], object] = lambda _: None
+        """Hears of each delete, by the names, before it is done."""
+
+    def __repr__(self) -> str:
+        return f"SteppedStore({self.inner!r})"
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """What reached the inner store."""
+        return self.inner.requests
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """See ``ObjectStore.put_if_absent``."""
+        befalls = self._step("put", name)
+        if befalls == "late effect":
+            self._later(name, bytes(data))
+            raise self._unavailable(befalls, name)
+        done = self.inner.put_if_absent(name, data)
+        self._changed(name)
+        self._lose(befalls, name)
+        return done
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
+        """See ``ObjectStore.get``."""
+        befalls = self._step("get", name)
+        data = self.inner.get(name, start, length)
+        self._lose(befalls, name)
+        if befalls == "missing":
+            self._damages(name)
+            return None
+        if not data:
+            return data
+        if (sequence := paths.record_sequence(name)) is not None:
+            self.read(sequence)
+        at = self._scheduler.chance.randrange(len(data)) if befalls in {"flipped byte", "truncated"} else 0
+        if befalls in {"flipped byte", "truncated"}:
+            self._damages(name)
+        if befalls == "truncated":
+            return data[:at]
+        return damaged(data, at, self._scheduler.chance) if befalls == "flipped byte" else data
+
+    def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
+        """See ``ObjectStore.copy_to``."""
+        return written(self.get(name, start, length), write)
+
+    def exists(self, name: str) -> bool:
+        """See ``ObjectStore.exists``."""
+        befalls = self._step("head", name)
+        found = self.inner.exists(name)
+        self._lose(befalls, name)
+        actor = self._scheduler.mine()
+        if actor is not None and not found and paths.record_sequence(name) is not None:
+            actor.saw_free = self._scheduler.count
+        return found
+
+    def list(self, prefix: str) -> list[str]:
+        """See ``ObjectStore.list``."""
+        befalls = self._step("list", prefix)
+        found = self.inner.list(prefix)
+        self._lose(befalls, prefix)
+        return found
+
+    def delete(self, names: Sequence[str]) -> None:
+        """See ``ObjectStore.delete``. Where it fails, some of them may be gone."""
+        befalls = self._step("delete", names[0] if names else "")
+        self.deletes(names)
+        some = names[: self._scheduler.chance.randrange(len(names) + 1)] if befalls == "error after" else names
+        self.inner.delete(some)
+        self._changed("")
+        self._lose(befalls, ", ".join(names))
+
+    def _step(self, method: str, name: str) -> str | None:
+        befalls = self._lasting(self._scheduler.step(f"{method} {kind_of(name)}"))
+        if befalls == "error before":
+            raise self._unavailable(befalls, name)
+        return befalls
+
+    def _lasting(self, befalls: str | None) -> str | None:
+        """Return what befalls a call: where one failed, the next ones of the same actor may."""
+        actor = self._scheduler.mine()
+        if actor is None:
+            return befalls
+        how, more = actor.unanswered
+        if befalls in {"error before", "error after"}:
+            actor.unanswered = (befalls, self._scheduler.chance.choice(LASTS))
+        elif befalls is None and more:
+            actor.unanswered = (how, more - 1)
+            return how
+        return befalls
+
+    def _lose(self, befalls: str | None, name: str) -> None:
+        if befalls == "error after":
+            raise self._unavailable(befalls, name)
+
+    def _damages(self, name: str) -> None:
+        self.damages(name)
+        self._note(name)
+
+    def _note(self, name: str) -> None:
+        actor = self._scheduler.mine()
+        if actor is not None:
+            actor.met.add(name)
+
+    def _later(self, name: str, data: bytes) -> None:
+        def land() -> None:
+            self._scheduler.sleep(self._scheduler.chance.choice(LATE_SECONDS))
+            self.inner.put_if_absent(name, data)
+            self._changed(name)
+
+        self._scheduler.spawn(f"late {name}", "late put", self._outside, land)
+
+    def _unavailable(self, befalls: str, name: str) -> UnavailableError:
+        self._note(name)
+        self._scheduler.sleep(self._scheduler.chance.choice(UNANSWERED_SECONDS))
+        return UnavailableError(f"the store failed: {befalls}", remedy="none: it is simulated", where=name)

@@ -1,0 +1,156 @@
+"""A query under fire: as many histories as there is time for in every run, in processes of their own. How many faults
+met how many steps in them is told, not asserted: ``./run dst --cells`` fails for a step that a fault did not meet."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.protocol.batch import driver
+from riffle_spark.protocol.receipts import changes_of
+from tests.dst.__main__ import main
+from tests.dst.coverage import KEPT, Coverage, Told, aims_for
+from tests.dst.faults import Aim
+from tests.dst.players import AHEAD, RENEWED, Players
+from tests.kit.folders import CHECKOUT
+
+SCHEDULES = 40
+_SOME_END = """
+import os, sys, time
+from tests.dst import __main__ as dst
+
+def run(schedule):
+    if schedule.seed == 3:
+        os._exit(7)
+    time.sleep(600 if schedule.seed == 5 else 0)
+    return schedule.history
+
+dst.Schedule.run, dst.MOST_SECONDS = run, 2.0
+sys.exit(dst.main(["--schedules", "9", "--processes", "2", "--go-on", "--json"]))
+"""
+
+
+def dst(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Play schedules as the command does."""
+    command = [sys.executable, "-m", "tests.dst", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=CHECKOUT, check=False)
+
+
+def test_nothing_is_lost_or_doubled_whatever_befalls_which_step() -> None:
+    """State, sinks and invariants hold in every history."""
+    answer = dst("--schedules", str(SCHEDULES), "--processes", "2", "--json")
+    assert answer.returncode == 0, answer.stderr[-20_000:]
+    figures = json.loads(answer.stdout)
+    assert figures["schedules"] == SCHEDULES
+    assert figures["failures"] == []
+
+
+def test_a_seed_plays_the_same_history_in_every_process() -> None:
+    """What was found can be played again, however many play."""
+    asked = ("--seed", "7", "--schedules", "3", "--history", "--json")
+    once, again = (dst(*asked, "--processes", processes).stdout for processes in ("1", "2"))
+    assert once == again
+    assert "driver 1 starts" in once
+
+
+def test_a_history_that_fails_is_printed_with_what_plays_it_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slot's changes that a commit leaves out are found by the first seed, and told."""
+    monkeypatch.setattr(driver, "changes_of", lambda manifest, receipts: changes_of(manifest, receipts[1:]))
+    assert main(["--seed", "0", "--json"]) == 1
+    said = capsys.readouterr()
+    assert json.loads(said.out)["failures"]
+    assert "replay: ./run dst --seed 0" in said.err
+    assert "shrunk, without" in said.err
+
+
+def test_a_process_that_dies_or_stands_still_is_a_failure_of_its_seed() -> None:
+    """The others go on, and it is told what plays it again, and where it stood."""
+    answer = subprocess.run(
+        [sys.executable, "-c", _SOME_END], capture_output=True, text=True, timeout=120, cwd=CHECKOUT, check=False
+    )
+    figures = json.loads(answer.stdout)
+    assert (answer.returncode, figures["schedules"]) == (1, 9)
+    assert [told.partition(":")[0] for told in figures["failures"]] == ["seed 3", "seed 5"]
+    assert "ended with 7" in figures["failures"][0]
+    assert "replay: ./run dst --seed 5" in answer.stderr
+    assert "line 8 in run" in answer.stderr
+
+
+def test_what_is_interrupted_tells_its_figures_so_far() -> None:
+    """It ends at once, and its processes with it."""
+    command = [sys.executable, "-m", "tests.dst", "--schedules", "5000", "--processes", "2", "--history", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)  # the pipe is closed when all that have it are gone
+    assert json.loads(said.splitlines()[-1])["schedules"] >= 1
+    assert process.returncode == 130
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_run_is_the_same_however_many_play_it(processes: int) -> None:
+    """Each task follows from the answers of just those that were so far before it, and these come in order."""
+    count, got, by = RENEWED + 2 * AHEAD, list[int](), set[int]()
+    players = Players[int, tuple[int, int]](processes, lambda task: (task * 2, os.getpid()), lambda *_: (-1, -1))
+    try:
+        for answer, process in players.answers(lambda number: 1000 * len(got) + number, count, lambda: False):
+            got.append(answer)
+            by.add(process)
+    finally:
+        players.end()
+    assert got == [2 * (1000 * max(number - AHEAD + 1, 0) + number) for number in range(count)]
+    assert len(by) == 2 or processes > 1  # the one that has played long enough has another one in its place
+
+
+def test_each_cell_of_steps_that_come_at_all_is_met_before_long() -> None:
+    """Also where a step comes seldom, or only after something befell another one; memory is bounded."""
+    coverage = Coverage()
+    for number in range(1200):
+        seed, aims = aims_for(coverage, number)
+        coverage.add(_made_up(seed, aims))
+    assert coverage.empty() == []
+    assert min(coverage.met.values()) >= 3
+    assert all(len(kept) <= KEPT for kept in coverage.came.values())
+
+
+def _made_up(seed: int, aims: tuple[Aim, ...]) -> Told:
+    """Tell of a history of 40 steps, one in which ever less comes as more befalls it."""
+    chance = random.Random(seed)
+    wanted, met, steps = list(aims), list[Aim](), Counter[str]()
+    for _ in range(40):
+        step = chance.choice(["slot: put delta", "driver: begins", "driver: put record"])
+        step = "slot: read list" if chance.random() < 0.001 else step
+        step = "driver: list record" if any(aim.kind == "hang" for aim in met) and chance.random() < 0.1 else step
+        steps[step] += 1
+        first = next((aim for aim in reversed(aims) if aim.nth), None) in wanted
+        for aim in [aim for aim in wanted if aim.step == step and (0 < aim.nth <= steps[step] or not first)][:1]:
+            wanted.remove(aim)
+            met.append(Aim(aim.kind, step, steps[step]))
+            chance = random.Random(f"{seed} {met}")
+    return Told(seed, tuple(met), steps, Counter((aim.kind, aim.step) for aim in met))
+
+
+@pytest.mark.parametrize("asked", [("--schedules", "0"), ("--processes", "0"), ("--planted",)])
+def test_a_run_that_would_play_nothing_is_refused(asked: tuple[str, ...]) -> None:
+    """A number that was mistyped does not pass for ever."""
+    with pytest.raises(SystemExit) as caught:
+        main(asked)
+    assert caught.value.code == 2
+
+
+def test_an_aim_is_read_as_it_is_printed(tmp_path: Path) -> None:
+    """What a failure prints is what the command takes."""
+    aim = Aim("error before", "slot: put delta", 3)
+    assert Aim.read(str(aim)) == aim

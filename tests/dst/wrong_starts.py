@@ -1,0 +1,69 @@
+"""Queries that are started on a root which is not theirs, or with the wrong checkpoint: each of them is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from riffle_spark.errors import RiffleError
+from riffle_spark.protocol.ports import IncomingBatch
+from tests.dst.cluster import SteppedWork
+from tests.dst.dispatched import parted
+
+__all__ = ["WrongStarts"]
+
+_WRONG: tuple[dict[str, Any], ...] = (
+    {"version": 1, "query_id": "another query"}, {"version": 0, "query_id": "another query"},
+    {"version": 0, "offsets": "others"}, {"version": 0, "offsets": None, "input_digest": "other"},
+    {"version": -1, "offsets": "others"}, {"version": 20, "offsets": "others"},
+    {"version": 1, "offsets_before": "those of another line"},
+)  # fmt: skip
+"""What is wrong with a batch, and how many versions after the newest one it is."""
+
+
+class WrongStarts:
+    """Whoever starts them. ``world`` is the schedule."""
+
+    def __init__(self, world: Any) -> None:
+        self._world = world
+
+    def begin(self) -> None:
+        """Start one, if there is state."""
+        world = self._world
+        with world.scheduler.quiet():
+            world.log_seen.look()
+        records = world.log_seen.records
+        newest = records[max(records)] if records else None
+        if newest is None or newest.version < 0:
+            return
+        name = f"wrong start {len(world.programs)}"
+        wrong = world.chance.choice(_WRONG)
+        version = max(0, newest.version + wrong["version"])
+        said = world.incoming(**{"query_id": newest.query_id, **wrong, "version": version, "run_id": name})
+        program = world.program(name)
+        world.say(f"{name}: batch {version}, {wrong}")
+        world.scheduler.spawn(f"{name} batch", "driver", program, lambda: self._run(program, said))
+
+    def _run(self, program: Any, said: IncomingBatch) -> None:
+        """Hand the batch over. Where a rollback has made it the next one meanwhile the process dies before it runs."""
+        world, driver = self._world, program.driver
+
+        def reached(label: str) -> None:
+            tail = driver._log.tail  # private: what it goes on from
+            if label == "before run":
+                is_next = (tail.query_id, tail.version + 1) == (said.query_id, said.version)
+                if not is_next or (said.offsets_before and tail.offsets):
+                    world.scheduler.broke(AssertionError(f"{said} is run after batch {tail.version}"))
+                world.stop(program)
+
+        driver._reached = reached  # private: it is stopped there
+        job, version = world.lines.jobs[world.remedies.line], min(said.version, world.last)
+        work = SteppedWork(
+            world.cluster, parted(job.batches[0]), job.operators_of(version), world.sinks, job.initial_of(version)
+        )  # fmt: skip
+        try:
+            report = driver.process(said, job.operators_of(version), work)
+        except RiffleError as error:
+            world.say(f"{program.name}: {type(error).__name__}: {str(error)[:150]}")
+        else:
+            world.scheduler.broke(AssertionError(f"{said} is taken for a {report.decision}"))
+        world.stop(program)

@@ -1,0 +1,108 @@
+"""A query with every function of ``aggregate`` over every type that it takes, run without Spark on a root in a folder.
+
+``tests/data/roots/0.1-aggregates`` holds its first batches as version 0.1.0 wrote them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+
+from riffle_spark import aggregate, count, first, last, max_, mean, min_, sum_
+from riffle_spark.protocol.batch.driver import Driver, DriverPorts
+from riffle_spark.protocol.operator import operator_of
+from riffle_spark.protocol.ports import IncomingBatch
+from riffle_spark.settings import Settings
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
+
+__all__ = ["KEYS", "NUMBERS", "TYPES", "AggregatesQuery", "rows_of_batch"]
+
+KEYS = (*range(12), None)
+"""Key 0 has nulls only; odd keys have nulls only in even batches."""
+TYPES: dict[str, pa.DataType] = {
+    "i8": pa.int8(), "i32": pa.int32(), "i64": pa.int64(), "f32": pa.float32(), "f64": pa.float64(),
+    "money": pa.decimal128(10, 2), "wide": pa.decimal128(38, 18), "text": pa.string(), "octets": pa.binary(),
+    "flag": pa.bool_(), "day": pa.date32(), "at": pa.timestamp("us", tz="UTC"), "span": pa.duration("us"),
+}  # fmt: skip
+NUMBERS = ("i8", "i32", "i64", "f32", "f64", "money", "wide")
+_FLOATS = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 0.5, -1.5, 3e30)
+_VALUES: dict[str, Callable[[random.Random], Any]] = {
+    "i8": lambda chance: chance.randint(-128, 127),
+    "i32": lambda chance: chance.randint(-(2**31), 2**31 - 1),
+    "i64": lambda chance: chance.randint(-(2**58), 2**58),
+    "f32": lambda chance: chance.choice(_FLOATS),
+    "f64": lambda chance: chance.choice(_FLOATS),
+    "money": lambda chance: Decimal(chance.randint(-(10**9), 10**9)).scaleb(-2),
+    "wide": lambda chance: Decimal(chance.randint(-(10**30), 10**30)).scaleb(-18),
+    "text": lambda chance: chance.choice(["", "a", "B", "é", "zz", "\U0001f600", "\uffee"]),
+    "octets": lambda chance: chance.choice([b"", b"\x00", b"\xff", b"a"]),
+    "flag": lambda chance: chance.random() < 0.5,
+    "day": lambda chance: date(1900 + chance.randint(0, 200), 1, 1),
+    "at": lambda chance: datetime(1900 + chance.randint(0, 200), 1, 1, tzinfo=timezone.utc),
+    "span": lambda chance: timedelta(microseconds=chance.randint(-(10**9), 10**9)),
+}
+_ROWS = pa.schema([("k", pa.int32()), *TYPES.items()])
+_STORE, _KEY_GROUPS, _NOW_MS = "aggregates", 4, 1_767_225_600_000
+
+
+def _computation() -> Any:
+    """Aggregate each column by every function that takes its type; a result is named function_column."""
+    results: dict[str, Any] = {"rows": count()}
+    for name in TYPES:
+        picks = {
+            "present": count(name), "least": min_(name), "greatest": max_(name), "first": first(name),
+            "last": last(name), "first_present": first(name, ignore_nulls=True),
+            "last_present": last(name, ignore_nulls=True),
+        }  # fmt: skip
+        sums = {"total": sum_(name), "average": mean(name)} if name in NUMBERS else {}
+        results |= {f"{function}_{name}": each for function, each in (picks | sums).items()}
+    return aggregate(**results)
+
+
+def rows_of_batch(version: int) -> pa.Table:
+    """Return the rows of a batch: five of each key, a third of their values null."""
+    chance, rows = random.Random(version), []
+    for key in list(KEYS) * 5:
+        is_null = key == 0 or (key is not None and key % 2 == 1 and version % 2 == 0)
+        values = {name: None if is_null or chance.random() < 0.3 else _VALUES[name](chance) for name in TYPES}
+        rows.append({"k": key, **values})
+    return pa.Table.from_pylist(rows, schema=_ROWS)
+
+
+class AggregatesQuery:
+    """The query as a new driver starts it on the root ``folder/state``, with the copies in ``folder/local``."""
+
+    def __init__(self, folder: Path) -> None:
+        root = f"file://{folder}/state"
+        objects, home = open_store(root), home_of(root, folder / "local", "member")
+        self._cluster = SimCluster(home, objects)
+        self._cluster.add("1")
+        self._operator = operator_of(_STORE, ("k",), _computation(), (), _ROWS)
+        tail = Log(objects, root).open()
+        self._version = 0 if tail is None else tail.version + 1
+        ports = DriverPorts(
+            objects, self._cluster, ManualClock(_NOW_MS), InlineBackground(), new_id=lambda: uuid4().hex
+        )
+        self._driver = Driver(Settings(root=root, key_groups=_KEY_GROUPS), home, ports)
+
+    def feed(self) -> pa.Table:
+        """Run the next batch; return its results."""
+        rows, sink = rows_of_batch(self._version), SimSink()
+        incoming = IncomingBatch(
+            version=self._version, query_id=_STORE, run_id=uuid4().hex, offsets=f"offsets-{self._version}",
+            input_digest=None, time_ms=_NOW_MS, watermark_ms=None,
+        )  # fmt: skip
+        work = SimWork(self._cluster, rows, [self._operator], {_STORE: sink})
+        self._driver.process(incoming, [self._operator], work)
+        self._version += 1
+        (output,) = sink.by_id.values()
+        return output

@@ -1,0 +1,75 @@
+"""Members whose disk or memory is full lose copies, and get none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from riffle_spark.assign.model import Assignment
+from riffle_spark.protocol.ownership.groups import task
+from riffle_spark.protocol.ownership.known_copies import KnownCopies
+from riffle_spark.protocol.ownership.membership import LiveMember, Membership
+from riffle_spark.protocol.ownership.quarantine import Quarantine
+from riffle_spark.protocol.ownership.view import Situation, room_of
+from riffle_spark.protocol.ports import Executor
+from riffle_spark.settings import Settings
+from riffle_spark.simulate.world_rules import WorldSituation
+from riffle_spark.state.log.manifest import Manifest
+
+GB = 10**9
+
+
+def on_disks(used: Mapping[str, float], owners: str) -> Situation:
+    """Return key-groups of 100 MB, each owned by the member of a letter, on members with disks of 1 GB, so far in use;
+    each key-group takes 100 MB of memory, too.
+    """
+    members, sizes = Membership(), dict.fromkeys(range(len(owners)), GB // 10)
+    for name, share in used.items():
+        members.live[name] = LiveMember(name, Executor(name, name, 1))
+        members.record_usage(name, (share, GB))
+    present = Assignment({task(n): owner for n, owner in enumerate(owners)})
+    return WorldSituation(
+        members, KnownCopies(), Manifest(), (), range(len(owners)), 0.0, present, sizes=sizes,
+        memory=dict.fromkeys(map(task, sizes), GB / 10),
+    )  # fmt: skip
+
+
+def quarantined_as(
+    quarantine: Quarantine, used: Mapping[str, float], owners: str = "abc"
+) -> dict[int, tuple[str, ...]]:
+    """Look at disks; return who should have no copy of which key-group."""
+    situation = on_disks(used, owners)
+    quarantine.update_marks(situation, Settings())
+    return {t.key_group: members for t, members in quarantine.of(situation).items()}
+
+
+def test_a_disk_is_below_its_mark_again_only_some_way_below_it() -> None:
+    """What wavers about a mark sets off nothing each time."""
+    quarantine = Quarantine()
+    seen = [quarantined_as(quarantine, {"a": used, "b": 0.1, "c": 0.1}) for used in (0.795, 0.805, 0.795, 0.789, 0.795)]
+    full = {1: ("a",), 2: ("a",)}
+    assert seen == [{}, full, full, {}, {}]
+
+
+def test_where_all_disks_are_beyond_the_low_mark_copies_go_anywhere() -> None:
+    """Else nothing could be placed any more; a member that is to be emptied is still avoided."""
+    assert quarantined_as(Quarantine(), {"a": 0.85, "b": 0.85, "c": 0.85}) == {}
+    assert quarantined_as(Quarantine(), {"a": 0.92, "b": 0.85, "c": 0.85}) == {0: ("a",)}
+
+
+def test_room_is_what_is_free_below_the_mark_and_what_is_there_already() -> None:
+    """A copy may take twice its state; a member over the mark tells no room, its marks say what leaves it."""
+    room, needs = room_of(on_disks({"a": 0.7, "b": 0.1, "c": 0.9}, "aaab"), Settings())
+    assert room == {"a": 700_000_000, "b": 900_000_000}
+    assert needs == dict.fromkeys(map(task, range(4)), 200_000_000)
+    assert room_of(on_disks({"a": 0.0, "b": 0.0}, "aaab"), Settings()) == ({}, {}), "all fit on each"
+
+
+def test_room_in_memory_is_what_is_left_below_its_mark_and_what_its_own_key_groups_take() -> None:
+    """Where each could take twice its share, memory bounds nothing."""
+    situation = on_disks({"a": 0.0, "b": 0.0}, "aab")
+    situation.members.memories.update(a=(400_000_000, 100_000_000), b=(100_000_000, 9 * GB))
+    room, needs = room_of(situation, Settings())
+    assert needs == dict.fromkeys(map(task, range(3)), 100_000_000)
+    assert room == {"a": 250_000_000, "b": 8_090_000_000 + 100_000_000}
+    situation.members.memories["a"] = (400_000_000, GB)
+    assert room_of(situation, Settings()) == ({}, {})

@@ -1,0 +1,224 @@
+"""Operators of ``Stateful`` keep every type of Spark's, or refuse it by column and type in their first batch."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from riffle_spark import Stateful, aggregate, arrow_function, count, last, max_, transform_with_state
+from riffle_spark.errors import ConfigError
+from riffle_spark.spark.engine.routing import arrow_schema
+from tests.kit.queries.type_columns import KEPT, REFUSED, RefusedColumn, TypeColumn, vector_of
+from tests.kit.queries.typed_play import typed
+from tests.kit.queries.typed_processors import GivesBack
+from tests.kit.streams.streaming import committed, settings_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+
+UNIT_LOSING = ("c_hours", "c_required", "c_required_array", "c_required_map")
+"""Columns with day-time intervals of other units: Arrow has one type for all, so results are from days to seconds."""
+WHOLE = [one for one in KEPT if one.name not in UNIT_LOSING]
+
+
+def texts(columns: list[TypeColumn]) -> list[str]:
+    """Return the columns as texts."""
+    return [f"{one.text} AS {one.name}" for one in columns]
+
+
+def rows_of(spark: SparkSession, batch: int) -> DataFrame:
+    """Return eight rows of two keys."""
+    return spark.range(8 * batch, 8 * batch + 8).selectExpr("id AS n", "concat('key ', id % 2) AS k")
+
+
+def play(operators: list[Stateful], frames: list[DataFrame], folder: Path, shown: list[str]) -> list[list[Row]]:
+    """Return the results of each batch, each by an operator of its own that starts without local copies."""
+    results = list[list[Row]]()
+
+    def keep(frame: DataFrame, _batch: int) -> None:
+        results.append(sorted(frame.selectExpr(*shown).collect(), key=repr))
+
+    for batch, (operator, frame) in enumerate(zip(operators, frames, strict=True)):
+        shutil.rmtree(folder / "local", ignore_errors=True)
+        operator.into(keep)(frame, batch)
+    return results
+
+
+def last_rows(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Answer each key's state as it was, and keep the last row of each key."""
+    latest = {k: at for at, k in enumerate(rows["k"].to_pylist())}
+    return state, rows.take(list(latest.values())).select(state.column_names)
+
+
+def test_a_function_on_arrow_keeps_and_answers_every_type(spark: SparkSession, tmp_path: Path) -> None:
+    """Its state and its output have a column of each; what it reads back are the values of the batch before."""
+    frames = [typed(rows_of(spark, batch), WHOLE) for batch in range(3)]
+    schema = arrow_schema(frames[0].drop("k", "n"))
+
+    compute = arrow_function(last_rows, state=schema, output=pa.schema([("k", pa.string()), *schema]))
+    operators = [_stateful("k", compute, tmp_path, order_by="n") for _ in frames]
+    shown = ["k", *texts(WHOLE)]
+    results = play(operators, frames, tmp_path, shown)
+    for batch in range(2):
+        expected = frames[batch].where(f"n >= {8 * batch + 6}").selectExpr(*shown)
+        assert results[batch + 1] == sorted(expected.collect(), key=repr)
+    assert results[0] == []
+    print(f"state and output of a function on Arrow: {sum(len(one.values) + 1 for one in WHOLE)} cells")
+
+
+@pytest.mark.long
+def test_the_last_row_has_every_type(spark: SparkSession, tmp_path: Path) -> None:
+    """It is that of a batch query, after a restart without local copies."""
+    frames = [typed(rows_of(spark, batch), WHOLE) for batch in range(3)]
+
+    lasts = aggregate(**{one.name: last(one.name) for one in WHOLE})
+    operators = [_stateful("k", lasts, tmp_path, order_by="n") for _ in frames]
+    shown = ["k", *texts(WHOLE)]
+    expected = [frame.where(f"n >= {8 * batch + 6}").selectExpr(*shown) for batch, frame in enumerate(frames)]
+    assert play(operators, frames, tmp_path, shown) == [sorted(one.collect(), key=repr) for one in expected]
+    print(f"last rows: {sum(len(one.values) + 1 for one in WHOLE)} cells")
+
+
+NO_ROWS = {"c_invalid", "c_timestamp_far", "c_ntz_far", "c_variant", "c_void"}
+
+
+def test_a_processor_with_rows_gives_every_type_back(spark: SparkSession, tmp_path: Path) -> None:
+    """Values are those of its input."""
+    columns = [one for one in WHOLE if one.name not in NO_ROWS]
+    frames = [typed(rows_of(spark, batch), columns) for batch in range(2)]
+
+    operators = [
+        transform_with_state(GivesBack(), key="k", output=frames[0].schema, settings=settings_in(tmp_path))
+        for _ in frames
+    ]
+    shown = ["k", "n", *texts(columns)]
+    results = play(operators, frames, tmp_path, shown)
+    assert results == [sorted(frame.selectExpr(*shown).collect(), key=repr) for frame in frames]
+    print(f"input and output of a processor with rows: {sum(len(one.values) + 1 for one in columns)} cells")
+
+
+_NOT_SORTED = ("c_array", "c_required_array", "c_struct")
+ORDERED = [one for one in KEPT if one.is_ordered and one.name not in _NOT_SORTED]
+"""Arrow sorts NULL to the end, also within structs, and Spark to the start."""
+
+
+@pytest.mark.long
+def test_rows_are_ordered_by_columns_of_every_type_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """The last row by a column is that of Spark's ``max_by``; equal values go by the number of the row."""
+    for one in ORDERED:
+        frame = typed(rows_of(spark, 0), [one])
+        order = ["is_there", one.name, "n"]
+        operator = _stateful("k", aggregate(n=last("n")), tmp_path / one.name, order_by=order)
+        rows = frame.selectExpr("*", f"{one.name} IS NOT NULL AS is_there")
+        (found,) = play([operator], [rows], tmp_path / one.name, ["k", "n"])
+        expected = frame.groupBy("k").agg(F.expr(f"max_by(n, struct({one.name}, n))").alias("n"))
+        assert found == sorted(expected.collect(), key=repr), one.name
+
+
+Make = Callable[[str, Path], Stateful]
+
+
+def _stateful(key: str, compute: Any, folder: Path, **more: Any) -> Stateful:
+    return Stateful("typed", key, compute, settings=settings_in(folder), **more)
+
+
+USES: Mapping[str, Make] = {
+    "beside": lambda _, folder: _stateful("k", aggregate(rows=count()), folder),
+    "key": lambda name, folder: _stateful(name, aggregate(rows=count()), folder),
+    "order": lambda name, folder: _stateful("k", aggregate(rows=count()), folder, order_by=name),
+    "last": lambda name, folder: _stateful("k", aggregate(last=last(name)), folder),
+    "max": lambda name, folder: _stateful("k", aggregate(most=max_(name)), folder),
+    "function": lambda _, folder: _stateful(
+        "k", arrow_function(last_rows, state=pa.schema([("n", pa.int64())]), output=pa.schema([("k", pa.string())])),
+        folder,
+    ),
+    "processor": lambda _, folder: transform_with_state(
+        GivesBack(), key="k", output="k string", settings=settings_in(folder)
+    ),
+}  # fmt: skip
+
+
+def refusal(operator: Stateful, frame: DataFrame, folder: Path) -> ConfigError:
+    """Return what refuses an operator's first batch, which commits nothing."""
+    with pytest.raises(ConfigError) as refused:
+        operator.into(lambda *_: None)(frame, 0)
+    assert committed(f"file://{folder}/state") == []
+    return refused.value
+
+
+@pytest.mark.parametrize("one", REFUSED, ids=lambda one: one.name)
+def test_a_type_that_cannot_be_kept_is_refused_in_every_position(
+    one: RefusedColumn, spark: SparkSession, tmp_path: Path
+) -> None:
+    """By the user's column and the type, with a remedy; also in an initial state."""
+    spark.udf.register("vector_of", vector_of, VectorUDT())
+    frame = rows_of(spark, 0).selectExpr("n", "k", f"{one.sql} AS {one.name}")
+    refused = {use: refusal(make(one.name, tmp_path), frame, tmp_path) for use, make in USES.items()}
+    started = transform_with_state(
+        GivesBack(), key="k", output="k string", settings=settings_in(tmp_path), initial_state=frame
+    )
+    refused["initial state"] = refusal(started, frame.select("k", "n"), tmp_path)
+    for use, error in refused.items():
+        assert error.problem == f"column {one.path!r} has type {one.type}, which state cannot keep", use
+        assert one.remedy in error.remedy, use
+
+
+LCASE = "CAST(n AS STRING) COLLATE UTF8_LCASE"
+
+
+@pytest.mark.parametrize(
+    ("sql", "use", "words", "remedy"),
+    [
+        (LCASE, "key", "column 'c' has type string collate UTF8_LCASE", "collation_key(c)"),
+        (LCASE, "order", "column 'c' has type string collate UTF8_LCASE", "collation_key(c)"),
+        (LCASE, "max", "column 'c' has type string collate UTF8_LCASE", "collation_key(c)"),
+        ("NULL", "key", "a key cannot be of type null", "use boolean"),
+        ("NULL", "order", "column 'c' has type void", "CAST(c AS STRING)"),
+        ("NULL", "max", "cannot take column 'c' of type null", "Cast the column"),
+        ("array(n)", "key", "a key cannot be of type list", "take the fields"),
+        ("array(n)", "order", "order_by cannot use column 'c' of type list", "order by plain columns"),
+        ("array(n)", "max", "cannot take column 'c' of type list", "Cast the column"),
+        ("map(n, n)", "order", "order_by cannot use column 'c' of type map", "order by plain columns"),
+        ("struct(array(n))", "order", "order_by cannot use column 'c' of type struct", "order by plain columns"),
+        ("parse_json('1')", "key", "a key cannot be of type", "variant"),
+        ("parse_json('1')", "max", "cannot take column 'c' of type", "Cast the column"),
+    ],
+)
+def test_a_type_that_is_no_key_or_order_is_refused_as_such(
+    sql: str, use: str, words: str, remedy: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    """It is kept as a value."""
+    error = refusal(USES[use]("c", tmp_path), rows_of(spark, 0).selectExpr("n", "k", f"{sql} AS c"), tmp_path)
+    assert words in error.problem
+    assert remedy in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "words"),
+    [
+        ("state", pa.run_end_encoded(pa.int32(), pa.string()), "column 'odd' of type run_end_encoded"),
+        ("output", pa.run_end_encoded(pa.int32(), pa.string()), "column 'odd' has type run_end_encoded"),
+        ("output", pa.month_day_nano_interval(), "column 'odd' has type month_day_nano_interval"),
+        ("output", pa.uint64(), "column 'odd' has type uint64"),
+        ("output", pa.list_(pa.uint64()), "column 'odd' has type list"),
+        ("output", pa.list_(pa.null()), "column 'odd.element' has type void"),
+    ],
+    ids=str,
+)
+def test_a_declared_type_that_cannot_be_kept_or_answered_is_refused(
+    part: str, kind: pa.DataType, words: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    """By the column of a function on Arrow, before the function is called."""
+    schemas = {"state": pa.schema([("n", pa.int64())]), "output": pa.schema([("k", pa.string())])}
+    schemas[part] = schemas[part].append(pa.field("odd", kind))
+    operator = _stateful("k", arrow_function(last_rows, **schemas), tmp_path)
+    error = refusal(operator, rows_of(spark, 0), tmp_path)
+    assert words in error.problem
+    assert error.remedy
