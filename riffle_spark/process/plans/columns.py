@@ -14,7 +14,7 @@ _COLLATIONS: Final = "__COLLATIONS"
 _DELAY: Final = "spark.watermarkDelayMs"
 _NAMES: Final = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
 """Names of types in SQL that differ from those in JSON."""
-_PLAIN_NAME: Final = re.compile(r"[a-zA-Z0-9_]+")
+_PLAIN_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,4 @@ def _type_name(body: object, path: str, collations: Mapping[str, object]) -> str
 
 def quoted_name(name: str) -> str:
     """Return a name as Spark writes it in SQL."""
-    if _PLAIN_NAME.fullmatch(name) and not name.isdigit():
-        return name
-    return "`" + name.replace("`", "``") + "`"
+    return name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"

@@ -67,14 +67,7 @@ class Piece:
         if self._way is None:
             path = self.holes[0].path
             nodes = ((find_node(self.values.plan, path[:depth]), path[depth]) for depth in reversed(range(len(path))))
-            self._way = tuple(
-                _Step(
-                    node,
-                    index,
-                    tuple(None if at == index else self.reader.build(child) for at, child in enumerate(node.children)),
-                )
-                for node, index in nodes
-            )
+            self._way = tuple(_Step.of(self.reader, node, index) for node, index in nodes)
         return self._way
 
 

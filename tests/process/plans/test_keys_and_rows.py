@@ -153,7 +153,7 @@ def test_types_are_named_as_sparks_catalog_names_them(data_type: object, name: s
 
 def test_names_are_quoted_as_in_sparks_sql() -> None:
     """Only what is no word of letters and digits."""
-    assert [quoted_name(each) for each in ("a_1", "1", "a b", "a`b")] == ["a_1", "`1`", "`a b`", "`a``b`"]
+    assert [quoted_name(each) for each in ("a_1", "1a", "a b", "a`b")] == ["a_1", "`1a`", "`a b`", "`a``b`"]
 
 
 def arrow(names: Sequence[str]) -> pa.Schema:
