@@ -14,7 +14,7 @@ from tests.kit.planned_queries import Frames
 from tests.kit.record_plans import queries, record
 from tests.kit.recorded_plans import file_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
 
 @pytest.fixture(scope="module")
