@@ -12,7 +12,7 @@ from riffle_spark.messages.slot_orders import Home
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.ownership.slots import without_effect
 from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, hasty
-from riffle_spark.spark.engine import inventory
+from riffle_spark.spark.engine import inventory, jvm
 from riffle_spark.spark.engine.background import BackgroundThread, SystemClock, random_id
 from riffle_spark.spark.engine.cluster import SparkCluster
 from riffle_spark.spark.engine.topology import Topology
@@ -82,7 +82,7 @@ def _check_settings(settings: Settings, stores: Sequence[str]) -> None:
 
 def settings_of(spark: SparkSession, code: Settings | None) -> Settings:
     """Return the settings in force for a session, from all sources."""
-    every: Mapping[str, str] = {str(key): str(value) for key, value in spark.conf.getAll.items()}
+    every: Mapping[str, str] = jvm.session_conf(spark) if jvm.is_classic(spark) else dict(spark.conf.getAll)
     return from_sources(code, {k: v for k, v in every.items() if k.startswith(CONF_PREFIX)}, _TOML)
 
 

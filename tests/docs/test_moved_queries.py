@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from riffle_spark.spark.plans.plan_rules import REFUSED
+from riffle_spark.process.plans.rules import REFUSED
 from tests.kit.pages import CHECKOUT, Block, blocks, table_rows
 from tests.kit.quiet import no_warnings
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import riffle_spark
 from riffle_spark.process.types.stage_specs import AggregateSpec
 from riffle_spark.spark.plans.aggregate_plan import AggregatePlan, read_aggregate
-from riffle_spark.spark.plans.plan_cut import CutPlan, Input, cut
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, at, children, placed, replaced
+from riffle_spark.spark.plans.batch_pieces import Piece
+from riffle_spark.spark.plans.cut_query import CutQuery, cut_query
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, placed, replaced
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -28,9 +29,9 @@ def stream_of(rows: DataFrame, folder: str, root: str | None = ROOT) -> DataFram
     return riffle_spark.on(plain, root=root)
 
 
-def cut_of(frame: DataFrame) -> CutPlan:
+def cut_of(frame: DataFrame) -> CutQuery:
     """Return a frame's plan, cut."""
-    return cut(Catalyst(frame.sparkSession), analysed(frame))
+    return cut_query(frame)
 
 
 def by_hand(query: DataFrame, rows: DataFrame, time_ms: int | None = None) -> tuple[list[Row], list[AggregateSpec]]:
@@ -41,9 +42,12 @@ def by_hand(query: DataFrame, rows: DataFrame, time_ms: int | None = None) -> tu
     spark = Catalyst(query.sparkSession)
     found, results, specs = cut_of(query), dict[int, Node](), list[AggregateSpec]()
     for stage in found.stages:
-        (below,) = stage.below
-        plan = read_aggregate(spark, stage.node, tuple(spec.store for spec in specs))
-        given = with_rows(spark, below.plan, rows) if isinstance(below, Input) else below.on(results, time_ms)
+        (below,) = found.below(stage)
+        plan = read_aggregate(found.reader, stage.node, tuple(spec.store for spec in specs))
+        if isinstance(below, Piece):
+            given = below.on(results, time_ms)
+        else:
+            given = with_rows(spark, found.reader.build(below.plan), rows)
         state = merged(spark.frame(plan.map_side.on({0: given}, time_ms)), plan.spec)
         results[stage.number] = evaluated(plan, rdd_of(state), time_ms)
         specs.append(plan.spec)
@@ -53,7 +57,7 @@ def by_hand(query: DataFrame, rows: DataFrame, time_ms: int | None = None) -> tu
 def evaluated(plan: AggregatePlan, rdd: Node, time_ms: int | None = None) -> Node:
     """Return an aggregate's result, under its own attributes, of an RDD of rows of ``spec.answer``."""
     end = plan.evaluation
-    leaf = end.catalyst.rows(at(end.plan, end.holes[0].path).output(), rdd)
+    leaf = end.catalyst.rows(end.leaf(end.holes[0]).output(), rdd)
     return end.on({0: leaf}, time_ms)
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "selected",
     "sent_files",
     "session",
+    "session_conf",
 ]
 
 
@@ -46,7 +47,12 @@ _LOGICAL_RDD = "org.apache.spark.sql.execution.LogicalRDD"
 _NIL = "scala.collection.immutable.Nil$"
 _MODULE = "MODULE$"
 """Where the one instance of a Scala object is."""
+_BETWEEN = "\x1f"
+"""What no setting has in its value."""
 _COUNT = "count(1) as rows"
+_CALLS_FOR_MANY = 3
+_MOST_AT_ONCE = 10
+"""How many items Java's ``List.of`` takes."""
 _TASKS = 10_000
 _STATUS = "org.apache.spark.status.api.v1"
 _INTERRUPTIONS = ("java.lang.InterruptedException", "java.nio.channels.ClosedByInterruptException")
@@ -96,6 +102,13 @@ def active(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         sessions.setActiveSession(before.get()) if before.isDefined() else sessions.clearActiveSession()
+
+
+def session_conf(spark: SparkSession) -> dict[str, str]:
+    """Return what a session's configuration sets. PySpark's own ``conf.getAll`` takes two calls per setting."""
+    text = str(session(spark).conf().getAll().mkString(_BETWEEN))
+    pairs = (line.partition(" -> ") for line in text.split(_BETWEEN) if line)
+    return {key: value for key, _, value in pairs}
 
 
 def sent_files(spark: SparkSession) -> tuple[str, ...]:
@@ -266,10 +279,19 @@ def _known(jvm: Any) -> dict[object, Any]:
 
 
 def scala_seq(jvm: Any, items: list[Any]) -> Any:
-    """Return a Scala Seq of the items."""
-    java_list = looked_up(jvm, "java.util.ArrayList")()
-    for item in items:
-        java_list.add(item)
+    """Return a Scala Seq of the items, none of which is ``None``. A few items take a call each, many take fewer."""
+    nil = looked_up(jvm, _NIL, _MODULE)
+    if len(items) <= _CALLS_FOR_MANY:
+        sequence = nil
+        for item in reversed(items):
+            sequence = looked_up(jvm, "scala.collection.immutable.$colon$colon")(item, sequence)
+        return sequence
+    of = looked_up(jvm, "java.util.List", "of")
+    java_list = of(*items[:_MOST_AT_ONCE])
+    if len(items) > _MOST_AT_ONCE:
+        java_list = looked_up(jvm, "java.util.ArrayList")(java_list)
+        for start in range(_MOST_AT_ONCE, len(items), _MOST_AT_ONCE):
+            java_list.addAll(of(*items[start : start + _MOST_AT_ONCE]))
     return looked_up(jvm, "scala.jdk.javaapi.CollectionConverters", "asScala")(java_list).toSeq()
 
 

@@ -1,105 +1,118 @@
-"""A piece of a query: a plan with holes, which is put on each batch's rows. Knows how to keep the nodes that Spark has
-analysed, and to hold the clock at the batch's time. Does not know where the rows come from.
+"""Pieces of a query in the JVM: plans with holes, which are put on the rows of each batch.
+
+A piece keeps the nodes that Spark has analysed. Expressions that ask for the time get the time of the batch.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 
+from riffle_spark.process.plans.cut import Hole, PlanPiece, piece_of
+from riffle_spark.process.plans.plan_values import PlanNode, find_node
 from riffle_spark.spark.plans import plan_nodes
-from riffle_spark.spark.plans.plan_changes import asks_time, timed
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, Path, at, items, placed, replaced
+from riffle_spark.spark.plans.plan_changes import timed
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, at, items, replaced
+from riffle_spark.spark.plans.plan_reader import PlanReader
 
-__all__ = ["Hole", "KeptRows", "Piece", "PiecesOnRows", "piece_of"]
+__all__ = ["KeptRows", "Piece", "PiecesOnRows", "read_piece"]
 
 
-@dataclass(frozen=True, slots=True)
-class Hole:
-    """Where in a piece the result of a stage goes."""
+@dataclass(slots=True)
+class Piece:
+    """A piece whose holes hold the nodes of the stages, so that types and names are known before any batch."""
 
-    path: Path
-    stage: int
+    reader: PlanReader
+    values: PlanPiece
+    _way: tuple["_Step", ...] | None = field(default=None, init=False)
+
+    @property
+    def catalyst(self) -> Catalyst:
+        """What makes nodes in the session's JVM."""
+        return self.reader.catalyst
+
+    @property
+    def holes(self) -> tuple[Hole, ...]:
+        """The positions that the results of stages take."""
+        return self.values.holes
+
+    @property
+    def plan(self) -> Node:
+        """The plan in the JVM, with the nodes of the stages in the holes."""
+        return self.reader.build(self.values.plan)
+
+    def leaf(self, hole: Hole) -> Node:
+        """Return what a hole holds before any batch."""
+        return self.reader.build(find_node(self.values.plan, hole.path))
+
+    def on(self, results: Mapping[int, Node], time_ms: int | None = None) -> Node:
+        """Return the plan on results of stages, by their numbers; each has the attributes of the stage's node.
+
+        ``time_ms`` is the time of the batch. The plan asks for no other time, so a batch that runs again gives the
+        same rows.
+        """
+        if len(self.holes) == 1:
+            plan = results[self.holes[0].stage]
+            for step in self._steps():
+                plan = step.on(self.reader, plan)
+        else:
+            plan = self.reader.with_results(self.values.plan, {hole.path: results[hole.stage] for hole in self.holes})
+        if time_ms is not None:
+            for path in self.values.clocks:
+                plan = replaced(self.catalyst, plan, {path: timed(self.catalyst, at(plan, path), time_ms)})
+        return plan
+
+    def _steps(self) -> tuple["_Step", ...]:
+        """Return the nodes above the one hole, the nearest first. They are the same in each batch."""
+        if self._way is None:
+            path = self.holes[0].path
+            nodes = ((find_node(self.values.plan, path[:depth]), path[depth]) for depth in reversed(range(len(path))))
+            self._way = tuple(_Step.of(self.reader, node, index) for node, index in nodes)
+        return self._way
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A node on the way from the top to the one hole: what is right below it, and which of these the way goes by."""
+    """A node above the hole: the index of its child on the way to the hole, and its other children in the JVM."""
 
-    node: Node
-    below: tuple[Node, ...]
+    node: PlanNode
     index: int
-    is_unary: bool
+    others: tuple[Node, ...]
 
-    def on(self, catalyst: Catalyst, made: Node) -> Node:
-        """Return the node on top of another one: in one call where nothing else is below it."""
-        if self.is_unary:
-            return self.node.withNewChildInternal(made)
-        others = [made if index == self.index else one for index, one in enumerate(self.below)]
-        return self.node.withNewChildren(catalyst.seq(others))
+    @staticmethod
+    def of(reader: PlanReader, node: PlanNode, index: int) -> "_Step":
+        """Return a node as a step, with its other children built."""
+        children = enumerate(node.children)
+        return _Step(node, index, tuple(None if at == index else reader.build(child) for at, child in children))
 
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A plan whose holes hold the stages' own nodes, so that types and names are there before any batch. ``clocks`` are
-    the places of its nodes that ask for the time, what is below first. ``way`` leads from the hole up, if it is one.
-    """
-
-    catalyst: Catalyst
-    plan: Node
-    holes: tuple[Hole, ...]
-    clocks: tuple[Path, ...]
-    way: tuple[_Step, ...] | None = None
-
-    def nodes(self) -> list[Node]:
-        """Return the nodes that are the piece's own: those of its stages and below these are not."""
-        return [node for _, node in _own(self.plan, self.holes)]
-
-    def on(self, results: Mapping[int, Node], time_ms: int | None = None) -> Node:
-        """Return the plan on results of stages, by their numbers; each has the attributes of the stage's node. With a
-        batch's time it is that time wherever the plan asks for it, so that a batch that runs again says the same.
-        """
-        if self.way is None:
-            plan = replaced(self.catalyst, self.plan, {hole.path: results[hole.stage] for hole in self.holes})
-        else:
-            plan = results[self.holes[0].stage]
-            for step in self.way:
-                plan = step.on(self.catalyst, plan)
-        if time_ms is not None:
-            for path in self.clocks:
-                plan = replaced(self.catalyst, plan, {path: timed(self.catalyst, at(plan, path), time_ms)})
-        return plan
+    def on(self, reader: PlanReader, made: Node) -> Node:
+        """Return the node on top of another one."""
+        return reader.on(self.node, [made if at == self.index else other for at, other in enumerate(self.others)])
 
 
-def piece_of(catalyst: Catalyst, plan: Node, holes: tuple[Hole, ...]) -> Piece:
-    """Return a plan as a piece."""
-    clocks = [path for path, node in _own(plan, holes) if any(map(asks_time, items(node.expressions())))]
-    piece = Piece(catalyst, plan, holes, tuple(sorted(clocks, key=lambda path: (-len(path), path))))
-    return replace(piece, way=tuple(_way(catalyst, plan, holes[0].path))) if len(holes) == 1 else piece
+def read_piece(reader: PlanReader, plan: Node, holes: tuple[Hole, ...] | None = None) -> Piece:
+    """Return a plan of the JVM as a piece. Without ``holes`` its hole is its only leaf."""
+    values = reader.read(plan)
+    if holes is None:
+        holes = (Hole(tuple(_way_down(values)), 0),)
+    return Piece(reader, piece_of(values, holes))
 
 
-def _way(catalyst: Catalyst, plan: Node, path: Path) -> Iterator[_Step]:
-    """Yield the nodes above a place, the nearest first."""
-    for depth in reversed(range(len(path))):
-        node = at(plan, path[:depth])
-        yield _Step(node, tuple(plan_nodes.children(node)), path[depth], catalyst.is_unary(node))
-
-
-def _own(plan: Node, holes: tuple[Hole, ...]) -> Iterator[tuple[Path, Node]]:
-    """Yield the nodes of a plan, with their places, that are not in a hole."""
-    for path, node in placed(plan):
-        if not any(path[: len(hole.path)] == hole.path for hole in holes):
-            yield path, node
+def _way_down(plan: PlanNode) -> Iterator[int]:
+    while plan.children:
+        yield 0
+        (plan,) = plan.children
 
 
 class KeptRows:
-    """The rows of each batch's frame under attributes that stay: what a piece takes for its leaf. Frames that have the
-    attributes of the one before, as those of sinks have, go below the same projection.
+    """Puts the rows of each batch's frame under the same attributes, those of a piece's leaf.
+
+    A frame that has the attributes of the frame before, as the frames of sinks have, is put below the same projection.
     """
 
     def __init__(self, catalyst: Catalyst, attributes: Node) -> None:
         self._catalyst = catalyst
-        self._attributes = items(attributes)
+        self._attributes = attributes
         self._kept: tuple[Node, Node] | None = None
 
     def of(self, frame: DataFrame) -> Node:
@@ -111,7 +124,7 @@ class KeptRows:
         spark = self._catalyst
         columns = [
             spark.alias(spark.typed(column, one.dataType()), one.name(), one.exprId())
-            for column, one in zip(items(output), self._attributes, strict=True)
+            for column, one in zip(items(output), items(self._attributes), strict=True)
         ]
         self._kept = output, spark.project(columns, plan)
         return self._kept[1]
@@ -121,12 +134,14 @@ class PiecesOnRows:
     """What the slots of a stage answer, evaluated, and under the pieces that follow, the nearest first."""
 
     def __init__(self, evaluation: Piece, *above: Piece) -> None:
-        (hole,) = evaluation.holes
         self._pieces = (evaluation, *above)
-        self._rows = KeptRows(evaluation.catalyst, at(evaluation.plan, hole.path).output())
+        self._rows: KeptRows | None = None
 
     def of(self, answers: DataFrame, time_ms: int) -> Node:
         """Return the plan of a batch's answers; each piece has all its holes from the one before."""
+        if self._rows is None:
+            evaluation, (hole,) = self._pieces[0], self._pieces[0].holes
+            self._rows = KeptRows(evaluation.catalyst, evaluation.leaf(hole).output())
         plan = self._rows.of(answers)
         for piece in self._pieces:
             plan = piece.on({hole.stage: plan for hole in piece.holes}, time_ms)

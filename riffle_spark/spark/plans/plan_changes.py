@@ -2,13 +2,13 @@
 Catalyst's classes by their names. Does not know what a node means to a query of ours.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from riffle_spark.spark.plans import plan_nodes
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, kind
 
-__all__ = ["asks_time", "of_all_values", "put_in", "timed"]
+__all__ = ["of_all_values", "timed"]
 
 _ZONED: Final = ("CurrentDate", "CurrentTime", "LocalTimestamp")
 _NOW: Final = ("CurrentTimestamp", "Now", *_ZONED)
@@ -16,11 +16,6 @@ _NOW: Final = ("CurrentTimestamp", "Now", *_ZONED)
 _NO_ZONE: Final = "UTC"
 """What stands for the zone of an instant, which has none."""
 _EXPRESSION: Final = "org.apache.spark.sql.catalyst.expressions.Expression"
-
-
-def asks_time(expression: Node) -> bool:
-    """Tell whether an expression asks for the time."""
-    return any(kind(one) in _NOW for one in plan_nodes.walk(expression))
 
 
 def timed(catalyst: Catalyst, plan: Node, time_ms: int) -> Node:
@@ -36,30 +31,16 @@ def timed(catalyst: Catalyst, plan: Node, time_ms: int) -> Node:
     return _changed(catalyst, plan, at_time)
 
 
-def of_all_values(catalyst: Catalyst, plan: Node) -> Node:
-    """Return a plan whose aggregate functions count each value as often as it comes."""
+def of_all_values(catalyst: Catalyst, node: Node) -> Node:
+    """Return a node of a plan whose aggregate functions count every value; what is below it stays."""
 
     def of_all(expression: Node) -> Node | None:
         if not plan_nodes.is_distinct(expression):
             return None
-        told = (expression.aggregateFunction(), expression.mode(), False, expression.filter())
-        return catalyst.named("expressions.aggregate.AggregateExpression")(*told, expression.resultId())
+        parts = (expression.aggregateFunction(), expression.mode(), False, expression.filter())
+        return catalyst.named("expressions.aggregate.AggregateExpression")(*parts, expression.resultId())
 
-    found = [
-        path for path, node in plan_nodes.placed(plan) if any(map(plan_nodes.is_distinct, plan_nodes.expressions(node)))
-    ]
-    for path in sorted(found, key=len, reverse=True):
-        plan = plan_nodes.replaced(catalyst, plan, {path: _changed(catalyst, plan_nodes.at(plan, path), of_all)})
-    return plan
-
-
-def put_in(catalyst: Catalyst, expression: Node, columns: Mapping[int, Node]) -> Node:
-    """Return an expression in which others stand for columns, by the ids of these."""
-
-    def other(one: Node) -> Node | None:
-        return columns.get(plan_nodes.id_of(one)) if kind(one) == "AttributeReference" else None
-
-    return _changed_expression(catalyst, expression, other)
+    return _changed(catalyst, node, of_all)
 
 
 def _changed(catalyst: Catalyst, plan: Node, change: Callable[[Node], Node | None]) -> Node:

@@ -1,11 +1,9 @@
-"""The nodes of Spark's plans: what is below them, where they stand, others in their place; expressions, attributes and
-leaves to make new ones of. Knows Catalyst's classes by their names. Does not know what a node means to a query of ours.
-"""
+"""Spark's plans in the JVM, and what makes new nodes, expressions and leaves of Catalyst's classes, by their names."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
@@ -20,19 +18,13 @@ __all__ = [
     "analysed",
     "at",
     "children",
-    "conjuncts",
-    "expressions",
     "function_id",
-    "id_of",
-    "ids_in",
     "is_distinct",
     "items",
     "kind",
-    "metadata",
+    "optimised",
     "placed",
     "replaced",
-    "told_in_sql",
-    "walk",
 ]
 
 Node: TypeAlias = Any
@@ -67,26 +59,6 @@ def children(node: Node) -> list[Node]:
     return items(node.children())
 
 
-def expressions(node: Node) -> Iterator[Node]:
-    """Yield each expression of one node of a plan, and all below them."""
-    for one in items(node.expressions()):
-        yield from walk(one)
-
-
-def conjuncts(condition: Node) -> Iterator[Node]:
-    """Yield what has to hold, part by part."""
-    if kind(condition) == "And":
-        for one in children(condition):
-            yield from conjuncts(one)
-    else:
-        yield condition
-
-
-def walk(node: Node) -> Iterator[Node]:
-    """Yield a node and all below it, what is above first."""
-    yield from (one for _, one in placed(node))
-
-
 def placed(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
     """Yield a node and all below it with their places, what is above first."""
     yield path, node
@@ -106,19 +78,9 @@ def analysed(frame: DataFrame) -> Node:
     return frame._jdf.queryExecution().analyzed()
 
 
-def metadata(attribute: Node) -> str:
-    """Return what an attribute's metadata say, as JSON."""
-    return str(attribute.metadata().json())
-
-
-def id_of(attribute: Node) -> int:
-    """Return the number by which Spark tells an attribute from all others."""
-    return int(attribute.exprId().id())
-
-
-def ids_in(expression: Node) -> set[int]:
-    """Return the numbers of the attributes in an expression."""
-    return {id_of(one) for one in walk(expression) if kind(one) == "AttributeReference"}
+def optimised(frame: DataFrame) -> Node:
+    """Return what Spark's optimiser makes of a frame's plan."""
+    return frame._jdf.queryExecution().optimizedPlan()
 
 
 def function_id(node: Node) -> int | None:
@@ -126,17 +88,6 @@ def function_id(node: Node) -> int | None:
     if kind(node) == "UpdateEventTimeWatermarkColumn":  # it says what the function's event time is
         node = node.child()
     return int(node.functionExpr().resultId().id()) if "InP" in kind(node) else None
-
-
-def told_in_sql(expression: Node) -> str:
-    """Return an expression in SQL, its columns by their names alone: what is stored under it goes on where a view or an
-    alias that they come from is called otherwise.
-    """
-    text = str(expression.sql())
-    for one in walk(expression):
-        if kind(one) == "AttributeReference" and one.qualifier().nonEmpty():
-            text = text.replace(str(one.sql()), str(one.withQualifier(one.qualifier().take(0)).sql()))
-    return text
 
 
 def replaced(catalyst: "Catalyst", node: Node, others: Mapping[Path, Node]) -> Node:
@@ -160,6 +111,8 @@ class Catalyst:
     """Makes nodes in the JVM of a session."""
 
     spark: SparkSession
+    _kept: dict[str, Node] = field(default_factory=dict, compare=False, repr=False)
+    """Objects of the JVM that every plan may share."""
 
     def named(self, name: str) -> Node:
         """Return a class by its name below Catalyst's package."""
@@ -189,16 +142,20 @@ class Catalyst:
 
     def optimised(self, plan: Node) -> Node:
         """Return what Spark's optimiser makes of a plan."""
-        return self.frame(plan)._jdf.queryExecution().optimizedPlan()
+        return optimised(self.frame(plan))
 
     def project(self, columns: Sequence[Node], below: Node) -> Node:
         """Return a plan of these columns of the one below."""
         return self.named("plans.logical.Project")(self.seq(columns), below)
 
+    def project_to(self, output: Node, below: Node) -> Node:
+        """Return a plan of these columns, a sequence of the JVM, of the one below."""
+        return self.named("plans.logical.Project")(output, below)
+
     def alias(self, expression: Node, name: str, expression_id: Node = None) -> Node:
         """Return an expression as a column of this name, under an id that others know or one of its own."""
         told = expression_id or self.module("expressions.NamedExpression").newExprId()
-        return self.named("expressions.Alias")(expression, name, told, self.seq([]), self._none(), self.seq([]))
+        return self.named("expressions.Alias")(expression, name, told, self.seq([]), self.none(), self.seq([]))
 
     def literal(self, value: object) -> Node:
         """Return a value of Python's as an expression."""
@@ -214,7 +171,7 @@ class Catalyst:
             return expression
         ddl = looked_up(context(self.spark)._jvm, f"{_TYPES}.DataType", "fromDDL")
         plain = _COLLATION.sub(lambda found: found[1] or "", str(expression.dataType().sql()))
-        return self.named("expressions.Cast")(expression, ddl(plain), self._none())
+        return self.named("expressions.Cast")(expression, ddl(plain), self.none())
 
     def typed(self, expression: Node, data_type: Node) -> Node:
         """Return what came back from Python workers in the type that it had before: with its collation, or the units
@@ -223,7 +180,7 @@ class Catalyst:
         wanted = str(data_type.catalogString())
         if not _NARROWED.search(wanted) or str(expression.dataType().catalogString()) == wanted:
             return expression
-        return self.named("expressions.Cast")(expression, data_type.asNullable(), self._none())
+        return self.named("expressions.Cast")(expression, data_type.asNullable(), self.none())
 
     def json_field(self, expression: Node, name: str) -> Mapping[str, object]:
         """Return the JSON of a field of this name that has the type of an expression."""
@@ -253,7 +210,7 @@ class Catalyst:
 
     def field(self, struct: Node, index: int) -> Node:
         """Return a field of a struct."""
-        return self.named("expressions.GetStructField")(struct, index, self._none())
+        return self.named("expressions.GetStructField")(struct, index, self.none())
 
     def struct(self, fields: Mapping[str, Node]) -> Node:
         """Return a struct of these fields."""
@@ -274,7 +231,7 @@ class Catalyst:
         """Return the two words by which sketches of Apache DataSketches tell values apart, by its own code; null for
         what they leave out: nulls, and what has no bytes.
         """
-        jvm, none = context(self.spark)._jvm, self._none()
+        jvm, none = context(self.spark)._jvm, self.none()
         class_of, ddl = looked_up(jvm, "java.lang.Class", "forName"), looked_up(jvm, f"{_TYPES}.DataType", "fromDDL")
         static, cast = self.named("expressions.objects.StaticInvoke"), self.named("expressions.Cast")
 
@@ -300,9 +257,15 @@ class Catalyst:
         return invoke(counted, "query", function.dataType(), told, self.seq([]), False, False, True)
 
     def rows(self, output: Node, rdd: Node) -> Node:
-        """Return a plan that is an RDD of the JVM's rows, under attributes that are given."""
-        anywhere = self.named("plans.physical.UnknownPartitioning")(0)
-        return logical_rdd(context(self.spark)._jvm, output, rdd, anywhere, session(self.spark))
+        """Return a plan of an RDD of the JVM's rows, with these attributes."""
+        if "anywhere" not in self._kept:
+            self._kept["anywhere"] = self.named("plans.physical.UnknownPartitioning")(0)
+        return logical_rdd(context(self.spark)._jvm, output, rdd, self._kept["anywhere"], session(self.spark))
+
+    def attributes(self, schema: StructType) -> Node:
+        """Return the columns of a schema as new attributes."""
+        made = looked_up(context(self.spark)._jvm, f"{_TYPES}.DataType", "fromJson")(schema.json())
+        return self.module("types.DataTypeUtils").toAttributes(made)
 
     def computed(self, plan: Node) -> DataFrame:
         """Return a frame that is nothing but the rows of a plan, which is planned now and computed by who reads them:
@@ -312,12 +275,9 @@ class Catalyst:
 
     def no_rows(self, output: Node) -> Node:
         """Return a leaf without rows, which no optimiser takes for empty."""
-        return self.rows(output, self.spark.range(0)._jdf.queryExecution().toRdd())
-
-    def leaf(self, columns: StructType) -> tuple[Node, Mapping[str, Node]]:
-        """Return such a leaf of these columns, and its attributes by their names."""
-        output = analysed(self.spark.createDataFrame([], columns)).output()
-        return self.no_rows(output), {str(one.name()): one for one in items(output)}
+        if "nothing" not in self._kept:
+            self._kept["nothing"] = self.spark.range(0)._jdf.queryExecution().toRdd()
+        return self.rows(output, self._kept["nothing"])
 
     def copied(self, node: Node, parts: Sequence[object]) -> Node:
         """Return a copy of a node that is made of other parts."""
@@ -328,20 +288,18 @@ class Catalyst:
             array[index] = one
         return node.makeCopy(array)
 
-    def is_unary(self, node: Node) -> bool:
-        """Tell whether a node has one child whatever it is."""
-        return self.is_a(node, f"{_CATALYST}.trees.UnaryLike")
-
     def is_a(self, part: object, name: str) -> bool:
         """Tell whether something is an object of the JVM and of a class."""
-        classes = looked_up(context(self.spark)._jvm, "java.lang.Class", "forName")
-        return hasattr(part, "getClass") and bool(classes(name).isInstance(part))
+        if name not in self._kept:
+            self._kept[name] = looked_up(context(self.spark)._jvm, "java.lang.Class", "forName")(name)
+        return hasattr(part, "getClass") and bool(self._kept[name].isInstance(part))
 
     def some(self, value: object) -> Node:
         """Return a value as a Scala option that has it."""
         return looked_up(context(self.spark)._jvm, "scala.Some")(value)
 
-    def _none(self) -> Node:
+    def none(self) -> Node:
+        """Return Scala's option without a value."""
         return looked_up(context(self.spark)._jvm, _NONE, _MODULE)
 
 

@@ -6,8 +6,8 @@ wrapped, and it says which one it is where it is.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,12 +19,15 @@ from riffle_spark.optional_packages import check_importable
 from riffle_spark.process.merging.merge_registry import COLLECTED, HASHED
 from riffle_spark.process.merging.shared_sketches import sketches_library
 from riffle_spark.process.merging.user_aggregate import MergedByUser, TopRows, UserAggregate
+from riffle_spark.process.plans.columns import Column, catalog_name
+from riffle_spark.process.plans.grouping_keys import is_exact, without_ids
+from riffle_spark.process.plans.plan_values import Expression
+from riffle_spark.process.plans.rules import refusal
 from riffle_spark.process.types.kept_types import check_columns
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.process.types.stage_specs import Buffer, FunctionSpec, Literal, free_name
-from riffle_spark.spark.plans import grouping_keys
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, id_of, items, kind, told_in_sql
-from riffle_spark.spark.plans.plan_rules import refusal
+from riffle_spark.spark.plans.plan_nodes import Node, items
+from riffle_spark.spark.plans.plan_reader import PlanReader
 
 __all__ = ["PlannedFunction", "check_function", "named_functions", "top_k", "user_aggregate"]
 
@@ -36,83 +39,114 @@ _RANKED: Final = "ApproximatePercentile"
 _SKETCHES: Final = ("HllSketchAgg", "HllUnionAgg")
 _OF_PYTHON: Final = "PythonUDAF"
 _OF_USERS: Final = (_OF_PYTHON, "ScalaAggregator", "ScalaUDAF")
+_DECLARATIVE: Final = "org.apache.spark.sql.catalyst.expressions.aggregate.DeclarativeAggregate"
+"""The class of functions that say in expressions what they do."""
+_ALWAYS_KEPT: Final = ("boolean", "byte", "short", "integer", "long", "float", "double", "date", "timestamp", "binary")
 _COMPARED: Final = {("Max", 0), ("Min", 0), ("MaxBy", 1), ("MinBy", 1), ("CollectSet", 0)}
 """Functions that compare the values of an argument on slots, and the argument's position."""
 _WHOLE: Final = ("Sum", "First", "Last", "MaxBy", "MinBy")
 """Functions whose first buffer is called as the result is."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlannedFunction:
-    """A function of the plan: its aggregate expression, its name in columns, itself, its text in SQL, and which one of
-    users' own it is.
+    """A function of the plan: its aggregate expression, its name in columns, its text in SQL, and which one of the
+    user's own aggregates it is.
     """
 
-    node: Node
+    reader: PlanReader
+    value: Expression
     name: str
-    told: Node
     text: str
     own: UserAggregate | None
+    _attributes: list[Node] | None = field(default=None, init=False)
+
+    @property
+    def node(self) -> Node:
+        """Its aggregate expression in the JVM."""
+        return self.reader.found(self.value.handle)
+
+    @property
+    def function(self) -> Node:
+        """The function in the JVM, without its filter."""
+        return self.reader.found(self.value.children[0].handle)
+
+    @property
+    def kind(self) -> str:
+        """Spark's name of the function's class."""
+        return self.value.children[0].kind
+
+    @property
+    def arguments(self) -> tuple[Expression, ...]:
+        """The arguments of the function."""
+        return self.value.children[0].children
 
     @property
     def is_given(self) -> bool:
         """Whether it is sent its argument, that one's hash, or its arguments as a struct: Spark keeps the buffers of
         such functions in a form of its own.
         """
-        return self.own is not None or kind(self.told) in COLLECTED | HASHED
+        return self.own is not None or self.kind in COLLECTED | HASHED
 
     @property
     def is_exact(self) -> bool:
         """Whether it counts each value of a group once."""
-        return grouping_keys.is_exact(self.node)
+        return is_exact(self.value)
 
     @property
     def is_hashed(self) -> bool:
-        """Whether that is a hash, and Spark evaluates what becomes of hashes."""
-        return kind(self.told) in HASHED
+        """Whether it is sent a hash, and Spark evaluates its result of hashes."""
+        return self.kind in HASHED
 
     @property
     def meaning(self) -> str:
-        """What it is in SQL, and what that leaves out."""
-        return f"{self.text}, relativeSD {self.told.relativeSD()}" if self.is_hashed else self.text
+        """Its text in SQL, and what that leaves out."""
+        return f"{self.text}, relativeSD {self.function.relativeSD()}" if self.is_hashed else self.text
 
-    def argument(self, catalyst: Catalyst) -> Node:
-        """Return what it is sent of a row; null where its filter leaves the row out."""
+    def argument(self) -> Node:
+        """Return what it is sent of a row; null if its filter leaves the row out."""
+        catalyst, arguments = self.reader.catalyst, [self.reader.found(each.handle) for each in self.arguments]
         if self.own is not None:
-            return catalyst.struct({str(index): one for index, one in enumerate(children(self.told))})
-        told = children(self.told)[0]
+            return catalyst.struct({str(index): argument for index, argument in enumerate(arguments)})
+        sent = arguments[0]
         if self.is_hashed:
-            told = catalyst.hashed(told)
-        elif kind(self.told) == "HllSketchAgg":
-            told = catalyst.hashed_for_sketches(told)
-        return self.filtered(catalyst, told, catalyst.null(told))
+            sent = catalyst.hashed(sent)
+        elif self.kind == "HllSketchAgg":
+            sent = catalyst.hashed_for_sketches(sent)
+        return self.filtered(sent, catalyst.null(sent))
 
-    def answered(self, catalyst: Catalyst, column: Node) -> Node:
-        """Return its result of the column that slots answer, where it is sent its argument."""
-        return catalyst.estimated(self.told, column) if self.is_hashed else column
+    def answered(self, column: Node) -> Node:
+        """Return its result of the column that slots answer, if it is sent its argument."""
+        return self.reader.catalyst.estimated(self.function, column) if self.is_hashed else column
 
-    def check_types(self, catalyst: Catalyst) -> None:
-        """Raise ``ConfigError`` if state keeps or compares an argument's values and cannot do so with its type."""
-        arguments = children(self.told)
-        kept = {str(one.dataType().catalogString()) for one in self.attributes()} if not self.is_given else set()
-        for at, one in enumerate(arguments):
-            is_compared = (kind(self.told), at) in _COMPARED
-            is_kept = is_compared or str(one.dataType().catalogString()) in kept
-            if is_kept or (self.is_given and not self.is_hashed):
-                field = catalyst.json_field(one, told_in_sql(one))
-                check_columns([field], "order" if is_compared else "value", where=self.text)
+    def check_types(self, columns: Mapping[int, Column]) -> None:
+        """Raise ``ConfigError`` if state keeps or compares the values of an argument and cannot do so with its type."""
+        for position, argument in enumerate(self.arguments):
+            stated = self.reader.field(argument, columns)
+            is_compared = (self.kind, position) in _COMPARED
+            if is_compared or (self.is_given and not self.is_hashed) or self._keeps(stated):
+                check_columns([stated], "order" if is_compared else "value", where=self.text)
+
+    def _keeps(self, stated: Mapping[str, object]) -> bool:
+        """Tell whether a buffer has the type of an argument. Types that state always keeps need no look."""
+        if self.is_given or str(stated["type"]) in _ALWAYS_KEPT:
+            return False
+        return catalog_name(stated) in {str(each.dataType().catalogString()) for each in self.attributes()}
 
     def attributes(self) -> list[Node]:
-        """Return the attributes of its buffers."""
-        return items(self.told.aggBufferAttributes())
+        """Return the attributes of its buffers in the JVM."""
+        if self._attributes is None:
+            self._attributes = items(self.function.aggBufferAttributes())
+        return self._attributes
 
-    def filtered(self, catalyst: Catalyst, expression: Node, otherwise: Node) -> Node:
-        """Return an expression for rows that its filter lets pass, and another for all others."""
-        chosen = self.node.filter()
-        return catalyst.where(chosen.get(), expression, otherwise) if chosen.isDefined() else expression
+    def filtered(self, expression: Node, otherwise: Node) -> Node:
+        """Return an expression for rows that its filter lets pass, and another one for all others."""
+        if len(self.value.children) == 1:
+            return expression
+        return self.reader.catalyst.where(self.reader.found(self.value.children[1].handle), expression, otherwise)
 
     def answer(self, result: pa.DataType) -> pa.DataType:
-        """Return the type of what slots answer, where it is sent its argument."""
+        """Return the type of what slots answer, if it is sent its argument."""
         if not self.is_hashed:
             return result
         return pa.struct([(f"word_{at}", pa.int64()) for at in range(len(self.attributes()))])
@@ -120,78 +154,76 @@ class PlannedFunction:
     def spec(
         self, types: list[pa.DataType], literals: list[Literal | None], taken: list[str], answer: pa.DataType | None
     ) -> FunctionSpec:
-        """Return what is told of it: of what it is sent these are the types, and those that are the same in all rows;
-        ``answer`` is the type of what slots answer, where it is sent its argument.
+        """Return its specification: ``types`` are those of the columns that it is sent, ``literals`` their values if
+        these are the same in all rows; ``answer`` is the type of what slots answer, if it is sent its argument.
         """
-        facts = tuple(_facts(self.told))
+        facts = tuple(_facts(self.kind, self.function))
         if answer is not None:
             sent = Buffer(free_name(self.name, taken), types[0], self.meaning)
-            return FunctionSpec(kind(self.told), (replace(sent, type=answer),), sent, facts, own=self.own)
+            return FunctionSpec(self.kind, (replace(sent, type=answer),), sent, facts, own=self.own)
         names = [str(attribute.name()) for attribute in self.attributes()]
-        found, used = list[Buffer](), list(taken)
+        buffers, used = list[Buffer](), list(taken)
         for index, name in enumerate(names):
-            is_whole = len(names) == 1 or (index == 0 and kind(self.told) in _WHOLE)
+            is_whole = len(names) == 1 or (index == 0 and self.kind in _WHOLE)
             column = free_name(self.name if is_whole else f"{self.name}_{name}", used)
-            found.append(Buffer(column, types[index], f"{self.text}: {name}", literals[index]))
+            buffers.append(Buffer(column, types[index], f"{self.text}: {name}", literals[index]))
             used.append(column)
         distinct = self.text if self.is_exact else None
-        return FunctionSpec(kind(self.told), tuple(found), facts=facts, distinct=distinct)
+        return FunctionSpec(self.kind, tuple(buffers), facts=facts, distinct=distinct)
 
 
-def named_functions(functions: list[Node], results: list[Node], taken: list[str]) -> list[PlannedFunction]:
+def named_functions(
+    reader: PlanReader, functions: Sequence[Expression], results: Sequence[Expression], taken: Sequence[str]
+) -> list[PlannedFunction]:
     """Return functions by the names of the results that are nothing but they, others by their text in SQL."""
     whole = {
-        id_of(one.child()): str(one.name())
-        for one in reversed(results)
-        if kind(one) == "Alias" and kind(one.child()) == "AttributeReference"
+        each.children[0].id: each.name
+        for each in reversed(results)
+        if each.kind == "Alias" and each.children[0].kind == "AttributeReference"
     }
-    found: list[PlannedFunction] = []
+    named: list[PlannedFunction] = []
     used = list(taken)
-    for node in functions:
-        told = node.aggregateFunction()
-        own = _aggregate_of(told) if kind(told) == _OF_PYTHON else None
-        text = _text(node, own)
-        told_name = whole.get(id_of(node.resultAttribute()), text)
-        name = free_name(told_name if grouping_keys.without_ids(told_name) == told_name else text, used)
-        found.append(PlannedFunction(node, name, told, text, own))
+    for value in functions:
+        own = _aggregate_of(reader.found(value.children[0].handle)) if value.children[0].kind == _OF_PYTHON else None
+        text = _text(reader, value, own)
+        result = value.fields["resultId"]
+        assert isinstance(result, Mapping), "the id of a result is an object of its own"
+        result_name = whole.get(int(result["id"]), text)
+        name = free_name(result_name if without_ids(result_name) == result_name else text, used)
+        named.append(PlannedFunction(reader, value, name, text, own))
         used.append(name)
-    return found
+    return named
 
 
-def _text(node: Node, own: UserAggregate | None) -> str:
-    """Return a function in SQL. Spark's own text of one of Python's has ids, others in each run."""
+def _text(reader: PlanReader, value: Expression, own: UserAggregate | None) -> str:
+    """Return a function in SQL. Spark's own text of one of Python's has ids, which differ in each run."""
     if own is None:
-        return told_in_sql(node)
-    called, distinct = node.aggregateFunction(), "DISTINCT " if node.isDistinct() else ""
-    return f"{called.name()}({distinct}{', '.join(map(told_in_sql, children(called)))})"
+        return reader.sql(value)
+    called = value.children[0]
+    distinct = "DISTINCT " if value.fields["isDistinct"] is True else ""
+    name = called.fields.get("name") or reader.found(called.handle).name()
+    return f"{name}({distinct}{', '.join(map(reader.sql, called.children))})"
 
 
 def check_function(function: PlannedFunction, *, has_sessions: bool) -> None:
     """Refuse what only Spark's own operators can do."""
-    name, told = kind(function.told), function.told
+    name = function.kind
     if function.is_exact and (function.is_given or has_sessions):
         raise refusal("distinct", function.text)
     if name in _SKETCHES:
         sketches_library()
     if name in _OF_USERS and function.own is None:
         raise refusal("user_function", function.text)
-    if not function.is_given and not _is_declarative(told):
+    if not function.is_given and not function.reader.catalyst.is_a(function.function, _DECLARATIVE):
         raise refusal("own_buffer", function.text)
-    if name == "ListAgg" and (told.orderExpressions().size() or str(told.dataType().typeName()) == "binary"):
-        raise refusal("ordered_texts", function.text)
+    if name == "ListAgg":
+        called = function.function
+        if called.orderExpressions().size() or str(called.dataType().typeName()) == "binary":
+            raise refusal("ordered_texts", function.text)
 
 
-def _is_declarative(told: Node) -> bool:
-    """Tell whether a function says in expressions what it does."""
-    above = told.getClass()
-    while above is not None and str(above.getSimpleName()) != "DeclarativeAggregate":
-        above = above.getSuperclass()
-    return above is not None
-
-
-def _facts(told: Node) -> Iterator[tuple[str, str]]:
+def _facts(name: str, told: Node) -> Iterator[tuple[str, str]]:
     """Yield what a function says beside its buffers, which merging may have to know."""
-    name = kind(told)
     if name in _ANSI_KNOWING:
         # An enumeration's value, in later versions of Spark inside another object.
         mode = _MODE.search(str(told.productElement(1).toString()))

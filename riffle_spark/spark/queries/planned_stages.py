@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.blocks.block import Computation
+from riffle_spark.process.plans import cut, rules
 from riffle_spark.process.stages import distinct_rows, merged_groups, paired_rows, session_groups, table_rows
 from riffle_spark.process.types.stage_specs import bare_name, kind_of
 from riffle_spark.settings import Settings
@@ -23,12 +24,10 @@ from riffle_spark.spark.job_operators import JobOperator
 from riffle_spark.spark.plans import (
     aggregate_plan,
     batch_pieces,
+    cut_query,
     distinct_plan,
     groups_plan,
     join_plan,
-    plan_cut,
-    plan_nodes,
-    plan_rules,
     table_plan,
 )
 from riffle_spark.spark.queries.group_stages import GroupsStage
@@ -66,7 +65,8 @@ class PlannedStage:
     it goes by a watermark that is moved alike. ``closes``: something of it is over at some time.
     """
 
-    stage: plan_cut.Stage
+    stage: cut.Stage
+    below: tuple[cut.Input | batch_pieces.Piece, ...]
     store: str
     keys: pa.Schema
     compute: Callable[[merged_groups.OutputMode], Computation]
@@ -83,14 +83,14 @@ class PlannedStage:
     kept: pa.Schema | None = None
 
     @property
-    def inputs(self) -> tuple[plan_cut.Input, ...]:
+    def inputs(self) -> tuple[cut.Input, ...]:
         """The inputs that it reads."""
-        return tuple(below for below in self.stage.below if isinstance(below, plan_cut.Input))
+        return tuple(below for below in self.below if isinstance(below, cut.Input))
 
     @property
     def after(self) -> tuple[int, ...]:
         """The numbers of the stages whose results it reads; none: it reads inputs."""
-        pieces = [below for below in self.stage.below if isinstance(below, batch_pieces.Piece)]
+        pieces = [below for below in self.below if isinstance(below, batch_pieces.Piece)]
         return tuple(hole.stage for piece in pieces for hole in piece.holes)
 
     def operator(self, mode: str, sink: DeliverySink | None, reads: StageInput | None, shift_ms: int) -> JobOperator:
@@ -105,8 +105,8 @@ class PlannedStage:
         )  # fmt: skip
 
 
-def _aggregate(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
-    plan = aggregate_plan.read_aggregate(catalyst, stage.node, taken)
+def _aggregate(query: cut_query.CutQuery, stage: cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
+    plan = aggregate_plan.read_aggregate(query.reader, stage.node, taken)
     spec, said = plan.spec, list[str]()
     for function in spec.functions:
         columns, meaning = ", ".join(f"{one.name} {one.type}" for one in function.taken), function.taken[0].meaning
@@ -114,17 +114,23 @@ def _aggregate(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tupl
     if spec.time is not None:
         said.append(f"late and due by {spec.time.column}, {spec.time.delay_ms} ms behind the newest row")
     return PlannedStage(
-        stage, spec.store, spec.stored, lambda mode: session_groups.groups_of(spec, mode),
-        plan.map_side, plan.evaluation,
+        stage,
+        query.below(stage),
+        spec.store,
+        spec.stored,
+        lambda mode: session_groups.groups_of(spec, mode),
+        plan.map_side,
+        plan.evaluation,
         # A row's own session is late or not before it is one with any other.
         None if spec.time is None else LateRule(spec.time.column, "keys" if spec.routed == spec.keys else "rows"),
-        {**plan.keys, **{one.name: one.meaning for function in spec.functions for one in function.taken}}, tuple(said),
+        {**plan.keys, **{one.name: one.meaning for function in spec.functions for one in function.taken}},
+        tuple(said),
         kept=merged_groups.KeptBuffers.of(spec).schema if spec.routed == spec.keys else None,
-    )  # fmt: skip
+    )
 
 
-def _distinct(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
-    plan = distinct_plan.read_distinct(catalyst, stage.node, taken)
+def _distinct(query: cut_query.CutQuery, stage: cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
+    plan = distinct_plan.read_distinct(query.reader, stage.node, taken)
     spec = plan.spec
     late = None if spec.time is None else LateRule(spec.time.column, "rows")
     said = ["the first row of a key passes; nothing is kept but the key"]
@@ -134,13 +140,21 @@ def _distinct(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple
         said.append("keys are kept forever: no column of theirs has a watermark")
     meanings = {spec.due: "until when a key is known"} if spec.due and spec.is_kept_for_a_while else {}
     return PlannedStage(
-        stage, spec.store, spec.keys, lambda _mode: distinct_rows.DistinctRows(spec),
-        plan.map_side, plan.evaluation, late, meanings, tuple(said),
-    )  # fmt: skip
+        stage,
+        query.below(stage),
+        spec.store,
+        spec.keys,
+        lambda _mode: distinct_rows.DistinctRows(spec),
+        plan.map_side,
+        plan.evaluation,
+        late,
+        meanings,
+        tuple(said),
+    )
 
 
-def _join(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
-    plan = join_plan.read_join(catalyst, stage.node, taken, stage.read)
+def _join(query: cut_query.CutQuery, stage: cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
+    plan = join_plan.read_join(query.reader, stage.node, taken, stage.read)
     spec, said = plan.spec, list[str]()
     for name, side in (("left", spec.left), ("right", spec.right)):
         leaves = (
@@ -149,35 +163,63 @@ def _join(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str
         said.append(f"{name} rows ({', '.join(side.kept.names)}) {leaves}")
     said.extend(f"{one.left} {one.function} {one.right}" for one in spec.compared)
     return PlannedStage(
-        stage, spec.store, spec.keys, lambda _mode: paired_rows.PairedRows(spec), plan.map_side, plan.evaluation,
-        None if spec.late is None else LateRule(spec.late, "rows"), plan.meanings, tuple(said),
+        stage,
+        query.below(stage),
+        spec.store,
+        spec.keys,
+        lambda _mode: paired_rows.PairedRows(spec),
+        plan.map_side,
+        plan.evaluation,
+        None if spec.late is None else LateRule(spec.late, "rows"),
+        plan.meanings,
+        tuple(said),
         # What is kept that long may be answered then; as in Spark, nobody waits for what is kept for ever.
         shift_ms=-max([0, *(side.later_ms for side in (spec.left, spec.right) if side.due)]),
         closes=bool(spec.left.due or spec.right.due),
-    )  # fmt: skip
+    )
 
 
-def _groups(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
-    plan = groups_plan.read_groups(catalyst, stage.node, stage.kind, taken)
+def _groups(query: cut_query.CutQuery, stage: cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
+    plan = groups_plan.read_groups(query.reader, stage.node, stage.kind, taken)
     told = GroupsStage.of(plan)
     compute = told.of_frames() if stage.kind == "groups" else told.of_processor()
     return PlannedStage(
-        stage, plan.spec.store, plan.spec.keys, lambda _mode: compute, plan.map_side, plan.evaluation, told.late, {},
-        tuple(told.said()), told.time_mode == "ProcessingTime", told.initial, told.shown,
-    )  # fmt: skip
+        stage,
+        query.below(stage),
+        plan.spec.store,
+        plan.spec.keys,
+        lambda _mode: compute,
+        plan.map_side,
+        plan.evaluation,
+        told.late,
+        {},
+        tuple(told.said()),
+        told.time_mode == "ProcessingTime",
+        told.initial,
+        told.shown,
+    )
 
 
-def _table(catalyst: plan_nodes.Catalyst, stage: plan_cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
-    plan = table_plan.read_table(catalyst, stage.node, taken, stage.read)
+def _table(query: cut_query.CutQuery, stage: cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
+    plan = table_plan.read_table(query.reader, stage.node, taken, stage.read)
     spec = plan.spec
     said = (f"the table has of each key the last row by {', '.join(spec.by)} ({', '.join(spec.kept.names)})",)
     return PlannedStage(
-        stage, spec.store, spec.keys, lambda _mode: table_rows.TableRows(spec), plan.map_side, plan.evaluation,
-        None, plan.meanings, said, closes=False,
-    )  # fmt: skip
+        stage,
+        query.below(stage),
+        spec.store,
+        spec.keys,
+        lambda _mode: table_rows.TableRows(spec),
+        plan.map_side,
+        plan.evaluation,
+        None,
+        plan.meanings,
+        said,
+        closes=False,
+    )
 
 
-READERS: Final[Mapping[str, Callable[[plan_nodes.Catalyst, plan_cut.Stage, tuple[str, ...]], PlannedStage]]] = {
+READERS: Final[Mapping[str, Callable[[cut_query.CutQuery, cut.Stage, tuple[str, ...]], PlannedStage]]] = {
     "aggregate": _aggregate,
     "distinct": _distinct,
     "groups": _groups,
@@ -185,26 +227,26 @@ READERS: Final[Mapping[str, Callable[[plan_nodes.Catalyst, plan_cut.Stage, tuple
     "processor": _groups,
     "table": _table,
 }
-"""What reads the node of a stage, by the stage's kind (``plan_cut.Stage``); the names are those of stores that the
+"""What reads the node of a stage, by the stage's kind (``cut.Stage``); the names are those of stores that the
 query has already.
 """
 
 
-def planned_stages(catalyst: plan_nodes.Catalyst, found: plan_cut.CutPlan, names: str | None) -> list[PlannedStage]:
+def planned_stages(found: cut_query.CutQuery, names: str | None) -> list[PlannedStage]:
     """Read the stages' nodes; ``names`` are those of their stores where the user lists them.
 
     Raises ``ConfigError`` for what is not there in a wrapped query.
     """
     stages = list[PlannedStage]()
     if len(found.top.holes) > 1:
-        raise plan_rules.refusal("several_results", plan_nodes.kind(found.top.plan))
+        raise rules.refusal("several_results", found.values.top.plan.kind)
     for one in found.stages:
         if one.kind != "table" and len({type(below) for below in one.below}) > 1:
-            raise plan_rules.refusal("result_and_input", plan_nodes.kind(one.node))
+            raise rules.refusal("result_and_input", one.node.kind)
     named = dict(enumerate(name.strip() for name in (names or "").split(",")))
     for stage in found.stages:
         taken = tuple(one.store for one in stages)
-        planned = READERS[stage.kind](catalyst, stage, taken)
+        planned = READERS[stage.kind](found, stage, taken)
         if named.get(stage.number):
             planned = replace(planned, store=paths.check_store_name(named[stage.number]))
         if planned.store in taken:

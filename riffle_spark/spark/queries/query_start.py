@@ -20,8 +20,8 @@ from riffle_spark.protocol.ports import Delivery
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory, jvm, tick
 from riffle_spark.spark.job_wiring import home_of, settings_of
-from riffle_spark.spark.plans import batch_pieces, plan_nodes, plan_rules
-from riffle_spark.spark.plans.plan_cut import CutPlan, cut
+from riffle_spark.spark.plans import batch_pieces
+from riffle_spark.spark.plans.cut_query import CutQuery, check_plan, cut_query
 from riffle_spark.spark.queries import planned_stages, shared_roots, stage_rows, stream_query
 from riffle_spark.spark.queries.stream_options import StreamOptions
 from riffle_spark.spark.sinks import sink_choice, spark_sinks
@@ -58,15 +58,14 @@ def started(frame: DataFrame, told: WriterSettings, options: StreamOptions) -> S
     spark = frame.sparkSession
     ours = [name.lower() for name in told.options if name.lower().startswith("riffle.")]
     check_known("option", ours, _OPTIONS, source="the query's options")
-    catalyst = plan_nodes.Catalyst(spark)
-    found = cut(catalyst, plan_nodes.analysed(frame))
-    plan_rules.check_plan(catalyst, found, told.mode)
+    found = cut_query(frame)
+    check_plan(found, told.mode)
     if not found.stages:
         stage_rows.late_rows((), told.mode, options.late_rows)
         stage_rows.dead_letters((), options.dead_letters)
-        return _sparks_own(catalyst, found, told)
+        return _sparks_own(found, told)
     _check_trigger(told)
-    stages = planned_stages.planned_stages(catalyst, found, told.option(_STORES))
+    stages = planned_stages.planned_stages(found, told.option(_STORES))
     late = stage_rows.late_rows(stages, told.mode, options.late_rows)
     letters = stage_rows.dead_letters(stages, options.dead_letters)
     checkpoint = _checkpoint(spark, told)
@@ -92,18 +91,17 @@ def started(frame: DataFrame, told: WriterSettings, options: StreamOptions) -> S
 
 def explained(frame: DataFrame, extended: bool | str | None, mode: str | None) -> str:
     """Return how a wrapped query is run: Spark's plan of its inputs, its stages, and what follows them."""
-    catalyst = plan_nodes.Catalyst(frame.sparkSession)
-    found = cut(catalyst, plan_nodes.analysed(frame))
-    stages = planned_stages.planned_stages(catalyst, found, None)
+    found = cut_query(frame)
+    stages = planned_stages.planned_stages(found, None)
     lines = ["== Run by Spark =="]
-    for one in stage_rows.inputs_of(stages) or [catalyst.frame(found.plan)]:
+    for one in stage_rows.inputs_of(stages) or [found.catalyst.frame(found.plan)]:
         with redirect_stdout(io.StringIO()) as said:
             one.explain(extended, mode)
         lines.append(said.getvalue().strip())
     return "\n".join([*lines, *_lines(found, stages)])
 
 
-def _lines(found: CutPlan, stages: Sequence[planned_stages.PlannedStage]) -> Iterator[str]:
+def _lines(found: CutQuery, stages: Sequence[planned_stages.PlannedStage]) -> Iterator[str]:
     """Yield what is told of stages and of what follows them."""
     for stage in stages:
         yield from ("", f"== Stage {stage.stage.number}: {stage.store} ==")
@@ -115,10 +113,10 @@ def _lines(found: CutPlan, stages: Sequence[planned_stages.PlannedStage]) -> Ite
         yield from ("", "== Then, on each batch's results ==", str(found.top.on(results).toString()).strip())
 
 
-def _sparks_own(catalyst: plan_nodes.Catalyst, found: CutPlan, told: WriterSettings) -> StreamingQuery:
+def _sparks_own(found: CutQuery, told: WriterSettings) -> StreamingQuery:
     """Start a query that has nothing of ours, as if it had never been wrapped."""
     sink_choice.check_sparks_own(told)
-    writer = told.on(DataStreamWriter(catalyst.frame(found.plan)))
+    writer = told.on(DataStreamWriter(found.catalyst.frame(found.plan)))
     return writer.start(told.path) if told.table is None else writer.toTable(told.table)
 
 

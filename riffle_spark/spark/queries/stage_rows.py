@@ -12,10 +12,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.process.plans.built import end_value
+from riffle_spark.process.plans.cut import Input
+from riffle_spark.process.plans.grouping_keys import event_time_in
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.engine.spark_batch import DeliverySink
 from riffle_spark.spark.job_operators import JobOperator
-from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_cut, plan_nodes
+from riffle_spark.spark.plans import batch_pieces, plan_nodes
+from riffle_spark.spark.plans.tree_builder import TreeBuilder
 from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.spark.sinks import sink_choice
 
@@ -37,7 +41,7 @@ class StageRows:
         self.after = tuple(stages[one].store for one in stage.after)
         self.empty = stage.map_side.catalyst.frame(stage.map_side.plan)
         self._map_side, self._share = stage.map_side, share
-        below = dict(enumerate(stage.stage.below))
+        below = dict(enumerate(stage.below))
         self._pieces = {at: one for at, one in below.items() if isinstance(one, batch_pieces.Piece)}
         self._results = {
             one: (stages[one].store, batch_pieces.PiecesOnRows(stages[one].evaluation)) for one in stage.after
@@ -66,14 +70,14 @@ def inputs_of(stages: Sequence[PlannedStage]) -> list[DataFrame]:
 
 def _of_inputs(stage: PlannedStage) -> plan_nodes.Node:
     """Return the plan of a stage's rows that come of inputs: of the two sides of one, where the other is of results."""
-    below = {at: one.plan for at, one in enumerate(stage.stage.below) if isinstance(one, plan_cut.Input)}
+    below = {at: stage.map_side.reader.build(one.plan) for at, one in enumerate(stage.below) if isinstance(one, Input)}
     plan = stage.map_side.on({**_leaves(stage.map_side), **below})
     return plan_nodes.children(plan)[min(below)] if stage.after else plan
 
 
 def _leaves(piece: batch_pieces.Piece) -> dict[int, plan_nodes.Node]:
     """Return what stands in the holes of a piece before there is anything."""
-    return {hole.stage: plan_nodes.at(piece.plan, hole.path) for hole in piece.holes}
+    return {hole.stage: piece.leaf(hole) for hole in piece.holes}
 
 
 def input_of(stages: Sequence[PlannedStage]) -> DataFrame:
@@ -125,9 +129,9 @@ class LateRows:
     def __init__(self, stage: PlannedStage, time: plan_nodes.Node, give: sink_choice.Give) -> None:
         catalyst, (hole,) = stage.map_side.catalyst, stage.map_side.holes
         (below,) = stage.inputs
-        self._catalyst, self._plan, self._give = catalyst, below.plan, give
+        self._catalyst, self._plan, self._give = catalyst, stage.map_side.reader.build(below.plan), give
         self._mapped = batch_pieces.PiecesOnRows(stage.map_side)
-        attributes = plan_nodes.at(stage.map_side.plan, hole.path).output()
+        attributes = stage.map_side.leaf(hole).output()
         self._rows = batch_pieces.KeptRows(catalyst, attributes)
         self._columns = [*plan_nodes.items(attributes), catalyst.alias(time, _LATE_BY)]
         self.names = [str(one.name()) for one in plan_nodes.items(attributes)]
@@ -150,6 +154,19 @@ class LateRows:
         self._give(late.drop(_LATE_BY), delivery)
 
 
+def _event_time_of(stage: PlannedStage) -> plan_nodes.Node | None:
+    """Return by what the rows below a stage are late, as an expression of them; ``None``: by nothing."""
+    reader, node = stage.map_side.reader, stage.stage.node
+    _, columns = reader.output(reader.found(node.handle).child())
+    if node.kind == "Aggregate":
+        by_id = {column.id: column for column in columns}
+        grouping = node.expressions.get("groupingExpressions", ())
+        bare = [each.children[0] if each.kind == "Alias" else each for each in grouping]
+        columns = tuple(by_id[each.id] for each in bare if each.kind == "AttributeReference")
+    time = event_time_in(columns)
+    return None if time is None else TreeBuilder(reader).value(end_value(time))
+
+
 def late_rows(stages: Sequence[PlannedStage], mode: str, given: str | Callable[..., object] | None) -> LateRows | None:
     """Return the side output of a query's late rows, if it is to have one.
 
@@ -164,7 +181,7 @@ def late_rows(stages: Sequence[PlannedStage], mode: str, given: str | Callable[.
             remedy="leave late_rows out; a query of its own for each stream, with an aggregate, can tell its late rows",
             where="late_rows",
         )
-    time = grouping_keys.event_time_of(first.map_side.catalyst, first.stage.node) if first else None
+    time = _event_time_of(first) if first else None
     if first is None or time is None or first.operator(mode, None, None, 0).late is None:
         raise ConfigError(
             "late_rows is set, but this query never drops late rows",

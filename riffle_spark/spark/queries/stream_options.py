@@ -8,8 +8,9 @@ from typing import TypeAlias
 from pyspark.sql import DataFrame
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.process.plans.cut import LatestRows, Mark, marks_in
 from riffle_spark.settings import Settings
-from riffle_spark.spark.plans.plan_cut import LatestRows, Mark, marks_in
+from riffle_spark.spark.plans.cut_query import read_frame
 from riffle_spark.spark.plans.plan_nodes import analysed, items, kind
 
 __all__ = ["Place", "StreamOptions", "latest_rows", "marked", "options_in"]
@@ -39,7 +40,7 @@ _numbers = itertools.count(1)
 
 def marked(frame: DataFrame, options: StreamOptions) -> DataFrame:
     """Return a stream's frame with a mark in its plan; one that has a mark needs no other without options."""
-    if options == StreamOptions() and marks_in(analysed(frame)):
+    if options == StreamOptions() and _marks_of(frame):
         return frame
     number = next(_numbers)
     _options[number] = options
@@ -49,6 +50,11 @@ def marked(frame: DataFrame, options: StreamOptions) -> DataFrame:
 def latest_rows(changes: DataFrame, key: Sequence[str], by: Sequence[str]) -> DataFrame:
     """Return a stream of changes with what makes a table of them in its plan; Spark raises for unknown names."""
     return changes.where(LatestRows(*(tuple(_column(changes, one) for one in names) for names in (key, by))).condition)
+
+
+def _marks_of(frame: DataFrame) -> tuple[Mark, ...]:
+    _, plan = read_frame(frame)
+    return marks_in(plan)
 
 
 def _column(frame: DataFrame, name: str) -> str:
@@ -69,7 +75,7 @@ def options_in(frame: DataFrame) -> StreamOptions:
     Raises ``ConfigError`` where their settings differ, or they send late rows, or dead letters, to several places, or
     both to one folder.
     """
-    told = [_options.get(mark.number, StreamOptions(mark.root)) for mark in marks_in(analysed(frame))]
+    told = [_options.get(mark.number, StreamOptions(mark.root)) for mark in _marks_of(frame)]
     for what, how in _APART.items():
         _check_alike(what, how, [getattr(options, what) for options in told])
     found = StreamOptions(

@@ -18,10 +18,10 @@ from pyspark.sql import functions as F
 
 from riffle_spark import Stateful, user_aggregate
 from riffle_spark.errors import ConfigError
+from riffle_spark.process.plans.cut import Input
 from riffle_spark.process.stages.session_groups import groups_of
 from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, TimeSpec
 from riffle_spark.spark.plans.aggregate_plan import read_aggregate
-from riffle_spark.spark.plans.plan_cut import Input
 from riffle_spark.spark.plans.plan_nodes import Catalyst
 from riffle_spark.testing import Harness
 from tests.kit.process.user_aggregates import Latest, WeightedMean
@@ -111,14 +111,14 @@ def test_the_map_side_is_sparks_own_query_with_sparks_own_watermark(rows: DataFr
     """What ``foreachBatch`` gets is keys and buffers; Spark reads no other columns, and moves its watermark."""
     rows.write.parquet(str(tmp_path / "in"))
     spark, cut = Catalyst(rows.sparkSession), cut_of(in_windows(stream_of(rows, str(tmp_path / "in"))))
-    plan, found = read_aggregate(spark, cut.stages[0].node), list[Row]()
+    plan, found = read_aggregate(cut.reader, cut.stages[0].node), list[Row]()
 
     def take(batch: DataFrame, number: int) -> None:
         assert number == 0
         result = evaluated(plan, rdd_of(merged(batch, plan.spec)))
         found.extend(spark.frame(cut.top.on({0: result})).collect())
 
-    writer = spark.frame(plan.map_side.on({0: cut.inputs[0].plan})).writeStream.foreachBatch(take)
+    writer = spark.frame(plan.map_side.on({0: cut.reader.build(cut.inputs[0].plan)})).writeStream.foreachBatch(take)
     query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
     assert query.awaitTermination(60)
     assert query.exception() is None
@@ -145,8 +145,8 @@ def test_zeros_and_what_is_no_number_are_one_key_each_as_in_spark(spark: SparkSe
     text = "case id % 4 when 0 then 0.0D when 1 then -0.0D when 2 then double('NaN') else -double('NaN') end as z"
     rows = spark.range(0, 8, 1, 1).selectExpr(text, "named_struct('f', cast(0 as float) * if(id > 3, -1, 1)) as f")
     cut = cut_of(stream_of(rows, str(tmp_path)).groupBy("z", "f").count())
-    plan = read_aggregate(catalyst := Catalyst(spark), cut.stages[0].node)
-    sent = catalyst.frame(plan.map_side.on({0: with_rows(catalyst, cut.inputs[0].plan, rows)}))
+    plan, catalyst = read_aggregate(cut.reader, cut.stages[0].node), Catalyst(spark)
+    sent = catalyst.frame(plan.map_side.on({0: with_rows(catalyst, cut.reader.build(cut.inputs[0].plan), rows)}))
     found = {struct.pack(">dd", row["z"], row["f_f"]) for row in sent.collect()}
     assert found == {struct.pack(">dd", 0.0, 0.0), struct.pack(">dd", float("nan"), 0.0)}
 
@@ -241,10 +241,14 @@ def in_sessions(frame: DataFrame) -> DataFrame:
 def test_sessions_are_those_of_spark(rows: DataFrame, events: DataFrame) -> None:
     """A row brings a session of its own; a slot makes of them what Spark does."""
     query = in_sessions(events)
-    spark, stage = Catalyst(query.sparkSession), cut_of(query).stages[0]
-    plan, (below,) = read_aggregate(spark, stage.node), stage.below
+    spark, cut = Catalyst(query.sparkSession), cut_of(query)
+    plan, (below,) = read_aggregate(cut.reader, cut.stages[0].node), cut.stages[0].below
     assert isinstance(below, Input)
-    sent = spark.frame(plan.map_side.on({0: with_rows(spark, below.plan, rows)})).toArrow().cast(plan.spec.rows)
+    sent = (
+        spark.frame(plan.map_side.on({0: with_rows(spark, cut.reader.build(below.plan), rows)}))
+        .toArrow()
+        .cast(plan.spec.rows)
+    )
     operator = Stateful("sessions", plan.spec.routed.names, groups_of(plan.spec, "complete"))
     with Harness(operator, plan.spec.rows) as slots:
         found = [tuple(row.values()) for row in slots.feed(sent)]
@@ -302,9 +306,13 @@ def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: Data
     """Slots merge batch after batch what rows bring of values; Spark's own code makes the results of it."""
     spark, cut = Catalyst(rows.sparkSession), cut_of(query(events))
     (stage,), (below,) = cut.stages, cut.stages[0].below
-    plan = read_aggregate(spark, stage.node)
+    plan = read_aggregate(cut.reader, stage.node)
     assert isinstance(below, Input)
-    sent = spark.frame(plan.map_side.on({0: with_rows(spark, below.plan, rows)})).toArrow().cast(plan.spec.rows)
+    sent = (
+        spark.frame(plan.map_side.on({0: with_rows(spark, cut.reader.build(below.plan), rows)}))
+        .toArrow()
+        .cast(plan.spec.rows)
+    )
     operator = Stateful("values", plan.spec.stored.names, groups_of(plan.spec, "complete"))
     with Harness(operator, plan.spec.rows) as slots:
         slots.feed(sent.slice(0, sent.num_rows // 2))
@@ -318,9 +326,9 @@ def test_values_are_sent_where_there_are_any(rows: DataFrame, events: DataFrame)
     """A row comes once for its group, and once more for each function that has a value of it to count."""
     counts = [F.expr("count(distinct n) filter (where ok)"), F.count_distinct("s", "d"), F.count("*")]
     spark, cut = Catalyst(rows.sparkSession), cut_of(events.groupBy("page").agg(*counts))
-    plan, (below,) = read_aggregate(spark, cut.stages[0].node), cut.stages[0].below
+    plan, (below,) = read_aggregate(cut.reader, cut.stages[0].node), cut.stages[0].below
     assert isinstance(below, Input)
-    sent = spark.frame(plan.map_side.on({0: with_rows(spark, below.plan, rows)})).toArrow()
+    sent = spark.frame(plan.map_side.on({0: with_rows(spark, cut.reader.build(below.plan), rows)})).toArrow()
     found = sorted(Counter(sent["distinct_for"].to_pylist()).values())
     assert found == sorted([rows.where("ok and n is not null").count(), rows.where("s is not null").count(), 120])
 
@@ -381,10 +389,10 @@ def test_a_function_that_cannot_be_had_is_refused_by_name(events: DataFrame, tex
 def test_a_pivot_is_refused_with_what_to_write_for_it(events: DataFrame) -> None:
     """Spark makes two aggregates of it, and only its own operators can merge the second one's buffer."""
     timed = events.withWatermark("at", "10 seconds").groupBy(F.window("at", "10 seconds"))
-    first, second = cut_of(timed.pivot("page", ["p0", "p1"]).sum("n")).stages
-    spark = Catalyst(events.sparkSession)
+    cut = cut_of(timed.pivot("page", ["p0", "p1"]).sum("n"))
+    first, second = cut.stages
     with pytest.raises(ConfigError, match=r"(?s)pivotfirst.*FILTER"):
-        read_aggregate(spark, second.node, (read_aggregate(spark, first.node).spec.store,))
+        read_aggregate(cut.reader, second.node, (read_aggregate(cut.reader, first.node).spec.store,))
 
 
 def test_a_users_function_is_told_as_one(events: DataFrame) -> None:
@@ -458,7 +466,8 @@ def test_a_type_that_cannot_be_kept_is_refused_by_its_column(events: DataFrame, 
 
 def spec_of(query: DataFrame) -> AggregateSpec:
     """Return the specification of a query's first stage."""
-    return read_aggregate(Catalyst(query.sparkSession), cut_of(query).stages[0].node).spec
+    cut = cut_of(query)
+    return read_aggregate(cut.reader, cut.stages[0].node).spec
 
 
 def _in_order(found: list[Row]) -> list[list[object]]:

@@ -15,7 +15,7 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.process.types.stage_specs import TimeSpec
 from riffle_spark.spark.engine.routing import spark_schema
 from riffle_spark.spark.plans.distinct_plan import DistinctPlan, read_distinct
-from riffle_spark.spark.plans.plan_nodes import Catalyst, at
+from riffle_spark.spark.plans.plan_nodes import Catalyst
 from tests.kit.stream_plans import cut_of, rdd_of, stream_of, with_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
@@ -86,21 +86,22 @@ def events(rows: DataFrame, tmp_path_factory: pytest.TempPathFactory) -> DataFra
 
 def read(query: DataFrame) -> tuple[DistinctPlan, Any]:
     """Return what is read of a query's one stage, and what is below it."""
-    (stage,) = cut_of(query).stages
+    cut = cut_of(query)
+    (stage,) = cut.stages
     (below,) = stage.below
-    return read_distinct(Catalyst(query.sparkSession), stage.node), below
+    return read_distinct(cut.reader, stage.node), cut.reader.build(below.plan)
 
 
 def passed(query: DataFrame, rows: DataFrame) -> list[Row]:
     """Return the rows that pass if all come at once, with a dictionary in the slots' place."""
     spark, (plan, below) = Catalyst(query.sparkSession), read(query)
-    sent = spark.frame(plan.map_side.on({0: with_rows(spark, below.plan, rows)}))
+    sent = spark.frame(plan.map_side.on({0: with_rows(spark, below, rows)}))
     first = dict[tuple[object, ...], Row]()
     for row in sent.collect():
         first.setdefault(tuple(row[: len(plan.spec.keys)]), row)
     told = [row[: len(plan.spec.told)] for row in first.values()]
     state = sent.sparkSession.createDataFrame(told, spark_schema(plan.spec.told))
-    leaf = spark.rows(at(plan.evaluation.plan, plan.evaluation.holes[0].path).output(), rdd_of(state))
+    leaf = spark.rows(plan.evaluation.leaf(plan.evaluation.holes[0]).output(), rdd_of(state))
     top = cut_of(query).top
     return spark.frame(top.on({0: plan.evaluation.on({0: leaf})})).collect()
 

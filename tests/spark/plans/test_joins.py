@@ -14,7 +14,6 @@ from pyspark.sql import functions as F
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.types.stage_specs import JoinSide
 from riffle_spark.spark.plans.join_plan import JoinPlan, read_join
-from riffle_spark.spark.plans.plan_nodes import Catalyst
 from tests.kit.stream_plans import cut_of, stream_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
@@ -60,8 +59,8 @@ def sides(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 def read(query: DataFrame) -> JoinPlan:
     """Return what is read of a query's first stage."""
-    stage = cut_of(query).stages[0]
-    return read_join(Catalyst(query.sparkSession), stage.node, (), stage.read)
+    cut = cut_of(query)
+    return read_join(cut.reader, cut.stages[0].node, (), cut.stages[0].read)
 
 
 def leaves(side: JoinSide) -> tuple[list[str], tuple[str | None, int]]:

@@ -11,9 +11,9 @@ from pyspark.sql import functions as F
 
 import riffle_spark
 from riffle_spark.errors import ConfigError
+from riffle_spark.process.plans.rules import REFUSED
 from riffle_spark.process.types.stage_specs import TableSpec
-from riffle_spark.spark.plans.plan_nodes import Catalyst
-from riffle_spark.spark.plans.plan_rules import REFUSED, check_plan
+from riffle_spark.spark.plans.cut_query import check_plan
 from riffle_spark.spark.plans.table_plan import read_table
 from tests.kit.stream_plans import cut_of, stream_of
 
@@ -33,9 +33,9 @@ def streams(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tu
 
 def read(query: DataFrame) -> TableSpec:
     """Return what is read of a query's first stage, once nothing is said against it."""
-    spark, cut = Catalyst(query.sparkSession), cut_of(query)
-    check_plan(spark, cut, "update")
-    return read_table(spark, cut.stages[0].node, (), cut.stages[0].read).spec
+    cut = cut_of(query)
+    check_plan(cut, "update")
+    return read_table(cut.reader, cut.stages[0].node, (), cut.stages[0].read).spec
 
 
 def latest(changes: DataFrame) -> DataFrame:

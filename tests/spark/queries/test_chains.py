@@ -19,8 +19,7 @@ import riffle_spark
 from riffle_spark import Settings
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ports import Delivery
-from riffle_spark.spark.plans import plan_nodes
-from riffle_spark.spark.plans.plan_cut import cut
+from riffle_spark.spark.plans.cut_query import cut_query
 from riffle_spark.spark.queries import planned_stages, stage_rows
 from riffle_spark.spark.queries.stream_query import StreamQuery
 from tests.kit.streams.streaming import Feed, records, settings_in
@@ -155,8 +154,7 @@ def test_a_batch_is_run_again_where_a_stage_reads_rows_of_no_use(
 def test_behind_a_stage_that_moves_event_time_the_watermark_is_moved(spark: SparkSession, feed: Feed) -> None:
     """All stages behind it go by that, each stage's own move added."""
     frame = in_tens(riffle_spark.on(timed(feed, spark)).dropDuplicates(["page", "n"]))
-    catalyst = plan_nodes.Catalyst(spark)
-    planned = planned_stages.planned_stages(catalyst, cut(catalyst, plan_nodes.analysed(frame)), None)
+    planned = planned_stages.planned_stages(cut_query(frame), None)
     moved = [replace(one, shift_ms=shift) for one, shift in zip(planned, (-5_000, -1, 0), strict=True)]
     made = stage_rows.operators_of(moved, "append", NoSink())
     assert [one.shift_ms for one in made] == [0, -5_000, -5_001]
@@ -197,20 +195,18 @@ def test_a_join_asks_for_batches_where_a_row_of_either_side_leaves(
     """Without rows, as Spark has them; where none ever leaves, nothing is over in one."""
     one, other = (riffle_spark.on(timed(feed, spark)) for _ in range(2))
     both = one.join(other.toDF("v", "p", "c"), F.expr(f"page = p {bound}"))
-    catalyst = plan_nodes.Catalyst(spark)
-    (planned,) = planned_stages.planned_stages(catalyst, cut(catalyst, plan_nodes.analysed(both)), None)
+    (planned,) = planned_stages.planned_stages(cut_query(both), None)
     assert planned.closes is closes
 
 
 def test_stores_are_called_as_the_option_lists_them(spark: SparkSession, feed: Feed) -> None:
     """In the order of the stages, which are those that explain tells; one without a name there has its own."""
-    catalyst = plan_nodes.Catalyst(spark)
-    found = cut(catalyst, plan_nodes.analysed(in_tens(riffle_spark.on(timed(feed, spark)))))
+    found = cut_query(in_tens(riffle_spark.on(timed(feed, spark))))
     for names, stores in (("one", ["one", TENS]), (" one , two", ["one", "two"]), (",two", [FIVES, "two"])):
-        assert [one.store for one in planned_stages.planned_stages(catalyst, found, names)] == stores
+        assert [one.store for one in planned_stages.planned_stages(found, names)] == stores
     for names in ("one,one", f",{FIVES}"):
         with pytest.raises(ConfigError, match="two stages have one store"):
-            planned_stages.planned_stages(catalyst, found, names)
+            planned_stages.planned_stages(found, names)
 
 
 def test_a_join_of_results_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,8 +219,7 @@ def test_a_join_of_results_is_explained(spark: SparkSession, feed: Feed, capsys:
     said = capsys.readouterr().out
     assert said.count("== Physical Plan ==") == 2
     assert f"reads the results of {FIVES} and {FIVES}-2\n" in said
-    catalyst = plan_nodes.Catalyst(spark)
-    planned = planned_stages.planned_stages(catalyst, cut(catalyst, plan_nodes.analysed(both)), None)
+    planned = planned_stages.planned_stages(cut_query(both), None)
     moved = [replace(one, shift_ms=shift) for one, shift in zip(planned, (-1, -5_000, 0), strict=True)]
     made = stage_rows.operators_of(moved, "append", NoSink())
     assert [one.shift_ms for one in made] == [0, 0, -5_000]

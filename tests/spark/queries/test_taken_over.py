@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 import riffle_spark
 from riffle_spark import Stateful, aggregate, count, max_, mean, sum_
 from riffle_spark.errors import ConfigError
-from riffle_spark.spark.plans.plan_cut import Stage
+from riffle_spark.process.plans.cut import Stage
 from riffle_spark.spark.queries.planned_stages import PlannedStage, check_stored
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in
@@ -116,7 +116,7 @@ def stage(kept: pa.Schema, key: pa.Schema) -> PlannedStage:
     nothing: Any = None
     of_plan = Stage(0, "aggregate", nothing, ())
     meant = {name: MEANT.get(name, f"count({name}): count") for name in kept.names}
-    return PlannedStage(of_plan, "totals", key, nothing, nothing, nothing, None, meant, (), kept=kept)
+    return PlannedStage(of_plan, (), "totals", key, nothing, nothing, nothing, None, meant, (), kept=kept)
 
 
 def start(

@@ -1,32 +1,20 @@
-"""What is refused when a query is built, and by whom: first what Spark's own checker refuses, in its words; then what
-only we cannot do. Each of ours names Spark's term, the reason and the way out. Knows the cut. Does not know functions.
+"""What a wrapped query refuses, and the rules that decide it on the values of its plan.
+
+Each refusal names Spark's term, the reason and the way out. Spark's own checker runs first, in the module that knows
+the JVM, so that what Spark refuses is refused in Spark's words.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.process.plans.cut import CutPlan, is_table, table_of
+from riffle_spark.process.plans.plan_values import PlanNode, walk
 from riffle_spark.process.types.kept_types import check_columns
-from riffle_spark.spark.plans.batch_pieces import Piece
-from riffle_spark.spark.plans.plan_changes import of_all_values
-from riffle_spark.spark.plans.plan_cut import CutPlan, Stage, is_table, table_of, tables_in
-from riffle_spark.spark.plans.plan_nodes import (
-    Catalyst,
-    Node,
-    at,
-    children,
-    id_of,
-    ids_in,
-    items,
-    kind,
-    replaced,
-    told_in_sql,
-    walk,
-)
 
-__all__ = ["REFUSED", "Refused", "check_key", "check_plan", "refusal"]
+__all__ = ["REFUSED", "Refused", "check_key", "check_rules", "check_tables", "refusal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,114 +190,76 @@ def refusal(name: str, where: str) -> ConfigError:
     return ConfigError(f"{refused.term} is refused: {refused.reason}", remedy=refused.way_out, where=where)
 
 
-def check_plan(catalyst: Catalyst, cut: CutPlan, mode: str) -> None:
-    """Raise whatever Spark's checker raises for a query with this output mode, else ``ConfigError`` for what we refuse.
-
-    Without a stage it is Spark that runs the query, so nothing is ours to refuse.
-    """
-    checker = catalyst.module("analysis.UnsupportedOperationChecker")
-    _check_tables(cut)
-    for plan, of_plan in _with_static_tables(catalyst, cut.plan, mode):
-        # Spark refuses distinct aggregates of streams; whatever else it says of them is said.
-        checker.checkForStreaming(of_all_values(catalyst, plan), catalyst.output_mode(of_plan.capitalize()))
-    for name, where in _found(cut, is_complete=mode == "complete") if cut.stages else ():
-        raise refusal(name, where)
-    for stage in cut.stages:
-        _check_join(catalyst, stage)
-        for one in (cut.stages[hole.stage] for piece in _pieces(stage) for hole in piece.holes):
-            if one.kind == "aggregate" and mode != "append":
-                raise refusal("several_stages", f"{kind(one.node)} below {kind(stage.node)}")
-
-
-def _check_tables(cut: CutPlan) -> None:
-    """Refuse tables that no stream reads, and joins that ask for more than that."""
-    pieces = [*(piece for stage in cut.stages for piece in _pieces(stage)), cut.top]
-    nodes = [node for one in cut.inputs for node in walk(one.plan)] + [node for one in pieces for node in one.nodes()]
+def check_tables(cut: CutPlan) -> None:
+    """Refuse tables that no stream reads, and joins that need the rows of a table that no stream's row matches."""
+    pieces = [*(piece for stage in cut.stages for piece in stage.pieces), cut.top]
+    nodes = [node for each in cut.inputs for node in walk(each.plan)]
+    nodes += [node for piece in pieces for node in piece.nodes()]
     if any(map(is_table, nodes)):
         raise refusal("table_alone", "riffle_spark.latest")
     for stage in cut.stages:
         table = table_of(stage.node)
-        if table is not None and str(stage.node.joinType().toString()) not in _OF_STREAM[table.side]:
-            raise refusal("table_outer", str(stage.node.joinType().toString()))
+        if table is not None and stage.node.join_type not in _OF_STREAM[table.side]:
+            raise refusal("table_outer", stage.node.join_type)
 
 
-def _with_static_tables(catalyst: Catalyst, plan: Node, mode: str) -> Iterator[tuple[Node, str]]:
-    """Yield a plan in which tables are static frames, which is how the rows that are joined with them find them, and
-    what makes their changes; with the mode of each. Complete are the results of a query, not changes.
+def check_rules(cut: CutPlan, mode: str) -> None:
+    """Raise ``ConfigError`` for the first thing in a query with this output mode that riffle refuses.
+
+    Spark runs a query without a stage, so nothing of it is refused.
     """
-    tables = list(tables_in(plan))
-    joined = {(*path, table.side): children(at(plan, path))[table.side] for path, table in tables}
-    yield replaced(catalyst, plan, {path: catalyst.no_rows(one.output()) for path, one in joined.items()}), mode
-    for _, table in tables:
-        yield from _with_static_tables(catalyst, table.changes, "append" if mode == "complete" else mode)
+    for name, where in _refused_nodes(cut, is_complete=mode == "complete") if cut.stages else ():
+        raise refusal(name, where)
+    for stage in cut.stages:
+        for below in (cut.stages[hole.stage] for piece in stage.pieces for hole in piece.holes):
+            if below.kind == "aggregate" and mode != "append":
+                raise refusal("several_stages", f"{below.node.kind} below {stage.node.kind}")
 
 
-def _found(cut: CutPlan, *, is_complete: bool) -> Iterator[tuple[str, str]]:
-    """Yield what is refused of the plans of inputs and pieces, and what the query calls it."""
-    for one in cut.inputs:
-        yield from _in_nodes(list(walk(one.plan)), may_sort=False)
-    for piece in (piece for stage in cut.stages for piece in _pieces(stage)):
+def _refused_nodes(cut: CutPlan, *, is_complete: bool) -> Iterator[tuple[str, str]]:
+    """Yield the refused nodes of inputs and pieces: the names of their refusals, and Spark's names of the nodes."""
+    for each in cut.inputs:
+        yield from _in_nodes(list(walk(each.plan)), may_sort=False)
+    for piece in (piece for stage in cut.stages for piece in stage.pieces):
         yield from _in_piece(piece.nodes(), may_sort=False)
     yield from _in_piece(cut.top.nodes(), may_sort=is_complete)
 
 
-def _pieces(stage: Stage) -> list[Piece]:
-    """Return what a stage reads of other stages."""
-    return [part for part in stage.below if isinstance(part, Piece)]
-
-
-def _in_piece(nodes: list[Node], *, may_sort: bool) -> Iterator[tuple[str, str]]:
+def _in_piece(nodes: Sequence[PlanNode], *, may_sort: bool) -> Iterator[tuple[str, str]]:
     yield from _in_nodes(nodes, may_sort=may_sort)
     for node in nodes:
-        if kind(node) == "EventTimeWatermark":
-            yield "watermark", str(node.eventTime().name())
+        if node.kind == "EventTimeWatermark":
+            yield "watermark", node.expressions["eventTime"][0].name
 
 
-def _in_nodes(nodes: list[Node], *, may_sort: bool) -> Iterator[tuple[str, str]]:
-    """Yield each node of a stream, but the sources, that does not take rows one by one."""
+def _in_nodes(nodes: Sequence[PlanNode], *, may_sort: bool) -> Iterator[tuple[str, str]]:
+    """Yield each node of a stream, except its sources, that does not treat rows independently of each other."""
     for node in nodes:
-        name = kind(node)
-        if name in _ROW_BY_ROW or not node.isStreaming() or not children(node):
+        if node.kind in _ROW_BY_ROW or not node.is_streaming or not node.children:
             continue
-        if not (may_sort and name in _OF_ALL):
-            yield _BY_NAME.get(name, "unknown"), name
+        if not (may_sort and node.kind in _OF_ALL):
+            yield _BY_NAME.get(node.kind, "unknown"), node.kind
 
 
-def _check_join(catalyst: Catalyst, stage: Stage) -> None:
-    """Refuse two streams that have no key in common."""
-    if stage.kind == "join" and catalyst.module("planning.ExtractEquiJoinKeys").unapply(stage.node).isEmpty():
-        raise refusal("join_keys", str(stage.node.joinType().toString()))
+def check_key(field: Mapping[str, object], type_name: str, sql: str, *, is_random: bool) -> None:
+    """Raise ``ConfigError`` for an expression that cannot be a key.
 
-
-def check_key(catalyst: Catalyst, expression: Node, below: Node) -> None:
-    """Raise ``ConfigError`` for an expression that cannot be a key of rows that come from a plan."""
-    type_name = str(expression.dataType().catalogString())
-    field = catalyst.json_field(expression, told_in_sql(expression))
+    ``field`` is the JSON of a column that has its type, ``type_name`` is Spark's name of that type, and ``sql`` the
+    expression's text. ``is_random`` tells whether it has other values when a batch runs again.
+    """
     if _is_user_defined(field):
         check_columns([field], "key", where=_KEYS)
     if _NO_KEY.search(type_name):
-        raise refusal("array_key", f"{expression.sql()}: {type_name}")
+        raise refusal("array_key", f"{sql}: {type_name}")
     if _NO_TYPE.search(type_name):
-        raise refusal("void_key", f"{expression.sql()}: {type_name}")
+        raise refusal("void_key", f"{sql}: {type_name}")
     if " collate " in type_name:
-        raise refusal("collated_key", f"{expression.sql()}: {type_name}")
+        raise refusal("collated_key", f"{sql}: {type_name}")
     check_columns([field], "key", where=_KEYS)
-    if not below.deterministic() and not ids_in(expression).isdisjoint(_random_in(below)):
-        raise refusal("random_key", str(expression.sql()))
+    if is_random:
+        raise refusal("random_key", sql)
 
 
 def _is_user_defined(field: Mapping[str, object]) -> bool:
     """Tell whether a field's JSON is of a user-defined type, which Spark names by the type that it is stored as."""
     return isinstance(field["type"], Mapping) and field["type"]["type"] == "udt"
-
-
-def _random_in(plan: Node) -> set[int]:
-    """Return the ids of columns that are another one each time: those of which a projection somewhere below says so,
-    as Spark makes one of what is random, and those that are made of them.
-    """
-    found = set[int]()
-    for node in reversed([one for one in walk(plan) if kind(one) == "Project"]):
-        for one in items(node.projectList()):
-            if kind(one) == "Alias" and (not one.deterministic() or not ids_in(one).isdisjoint(found)):
-                found.add(id_of(one))
-    return found

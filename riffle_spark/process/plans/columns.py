@@ -1,0 +1,97 @@
+"""Columns of plans with their full types, as Spark's JSON has them."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from riffle_spark.process.plans.plan_values import Expression
+
+__all__ = ["Column", "catalog_name", "quoted_name"]
+
+_COLLATIONS: Final = "__COLLATIONS"
+_DELAY: Final = "spark.watermarkDelayMs"
+_NAMES: Final = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
+"""Names of types in SQL that differ from those in JSON."""
+_PLAIN_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column that a plan has: its attribute, or the alias that makes it, and the JSON of its field in the schema."""
+
+    expression: Expression
+    field: Mapping[str, object]
+
+    @property
+    def id(self) -> int:
+        """The id of its attribute."""
+        return self.expression.id
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.field["name"])
+
+    @property
+    def type(self) -> object:
+        """Its type in Spark's JSON."""
+        return self.field["type"]
+
+    @property
+    def metadata(self) -> Mapping[str, object]:
+        """Its metadata."""
+        held = self.field["metadata"]
+        return held if isinstance(held, Mapping) else {}
+
+    @property
+    def is_struct(self) -> bool:
+        """Whether it is a struct."""
+        return isinstance(self.type, Mapping) and self.type["type"] == "struct"
+
+    @property
+    def delay_ms(self) -> int | None:
+        """The delay of its watermark; ``None``: it is not event time."""
+        delay = self.metadata.get(_DELAY)
+        return delay if isinstance(delay, int) else None
+
+    @property
+    def has_collation(self) -> bool:
+        """Whether a string in it has a collation."""
+        return _COLLATIONS in json.dumps(self.field)
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether it may have an interval, whose units Python workers do not keep."""
+        return "interval" in json.dumps(self.type)
+
+
+def catalog_name(field: Mapping[str, object]) -> str:
+    """Return the type of a field in SQL, as Spark's catalog has it."""
+    metadata = field.get("metadata")
+    collations = metadata.get(_COLLATIONS) if isinstance(metadata, Mapping) else None
+    return _type_name(field["type"], str(field["name"]), collations if isinstance(collations, Mapping) else {})
+
+
+def _type_name(body: object, path: str, collations: Mapping[str, object]) -> str:
+    if not isinstance(body, Mapping):
+        name = str(body)
+        if name == "string" and path in collations:
+            return f"string collate {str(collations[path]).rpartition('.')[2]}"
+        return _NAMES.get(name, name)
+    kind = body["type"]
+    if kind == "array":
+        return f"array<{_type_name(body['elementType'], f'{path}.element', collations)}>"
+    if kind == "map":
+        key = _type_name(body["keyType"], f"{path}.key", collations)
+        return f"map<{key},{_type_name(body['valueType'], f'{path}.value', collations)}>"
+    if kind == "struct":
+        fields = (f"{each['name']}:{catalog_name(each)}" for each in body["fields"])
+        return f"struct<{','.join(fields)}>"
+    return _type_name(body.get("sqlType", kind), path, collations)
+
+
+def quoted_name(name: str) -> str:
+    """Return a name as Spark writes it in SQL."""
+    return name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"

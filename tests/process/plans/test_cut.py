@@ -1,0 +1,141 @@
+"""A query is cut at its stateful nodes, whatever it was written with: inputs below, stages, pieces between, and one on
+top. Its plans were recorded in each version of Spark.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.plans.cut import CutPlan, Input, PlanPiece, cut, marks_in
+from riffle_spark.process.plans.plan_values import walk
+from riffle_spark.process.plans.rules import REFUSED, check_rules, check_tables
+from tests.kit.recorded_plans import VERSIONS, plan_of
+
+ROOT = "file:///state/of/visits"
+SHAPES = {
+    "a tumbling window": "aggregate(input 0); stage 0",
+    "a condition and a projection on it": "aggregate(input 0); Project Filter stage 0",
+    "HAVING in SQL over a view": "aggregate(input 0); Filter stage 0",
+    "a window in SQL": "aggregate(input 0); stage 0",
+    "a sub-query in FROM": "aggregate(input 0); Project Filter SubqueryAlias stage 0",
+    "WITH, used twice": "aggregate(input 0); aggregate(input 1); "
+    "Union Project SubqueryAlias SubqueryAlias Project Project SubqueryAlias SubqueryAlias stage 0+1",
+    "SELECT DISTINCT": "aggregate(input 0); stage 0",
+    "a session": "aggregate(input 0); stage 0",
+    "a union below": "aggregate(input 0); stage 0",
+    "a union with a plain stream": "aggregate(input 0); stage 0",
+    "a union of two aggregates": "aggregate(input 0); aggregate(input 1); Union Project stage 0+1",
+    "a static join below": "aggregate(input 0); stage 0",
+    "a static join above": "aggregate(input 0); Project Join Project Range stage 0",
+    "window of windows": "aggregate(input 0); aggregate(Project Filter Project stage 0); stage 1",
+    "distinct, then an aggregate": "distinct(input 0); aggregate(stage 0); stage 1",
+    "distinct rows": "distinct(input 0); stage 0",
+    "within the watermark": "distinct(input 0); Project stage 0",
+    "a join of streams": "join(input 0, input 1); Filter stage 0",
+    "a join behind an aggregate": "aggregate(input 0); join(Project Project stage 0, input 1); stage 1",
+    "a join with a table": "table(input 0, input 1); stage 0",
+    "a table that is on the left, and another behind it": ""
+    "table(input 0, input 1); table(stage 0, input 2); Project stage 1",
+    "an aggregate behind a table": "table(input 0, input 1); aggregate(stage 0); stage 1",
+    "a cube": "aggregate(input 0); stage 0",
+    "groups with state": "groups(input 0); stage 0",
+    "pandas between": "aggregate(input 0); stage 0",
+    "an order in complete mode": "aggregate(input 0); GlobalLimit LocalLimit Sort stage 0",
+    "no state at all": "",
+}
+"""Of each stage its kind and what it reads, and the piece on top by its own nodes."""
+REFUSED_NODES = {
+    "limit": "append",
+    "watermark": "update",
+    "set": "append",
+    "unknown": "update",
+    "scala": "update",
+    "table_alone": "append",
+    "table_outer": "append",
+}
+"""Refusals of nodes, and an output mode that Spark allows there."""
+
+
+def shape_of(cut_plan: CutPlan) -> str:
+    """Return a cut in a line."""
+
+    def described(part: Input | PlanPiece) -> str:
+        if isinstance(part, Input):
+            return f"input {part.number}"
+        stages = "+".join(str(hole.stage) for hole in part.holes)
+        return " ".join([*(node.kind for node in part.nodes()), f"stage {stages}"])
+
+    stages = [f"{stage.kind}({', '.join(map(described, stage.below))})" for stage in cut_plan.stages]
+    return "; ".join([*stages, described(cut_plan.top)])
+
+
+def _check(cut_plan: CutPlan, mode: str) -> None:
+    check_tables(cut_plan)
+    check_rules(cut_plan, mode)
+
+
+def test_there_are_plans_of_two_versions() -> None:
+    """The oldest and the newest version of Spark that is supported."""
+    assert VERSIONS == ["4.0.5", "4.3.0"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_query_is_cut_at_its_stateful_nodes(name: str, version: str) -> None:
+    """Stages are counted from the sources on, and the marks are removed from every part."""
+    cut_plan = cut(plan_of(version, name).plan)
+    if not SHAPES[name]:
+        assert (cut_plan.stages, cut_plan.inputs, cut_plan.top.holes) == ((), (), ())
+    else:
+        assert shape_of(cut_plan) == SHAPES[name]
+    assert cut_plan.root == ROOT
+    assert not marks_in(cut_plan.plan)
+    assert not any(marks_in(each.plan) for each in cut_plan.inputs)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_query_that_spark_allows_is_allowed(name: str, version: str) -> None:
+    """In append mode, or in complete mode if it sorts all of its result."""
+    cut_plan = cut(plan_of(version, name).plan)
+    _check(cut_plan, "complete" if "order" in name else "append")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", REFUSED_NODES)
+def test_a_refused_node_is_told_with_its_reason_and_a_remedy(name: str, version: str) -> None:
+    """The error has the texts of the list, and Spark's name of the node."""
+    cut_plan = cut(plan_of(version, f"refused {name}").plan)
+    with pytest.raises(ConfigError) as refused:
+        _check(cut_plan, REFUSED_NODES[name])
+    assert refused.value.problem == f"{REFUSED[name].term} is refused: {REFUSED[name].reason}"
+    assert (refused.value.remedy, bool(refused.value.where)) == (REFUSED[name].way_out, True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_stage_behind_an_aggregate_that_answers_again_is_refused(version: str) -> None:
+    """In append mode an aggregate answers each key once, so another stage may read its results."""
+    cut_plan = cut(plan_of(version, "window of windows").plan)
+    check_rules(cut_plan, "append")
+    with pytest.raises(ConfigError, match="count twice"):
+        check_rules(cut_plan, "update")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_stage_knows_which_of_its_columns_are_read(version: str) -> None:
+    """A projection above a join of tables reads one column of it; an aggregate reads what it groups by."""
+    plan = plan_of(version, "an aggregate behind a table")
+    table, _ = cut(plan.plan).stages
+    names = {column.id: column.name for side in plan.outputs[0] for column in side}
+    assert table.read is not None
+    assert [names[each] for each in table.read] == ["at"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_handle_is_the_number_of_the_object_in_the_order_of_reading(version: str) -> None:
+    """So reading the same plan again gives the same handles, and none twice."""
+    nodes = list(walk(plan_of(version, "a join behind an aggregate").plan))
+    handles = [node.handle for node in nodes]
+    assert handles == sorted(set(handles))
+    assert handles == [node.handle for node in walk(plan_of(version, "a join behind an aggregate").plan)]

@@ -1,0 +1,289 @@
+"""Keys, and the rows of each kind of stage, as they are read from recorded plans of each version of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.plans.built import Built, is_null, leaf_column
+from riffle_spark.process.plans.columns import Column, catalog_name, quoted_name
+from riffle_spark.process.plans.cut import cut, table_of
+from riffle_spark.process.plans.distinct import distinct_spec, read_rows
+from riffle_spark.process.plans.grouping_keys import (
+    GroupingKey,
+    KeyColumn,
+    Result,
+    read_keys,
+    stored_as,
+    time_of,
+)
+from riffle_spark.process.plans.groups import SeenRows, group_keys
+from riffle_spark.process.plans.joins import ExpressionFacts, FoundJoin, JoinRows
+from riffle_spark.process.plans.plan_values import Expression, PlanNode, conjuncts
+from riffle_spark.process.plans.rules import REFUSED
+from riffle_spark.process.plans.tables import FoundTable, TableRows, equalities
+from riffle_spark.process.types.stage_specs import TimeSpec
+from tests.kit.recorded_plans import VERSIONS, RecordedPlan, plan_of
+
+every_version = pytest.mark.parametrize("version", VERSIONS)
+
+
+def column(name: str, data_type: object = "long", number: int = 0, **changes: Any) -> Column:
+    """Return a column that no plan has."""
+    attribute = Expression("AttributeReference", (), {"name": name, "exprId": {"id": number}}, -1 - number)
+    return Column(attribute, {"name": name, "type": data_type, "nullable": True, "metadata": {}, **changes})
+
+
+def keyed(columns: Sequence[Column]) -> list[KeyColumn]:
+    """Return columns as those that rows are grouped by."""
+    return [KeyColumn(each, quoted_name(each.name)) for each in columns]
+
+
+def grouped(plan: RecordedPlan) -> tuple[PlanNode, list[GroupingKey]]:
+    """Return the first stage of a plan that is an aggregate, and its keys."""
+    stage = next(each for each in cut(plan.plan).stages if each.kind == "aggregate")
+    by_id = {each.id: each for each in plan.outputs[stage.number][0]}
+    return stage.node, read_keys(keyed([by_id[each.id] for each in stage.node.expressions["groupingExpressions"]]))
+
+
+@every_version
+def test_a_window_is_kept_as_its_two_ends_and_rows_are_late_by_the_second(version: str) -> None:
+    """The watermark's delay is in the metadata of the window."""
+    _, keys = grouped(plan_of(version, "a tumbling window"))
+    assert [key.columns for key in keys] == [["window_start", "window_end"], ["page"]]
+    assert time_of(keys) == TimeSpec("window_end", 600_000, "time", "window_start")
+    assert stored_as("aggregate", keys, ()) == "aggregate.window-page"
+
+
+@every_version
+def test_a_session_goes_before_other_event_times(version: str) -> None:
+    """Its keys leave by the end of the session."""
+    _, keys = grouped(plan_of(version, "a session"))
+    assert [key.window for key in keys] == ["session", ""]
+    assert time_of(keys) == TimeSpec("session_window_end", 600_000, "session", "session_window_start")
+
+
+def test_a_struct_is_taken_apart_and_put_together() -> None:
+    """A struct that may be null has a column for that. A null struct is not a struct of nulls."""
+    fields = [{"name": "a", "type": "long", "nullable": True, "metadata": {}}]
+    struct = column("s", {"type": "struct", "fields": fields})
+    (key,) = read_keys(keyed([struct]))
+    assert key.columns == ["s_is_null", "s_a"]
+    assert key.taken_apart() == {
+        "s_is_null": is_null(struct.expression),
+        "s_a": Built("field", (struct.expression,), 0),
+    }
+    whole = key.put_together({name: leaf_column(name) for name in key.columns})
+    assert isinstance(whole, Built)
+    assert whole.kind == "if"
+    assert whole.parts[0] == leaf_column("s_is_null")
+    assert whole.parts[2] == Built("struct", (leaf_column("s_a"),), ("a",))
+
+
+def test_floating_point_keys_are_normalised() -> None:
+    """Spark does not tell 0.0 from -0.0, and state compares bits."""
+    plain, floating = read_keys(keyed([column("a"), column("b", "double", 1)]))
+    assert (plain.expression, floating.expression) == (
+        plain.column.expression if plain.column else None,
+        Built("normalised", (column("b", "double", 1).expression,)),
+    )
+
+
+def test_a_result_names_the_key_and_its_store() -> None:
+    """Names of columns never clash, and ids of Spark are not part of them."""
+    alias = Column(
+        Expression("Alias", (column("n").expression,), {"name": "(n + 1)#7", "exprId": {"id": 7}}, 0),
+        {
+            "name": "(n + 1)#7",
+            "type": "long",
+            "nullable": True,
+            "metadata": {"riffle.store": "inherited"},
+        },
+    )
+    (named,) = read_keys([KeyColumn(alias, "(n + 1)")], [Result(7, "k", {"riffle.store": "visits"})])
+    assert (named.name, named.columns, named.store) == ("k", ["k"], "visits")
+    (plain,) = read_keys([KeyColumn(alias, "(n + 1)")], [Result(7, "k")])
+    assert plain.store == "inherited"
+    (unnamed,) = read_keys([KeyColumn(alias, "(n + 1)#7")])
+    assert unnamed.name == "(n + 1)"
+    twice = read_keys(keyed([column("A"), column("a", number=1)]))
+    assert [key.columns for key in twice] == [["A"], ["a_2"]]
+
+
+REFUSED_KEYS: dict[str, Column] = {
+    "array_key": column("a", {"type": "array", "elementType": "long", "containsNull": True}),
+    "void_key": column("a", "void"),
+    "collated_key": column("a", "string", metadata={"__COLLATIONS": {"a": "spark.UTF8_LCASE"}}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_KEYS)
+def test_a_column_that_cannot_be_a_key_is_refused_with_its_type(name: str) -> None:
+    """In Spark's own words for the type."""
+    with pytest.raises(ConfigError) as refused:
+        read_keys(keyed([REFUSED_KEYS[name]]))
+    assert REFUSED[name].term in refused.value.problem
+    assert refused.value.where == f"a: {catalog_name(REFUSED_KEYS[name].field)}"
+
+
+def test_a_key_that_differs_when_a_batch_runs_again_is_refused() -> None:
+    """Its rows would be sent to other keys."""
+    with pytest.raises(ConfigError, match="not deterministic"):
+        read_keys([KeyColumn(column("r"), "r", is_random=True)])
+
+
+@pytest.mark.parametrize(
+    ("data_type", "name"),
+    [
+        ("long", "bigint"),
+        ("timestamp_ntz", "timestamp_ntz"),
+        ({"type": "map", "keyType": "integer", "valueType": "byte", "valueContainsNull": True}, "map<int,tinyint>"),
+        ({"type": "struct", "fields": [{"name": "x", "type": "short", "metadata": {}}]}, "struct<x:smallint>"),
+        ({"type": "udt", "class": "V", "sqlType": "binary"}, "binary"),
+    ],
+)
+def test_types_are_named_as_sparks_catalog_names_them(data_type: object, name: str) -> None:
+    """Types of JSON have other names there."""
+    assert catalog_name(column("a", data_type).field) == name
+
+
+def test_names_are_quoted_as_in_sparks_sql() -> None:
+    """Only what is no word of letters and digits."""
+    assert [quoted_name(each) for each in ("a_1", "1a", "a b", "a`b")] == ["a_1", "`1a`", "`a b`", "`a``b`"]
+
+
+def arrow(names: Sequence[str]) -> pa.Schema:
+    """Return a schema of columns whose types do not matter."""
+    return pa.schema([(name, pa.int64()) for name in names])
+
+
+@every_version
+def test_a_de_duplication_sends_rows_whole(version: str) -> None:
+    """Keys come first, in the order of the columns; rows are late by a key, which leaves then."""
+    plan = plan_of(version, "distinct, then an aggregate")
+    node = cut(plan.plan).stages[0].node
+    rows = read_rows(node, plan.outputs[0][0], ())
+    assert (rows.key_columns, list(rows.others)) == (["at", "page"], ["n"])
+    spec = distinct_spec(node, rows, arrow(list(rows.sent)), ())
+    assert (spec.store, spec.due, spec.time) == ("distinct.at-page", "at", TimeSpec("at", 600_000))
+
+
+@every_version
+def test_within_the_watermark_keys_are_known_for_a_while(version: str) -> None:
+    """Rows are late by a column that is no key."""
+    plan = plan_of(version, "within the watermark")
+    node = cut(plan.plan).stages[0].node
+    rows = read_rows(node, plan.outputs[0][0], ())
+    spec = distinct_spec(node, rows, arrow(list(rows.sent)), ("within.page",))
+    assert (spec.store, spec.due, spec.time) == ("within.page-2", "known_until", TimeSpec("at", 600_000))
+
+
+def test_two_columns_of_event_time_are_refused() -> None:
+    """As Spark refuses them."""
+    timed = [column(name, "timestamp", at, metadata={"spark.watermarkDelayMs": 1}) for at, name in enumerate("ab")]
+    node = PlanNode("Deduplicate", (), {"keys": (timed[0].expression,)}, {}, is_streaming=True, handle=0)
+    with pytest.raises(ConfigError, match="more than one column of event time"):
+        read_rows(node, timed, ())
+
+
+@every_version
+def test_a_function_sees_columns_under_their_names(version: str) -> None:
+    """Each travels once, under a plain name; the event time travels too."""
+    plan = plan_of(version, "groups with state")
+    (stage,), ((below,),) = cut(plan.plan).stages, plan.outputs.values()
+    by_id = {each.id: each for each in below}
+    keys = group_keys([by_id[each.id] for each in stage.node.expressions["groupingAttributes"]], frozenset())
+    rows = SeenRows(keys, by_id)
+    rows.see(stage.node.expressions["functionExpr"][0].children)
+    assert rows.event_time(below) == "at"
+    assert rows.shown == (("at", "at"), ("page", "page"), ("n", "n"))
+    assert list(rows.parts) == ["page", "at", "n"]
+
+
+def joined(version: str, query: str, how: str | None = None) -> JoinRows:
+    """Return what is sent of the rows of a recorded join, with the equalities of columns as its keys."""
+    plan = plan_of(version, query)
+    stage = next(each for each in cut(plan.plan).stages if each.kind == "join")
+    left, right = plan.outputs[stage.number]
+    parts = list(conjuncts(stage.node.expressions["condition"][0]))
+    by_id = {each.id: each for each in (*left, *right)}
+    equal = [[by_id[side.id] for side in part.children] for part in parts if part.kind == "EqualTo"]
+    keys = [read_keys(keyed(columns)) for columns in zip(*equal, strict=True)]
+    rest = [part for part in parts if part.kind != "EqualTo"]
+    times = [next(each for each in side if each.delay_ms is not None) for side in (left, right)]
+    found = FoundJoin(
+        how or stage.node.join_type, (left, right), (keys[0], keys[1]), rest, None, times, (60_000, 0), by_id.keys()
+    )
+
+    def field(expression: Expression) -> Mapping[str, object]:
+        typed = next((each for each in expression.children if each.kind == "AttributeReference"), expression)
+        return by_id[typed.id].field if typed.kind == "AttributeReference" else {"name": "", "type": "timestamp"}
+
+    return JoinRows(found, ExpressionFacts(lambda expression: expression.kind, field))
+
+
+@every_version
+def test_a_join_compares_columns_of_both_sides(version: str) -> None:
+    """The key is stored once, and both sides have names that are unique."""
+    rows = joined(version, "a join of streams")
+    spec = rows.spec(arrow([name for name, _ in rows.row(0)]), ())
+    assert (spec.store, spec.keys.names, spec.late) == ("join.page", ["page"], "event_time")
+    assert (spec.left.kept.names, spec.right.kept.names[:2]) == (["at", "n", "compared"], ["seen", "m"])
+    assert [(each.left, each.function, each.right) for each in spec.compared] == [
+        ("at", "less_equal", "seen"),
+        ("compared", "greater_equal", "seen"),
+    ]
+    assert (spec.left.due, spec.left.later_ms, spec.right.later_ms) == ("event_time", 60_000, 0)
+    assert [name for name, _ in rows.row(0)] == [name for name, _ in rows.row(1)]
+
+
+@every_version
+@pytest.mark.parametrize(("how", "outer"), [("Inner", ()), ("LeftOuter", ("left",)), ("FullOuter", ("left", "right"))])
+def test_a_join_knows_whose_rows_count_without_a_partner(version: str, how: str, outer: tuple[str, ...]) -> None:
+    """And tells which kind of join has kept the rows."""
+    rows = joined(version, "a join of streams", how)
+    assert rows.spec(arrow([name for name, _ in rows.row(0)]), ()).outer == outer
+    assert rows.meanings()["join"].split()[0] == how
+
+
+@every_version
+def test_a_table_is_joined_by_its_key(version: str) -> None:
+    """The columns that decide which change is the last are kept, too."""
+    plan = plan_of(version, "a join with a table")
+    (stage,) = cut(plan.plan).stages
+    left, right = plan.outputs[0]
+    table = table_of(stage.node)
+    assert table is not None
+    equal, rest = equalities(stage.node, table, (left, right))
+    assert (list(equal), rest, table.side, [view.kind for view in table.views]) == (["other"], [], 1, ["Filter"])
+    by_id = {each.id: each for each in (*left, *right)}
+    keys = [
+        read_keys(keyed([by_id[equal["other"].id]])),
+        read_keys(keyed([each for each in right if each.name == "other"])),
+    ]
+    rows = TableRows(
+        FoundTable(stage.node, table, (left, right), (keys[0], keys[1]), rest), [each.id for each in right], None
+    )
+    assert (rows.key_columns, rows.told, list(rows.kept.values())) == (["other"], ["at", "n"], ["seen", "m"])
+    spec = rows.spec(arrow([name for name, _ in rows.row(0)]), ())
+    assert (spec.store, spec.by, spec.alone) == ("table.other", ("seen",), True)
+    columns, passes = rows.results([*left, *right])
+    assert [each.name for each, _ in columns] == ["at", "page", "n", "seen", "other", "m"]
+    assert passes is None
+
+
+@every_version
+def test_a_join_by_another_column_than_the_tables_key_is_refused(version: str) -> None:
+    """The error names the key."""
+    plan = plan_of(version, "a join with a table")
+    (stage,) = cut(plan.plan).stages
+    table, (left, right) = table_of(stage.node), plan.outputs[0]
+    assert table is not None
+    without = PlanNode("Join", stage.node.children, {}, {}, is_streaming=True, handle=0)
+    with pytest.raises(ConfigError, match="other columns than its key") as refused:
+        equalities(without, table, (left, right))
+    assert refused.value.where == "other"

@@ -1,0 +1,34 @@
+"""The recorded plans are those that Spark makes now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.kit.planned_queries import Frames
+from tests.kit.record_plans import queries, record
+from tests.kit.recorded_plans import file_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
+
+
+@pytest.fixture(scope="module")
+def frames(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frames]:
+    """Frames to make the queries of; their view is dropped at the end."""
+    yield Frames(spark, tmp_path_factory.mktemp("events"))
+    spark.catalog.dropTempView("events")
+
+
+def test_recording_again_gives_the_same_plans(frames: Frames, tmp_path: Path) -> None:
+    """If this fails after a change of the queries or of Spark: python -m tests.kit.record_plans."""
+    differ = [
+        name
+        for name, frame in queries(frames).items()
+        if json.loads(file_of(pyspark.__version__, name).read_text()) != record(frame)
+    ]
+    assert differ == []
