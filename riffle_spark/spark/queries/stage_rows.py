@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.engine.spark_batch import DeliverySink
-from riffle_spark.spark.job import JobOperator
+from riffle_spark.spark.job_operators import JobOperator
 from riffle_spark.spark.plans import batch_pieces, grouping_keys, plan_cut, plan_nodes
 from riffle_spark.spark.queries.planned_stages import PlannedStage
 from riffle_spark.spark.sinks import sink_choice
