@@ -3,6 +3,7 @@
 Names are loaded when they are first used: importing ``riffle_spark`` imports neither pyspark nor pyarrow.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,8 @@ _HOMES = {
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 keep_printable()
+if sys.platform != "win32":  # where Python tells no limits
+    import_module("riffle_spark.state.copies.mapped_bytes").reserve_no_addresses()
 
 
 def __getattr__(name: str) -> object:

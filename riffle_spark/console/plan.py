@@ -57,7 +57,6 @@ _WORDS = (("active", "owns"), ("standby", "standby"), ("warmup", "warms up"))
     show_default=True,
     help="Whether a member keeps state that it was told to let go of.",
 )
-@click.option("--no-store-balance", is_flag=True, help="Balance members only, not the tasks of each store.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, a file each.")
 def plan_command(
     scenarios: tuple[Path, ...],
@@ -79,12 +78,6 @@ def plan_command(
 
 
 def _scenarios(paths: tuple[Path, ...], strategy: str | None, asked: Mapping[str, object]) -> Iterator[Scenario]:
-    for scenario in _as_they_are(paths, strategy, asked):
-        balance = 0.0 if asked["no_store_balance"] else scenario.settings.store_balance
-        yield replace(scenario, settings=replace(scenario.settings, store_balance=balance))
-
-
-def _as_they_are(paths: tuple[Path, ...], strategy: str | None, asked: Mapping[str, object]) -> Iterator[Scenario]:
     """Read the files, or make a scenario of a root."""
     root, of_a_root = cast("str | None", asked["root"]), ("add", "add_racks", "drop", "drop_racks")
     if asked["add_racks"] and not asked["add"]:

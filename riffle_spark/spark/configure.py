@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.cluster import SparkCluster
-from riffle_spark.spark.job import home_of, settings_of
+from riffle_spark.spark.job_wiring import home_of, settings_of
 
 __all__ = ["configure", "connector", "warm_up"]
 

@@ -22,7 +22,8 @@ from riffle_spark.spark.engine.jvm import Py4JJavaError, is_interruption
 from riffle_spark.spark.engine.spark_batch import Sink, arity
 from riffle_spark.spark.engine.worker_python import worker_python_error
 from riffle_spark.spark.heartbeat import interval_ms
-from riffle_spark.spark.job import JobOperator, RunningJob
+from riffle_spark.spark.job import RunningJob
+from riffle_spark.spark.job_operators import JobOperator
 from riffle_spark.state.log.paths import check_store_name
 from riffle_spark.state.objects.open import normalised
 
@@ -284,7 +285,7 @@ class StatefulJob(JobOperations):
         """
         if self._running is None:
             raise ConfigError("the query has not run a batch yet", remedy="ask again once it has")
-        return self._running.where(key, store)
+        return self._running.lookup.where(key, store)
 
     def _run_in(self, spark: SparkSession) -> RunningJob:
         """Return what runs the batches of a session's query, begun if need be."""

@@ -71,7 +71,7 @@ def test_a_driver_that_stood_still_until_its_place_was_swept_commits_nothing_i4(
         world.at_step = {"after sink": go_on}
     else:
         world.store.script(Fault("slow", "put", paths.record(0)))
-        world.store._sleep = lambda _: go_on()  # private: somebody else is at work while this call takes its time
+        world.store._sleep = lambda _: go_on()  # Another driver appends while this call is slow.
     swept = paths.record(2 if begun else 0)
     with pytest.raises(FencedError, match="another driver"):
         world.batch(int(begun), one(1))

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from riffle_spark import BatchReport, Settings, Stateful, aggregate, count
 from riffle_spark.errors import ConfigError
-from riffle_spark.spark.job import settings_of
+from riffle_spark.spark.job_wiring import settings_of
 from tests.kit.streams.streaming import Feed, Kept, settings_in
 
 pytestmark = pytest.mark.spark

@@ -102,7 +102,7 @@ _MERGES: Mapping[str, Callable[[MergeOptions], MergeFunction]] = {
     "ApproximatePercentile": lambda options: merged_sketches.MergedQuantiles(options.accuracy, options.percentages),
     "CollectList": lambda options: merged_lists.MergedList(options.collected_max),
     "CollectSet": lambda options: merged_lists.MergedSet(options.collected_max),
-    "ListAgg": lambda options: merged_lists.MergedText(options.delimiter, options.collected_max),
+    "ListAgg": lambda options: merged_lists.MergedText(options.collected_max, options.delimiter),
 }
 
 COLLECTED = frozenset({"ApproximatePercentile", "CollectList", "CollectSet", "HllSketchAgg", "HllUnionAgg", "ListAgg"})

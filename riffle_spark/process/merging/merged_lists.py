@@ -64,24 +64,15 @@ class MergedSet(MergeFunction):
 
 
 @dataclass(frozen=True, slots=True)
-class MergedText(MergeFunction):
+class MergedText(MergedList):
     """ListAgg without an order of its own: a list of texts or bytes, joined when it is evaluated; null if empty."""
 
     delimiter: str | bytes
-    most: int
 
     def state(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
         """Keep the list."""
         fits = len(buffers) == 1 and (pa.types.is_string(buffers[0]) or pa.types.is_binary(buffers[0]))
         return [pa.list_(buffers[0])] if fits else ()
-
-    def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Append the texts."""
-        return MergedList(self.most).fold(rows, old, groups)
-
-    def united(self, kept: Columns, groups: Groups) -> list[pa.Array]:
-        """Append the lists."""
-        return MergedList(self.most).united(kept, groups)
 
     def finish(self, state: Columns) -> list[pa.Array]:
         """Join them."""

@@ -251,7 +251,7 @@ class Driver:
             except (StaleRows, Misplaced, OutOfDate, LocalDiskError, CorruptStateError) as error:
                 work.release()
                 batch.gave_up(incoming.version, error, self._settings.batch_attempts)
-                self.ownership.placement.layout = None
+                self.ownership.placement.forget_layout()
                 self._check_not_fenced()
                 if isinstance(error, CorruptStateError):
                     raise

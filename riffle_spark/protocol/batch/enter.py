@@ -330,7 +330,7 @@ def shards_of(tail: Record, incoming: IncomingBatch, work: Work, warn: Callable[
         warn(
             f"the state has no partition of batch {incoming.version}, which starts with {_named(found)}; it has "
             f"{_named(tail.shards)}. Keys start without state\n  What to do: nothing, if these partitions are new; if "
-            f"other values were put into the columns `topic` and `partition`, stop the query, roll back to batch "
+            "the columns topic and partition got other values, stop the query, roll back to batch "
             f"{tail.version} (riffle rollback), and undo the change"
         )
     return Shards(tail.shards).extended(found, tail.total)

@@ -63,9 +63,8 @@ class Vigil:
         self._carried = Will(settings=strange, others=found.others)
         placement = self._ownership.placement
         placement.weights.go_on(self._log.weights, placement.groups)
-        lost = self._ownership.membership.lost
-        lost.update({wait.member.id: self._lost(wait) for wait in found.awaited})
-        placement.homes.resume(placement.groups.only(found.homes), lost)
+        self._ownership.membership.lost.update({wait.member.id: self._lost(wait) for wait in found.awaited})
+        placement.homes.resume(placement.groups.only(found.homes))
         mine, self._epoch = self._epoch, self._log.tail.epoch if self._log.tail else None
         if tail is None or tail.epoch == mine:
             return

@@ -91,8 +91,6 @@ class Discovery:
             delays.forget_but(lambda executor: executor in here)
         aside = [living for living in membership.live.values() if self._aside.holds(living.executor.id, now)]
         left = membership.remove([*gone, *(living for living in aside if living not in gone)], now, planned)
-        for name in left.left:
-            copies.wiped(name)
         order = self._order(home)
         changes = [handed_on, left, self._add(self._answers(now), executors, membership, copies, now)]
         if not membership.live:

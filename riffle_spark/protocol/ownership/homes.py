@@ -35,10 +35,9 @@ class Homes:
                 self.owners.update({t: member for t in owned if self.owners.get(t) not in awaited})
                 self._standbys.update({t: member for t, standbys in present.standbys.items() if member in standbys})
 
-    def resume(self, owners: Mapping[TaskId, MemberId], awaited: Iterable[MemberId]) -> None:
-        """Continue where an earlier driver left off."""
+    def resume(self, owners: Mapping[TaskId, MemberId]) -> None:
+        """Take over the homes that an earlier driver recorded."""
         self.owners.update(owners)
-        self.awaited = frozenset(awaited)
 
     def give_up(self, awaited: Collection[MemberId], live: Collection[MemberId]) -> bool:
         """Forget the tasks of members that are no longer awaited; return whether the last assignment waited for one."""

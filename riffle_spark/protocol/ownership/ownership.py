@@ -98,13 +98,15 @@ class Ownership:
         self.copies.record_missing(receipts)
 
     def record_folder(self, executor: str, folder: str) -> None:
-        """Note in which folder an executor works. If it is not its member's, that member is gone with its copies."""
+        """Note in which folder an executor works. If it is not its member's, that member is gone.
+
+        Its copies are forgotten with the next look, as those of all members that left.
+        """
         self.membership.record_folder(executor, folder)
         living = self.membership.of_executor(executor)
         if folder and living is not None and living.counted and living.id != folder:
             self.membership.remove([living], 0.0, frozenset({executor}))
-            self.copies.known.wiped(living.id)
-            self.placement.layout = None
+            self.placement.forget_layout()
 
     def record_commit(
         self, record: Record, before: Manifest, changes: Mapping[Address, Entry], receipts: Sequence[Receipt]

@@ -77,6 +77,10 @@ class Placement:
             self.groups = known
             self.layout = None
 
+    def forget_layout(self) -> None:
+        """Assign anew before the next run."""
+        self.layout = None
+
     def warn(self, warning: str) -> None:
         """Add a warning to the next report."""
         self._changes = self._changes.and_((), [warning])

@@ -20,7 +20,7 @@ from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import routing
 from riffle_spark.spark.engine.spark_batch import DeliverySink
 from riffle_spark.spark.engine.stage_frames import StageInput
-from riffle_spark.spark.job import JobOperator
+from riffle_spark.spark.job_operators import JobOperator
 from riffle_spark.spark.plans import (
     aggregate_plan,
     batch_pieces,

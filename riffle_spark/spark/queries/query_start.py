@@ -19,7 +19,7 @@ from riffle_spark.protocol.batch.enter import check_stale
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory, jvm, tick
-from riffle_spark.spark.job import home_of, settings_of
+from riffle_spark.spark.job_wiring import home_of, settings_of
 from riffle_spark.spark.plans import batch_pieces
 from riffle_spark.spark.plans.cut_query import CutQuery, check_plan, cut_query
 from riffle_spark.spark.queries import planned_stages, shared_roots, stage_rows, stream_query

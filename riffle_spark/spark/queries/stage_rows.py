@@ -17,7 +17,7 @@ from riffle_spark.process.plans.cut import Input
 from riffle_spark.process.plans.grouping_keys import event_time_in
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.engine.spark_batch import DeliverySink
-from riffle_spark.spark.job import JobOperator
+from riffle_spark.spark.job_operators import JobOperator
 from riffle_spark.spark.plans import batch_pieces, plan_nodes
 from riffle_spark.spark.plans.tree_builder import TreeBuilder
 from riffle_spark.spark.queries.planned_stages import PlannedStage

@@ -16,7 +16,8 @@ from riffle_spark.protocol.batch.batch_report import BatchReport, StoreFigures
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine.stage_frames import SideOutput
 from riffle_spark.spark.engine.tick import Tick
-from riffle_spark.spark.job import JobOperator, RunningJob
+from riffle_spark.spark.job import RunningJob
+from riffle_spark.spark.job_operators import JobOperator
 from riffle_spark.spark.stateful import StatefulJob
 from riffle_spark.spark.transform import TransformWithState
 

@@ -1,10 +1,9 @@
 """The limit on this process's address space (``spark.executor.pyspark.memory``), and the share of it for copies."""
 
+import os
 import resource
 from pathlib import Path
 from typing import Final
-
-import pyarrow as pa
 
 __all__ = ["NoRoomForCopies", "address_limit", "mapping_budget", "reserve_no_addresses"]
 
@@ -24,12 +23,12 @@ def address_limit() -> int | None:
 
 
 def reserve_no_addresses() -> None:
-    """Have Arrow allocate from the system if addresses are limited.
+    """Have Arrow allocate from the system if addresses are limited and the environment says nothing else.
 
-    Its own allocator reserves 1 GiB of addresses with its first allocation, so call this before one.
+    Its own allocator reserves 1 GiB of addresses with its first allocation. Call this before pyarrow is imported.
     """
     if address_limit() is not None:
-        pa.set_memory_pool(pa.system_memory_pool())
+        os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
 def mapping_budget(mapped: int) -> int | None:

@@ -52,5 +52,4 @@ READERS: Mapping[str, tuple[str, ...] | str] = {
     "state/schemas/history": ("schema text",),
     "state/schemas/store_schema": ("schema text",),
     "state/schemas/variables": ("schema text",),
-    "worker/census": "some hundred bytes of ASCII, or there is no zone: whatever goes wrong is no answer",
 }

@@ -142,13 +142,13 @@ _WHOLE = (
 KEPT: Sequence[TypeColumn] = (*_SCALARS, *_NESTED, *_WHOLE)
 """What is kept as in Spark."""
 _UNREADABLE = ("c_invalid", "c_timestamp_far", "c_ntz_far")
+_NULL_IN_PANDAS = ("c_float", "c_double")
+"""pandas gives NaN back as NULL."""
+_IN_REQUIRED = [one for one in _SCALARS if one.pandas and one.name not in _NULL_IN_PANDAS]
 READABLE: Sequence[TypeColumn] = (
     *(one for one in KEPT if one.name not in _UNREADABLE and not one.name.startswith("c_required")),
-    _Whole(
-        "c_readable_required", "struct",
-        (f"CASE WHEN n % 3 > 0 THEN {_struct_of([one for one in _SCALARS if one.pandas])} END",),
-    ),
-)  # fmt: skip
+    _Whole("c_readable_required", "struct", (f"CASE WHEN n % 3 > 0 THEN {_struct_of(_IN_REQUIRED)} END",)),
+)
 """What pandas can hold: text that is UTF-8, and times between 1677 and 2262."""
 COLLATED: Sequence[TypeColumn] = (
     _Whole("c_collated", "string", ("CASE WHEN n % 3 > 0 THEN CAST(n AS STRING) COLLATE UTF8_LCASE END",)),

@@ -132,7 +132,7 @@ class Elastic(World):
         self.ownership.placement.present = Assignment(
             owners, {t: tuple(m for of, m in keepers if of == t) for t, _ in keepers}
         )
-        self.ownership.placement.layout = None
+        self.ownership.placement.forget_layout()
         self.feed(2)
         self.driver.operations.reconfigure(before, {"state_cleanup_delay": before.state_cleanup_delay})
         assert {e: self.holds(e) for e in wanted} == {e: (*roles, set()) for e, roles in wanted.items()}

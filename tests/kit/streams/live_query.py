@@ -169,7 +169,7 @@ class LiveQuery:
         self.ownership.placement.present = Assignment(
             owners, {t: tuple(m for of, m in keepers if of == t) for t, _ in keepers}
         )
-        self.ownership.placement.layout = None
+        self.ownership.placement.forget_layout()
         self.feed()
         self.catch_up()
         self.job.reconfigure(state_cleanup_delay=self.settings.state_cleanup_delay)

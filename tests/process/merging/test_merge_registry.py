@@ -32,7 +32,7 @@ def test_a_plan_says_what_else_matters() -> None:
     """Spark's mode of overflow, the delimiter and the bound reach the function."""
     options = MergeOptions(overflow="ANSI", delimiter="; ", collected_max=7)
     assert merge_function("Sum", [pa.int64()], options) == MergedSum("ANSI")
-    assert merge_function("ListAgg", [pa.string()], options) == MergedText("; ", 7)
+    assert merge_function("ListAgg", [pa.string()], options) == MergedText(7, "; ")
 
 
 def test_functions_of_values_and_hashes_are_known() -> None:

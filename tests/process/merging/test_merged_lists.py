@@ -59,7 +59,7 @@ def test_texts_are_joined(type: pa.DataType, delimiter: Any, data: st.DataObject
     rows = data.draw(
         rows_of_groups(st.none() | (st.text(max_size=2) if type == pa.string() else st.binary(max_size=2)))
     )
-    for values, found in ways(MergedText(delimiter, MOST), type, rows):
+    for values, found in ways(MergedText(MOST, delimiter), type, rows):
         assert found == (delimiter.join(values) if values else None)
 
 
@@ -81,4 +81,4 @@ def test_no_group_collects_more_than_its_bound(rows: DrawnRows[int | None], most
 def test_sets_of_what_cannot_be_compared_are_refused() -> None:
     """Maps have no order, and no equality in Spark either, so a set of them is refused; texts alone are joined."""
     assert not MergedSet(MOST).state([pa.map_(pa.string(), pa.int64())])
-    assert not MergedText("", MOST).state([pa.int64()])
+    assert not MergedText(MOST, "").state([pa.int64()])

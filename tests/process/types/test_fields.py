@@ -72,6 +72,8 @@ def stored_and_read(kind: str, value: object) -> object:
         ("string", -12345678.5, "-1.23456785E7"),
         ("string", 0.00025, "2.5E-4"),
         ("string", 9999999.0, "9999999.0"),
+        ("string", 1e7, "1.0E7"),
+        ("string", 0.001, "0.001"),
         ("binary", bytearray(b"ab"), b"ab"),
         ("binary", "ab", b"ab"),
         ("date", date(2024, 1, 2), date(2024, 1, 2)),

@@ -76,7 +76,9 @@ def test_a_key_in_two_partitions_has_two_states(tmp_path: Path) -> None:
 def test_a_start_with_other_partitions_than_the_state_has_is_a_warning(
     tmp_path: Path, dispatch: str, told: bool
 ) -> None:
-    """Known partitions keep the state. Unknown ones start without state, and the warning has both, and the way back."""
+    """The same values keep the state. Other values in the columns of topic and partition start without state, and the
+    warning has both partitions and the way back.
+    """
 
     def run(version: int, topic: str, *partitions: int) -> tuple[str, ...]:
         counts = ",".join(f'"{partition}":{version}' for partition in partitions)
@@ -92,6 +94,7 @@ def test_a_start_with_other_partitions_than_the_state_has_is_a_warning(
     world.start()
     (warning,) = run(2, "v", 7, 8)
     assert "the state has no partition of batch 2, which starts with v/7, v/8; it has events/0, events/1" in warning
+    assert "the columns topic and partition got other values" in warning
     assert "roll back to batch 1 (riffle rollback)" in warning
     assert run(3, "w", 9) == ()
 

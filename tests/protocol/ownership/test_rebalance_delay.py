@@ -219,6 +219,22 @@ def test_members_that_are_waited_for_are_shown(tmp_path: Path) -> None:
     assert member not in {state.id for state in world.driver.operations.members}
 
 
+def test_an_awaited_member_is_named_as_follower_of_all_it_had(tmp_path: Path) -> None:
+    """Executors keep the deltas of its tasks and of its standbys for it, until the wait is over."""
+    world = three(tmp_path, num_standbys=1)
+    member = world.member("1")
+    had = {*world.owned("1"), *(kg for kg, members in standbys(world).items() if member in members)}
+    world.cluster.lose("1")
+    for _ in range(3):
+        world.feed()
+        followers = world.ownership.placement.followed_by("totals")
+        assert {key_group for key_group, members in followers.items() if member in members} == had
+    world.clock.advance(DELAY + 1)
+    world.feed()
+    followers = world.ownership.placement.followed_by("totals")
+    assert not any(member in members for members in followers.values())
+
+
 def test_a_task_is_its_first_members_as_long_as_that_one_is_waited_for() -> None:
     """Who stood in for it and is lost too gets back only what was its own; once nobody waits, it is the last one's."""
 

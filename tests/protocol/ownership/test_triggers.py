@@ -12,8 +12,14 @@ from riffle_spark.assign.model import Assignment, AssignSettings, View
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.ownership.groups import task
+from riffle_spark.protocol.ownership.known_copies import KnownCopies
+from riffle_spark.protocol.ownership.membership import Membership
+from riffle_spark.protocol.ownership.rebalance_triggers import RebalanceTriggers
 from riffle_spark.protocol.ownership.triggers import Measured, Patience
+from riffle_spark.protocol.ownership.view import Situation
 from riffle_spark.protocol.ownership.weights import Weights
+from riffle_spark.settings import Settings
+from riffle_spark.state.log.manifest import Manifest
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.placement_invariants import view_now
 
@@ -166,3 +172,25 @@ def test_a_member_that_can_be_given_nothing_sets_off_one_assignment() -> None:
             patience.start_over()
     assert fired == 1
     assert measured.take_warnings() == []
+
+
+def test_probing_rebalances_go_by_the_traffic_that_the_first_of_them_measured() -> None:
+    """Otherwise the target could change while its copies are fetched. The next series measures anew."""
+    weights = Weights()
+    triggers = RebalanceTriggers(weights)
+    partitions = (("events", 0), ("events", 1))
+    situation = Situation(
+        Membership(), KnownCopies(), Manifest(), (), range(2), 0.0, Assignment({}), partitions=partitions
+    )
+
+    def local_racks(*, needs_probe: bool) -> list[list[str]]:
+        present = Assignment({}, needs_probe=needs_probe)
+        triggers.start_assignment(replace(situation, present=present), is_requested=False)
+        traffic = triggers.with_measurements(situation, Settings()).traffic
+        return [sorted(traffic[task(number)].local) for number in range(2)]
+
+    weights.reads({("events", 0): ("a",), ("events", 1): ("b",)})
+    assert local_racks(needs_probe=False) == [["a"], ["b"]]
+    weights.reads({("events", 0): ("b",), ("events", 1): ("a",)})
+    assert local_racks(needs_probe=True) == [["a"], ["b"]]
+    assert local_racks(needs_probe=False) == [["b"], ["a"]]

@@ -115,7 +115,7 @@ def test_no_lag_of_list_deletes_what_stays_without_it_i5(
     tail = paths.record(root.tail.sequence)
     names = [name for name in sorted(root.objects) if not (shows_tail and name == tail)]
     store.hide(*(name for name in names if chance.random() < share))
-    store.catch_up(lambda name: name in store._ghosts and chance.random() < share)  # private: what is shown and gone
+    store.catch_up(lambda name: name in store._ghosts and chance.random() < share)
     assert root.deleted(store, lambda: scanned(store, root.tail)) <= truth(gone)
 
 

@@ -23,7 +23,7 @@ from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.placed import PlacedFrames
 from riffle_spark.spark.engine.routing import arrow_schema
 from riffle_spark.spark.engine.spark_batch import Sinks, SparkWork
-from riffle_spark.spark.job import home_of
+from riffle_spark.spark.job_wiring import home_of
 from tests.kit.streams.placed_frames import built_frames
 from tests.kit.streams.streaming import Kept, job_group, settings_in
 

@@ -24,7 +24,8 @@ from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.spark.engine import tick as tick_module
 from riffle_spark.spark.engine.tick import Tick
-from riffle_spark.spark.job import JobOperator, RunningJob
+from riffle_spark.spark.job import RunningJob
+from riffle_spark.spark.job_operators import JobOperator
 from tests.kit.process.counted_windows import ENDS, CountedWindows
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed, run_to_end, settings_in, start, wait_for
 

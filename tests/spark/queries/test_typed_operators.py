@@ -21,7 +21,7 @@ from tests.kit.queries.typed_play import typed
 from tests.kit.queries.typed_processors import GivesBack
 from tests.kit.streams.streaming import committed, settings_in
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = pytest.mark.spark
 
 UNIT_LOSING = ("c_hours", "c_required", "c_required_array", "c_required_map")
 """Columns with day-time intervals of other units: Arrow has one type for all, so results are from days to seconds."""

@@ -21,7 +21,7 @@ from tests.kit.queries.typed_functions import VALUES
 from tests.kit.queries.typed_play import Build, check_cells, play, typed
 from tests.kit.queries.typed_processors import GivesBack, KeepsTypes
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = pytest.mark.spark
 
 INTERVAL = "s_interval"
 """Spark's own operators keep no interval."""

@@ -7,6 +7,7 @@ import fcntl
 import multiprocessing
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from riffle_spark.state.log.manifest import Head, Snapshot
 from riffle_spark.state.restore.copy_progress import IncomingSnapshots
 
 SPAWN = multiprocessing.get_context("spawn")
+SOON_SECONDS = 60.0
 
 
 def test_an_executor_finds_its_own_folder_again(tmp_path: Path) -> None:
@@ -173,25 +175,35 @@ def test_a_folder_outlives_its_executor(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_in_use_is_not_taken(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A late task of a dead executor still holds its folder: the new one gets another."""
+    monkeypatch.setattr(folder_module, "_LOOK_SECONDS", 0.0)
     lost = claim(tmp_path, "app/1", ["app/1"])
     with lost.used():
         assert claim(tmp_path, "app/2", ["app/2"]).path != lost.path
     assert claim(tmp_path, "app/3", ["app/3", "app/2"]).path == lost.path
 
 
-def test_who_waits_for_a_folder_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_who_waits_for_a_folder_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A late task is in the only free folder, whose copies are worth a wait: others claim theirs meanwhile, and one of
     the same executor that comes later gets the same one.
     """
     lost, own = claim(tmp_path, "app/1", ["app/1", "app/2"]), claim(tmp_path, "app/2", ["app/1", "app/2"])
     live = ["app/2", "app/3"]
+    pauses = threading.Semaphore(0)
+    proceed = threading.Event()
+
+    def pause(_: float) -> None:
+        pauses.release()
+        assert proceed.wait(SOON_SECONDS)
+
+    monkeypatch.setattr(time, "sleep", pause)
     with lost.used(), ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(claim, tmp_path, "app/3", live) for _ in range(2)]
-        time.sleep(0.5)  # until they have begun to wait
+        assert all(pauses.acquire(timeout=SOON_SECONDS) for _ in waiting)
         found = claim(tmp_path, "app/2", live)
         assert not any(one.done() for one in waiting)
+        proceed.set()
         begun = {one.result().path for one in waiting}
     assert found.path == own.path
     assert len(begun) == 1

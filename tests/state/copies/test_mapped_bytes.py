@@ -82,13 +82,13 @@ def test_without_a_limit_all_stay_mapped(tmp_path: Path) -> None:
 GROWTH_IN_CHILD = """
 import resource
 from pathlib import Path
-import pandas, pyarrow.compute, pyspark.sql
 own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (own + (3 << 30), -1))
-import riffle_spark.spark.engine.task
-import pyarrow
-rows = pyarrow.table({"a": list(range(1000))}).sort_by("a")
-print(int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() - own)
+import riffle_spark
+import pyarrow.compute
+before = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+rows = pyarrow.table({"a": list(range(1000)), "b": ["x"] * 1000}).group_by("b").aggregate([("a", "sum")])
+print(int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() - before)
 """
 
 

@@ -60,3 +60,42 @@ def test_meanings_of_columns_stay_until_another_is_told() -> None:
     assert meanings_in(changed) == {"n": "count(1)", "t": "sum(x)"}
     assert schema_of_text("s", changed).history.later_than(3) == {("t",)}
     assert meanings_in(text_after(None, PLAIN, 0)) == {}
+
+
+def test_values_of_the_epoch_that_added_a_column_stay() -> None:
+    """Only earlier values belong to another column of that name."""
+    wide = PlainColumns("s", KEY, pa.schema([*N, ("t", pa.int64())]))
+    schema = schema_of_text("s", text_after(text_after(None, PLAIN, 0), wide, 4))
+    rows = pa.table([["a"], [1], [2]], schema=wide.part_schema())
+    assert schema.without_later_names(rows, 4).column_names == ["k", "n", "t"]
+    assert schema.without_later_names(rows, 3).column_names == ["k", "n"]
+
+
+def test_new_meanings_keep_the_history_of_the_columns() -> None:
+    """Otherwise a column that was dropped and declared again would show its old values."""
+    wide = PlainColumns("s", KEY, pa.schema([*N, ("t", pa.int64())]))
+    changed = text_after(text_after(None, PLAIN, 0), wide, 4, {"t": "sum(x)"})
+    renewed = text_after(changed, wide, 5, {"t": "sum(y)"})
+    assert meanings_in(renewed) == {"t": "sum(y)"}
+    assert schema_of_text("s", renewed).history == schema_of_text("s", changed).history
+
+
+def test_keys_that_share_a_hash_are_sorted_by_their_stored_bytes() -> None:
+    """A NULL leaves the hash as it is, so (NULL, 5) and (5, NULL) share one."""
+    schema = PlainColumns("s", pa.schema([("a", pa.int64()), ("b", pa.int64())]), N)
+    rows = pa.table([[5, None], [None, 5], [1, 2]], schema=schema.part_schema())
+    for table in (rows, rows.take([1, 0])):
+        sealed = schema.sealed(table)
+        assert len(set(sealed["__hash"].to_pylist())) == 1
+        assert sealed["n"].to_pylist() == [2, 1]
+
+
+def test_a_deleted_timer_is_never_due() -> None:
+    """A key-group is not due because of a timer that its batch has deleted."""
+    rows = [
+        {"k": "a", "__variable": "__timer", "__due": 3, "__deleted": True},
+        {"k": "a", "__variable": "__timer", "__due": 9, "__deleted": False},
+    ]
+    delta = TIMED.sealed(pa.Table.from_pylist(rows, schema=TIMED.part_schema(delta=True)))
+    assert TIMED.earliest_ms(delta) == 9
+    assert TIMED.earliest_ms(delta.filter(delta["__deleted"])) is None
