@@ -133,6 +133,15 @@ def test_a_stage_knows_which_of_its_columns_are_read(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_what_a_filter_asks_for_is_read_though_no_projection_shows_it(version: str) -> None:
+    """The filter is below the projection, and above the aggregate."""
+    (stage,) = cut(plan_of(version, "a condition and a projection on it").plan).stages
+    names = {each.id: each.name for each in stage.node.expressions["aggregateExpressions"]}
+    assert stage.read is not None
+    assert sorted(names[each] for each in stage.read) == ["count", "window"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_handle_is_the_number_of_the_object_in_the_order_of_reading(version: str) -> None:
     """So reading the same plan again gives the same handles, and none twice."""
     nodes = list(walk(plan_of(version, "a join behind an aggregate").plan))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -65,6 +66,16 @@ def test_a_session_goes_before_other_event_times(version: str) -> None:
     _, keys = grouped(plan_of(version, "a session"))
     assert [key.window for key in keys] == ["session", ""]
     assert time_of(keys) == TimeSpec("session_window_end", 600_000, "session", "session_window_start")
+
+
+def test_a_session_decides_when_keys_leave_wherever_it_stands() -> None:
+    """Also behind another key that is an event time."""
+    ends: list[Any] = [column(name, "timestamp").field for name in ("start", "end")]
+    marks = {"spark.sessionWindow": True, "spark.watermarkDelayMs": 5}
+    session = column("s", {"type": "struct", "fields": ends}, 1, metadata=marks)
+    keys = read_keys(keyed([column("at", "timestamp", metadata={"spark.watermarkDelayMs": 5}), session]))
+    assert time_of(keys) == TimeSpec("s_end", 5, "session", "s_start")
+    assert time_of(keys[:1]) == TimeSpec("at", 5)
 
 
 def test_a_struct_is_taken_apart_and_put_together() -> None:
@@ -182,6 +193,21 @@ def test_within_the_watermark_keys_are_known_for_a_while(version: str) -> None:
     assert (spec.store, spec.due, spec.time) == ("within.page-2", "known_until", TimeSpec("at", 600_000))
 
 
+def test_rows_are_late_by_the_end_of_a_window_that_is_no_key() -> None:
+    """The end travels beside the row, which has the window as a whole."""
+    ends: list[Any] = [column(name, "timestamp").field for name in ("start", "end")]
+    window = column("w", {"type": "struct", "fields": ends}, 1, metadata={"spark.watermarkDelayMs": 5})
+    key = column("k")
+    node = PlanNode("Deduplicate", (), {"keys": (key.expression,)}, {}, is_streaming=True, handle=0)
+    rows = read_rows(node, [key, window], ())
+    assert rows.time == TimeSpec("event_time", 5)
+    assert rows.sent == {
+        "k": key.expression,
+        "w": window.expression,
+        "event_time": Built("field", (window.expression,), 1),
+    }
+
+
 def test_two_columns_of_event_time_are_refused() -> None:
     """As Spark refuses them."""
     timed = [column(name, "timestamp", at, metadata={"spark.watermarkDelayMs": 1}) for at, name in enumerate("ab")]
@@ -274,6 +300,22 @@ def test_a_table_is_joined_by_its_key(version: str) -> None:
     columns, passes = rows.results([*left, *right])
     assert [each.name for each, _ in columns] == ["at", "page", "n", "seen", "other", "m"]
     assert passes is None
+
+
+@every_version
+def test_a_table_keeps_what_orders_its_changes_and_nothing_that_is_not_read(version: str) -> None:
+    """Also if the query reads only its key."""
+    plan = plan_of(version, "a join with a table")
+    (stage,) = cut(plan.plan).stages
+    left, right = plan.outputs[0]
+    table = table_of(stage.node)
+    assert table is not None
+    table = replace(table, views=())
+    of_table = [each for each in right if each.name == "other"]
+    keys = [read_keys(keyed([each for each in left if each.name == "page"])), read_keys(keyed(of_table))]
+    found = FoundTable(stage.node, table, (left, right), (keys[0], keys[1]), [])
+    rows = TableRows(found, [each.id for each in of_table], ())
+    assert (list(rows.kept.values()), rows.told) == (["seen"], [])
 
 
 @every_version
