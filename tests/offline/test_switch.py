@@ -65,7 +65,7 @@ def oracle(filled_world: tuple[World, Oracle]) -> Oracle:
     return filled_world[1]
 
 
-@pytest.fixture(params=["memory", "directory"])
+@pytest.fixture(params=["memory", pytest.param("directory", marks=pytest.mark.long)])
 def root(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> str:
     """The root of that state, in memory and as a copy in a directory."""
     if request.param == "memory":
