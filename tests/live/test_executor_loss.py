@@ -219,12 +219,12 @@ def test_no_job_is_given_up_as_long_as_a_slot_computes(spark: SparkSession, tmp_
 
     def is_computing() -> bool:
         with suppress(Py4JError):  # A job that has just started may have no stages to read yet.
-            return bool(running_seconds(spark, watch._tag))
+            return bool(running_seconds(spark, watch._tag))  # private: as above
         return False
 
     def lose_while_computing() -> None:
         wait_for(is_computing, "a task runs with the watch's tag")
-        watch._executors = NOBODY
+        watch._executors = NOBODY  # private: as above
 
     losing = threading.Thread(target=lose_while_computing)
     with watch.watched():
