@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.plans.cut import CutPlan, Input, PlanPiece, cut, marks_in
-from riffle_spark.process.plans.plan_values import walk
+from riffle_spark.process.plans.cut import CutPlan, Input, Mark, PlanPiece, cut, marks_in
+from riffle_spark.process.plans.plan_values import Expression, PlanNode, walk
 from riffle_spark.process.plans.rules import REFUSED, check_rules, check_tables
 from tests.kit.recorded_plans import VERSIONS, plan_of
 
@@ -92,6 +92,26 @@ def test_a_query_is_cut_at_its_stateful_nodes(name: str, version: str) -> None:
     assert cut_plan.root == ROOT
     assert not marks_in(cut_plan.plan)
     assert not any(marks_in(each.plan) for each in cut_plan.inputs)
+
+
+def test_a_mark_below_another_one_is_removed_alone() -> None:
+    """A stream may be wrapped twice, with nodes of the query between and below the marks."""
+
+    def node(kind: str, *children: PlanNode, **expressions: tuple[Expression, ...]) -> PlanNode:
+        return PlanNode(kind, children, expressions, {}, is_streaming=True, handle=0)
+
+    def marked(number: int, child: PlanNode) -> PlanNode:
+        text = Mark(number, ROOT).condition.removeprefix("raise_error('").removesuffix("') is null")
+        raised = Expression("RaiseError", (Expression("Literal", (), {"value": text}, 0),), {}, 0)
+        return node("Filter", child, condition=(Expression("IsNull", (raised,), {}, 0),))
+
+    own_filter = node("Filter", node("Source"), condition=(Expression("Literal", (), {"value": "true"}, 0),))
+    wrapped_twice = marked(1, node("Project", marked(2, own_filter)))
+    assert [mark.number for mark in marks_in(wrapped_twice)] == [1, 2]
+    cut_plan = cut(wrapped_twice)
+    assert list(walk(cut_plan.plan))[1:] == list(walk(own_filter))
+    assert [each.kind for each in walk(cut_plan.plan)] == ["Project", "Filter", "Source"]
+    assert not marks_in(cut_plan.plan)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
