@@ -185,19 +185,25 @@ class JoinRows:
         yield from zip(self.key_columns, parts, strict=True)
         if self.event_time is not None:
             own, other = times[side], times[1 - side]
-            assert own is not None or other is not None, "some side has an event time"
-            yield self.event_time, own if own is not None else null_like(other)  # type: ignore[arg-type]
-        by_id = {column.id: column for output in self.found.outputs for column in output}
+            if own is None:
+                assert other is not None, "a side has an event time"
+                own = null_like(other)
+            yield self.event_time, own
         for of, columns in enumerate(self.columns):
             for name, value in columns.items():
-                is_column = isinstance(value, Expression) and value.kind == _ATTRIBUTE and value.id in by_id
-                sent = value if of == side else null_like(value)
-                yield name, without_collation(by_id[value.id], sent) if is_column else Built("plain", (sent,))  # type: ignore[union-attr]
+                yield name, self._without_collation(value, value if of == side else null_like(value))
         if any(self.passes):
             whole: Value = literal(True)
             for part in self.passes[side]:
                 whole = Built("and", (whole, part))
             yield self.of_passes, whole
+
+    def _without_collation(self, value: Value, sent: Value) -> Value:
+        if isinstance(value, Expression) and value.kind == _ATTRIBUTE:
+            column = next((each for output in self.found.outputs for each in output if each.id == value.id), None)
+            if column is not None:
+                return without_collation(column, sent)
+        return Built("plain", (sent,))
 
     def spec(self, schema: pa.Schema, taken: Collection[str]) -> stage_specs.JoinSpec:
         """Return the specification of the join, whose rows are sent with this schema."""

@@ -246,14 +246,8 @@ def _named(spark: SparkSession, names: Sequence[str]) -> Any:
 
 
 def _class(spark: SparkSession, names: Sequence[str]) -> Any:
-    """Return the first of these classes that there is."""
-    found = handles.looked_up(_jvm(spark), "java.lang.Class", "forName")
-    for name in names[:-1]:
-        try:
-            return found(name)
-        except Exception as error:  # noqa: BLE001 - as Py4J says that there is none
-            _logger.debug("no %s: %s", name, error)
-    return found(names[-1])
+    """Return the first of these classes that exists."""
+    return handles.first_class(_jvm(spark), tuple(names))
 
 
 def _jvm(spark: SparkSession) -> Any:

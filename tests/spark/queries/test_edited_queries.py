@@ -165,7 +165,7 @@ BASES = {
             "a function accepted": Edit(
                 grouped(COUNT, "max(n) AS t", MIDDLE), ("c, t", [(2, 5)]), options={"riffle.accept": "t"}
             ),
-            "another key": Edit(grouped(COUNT, TOTAL, MIDDLE, by="n"), refused="no store 'aggregate.page' any more"),
+            "another key": Edit(grouped(COUNT, TOTAL, MIDDLE, by="n"), refused="no longer has store 'aggregate.page'"),
             "another expression of the key": Edit(
                 grouped(COUNT, TOTAL, MIDDLE, by="upper(page) AS page"), refused="has key page under 'page'"
             ),
@@ -193,8 +193,8 @@ BASES = {
         "append",
         {
             "the same": Edit(once("page"), ("page", [])),
-            "a column more": Edit(once("page", "n"), refused="no store 'distinct.page' any more"),
-            "within the watermark": Edit(once("page", within=True), refused="no store 'distinct.page' any more"),
+            "a column more": Edit(once("page", "n"), refused="no longer has store 'distinct.page'"),
+            "within the watermark": Edit(once("page", within=True), refused="no longer has store 'distinct.page'"),
         },
     ),
     "functions": Base(
@@ -205,7 +205,7 @@ BASES = {
             "a state column more": Edit(counting(state="c long, d string"), ("c", [(2,)])),
             "a narrower column": Edit(counting(state="c int"), refused="has another schema"),
             "a time-out": Edit(counting(GroupStateTimeout.ProcessingTimeTimeout), refused="has another schema"),
-            "another key": Edit(counting(by="n"), refused="no store 'groups.page' any more"),
+            "another key": Edit(counting(by="n"), refused="no longer has store 'groups.page'"),
         },
     ),
     "processors": Base(

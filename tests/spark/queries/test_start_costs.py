@@ -46,6 +46,7 @@ def test_a_start_makes_a_limited_number_of_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The plan is read in a few calls, whatever its size. Most of the others build what each batch runs."""
+    # private parts: Py4J counts no calls itself
     client: Any = type(getattr(spark.sparkContext._jvm, "_gateway_client"))  # noqa: B009 - it may be None to mypy
     send, thread, calls = client.send_command, threading.get_ident(), list[str]()
 
