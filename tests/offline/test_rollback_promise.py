@@ -235,7 +235,7 @@ def test_what_is_not_promised_is_refused_with_what_is(tmp_path: Path) -> None:
     for named in ("record:", "record:-1", "latest", "1.5"):
         with pytest.raises(ConfigError, match="is not a batch or a record"):
             rollback(world.home.root, named, checkpoint)
-    with pytest.raises(ConfigError, match=f"record {tail.sequence + 1} is not one"):
+    with pytest.raises(ConfigError, match=f"cannot roll back to record {tail.sequence + 1}"):
         rollback(world.home.root, f"record:{tail.sequence + 1}", checkpoint)
 
 
