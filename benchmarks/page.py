@@ -20,7 +20,7 @@ __all__ = ["PAGE", "filled", "shown", "whole_page"]
 
 TEXTS = RESULTS.parent
 PAGE = TEXTS.parent / "docs" / "numbers.md"
-ORDER = ("throughput", "blocks", "peers", "elasticity", "processor", "assignor", "demo")
+ORDER = ("throughput", "blocks", "peers", "elasticity", "processor", "assignor", "calls", "demo")
 HEAD = """# Numbers
 
 <!-- Made by `./run bench page` from benchmarks/*.md and benchmarks/results/*.json: do not edit. -->

@@ -48,11 +48,13 @@ class Stateful:
 
     ``store`` names its state, ``key`` the key column or columns, ``compute`` what is computed (``aggregate(...)`` or
     ``arrow_function(...)``), ``order_by`` the columns that decide the order of a key's rows (for Kafka: partition,
-    offset). A store that is not ``durable`` is a cache: it is kept on its owner's disk alone, costs no object, and
-    begins empty after a move and whenever the query is started. ``watermark`` is a timestamp column and a delay: rows
-    that are older than the newest seen by more than it are late, as after Spark's ``withWatermark``, and are left out
-    and counted. ``initial_state`` goes to a processor's keys with the first batch of the store or, under a name of its
-    own, with the next batch once. Raises ``ConfigError`` for a name that cannot be a store's.
+    offset). Rows are sorted by them in ascending order. A NULL is sorted last, also in a field of a struct, whereas
+    Spark's ascending order puts NULL first. A store that is not ``durable`` is a cache: it is kept on its owner's disk
+    alone, costs no object, and begins empty after a move and whenever the query is started. ``watermark`` is a
+    timestamp column and a delay: rows that are older than the newest seen by more than it are late, as after Spark's
+    ``withWatermark``, and are left out and counted. ``initial_state`` goes to a processor's keys with the first batch
+    of the store or, under a name of its own, with the next batch once. Raises ``ConfigError`` for a name that cannot be
+    a store's.
 
     >>> totals = Stateful("totals", key="user_id", compute=aggregate(count=count()))  # doctest: +SKIP
     >>> events.writeStream.foreachBatch(totals.into(write)).start()  # doctest: +SKIP
@@ -352,10 +354,10 @@ def key_names(given: str | Sequence[str], store: str) -> tuple[str, ...]:
 
 
 def check_compute(given: object, store: str) -> None:
-    """Raise ``ConfigError`` for what is no computation, as a plain function."""
+    """Raise ``ConfigError`` unless ``given`` is a computation; a plain function is not."""
     if not callable(getattr(given, "declare", None)):
         raise ConfigError(
-            f"compute = {given!r} is no computation",
+            f"compute = {given!r} is not a computation",
             remedy="give aggregate(...), or a function of yours as arrow_function(function, state=..., output=...)",
             where=store,
         )

@@ -48,6 +48,8 @@ __all__ = ["beyond_memory", "run_slot"]
 _Given = ParamSpec("_Given")
 _Returned = TypeVar("_Returned")
 _logger = logging.getLogger("riffle_spark")
+_NO_THREAD = "can't start new thread"
+"""The words of Python's ``RuntimeError``."""
 
 
 def run_slot(
@@ -66,7 +68,7 @@ def run_slot(
         attempt = _Attempt(order, given, executor, attempt_id)
         with attempt.folder.used():
             output = attempt.run(slot, rows)
-    except (RiffleError, OSError, MemoryError, pa.ArrowException) as raised:
+    except (RiffleError, OSError, MemoryError, RuntimeError, pa.ArrowException) as raised:
         error = _in_our_words(raised, attempt.folder.path if attempt else None)
         name = f"{order.epoch}-{attempt_id.hex()}"
         bare = Receipt(order.store, slot, name, order.version, member="", executor=executor)
@@ -289,6 +291,15 @@ def beyond_addresses(what: str) -> ConfigError:
     )
 
 
+def beyond_threads() -> ConfigError:
+    """Return the error for a Python worker that the system refuses a thread."""
+    remedy = (
+        "raise spark.executor.pyspark.memory, or leave it unset: each thread needs 8 MiB of the address space that it "
+        "limits. If it is not set, raise the limit on the processes of the executor's container or user"
+    )
+    return ConfigError("a Python worker cannot start a thread", remedy=remedy, where="memory")
+
+
 def _in_our_words(error: Exception, folder: Path | None) -> RiffleError:
     """Return an error in words of ours; raise what is none of ours. The user's function and the store say in words of
     theirs what the system refuses them, so what comes as it is comes from local files.
@@ -299,6 +310,8 @@ def _in_our_words(error: Exception, folder: Path | None) -> RiffleError:
         return beyond_addresses(str(error))
     if isinstance(error, MemoryError):
         return beyond_memory(str(error) or "out of memory")
+    if type(error) is RuntimeError and str(error) == _NO_THREAD:
+        return beyond_threads()
     if is_overflow(error):
         return beyond_offsets(error)
     if folder is None or not isinstance(error, OSError) or not disk.is_refusal(error):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkRuntimeError
 
 from riffle_spark.offline.recovery import rollback
 from riffle_spark.state.copies.folder import claim
@@ -20,6 +21,7 @@ from riffle_spark.state.schemas.store_schema import StoreSchema, schema_of_text,
 from riffle_spark.state.schemas.variable_kinds import VARIABLE
 from riffle_spark.state.schemas.variables import VariableColumns
 from tests.kit.folders import DATA
+from tests.kit.roots import bounded_text_query
 from tests.kit.roots.latin_query import KEYS, LatinQuery
 from tests.kit.roots.old_root import ARCHIVES, OldRoot
 
@@ -68,6 +70,25 @@ def test_a_root_with_text_that_is_not_utf8_goes_on(tmp_path: Path, copies: str) 
     for count in (2, 3):
         texts = [b"\xe9%d" % version for version in range(count)]
         assert LatinQuery(tmp_path).feed() == dict.fromkeys(KEYS, (count, texts))
+
+
+@pytest.mark.parametrize("copies", ["there", "gone"])
+def test_a_root_with_state_of_bounded_text_goes_on_as_string(tmp_path: Path, copies: str) -> None:
+    """Today ``varchar(5)`` is refused as a type of state; an earlier version accepted it."""
+    with tarfile.open(DATA / "roots" / "0.1-bounded-text" / "state.tar.gz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    (local,) = (tmp_path / "local").iterdir()
+    local.rename(local.with_name(f"{root_id(f'file://{tmp_path}/state')}-{local.name.partition('-')[2]}"))
+    if copies == "gone":
+        shutil.rmtree(tmp_path / "local")
+    with pytest.raises(PySparkRuntimeError, match="Declare a plain STRING"):
+        bounded_text_query.feed(tmp_path, "varchar(5)")
+    keys = bounded_text_query.KEYS
+    kept = bounded_text_query.feed(tmp_path, "string")
+    assert kept == {key: f"{key}0 ['{key}0'] [('{key}0', '{key}0')]" for key in keys}
+    kept = bounded_text_query.feed(tmp_path, "string")
+    texts = {key: [f"{key}0", f"{key}1"] for key in keys}
+    assert kept == {key: f"{key}1 {texts[key]} {[(text, text) for text in texts[key]]}" for key in keys}
 
 
 def test_snapshots_of_the_first_format_are_unpacked_for_one_declaration_alone(old: OldRoot, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Batch, Declared, Update
-from riffle_spark.process.merging.aggregates import aggregate, count, sum_
+from riffle_spark.process.merging.aggregates import aggregate, count, last, sum_
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.worker.member_folders import folder_of
 from tests.kit.worker.slot_member import OUTPUT, ROWS, STATE, TOTAL, Member, kept_last, rows_of
@@ -112,6 +112,16 @@ def test_declared_order_decides_what_is_last(tmp_path: Path) -> None:
     assert Member(tmp_path / "as", kept_last()).feed(shuffled) == [{"k": "a", "last": 4}]
     again = rows_of(("a", 1, 30), ("a", 3, 30), ("a", 2, 30))
     assert Member(tmp_path / "both", kept_last(), order_by=("at", "v")).feed(again) == [{"k": "a", "last": 3}]
+
+
+def test_a_null_order_column_comes_last(tmp_path: Path) -> None:
+    """As the docstring of ``Stateful`` says, also in a field of a struct."""
+    rows = rows_of(("a", 1, None), ("a", 2, 10), ("b", 3, 20), ("b", 4, 10))
+    in_struct = rows.set_column(2, "at", pa.StructArray.from_arrays([rows["at"].combine_chunks()], names=["field"]))
+    for folder, batch in (("plain", rows), ("struct", in_struct)):
+        member = Member(tmp_path / folder, aggregate(last=last("v")), batch.schema, order_by=("at",))
+        answers = sorted(member.feed(batch), key=lambda row: str(row["k"]))
+        assert answers == [{"k": "a", "last": 1}, {"k": "b", "last": 3}]
 
 
 def test_only_the_needed_columns_reach_a_slot(tmp_path: Path) -> None:

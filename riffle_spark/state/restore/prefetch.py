@@ -7,6 +7,8 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from riffle_spark.state.copies.mapped_bytes import threads_within_limit
+
 __all__ = ["Budget", "prefetched"]
 
 _Item = TypeVar("_Item")
@@ -21,15 +23,17 @@ def prefetched(
     work: Callable[[_Item], _Result], items: Iterable[_Item], size_bytes: Callable[[_Item], int],
     bytes_ahead: int = _BYTES_AHEAD, at_once: int = _AT_ONCE,
 ) -> Generator[tuple[_Item, Future[_Result]], None, None]:  # fmt: skip
-    """Yield each item, in order, with what ``work`` makes of it: ``result()`` waits for it, or raises what it raised.
+    """Yield each item, in order, with the future result of ``work`` for it.
 
-    ``at_once`` are at work at a time, and begun while those begun and not yet done with are of fewer than
-    ``bytes_ahead`` bytes. An item is taken from ``items``, in this thread, when its work begins. Close the iterator to
-    give up what has not begun.
+    Up to ``at_once`` items are processed at a time, fewer if addresses are limited. Without room for a thread the
+    caller's thread does the work. Work on an item starts while the items that are started and not yet taken have fewer
+    than ``bytes_ahead`` bytes; that is when the item is taken from ``items``, in the caller's thread. Close the
+    iterator to give up items whose work has not started.
     """
     begun: deque[tuple[_Item, Future[_Result]]] = deque()
     source, held = iter(items), 0
-    pool = ThreadPoolExecutor(at_once)
+    threads = threads_within_limit(at_once)
+    pool = ThreadPoolExecutor(max(1, threads))  # starts no thread before the first item is submitted
     try:
         while True:
             while not begun or held < bytes_ahead:
@@ -37,7 +41,7 @@ def prefetched(
                     item = next(source)
                 except StopIteration:
                     break
-                begun.append((item, pool.submit(work, item)))
+                begun.append((item, pool.submit(work, item) if threads else _in_this_thread(work, item)))
                 held += size_bytes(item)
             if not begun:
                 return
@@ -45,6 +49,16 @@ def prefetched(
             held -= size_bytes(begun.popleft()[0])
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _in_this_thread(work: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:
+    """Return the finished result of ``work``."""
+    future = Future[_Result]()
+    try:
+        future.set_result(work(item))
+    except Exception as error:  # noqa: BLE001 - raised again where the result is taken, as of a thread
+        future.set_exception(error)
+    return future
 
 
 class Budget:

@@ -22,6 +22,7 @@ import pyarrow as pa
 from riffle_spark.errors import CorruptStateError
 from riffle_spark.state.copies.disk import disk_refused
 from riffle_spark.state.copies.folder import Folder
+from riffle_spark.state.copies.mapped_bytes import threads_within_limit
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
@@ -173,10 +174,14 @@ class Reader:
 
 
 def in_parallel(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-    """Return what ``work`` makes of each item, several at a time; raises what the first to fail raised."""
-    if len(items) < 2:
+    """Return the result of ``work`` for each item, several at a time; raise what the first failed item raised.
+
+    If addresses are limited there may be fewer threads, or none: then the caller's thread does all work.
+    """
+    threads = threads_within_limit(min(_CONCURRENT_GETS, len(items)))
+    if threads < 2:
         return [work(item) for item in items]
-    with ThreadPoolExecutor(_CONCURRENT_GETS) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(work, items))
 
 

@@ -97,3 +97,81 @@ def test_arrow_reserves_no_addresses_where_they_are_limited() -> None:
     command = [sys.executable, "-c", GROWTH_IN_CHILD]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=True)
     assert int(done.stdout) < 256 * MIB
+
+
+ARENAS_IN_CHILD = """
+import resource, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (own + (3 << 30), -1))
+import riffle_spark
+def addresses():
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+def work(_):
+    values = [bytes(1000) for _ in range(1000)]
+    time.sleep(0.2)
+    return len(values)
+before = addresses()
+with ThreadPoolExecutor(12) as pool:
+    list(pool.map(work, range(12)))
+    print(addresses() - before)
+"""
+
+
+def test_threads_share_arenas_where_addresses_are_limited() -> None:
+    """Otherwise twelve threads that fetch would reserve 64 MiB each beside their stacks, and a worker keeps these."""
+    command = [sys.executable, "-c", ARENAS_IN_CHILD]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=True)
+    assert int(done.stdout) < 320 * MIB
+
+
+FETCHES_IN_CHILD = """
+import json, resource, sys, threading, time
+from pathlib import Path
+from riffle_spark.state.restore.prefetch import prefetched
+from riffle_spark.state.restore.reader import in_parallel
+
+own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (own + int(sys.argv[1]), -1))
+names = set()
+def work(item):
+    names.add(threading.current_thread().name)
+    time.sleep(0.02)
+    return -item
+answers = in_parallel(work, range(40))
+answers += [data.result() for _, data in prefetched(work, range(40), lambda item: 1)]
+print(json.dumps([answers, sorted(names)]))
+"""
+
+
+@pytest.mark.parametrize(("room", "in_own_threads"), [(8 * MIB, False), (80 * MIB, True)])
+def test_fetches_need_no_more_threads_than_addresses_allow(room: int, in_own_threads: bool) -> None:
+    """Twelve stacks of 8 MiB do not fit; with room for one alone, the calling thread fetches."""
+    command = [sys.executable, "-c", FETCHES_IN_CHILD, str(room)]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-1000:]
+    answers, names = json.loads(done.stdout)
+    assert answers == [-item for item in range(40)] * 2
+    assert ("MainThread" not in names) == in_own_threads
+
+
+REFUSED_THREAD_IN_CHILD = """
+import resource, threading
+from pathlib import Path
+from riffle_spark.worker.slot import _in_our_words
+own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (own + (1 << 20), -1))
+try:
+    threading.Thread(target=print).start()
+except RuntimeError as error:
+    print(_in_our_words(error, None))
+"""
+
+
+def test_a_refused_thread_is_an_error_with_a_remedy() -> None:
+    """It names the setting that limits addresses, and the other limits."""
+    command = [sys.executable, "-c", REFUSED_THREAD_IN_CHILD]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=True)
+    assert "a Python worker cannot start a thread" in done.stdout
+    assert "raise spark.executor.pyspark.memory" in done.stdout

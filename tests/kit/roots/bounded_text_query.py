@@ -1,0 +1,84 @@
+"""A processor that keeps texts in a value, a list and a map. It runs without Spark, on a root in a folder.
+
+``tests/data/roots/0.1-bounded-text`` holds its first batch, of a version that accepted ``char`` and ``varchar``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from riffle_spark import transform_with_state
+from riffle_spark.protocol.batch.driver import Driver, DriverPorts
+from riffle_spark.protocol.operator import operator_of
+from riffle_spark.protocol.ports import IncomingBatch
+from riffle_spark.settings import Settings
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.objects.open import open_store
+from riffle_spark.testing import InlineBackground, ManualClock, SimCluster, SimSink, SimWork, home_of
+
+__all__ = ["KEYS", "feed"]
+
+KEYS = ("a", "b", "c")
+_ROWS = pa.schema([("k", pa.string()), ("v", pa.string())])
+_STORE, _KEY_GROUPS, _NOW_MS = "texts", 4, 1_767_225_600_000
+
+
+class KeepsTexts(StatefulProcessor):
+    """Answers with the texts that it keeps, and keeps one more."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the variables, whose values are of this type."""
+        self._value = handle.getValueState("value", f"v {self._kind}")
+        self._list = handle.getListState("list", f"v {self._kind}")
+        self._map = handle.getMapState("map", f"v {self._kind}", f"v {self._kind}")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
+        """Answer the value, the list and the map as one text."""
+        for row in rows:
+            value = self._value.get()
+            listed = [each[0] for each in self._list.get()]
+            mapped = sorted((name[0], text[0]) for name, text in self._map.iterator())
+            yield Row(k=key[0], kept=f"{value[0] if value else None} {listed} {mapped}")
+            self._value.update((row.v,))
+            self._list.appendValue((row.v,))
+            self._map.updateValue((row.v,), (row.v,))
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def feed(folder: Path, kind: str) -> dict[str, str]:
+    """Start the query as a new driver does on the root ``folder/state``, and run a batch with one row of each key.
+
+    Return the texts that were kept of each key before the batch.
+    """
+    root = f"file://{folder}/state"
+    objects = open_store(root)
+    home = home_of(root, folder / "local", "texts")
+    cluster = SimCluster(home, objects)
+    cluster.add("1")
+    declared = transform_with_state(KeepsTexts(kind), key="k", output="k string, kept string", store=_STORE)
+    operator = operator_of(declared.store, declared.key, declared.compute, (), _ROWS)
+    tail = Log(objects, root).open()
+    version = 0 if tail is None else tail.version + 1
+    ports = DriverPorts(objects, cluster, ManualClock(_NOW_MS), InlineBackground(), new_id=lambda: uuid4().hex)
+    driver = Driver(Settings(root=root, key_groups=_KEY_GROUPS), home, ports)
+    incoming = IncomingBatch(
+        version=version, query_id="texts", run_id=uuid4().hex, offsets=f"offsets-{version}", input_digest=None,
+        time_ms=_NOW_MS, watermark_ms=None,
+    )  # fmt: skip
+    rows = pa.table([[*KEYS], [f"{key}{version}" for key in KEYS]], schema=_ROWS)
+    sink = SimSink()
+    driver.process(incoming, [operator], SimWork(cluster, rows, [operator], {_STORE: sink}))
+    (output,) = sink.by_id.values()
+    return dict(zip(output.column("k").to_pylist(), output.column("kept").to_pylist(), strict=True))
