@@ -20,14 +20,14 @@ __all__ = ["PAGE", "filled", "shown", "whole_page"]
 
 TEXTS = RESULTS.parent
 PAGE = TEXTS.parent / "docs" / "numbers.md"
-ORDER = ("throughput", "blocks", "peers", "elasticity", "processor", "assignor", "demo")
+ORDER = ("throughput", "blocks", "peers", "elasticity", "processor", "assignor", "calls", "demo")
 HEAD = """# Numbers
 
 <!-- Made by `./run bench page` from benchmarks/*.md and benchmarks/results/*.json: do not edit. -->
 
-What the benchmarks measured, against what, how, and how to measure it again. The machine is small, virtual and noisy:
-look at the ratios. Figures have three digits here; the files in [benchmarks/results](../benchmarks/results) have all of
-them.
+This page lists what the benchmarks measured, how, and how to repeat it. It is for people who compare riffle_spark with
+other engines. The machine is small, virtual and noisy, so the ratios matter more than the times. Figures have three
+digits; the files in [benchmarks/results](../benchmarks/results) have all of them.
 """
 PLACE = re.compile(r"\{([a-z][\w.]*)(:repetitions|:if_measured)?\}")
 NOT_MEASURED = "not measured yet"

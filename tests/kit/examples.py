@@ -1,26 +1,28 @@
-"""Hypothesis profiles: ``fast`` for ``./run test``, ``full`` for ``./run test --all``."""
+"""Hypothesis profiles: ``fast`` for ``./run test``, ``full`` for its ``--all``, ``planted`` for ``./run planted``."""
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
-__all__ = ["FAST", "FULL", "costly", "register_profiles"]
+__all__ = ["FAST", "FULL", "PLANTED", "costly", "register_profiles"]
 
-FAST, FULL = "fast", "full"
+FAST, FULL, PLANTED = "fast", "full", "planted"
 EXAMPLES = {FAST: 25, FULL: 200}
 SLOWNESS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
 """Health checks that fail a property because the machine is busy, not because the property is wrong."""
 
 
 def register_profiles() -> None:
-    """Register both profiles and load ``fast``; ``--hypothesis-profile=full`` loads the other one afterwards.
+    """Register all profiles and load ``fast``; ``--hypothesis-profile=full`` loads another one afterwards.
 
-    Examples are derived from the property's source, so that every run draws the same ones.
+    Examples are derived from the property's source, so that every run draws the same ones. ``planted`` draws those of
+    ``fast``, but does not shrink an example that fails.
     """
     for name, examples in EXAMPLES.items():
         settings.register_profile(
             name, max_examples=examples, deadline=None, derandomize=True, suppress_health_check=SLOWNESS
         )
+    settings.register_profile(PLANTED, settings.get_profile(FAST), phases=(Phase.explicit, Phase.generate))
     settings.load_profile(FAST)
 
 

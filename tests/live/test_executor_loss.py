@@ -8,16 +8,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JError
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, StatefulJob, arrow_function, together
 from riffle_spark.errors import ConfigError, Misplaced
 from riffle_spark.spark.engine import inventory
+from riffle_spark.spark.engine.jvm import running_seconds
 from riffle_spark.spark.engine.tagged_jobs import Losses, _Watch  # private: looked at while nobody dies
 from tests.kit.streams.placed_frames import built_frames
 from tests.kit.streams.streaming import Kept, executor_processes, running, settings_in, wait_for
@@ -206,18 +209,31 @@ def compute(spark: SparkSession, seconds: float) -> None:
 
 
 def test_no_job_is_given_up_as_long_as_a_slot_computes(spark: SparkSession, tmp_path: Path) -> None:
-    """Somebody has gone, and another's slot takes long: that is not thrown away. What fails later is no loss, and no
-    job after the block bears the tag.
+    """An executor that is lost while another executor's slot computes does not cancel that slot. A later failure is not
+    a loss, and no job after the block carries the tag.
     """
     inventory.await_executors(spark, settings_in(tmp_path), expected=2)
-    compute(spark, 0)  # What is new takes longer to begin.
-    watch = _Watch(spark, NOBODY)
+    compute(spark, 0)  # The first task of a new executor takes longer to start.
+    watch = _Watch(spark, frozenset())
     watch.gave_up = True  # as if jobs that waited had run on, whatever was cancelled
+
+    def is_computing() -> bool:
+        with suppress(Py4JError):  # A job that has just started may have no stages to read yet.
+            return bool(running_seconds(spark, watch._tag))  # private: as above
+        return False
+
+    def lose_while_computing() -> None:
+        wait_for(is_computing, "a task runs with the watch's tag")
+        watch._executors = NOBODY  # private: as above
+
+    losing = threading.Thread(target=lose_while_computing)
     with watch.watched():
         assert spark.sparkContext.getLocalProperty(TAGS) == watch._tag  # private: as above
-        compute(spark, 1.5)
+        losing.start()
+        compute(spark, 4)
         assert watch.gone == NOBODY
         assert not watch.gave_up
+    losing.join()
     assert not spark.sparkContext.getLocalProperty(TAGS)
 
 

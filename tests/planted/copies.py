@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 
+from tests.kit.examples import PLANTED
 from tests.kit.folders import CHECKOUT
 from tests.planted.patches import Plant, PlantError, apply_patch
 
@@ -28,6 +29,7 @@ COPIED = (
 PYTEST = (
     *("-m", "pytest", "-x", "-q", "-m", "not long", "--no-header", "--tb=line", "-p", "no:cacheprovider"),
     *("--randomly-seed=1", "--randomly-dont-reorganize", "--hypothesis-seed=1", "--timeout=300"),
+    f"--hypothesis-profile={PLANTED}",
 )
 SCHEDULES = ("-m", "tests.dst", "--no-shrink", "--json", "--processes", "1", "--schedules")
 SECONDS = 900.0

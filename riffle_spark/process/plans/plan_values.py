@@ -8,7 +8,7 @@ here keeps the handles of its nodes; ``is_original`` tells whether a node still 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypeVar
 
 __all__ = [
     "Access",
@@ -37,6 +37,8 @@ Edit: TypeAlias = Literal["", "project", "no_rows", "count_all"]
 """What became of a node since it was read: nothing; a projection to its output; a leaf without rows that has its
 output; or its distinct aggregate functions count every value.
 """
+
+_T = TypeVar("_T")
 
 _PLAN_PACKAGES: Final = (".plans.", ".execution.", ".streaming.", ".datasources.")
 _ATTRIBUTE: Final = "AttributeReference"
@@ -100,26 +102,54 @@ class PlanNode:
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads the JSON of one plan, and notes how each object is reached in the JVM."""
+    """Reads the JSON of one plan, and notes how each object is reached in the JVM.
+
+    Nothing here recurses: the depth of a plan or an expression is limited by Spark alone. ``leaves`` is the number of
+    leaves of the plan that are not read yet; the last one is read first.
+    """
 
     is_stream: Callable[[int], bool]
     accesses: dict[int, Access] = field(default_factory=dict)
     next_handle: int = 0
     leaves: int = 0
 
-    def take_handle(self, access: Access | None) -> int:
+    def plan(self, tree: Sequence[Mapping[str, object]]) -> PlanNode:
+        """Read a plan."""
+        self.leaves = sum(not _count(told) for told in tree)
+        return self._read(tree, None, self._node)
+
+    def expression(self, tree: Sequence[Mapping[str, object]], access: Access) -> Expression:
+        """Read an expression."""
+        return self._read(tree, access, _expression)
+
+    def _read(
+        self,
+        tree: Sequence[Mapping[str, object]],
+        access: Access | None,
+        make: Callable[[Mapping[str, object], tuple[_T, ...], int], _T],
+    ) -> _T:
+        """Make the values of a tree, children before their parents, and return that of its root."""
+        parents = _parents(tree)
+        handles = list[int]()
+        for parent, index in parents:
+            handles.append(
+                self._take_handle(_access_of_child(tree[parent], handles[parent], index) if handles else access)
+            )
+        children: list[list[_T]] = [[] for _ in tree]
+        for position in reversed(range(1, len(tree))):
+            made = make(tree[position], tuple(reversed(children[position])), handles[position])
+            children[parents[position][0]].append(made)
+        return make(tree[0], tuple(reversed(children[0])), handles[0])
+
+    def _take_handle(self, access: Access | None) -> int:
         handle = self.next_handle
         self.next_handle += 1
         if access is not None:
             self.accesses[handle] = access
         return handle
 
-    def plan(self, tree: Iterator[Mapping[str, object]], access: Access | None) -> PlanNode:
-        """Read the node that is next in a tree, and all below it."""
-        told = next(tree)
-        kind, count = _short_name(told), int(str(told["num-children"]))
-        handle = self.take_handle(access)
-        children = tuple(self.plan(tree, _access_of_child(told, handle, index)) for index in range(count))
+    def _node(self, told: Mapping[str, object], children: tuple[PlanNode, ...], handle: int) -> PlanNode:
+        kind = _short_name(told)
         fields, expressions = dict[str, object](), dict[str, tuple[Expression, ...]]()
         for name, value in told.items():
             held = self._held(value, handle, name, kind)
@@ -127,17 +157,16 @@ class _Reader:
                 expressions[name] = held
             elif name not in ("class", "num-children"):
                 fields[name] = value
-        is_streaming = any(child.is_streaming for child in children) if count else self._is_stream(kind, fields)
+        is_streaming = any(child.is_streaming for child in children) if children else self._is_stream(kind, fields)
         return PlanNode(kind, children, expressions, fields, is_streaming, handle)
 
     def _is_stream(self, kind: str, fields: Mapping[str, object]) -> bool:
         """Tell whether a leaf is a stream. The JVM is asked only if the leaf's JSON does not tell."""
-        number = self.leaves
-        self.leaves += 1
+        self.leaves -= 1
         stated = fields.get("isStreaming")
         if isinstance(stated, bool):
             return stated
-        return kind.startswith("Streaming") or self.is_stream(number)
+        return kind.startswith("Streaming") or self.is_stream(self.leaves)
 
     def _held(self, value: object, parent: int, name: str, kind: str) -> tuple[Expression, ...] | None:
         """Return the expressions that a field holds: one, perhaps one, several, or several times several."""
@@ -145,22 +174,31 @@ class _Reader:
             return None
         if _is_tree(value):
             access = (parent, f"{name}.get" if (kind, name) in _OPTIONAL else name, None)
-            return None if _is_plan(value) else (self.expression(iter(value), access),)
+            return None if _is_plan(value) else (self.expression(value, access),)
         trees = [one for one in value if isinstance(one, list) and _is_tree(one) and not _is_plan(one)]
         if trees and len(trees) == len(value):
-            return tuple(self.expression(iter(one), (parent, name, index)) for index, one in enumerate(trees))
+            return tuple(self.expression(one, (parent, name, index)) for index, one in enumerate(trees))
         nested = [tree for one in value if isinstance(one, list) for tree in one if isinstance(tree, list)]
         nested = [tree for tree in nested if _is_tree(tree) and not _is_plan(tree)]
-        return tuple(self.expression(iter(tree), (parent, name, None)) for tree in nested) if nested else None
+        return tuple(self.expression(tree, (parent, name, None)) for tree in nested) if nested else None
 
-    def expression(self, tree: Iterator[Mapping[str, object]], access: Access) -> Expression:
-        """Read the expression that is next in a tree, and all below it."""
-        told = next(tree)
-        handle = self.take_handle(access)
-        count = int(str(told["num-children"]))
-        children = tuple(self.expression(tree, _access_of_child(told, handle, index)) for index in range(count))
-        fields = {name: value for name, value in told.items() if name not in ("class", "num-children")}
-        return Expression(_short_name(told), children, fields, handle)
+
+def _expression(told: Mapping[str, object], children: tuple[Expression, ...], handle: int) -> Expression:
+    fields = {name: value for name, value in told.items() if name not in ("class", "num-children")}
+    return Expression(_short_name(told), children, fields, handle)
+
+
+def _parents(tree: Sequence[Mapping[str, object]]) -> list[tuple[int, int]]:
+    """Return for each node of a tree the position of its parent, and its index among that one's children."""
+    parents, places = list[tuple[int, int]](), [(-1, 0)]
+    for position, told in enumerate(tree):
+        parents.append(places.pop())
+        places += [(position, index) for index in reversed(range(_count(told)))]
+    return parents
+
+
+def _count(told: Mapping[str, object]) -> int:
+    return int(str(told["num-children"]))
 
 
 def parse_plan(
@@ -171,7 +209,7 @@ def parse_plan(
     ``is_stream`` tells of a leaf, by its number among all leaves in the order of the JSON, whether it is a stream.
     """
     reader = _Reader(is_stream, next_handle=first_handle)
-    plan = reader.plan(iter(json.loads(text)), None)
+    plan = reader.plan(json.loads(text))
     return plan, reader.accesses
 
 
@@ -207,16 +245,20 @@ def walk(plan: PlanNode) -> Iterator[PlanNode]:
 
 def nodes_with_paths(plan: PlanNode, path: Path = ()) -> Iterator[tuple[Path, PlanNode]]:
     """Yield a node and all below it with their positions, parents before their children."""
-    yield path, plan
-    for index, child in enumerate(plan.children):
-        yield from nodes_with_paths(child, (*path, index))
+    waiting = [(path, plan)]
+    while waiting:
+        path, plan = waiting.pop()
+        yield path, plan
+        waiting += [((*path, index), child) for index, child in reversed(list(enumerate(plan.children)))]
 
 
 def walk_expression(expression: Expression) -> Iterator[Expression]:
     """Yield an expression and all below it."""
-    yield expression
-    for child in expression.children:
-        yield from walk_expression(child)
+    waiting = [expression]
+    while waiting:
+        expression = waiting.pop()
+        yield expression
+        waiting += reversed(expression.children)
 
 
 def attribute_ids(expression: Expression) -> set[int]:
@@ -237,11 +279,13 @@ def same_expression(some: Expression, other: Expression) -> bool:
 
 def conjuncts(condition: Expression) -> Iterator[Expression]:
     """Yield the parts of a condition that all have to hold."""
-    if condition.kind == "And":
-        for part in condition.children:
-            yield from conjuncts(part)
-    else:
-        yield condition
+    waiting = [condition]
+    while waiting:
+        condition = waiting.pop()
+        if condition.kind == "And":
+            waiting += reversed(condition.children)
+        else:
+            yield condition
 
 
 def find_node(plan: PlanNode, path: Path) -> PlanNode:

@@ -52,9 +52,13 @@ class PlanReader:
 
     def found(self, handle: int) -> Node:
         """Return the object that was read under a handle."""
-        if handle not in self._objects:
-            parent, method, index = self._accesses[handle]
-            self._objects[handle] = self._called(parent, method) if index is None else self._item(parent, method, index)
+        missing, nearest = list[int](), handle
+        while nearest not in self._objects:
+            missing.append(nearest)
+            nearest, _, _ = self._accesses[nearest]
+        for each in reversed(missing):
+            parent, method, index = self._accesses[each]
+            self._objects[each] = self._called(parent, method) if index is None else self._item(parent, method, index)
         return self._objects[handle]
 
     def _item(self, parent: int, method: str, index: int) -> Node:

@@ -4,11 +4,13 @@ top. Its plans were recorded in each version of Spark.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.plans.cut import CutPlan, Input, PlanPiece, cut, marks_in
-from riffle_spark.process.plans.plan_values import walk
+from riffle_spark.process.plans.cut import CutPlan, Input, Mark, PlanPiece, cut, marks_in
+from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, conjuncts, parse_plan, walk
 from riffle_spark.process.plans.rules import REFUSED, check_rules, check_tables
 from tests.kit.recorded_plans import VERSIONS, plan_of
 
@@ -94,6 +96,26 @@ def test_a_query_is_cut_at_its_stateful_nodes(name: str, version: str) -> None:
     assert not any(marks_in(each.plan) for each in cut_plan.inputs)
 
 
+def test_a_mark_below_another_one_is_removed_alone() -> None:
+    """A stream may be wrapped twice, with nodes of the query between and below the marks."""
+
+    def node(kind: str, *children: PlanNode, **expressions: tuple[Expression, ...]) -> PlanNode:
+        return PlanNode(kind, children, expressions, {}, is_streaming=True, handle=0)
+
+    def marked(number: int, child: PlanNode) -> PlanNode:
+        text = Mark(number, ROOT).condition.removeprefix("raise_error('").removesuffix("') is null")
+        raised = Expression("RaiseError", (Expression("Literal", (), {"value": text}, 0),), {}, 0)
+        return node("Filter", child, condition=(Expression("IsNull", (raised,), {}, 0),))
+
+    own_filter = node("Filter", node("Source"), condition=(Expression("Literal", (), {"value": "true"}, 0),))
+    wrapped_twice = marked(1, node("Project", marked(2, own_filter)))
+    assert [mark.number for mark in marks_in(wrapped_twice)] == [1, 2]
+    cut_plan = cut(wrapped_twice)
+    assert list(walk(cut_plan.plan))[1:] == list(walk(own_filter))
+    assert [each.kind for each in walk(cut_plan.plan)] == ["Project", "Filter", "Source"]
+    assert not marks_in(cut_plan.plan)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_query_that_spark_allows_is_allowed(name: str, version: str) -> None:
@@ -148,3 +170,21 @@ def test_a_handle_is_the_number_of_the_object_in_the_order_of_reading(version: s
     handles = [node.handle for node in nodes]
     assert handles == sorted(set(handles))
     assert handles == [node.handle for node in walk(plan_of(version, "a join behind an aggregate").plan)]
+
+
+@pytest.mark.parametrize("depth", [1, 5_000])
+def test_a_plan_of_any_depth_is_read(depth: int) -> None:
+    """A condition of many parts, and many projections, are as deep as Spark's own stack allows."""
+    attribute = {"class": "expressions.AttributeReference", "num-children": 0, "name": "n", "exprId": {"id": 1}}
+    both = {"class": "expressions.And", "num-children": 2, "left": 0, "right": 1}
+    condition = [both] * depth + [attribute] * (depth + 1)
+    filters = [{"class": "plans.logical.Filter", "num-children": 1, "condition": condition, "child": 0}]
+    projections = [{"class": "plans.logical.Project", "num-children": 1, "projectList": [[attribute]]}] * depth
+    source = {"class": "plans.logical.Range", "num-children": 0, "isStreaming": True}
+    plan, accesses = parse_plan(json.dumps([*filters, *projections, source]), lambda _: False)
+    (condition_read,) = plan.expressions["condition"]
+    assert [each.id for each in conjuncts(condition_read)] == [1] * (depth + 1)
+    assert attribute_ids(condition_read) == {1}
+    assert [node.kind for node in walk(plan)] == ["Filter", *["Project"] * depth, "Range"]
+    assert all(node.is_streaming for node in walk(plan))
+    assert len(accesses) == 2 * depth + 1 + depth + depth + 1

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.plans.built import Built, is_null, leaf_column
+from riffle_spark.process.plans.built import Built, is_null, leaf_column, literal
 from riffle_spark.process.plans.columns import Column, catalog_name, quoted_name
 from riffle_spark.process.plans.cut import cut, table_of
 from riffle_spark.process.plans.distinct import distinct_spec, read_rows
@@ -18,6 +18,7 @@ from riffle_spark.process.plans.grouping_keys import (
     GroupingKey,
     KeyColumn,
     Result,
+    read_elements,
     read_keys,
     stored_as,
     time_of,
@@ -125,20 +126,39 @@ def test_a_result_names_the_key_and_its_store() -> None:
     assert [key.columns for key in twice] == [["A"], ["a_2"]]
 
 
-REFUSED_KEYS: dict[str, Column] = {
-    "array_key": column("a", {"type": "array", "elementType": "long", "containsNull": True}),
-    "void_key": column("a", "void"),
-    "collated_key": column("a", "string", metadata={"__COLLATIONS": {"a": "spark.UTF8_LCASE"}}),
+COLLATED = {"__COLLATIONS": {"a": "spark.UTF8_LCASE"}}
+REFUSED_KEYS: dict[str, tuple[object, Mapping[str, object]]] = {
+    "array_key": ({"type": "array", "elementType": "long", "containsNull": True}, {}),
+    "void_key": ("void", {}),
+    "collated_key": ("string", COLLATED),
 }
 
 
+@pytest.mark.parametrize("is_field", [False, True])
 @pytest.mark.parametrize("name", REFUSED_KEYS)
-def test_a_column_that_cannot_be_a_key_is_refused_with_its_type(name: str) -> None:
-    """In Spark's own words for the type."""
+def test_a_column_that_cannot_be_a_key_is_refused_with_its_type(name: str, is_field: bool) -> None:
+    """In Spark's own words for the type; a struct with such a field cannot be a key either."""
+    data_type, metadata = REFUSED_KEYS[name]
+    refused_column = column("a", data_type, metadata=metadata)
+    if is_field:
+        refused_column = column("a", {"type": "struct", "fields": [column("b").field, refused_column.field]})
     with pytest.raises(ConfigError) as refused:
-        read_keys(keyed([REFUSED_KEYS[name]]))
+        read_keys(keyed([refused_column]))
     assert REFUSED[name].term in refused.value.problem
-    assert refused.value.where == f"a: {catalog_name(REFUSED_KEYS[name].field)}"
+    assert refused.value.where == f"a: {catalog_name(refused_column.field)}"
+
+
+def test_a_value_counts_once_only_in_rows_that_pass_the_filter() -> None:
+    """``count(DISTINCT n) FILTER (WHERE ...)`` has the filter as its second child; rows without a value never count."""
+    argument, condition = column("n"), column("is_wanted", "boolean", 1).expression
+    counted = Expression("Count", (argument.expression,), {}, 2)
+    function = Expression("AggregateExpression", (counted, condition), {"isDistinct": True}, 3)
+    elements = read_elements([(function, "count(DISTINCT n)", keyed([argument]))], ["page", "n"])
+    assert elements.names == ["distinct_for", "n_2"]
+    assert elements.taken_apart() == {
+        "n_2": argument.expression,
+        "passes 0": Built("if", (is_null(argument.expression), literal(False), condition)),
+    }
 
 
 def test_a_key_that_differs_when_a_batch_runs_again_is_refused() -> None:
@@ -206,6 +226,14 @@ def test_rows_are_late_by_the_end_of_a_window_that_is_no_key() -> None:
         "w": window.expression,
         "event_time": Built("field", (window.expression,), 1),
     }
+
+
+def test_columns_of_one_name_stay_apart_in_a_de_duplication() -> None:
+    """A select may give two columns one name; both travel, and a key's name is not used for another column."""
+    key, *others = column("k"), column("n", number=1), column("n", number=2), column("k", number=3)
+    node = PlanNode("Deduplicate", (), {"keys": (key.expression,)}, {}, is_streaming=True, handle=0)
+    rows = read_rows(node, [key, *others], ())
+    assert rows.others == {"n": others[0], "n_2": others[1], "k_2": others[2]}
 
 
 def test_two_columns_of_event_time_are_refused() -> None:
@@ -276,6 +304,19 @@ def test_a_join_knows_whose_rows_count_without_a_partner(version: str, how: str,
     assert rows.meanings()["join"].split()[0] == how
 
 
+def test_rows_that_are_joined_by_a_window_leave_when_it_ends() -> None:
+    """Both sides are due by the end of the window, which the key has."""
+    ends: list[Any] = [column(name, "timestamp").field for name in ("start", "end")]
+    metadata = {"spark.timeWindow": True, "spark.watermarkDelayMs": 5}
+    windows = [column("w", {"type": "struct", "fields": ends}, number, metadata=metadata) for number in (0, 1)]
+    (left,), (right,) = (read_keys(keyed([window])) for window in windows)
+    sides = ([windows[0]], [windows[1]])
+    found = FoundJoin("Inner", sides, ([left], [right]), (), 0, (windows[0], windows[1]), (None, None), {0, 1})
+    rows = JoinRows(found, ExpressionFacts(lambda expression: expression.kind, lambda _: windows[0].field))
+    spec = rows.spec(pa.schema([(name, pa.timestamp("us")) for name, _ in rows.row(0)]), ())
+    assert (spec.left.due, spec.right.due) == ("w_end", "w_end")
+
+
 @every_version
 def test_a_table_is_joined_by_its_key(version: str) -> None:
     """The columns that decide which change is the last are kept, too."""
@@ -316,6 +357,21 @@ def test_a_table_keeps_what_orders_its_changes_and_nothing_that_is_not_read(vers
     found = FoundTable(stage.node, table, (left, right), (keys[0], keys[1]), [])
     rows = TableRows(found, [each.id for each in of_table], ())
     assert (list(rows.kept.values()), rows.told) == (["seen"], [])
+
+
+@every_version
+def test_a_second_equality_of_the_tables_key_is_a_condition(version: str) -> None:
+    """The first one finds the table's row, and the other one is checked on it."""
+    plan = plan_of(version, "a join with a table")
+    (stage,) = cut(plan.plan).stages
+    table, (left, right) = table_of(stage.node), plan.outputs[0]
+    assert table is not None
+    columns = {each.name: each.expression for each in (*left, *right)}
+    some, other = (Expression("EqualTo", (columns["other"], columns[name]), {}, 0) for name in ("page", "n"))
+    both = Expression("And", (some, other), {}, 0)
+    node = replace(stage.node, expressions={"condition": (both,)})
+    without_views = replace(table, views=())
+    assert equalities(node, without_views, (left, right)) == ({"other": columns["page"]}, [other])
 
 
 @every_version

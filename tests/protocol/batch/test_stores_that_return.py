@@ -15,6 +15,7 @@ from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.offline.verify import verify
 from riffle_spark.process.merging.accumulators import Accumulator
 from riffle_spark.process.merging.aggregates import aggregate, max_, sum_
+from riffle_spark.protocol.batch.acceptance import acceptance_warnings
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.record import Record
@@ -244,3 +245,11 @@ def test_a_result_that_continues_with_another_meaning_is_a_warning(tmp_path: Pat
     assert "store 'totals' continues with sum_('v') under 'a, b', and the job declares max_('v')" in warning
     (warning,) = warnings_of(world, 2, "a", " b", operators=[named("a, b", max_("v")), tails()])
     assert "`accept` names 'a, b', and nothing of that name needs to be accepted" in warning
+
+
+def test_a_name_with_a_comma_is_known_although_a_part_of_it_is_a_name_too() -> None:
+    """The setting separates names at commas, so ``a, b`` arrives as two."""
+    both = operator_of("totals", ["k"], aggregate(**{"a": sum_("v"), "a, b": max_("v")}), (), ROWS)
+    warnings = list(acceptance_warnings(None, [both], ["a", " b"]))
+    assert len(warnings) == 2
+    assert all("nothing of that name needs to be accepted" in warning for warning in warnings)

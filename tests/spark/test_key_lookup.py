@@ -1,0 +1,58 @@
+"""Where a key is processed, as a simulated query places it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.merging.aggregates import aggregate, count
+from riffle_spark.protocol.operator import Operator, operator_of
+from riffle_spark.protocol.ownership.weights import Weights
+from riffle_spark.spark.job_operators import JobOperators
+from riffle_spark.spark.key_lookup import KeyLookup
+from tests.kit.simulated.world import ROWS, World, one, tails, totals
+
+
+def looked_up(world: World, operators: Sequence[Operator]) -> KeyLookup:
+    """Return a look-up of the keys of these operators."""
+    of_job = JobOperators((), world.settings, "rows", Weights())
+    of_job.current = list(operators)
+    return KeyLookup(world.driver.ownership.placement, of_job)
+
+
+def by_number() -> Operator:
+    """Count by a key of another type."""
+    return operator_of("by_number", ["v"], aggregate(count=count()), (), ROWS)
+
+
+def test_stores_with_one_key_need_no_name(tmp_path: Path) -> None:
+    """Their tasks have the same owner."""
+    world = World(tmp_path)
+    world.batch(0, one(1))
+    lookup = looked_up(world, [totals(), tails()])
+    place = lookup.where("a", None)
+    assert place == lookup.where("a", "totals") == lookup.where("a", "tails")
+    assert place.key_group in range(world.settings.key_groups)
+
+
+def test_stores_with_several_keys_need_a_name(tmp_path: Path) -> None:
+    """The error lists the names. A name that no store has is refused, too."""
+    world = World(tmp_path, operators=[totals(), by_number()])
+    world.batch(0, one(1))
+    lookup = looked_up(world, [totals(), by_number()])
+    with pytest.raises(ConfigError, match="different keys") as refused:
+        lookup.where("a", None)
+    assert refused.value.remedy == "name one of totals, by_number"
+    with pytest.raises(ConfigError, match="by_numbers"):
+        lookup.where(1, "by_numbers")
+    assert lookup.where(1, "by_number").key_group in range(world.settings.key_groups)
+
+
+def test_a_key_has_no_place_before_the_first_batch(tmp_path: Path) -> None:
+    """No operator is known yet, and nobody owns anything."""
+    world = World(tmp_path)
+    with pytest.raises(ConfigError, match="nobody owns 'a' yet"):
+        looked_up(world, []).where("a", None)
