@@ -49,8 +49,19 @@ REMOVED: Final = MappingProxyType(
 """What to do instead, by the name of the setting."""
 
 
-def check_not_removed(names: Iterable[object], source: str) -> None:
-    """Raise ``ConfigError`` with the replacement for the first name of a removed setting."""
-    for name in names:
-        if isinstance(name, str) and name in REMOVED:
-            raise ConfigError(f"setting {name!r} of {source} was removed", remedy=REMOVED[name], where=name)
+def check_not_removed(names: Iterable[object], source: str, prefix: str = "") -> None:
+    """Raise ``ConfigError`` with the replacements if ``names`` has removed settings.
+
+    ``source`` is what sets them, such as ``code`` or a file. It writes ``prefix`` before each name.
+    """
+    removed = [name for name in names if isinstance(name, str) and name in REMOVED]
+    if not removed:
+        return
+    listed = ", ".join(repr(name) for name in removed)
+    where = ", ".join(f"{prefix}{name}" for name in removed)
+    if len(removed) == 1:
+        fact = f"setting {listed} was removed, but {source} sets it"
+        raise ConfigError(fact, remedy=REMOVED[removed[0]], where=where)
+    fact = f"settings {listed} were removed, but {source} sets them"
+    remedies = "\n".join(f"  {name}: {REMOVED[name]}" for name in removed)
+    raise ConfigError(fact, remedy=f"replace each of them\n{remedies}", where=where)

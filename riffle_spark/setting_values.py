@@ -98,7 +98,10 @@ def whole(low: int, high: int | None = None) -> Range:
 
 def seconds(low: float) -> Range:
     """Return a check for durations: finite seconds, or text with a unit."""
-    allowed = f"a duration of at least {low:g} s and at most 36500 d, as seconds or as text such as '10 min'"
+    allowed = (
+        f"a duration of at least {low:g} s and at most 36500 d, as seconds or as text such as '10 min' "
+        "(units: ms, s, min, h, d)"
+    )
 
     def check(value: Value) -> Value:
         number = _duration(value) if isinstance(value, str) else value

@@ -405,6 +405,8 @@ def from_sources(
     chosen = named.pop(f"{CONF_PREFIX}conf_file", None)
     path = Path(chosen) if chosen else toml
     found: dict[str, object] = dict(read_toml(path)) if path is not None and (chosen or path.exists()) else {}
+    ours = sorted(key for key in named if key.startswith(CONF_PREFIX))
+    check_not_removed((key.removeprefix(CONF_PREFIX) for key in ours), "the Spark configuration", CONF_PREFIX)
     for key, value in sorted(named.items()):
         if key.startswith(CONF_PREFIX):
             name, source = key.removeprefix(CONF_PREFIX), f"the Spark configuration ({key})"

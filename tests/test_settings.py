@@ -287,13 +287,31 @@ def test_a_removed_setting_is_refused_with_its_replacement(tmp_path: Path, name:
     """In code, in a file and in the Spark configuration, each named in the error."""
     file = tmp_path / "riffle.toml"
     file.write_text(f"[riffle]\n{name} = 1\n")
-    with pytest.raises(ConfigError, match="of code was removed") as in_code:
+    with pytest.raises(ConfigError, match=f"setting {name!r} was removed, but code sets it") as in_code:
         Settings(**{name: 1})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"riffle\.toml was removed"):
+    with pytest.raises(ConfigError, match=r"was removed, but .*riffle\.toml sets it"):
         from_sources(None, {}, file)
-    with pytest.raises(ConfigError, match=rf"spark\.riffle\.{name}\) was removed"):
+    with pytest.raises(ConfigError, match="was removed, but the Spark configuration sets it") as in_conf:
         from_sources(None, {f"spark.riffle.{name}": "1"})
     assert in_code.value.remedy == REMOVED[name]
+    assert in_conf.value.where == f"spark.riffle.{name}"
+
+
+def test_all_removed_settings_of_a_source_are_named_at_once(tmp_path: Path) -> None:
+    """A job that sets several is corrected in one step, not by one failed start for each."""
+    file = tmp_path / "riffle.toml"
+    file.write_text("[riffle]\ngoals = 1\nec2_metadata = true\n")
+    sources = [
+        lambda: Settings(goals=1, ec2_metadata=True),  # type: ignore[call-arg]
+        lambda: from_sources(None, {}, file),
+        lambda: from_sources(None, {"spark.riffle.goals": "1", "spark.riffle.ec2_metadata": "true"}),
+    ]
+    for read in sources:
+        with pytest.raises(ConfigError, match=r"settings .* were removed, but .* sets them") as refused:
+            read()
+        for name in ("goals", "ec2_metadata"):
+            assert f"{name!r}" in str(refused.value)
+            assert f"{name}: {REMOVED[name]}" in refused.value.remedy
 
 
 def test_replacements_name_settings_that_exist() -> None:

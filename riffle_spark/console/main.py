@@ -55,7 +55,11 @@ def main() -> None:
 @of_a_root
 @_checkpoint
 @click.option("--empty", is_flag=True, help="Begin with no state on purpose.")
-@click.option("--key-groups", type=int, help="With --empty: the number of key-groups, else that of the settings file.")
+@click.option(
+    "--key-groups",
+    type=click.IntRange(1, 32_768),
+    help="With --empty: the number of key-groups, else that of the settings file.",
+)
 @click.option("--dispatch", type=click.Choice(DISPATCHES), help="With --empty: the dispatch, else the file's.")
 @click.option("--previous", metavar="CHECKPOINT", callback=a_folder, help=_PREVIOUS)
 @click.option("--delivered", is_flag=True, help="Sealed output was delivered, or nobody wants it.")

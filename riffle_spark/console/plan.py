@@ -82,10 +82,15 @@ def _scenarios(paths: tuple[Path, ...], strategy: str | None, asked: Mapping[str
     root, of_a_root = cast("str | None", asked["root"]), ("add", "add_racks", "drop", "drop_racks")
     if asked["add_racks"] and not asked["add"]:
         raise click.UsageError("--add-rack says where new members stand: say --add too")
-    if (root is None) == (not paths) or (root is None and any(asked[name] for name in of_a_root)):
+    if (root is None) == (not paths):
         raise click.UsageError(
-            "it takes either files or one root, and --add, --drop and their like go with a root\n"
-            "  What to do: say --scenario FILE, or --root ROOT and what if; a file has events"
+            "riffle plan needs --scenario or --root, and not both\n"
+            "  What to do: name files (--scenario FILE), or the root of a query that has run (--root ROOT)"
+        )
+    if root is None and any(asked[name] for name in of_a_root):
+        raise click.UsageError(
+            "--add changes a root, and so do --add-rack, --drop and --drop-rack; --scenario names files\n"
+            "  What to do: name a root (--root ROOT), or write the changes as `events` into the file"
         )
     if root is None:
         yield from (read_scenario(path, strategy) for path in _files(paths))

@@ -32,7 +32,7 @@ def check_target(to: int | str) -> tuple[bool, int]:
     found = _TARGET.fullmatch(str(to))
     if found is None:
         raise ConfigError(
-            f"{str(to)[:80]!r} names no batch and no record",
+            f"{str(to)[:80]!r} is not a batch or a record",
             remedy="give a batch, as 4711, or a record, as record:17",
             where="--to",
         )

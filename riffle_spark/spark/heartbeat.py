@@ -103,7 +103,7 @@ def interval_ms(text: str, where: str) -> int:
     lengths = [_UNITS_MS.get(unit) or _UNITS_MS.get(unit.removesuffix("s")) for _, unit in parts]
     if not parts or None in lengths:
         raise ConfigError(
-            f"{text!r} is no interval",
+            f"{text!r} is not an interval",
             remedy="write a number and a unit: milliseconds, seconds, minutes, hours, days or weeks",
             where=where,
         )

@@ -354,10 +354,10 @@ def key_names(given: str | Sequence[str], store: str) -> tuple[str, ...]:
 
 
 def check_compute(given: object, store: str) -> None:
-    """Raise ``ConfigError`` for what is no computation, as a plain function."""
+    """Raise ``ConfigError`` unless ``given`` is a computation; a plain function is not."""
     if not callable(getattr(given, "declare", None)):
         raise ConfigError(
-            f"compute = {given!r} is no computation",
+            f"compute = {given!r} is not a computation",
             remedy="give aggregate(...), or a function of yours as arrow_function(function, state=..., output=...)",
             where=store,
         )

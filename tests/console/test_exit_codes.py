@@ -64,6 +64,7 @@ CALLED_WRONGLY = (
     ("rollback", "--root", "{}", "--checkpoint", "{checkpoint}", "--to", "record:"),
     ("rollback", "--root", "{}", "--checkpoint", "", "--to", "1"),
     ("adopt", "--root", "{}", "--checkpoint", "{checkpoint}", "--previous", ""),
+    ("adopt", "--root", "{}", "--checkpoint", "{checkpoint}", "--empty", "--key-groups", "99999"),
     ("dispatch", "--root", "{}", "--to", "key_group", "--key-groups", "0"),
     ("dispatch", "--root", "{}", "--to", "hashed", "--partition-of", "nowhere:at_all"),
     ("policy", "file:///a"),

@@ -112,7 +112,7 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
         lambda _, mended: operator(key=["user"] if mended else []),
     ),
     "a function for a computation": Mistake(
-        "is no computation",
+        "is not a computation",
         "arrow_function(function, state=..., output=...)",
         lambda _, mended: totals_by(zero_for_all) if mended else operator(compute=zero_for_all),
     ),
@@ -214,7 +214,7 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
         ),
     ),
     "a delay in words": Mistake(
-        "'ten minutes' is no interval",
+        "'ten minutes' is not an interval",
         "write a number and a unit",
         lambda _, mended: operator(watermark=("at", "10 minutes" if mended else "ten minutes")),
     ),

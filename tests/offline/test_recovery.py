@@ -395,7 +395,7 @@ def test_a_checkpoint_is_found_by_the_name_that_spark_has_for_it(checkpoint: Pat
 def test_what_names_no_batch_is_refused(world: World, checkpoint: Path, to: str) -> None:
     """Only digits do: this removes entries of a checkpoint."""
     fill(world, 2)
-    with pytest.raises(ConfigError, match="names no batch and no record"):
+    with pytest.raises(ConfigError, match="is not a batch or a record"):
         rollback(world.home.root, to, str(checkpoint))
 
 

@@ -232,7 +232,7 @@ def test_what_is_not_promised_is_refused_with_what_is(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"those are {tail.promised} to {tail.sequence}, as what older"):
         rollback(world.home.root, f"record:{tail.promised - 1}", checkpoint)
     for named in ("record:", "record:-1", "latest", "1.5"):
-        with pytest.raises(ConfigError, match="names no batch and no record"):
+        with pytest.raises(ConfigError, match="is not a batch or a record"):
             rollback(world.home.root, named, checkpoint)
     with pytest.raises(ConfigError, match=f"record {tail.sequence + 1} is not one"):
         rollback(world.home.root, f"record:{tail.sequence + 1}", checkpoint)

@@ -148,8 +148,8 @@ def test_what_the_log_does_not_know_is_refused(query: Elastic) -> None:
     """An unknown member, an empty root, files beside a root, and --add without one."""
     assert "no member, executor or host '9'" in _run("plan", "--root", query.home.root, "--drop", "9").output
     assert "holds no state" in _run("plan", "--root", "memory://nothing-here").output
-    assert "either files or one root" in _run("plan").output
-    assert "either files or one root" in _run("plan", "--scenario", ".", "--add", 1).output
+    assert "needs --scenario or --root" in _run("plan").output
+    assert "--add changes a root" in _run("plan", "--scenario", ".", "--add", 1).output
     assert _run("plan", "--root", query.home.root, ".").exit_code == 2
     assert "say --add too" in _run("plan", "--root", query.home.root, "--add-rack", "a").output
     assert "nobody would be left" in _run("plan", "--root", query.home.root, "--drop", "1", "--drop", "2").output

@@ -271,7 +271,7 @@ def arity(sink: Sink) -> int:
     Raises ``ConfigError`` if it can be called with neither.
     """
     if not callable(sink):
-        raise ConfigError(f"the sink {sink!r} is no function", remedy="write sink(frame, batch_id)", where="into")
+        raise ConfigError(f"the sink {sink!r} is not a function", remedy="write sink(frame, batch_id)", where="into")
     try:
         signature = inspect.signature(sink)
     except (TypeError, ValueError):

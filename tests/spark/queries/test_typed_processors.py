@@ -73,7 +73,7 @@ def test_what_pandas_cannot_hold_fails_a_processor_as_in_spark(name: str, spark:
 
 @pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("way", ["value", "map"])
+@pytest.mark.parametrize("way", ["value", "list", "map"])
 def test_variables_of_each_type_are_read_back_as_in_spark(
     way: str, form: str, spark: SparkSession, tmp_path: Path
 ) -> None:

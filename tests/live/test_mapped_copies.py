@@ -1,0 +1,51 @@
+"""State that is small beside a limit on a Python worker's address space, whose copies are mapped, on a cluster."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from riffle_spark import Stateful, aggregate, count, last
+from tests.kit.streams.streaming import Kept, committed, settings_in
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
+
+MASTER = "local-cluster[1,1,1400]"
+CONF = {"spark.executor.memory": "1400m", "spark.executor.pyspark.memory": "1500m"}
+BATCHES = 10
+KEYS_PER_BATCH = 13_000
+TEXT = "concat_ws('', transform(sequence(1, 8), i -> sha2(cast(id * 8 + i as string), 512))) AS v"
+"""A kilobyte for each key."""
+STATE_BYTES = 129 << 20
+
+
+def rows_of(spark: SparkSession, batch: int) -> DataFrame:
+    """Return new keys, a kilobyte each."""
+    return spark.range(batch * KEYS_PER_BATCH, (batch + 1) * KEYS_PER_BATCH).selectExpr("id AS k", TEXT)
+
+
+def copied_bytes(folder: Path) -> int:
+    """Return the size of all local copies."""
+    return sum(file.stat().st_size for file in (folder / "local").rglob("*") if file.is_file())
+
+
+def test_a_query_runs_whose_state_is_a_tenth_of_the_limit(spark: SparkSession, tmp_path: Path) -> None:
+    """While its state grows, over batches that touch all of it, and after a restart that restores all of it."""
+    kept = Kept()
+    lasts = aggregate(rows=count(), v=last("v"))
+    settings = settings_in(tmp_path, key_groups=8)
+    run = Stateful("large", "k", lasts, settings=settings).into(kept)
+    for batch in range(BATCHES):
+        run(rows_of(spark, batch), batch)
+    assert copied_bytes(tmp_path) >= STATE_BYTES
+    every_tenth = spark.range(0, BATCHES * KEYS_PER_BATCH, 10).selectExpr("id AS k", "'short' AS v")
+    run(every_tenth, BATCHES)
+    shutil.rmtree(tmp_path / "local")
+    restarted = Stateful("large", "k", lasts, settings=settings).into(kept)
+    restarted(every_tenth, BATCHES + 1)
+    latest = kept.latest("k")
+    assert all(latest[k] == {"rows": 3, "v": "short"} for k in range(0, BATCHES * KEYS_PER_BATCH, 10))
+    assert committed(f"file://{tmp_path}/state")[-1] == BATCHES + 1
