@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from apps.demo.servers import JVM_OPTIONS
 
@@ -35,6 +35,7 @@ CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
 """Spark's usual one starts a dozen small programs a batch (``chmod``, ``readlink``); another one writes the same files
 with a few.
 """
+JARS = "spark.jars"
 
 
 class Kind(NamedTuple):
@@ -100,12 +101,27 @@ def _runs(session: SparkSession) -> bool:
     return session.sparkContext._jsc is not None
 
 
+def _end_jvm() -> None:
+    """End the JVM, if it runs. PySpark starts a new one for the next session."""
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+
+
 def _started(kind: Kind) -> SparkSession:
     import pyspark
     from pyspark.sql import SparkSession
 
     import riffle_spark
 
+    if JARS in dict(kind.conf):
+        _end_jvm()  # The class path of a JVM does not change after its start.
     builder = SparkSession.builder.master(kind.master).appName("riffle")
     is_pinned = pyspark.__version__.startswith("4.0.")
     room = "" if is_pinned else ".checkpointing"

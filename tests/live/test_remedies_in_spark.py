@@ -336,7 +336,7 @@ IN_ONE_PLACE: Mapping[str, Mistake[Place]] = {
     "another number of key-groups": Mistake("key_groups = 16, but the state", "--key-groups 16", other_key_groups),
     "another key": Mistake("has another schema", "use another store name", other_key),
     "another key of a wrapped query": Mistake(
-        "the query has no store 'aggregate.k' any more", "option('riffle.accept', 'aggregate.k')", other_key_on
+        "the query no longer has store 'aggregate.k'", "option('riffle.accept', 'aggregate.k')", other_key_on
     ),
 }
 

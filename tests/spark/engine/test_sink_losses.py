@@ -37,6 +37,12 @@ def totals(number: int) -> Rows:
     return [(user, number + 1, (number + 1) * (at + 1)) for at, user in enumerate(USERS)]
 
 
+def holders(rows: DataFrame) -> set[int]:
+    """Return on how many executors the results below a frame are kept. Frames that idioms keep do not count."""
+    leaves = rows._jdf.queryExecution().analyzed().collectLeaves()
+    return {leaves.apply(at).rdd().getStorageLevel().replication() for at in range(leaves.size())}
+
+
 class Murderous:
     """A sink that does some idioms a batch. While ``armed``, its first attempt at a batch kills all executors, and then
     does each idiom in vain.
@@ -54,8 +60,7 @@ class Murderous:
         self.calls.append(delivery_id)
         if self._armed and self.calls.count(delivery_id) == 1:
             spark = rows.sparkSession
-            kept = spark.sparkContext._jsc.sc().getRDDStorageInfo()
-            assert {rdd.storageLevel().replication() for rdd in kept} == {2}, "one dead holder must cost nothing"
+            assert holders(rows) == {2}, "one dead holder must cost nothing"
             processes = executor_processes()
             for executor in inventory.executors(spark):
                 os.kill(processes[executor.id], signal.SIGKILL)
