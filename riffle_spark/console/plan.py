@@ -81,7 +81,7 @@ def _scenarios(paths: tuple[Path, ...], strategy: str | None, asked: Mapping[str
     """Read the files, or make a scenario of a root."""
     root, of_a_root = cast("str | None", asked["root"]), ("add", "add_racks", "drop", "drop_racks")
     if asked["add_racks"] and not asked["add"]:
-        raise click.UsageError("--add-rack says where new members stand: say --add too")
+        raise click.UsageError("--add-rack sets the racks of new members, but --add is missing: give --add N too")
     if (root is None) == (not paths):
         raise click.UsageError(
             "riffle plan needs --scenario or --root, and not both\n"

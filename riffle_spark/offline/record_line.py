@@ -50,8 +50,8 @@ def offsets_before(log: Log, target: Record) -> str | None:
 def _record_at(log: Log, tail: Record, sequence: int) -> Record:
     if not tail.promised <= sequence <= tail.sequence:
         raise ConfigError(
-            f"record {sequence} is not one that a rollback is promised to: those are {tail.promised} to {tail.sequence}"
-            + (", as what older ones need may be deleted at any moment" if sequence < tail.promised else ""),
+            f"cannot roll back to record {sequence}: records {tail.promised} to {tail.sequence} are kept for it"
+            + ("; objects of older records may be deleted at any time" if sequence < tail.promised else ""),
             remedy="choose one of these, or raise retained_versions for the future",
             where="--to",
         )

@@ -106,9 +106,15 @@ class Stateful:
 def together(*jobs: "StatefulJob", settings: Settings | None = None) -> "StatefulJob":
     """Return one ``foreachBatch`` function of several operators: one input, one commit, all or nothing.
 
-    Raises ``ConfigError`` if two operators have one store name, or settings of their own that differ while none are
-    given here.
+    Raises ``ConfigError`` if there are no operators, if two operators have one store name, and if they have different
+    settings of their own while none are given here.
     """
+    if not jobs:
+        raise ConfigError(
+            "together() was given no operators",
+            remedy="give each operator its sink: together(one.into(sink), other.into(sink))",
+            where="together",
+        )
     for job in jobs:
         if not isinstance(job, StatefulJob):
             raise ConfigError(f"{job!r} is no job", remedy="give each operator its sink: together(one.into(sink), ...)")

@@ -116,6 +116,11 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
         "arrow_function(function, state=..., output=...)",
         lambda _, mended: totals_by(zero_for_all) if mended else operator(compute=zero_for_all),
     ),
+    "no operators": Mistake(
+        "together() was given no operators",
+        "together(one.into(sink), other.into(sink))",
+        lambda _, mended: together(*[operator().into(print)] * mended),
+    ),
     "a store's name with a space": Mistake(
         "'my totals' cannot be a store name",
         "use 1 to 64 letters, digits, '.', '_' or '-'",

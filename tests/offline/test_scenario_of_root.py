@@ -151,7 +151,7 @@ def test_what_the_log_does_not_know_is_refused(query: Elastic) -> None:
     assert "needs --scenario or --root" in _run("plan").output
     assert "--add changes a root" in _run("plan", "--scenario", ".", "--add", 1).output
     assert _run("plan", "--root", query.home.root, ".").exit_code == 2
-    assert "say --add too" in _run("plan", "--root", query.home.root, "--add-rack", "a").output
+    assert "give --add N too" in _run("plan", "--root", query.home.root, "--add-rack", "a").output
     assert "nobody would be left" in _run("plan", "--root", query.home.root, "--drop", "1", "--drop", "2").output
     more = _run("plan", "--root", query.home.root, "--add", 2, "--add-rack", "a, b", "--strategy", "min_cost")
     assert "new1" in more.output

@@ -1,6 +1,6 @@
 """Expressions to be built in the JVM, as values: of the expressions that a plan has, and of the columns of a leaf."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -74,9 +74,9 @@ def choose(condition: Value, then: Value, otherwise: Value) -> Value:
     return Built("if", (condition, then, otherwise))
 
 
-def struct(fields: Mapping[str, Value]) -> Value:
-    """Return a struct of these fields."""
-    return Built("struct", tuple(fields.values()), tuple(fields))
+def struct(fields: Sequence[tuple[str, Value]]) -> Value:
+    """Return a struct of these fields. Several may have the same name, as in Spark."""
+    return Built("struct", tuple(value for _, value in fields), tuple(name for name, _ in fields))
 
 
 def normalised(value: Value) -> Value:
@@ -134,9 +134,9 @@ def _put_together(
         return Built("cast", (values[path], like))
     assert isinstance(data_type, Mapping), "only structs have fields"
     made = struct(
-        {
-            str(each["name"]): _put_together(each["type"], (*path, index), values, nulls, column)
+        [
+            (str(each["name"]), _put_together(each["type"], (*path, index), values, nulls, column))
             for index, each in enumerate(data_type["fields"])
-        }
+        ]
     )
     return choose(nulls[path], null_like(made), made) if path in nulls else made

@@ -212,9 +212,9 @@ class Catalyst:
         """Return a field of a struct."""
         return self.named("expressions.GetStructField")(struct, index, self.none())
 
-    def struct(self, fields: Mapping[str, Node]) -> Node:
+    def struct(self, fields: Sequence[tuple[str, Node]]) -> Node:
         """Return a struct of these fields."""
-        told = [one for name, field in fields.items() for one in (self.literal(name), field)]
+        told = [one for name, field in fields for one in (self.literal(name), field)]
         return self.named("expressions.CreateNamedStruct")(self.seq(told))
 
     def normalised(self, expression: Node) -> Node:

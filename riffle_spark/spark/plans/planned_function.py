@@ -107,7 +107,7 @@ class PlannedFunction:
         """Return what it is sent of a row; null if its filter leaves the row out."""
         catalyst, arguments = self.reader.catalyst, [self.reader.found(each.handle) for each in self.arguments]
         if self.own is not None:
-            return catalyst.struct({str(index): argument for index, argument in enumerate(arguments)})
+            return catalyst.struct([(str(index), argument) for index, argument in enumerate(arguments)])
         sent = arguments[0]
         if self.is_hashed:
             sent = catalyst.hashed(sent)

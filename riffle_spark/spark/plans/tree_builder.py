@@ -87,6 +87,6 @@ def _key(value: Value) -> object:
     return (value.kind, tuple(map(_key, value.parts)), type(value.value), value.value)
 
 
-def _fields(value: Built, parts: Sequence[Node]) -> Mapping[str, Node]:
+def _fields(value: Built, parts: Sequence[Node]) -> Sequence[tuple[str, Node]]:
     assert isinstance(value.value, tuple), "a struct has the names of its fields"
-    return dict(zip(map(str, value.value), parts, strict=True))
+    return list(zip(map(str, value.value), parts, strict=True))

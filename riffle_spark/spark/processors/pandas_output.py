@@ -14,6 +14,8 @@ import pyarrow as pa
 from pyspark.errors import PySparkTypeError, PySparkValueError
 from pyspark.sql.pandas.types import _create_converter_from_pandas, from_arrow_type
 
+from riffle_spark.state.formats.arrow_casts import with_nan_for_null
+
 __all__ = ["PandasOutput"]
 
 _COERCION: Final = "int_to_decimal_coercion_enabled"
@@ -136,7 +138,8 @@ class _Column:
             if not _CASTS:
                 raise
             array = pa.Array.from_pandas(series, mask=mask).cast(target_type=self._field.type, safe=self._safe)
-        return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+        array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+        return with_nan_for_null(array, self._field)
 
     def _problem(self, series: pd.Series) -> str:
         return (

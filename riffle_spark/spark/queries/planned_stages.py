@@ -244,6 +244,13 @@ def planned_stages(found: cut_query.CutQuery, names: str | None) -> list[Planned
         if one.kind != "table" and len({type(below) for below in one.below}) > 1:
             raise rules.refusal("result_and_input", one.node.kind)
     named = dict(enumerate(name.strip() for name in (names or "").split(",")))
+    if len(named) > len(found.stages):
+        raise ConfigError(
+            f"option('riffle.stores', {names!r}) names {len(named)} stores, but the query has {len(found.stages)} "
+            "stateful operators",
+            remedy="name one store for each stateful operator, the first operator first",
+            where="riffle.stores",
+        )
     for stage in found.stages:
         taken = tuple(one.store for one in stages)
         planned = READERS[stage.kind](found, stage, taken)
@@ -280,6 +287,27 @@ def check_dispatch(stages: Sequence[PlannedStage], settings: Settings) -> None:
                 remedy=f"{how} {columns} too; {keep}",
                 where="dispatch",
             )
+
+
+def check_mode(stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str, str]], mode: str) -> None:
+    """Raise ``ConfigError`` if stored windows end, and ``mode`` keeps all windows, or the reverse.
+
+    Sessions are the same in every mode.
+    """
+    for stage in stages:
+        text = stored.get(stage.store, {})
+        if stage.kept is None or stage.late is None or not meanings_in(text):
+            continue
+        ended = "due" in text
+        if ended == (mode != "complete"):
+            continue
+        earlier = "outputMode('append') or outputMode('update')" if ended else "outputMode('complete')"
+        raise ConfigError(
+            f"the state was written with {earlier}, and outputMode({mode!r}) cannot continue it: complete mode keeps "
+            "all windows, the other modes delete windows that end",
+            remedy=f"set {earlier} again; or name a new store to start without state: option('riffle.stores', 'NAME')",
+            where=stage.store,
+        )
 
 
 def check_stored(

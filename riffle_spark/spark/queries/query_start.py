@@ -159,6 +159,7 @@ def _check_root(
     if tail is not None:
         check_stale(tail, [stage.store for stage in stages], in_force.accept, home.root)
     schemas = tail.schemas if tail is not None else {}
+    planned_stages.check_mode(stages, schemas, writer_settings.mode)
     taken = writer_settings.option(planned_stages.TAKE_OVER)
     planned_stages.check_stored(stages, schemas, ",".join(in_force.accept), taken)
 

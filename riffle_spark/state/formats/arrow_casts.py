@@ -15,7 +15,7 @@ from pyarrow import types
 
 from riffle_spark.columns import Column
 
-__all__ = ["cast_column", "cast_columns", "cast_table"]
+__all__ = ["cast_column", "cast_columns", "cast_table", "with_nan_for_null"]
 
 
 def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -47,6 +47,33 @@ def cast_column(column: Column, kind: pa.DataType) -> Column:
     if isinstance(column, pa.ChunkedArray):
         return pa.chunked_array([_cast_visible(chunk, kind) for chunk in column.chunks], kind)
     return _cast_visible(column, kind)
+
+
+def with_nan_for_null(values: pa.Array, field: pa.Field) -> pa.Array:
+    """Return the values of a field with NaN for each NULL of a float that is declared NOT NULL, also inside.
+
+    pandas does not tell NaN from NULL, so Arrow reads both as NULL.
+    """
+    kind = field.type
+    if types.is_floating(kind) and not field.nullable:
+        return values.fill_null(float("nan"))
+    if not _has_required_floats(kind):
+        return values
+    if types.is_struct(kind):
+        children = [with_nan_for_null(values.field(place), inner) for place, inner in enumerate(kind)]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
+    if types.is_map(kind):
+        key, item = kind.key_field, kind.item_field
+        pairs = [with_nan_for_null(values.keys, key), with_nan_for_null(values.items, item)]
+        return _with_values(values, kind, pa.StructArray.from_arrays(pairs, fields=[key, item]))
+    return _with_values(values, kind, with_nan_for_null(values.values, kind.value_field))
+
+
+def _has_required_floats(kind: pa.DataType) -> bool:
+    fields = [kind.field(place) for place in range(kind.num_fields)]
+    return any(
+        (types.is_floating(field.type) and not field.nullable) or _has_required_floats(field.type) for field in fields
+    )
 
 
 def _cast_visible(array: pa.Array, kind: pa.DataType) -> pa.Array:

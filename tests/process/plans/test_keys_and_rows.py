@@ -96,6 +96,15 @@ def test_a_struct_is_taken_apart_and_put_together() -> None:
     assert whole.parts[2] == Built("struct", (leaf_column("s_a"),), ("a",))
 
 
+def test_fields_of_one_name_stay_apart_in_a_struct() -> None:
+    """Spark allows such a struct, and reads its fields by their positions."""
+    fields = [column("a").field, column("a").field]
+    (key,) = read_keys(keyed([column("s", {"type": "struct", "fields": fields}, nullable=False)]))
+    assert key.columns == ["s_a", "s_a_2"]
+    whole = key.put_together({name: leaf_column(name) for name in key.columns})
+    assert whole == Built("struct", (leaf_column("s_a"), leaf_column("s_a_2")), ("a", "a"))
+
+
 def test_floating_point_keys_are_normalised() -> None:
     """Spark does not tell 0.0 from -0.0, and state compares bits."""
     plain, floating = read_keys(keyed([column("a"), column("b", "double", 1)]))

@@ -17,6 +17,7 @@ from riffle_spark import Stateful, arrow_function, transform_with_state, transfo
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.process.types.stage_specs import GroupsSpec
 from riffle_spark.spark.processors.grouped_frames import GroupedFrames
+from riffle_spark.spark.processors.pandas_output import PandasOutput
 from riffle_spark.testing import Harness
 from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
 
@@ -137,3 +138,24 @@ def test_null_structs_are_told_to_sparks_sinks(spark: SparkSession, tmp_path: Pa
     assert [batch["a"]["v"] for batch in rows] == [None, None, FULL, None]
     assert [batch["b"]["v"] for batch in rows] == [None, FULL, None, FULL]
     assert [batch["b"]["vs"] for batch in rows] == [None, [FULL, FULL], [None, FULL], [FULL, FULL]]
+
+
+NAN = float("nan")
+FLOATS = "struct<a: double not null, b: double>"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (FLOATS, {"a": NAN, "b": NAN}, {"a": NAN, "b": None}),
+        ("struct<s: struct<f: float not null>>", {"s": {"f": NAN}}, {"s": {"f": NAN}}),
+        (f"array<{FLOATS}>", [{"a": NAN, "b": NAN}, None], [{"a": NAN, "b": None}, None]),
+        (f"map<string, {FLOATS}>", {"x": {"a": NAN, "b": 1.0}}, [("x", {"a": NAN, "b": 1.0})]),
+        ("array<double>", [NAN, 1.0], [None, 1.0]),
+    ],
+)
+def test_nan_stays_in_a_required_float_that_pandas_gives_back(kind: str, value: Any, expected: Any) -> None:
+    """In a nullable one it becomes NULL, as in Spark. NULL there could be neither cast nor kept."""
+    output = PandasOutput(schema_of_ddl(f"v {kind}"), timezone="UTC", by_name=True, safe=True)
+    output.add(pd.DataFrame({"v": pd.Series([value, None], dtype=object)}))
+    assert repr(output.table().column("v").to_pylist()) == repr([expected, None])

@@ -185,6 +185,23 @@ BASES = {
             "a slide": Edit(windowed("10 seconds", slide="5 seconds"), ("c", [(1,), (2,)])),
             "another delay": Edit(windowed("10 seconds", "20 seconds"), ("c", [(2,)])),
             "rows once closed": Edit(windowed("10 seconds"), ("c", []), mode="append"),
+            "complete results": Edit(
+                windowed("10 seconds"), refused="written with outputMode('append') or", mode="complete"
+            ),
+            "complete results of a new store": Edit(
+                windowed("10 seconds"), ("c", [(1,)]), mode="complete", options={"riffle.stores": "anew"}
+            ),
+            "two stores": Edit(windowed("10 seconds"), refused="names 2 stores", options={"riffle.stores": ",anew"}),
+        },
+    ),
+    "complete windows": Base(
+        windowed("10 seconds"),
+        "complete",
+        {
+            "the same": Edit(windowed("10 seconds"), ("c", [(2,)])),
+            "windows that end": Edit(
+                windowed("10 seconds"), refused="written with outputMode('complete')", mode="update"
+            ),
         },
     ),
     "sessions": Base(sessions("5 seconds"), "complete", {"another gap": Edit(sessions("20 seconds"), ("c", [(2,)]))}),

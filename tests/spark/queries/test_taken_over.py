@@ -16,10 +16,13 @@ from pyspark.sql import functions as F
 
 import riffle_spark
 from riffle_spark import Stateful, aggregate, count, max_, mean, sum_
+from riffle_spark.batch_times import TimeMode
 from riffle_spark.errors import ConfigError
+from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.plans.cut import Stage
-from riffle_spark.spark.queries.planned_stages import PlannedStage, check_stored
+from riffle_spark.spark.queries.planned_stages import PlannedStage, check_mode, check_stored
 from riffle_spark.state.schemas.plain_columns import PlainColumns
+from riffle_spark.state.schemas.store_schema import text_after
 from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in
 
 BATCHES: list[list[tuple[str, int | None]]] = [
@@ -171,6 +174,28 @@ def test_names_are_listed_as_they_are() -> None:
         check_stored([stage(odd, key)], stored, None, "max_by(n, at), sum((n + 1))")
     check_stored([stage(odd, key)], stored, None, "max_by(n, at),sum((n + 1)),at")
     check_stored([stage(odd.remove(1), key)], stored, "sum((n + 1))", "max_by(n, at), at")
+
+
+@pytest.mark.parametrize(
+    ("time", "mode", "earlier"),
+    [
+        ("EventTime", "complete", "outputMode.'append'. or outputMode.'update'. again"),
+        ("None", "append", "outputMode.'complete'. again"),
+        ("None", "update", "outputMode.'complete'. again"),
+    ],
+)
+def test_windows_that_end_and_complete_results_do_not_share_a_store(time: TimeMode, mode: str, earlier: str) -> None:
+    """The error names the output modes. Modes that end windows alike, and stages without an end, continue."""
+    key = pa.schema({"page": pa.string(), "end": pa.timestamp("us", "UTC")})
+    query = replace(stage(STATE, key), late=LateRule("end", "keys"))
+    schema = PlainColumns("totals", key, STATE, None if time == "None" else "end", time)
+    stored = {"totals": text_after(None, schema, 0, query.meanings)}
+    with pytest.raises(ConfigError, match=f"(?s)outputMode.'{mode}'. cannot continue.*{earlier}.*riffle.stores"):
+        check_mode([query], stored, mode)
+    for same in {"complete", "append", "update"} - ({mode} if time != "None" else {"append", "update"}):
+        check_mode([query], stored, same)
+    check_mode([replace(query, late=None)], stored, mode)
+    check_mode([replace(query, store="other")], stored, mode)
 
 
 @pytest.mark.parametrize("accepted", ["", "distinct.page"])
