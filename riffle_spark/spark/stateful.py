@@ -109,6 +109,7 @@ def together(*jobs: "StatefulJob", settings: Settings | None = None) -> "Statefu
     Raises ``ConfigError`` if there are no operators, if two operators have one store name, and if they have different
     settings of their own while none are given here.
     """
+    check_settings(settings, "together")
     if not jobs:
         raise ConfigError(
             "together() was given no operators",
@@ -118,7 +119,6 @@ def together(*jobs: "StatefulJob", settings: Settings | None = None) -> "Statefu
     for job in jobs:
         if not isinstance(job, StatefulJob):
             raise ConfigError(f"{job!r} is no job", remedy="give each operator its sink: together(one.into(sink), ...)")
-    check_settings(settings, "together")
     own = [job.settings for job in jobs if job.settings is not None]
     if settings is None and any(one.given() != own[0].given() for one in own):
         raise ConfigError(

@@ -111,7 +111,7 @@ def _end_jvm() -> None:
         gateway.proc.stdin.close()
         gateway.proc.wait()
     SparkContext._gateway = None
-    SparkContext._jvm = None
+    SparkContext._jvm = None  # private: PySpark takes the next JVM's from its new gateway
 
 
 def _started(kind: Kind) -> SparkSession:
