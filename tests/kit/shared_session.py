@@ -79,9 +79,15 @@ class SharedSession:
         return self._session
 
     def stop(self) -> None:
-        """Stop the session, if there is one: somebody starts another, or its cluster goes."""
+        """Stop the session, if there is one: another one is started, or its cluster ends.
+
+        The session that starts a JVM passes its configuration as system properties. Later sessions would inherit it.
+        """
         if self._session is not None:
             self._session.stop()
+            jvm: Any = self._session.sparkContext._jvm  # private: the one way to system properties
+            for name, _ in self._kind.conf if self._kind is not None else ():
+                jvm.java.lang.System.clearProperty(name)
         self._session = None
 
 

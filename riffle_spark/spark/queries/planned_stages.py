@@ -244,7 +244,7 @@ def planned_stages(found: cut_query.CutQuery, names: str | None) -> list[Planned
         if one.kind != "table" and len({type(below) for below in one.below}) > 1:
             raise rules.refusal("result_and_input", one.node.kind)
     named = dict(enumerate(name.strip() for name in (names or "").split(",")))
-    if len(named) > len(found.stages):
+    if names and len(named) > len(found.stages):
         raise ConfigError(
             f"option('riffle.stores', {names!r}) names {len(named)} stores, but the query has {len(found.stages)} "
             "stateful operators",
