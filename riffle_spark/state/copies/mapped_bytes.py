@@ -14,6 +14,8 @@ _SHARE: Final = 0.5
 """Mapped copies get this share of the address space that is left: the rows of a batch need the rest."""
 _THREAD_BYTES: Final = 16 << 20
 """A thread's stack reserves 8 MiB of addresses, unless the shell's limit on stacks is another."""
+_ARENA_BYTES: Final = 128 << 20
+"""glibc reserves as much for a moment when the first thread makes the second arena, and keeps half of it."""
 _ARENA_MAX_OPTION: Final = -8
 """``M_ARENA_MAX`` of glibc's ``mallopt``."""
 _ARENAS: Final = 2
@@ -50,12 +52,15 @@ def mapping_budget(mapped: int) -> int | None:
 
 
 def threads_within_limit(wanted: int) -> int:
-    """Return how many of the wanted threads to start: their stacks get a share of the address space that is left.
+    """Return how many of the wanted threads to start: their stacks and their arena get a share of the address space
+    that is left.
 
     With 0 the caller does the work in its own thread.
     """
     left = _addresses_left()
-    return wanted if left is None else max(0, min(wanted, int(left * _SHARE) // _THREAD_BYTES))
+    if left is None:
+        return wanted
+    return max(0, min(wanted, (int(left * _SHARE) - _ARENA_BYTES) // _THREAD_BYTES))
 
 
 def _addresses_left() -> int | None:

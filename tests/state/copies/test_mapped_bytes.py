@@ -129,11 +129,13 @@ def test_threads_share_arenas_where_addresses_are_limited() -> None:
 FETCHES_IN_CHILD = """
 import json, resource, sys, threading, time
 from pathlib import Path
+from riffle_spark.state.copies.mapped_bytes import reserve_no_addresses
 from riffle_spark.state.restore.prefetch import prefetched
 from riffle_spark.state.restore.reader import in_parallel
 
 own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (own + int(sys.argv[1]), -1))
+reserve_no_addresses()
 names = set()
 def work(item):
     names.add(threading.current_thread().name)
@@ -145,9 +147,9 @@ print(json.dumps([answers, sorted(names)]))
 """
 
 
-@pytest.mark.parametrize(("room", "in_own_threads"), [(8 * MIB, False), (80 * MIB, True)])
+@pytest.mark.parametrize(("room", "in_own_threads"), [(8 * MIB, False), (80 * MIB, False), (480 * MIB, True)])
 def test_fetches_need_no_more_threads_than_addresses_allow(room: int, in_own_threads: bool) -> None:
-    """Twelve stacks of 8 MiB do not fit; with room for one alone, the calling thread fetches."""
+    """If twelve stacks of 8 MiB and an arena do not fit, there are fewer threads, or the calling thread fetches."""
     command = [sys.executable, "-c", FETCHES_IN_CHILD, str(room)]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr[-1000:]
