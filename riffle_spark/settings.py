@@ -143,7 +143,7 @@ class Settings:
         users=("queries with fast changing state: raise it so that standbys count as caught up",
                "queries that need short catch-up after a move: lower it"))
     num_standbys: int = setting(
-        0, whole(0), "spare copies of each key-group on other members; 1 is the sane value in production",
+        0, whole(0), "spare copies of each key-group on other members; production queries should use 1",
         live=True, of_assignment=True,
         users=("production queries that must survive a lost executor without a restore",
                "clusters of spot instances: 2 copies"))
@@ -236,7 +236,7 @@ class Settings:
         600.0, seconds(0), "how long copies stay that the assignment needs no more", live=True,
         users=("clusters with small disks: lower it", "clusters whose executors come and go within the hour: raise it"))
     folder_cleanup_delay: float = setting(
-        86_400.0, seconds(0), "how long folders of dead executors stay for somebody to take them up",
+        86_400.0, seconds(0), "how long the folder of a dead executor is kept, so that a new executor can use it",
         users=("hosts with persistent disks and pauses of days: raise it",
                "hosts that many applications share: lower it"))
     upkeep_bandwidth: int = setting(

@@ -23,7 +23,7 @@ class KeyLookup:
         number = self._number_of(key, store)
         place = None if number is None else placement.place_of(placement.task_of(number, store))
         if place is None:
-            raise ConfigError(f"nobody owns {key!r} yet", remedy="ask again once the query has run a batch")
+            raise ConfigError(f"key {key!r} has no owner yet", remedy="ask again once the query has run a batch")
         return place
 
     def _number_of(self, key: object, store: str | None) -> int | None:

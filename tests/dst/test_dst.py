@@ -1,5 +1,6 @@
-"""A query under fire: as many histories as there is time for in every run, in processes of their own. How many faults
-met how many steps in them is told, not asserted: ``./run dst --cells`` fails for a step that a fault did not meet."""
+"""Play schedules of a simulated query in processes of their own. The run prints how many faults met how many steps;
+``./run dst --cells`` fails for a step that a fault did not meet.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Part:
 
 
 def run_parts(commands: Sequence[str], folder: Path, checkout: Path = CHECKOUT) -> Iterator[Part]:
-    """Run ``./run COMMAND`` for each command and yield what became of it."""
+    """Run ``./run COMMAND`` for each command and yield its result."""
     folder.mkdir(parents=True, exist_ok=True)
     for command in commands:
         log = folder / f"{re.sub(r'[^a-z0-9.]+', '-', command)}.log"

@@ -52,7 +52,7 @@ def test_stores_with_several_keys_need_a_name(tmp_path: Path) -> None:
 
 
 def test_a_key_has_no_place_before_the_first_batch(tmp_path: Path) -> None:
-    """No operator is known yet, and nobody owns anything."""
+    """No operator is known yet, and no key has an owner."""
     world = World(tmp_path)
-    with pytest.raises(ConfigError, match="nobody owns 'a' yet"):
+    with pytest.raises(ConfigError, match="key 'a' has no owner yet"):
         looked_up(world, []).where("a", None)

@@ -16,7 +16,9 @@ __all__ = [
     "add_exactly",
     "add_floats",
     "beyond",
+    "filled",
     "group_keys",
+    "hold",
     "largest",
     "smallest",
     "sort_extreme",
@@ -28,7 +30,7 @@ _WORD_MASK = (1 << _WORD_BITS) - 1
 
 def add_floats(old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
     """Add doubles one after the other."""
-    total = np.array(_filled(old, 0.0), dtype=np.float64)
+    total = filled(old, 0.0)
     with np.errstate(invalid="ignore", over="ignore"):
         np.add.at(total, codes, values.to_numpy(zero_copy_only=False))
     return _where_known(pa.array(total), old, codes)
@@ -68,7 +70,7 @@ def beyond(values: pa.Array, type: pa.DataType) -> BoolArray:
     bounds = (Decimal((sign, (9,) * type.precision, -type.scale)) for sign in (1, 0))
     lowest, highest = (pa.scalar(bound, type).cast(values.type) for bound in bounds)
     outside = pc.or_(pc.less(values, lowest), pc.greater(values, highest))
-    return _bools(pc.fill_null(outside, False))
+    return hold(outside)
 
 
 def smallest(old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
@@ -83,7 +85,7 @@ def largest(old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
 
 def _extreme(choose: np.ufunc, old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
     plain = _plain_type(old.type)
-    result = np.array(_filled(old.view(plain), _neutral(choose is np.fmin, plain)))
+    result = filled(old.view(plain), _neutral(choose is np.fmin, plain))
     with np.errstate(invalid="ignore"):
         choose.at(result, codes, values.view(plain).to_numpy(zero_copy_only=False))
     return _where_known(pa.array(result).view(old.type), old, codes)
@@ -124,17 +126,19 @@ def _where_known(result: pa.Array, old: pa.Array, codes: IndexArray) -> pa.Array
     """Make null what neither the old results nor the values know."""
     if old.null_count == 0:
         return result
-    known = _bools(old.is_valid())
+    known = hold(old.is_valid())
     known[codes] = True
     return result if known.all() else pc.if_else(pa.array(known), result, pa.scalar(None, result.type))
 
 
-def _bools(array: pa.Array) -> BoolArray:
-    return np.array(array.to_numpy(zero_copy_only=False), dtype=np.bool_)
+def hold(array: pa.Array) -> BoolArray:
+    """Return which booleans are true, in a new array; null is not."""
+    return np.array(pc.fill_null(array, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
-def _filled(array: pa.Array, value: float) -> npt.NDArray[np.generic]:
-    return np.asarray(pc.fill_null(array, pa.scalar(value, array.type)).to_numpy(zero_copy_only=False))
+def filled(array: pa.Array, value: float) -> npt.NDArray[np.generic]:
+    """Return numbers in a new array, with a value for nulls."""
+    return np.array(pc.fill_null(array, pa.scalar(value, array.type)).to_numpy(zero_copy_only=False))
 
 
 def group_keys(encoded: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from riffle_spark.process.blocks.block import BoolArray, IndexArray
 
-__all__ = ["Columns", "Groups", "MergeFunction", "are_valid", "chosen", "filled", "hold"]
+__all__ = ["Columns", "Groups", "MergeFunction", "are_valid", "chosen"]
 
 Columns: TypeAlias = Sequence[pa.Array]
 
@@ -77,16 +75,6 @@ class MergeFunction(Protocol):
 def are_valid(array: pa.Array) -> BoolArray:
     """Tell which values are not null, in an array of one's own."""
     return np.array(array.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
-
-
-def hold(array: pa.Array) -> BoolArray:
-    """Tell which booleans are true; null is not."""
-    return np.array(pc.fill_null(array, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
-
-
-def filled(array: pa.Array, value: float) -> npt.NDArray[np.generic]:
-    """Return numbers as an array of one's own, with a value for nulls."""
-    return np.array(pc.fill_null(array, pa.scalar(value, array.type)).to_numpy(zero_copy_only=False))
 
 
 def chosen(codes: IndexArray, size: int, wanted: IndexArray, latest: bool) -> IndexArray:

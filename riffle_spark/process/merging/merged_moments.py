@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction, chosen, filled
+from riffle_spark.process.blocks.folding import filled
+from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction, chosen
 
 __all__ = ["MergedCoMoments", "MergedMoments", "MergedRegression"]
 

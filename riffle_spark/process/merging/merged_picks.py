@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from riffle_spark.columns import is_text_or_bytes
 from riffle_spark.process.blocks.block import IndexArray
-from riffle_spark.process.blocks.folding import largest, smallest, sort_extreme
-from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction, are_valid, chosen, filled, hold
+from riffle_spark.process.blocks.folding import filled, hold, largest, smallest, sort_extreme
+from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction, are_valid, chosen
 
 __all__ = ["MergedExtreme", "MergedExtremeBy", "MergedPick", "is_ordered", "ranks"]
 

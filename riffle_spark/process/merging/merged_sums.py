@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.blocks.block import BoolArray
-from riffle_spark.process.blocks.folding import add_exactly, add_floats
-from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction, are_valid, filled, hold
+from riffle_spark.process.blocks.folding import add_exactly, add_floats, filled, hold
+from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction, are_valid
 
 Overflow: TypeAlias = Literal["LEGACY", "ANSI", "TRY"]
 

@@ -206,7 +206,7 @@ def parse_plan(
 ) -> tuple[PlanNode, Mapping[int, Access]]:
     """Return the plan of the JSON that Spark gives of it, and how its objects are reached from the first one.
 
-    ``is_stream`` tells of a leaf, by its number among all leaves in the order of the JSON, whether it is a stream.
+    ``is_stream`` returns whether a leaf is a stream. Leaves are numbered in the order of the JSON.
     """
     reader = _Reader(is_stream, next_handle=first_handle)
     plan = reader.plan(json.loads(text))

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 from riffle_spark.batch_times import TimeMode
 from riffle_spark.columns import one_array
 from riffle_spark.process.blocks.block import Batch, Declared, IndexArray, Update
-from riffle_spark.process.blocks.folding import group_keys
-from riffle_spark.process.merging.merge_function import Groups, MergeFunction, are_valid, chosen, hold
+from riffle_spark.process.blocks.folding import group_keys, hold
+from riffle_spark.process.merging.merge_function import Groups, MergeFunction, are_valid, chosen
 from riffle_spark.process.merging.merge_registry import MergeOptions, merge_function
 from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec
 from riffle_spark.state.formats.arrow_casts import cast_column

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from riffle_spark.batch_times import TimeMode
 from riffle_spark.columns import one_array, positions_of
 from riffle_spark.process.blocks.block import BoolArray, Declared, ElementBatch, Elements, ElementUpdate, IndexArray
-from riffle_spark.process.merging.merge_function import hold
+from riffle_spark.process.blocks.folding import hold
 from riffle_spark.process.types.stage_specs import JoinSide, JoinSpec, free_name
 from riffle_spark.state.formats.arrow_casts import cast_column
 from riffle_spark.state.formats.due_times import in_milliseconds

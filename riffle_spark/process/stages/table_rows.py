@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from riffle_spark.columns import one_array
 from riffle_spark.process.blocks.block import Batch, BoolArray, Declared, IndexArray, Update
-from riffle_spark.process.merging.merge_function import hold
+from riffle_spark.process.blocks.folding import hold
 from riffle_spark.process.merging.merged_picks import is_ordered, ranks
 from riffle_spark.process.types.stage_specs import TableSpec
 from riffle_spark.state.formats.arrow_casts import cast_table

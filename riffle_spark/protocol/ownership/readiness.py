@@ -130,7 +130,7 @@ class LagTrend:
 def place_of(
     at: TaskId, present: Assignment, members: Membership, partitions: Sequence[tuple[str, int]] = ()
 ) -> KeyPlace | None:
-    """Return where a task is, ``None`` while nobody owns it; ``partitions`` are what key-groups stand for."""
+    """Return where a task is, ``None`` while it has no owner; ``partitions`` are what key-groups stand for."""
     owner = present.owners.get(at)
     living = members.live.get(owner or "")
     if owner is None or living is None:
