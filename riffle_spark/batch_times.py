@@ -17,7 +17,12 @@ def time_mode_of(given: str) -> TimeMode:
     for mode in modes:
         if mode.lower() == str(given).lower():
             return cast(TimeMode, mode)
-    raise ConfigError(f"time_mode = {given!r} is unknown", remedy=f"use one of {', '.join(modes)}", where="time_mode")
+    raise ConfigError(
+        f"time_mode = {given!r} is unknown",
+        remedy=f"use one of {', '.join(modes)}",
+        where="time_mode",
+        id="RIFFLE-0111",
+    )
 
 
 @dataclass(frozen=True, slots=True)

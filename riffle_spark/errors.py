@@ -66,11 +66,18 @@ def command(verb: str, *flags: str, **options: object) -> str:
 class RiffleError(Exception):
     """The root of every error that riffle raises on purpose.
 
-    ``problem`` says what is wrong, ``remedy`` what to do about it, ``where`` the object, setting or key-group.
+    Attributes:
+        problem: one sentence that states what is wrong, with the offending value.
+        remedy: one imperative sentence that says what to do; empty if there is nothing to do.
+        where: the object, setting, store or key-group concerned; empty if there is none.
+        id: the message's stable id, such as ``RIFFLE-0123``; ``docs/errors.md`` lists all of them.
     """
 
-    def __init__(self, problem: str, *, remedy: str = "", where: str = "") -> None:
+    id: str = ""
+
+    def __init__(self, problem: str, *, remedy: str = "", where: str = "", id: str = "") -> None:
         super().__init__(problem, remedy, where)
+        self.id = id
         self.problem = problem
         self.remedy = remedy
         self.where = where
@@ -81,7 +88,8 @@ class RiffleError(Exception):
     def __str__(self) -> str:
         place = f" [{shown(self.where)}]" if self.where else ""
         remedy = f"\n  What to do: {shown(self.remedy)}" if self.remedy else ""
-        return f"{shown(self.problem, LINES)}{place}{remedy}"
+        label = f"[{self.id}] " if self.id else ""
+        return f"{label}{shown(self.problem, LINES)}{place}{remedy}"
 
 
 def _rebuild(kind: type[RiffleError], args: tuple[object, ...]) -> RiffleError:

@@ -48,7 +48,7 @@ def key_groups(columns: Sequence[Column], total: int) -> npt.NDArray[np.int32]:
 def key_hashes(columns: Sequence[Column]) -> Words:
     """Return Spark's ``xxhash64(columns)`` of every row, as unsigned bits. A null leaves the hash as it is."""
     if not columns:
-        raise ConfigError("a key needs at least one column", remedy="name the key columns")
+        raise ConfigError("a key needs at least one column", remedy="name the key columns", id="RIFFLE-0116")
     hashes = np.full(len(columns[0]), SEED, dtype=np.uint64)
     for position, column in enumerate(columns):
         check_key_type(f"key column {position}", column.type)
@@ -101,7 +101,7 @@ def _hash_decimals(values: npt.NDArray[np.generic], precision: int, seeds: Words
 def spark_hash(columns: Sequence[str]) -> str:
     """Return the SQL text by which Spark computes the same hash, as a long."""
     if not columns:
-        raise ConfigError("a key needs at least one column", remedy="name the key columns")
+        raise ConfigError("a key needs at least one column", remedy="name the key columns", id="RIFFLE-0117")
     return "xxhash64(" + ", ".join("`" + name.replace("`", "``") + "`" for name in columns) + ")"
 
 
@@ -115,7 +115,10 @@ def check_total(total: int) -> None:
     """Raise ``ConfigError`` unless there can be that many key-groups."""
     if isinstance(total, bool) or not isinstance(total, int) or not 1 <= total <= TOTAL_MAX:
         raise ConfigError(
-            f"there cannot be {total!r} key-groups", remedy=f"choose 1 to {TOTAL_MAX}", where="key_groups"
+            f"there cannot be {total!r} key-groups",
+            remedy=f"choose 1 to {TOTAL_MAX}",
+            where="key_groups",
+            id="RIFFLE-0118",
         )
 
 
@@ -135,6 +138,7 @@ def check_key_type(name: str, kind: pa.DataType) -> None:
             remedy="use boolean, byte, short, int, long, float, double, decimal, string, binary, date, timestamp or "
             "day-time interval as Spark gives them; of a map, array, struct or variant take the fields you need",
             where=name,
+            id="RIFFLE-0119",
         )
 
 
@@ -142,7 +146,7 @@ def check_key_type(name: str, kind: pa.DataType) -> None:
 def slot_numbers(count: int) -> tuple[int, ...]:
     """Return for each partition i of ``count`` the smallest number that Spark's hash partitioning sends there."""
     if count < 1:
-        raise ConfigError(f"there cannot be {count} slots", remedy="use at least one slot")
+        raise ConfigError(f"there cannot be {count} slots", remedy="use at least one slot", id="RIFFLE-0120")
     tried = 16 * count
     while True:
         partitions, first = np.unique(murmur3_int(np.arange(tried)) % count, return_index=True)
@@ -172,7 +176,9 @@ class KeyGroupRanges:
         ends_meet = any(first[1] + 1 >= second[0] for first, second in zip(self.ranges, self.ranges[1:], strict=False))
         if edges != sorted(edges) or ends_meet or (edges and edges[0] < 0):
             raise ConfigError(
-                f"not sorted, separate ranges of key-groups: {self.ranges}", remedy="use KeyGroupRanges.of"
+                f"not sorted, separate ranges of key-groups: {self.ranges}",
+                remedy="use KeyGroupRanges.of",
+                id="RIFFLE-0121",
             )
 
     @classmethod
@@ -193,7 +199,9 @@ class KeyGroupRanges:
             pairs = [part.split("-") for part in text.split(",") if part]
             return cls(tuple((int(pair[0]), int(pair[-1])) for pair in pairs if _is_range(pair)))
         except ValueError as error:
-            raise ConfigError(f"not ranges of key-groups: {text!r}", remedy="write them like 0-63,70") from error
+            raise ConfigError(
+                f"not ranges of key-groups: {text!r}", remedy="write them like 0-63,70", id="RIFFLE-0122"
+            ) from error
 
     def __contains__(self, key_group: object) -> bool:
         if not isinstance(key_group, (int, np.integer)):

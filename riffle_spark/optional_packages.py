@@ -13,5 +13,8 @@ def check_importable(module: str, needed_by: str, remedy: str, where: str = "") 
         import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"{needed_by} needs {module}, which cannot be imported ({error})", remedy=remedy, where=where
+            f"{needed_by} needs {module}, which cannot be imported ({error})",
+            remedy=remedy,
+            where=where,
+            id="RIFFLE-0162",
         ) from error

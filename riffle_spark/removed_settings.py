@@ -61,7 +61,7 @@ def check_not_removed(names: Iterable[object], source: str, prefix: str = "") ->
     where = ", ".join(f"{prefix}{name}" for name in removed)
     if len(removed) == 1:
         fact = f"setting {listed} was removed, but {source} sets it"
-        raise ConfigError(fact, remedy=REMOVED[removed[0]], where=where)
+        raise ConfigError(fact, remedy=REMOVED[removed[0]], where=where, id="RIFFLE-0247")
     fact = f"settings {listed} were removed, but {source} sets them"
     remedies = "\n".join(f"  {name}: {REMOVED[name]}" for name in removed)
-    raise ConfigError(fact, remedy=f"replace each of them\n{remedies}", where=where)
+    raise ConfigError(fact, remedy=f"replace each of them\n{remedies}", where=where, id="RIFFLE-0248")

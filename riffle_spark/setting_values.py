@@ -78,7 +78,7 @@ def checked(name: str, value: Value, check: Check, *, remedy: str, where: str) -
         return check(value)
     except ValueError as error:
         raise ConfigError(
-            f"{name} = {value!r} is not allowed: it must be {error}", remedy=remedy, where=where
+            f"{name} = {value!r} is not allowed: it must be {error}", remedy=remedy, where=where, id="RIFFLE-0249"
         ) from None
 
 

@@ -378,7 +378,7 @@ def read_toml(path: Path) -> dict[str, object]:
         body = tomllib.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"cannot read settings: {error}", remedy="correct the file or its path", where=str(path)
+            f"cannot read settings: {error}", remedy="correct the file or its path", where=str(path), id="RIFFLE-0250"
         ) from None
     table = body.get("riffle", body)
     beside = sorted(LINES.keys() & body.keys()) if table is not body else []
@@ -387,6 +387,7 @@ def read_toml(path: Path) -> dict[str, object]:
             f"{beside[0]} stands beside the table [riffle], where nobody reads it" if beside else "riffle is no table",
             remedy="write all settings into the table [riffle], or all at the top level",
             where=str(path),
+            id="RIFFLE-0251",
         )
     check_not_removed(table, str(path))
     check_known("setting", table, [*LINES, *(["riffle"] if table is body else [])], source=str(path))

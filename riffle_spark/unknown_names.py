@@ -23,7 +23,7 @@ def unknown(what: str, name: object, known: Iterable[str], *, source: str, where
     names = sorted(known)
     near, others = nearest(str(name), names), f", or say one of {', '.join(names)}" if 0 < len(names) <= _FEW else ""
     meant = f"did you mean {near!r}? Correct it in {source}" if near else f"leave it out of {source}{others}"
-    return ConfigError(f"there is no {what} {name!r}", remedy=meant, where=where or str(name))
+    return ConfigError(f"there is no {what} {name!r}", remedy=meant, where=where or str(name), id="RIFFLE-0480")
 
 
 def check_known(what: str, given: Iterable[object], known: Collection[str], *, source: str, where: str = "") -> None:

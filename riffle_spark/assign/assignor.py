@@ -57,7 +57,9 @@ def assign(view: View, settings: AssignSettings) -> Assignment:
     {TaskId(group='counts', key_group=0): 'a', TaskId(group='counts', key_group=1): 'b'}
     """
     if view.tasks and not view.members:
-        raise ConfigError("there is no live member to place tasks on", remedy="start an executor, then assign again")
+        raise ConfigError(
+            "there is no live member to place tasks on", remedy="start an executor, then assign again", id="RIFFLE-0107"
+        )
     settings, said = _with_costs(view, settings)
     answer = _answer(view, settings)
     return replace(answer, warnings=(*said, *answer.warnings)) if said else answer
@@ -234,7 +236,9 @@ def load_assignor(assignor: object) -> Assignor:
     if isinstance(loaded, type):
         loaded = _instance(loaded, str(assignor))
     if not callable(loaded):
-        raise ConfigError(f"{assignor!r} cannot be called", remedy="name a function", where="assignor")
+        raise ConfigError(
+            f"{assignor!r} cannot be called", remedy="name a function", where="assignor", id="RIFFLE-0108"
+        )
     return cast("Assignor", loaded)
 
 
@@ -250,6 +254,7 @@ def _imported(path: str) -> object:
             f"no assignor is found at {path!r}: {why}",
             remedy=f"{near}use {', '.join(_OURS)}, a function, or the dotted path of your own",
             where="assignor",
+            id="RIFFLE-0109",
         ) from missing
     return found
 
@@ -268,6 +273,7 @@ def _instance(kind: type, path: str) -> object:
             f"the assignor {path!r} cannot be made: {_error_text(error, path)}",
             remedy="make it one that takes no arguments and does not fail, or name a function",
             where="assignor",
+            id="RIFFLE-0110",
         ) from error
 
 

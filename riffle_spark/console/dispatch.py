@@ -81,7 +81,10 @@ def named(path: str) -> "PartitionOf":
             f"no function is found at {path!r}: {missing!r}",
             remedy="write it as module:function, and run the command where the module is, or install it",
             where="--partition-of",
+            id="RIFFLE-0112",
         ) from missing
     if not callable(found):
-        raise ConfigError(f"{path!r} cannot be called", remedy="name a function", where="--partition-of")
+        raise ConfigError(
+            f"{path!r} cannot be called", remedy="name a function", where="--partition-of", id="RIFFLE-0113"
+        )
     return found

@@ -134,7 +134,9 @@ def simulate_command(
     from riffle_spark.simulate.world_file import read_world
 
     if history and not as_json:
-        raise ConfigError("--history goes with --json", remedy="say both, or neither", where="riffle simulate")
+        raise ConfigError(
+            "--history goes with --json", remedy="say both, or neither", where="riffle simulate", id="RIFFLE-0114"
+        )
     world = read_world(world_file, seed)
     check_known("policy", world.policies, POLICIES, source="the field policies", where=world_file)
     chosen = policies or world.policies or tuple(POLICIES)
@@ -160,7 +162,7 @@ def _files(paths: tuple[Path, ...]) -> Iterator[Path]:
         if path.is_dir():
             found = sorted(each for each in path.rglob("*") if each.name.endswith((".json", ".json.gz")))
             if not found:
-                raise ConfigError("the folder holds no .json or .json.gz file", where=str(path))
+                raise ConfigError("the folder holds no .json or .json.gz file", where=str(path), id="RIFFLE-0115")
             yield from found
         else:
             yield path

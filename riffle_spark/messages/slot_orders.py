@@ -50,6 +50,7 @@ def reading(message: str) -> Iterator[None]:
             remedy="install one version of riffle-spark on the driver and all executors, then start the query "
             "again: nothing was committed",
             where="riffle_spark.messages",
+            id="RIFFLE-0123",
         ) from error
 
 
@@ -295,7 +296,7 @@ class Receipt:
     requests: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     peak_memory_mb: float = 0.0
-    error: tuple[str, str, str, str] | None = None
+    error: tuple[str, str, str, str, str] | None = None
 
     def link(self, part: Part) -> Link:
         """Return the manifest's link to one of this attempt's parts."""
@@ -318,12 +319,12 @@ class Receipt:
             return cls(**body)
 
 
-def error_fields(error: RiffleError) -> tuple[str, str, str, str]:
+def error_fields(error: RiffleError) -> tuple[str, str, str, str, str]:
     """Return an error as a receipt carries it: as the class of ``riffle_spark.errors`` that says who must act. What a
     module, or a user, made of that class need not be known to the driver.
     """
     public = next(kind for kind in type(error).__mro__ if kind.__module__ == RiffleError.__module__)
-    return public.__name__, error.problem, error.remedy, error.where
+    return public.__name__, error.problem, error.remedy, error.where, error.id
 
 
 def letter_field(rows: Iterable[pa.Field]) -> pa.Field:

@@ -52,6 +52,7 @@ class Checkpoint:
                 f"{self.shown} is not a checkpoint of a streaming query",
                 remedy="give the folder that is set as checkpointLocation; start the query once to make it",
                 where=self.shown,
+                id="RIFFLE-0124",
             )
         return found
 
@@ -152,6 +153,7 @@ class Checkpoint:
             f"the checkpoint cannot be reached: {said}",
             remedy="make its file system reachable, with the rights to it, and run the command again",
             where=self.shown,
+            id="RIFFLE-0125",
         ) from cause
 
     def _restored(self, version: int, offsets: str | None, before: str | None, *, comes_again: bool) -> list[str]:
@@ -194,6 +196,7 @@ class Checkpoint:
                 f"a file of the checkpoint is larger than {_ENTRY_BYTES_MAX} bytes, which no entry of Spark's is",
                 remedy="restore the checkpoint from a backup, or name another one",
                 where=masked(name),
+                id="RIFFLE-0126",
             )
         return bytes(data).decode(errors="replace")
 
@@ -207,7 +210,10 @@ class Checkpoint:
             files, base = self._of_uri(location)
         if not base.strip("/"):
             raise ConfigError(
-                f"{self.shown!r} names no folder", remedy="give that of checkpointLocation", where="--checkpoint"
+                f"{self.shown!r} names no folder",
+                remedy="give that of checkpointLocation",
+                where="--checkpoint",
+                id="RIFFLE-0127",
             )
         return files, base.rstrip("/")
 
@@ -223,6 +229,7 @@ class Checkpoint:
             f"{self.shown} names no file system that is known{said}",
             remedy="give a path, or file:, s3: or hdfs: with one",
             where="--checkpoint",
+            id="RIFFLE-0128",
         )
 
     def _server_of(self, options: StoreOptions) -> fs.S3FileSystem:
@@ -233,6 +240,7 @@ class Checkpoint:
                 f"{self.shown} holds credentials, which the server of `s3_endpoint` is not given by a name",
                 remedy="write s3://bucket/path; give credentials by boto3's default chain",
                 where="--checkpoint",
+                id="RIFFLE-0129",
             )
         return fs.S3FileSystem(
             endpoint_override=options.s3_endpoint, region=options.s3_region or "us-east-1",

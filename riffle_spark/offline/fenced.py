@@ -27,7 +27,7 @@ def stopped(log: Log, tries: str, raised: type[RiffleError] = FencedError) -> It
             raise
         problem = f"the query went on while a command tried to {tries}; nothing was changed: {error.problem}"
         remedy = "stop the query, wait until it has ended, and run the command again"
-        raise raised(problem, remedy=remedy, where=error.where) from error
+        raise raised(problem, remedy=remedy, where=error.where, id="RIFFLE-0508") from error
     except (RefusedError, UnavailableError) as error:
         is_refused = isinstance(error, RefusedError)
         if log.tail is before and (is_refused or not log.unclear):
@@ -37,7 +37,7 @@ def stopped(log: Log, tries: str, raised: type[RiffleError] = FencedError) -> It
         first = refusal.remedy if isinstance(refusal, RefusedError) else "make the store reachable"
         remedy = f"{first}; run the command again, before the query is started: if its record is in the log, that is "
         remedy += "seen, and harms nothing"
-        raise type(error)(problem, remedy=remedy, where=error.where) from error
+        raise type(error)(problem, remedy=remedy, where=error.where, id="RIFFLE-0509") from error
 
 
 def clocks() -> tuple[float, ...]:

@@ -35,6 +35,7 @@ def check_target(to: int | str) -> tuple[bool, int]:
             f"{str(to)[:80]!r} is not a batch or a record",
             remedy="give a batch, as 4711, or a record, as record:17",
             where="--to",
+            id="RIFFLE-0130",
         )
     return found[1] is not None, int(found[1] or found[2])
 
@@ -54,6 +55,7 @@ def _record_at(log: Log, tail: Record, sequence: int) -> Record:
             + ("; objects of older records may be deleted at any time" if sequence < tail.promised else ""),
             remedy="choose one of these, or raise retained_versions for the future",
             where="--to",
+            id="RIFFLE-0131",
         )
     return log.read(sequence)
 
@@ -77,6 +79,7 @@ def _record_of(log: Log, tail: Record, version: int) -> Record:
         f"deleted at any moment, as record {tail.sequence} promises {tail.promised} and later only",
         remedy="choose one of these, or raise retained_versions for the future",
         where="--to",
+        id="RIFFLE-0132",
     )
 
 

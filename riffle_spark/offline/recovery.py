@@ -61,11 +61,17 @@ def adopt(
     query_id, version = spark.query_id(), spark.next_batch() - 1
     if tail is None and not empty:
         raise ConfigError(
-            f"{root} holds no state", remedy="correct --root, or say that this is wanted: --empty", where=root
+            f"{root} holds no state",
+            remedy="correct --root, or say that this is wanted: --empty",
+            where=root,
+            id="RIFFLE-0133",
         )
     if empty and log.manifest.entries:
         raise ConfigError(
-            f"{root} holds state", remedy="take it over without --empty, or name an empty root", where=root
+            f"{root} holds state",
+            remedy="take it over without --empty, or name an empty root",
+            where=root,
+            id="RIFFLE-0134",
         )
     if tail is not None:
         if tail.delivers_after_commit and tail.version >= 0:
@@ -113,6 +119,7 @@ def _check_not_run(log: Log, tail: Record, spark: Checkpoint, version: int, root
             if version == tail.version
             else f"{_rollback(root, spark, tail.version)}, or restore state that is at that batch",
             where=root,
+            id="RIFFLE-0135",
         )
     for record in [tail] if tail.query_id == query_id else line(log, tail):
         if record.query_id == query_id and record.rollbacks == tail.rollbacks and record.version > version:
@@ -121,6 +128,7 @@ def _check_not_run(log: Log, tail: Record, spark: Checkpoint, version: int, root
                 f"{version}: rows would be counted twice, and delivery ids come again with other rows",
                 remedy=f"{_rollback(root, spark, version)}, or there --to record:{record.sequence}",
                 where=root,
+                id="RIFFLE-0136",
             )
 
 
@@ -132,6 +140,7 @@ def _check_delivered(tail: Record, query_id: str, spark: Checkpoint, root: str, 
             f"batch {tail.version} of this very query comes once more, to be delivered: the state holds it already",
             remedy="start the query; adopt takes state over for another checkpoint",
             where=root,
+            id="RIFFLE-0137",
         )
     if said or following > tail.version or not any(link.rows for _, link in tail.outputs):
         return
@@ -142,6 +151,7 @@ def _check_delivered(tail: Record, query_id: str, spark: Checkpoint, root: str, 
         f"CHECKPOINT; or see whether the sink has delivery {tail.query_id}/{tail.line}/{tail.version}, and say "
         "--delivered",
         where=root,
+        id="RIFFLE-0138",
     )
 
 
@@ -162,7 +172,12 @@ def rollback(
     log, spark = Log(objects, root, clocks), Checkpoint(checkpoint, options)
     tail = log.open(broken=True)
     if tail is None:
-        raise ConfigError(f"{root} holds no state", remedy="correct --root: there is nothing to roll back", where=root)
+        raise ConfigError(
+            f"{root} holds no state",
+            remedy="correct --root: there is nothing to roll back",
+            where=root,
+            id="RIFFLE-0139",
+        )
     query_id = spark.query_id()
     with stopped(log, f"take the state back to {to}"):
         target = target_of(log, tail, to)
@@ -253,6 +268,7 @@ def _check_has_state(query_id: str, spark: Checkpoint, tail: Record, target: Rec
             "delete what the checkpoint says of that query's batches",
             remedy="name the checkpoint of the query that has the state; see riffle adopt to give it to another one",
             where="--checkpoint",
+            id="RIFFLE-0140",
         )
 
 
@@ -274,6 +290,7 @@ def _check_sources(log: Log, spark: Checkpoint, tail: Record, target: Record, ro
         f"{spark.shown} cannot go to batch {target.version} (record {target.sequence}): {problem}",
         remedy=remedy,
         where="--checkpoint",
+        id="RIFFLE-0141",
     )
 
 
@@ -288,6 +305,7 @@ def _offsets(spark: Checkpoint, target: Record) -> str | None:
             f"{spark.shown} has none of it",
             remedy="name a newer checkpoint of this query, or go back to another batch",
             where="--checkpoint",
+            id="RIFFLE-0142",
         )
     return found
 
@@ -304,6 +322,7 @@ def _check_present(objects: ObjectStore, needed: Iterable[str]) -> None:
             f"{len(gone)} objects that this batch's state needs are gone",
             remedy="choose a newer batch",
             where=gone[0],
+            id="RIFFLE-0143",
         )
 
 

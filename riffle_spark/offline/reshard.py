@@ -47,7 +47,9 @@ class SharedKey(ConflictError):
     """A key has state in two shards that become one. ``shards`` are their numbers, ``key`` shows its columns."""
 
     def __init__(self, key: str, shards: tuple[int, int], store: str) -> None:
-        super().__init__(f"key {key} has state in two shards, {shards[0]} and {shards[1]}", where=store)
+        super().__init__(
+            f"key {key} has state in two shards, {shards[0]} and {shards[1]}", where=store, id="RIFFLE-0511"
+        )
         self.key = key
         self.shards = shards
 
@@ -98,7 +100,9 @@ def scratch() -> Iterator[Path]:
 
 def _no_room(refused: object) -> ConfigError:
     remedy = "free space there, or set TMPDIR to a folder that has room, and run this again"
-    return ConfigError(f"the folder for temporary files refuses: {refused}", remedy=remedy, where="TMPDIR")
+    return ConfigError(
+        f"the folder for temporary files refuses: {refused}", remedy=remedy, where="TMPDIR", id="RIFFLE-0144"
+    )
 
 
 @contextmanager

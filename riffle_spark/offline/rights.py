@@ -25,13 +25,21 @@ def iam_policy(
     or a key by which a policy gives no right.
     """
     if not _PARTITION.match(partition):
-        raise ConfigError(f"{partition!r} is no partition of AWS", remedy="use aws, aws-cn, ...", where="--partition")
+        raise ConfigError(
+            f"{partition!r} is no partition of AWS",
+            remedy="use aws, aws-cn, ...",
+            where="--partition",
+            id="RIFFLE-0145",
+        )
     if kms_key is not None:
         _check_key(kms_key, partition)
     scheme, _, place = normalised(root).partition("://")
     if scheme != "s3" or set("*?$") & set(place):
         raise ConfigError(
-            f"there is no policy for {root}", remedy="name a root in S3, without *, ? and $ in it", where="root"
+            f"there is no policy for {root}",
+            remedy="name a root in S3, without *, ? and $ in it",
+            where="root",
+            id="RIFFLE-0146",
         )
     bucket, _, prefix = place.partition("/")
     below = f"{prefix}/" if prefix else ""
@@ -66,10 +74,12 @@ def _check_key(kms_key: str, partition: str) -> None:
             remedy="give arn:PARTITION:kms:REGION:ACCOUNT:key/ID. IAM takes a key by this ARN alone, not by its id or "
             "an alias; aws kms describe-key --key-id alias/NAME tells it",
             where="--kms-key",
+            id="RIFFLE-0147",
         )
     if found[1] != partition:
         raise ConfigError(
             f"{kms_key!r} is a key of the partition {found[1]}, and the policy is for {partition}",
             remedy=f"give --partition {found[1]}, or the key of that partition in which the bucket is",
             where="--kms-key",
+            id="RIFFLE-0148",
         )

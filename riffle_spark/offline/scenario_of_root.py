@@ -69,10 +69,13 @@ def scenario_of_root(root: str, settings: Settings, changes: Changes, options: S
             "in hashed dispatch owners follow from the members alone, and nothing is assigned",
             remedy="plan a query of another dispatch",
             where=root,
+            id="RIFFLE-0149",
         )
     members = recorded_members(log, tail)
     if not members:
-        raise ConfigError("no member is known yet", remedy="wait until the query has run a batch", where=root)
+        raise ConfigError(
+            "no member is known yet", remedy="wait until the query has run a batch", where=root, id="RIFFLE-0150"
+        )
     groups = _groups(tail, settings, root)
     tasks = _tasks(log, tail, groups)
     owned, kept = defaultdict[str, list[TaskId]](list), defaultdict[str, list[TaskId]](list)
@@ -98,7 +101,9 @@ def _opened(root: str, options: StoreOptions | None) -> tuple[Log, Record]:
     log = Log(open_store(root, options or StoreOptions()), root)
     tail = log.open()
     if tail is None:
-        raise ConfigError(f"{root} holds no state", remedy="name the root of a query that has run", where=root)
+        raise ConfigError(
+            f"{root} holds no state", remedy="name the root of a query that has run", where=root, id="RIFFLE-0151"
+        )
     return log, tail
 
 
@@ -124,6 +129,7 @@ def _groups(tail: Record, settings: Settings, root: str) -> Groups:
             f"the stores below {root} are in other co-location groups than store_groups says",
             remedy="give the settings of the query",
             where="store_groups",
+            id="RIFFLE-0152",
         )
     return Groups({store: group for store, group in groups.of_stores.items() if group in present})
 
@@ -155,7 +161,7 @@ def _event(changes: Changes, members: Sequence[RecordedMember]) -> Event:
     gone = [each.id for each in members if {each.id, each.executor, each.host} & set(changes.drop)]
     gone += [each.id for each in members if each.rack in changes.drop_racks and each.id not in gone]
     if len(gone) == len(members) and not changes.add:
-        raise ConfigError("nobody would be left", remedy="drop fewer, or --add some", where="--drop")
+        raise ConfigError("nobody would be left", remedy="drop fewer, or --add some", where="--drop", id="RIFFLE-0153")
     left = [rack for rack in racks if rack not in changes.drop_racks]
     into = changes.add_racks or tuple(left) or (None,)
     slots = max((each.slots for each in members), default=1)

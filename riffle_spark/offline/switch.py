@@ -66,7 +66,9 @@ def switch_dispatch(
     log = Log(objects, root, clocks)
     tail = log.open()
     if tail is None:
-        raise ConfigError(f"{root} holds no state", remedy="set dispatch before the first batch", where=root)
+        raise ConfigError(
+            f"{root} holds no state", remedy="set dispatch before the first batch", where=root, id="RIFFLE-0154"
+        )
     total = tail.total if key_groups is None else key_groups
     _check_wanted(tail, to, total)
     switch = _Switch(objects, tail, to, total, execute, keys)
@@ -99,14 +101,19 @@ def switch_keys(
     log = Log(objects, root, clocks)
     tail = log.open()
     if tail is None:
-        raise ConfigError(f"{root} holds no state", remedy="correct `root`", where=root)
+        raise ConfigError(f"{root} holds no state", remedy="correct `root`", where=root, id="RIFFLE-0155")
     with stopped(log, "count the parts of the state by key", ConflictError):
         steps = _counted(objects, tail, log.manifest)
     if not rewrite:
         return Plan(tuple(steps), True, tail.version, tail.offsets)
     keys = keys_in(encryption_keys, options.s3_region)
     if keys is None:
-        raise ConfigError("no keys are named", remedy="set `encryption_keys` in the settings' file", where="--rewrite")
+        raise ConfigError(
+            "no keys are named",
+            remedy="set `encryption_keys` in the settings' file",
+            where="--rewrite",
+            id="RIFFLE-0156",
+        )
     switch = _Switch(objects, tail, tail.dispatch, tail.total, execute, keys)
     with stopped(log, f"write the state anew with {keys.writes!r}", ConflictError), scratch() as folder:
         found = {address: switch.rewritten(address, entry, folder) for address, entry in log.manifest.entries.items()}
@@ -143,13 +150,16 @@ def _counted(objects: ObjectStore, tail: Record, manifest: Manifest) -> list[str
 
 def _check_wanted(tail: Record, to: str, total: int) -> None:
     if to not in DISPATCHES:
-        raise ConfigError(f"there is no dispatch {to!r}", remedy=f"use one of {', '.join(DISPATCHES)}", where="--to")
+        raise ConfigError(
+            f"there is no dispatch {to!r}", remedy=f"use one of {', '.join(DISPATCHES)}", where="--to", id="RIFFLE-0157"
+        )
     keygroups.check_total(total)
     if (tail.dispatch, tail.total) == (to, total):
         raise ConfigError(
             f"the state is that of dispatch {to} with {total} key-groups already",
             remedy="start the query",
             where="--to",
+            id="RIFFLE-0158",
         )
 
 
@@ -204,6 +214,7 @@ class _Switch:
                 remedy="give a function from keys to their topic and partition (--partition-of module:function), or "
                 "begin with an empty root and replay the input",
                 where="--partition-of",
+                id="RIFFLE-0159",
             )
         return partition_of
 
@@ -246,6 +257,7 @@ class _Switch:
             "tell how to make one of them",
             remedy="let your function forget the key in one of them, or begin with an empty root and replay the input",
             where=found.where,
+            id="RIFFLE-0160",
         )
 
 
@@ -313,4 +325,5 @@ def _refused(what: str) -> ConfigError:
         remedy="correct the function: it gets a table of key columns, and must name for each key the topic and "
         "partition that its rows come from",
         where="--partition-of",
+        id="RIFFLE-0161",
     )

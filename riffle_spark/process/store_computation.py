@@ -90,6 +90,7 @@ def check_names(store: str, names: Iterable[str], taken: Collection[str] = ()) -
                 f"a column is named {name!r}, as one is that goes with rows or with stored state",
                 remedy="rename it",
                 where=store,
+                id="RIFFLE-0194",
             )
 
 
@@ -102,12 +103,14 @@ def _check_due(store: str, key: pa.Schema, declared: Declared, due: str) -> None
             f"due = {due!r}, and " + (f"that is {kind}" if kind else "neither state nor key has such a column"),
             remedy="name a column of timestamps of ms, us or ns, or of milliseconds as pa.int64()",
             where=store,
+            id="RIFFLE-0195",
         )
     if declared.time_mode == "None":
         raise ConfigError(
             f"due = {due!r}, and nothing says what time it is",
             remedy="declare time_mode 'EventTime' (the watermark) or 'ProcessingTime' (the batch's time)",
             where=store,
+            id="RIFFLE-0196",
         )
 
 
@@ -157,4 +160,5 @@ def on_store(given: Computation, store: str) -> StoreComputation:
         f"compute = {given!r} can neither be called nor has it `processing`",
         remedy="give aggregate(...), arrow_function(...), or an object with `declare` and one of these methods",
         where=store,
+        id="RIFFLE-0197",
     )

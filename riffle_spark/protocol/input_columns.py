@@ -66,6 +66,7 @@ def check_fields(columns: Collection[Column]) -> None:
             f"two fields of columns would be the column {twice!r}",
             remedy="give one of them a name of its own before the query: withColumn(...)",
             where=twice,
+            id="RIFFLE-0228",
         )
 
 
@@ -86,7 +87,10 @@ def column_of(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = 
     found = found_column(name, rows, where, case_sensitive=case_sensitive)
     if found is None:
         raise ConfigError(
-            f"there is no column {name!r} in the input", remedy=f"use one of {', '.join(rows.names)}", where=where
+            f"there is no column {name!r} in the input",
+            remedy=f"use one of {', '.join(rows.names)}",
+            where=where,
+            id="RIFFLE-0229",
         )
     return found
 
@@ -99,6 +103,7 @@ def found_column(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool
             f"{name!r} would be column {found.name!r}, and the input has another of that name",
             remedy=f'give the field a name of its own: withColumn("...", col("{name}"))',
             where=where,
+            id="RIFFLE-0230",
         )
     return found
 
@@ -147,6 +152,7 @@ def _match(part: str, names: Sequence[str], name: str, where: str, *, case_sensi
             f"column {name!r} may be any of {', '.join(found)}",
             remedy="rename or drop all but one of them before the query",
             where=where,
+            id="RIFFLE-0231",
         )
     return found[0] if found else None
 

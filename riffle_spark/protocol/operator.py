@@ -106,6 +106,7 @@ class Operator:
                 f"{key!r} is no key of store {self.store!r}: {wrong!r}",
                 remedy=f"give {told}: a value, or of several columns a tuple or a mapping by name",
                 where=self.store,
+                id="RIFFLE-0232",
             ) from None
         return int(key_groups(arrays, total)[0])
 
@@ -161,6 +162,7 @@ def _check_order_type(name: str, kind: pa.DataType, store: str) -> None:
             f"order_by cannot use column {name!r} of type {kind}",
             remedy="order by plain columns, such as fields of the column or its size",
             where=store,
+            id="RIFFLE-0233",
         )
 
 
@@ -189,6 +191,7 @@ def _check_repeated(store: str, declared: Declared, rows: pa.Schema) -> None:
             f"the input has more than one column {twice[0]!r}",
             remedy="rename or drop all but one, or declare the columns that the function needs",
             where=store,
+            id="RIFFLE-0234",
         )
 
 
@@ -241,4 +244,5 @@ def _check_timestamp(kind: pa.DataType | None, told: str, store: str) -> None:
             f"{told}, and " + (f"that is {kind}" if kind else "there is no such column"),
             remedy="name a timestamp column of the input, or cast one",
             where=store,
+            id="RIFFLE-0235",
         )

@@ -42,6 +42,7 @@ def check_receipts(receipts: Sequence[Receipt], orders: Sequence[Order]) -> None
         raise errors.ConflictError(
             f"the slots' receipts are not complete: missing {missing[:5]}, not asked for {extra[:5]}",
             remedy="restart the query; nothing was committed",
+            id="RIFFLE-0512",
         )
 
 
@@ -52,10 +53,10 @@ def is_refused(receipt: Receipt) -> bool:
 
 def error_of(receipt: Receipt) -> errors.RiffleError:
     """Return the error that a slot answered with."""
-    kind, problem, remedy, where = receipt.error or ("RiffleError", "", "", "")
+    class_name, problem, remedy, where, id = receipt.error or ("RiffleError", "", "", "", "")
     place = f"{where}, executor {receipt.executor}" if where else f"store {receipt.store}, executor {receipt.executor}"
-    found: type[errors.RiffleError] = getattr(errors, kind, errors.RiffleError)
-    return found(problem, remedy=remedy, where=place)
+    error_class: type[errors.RiffleError] = getattr(errors, class_name, errors.RiffleError)
+    return error_class(problem, remedy=remedy, where=place, id=id)
 
 
 def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
@@ -77,6 +78,7 @@ def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
                 remedy="restart the query; nothing was committed. If it happens again, the source returns other rows "
                 "when it is read again: make it deterministic",
                 where=store,
+                id="RIFFLE-0513",
             )
 
 
@@ -106,6 +108,7 @@ def no_disk_left(error: errors.LocalDiskError) -> errors.LocalDiskError:
         f"no executor is left whose local disk does not refuse: {error.problem}",
         remedy=f"{error.remedy}; or add an executor. Then start the query again, nothing was committed",
         where=error.where,
+        id="RIFFLE-0514",
     )
 
 
@@ -128,4 +131,5 @@ def lost_place(
         f"batch {version} was run {runs} times and each time {problem}: {error}",
         remedy=f"{remedy}; the query can be restarted, nothing was committed",
         where=root,
+        id="RIFFLE-0515",
     )

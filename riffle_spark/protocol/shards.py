@@ -52,6 +52,7 @@ class Shards:
                 f"{partition!r} is no partition that the query has read",
                 remedy="give (topic, partition), where dispatch is by partition; else a key-group's number, or a key",
                 where="dispatch",
+                id="RIFFLE-0239",
             )
         return self.partitions.index(partition)
 
@@ -67,6 +68,7 @@ class Shards:
                     f"{topic!r} cannot have a partition {partition}",
                     remedy=f"number a topic's partitions from 0 on, up to {PARTITION_MAX}, as Kafka does",
                     where="dispatch",
+                    id="RIFFLE-0240",
                 )
         if len(self) + len(new) > total:
             raise ConfigError(
@@ -74,6 +76,7 @@ class Shards:
                 remedy="stop the query, raise the number in its state (riffle dispatch --root ROOT --to MODE "
                 "--key-groups N --execute), set key_groups = N and start it again",
                 where="key_groups",
+                id="RIFFLE-0241",
             )
         return Shards((*self.partitions, *new)) if new else self
 
@@ -115,7 +118,12 @@ def number_asked(asked: object, shards: Shards | None) -> int:
             if shards is None or 0 <= number < len(shards):
                 return number
     if shards is None:
-        raise ConfigError(f"{asked!r} is no key-group", remedy="give a key-group's number, from 0 on", where="dispatch")
+        raise ConfigError(
+            f"{asked!r} is no key-group",
+            remedy="give a key-group's number, from 0 on",
+            where="dispatch",
+            id="RIFFLE-0242",
+        )
     return shards.number_of(asked)
 
 

@@ -91,5 +91,6 @@ def _boxes_by_memory(need: Need, workers: int, memory: float) -> int:
             f"a worker needs {memory:.0f} bytes of memory, a box has {need.memory_per_box:.0f}",
             remedy="take larger boxes, or more workers with less state each",
             where="--memory-bytes",
+            id="RIFFLE-0252",
         )
     return math.ceil(workers / fitting)

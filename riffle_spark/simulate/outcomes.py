@@ -133,7 +133,10 @@ def check_drawable(folder: Path) -> None:
         (folder / ".drawable").unlink()
     except OSError as refused:
         raise ConfigError(
-            f"no pictures can be written to {folder}: {refused.strerror}", remedy="name another folder", where="--plot"
+            f"no pictures can be written to {folder}: {refused.strerror}",
+            remedy="name another folder",
+            where="--plot",
+            id="RIFFLE-0253",
         ) from refused
 
 

@@ -74,10 +74,15 @@ def read_scenario(path: Path, strategy: str | None = None) -> Scenario:
     try:
         return scenario_of(json.loads(_bytes_of(path)), strategy)
     except ConfigError as refused:
-        raise ConfigError(refused.problem, remedy=refused.remedy, where=f"{path}: {refused.where}") from refused
+        raise ConfigError(
+            refused.problem, remedy=refused.remedy, where=f"{path}: {refused.where}", id="RIFFLE-0254"
+        ) from refused
     except (OSError, zlib.error, *UNREADABLE) as broken:
         raise ConfigError(
-            f"not a scenario: {broken!r}", remedy="see docs/assignor.md for the format", where=str(path)
+            f"not a scenario: {broken!r}",
+            remedy="see docs/assignor.md for the format",
+            where=str(path),
+            id="RIFFLE-0255",
         ) from broken
 
 
@@ -176,7 +181,9 @@ def settings_of(config: Mapping[str, object], strategy: str | None = None) -> As
     for said, value in config.items():
         name = _NEUTRAL.get(said, said)
         if twice := [other for other in config if other != said and _NEUTRAL.get(other, other) == name]:
-            raise ConfigError(f"{said} and {twice[0]} are one setting", remedy="say one of them", where="config")
+            raise ConfigError(
+                f"{said} and {twice[0]} are one setting", remedy="say one of them", where="config", id="RIFFLE-0256"
+            )
         if value is not None:
             found[name] = values.checked(said, value, _CHECKS[name], remedy="correct it in config", where=said)
     if strategy is not None:

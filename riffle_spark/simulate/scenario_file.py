@@ -107,14 +107,19 @@ def _checked(
 ) -> Json:  # fmt: skip
     if not isinstance(part, Mapping):
         raise ConfigError(
-            f"not a scenario: {part!r} is no {kind}, an object with {', '.join(fields)}", remedy=_REMEDY, where=where
+            f"not a scenario: {part!r} is no {kind}, an object with {', '.join(fields)}",
+            remedy=_REMEDY,
+            where=where,
+            id="RIFFLE-0257",
         )
     what = "field" if kind in ("file", "return") else f"field of {'an' if kind == 'event' else 'a'} {kind}"
     check_known(what, part, tuple(fields), source=source, where=where)
     for name in needed:
         if part.get(name) is None:
             remedy = f"it needs {', '.join(needed)}; docs/assignor.md tells the format"
-            raise ConfigError(f"not a scenario: the {kind} has no {name!r}", remedy=remedy, where=where)
+            raise ConfigError(
+                f"not a scenario: the {kind} has no {name!r}", remedy=remedy, where=where, id="RIFFLE-0258"
+            )
     for name, value in part.items():
         if value is not None:
             values.checked(name, value, fields[name], remedy=_REMEDY, where=where)
@@ -136,7 +141,9 @@ def check_scenario(content: Json) -> None:
     owned = [name for each in items_of(content, "clients") for name in cast("list[str]", each.get("prev_active") or ())]
     _check_once("owners of task", owned, "name it in prev_active of one client")
     if not present:
-        raise ConfigError("there is nobody to place tasks on", remedy="name one client at least", where="clients")
+        raise ConfigError(
+            "there is nobody to place tasks on", remedy="name one client at least", where="clients", id="RIFFLE-0259"
+        )
     pins = cast(Json, content.get("pins") or {})
     check_known("task", pins, names, source="pins", where="pins")
     _check_events(content, names, present, cast("Iterable[str]", pins.values()))
@@ -146,7 +153,7 @@ def _check_once(what: str, names: Iterable[object], remedy: str = "give each a n
     seen: set[object] = set()
     for name in names:
         if name in seen:
-            raise ConfigError(f"there are two {what} {name!r}", remedy=remedy, where=str(name))
+            raise ConfigError(f"there are two {what} {name!r}", remedy=remedy, where=str(name), id="RIFFLE-0260")
         seen.add(name)
 
 
@@ -189,5 +196,7 @@ def _check_events(content: Json, tasks: Collection[str], present: Iterable[str],
             here, gone = here | {str(back["id"])}, gone - {str(back["id"])}
         ever |= here
         if not here:
-            raise ConfigError("nobody is left after it", remedy="drop fewer, or add somebody", where=where)
+            raise ConfigError(
+                "nobody is left after it", remedy="drop fewer, or add somebody", where=where, id="RIFFLE-0261"
+            )
     check_known("client", pinned, ever, source="pins", where="pins")

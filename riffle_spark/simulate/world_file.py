@@ -87,10 +87,12 @@ def read_world(name: str, seed: int | None = None) -> World:
         content = cast(Json, json.loads(path.read_text()))
         return world_of(content if seed is None else {**content, "seed": seed})
     except ConfigError as refused:
-        raise ConfigError(refused.problem, remedy=refused.remedy, where=f"{path}: {refused.where}") from refused
+        raise ConfigError(
+            refused.problem, remedy=refused.remedy, where=f"{path}: {refused.where}", id="RIFFLE-0262"
+        ) from refused
     except (OSError, *UNREADABLE) as broken:
         raise ConfigError(
-            f"not a world: {broken!r}", remedy="see docs/simulator.md for the format", where=str(path)
+            f"not a world: {broken!r}", remedy="see docs/simulator.md for the format", where=str(path), id="RIFFLE-0263"
         ) from broken
 
 
@@ -109,7 +111,12 @@ def world_of(content: Json) -> World:
     protocol = _checked("protocol", told.get("protocol") or {}, dict.fromkeys(PROTOCOL, values.seconds(0)), ())
     config = cast(Json, told.get("config") or {})
     if misplaced := [name for name in config if name in PROTOCOL]:
-        raise ConfigError(f"{misplaced[0]!r} is no setting of assignment", remedy="say it in protocol", where="config")
+        raise ConfigError(
+            f"{misplaced[0]!r} is no setting of assignment",
+            remedy="say it in protocol",
+            where="config",
+            id="RIFFLE-0264",
+        )
     marks = {
         name: values.checked(name, value, LINES[name].allowed, remedy=_REMEDY, where="config")
         for name, value in config.items()
@@ -140,7 +147,7 @@ def _checked(where: str, part: object, fields: Mapping[str, values.Check], neede
     }
     if missing := [name for name in needed if name not in told]:
         remedy = f"it needs {', '.join(needed)}; docs/simulator.md tells the format"
-        raise ConfigError(f"not a world: {where} has no {missing[0]!r}", remedy=remedy, where=where)
+        raise ConfigError(f"not a world: {where} has no {missing[0]!r}", remedy=remedy, where=where, id="RIFFLE-0265")
     return told
 
 
@@ -181,7 +188,9 @@ def _tasks(each: Json, number: int, seed: int) -> Iterator[WorldTask]:
 def _check_once(names: Sequence[str], where: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise ConfigError(f"{twice[0]!r} is there twice", remedy="give each an id of its own", where=where)
+        raise ConfigError(
+            f"{twice[0]!r} is there twice", remedy="give each an id of its own", where=where, id="RIFFLE-0266"
+        )
 
 
 def _events(parts: Sequence[Json], members: Sequence[WorldMember]) -> tuple[list[WorldEvent], list[WorldMember]]:
@@ -215,11 +224,13 @@ def _events(parts: Sequence[Json], members: Sequence[WorldMember]) -> tuple[list
 def _check_something_happens(told: Json, where: str) -> None:
     said = {name for name, value in told.items() if value not in ((), [])}
     if said.isdisjoint(_HAPPENS):
-        raise ConfigError("nothing happens in it", remedy=f"say one of {', '.join(_HAPPENS)}", where=where)
+        raise ConfigError(
+            "nothing happens in it", remedy=f"say one of {', '.join(_HAPPENS)}", where=where, id="RIFFLE-0267"
+        )
     for name, of in _BELONGS.items():
         if name in said and said.isdisjoint(of):
             remedy = f"leave it out, or say {' or '.join(of)} too"
-            raise ConfigError(f"{name!r} has no effect by itself", remedy=remedy, where=where)
+            raise ConfigError(f"{name!r} has no effect by itself", remedy=remedy, where=where, id="RIFFLE-0268")
 
 
 def _changed(at: float, told: Json) -> Iterator[WorldEvent]:
@@ -271,7 +282,7 @@ def _check_racks(world: World, of_brokers: Sequence[str]) -> None:
 def _check_events(world: World) -> None:
     """Follow who is there: only those can go, and only those that went return. Nothing happens after the end."""
     if not world.present:
-        raise ConfigError("the world has no members", remedy="give it one at least", where="members")
+        raise ConfigError("the world has no members", remedy="give it one at least", where="members", id="RIFFLE-0269")
     here, gone = set(world.present), set[str]()
     tasks = [str(one.task.id) for one in world.tasks]
     _check_once([one.member.id for one in world.members], "members and those that join")
@@ -279,7 +290,9 @@ def _check_events(world: World) -> None:
         where = f"{event.kind} at {event.at:g} s"
         if event.at >= world.seconds:
             problem = f"that is after the end: the world lasts {world.seconds:g} s"
-            raise ConfigError(problem, remedy="let it happen earlier, or make seconds more", where=where)
+            raise ConfigError(
+                problem, remedy="let it happen earlier, or make seconds more", where=where, id="RIFFLE-0270"
+            )
         if event.kind == "disk":
             check_known("member", event.members, sorted(here), source="disk_used_bytes", where=where)
         elif event.kind in ("load", "time", "racks"):

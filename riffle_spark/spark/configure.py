@@ -45,7 +45,9 @@ def configure(builder: SparkSession.Builder, *, kafka: bool = True) -> SparkSess
         if name not in present:
             builder = builder.config(name, wanted)
         elif present[name] != wanted:
-            _logger.warning("%s stays %s as you set it; riffle places best with %s", name, present[name], wanted)
+            _logger.warning(
+                "[RIFFLE-0271] %s stays %s as you set it; riffle places best with %s", name, present[name], wanted
+            )
     return _with_connector(builder, present) if kafka else builder
 
 
@@ -65,7 +67,7 @@ def _with_connector(builder: SparkSession.Builder, present: dict[str, str]) -> S
     if "spark-sql-kafka" in packages or "spark-sql-kafka" in present.get(_JARS, ""):
         return builder
     if _submitted():
-        _logger.warning("if this job reads Kafka, submit it with --packages %s", connector())
+        _logger.warning("[RIFFLE-0272] if this job reads Kafka, submit it with --packages %s", connector())
         return builder
     return builder.config(_PACKAGES, ",".join(filter(None, [packages, connector()])))
 

@@ -88,7 +88,7 @@ class Beats(DataSourceStreamReader):
 def _interval_ms(options: Mapping[str, str]) -> int:
     every_ms = interval_ms(options.get(_EVERY, "1 second"), "heartbeat")
     if every_ms < 1:
-        raise ConfigError("a heartbeat needs some time", remedy='every="1 second"', where="heartbeat")
+        raise ConfigError("a heartbeat needs some time", remedy='every="1 second"', where="heartbeat", id="RIFFLE-0306")
     return every_ms
 
 
@@ -106,5 +106,6 @@ def interval_ms(text: str, where: str) -> int:
             f"{text!r} is not an interval",
             remedy="write a number and a unit: milliseconds, seconds, minutes, hours, days or weeks",
             where=where,
+            id="RIFFLE-0307",
         )
     return round(sum(float(number) * (length or 0) for (number, _), length in zip(parts, lengths, strict=True)))

@@ -100,7 +100,9 @@ class RunningJob:
         self._background.stop()
         self._cluster.stop()
         if not self._background.ended(_STOP_SECONDS):
-            _logger.warning("a piece of upkeep has not ended %g s after the stop; it changes nothing", _STOP_SECONDS)
+            _logger.warning(
+                "[RIFFLE-0308] a piece of upkeep has not ended %g s after the stop; it changes nothing", _STOP_SECONDS
+            )
 
     def process(self, batch: DataFrame, batch_id: int) -> BatchReport:
         """Run one micro-batch and return its report."""
@@ -174,7 +176,7 @@ class RunningJob:
             self.driver.between_batches(executors)
         except Exception as error:  # noqa: BLE001 - a failure between batches must not fail the query
             self._failures.failed(_LOOK, now)
-            _logger.warning("what was to be done between two batches is tried again later: %s", error)
+            _logger.warning("[RIFFLE-0309] what was to be done between two batches is tried again later: %s", error)
         else:
             self._failures.forget(_LOOK)
         return is_active
@@ -189,4 +191,4 @@ class RunningJob:
                 with Path(self._settings.report_file).open("a") as file:
                     file.write(report.to_json() + "\n")
         except OSError as error:
-            _logger.warning("the report is not in report_file, and the query goes on: %s", error)
+            _logger.warning("[RIFFLE-0310] the report is not in report_file, and the query goes on: %s", error)

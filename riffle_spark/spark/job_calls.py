@@ -76,4 +76,4 @@ def _check_by_hand(batch: DataFrame) -> None:
 
 
 def _refuse(problem: str, remedy: str) -> NoReturn:
-    raise ConfigError(problem, remedy=remedy, where="foreachBatch")
+    raise ConfigError(problem, remedy=remedy, where="foreachBatch", id="RIFFLE-0311")

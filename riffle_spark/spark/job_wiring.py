@@ -75,7 +75,7 @@ def _check_settings(settings: Settings, stores: Sequence[str]) -> None:
         _logger.warning("%s", warning)
     idle = without_effect(settings)
     if idle:
-        _logger.warning("with dispatch = hashed these settings have no effect: %s", ", ".join(idle))
+        _logger.warning("[RIFFLE-0312] with dispatch = hashed these settings have no effect: %s", ", ".join(idle))
     grouped_stores = [store for store, _ in settings.store_groups]
     check_known("store", grouped_stores, stores, source="store_groups")
 
@@ -94,6 +94,7 @@ def home_of(spark: SparkSession, settings: Settings) -> Home:
             f"root = {root!r}: executors need a root they can all reach",
             remedy="set root (spark.riffle.root) to s3://bucket/prefix, or to file:///folder on one machine",
             where="root",
+            id="RIFFLE-0313",
         )
     application = inventory.application_id(spark)
     return home_with_keys(Home(root, options_of(settings), settings.local_dir, application, frozenset()), settings)

@@ -23,7 +23,9 @@ class KeyLookup:
         number = self._number_of(key, store)
         place = None if number is None else placement.place_of(placement.task_of(number, store))
         if place is None:
-            raise ConfigError(f"key {key!r} has no owner yet", remedy="ask again once the query has run a batch")
+            raise ConfigError(
+                f"key {key!r} has no owner yet", remedy="ask again once the query has run a batch", id="RIFFLE-0314"
+            )
         return place
 
     def _number_of(self, key: object, store: str | None) -> int | None:
@@ -38,6 +40,8 @@ class KeyLookup:
         operators = self._operators.current
         names = [operator.store for operator in operators]
         if store is None and len({operator.schema.key for operator in operators}) > 1:
-            raise ConfigError("the query's stores have different keys", remedy=f"name one of {', '.join(names)}")
+            raise ConfigError(
+                "the query's stores have different keys", remedy=f"name one of {', '.join(names)}", id="RIFFLE-0315"
+            )
         check_known("store", [] if store is None else [store], names, source="where(key, store)")
         return next((operator for operator in operators if store in (None, operator.store)), None)

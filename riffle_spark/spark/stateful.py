@@ -81,6 +81,7 @@ class Stateful:
                 f"watermark = {watermark!r} is not a column and a delay",
                 remedy='write watermark=("at", "10 minutes")',
                 where=store,
+                id="RIFFLE-0367",
             )
         self.watermark = Watermark(watermark[0], interval_ms(watermark[1], store)) if watermark else None
 
@@ -90,6 +91,7 @@ class Stateful:
             f"operator {self.store!r} has no sink",
             remedy="give foreachBatch what .into(sink) returns",
             where=self.store,
+            id="RIFFLE-0368",
         )
 
     def into(self, sink: Sink) -> "StatefulJob":
@@ -115,15 +117,21 @@ def together(*jobs: "StatefulJob", settings: Settings | None = None) -> "Statefu
             "together() was given no operators",
             remedy="give each operator its sink: together(one.into(sink), other.into(sink))",
             where="together",
+            id="RIFFLE-0369",
         )
     for job in jobs:
         if not isinstance(job, StatefulJob):
-            raise ConfigError(f"{job!r} is no job", remedy="give each operator its sink: together(one.into(sink), ...)")
+            raise ConfigError(
+                f"{job!r} is no job",
+                remedy="give each operator its sink: together(one.into(sink), ...)",
+                id="RIFFLE-0370",
+            )
     own = [job.settings for job in jobs if job.settings is not None]
     if settings is None and any(one.given() != own[0].given() for one in own):
         raise ConfigError(
             "the jobs have settings of their own that differ, and they share one commit",
             remedy="give `together` the settings of all: together(..., settings=Settings(...))",
+            id="RIFFLE-0371",
         )
     return StatefulJob([part for job in jobs for part in job.parts], settings or next(iter(own), None))
 
@@ -172,7 +180,9 @@ class JobOperations:
         driver = self._running_driver()
         if not self.paused:
             raise ConfigError(
-                "local copies cannot be removed under a running query", remedy="call pause() first, resume() after it"
+                "local copies cannot be removed under a running query",
+                remedy="call pause() first, resume() after it",
+                id="RIFFLE-0372",
             )
         with self._gate.quiet(_BATCH_END_SECONDS):
             driver.clean_up()
@@ -229,9 +239,11 @@ class JobOperations:
 
     def _running_driver(self) -> Driver:
         if self._driver is None:
-            raise ConfigError("the query has not run a batch yet", remedy="ask again once it has")
+            raise ConfigError("the query has not run a batch yet", remedy="ask again once it has", id="RIFFLE-0373")
         if not self._is_active():
-            raise ConfigError("the query does not run", remedy="start it, and ask again once it has run a batch")
+            raise ConfigError(
+                "the query does not run", remedy="start it, and ask again once it has run a batch", id="RIFFLE-0374"
+            )
         return self._driver
 
     def _is_active(self) -> bool:
@@ -256,7 +268,12 @@ class StatefulJob(JobOperations):
         names = [operator.store for operator, _ in self.parts]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"two operators use the store {name!r}", remedy="give each its own name", where=name)
+                raise ConfigError(
+                    f"two operators use the store {name!r}",
+                    remedy="give each its own name",
+                    where=name,
+                    id="RIFFLE-0375",
+                )
 
     def __getstate__(self) -> dict[str, object]:
         """Leave the running driver behind: it belongs to the process it was made in."""
@@ -292,7 +309,7 @@ class StatefulJob(JobOperations):
         partition).
         """
         if self._running is None:
-            raise ConfigError("the query has not run a batch yet", remedy="ask again once it has")
+            raise ConfigError("the query has not run a batch yet", remedy="ask again once it has", id="RIFFLE-0376")
         return self._running.lookup.where(key, store)
 
     def _run_in(self, spark: SparkSession) -> RunningJob:
@@ -344,6 +361,7 @@ def column_names(argument: str, given: str | Sequence[str], store: str) -> tuple
             f"{argument} = {given!r} is not allowed: it must be names of columns",
             remedy='give text or a list of texts; what is computed becomes a column first: withColumn("k", ...)',
             where=store,
+            id="RIFFLE-0377",
         )
     return names
 
@@ -352,10 +370,12 @@ def key_names(given: str | Sequence[str], store: str) -> tuple[str, ...]:
     """Return the names of a key's columns. Raises ``ConfigError`` if there is none, or one twice."""
     names = column_names("key", given, store)
     if not names:
-        raise ConfigError("an operator needs at least one key column", remedy="name them in `key`", where=store)
+        raise ConfigError(
+            "an operator needs at least one key column", remedy="name them in `key`", where=store, id="RIFFLE-0378"
+        )
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f"key names column {twice!r} twice", remedy="name it once", where=store)
+        raise ConfigError(f"key names column {twice!r} twice", remedy="name it once", where=store, id="RIFFLE-0379")
     return names
 
 
@@ -366,6 +386,7 @@ def check_compute(given: object, store: str) -> None:
             f"compute = {given!r} is not a computation",
             remedy="give aggregate(...), or a function of yours as arrow_function(function, state=..., output=...)",
             where=store,
+            id="RIFFLE-0380",
         )
 
 
@@ -374,6 +395,11 @@ def check_settings(settings: object, where: str) -> None:
     if settings is None:
         return
     if not isinstance(settings, Settings):
-        raise ConfigError(f"settings = {settings!r} is not allowed", remedy="give Settings(root=..., ...)", where=where)
+        raise ConfigError(
+            f"settings = {settings!r} is not allowed",
+            remedy="give Settings(root=..., ...)",
+            where=where,
+            id="RIFFLE-0381",
+        )
     if settings.root:
         normalised(settings.root)

@@ -136,6 +136,7 @@ def _processor(processor: StatefulProcessor) -> StatefulProcessor:
             f"the processor is {told}" + (f", and has no {', '.join(missing)}" if missing else ", and none is made"),
             remedy="give an object of a class below pyspark.sql.streaming.StatefulProcessor",
             where="processor",
+            id="RIFFLE-0382",
         )
     return processor
 
@@ -152,6 +153,7 @@ def _checked(output_mode: str, time_mode: str) -> TimeMode:
             f"output_mode = {output_mode!r} is not one that a processor can have",
             remedy=f"use one of {', '.join(_OUTPUT_MODES)}",
             where="output_mode",
+            id="RIFFLE-0383",
         )
     return time_mode_of(time_mode)
 

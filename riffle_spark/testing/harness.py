@@ -184,6 +184,7 @@ class Harness:
             raise ConfigError(
                 f"the watermark is at {self.watermark_ms} and cannot go back to {to_ms}",
                 remedy="begin with another harness",
+                id="RIFFLE-0474",
             )
         if self.watermark_source == "spark":
             self._sparks_watermark_ms = to_ms
@@ -289,6 +290,7 @@ def _input_schema(given: object) -> pa.Schema:
         f"{type(given).__name__} is not a schema of rows",
         remedy='give a pyarrow.Schema, or DDL text such as "user string, visits long"',
         where="input",
+        id="RIFFLE-0475",
     )
 
 
@@ -302,7 +304,7 @@ def _input_table(rows: pa.Table | Iterable[Row], schema: pa.Schema) -> pa.Table:
         missing = [name for name in schema.names if name not in rows.column_names]
         if missing:
             remedy = "give the table all columns of the input"
-            raise ConfigError(f"column {missing[0]!r} is missing", remedy=remedy, where="the table")
+            raise ConfigError(f"column {missing[0]!r} is missing", remedy=remedy, where="the table", id="RIFFLE-0476")
         return rows if rows.column_names == schema.names else rows.select(schema.names)
     listed = list(rows)
     for number, row in enumerate(listed):
@@ -348,7 +350,9 @@ class Contents:
         """Return a block's state columns by key."""
         if self.operator.declared.variables is not None:
             raise ConfigError(
-                "the operator has state variables, not columns", remedy="name the variable: state('visits')"
+                "the operator has state variables, not columns",
+                remedy="name the variable: state('visits')",
+                id="RIFFLE-0477",
             )
         keys = self.operator.schema.key.names
         return {tuple(row.pop(name) for name in keys): row for row in readable_rows(self.table())}
@@ -384,5 +388,7 @@ class Contents:
 
     def _variables(self) -> dict[str, Variable]:
         if self.operator.declared.variables is None:
-            raise ConfigError("the operator has columns, not state variables", remedy="look at state() or table()")
+            raise ConfigError(
+                "the operator has columns, not state variables", remedy="look at state() or table()", id="RIFFLE-0478"
+            )
         return {variable.name: variable for variable in self.operator.declared.variables}

@@ -257,7 +257,9 @@ class Faults:
     def crash(self, step: Step, *, lose_copies: bool) -> None:
         """Let the driver die at a step. Raises ``ConfigError`` for what is none."""
         if step not in get_args(Step):
-            raise ConfigError(f"there is no step {step!r}", remedy=f"use one of {', '.join(get_args(Step))}")
+            raise ConfigError(
+                f"there is no step {step!r}", remedy=f"use one of {', '.join(get_args(Step))}", id="RIFFLE-0479"
+            )
         self._step, self.lose_copies = step, lose_copies
 
     def reached(self, step: str) -> None:

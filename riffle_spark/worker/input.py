@@ -144,6 +144,7 @@ def _check_own(order: Order, slot: int, of_row: npt.NDArray[np.int32]) -> None:
             remedy=f"make {'the key' if order.by_key else 'topic and partition'} deterministic: the same row must "
             "always have the same (no rand(), no clock)",
             where=order.store,
+            id="RIFFLE-0481",
         )
 
 
@@ -156,6 +157,7 @@ def _check_hash(order: Order, keys: pa.Table, hashes: Hashes, key_groups: npt.ND
             "Spark and riffle hash these keys differently",
             remedy="cast the key columns to a plain string, binary, number, date or timestamp (no collation)",
             where=order.store,
+            id="RIFFLE-0482",
         )
 
 

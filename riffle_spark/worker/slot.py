@@ -180,6 +180,7 @@ class _Attempt:
             raise Misplaced(
                 f"{len(missing)} key-groups have no copy here and one on a standby, the first is {missing[0]}",
                 where=f"member {self.folder.member}",
+                id="RIFFLE-0483",
             )
 
     def _is_kept_elsewhere(self, key_group: int) -> bool:
@@ -275,7 +276,9 @@ def beyond_memory(what: str) -> ConfigError:
         "have a batch take fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), or give Python workers more memory: "
         "spark.executor.pyspark.memory, which is what they were refused, or fewer cores an executor"
     )
-    return ConfigError(f"a slot's rows do not fit into its Python worker: {what}", remedy=remedy, where="memory")
+    return ConfigError(
+        f"a slot's rows do not fit into its Python worker: {what}", remedy=remedy, where="memory", id="RIFFLE-0484"
+    )
 
 
 def beyond_addresses(what: str) -> ConfigError:
@@ -288,6 +291,7 @@ def beyond_addresses(what: str) -> ConfigError:
         f"the local copies of a slot do not fit into its Python worker's address space: {what}",
         remedy=remedy,
         where="memory",
+        id="RIFFLE-0485",
     )
 
 
@@ -297,7 +301,7 @@ def beyond_threads() -> ConfigError:
         "raise spark.executor.pyspark.memory, or leave it unset: each thread needs 8 MiB of the address space that it "
         "limits. If it is not set, raise the limit on the processes of the executor's container or user"
     )
-    return ConfigError("a Python worker cannot start a thread", remedy=remedy, where="memory")
+    return ConfigError("a Python worker cannot start a thread", remedy=remedy, where="memory", id="RIFFLE-0486")
 
 
 def _in_our_words(error: Exception, folder: Path | None) -> RiffleError:

@@ -73,7 +73,7 @@ class _Piece:
         folder = folder_of(self._order.home, self._executor)
         self.facts["member"] = folder.member
         if self._order.member not in {"", folder.member}:
-            raise OutOfDate(f"the order is for member {self._order.member}, this is {folder.member}")
+            raise OutOfDate(f"the order is for member {self._order.member}, this is {folder.member}", id="RIFFLE-0487")
         with folder.used(), folder.alone():
             self.facts["ran"] = True
             if self._order.wipe:

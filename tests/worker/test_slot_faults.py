@@ -32,7 +32,7 @@ def test_rows_of_a_foreign_key_group_fail_the_batch(member: Member) -> None:
     member.changes = foreign
     rows = pa.table([[0], [3], [3], ["a"], [1]], schema=pa.schema([*ROUTING, *order.rows]))
     answer = member.run(member.order(), rows)
-    kind, problem, remedy, where = Receipt.from_json(answer["__riffle_receipt"].to_pylist()[-1]).error or ("",) * 4
+    kind, problem, remedy, where, _ = Receipt.from_json(answer["__riffle_receipt"].to_pylist()[-1]).error or ("",) * 5
     assert kind == "ConfigError"
     assert problem == "1 rows of foreign key-groups reached slot 0, the first of key-group 3"
     assert "deterministic" in remedy
@@ -56,7 +56,7 @@ def test_a_function_that_raises_is_told_with_its_traceback_and_place(tmp_path: P
     def explode(rows: pa.Table, _state: pa.Table) -> tuple[pa.Table, pa.Table]:
         raise ValueError("negative amount")
 
-    kind, problem, _, where = Member(tmp_path, arrow_function(explode, state=STATE, output=OUTPUT)).refused(
+    kind, problem, _, where, _ = Member(tmp_path, arrow_function(explode, state=STATE, output=OUTPUT)).refused(
         rows_of(("a", 1, 0))
     )
     assert kind == "UserFunctionError"
@@ -79,7 +79,7 @@ def test_a_function_that_raises_is_told_with_its_traceback_and_place(tmp_path: P
 def test_a_function_that_breaks_its_declaration_fails_the_batch(tmp_path: Path, returned: object, told: str) -> None:
     """Foreign and repeated keys and other schemas are refused before anything is sealed."""
     member = Member(tmp_path, arrow_function(lambda *_: returned, state=STATE, output=OUTPUT))
-    kind, problem, remedy, _ = member.refused(rows_of(("a", 1, 0)))
+    kind, problem, remedy, *_ = member.refused(rows_of(("a", 1, 0)))
     assert kind == "UserFunctionError"
     assert told in problem
     assert remedy
@@ -152,7 +152,7 @@ def test_a_folder_that_cannot_be_made_is_answered_as_such(member: Member, tmp_pa
     member.home = member.home.__class__(
         member.home.root, member.home.options, str(tmp_path / "file"), "app", frozenset()
     )
-    kind, _, remedy, where = member.refused(rows_of(("a", 1, 0)))
+    kind, _, remedy, where, _ = member.refused(rows_of(("a", 1, 0)))
     assert kind == "LocalDiskError"
     assert "local_dir" in remedy
     assert str(tmp_path) in where

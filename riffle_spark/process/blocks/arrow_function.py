@@ -58,12 +58,14 @@ def arrow_function(
             raise ConfigError(
                 f"arrow_function({name}=...) was given a {type(schema).__name__}",
                 remedy=f"Give an Arrow schema: {name}=pa.schema([('total', pa.int64())]).",
+                id="RIFFLE-0163",
             )
     mode = time_mode_of(time_mode)
     if (expired is not None or mode != "None") and due is None:
         raise ConfigError(
             "arrow_function() was told of time, and of no column that says when keys are due",
             remedy="Name it: due='until'; or leave out time_mode and expired.",
+            id="RIFFLE-0164",
         )
     return ArrowFunction(
         function, state, output, _arguments("the function", function, _ROWS), due, mode, expired,
@@ -75,7 +77,7 @@ def _arguments(what: str, function: Callable[..., object], wanted: Sequence[str]
     """Return how many of these arguments the function takes, all but the last at least; refuse what cannot."""
     if not callable(function):
         problem = f"arrow_function(): {what} is a {type(function).__name__}, not a function"
-        raise ConfigError(problem, remedy="Give it a function.")
+        raise ConfigError(problem, remedy="Give it a function.", id="RIFFLE-0165")
     signature = inspect.signature(function)
     for count in (len(wanted) - 1, len(wanted)):
         try:
@@ -86,6 +88,7 @@ def _arguments(what: str, function: Callable[..., object], wanted: Sequence[str]
     raise ConfigError(
         f"{name_of(function)}{signature} cannot be called with {len(wanted) - 1} or {len(wanted)} arguments",
         remedy=f"Write it as function({', '.join(wanted[:-1])}) or function({', '.join(wanted)}).",
+        id="RIFFLE-0166",
     )
 
 
@@ -110,9 +113,14 @@ class ArrowFunction:
                 raise ConfigError(
                     f"The {what} has more than one column named {', '.join(repeated)}",
                     remedy="Name each column once; the state schema is given without the key columns.",
+                    id="RIFFLE-0167",
                 )
         if not self.state.names:
-            raise ConfigError("The state has no column", remedy="Declare at least one, such as ('seen', pa.bool_()).")
+            raise ConfigError(
+                "The state has no column",
+                remedy="Declare at least one, such as ('seen', pa.bool_()).",
+                id="RIFFLE-0168",
+            )
         meanings = {name: f"column {name!r} of a function" for name in self.state.names}
         return Declared(
             self.state,
@@ -181,7 +189,7 @@ def _parts(returned: object, key: pa.Schema, where: str) -> tuple[object, object
 def _misshapen(returned: object, wanted: str, where: str) -> UserFunctionError:
     told = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
     remedy = f"Return {wanted}, all Arrow tables."
-    return UserFunctionError(f"The function returned {told}", remedy=remedy, where=where)
+    return UserFunctionError(f"The function returned {told}", remedy=remedy, where=where, id="RIFFLE-0169")
 
 
 def _own_keys(keys: pa.Table, encoded: pa.Array, what: str, where: str) -> npt.NDArray[np.int64]:
@@ -193,6 +201,7 @@ def _own_keys(keys: pa.Table, encoded: pa.Array, what: str, where: str) -> npt.N
             f"The {what} holds a key that is not its own: {_key(keys, foreign)}",
             remedy="Return only keys of the rows that the call was given; every other key belongs to another call.",
             where=where,
+            id="RIFFLE-0170",
         )
     indices: npt.NDArray[np.int64] = places.to_numpy(zero_copy_only=False).astype(np.int64)
     repeated = np.flatnonzero(np.bincount(indices, minlength=len(encoded))[indices] > 1)
@@ -201,6 +210,7 @@ def _own_keys(keys: pa.Table, encoded: pa.Array, what: str, where: str) -> npt.N
             f"The {what} holds the same key twice: {_key(keys, int(repeated[0]))}",
             remedy="Return one row a key.",
             where=where,
+            id="RIFFLE-0171",
         )
     return indices
 
@@ -212,6 +222,7 @@ def _refuse_both(changed: npt.NDArray[np.int64], removed: npt.NDArray[np.int64],
             f"A key is both in the new state and deleted: {_key(keys, int(both[0]))}",
             remedy="Return it in one of the two.",
             where=where,
+            id="RIFFLE-0172",
         )
 
 

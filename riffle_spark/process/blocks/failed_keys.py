@@ -48,5 +48,5 @@ class FailedKeys(UserFunctionError):
     """
 
     def __init__(self, first: RiffleError, by_key: Mapping[int, Failure]) -> None:
-        super().__init__(first.problem, remedy=first.remedy, where=first.where)
+        super().__init__(first.problem, remedy=first.remedy, where=first.where, id=first.id)
         self.by_key = by_key

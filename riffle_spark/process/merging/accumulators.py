@@ -158,6 +158,7 @@ def _does_not_fit(accumulator: Accumulator, type: pa.DataType, where: str) -> Us
         remedy=f"{_overflow_remedy(accumulator.column, type)} before the operator. "
         "A store keeps the type it was made with, so use a new store name.",
         where=where,
+        id="RIFFLE-0173",
     )
 
 

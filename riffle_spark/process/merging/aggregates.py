@@ -23,12 +23,15 @@ def aggregate(**columns: Accumulator) -> "Aggregates":
         aggregate(orders=count(), total=sum_("amount"), latest=max_("at"))
     """
     if not columns:
-        raise ConfigError("aggregate() was given nothing", remedy="Name a result: aggregate(total=sum_('amount')).")
+        raise ConfigError(
+            "aggregate() was given nothing", remedy="Name a result: aggregate(total=sum_('amount')).", id="RIFFLE-0174"
+        )
     for name, accumulator in columns.items():
         if not isinstance(accumulator, Accumulator):
             raise ConfigError(
                 f"aggregate({name}=...) was given a {type(accumulator).__name__}",
                 remedy=f"Use riffle's own functions: {name}=sum_('amount'), or count, min_, max_, mean, first, last.",
+                id="RIFFLE-0175",
             )
     return Aggregates(tuple(columns.items()))
 
@@ -143,6 +146,7 @@ def _source(name: str, accumulator: Accumulator, rows: pa.Schema) -> pa.DataType
             f"{accumulator}: the input has {problem} column {column!r}",
             remedy=f"Use one of {', '.join(rows.names)}.",
             where=where,
+            id="RIFFLE-0176",
         )
     type = rows.field(column).type
     if not accumulator.state(type):
@@ -150,6 +154,7 @@ def _source(name: str, accumulator: Accumulator, rows: pa.Schema) -> pa.DataType
             f"{accumulator} cannot take column {column!r} of type {type}",
             remedy=f"Cast the column; supported are {accumulator.supported}.",
             where=where,
+            id="RIFFLE-0177",
         )
     return type
 
@@ -160,6 +165,7 @@ def _refuse_repeated(names: list[str], what: str) -> None:
         raise ConfigError(
             f"The {what} would have more than one column named {', '.join(repeated)}",
             remedy="Name the aggregate otherwise: not as a key column, nor as another one's NAME_sum or NAME_count.",
+            id="RIFFLE-0178",
         )
 
 

@@ -128,11 +128,13 @@ def merge_function(name: str, buffers: Sequence[pa.DataType], options: MergeOpti
             f"Spark's aggregate function {name} cannot be kept from batch to batch",
             remedy=_WAYS_OUT.get(name, "Use another one, or a function of your own.")
             + f" Known: {', '.join(_MERGES)}.",
+            id="RIFFLE-0179",
         )
     found = MergedByUser(options.own) if options.own is not None else _MERGES[name](options)
     if not found.state(buffers):
         raise ConfigError(
             f"Spark's aggregate function {name} cannot be kept with buffers of {', '.join(map(str, buffers))}",
             remedy="Cast its input to another type.",
+            id="RIFFLE-0180",
         )
     return found

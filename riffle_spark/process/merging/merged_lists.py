@@ -119,4 +119,5 @@ def _refuse(lengths: IndexArray, groups: Groups, most: int) -> None:
         remedy="A list is read and written whole with its key. Collect fewer values, for example those of a window, or "
         "allow more.",
         where=groups.told(int(np.argmax(lengths))),
+        id="RIFFLE-0181",
     )

@@ -174,4 +174,5 @@ def _refuse(beyond: BoolArray, type: pa.DataType, groups: Groups) -> None:
         remedy="Use try_sum or try_avg, which answer null then, or cast the column to a decimal. "
         "With spark.sql.ansi.enabled=false sums of whole numbers wrap.",
         where=groups.told(int(np.argmax(beyond))),
+        id="RIFFLE-0182",
     )

@@ -115,6 +115,7 @@ def sketches_library() -> ModuleType:
             "hll_sketch_agg and hll_union_agg need Apache DataSketches, and this Python has no package datasketches",
             remedy="pip install 'datasketches>=5.0' in the Python of the driver and of every executor; or use "
             "approx_count_distinct, which needs no library",
+            id="RIFFLE-0183",
         ) from missing
     found: ModuleType = datasketches
     return found
@@ -167,6 +168,7 @@ def _union(library: ModuleType, sketches: Sequence[bytes], where: str, may_diffe
             f"[HLL_INVALID_INPUT_SKETCH_BUFFER] what was given to hll_union_agg is no sketch of HLL: {error}",
             remedy="give it what hll_sketch_agg or hll_union_agg made, or another program with Apache DataSketches",
             where=where,
+            id="RIFFLE-0184",
         ) from error
     bits = read[0].lg_config_k
     other = next((one.lg_config_k for one in read if one.lg_config_k != bits), bits)
@@ -175,6 +177,7 @@ def _union(library: ModuleType, sketches: Sequence[bytes], where: str, may_diffe
             f"[HLL_UNION_DIFFERENT_LG_K] sketches have different lgConfigK values: {bits} and {other}",
             remedy="make them alike, or say hll_union_agg(column, true): the union then has the least of them",
             where=where,
+            id="RIFFLE-0185",
         )
     union = library.hll_union(bits)
     for one in read:

@@ -131,6 +131,7 @@ class MergedByUser(MergeFunction):
                 f"An argument of {self._name} cannot become what its rows are declared to be: {error}",
                 remedy=f"Cast it where {self._name} is called, or declare other rows than {self.told.rows!r}.",
                 where=self._name,
+                id="RIFFLE-0186",
             ) from error
         return pa.table(told, schema=schema)
 
@@ -158,7 +159,9 @@ class MergedByUser(MergeFunction):
 
     def _misshapen(self, method: str, what: str) -> UserFunctionError:
         remedy = "Return one row a group, in the order of the state that the method was given."
-        return UserFunctionError(f"{self._name}.{method} returned {what}", remedy=remedy, where=self._name)
+        return UserFunctionError(
+            f"{self._name}.{method} returned {what}", remedy=remedy, where=self._name, id="RIFFLE-0187"
+        )
 
 
 @dataclass(frozen=True, slots=True)

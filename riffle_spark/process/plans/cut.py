@@ -216,6 +216,7 @@ def _root_of(marks: Sequence[Mark]) -> str:
             f"the query reads frames of several roots: {', '.join(roots)}",
             remedy="give riffle_spark.on the same root for all streams of a query: their stores commit together",
             where="root",
+            id="RIFFLE-0188",
         )
     return roots[0] if roots else ""
 
@@ -306,6 +307,7 @@ def _check_streams(piece: PlanPiece) -> None:
                 "rows of a stream meet results of a stateful operator without another one (Spark's Union)",
                 remedy="write the two to their sinks as two queries, or unite the streams before the operator",
                 where=node.kind,
+                id="RIFFLE-0189",
             )
 
 

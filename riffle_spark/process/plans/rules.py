@@ -187,7 +187,9 @@ _NO_TYPE: Final = re.compile(r"(^|:)void\b")
 def refusal(name: str, where: str) -> ConfigError:
     """Return the error for a term that is refused; ``where`` is what the query calls it."""
     refused = REFUSED[name]
-    return ConfigError(f"{refused.term} is refused: {refused.reason}", remedy=refused.way_out, where=where)
+    return ConfigError(
+        f"{refused.term} is refused: {refused.reason}", remedy=refused.way_out, where=where, id="RIFFLE-0190"
+    )
 
 
 def check_tables(cut: CutPlan) -> None:

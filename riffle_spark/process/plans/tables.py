@@ -256,6 +256,7 @@ def _check_order(spec: TableSpec) -> None:
                 f"by = {name!r} is {spec.kept.field(name).type}, of which none is greater than another",
                 remedy="name columns of numbers, times or texts that grow with each change",
                 where="riffle_spark.latest",
+                id="RIFFLE-0191",
             )
 
 

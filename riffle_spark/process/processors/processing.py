@@ -179,7 +179,7 @@ class Processing:
     def _told(self, error: Exception, what: str) -> UserFunctionError:
         if isinstance(error, NotText):
             problem = f"The processor cannot be given its input: {error}"
-            return UserFunctionError(problem, remedy=error.remedy, where=self._where)
+            return UserFunctionError(problem, remedy=error.remedy, where=self._where, id="RIFFLE-0192")
         if isinstance(error, Misfit):
             told = str(error)
         else:
@@ -188,6 +188,7 @@ class Processing:
             f"The processor raised {type(error).__name__}, {what}:\n{told}",
             remedy=failure_remedy(error, "processor"),
             where=self._where,
+            id="RIFFLE-0193",
         )
 
 

@@ -26,6 +26,7 @@ def called(function: Callable[..., object], arguments: tuple[object, ...], where
             f"{name_of(function)} raised {type(error).__name__}:\n{told}",
             remedy=failure_remedy(error, "function"),
             where=where,
+            id="RIFFLE-0198",
         ) from error
 
 
@@ -45,6 +46,7 @@ def conform(table: object, schema: pa.Schema, what: str, where: str) -> pa.Table
             f"The {what} is a {type(table).__module__}.{type(table).__qualname__}, not a pyarrow.Table",
             remedy="Return Arrow tables; where there is nothing to return, schema.empty_table().",
             where=where,
+            id="RIFFLE-0199",
         )
     if sorted(table.column_names) != sorted(schema.names) or not all(
         widens(table.schema.field(field.name).type, field.type) for field in schema
@@ -53,6 +55,7 @@ def conform(table: object, schema: pa.Schema, what: str, where: str) -> pa.Table
             f"The {what} has not the declared columns\n{_compared(schema, table.schema)}",
             remedy="Return the declared columns, or declare what is returned; cast where types differ.",
             where=where,
+            id="RIFFLE-0200",
         )
     return pa.table([_column(table.column(field.name), field, what, where) for field in schema], schema=schema)
 
@@ -63,6 +66,7 @@ def _column(column: pa.ChunkedArray, field: pa.Field, what: str, where: str) -> 
             f"The {what} has nulls in column {field.name!r}, which is declared not null",
             remedy="Fill them, or declare the column nullable.",
             where=where,
+            id="RIFFLE-0201",
         )
     try:
         return cast_column(column, field.type)
@@ -71,6 +75,7 @@ def _column(column: pa.ChunkedArray, field: pa.Field, what: str, where: str) -> 
             f"The {what} has values in column {field.name!r} that {field.type} cannot hold: {error}",
             remedy=f"Round or cast the column to {field.type} in the function.",
             where=where,
+            id="RIFFLE-0202",
         ) from error
 
 

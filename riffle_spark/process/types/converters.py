@@ -35,7 +35,9 @@ def converter_of(kind: pa.DataType, record: RecordMaker) -> Converter:
         return _maps(kind, record)
     if types.is_struct(kind):
         return _structs(kind, record)
-    raise ConfigError(f"state cannot hold a column of type {kind}", remedy="declare a type that Spark has")
+    raise ConfigError(
+        f"state cannot hold a column of type {kind}", remedy="declare a type that Spark has", id="RIFFLE-0203"
+    )
 
 
 def nullable(take: Convert, field: pa.Field) -> Convert:

@@ -57,7 +57,10 @@ class RefusedType:
     def error(self, where: str = "") -> ConfigError:
         """Return the error for a column with such a type."""
         return ConfigError(
-            f"column {self.path!r} has type {self.type}, which state cannot keep", remedy=self.remedy, where=where
+            f"column {self.path!r} has type {self.type}, which state cannot keep",
+            remedy=self.remedy,
+            where=where,
+            id="RIFFLE-0204",
         )
 
 

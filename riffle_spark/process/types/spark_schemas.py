@@ -128,7 +128,9 @@ def schema_of_fields(fields: list[pa.Field], where: str) -> pa.Schema:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated or not names:
         problem = f"a schema names a column twice: {', '.join(repeated)}" if repeated else "a schema has no column"
-        raise ConfigError(problem, remedy="name at least one column, and each once", where=where[:200])
+        raise ConfigError(
+            problem, remedy="name at least one column, and each once", where=where[:200], id="RIFFLE-0205"
+        )
     for field in fields:
         for inner in inner_types(field.type):
             if _contains_void(inner):
@@ -142,8 +144,7 @@ def _contains_void(kind: pa.DataType) -> bool:
 
 def _refused(text: str, error: Unreadable) -> ConfigError:
     return ConfigError(
-        f"a schema cannot be read: {error}\n  {text}\n  {' ' * error.at}^",
-        remedy=error.remedy,
+        f"a schema cannot be read: {error}\n  {text}\n  {' ' * error.at}^", remedy=error.remedy, id="RIFFLE-0206"
     )
 
 
@@ -318,7 +319,10 @@ def schema_of_json(text: str) -> pa.Schema:
         kind = _type_of(body)
     except UNREADABLE as error:
         raise ConfigError(
-            f"a schema cannot be read: {error}", remedy="give a StructType of types that can be kept", where=text[:200]
+            f"a schema cannot be read: {error}",
+            remedy="give a StructType of types that can be kept",
+            where=text[:200],
+            id="RIFFLE-0207",
         ) from error
     return schema_of_fields(list(kind) if pa.types.is_struct(kind) else [pa.field(BARE, kind)], text)
 

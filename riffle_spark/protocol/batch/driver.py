@@ -304,6 +304,7 @@ class Driver:
                 f"another driver has appended to {self._home.root}",
                 remedy="stop this query: a newer driver owns its state",
                 where=self._home.root,
+                id="RIFFLE-0208",
             )
 
     @property

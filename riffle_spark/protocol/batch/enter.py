@@ -58,6 +58,7 @@ def decide(tail: Record | None, incoming: IncomingBatch, root: str, settings: Se
                 remedy="point `root` at the state that belongs to this checkpoint, or start with no state on purpose: "
                 + _adopt_empty_command(root, settings),
                 where=root,
+                id="RIFFLE-0209",
             )
         return Decision.RUN
     if tail.query_id != incoming.query_id:
@@ -67,6 +68,7 @@ def decide(tail: Record | None, incoming: IncomingBatch, root: str, settings: Se
             remedy="give each query its own root, as by riffle_spark.on(frame, root=...). If this query continues the "
             f"other one's state, start it with that one's checkpoint, or {take_over_steps(root)}",
             where=root,
+            id="RIFFLE-0210",
         )
     if incoming.version == tail.version + 1 and ends_alike(tail.offsets, incoming.offsets_before):
         return Decision.RUN
@@ -106,12 +108,14 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
             "has: they are of two lines, of which a rollback has left one",
             remedy=f"take Spark's offsets to the state: {back_to(tail.version)}; or restore the other one of both",
             where=root,
+            id="RIFFLE-0211",
         )
     if incoming.version > tail.version:
         return ConflictError(
             f"Spark hands over batch {incoming.version}, the state in {root} is at {tail.version}: batches are missing",
             remedy=f"take Spark's offsets back to the state: {back_to(tail.version)}",
             where=root,
+            id="RIFFLE-0212",
         )
     if incoming.version == tail.version and not _comparable(tail.input_digest, incoming.input_digest):
         return ConflictError(
@@ -120,17 +124,20 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
             remedy="have that version take the batch once more, and this one go on; or take the state back to before "
             f"that batch: {back_to(incoming.version - 1)}",
             where=root,
+            id="RIFFLE-0213",
         )
     if incoming.version == tail.version:
         return ConflictError(
             f"batch {incoming.version} comes again with other input than the one {root} has committed",
             remedy=f"take the state back to before that batch: {back_to(incoming.version - 1)}",
             where=root,
+            id="RIFFLE-0214",
         )
     return ConflictError(
         f"Spark hands over batch {incoming.version}, but {root} is already at {tail.version} (an older checkpoint?)",
         remedy=f"take the state back to the checkpoint: {back_to(incoming.version - 1)}; or restore the newer one",
         where=root,
+        id="RIFFLE-0215",
     )
 
 
@@ -179,6 +186,7 @@ def check_fixed(
             "in hashed dispatch owners follow from the members alone, so stores cannot be in groups of their own",
             remedy="leave store_groups out, or use another dispatch (riffle dispatch switches a stopped query)",
             where="store_groups",
+            id="RIFFLE-0216",
         )
 
 
@@ -192,6 +200,7 @@ def _check_taken(tail: Record, operators: Sequence[Operator], root: str) -> None
             "deliver of it: the store has another name now, or no sink",
             remedy="start the version of the query that ran this batch, until Spark has noted the batch; then this one",
             where=root,
+            id="RIFFLE-0217",
         )
 
 
@@ -204,6 +213,7 @@ def _check_same(tail: Record, settings: Settings, operators: Sequence[Operator],
             + command("dispatch", "--execute", root=root, to=settings.dispatch, **of_keys)
             + (", with a function of yours from keys to their partitions" if of_keys else ""),
             where="dispatch",
+            id="RIFFLE-0218",
         )
     if tail.total != settings.key_groups:
         raise ConfigError(
@@ -211,6 +221,7 @@ def _check_same(tail: Record, settings: Settings, operators: Sequence[Operator],
             remedy=f"set key_groups = {tail.total}, or change the state while the query is stopped: "
             + command("dispatch", "--execute", root=root, to=tail.dispatch, key_groups=settings.key_groups),
             where="key_groups",
+            id="RIFFLE-0219",
         )
     store = next((store for store, text in tail.schemas.items() if key_in(text) is not None), None)
     if store is not None and settings.encryption_keys is None:
@@ -218,6 +229,7 @@ def _check_same(tail: Record, settings: Settings, operators: Sequence[Operator],
             f"the state of store {store!r} in {root} is encrypted, and `encryption_keys` is not set",
             remedy="set it to where the keys are; to do without, list `plain` last there and run a batch first",
             where="encryption_keys",
+            id="RIFFLE-0220",
         )
     check_stale(tail, [operator.store for operator in operators if operator.durable], settings.accept, root)
     check_schemas(tail.schemas, operators, settings.accept)
@@ -238,6 +250,7 @@ def check_stale(tail: Record, stores: Iterable[str], accepted: Container[str], r
             remedy=f"set accept = {store!r} to continue without the rows of these batches, or give the store another "
             f"name to start it without state{again}",
             where=root,
+            id="RIFFLE-0221",
         )
 
 
@@ -263,6 +276,7 @@ def check_schemas(
                 remedy="go on with that query; or take the state back to before it took the store over "
                 "(riffle rollback), or use another store name",
                 where=operator.store,
+                id="RIFFLE-0222",
             )
         if before is not None and not operator.schema.can_read(before):
             now = operator.schema.to_text()
@@ -274,6 +288,7 @@ def check_schemas(
                 "null, leave some out, or make types wider; for any other change use another store name (of a wrapped "
                 "query: option('riffle.stores', ...))",
                 where=operator.store,
+                id="RIFFLE-0223",
             )
         if before is not None and operator.durable:
             _check_results(operator, operator_in(before), accepted)
@@ -300,6 +315,7 @@ def _check_results(operator: Operator, before: Mapping[str, str], accepted: Cont
                 )
                 + f"; or set accept = {name!r} to continue with what is kept",
                 where=operator.store,
+                id="RIFFLE-0224",
             )
         renamed = next((old for old, known in before.items() if old not in now and is_same(known, meaning)), None)
         if renamed is not None:
@@ -308,6 +324,7 @@ def _check_results(operator: Operator, before: Mapping[str, str], accepted: Cont
                 remedy=f"keep the name {renamed!r} and rename the column of the output; or set accept = {name!r} to "
                 f"start it without stored values and drop those of {renamed!r}",
                 where=operator.store,
+                id="RIFFLE-0225",
             )
 
 

@@ -78,4 +78,4 @@ def check_initial(tail: Record | None, dispatch: str, operators: Sequence[Operat
 
 
 def _refused(operator: Operator, problem: str, remedy: str) -> ConfigError:
-    return ConfigError(problem, remedy=remedy, where=operator.store)
+    return ConfigError(problem, remedy=remedy, where=operator.store, id="RIFFLE-0226")

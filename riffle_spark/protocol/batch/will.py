@@ -80,6 +80,7 @@ def will_in(orders: Mapping[str, object]) -> Will:
             f"what operators asked for cannot be read from the newest record: {error}",
             remedy="run the version of riffle-spark that wrote it, or a newer one",
             where="orders",
+            id="RIFFLE-0227",
         ) from error
 
 

@@ -73,6 +73,7 @@ class Groups:
             raise ConfigError(
                 f"the query's stores are in several co-location groups: {', '.join(self.names)}",
                 remedy=f"name one of the stores {', '.join(self.of_stores)}",
+                id="RIFFLE-0236",
             )
         return self.names[0] if store is None else self.of(store)
 

@@ -185,4 +185,4 @@ class Operations:
 
 
 def _refused(problem: str, remedy: str) -> ConfigError:
-    return ConfigError(problem, remedy=remedy)
+    return ConfigError(problem, remedy=remedy, id="RIFFLE-0237")

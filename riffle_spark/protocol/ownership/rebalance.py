@@ -42,7 +42,9 @@ def check_listener(listener: object) -> None:
     if listener is not None and (missing or isinstance(listener, type)):
         problem = "is a class" if isinstance(listener, type) else f"has no {', '.join(missing)}"
         raise ConfigError(
-            f"the listener {listener!r} {problem}", remedy="give an instance of a class made from RebalanceListener"
+            f"the listener {listener!r} {problem}",
+            remedy="give an instance of a class made from RebalanceListener",
+            id="RIFFLE-0238",
         )
 
 

@@ -101,7 +101,9 @@ class Rounds:
                 break
             self._background.rest(_TRY_AGAIN_SECONDS)
         raise UnavailableError(
-            f"executors {', '.join(sorted(left))} did not come to it", remedy="look at their warnings, and ask again"
+            f"executors {', '.join(sorted(left))} did not come to it",
+            remedy="look at their warnings, and ask again",
+            id="RIFFLE-0243",
         )
 
     def _run(self, taken: Set[Address] = frozenset()) -> None:

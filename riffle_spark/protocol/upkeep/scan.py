@@ -123,12 +123,15 @@ def _unseen(objects: ObjectStore, tail: Record, newest: int) -> UnavailableError
             f"a LIST of the log does not show record {tail.sequence}, which is there",
             remedy="nothing to do if the store's LIST catches up; if this stays, the root is kept from being swept",
             where=name,
+            id="RIFFLE-0244",
         )
     later = Log(objects, "").find(newest) if newest > tail.sequence else None
     if later is None or later.epoch != tail.epoch:
         return _overtaken(tail.sequence, "is gone: others have gone on for long")
     remedy = "nothing to do: the next scan goes by a newer record"
-    return UnavailableError(f"record {tail.sequence} was swept while its scan waited", remedy=remedy, where=name)
+    return UnavailableError(
+        f"record {tail.sequence} was swept while its scan waited", remedy=remedy, where=name, id="RIFFLE-0245"
+    )
 
 
 def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms: int) -> Steps[tuple[Record, bool]]:
@@ -162,7 +165,7 @@ def _later(log: Log, tail: Record, deletes: Deletes) -> Iterator[Record]:
 
 def _overtaken(sequence: int, how: str) -> FencedError:
     remedy = "stop this query: a newer driver owns its state"
-    return FencedError(f"record {sequence} {how}", remedy=remedy, where=paths.record(sequence))
+    return FencedError(f"record {sequence} {how}", remedy=remedy, where=paths.record(sequence), id="RIFFLE-0246")
 
 
 class Scans:

@@ -25,7 +25,7 @@ _LONGEST_WAIT_SECONDS = 600.0
 
 def _report(what: str, error: BaseException) -> None:
     """Warn, with the traceback, of an error that would have ended a thread silently, such as ``SystemExit``."""
-    _logger.warning("%s ended with %r and is tried again later", what, error, exc_info=error)
+    _logger.warning("[RIFFLE-0273] %s ended with %r and is tried again later", what, error, exc_info=error)
 
 
 def random_id() -> str:
@@ -263,6 +263,8 @@ class Gate:
         with self._changed:
             if not self._changed.wait_for(lambda: not self._inside, seconds):
                 raise UnavailableError(
-                    f"the batch under way did not end within {seconds:g} s", remedy="ask again once it has ended"
+                    f"the batch under way did not end within {seconds:g} s",
+                    remedy="ask again once it has ended",
+                    id="RIFFLE-0274",
                 )
             yield

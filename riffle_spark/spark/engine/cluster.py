@@ -108,7 +108,9 @@ class SparkCluster:
             explained = worker_python_error(error)
             reason = "no core was free for it" if deadline.passed else str(explained or error).strip().split("\n")[0]
             problem = f"a job on the executors failed: {reason}"
-            raise UnavailableError(problem, remedy=getattr(explained, "remedy", ""), where=UPKEEP_POOL) from error
+            raise UnavailableError(
+                problem, remedy=getattr(explained, "remedy", ""), where=UPKEEP_POOL, id="RIFFLE-0275"
+            ) from error
 
     def _frame(self, layout: SlotLayout) -> DataFrame:
         with self._building:

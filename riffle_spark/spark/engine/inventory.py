@@ -187,6 +187,7 @@ def await_executors(spark: SparkSession, settings: Settings, expected: int = 1) 
             f"no executor came within {settings.initial_rebalance_delay:g} s",
             remedy="look at the cluster's resources, or raise initial_rebalance_delay",
             where="initial_rebalance_delay",
+            id="RIFFLE-0276",
         )
     return found
 
@@ -290,6 +291,7 @@ def _connect_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatc
         raise ConfigError(
             f"with Spark Connect it cannot be known which of this session's {len(active)} queries a batch is of",
             remedy="give each query a session of its own: SparkSession.builder.remote(URL).create()",
+            id="RIFFLE-0277",
         )
     query_id, run_id = (str(active[0].id), str(active[0].runId)) if active else ("connect", "connect")
     return IncomingBatch(batch_id, query_id, run_id, None, digest(batch), now_ms, None)

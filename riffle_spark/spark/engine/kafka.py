@@ -45,7 +45,7 @@ def kafka_of(batch: DataFrame) -> KafkaSource | None:
         servers = kafka[0][_BOOTSTRAP]
         topics = {topic for options in kafka if options[_BOOTSTRAP] == servers for topic in _topics(options, batch)}
     except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: racks are never a condition
-        _logger.warning("which Kafka the query reads cannot be found out: %s", str(error).split("\n")[0])
+        _logger.warning("[RIFFLE-0278] which Kafka the query reads cannot be found out: %s", str(error).split("\n")[0])
         return None
     return KafkaSource(servers, tuple(sorted(topics)), kafka[0])
 
@@ -102,7 +102,7 @@ def partition_racks(
         racks = {int(_of(broker, "broker_id", "node_id")): broker["rack"] or None for broker in brokers}
         return dict(_each_partition(described, racks))
     except Exception as error:  # noqa: BLE001 - racks make traffic cheaper: whatever fails must not fail a batch
-        _logger.warning("the racks of %s at %s stay unknown: %s", ", ".join(topics), bootstrap, error)
+        _logger.warning("[RIFFLE-0279] the racks of %s at %s stay unknown: %s", ", ".join(topics), bootstrap, error)
         return {}
 
 
@@ -148,7 +148,9 @@ def _each_partition(
     for topic in described:
         name = str(_of(topic, "name", "topic"))
         if topic["error_code"]:
-            _logger.warning("the racks of topic %s stay unknown: Kafka's error code %s", name, topic["error_code"])
+            _logger.warning(
+                "[RIFFLE-0280] the racks of topic %s stay unknown: Kafka's error code %s", name, topic["error_code"]
+            )
             continue
         for partition in topic["partitions"]:
             held = {racks.get(node) for node in _of(partition, "replica_nodes", "replicas")}

@@ -143,4 +143,5 @@ def _refused(problem: str, remedy: str) -> ConfigError:
         f"Python's Kafka client cannot use {problem}",
         remedy=f"give the source {remedy}",
         where="kafka",
+        id="RIFFLE-0281",
     )

@@ -79,6 +79,7 @@ def _arrow_field(field: T.StructField, where: str, shown: Mapping[str, str]) -> 
             f"column {name!r} has type {field.dataType.simpleString()}, which Spark passes to no Python process",
             remedy=f"Cast it before the operator: CAST({name} AS STRING).",
             where=where,
+            id="RIFFLE-0282",
         ) from refused
     return found.field(0).remove_metadata()
 
@@ -98,6 +99,7 @@ def _spark_field(field: pa.Field) -> T.StructField:
         raise ConfigError(
             f"column {field.name!r} has type {field.type}, which Spark does not have",
             remedy="declare another type for the column of output, such as pa.int64() or pa.string(), and cast to it",
+            id="RIFFLE-0283",
         ) from refused
 
 
@@ -167,6 +169,7 @@ def partition_columns(batch: DataFrame) -> tuple[str, str]:
         remedy="select the source's columns into the batch as `topic` and `partition` (as Kafka names them), or keep "
         "dispatch = key_group",
         where="dispatch",
+        id="RIFFLE-0284",
     )
 
 
@@ -197,6 +200,7 @@ def partitions_of(batch: DataFrame, most: int) -> list[Partition]:
             f"a row has no topic or no partition: {' or '.join(PARTITION_COLUMNS)} is null",
             remedy="leave such rows out, or give them a topic and a partition that are always the same",
             where="dispatch",
+            id="RIFFLE-0285",
         )
     return [(row[0], row[1]) for row in rows]
 
@@ -245,6 +249,7 @@ def watermark_in(schema: T.StructType, store: str) -> Watermark:
         remedy="call withWatermark on the events and keep that column, or give the operator "
         'watermark=(column, "10 minutes"). A union takes the watermark of its first frame',
         where=store,
+        id="RIFFLE-0286",
     )
 
 

@@ -271,7 +271,9 @@ def arity(sink: Sink) -> int:
     Raises ``ConfigError`` if it can be called with neither.
     """
     if not callable(sink):
-        raise ConfigError(f"the sink {sink!r} is not a function", remedy="write sink(frame, batch_id)", where="into")
+        raise ConfigError(
+            f"the sink {sink!r} is not a function", remedy="write sink(frame, batch_id)", where="into", id="RIFFLE-0287"
+        )
     try:
         signature = inspect.signature(sink)
     except (TypeError, ValueError):
@@ -284,6 +286,7 @@ def arity(sink: Sink) -> int:
         f"the sink {getattr(sink, '__qualname__', sink)!s}{signature} cannot be called with two or three arguments",
         remedy="write it as sink(frame, batch_id) or sink(frame, batch_id, delivery_id)",
         where="into",
+        id="RIFFLE-0288",
     )
 
 
@@ -323,6 +326,7 @@ def _declared(rows: pa.Table, schema: pa.Schema) -> pa.Table:
             f"query gives {', '.join(schema.names)} now: {error}",
             remedy="start the version of the query that ran this batch, until Spark has noted the batch; then this one",
             where="the output",
+            id="RIFFLE-0289",
         ) from error
 
 
@@ -340,6 +344,7 @@ def _told_alike(rows: pa.Table, schema: pa.Schema) -> pa.Table:
             "a committed batch has dead letters that nobody was given yet, and the query has no dead_letters now",
             remedy="start it with dead_letters once more, until that batch is delivered",
             where="dead_letters",
+            id="RIFFLE-0290",
         )
     return rows.drop_columns([LETTER])
 

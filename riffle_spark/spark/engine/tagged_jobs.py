@@ -197,7 +197,9 @@ class Losses:
             except Exception as error:
                 if not watch.is_of(error):
                     raise
-                raise Misplaced(f"{', '.join(sorted(watch.gone))} went while slots ran", where="executors") from error
+                raise Misplaced(
+                    f"{', '.join(sorted(watch.gone))} went while slots ran", where="executors", id="RIFFLE-0291"
+                ) from error
 
     @contextmanager
     def _memory_named(self) -> Iterator[None]:
@@ -231,7 +233,9 @@ def _told_of_losses(error: Exception, removals: Sequence[str]) -> RiffleError | 
     died, is_ours = [why for why in removals if _DIED_OF_MEMORY.search(why)], isinstance(error, RiffleError | StaleRows)
     if len(died) >= (_DEATHS if is_ours else 1):
         problem = "executors had no memory for what a batch's slots were to get"
-        return ConfigError(f"{problem}: {len(died)} went, at last by: {died[-1]}", remedy=_ROOM, where="memory")
+        return ConfigError(
+            f"{problem}: {len(died)} went, at last by: {died[-1]}", remedy=_ROOM, where="memory", id="RIFFLE-0292"
+        )
     lost = [why for why in removals if not inventory.was_planned(why)]
     if is_ours or len(lost) < _DEATHS or not _LOST.search(str(error)):
         return None
@@ -239,6 +243,7 @@ def _told_of_losses(error: Exception, removals: Sequence[str]) -> RiffleError | 
         f"executors went while a batch's slots ran, until Spark gave it up: {len(lost)}, at last by: {lost[-1]}",
         remedy=f"start the query again; if they go again with this batch, its rows are too much for them: {_ROOM}",
         where="executors",
+        id="RIFFLE-0293",
     )
 
 

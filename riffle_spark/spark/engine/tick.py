@@ -84,12 +84,17 @@ class Tick:
         try:
             self._stream = _stream(frame)
         except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: the query is dearer without it, not wrong
-            _logger.warning("Spark runs a batch each second, also when nothing is due: no tick can be made (%s)", error)
+            _logger.warning(
+                "[RIFFLE-0294] Spark runs a batch each second, also when nothing is due: no tick can be made (%s)",
+                error,
+            )
             return frame.union(_each_second(frame))
         reached = self._reached(frame)
         if reached is None:
             self._stream = None
-            _logger.warning("the checkpoint was begun without a tick: what is due waits for the next rows")
+            _logger.warning(
+                "[RIFFLE-0295] the checkpoint was begun without a tick: what is due waits for the next rows"
+            )
             return frame
         number, is_behind = reached
         if number > _NEVER:
@@ -123,7 +128,8 @@ class Tick:
                 raise
             if not self._silent:
                 _logger.warning(
-                    "what is due waits for the next rows: Spark does not tell its watermark", exc_info=error
+                    "[RIFFLE-0296] what is due waits for the next rows: Spark does not tell its watermark",
+                    exc_info=error,
                 )
             self._silent = True
 
@@ -155,6 +161,7 @@ class Tick:
                 remedy="start the query again once it can; the checkpoint has to be the query's own, from its first "
                 "start on through riffle_spark.on",
                 where=self._checkpoint,
+                id="RIFFLE-0297",
             ) from error
 
 
@@ -191,6 +198,7 @@ def query_id_in(spark: SparkSession, checkpoint: str) -> str | None:
             f"Spark's checkpoint cannot be read: {error}",
             remedy="make the checkpoint's folder readable, and start the query again",
             where=checkpoint,
+            id="RIFFLE-0298",
         ) from error
 
 

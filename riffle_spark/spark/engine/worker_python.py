@@ -74,6 +74,7 @@ def check_driver_packages() -> None:
                 remedy=f"run pip install '{requirement}' for the driver's Python, or install riffle_spark with its "
                 "extra: pip install '.[spark]' in a checkout",
                 where=package,
+                id="RIFFLE-0299",
             ) from error
 
 
@@ -88,5 +89,5 @@ def worker_python_error(error: BaseException) -> ConfigError | None:
     for sign, explain in _SIGNS.items():
         if found := sign.search(text):
             problem, remedy = explain(found)
-            return ConfigError(problem, remedy=remedy, where="executors")
+            return ConfigError(problem, remedy=remedy, where="executors", id="RIFFLE-0300")
     return None

@@ -222,6 +222,7 @@ def latest(changes: DataFrame, key: str | Sequence[str], *, by: str | Sequence[s
             "riffle_spark.latest was given no columns",
             remedy="name the table's key, and by what a change is the last one of its key: by='changed_at'",
             where="by" if names[0] else "key",
+            id="RIFFLE-0301",
         )
     frame = latest_rows(changes, *names)
     return StreamFrame(frame._jdf, frame.sparkSession)
@@ -234,18 +235,21 @@ def _check_stream(frame: object, called: str) -> None:
             f"riffle_spark.{called} was given a {type(frame).__name__}",
             remedy="give it the frame that spark.readStream...load() returned, or one that was made of it",
             where="frame",
+            id="RIFFLE-0302",
         )
     if not jvm.is_classic(frame.sparkSession):
         raise ConfigError(
             f"Spark Connect shows no plans, so riffle_spark.{called} cannot read a query there",
             remedy="write the operator as riffle_spark.Stateful(...).into(sink) for foreachBatch, which needs none",
             where="frame",
+            id="RIFFLE-0303",
         )
     if not frame.isStreaming:
         raise ConfigError(
             f"riffle_spark.{called} was given a static frame, which has no state to keep",
             remedy="give it the frame that spark.readStream...load() returned, and leave static frames as they are",
             where="frame",
+            id="RIFFLE-0304",
         )
 
 
@@ -257,6 +261,7 @@ def _with_options(frame: DataFrame, options: StreamOptions) -> StreamFrame:
             f"the frame is made of one with the root {known}, and was wrapped again with {given}",
             remedy="give riffle_spark.on one root for all streams of a query, or none where a frame has it already",
             where="root",
+            id="RIFFLE-0305",
         )
     frame = marked(frame, replace(options, root=given))
     return StreamFrame(frame._jdf, frame.sparkSession)

@@ -104,6 +104,7 @@ def read_aggregate(reader: PlanReader, node: PlanNode, taken: tuple[str, ...] = 
             "a session window alone is no key: as in Spark, sessions are those of another key",
             remedy="group by another column, too; by lit(0) for sessions of all rows",
             where=store,
+            id="RIFFLE-0316",
         )
     results = catalyst.project_to(
         catalyst.seq([reader.found(each.handle) for each in parts.results]), _results(reader, spec, keys, functions)

@@ -257,6 +257,7 @@ def user_aggregate(function: UserAggregate) -> Callable[..., Any]:
             f"user_aggregate() was given {name} {function!r:.80}",
             remedy="Give an object with rows, state and result in DDL, and init, update, merge and finish: "
             "riffle_spark.user_aggregate(GeometricMean()).",
+            id="RIFFLE-0317",
         )
     for text in (function.rows, function.state):
         schema_of_ddl(text)
@@ -279,7 +280,7 @@ def top_k(most: int, rows: str) -> Callable[..., Any]:
     then the next; a null is less than all else.
     """
     if most < 1:
-        raise ConfigError(f"top_k() was asked for {most} rows", remedy="Ask for one at least.")
+        raise ConfigError(f"top_k() was asked for {most} rows", remedy="Ask for one at least.", id="RIFFLE-0318")
     return user_aggregate(TopRows(most, rows))
 
 

@@ -252,11 +252,12 @@ def _of_type(expected: str, given: object, said: str = "") -> PySparkTypeError:
 def _raised(error: Exception, key: Key | None, store: str) -> UserFunctionError:
     if isinstance(error, NotText):
         problem = f"The function cannot be given its input: {error}"
-        return UserFunctionError(problem, remedy=error.remedy, where=f"store {store!r}")
+        return UserFunctionError(problem, remedy=error.remedy, where=f"store {store!r}", id="RIFFLE-0319")
     told = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
     of = "its output" if key is None else f"key {key!r}"
     return UserFunctionError(
         f"The function raised {type(error).__name__}, {of}:\n{told}",
         remedy=failure_remedy(error, "function"),
         where=f"store {store!r}",
+        id="RIFFLE-0320",
     )

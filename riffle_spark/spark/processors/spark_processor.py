@@ -65,6 +65,7 @@ class SparkProcessor:
             raise ConfigError(
                 f"init declared {_listed(self._handle.variables)} and, on the driver, {_listed(self._variables)}",
                 remedy="let init declare the same state variables each time",
+                id="RIFFLE-0321",
             )
         self._handle.phase = "INITIALIZED"
 

@@ -108,6 +108,7 @@ class GroupsStage:
                 f"the processor of {plan_nodes.kind(self.plan.node)} was given to a frame that was not wrapped yet",
                 remedy="wrap the frame by riffle_spark.on before groupBy(...).transformWithState...",
                 where=plan_nodes.kind(self.plan.node),
+                id="RIFFLE-0322",
             )
         output, named = self.plan.spec.output, str(self.given["eventTimeColumnName"]).lower()
         return TransformWithState(

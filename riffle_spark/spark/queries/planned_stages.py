@@ -250,6 +250,7 @@ def planned_stages(found: cut_query.CutQuery, names: str | None) -> list[Planned
             "stateful operators",
             remedy="name one store for each stateful operator, the first operator first",
             where="riffle.stores",
+            id="RIFFLE-0323",
         )
     for stage in found.stages:
         taken = tuple(one.store for one in stages)
@@ -257,7 +258,9 @@ def planned_stages(found: cut_query.CutQuery, names: str | None) -> list[Planned
         if named.get(stage.number):
             planned = replace(planned, store=paths.check_store_name(named[stage.number]))
         if planned.store in taken:
-            raise ConfigError("two stages have one store", remedy="give each a name of its own", where=planned.store)
+            raise ConfigError(
+                "two stages have one store", remedy="give each a name of its own", where=planned.store, id="RIFFLE-0324"
+            )
         stages.append(planned)
     return stages
 
@@ -273,6 +276,7 @@ def check_dispatch(stages: Sequence[PlannedStage], settings: Settings) -> None:
             "streams",
             remedy=f"start one query for each stream; {keep}",
             where="dispatch",
+            id="RIFFLE-0325",
         )
     columns = " and ".join(routing.PARTITION_COLUMNS)
     for stage in stages:
@@ -286,6 +290,7 @@ def check_dispatch(stages: Sequence[PlannedStage], settings: Settings) -> None:
                 f"columns: it has {', '.join(rows.columns)}",
                 remedy=f"{how} {columns} too; {keep}",
                 where="dispatch",
+                id="RIFFLE-0326",
             )
 
 
@@ -307,6 +312,7 @@ def check_mode(stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str,
             "all windows, the other modes delete windows that end",
             remedy=f"set {earlier} again; or name a new store to start without state: option('riffle.stores', 'NAME')",
             where=stage.store,
+            id="RIFFLE-0327",
         )
 
 
@@ -322,6 +328,7 @@ def check_stored(
             f"there is nothing to take over: the stores of the root are {', '.join(sorted(before)) or 'none'}",
             remedy="say which one it is: option('riffle.stores', 'totals'), and the root that its job has",
             where=", ".join(stage.store for stage in stages),
+            id="RIFFLE-0328",
         )
     for stage in stages:
         stored = before.get(stage.store, {})
@@ -334,7 +341,9 @@ def check_stored(
     _check_keys(sorted(now - before.keys()), gone, names)
     _check_order(sorted(now ^ before.keys()), now & before.keys(), names)
     for store in gone:
-        _logger.warning("the query no longer uses store %s; its state stays in the root and takes space there", store)
+        _logger.warning(
+            "[RIFFLE-0329] the query no longer uses store %s; its state stays in the root and takes space there", store
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +367,7 @@ def _check_keys(begun: Sequence[str], gone: Sequence[str], accepted: _Names) -> 
                 f"reorder results in a select behind it; or option({ACCEPT!r}, {earlier!r}) to start without state: "
                 "the state of that store stays in the root",
                 where=store,
+                id="RIFFLE-0330",
             )
 
 
@@ -371,6 +381,7 @@ def _check_order(changed: Sequence[str], kept: Set[str], accepted: _Names) -> No
                 remedy="name the stores of all stages, in their order: option('riffle.stores', ...); or "
                 f"option({ACCEPT!r}, {store!r}), if the last of these stages was added or removed",
                 where=store,
+                id="RIFFLE-0331",
             )
 
 
@@ -380,7 +391,7 @@ def _check_taken(stage: PlannedStage, stored: StoreSchema, accepted: _Names, ove
     """
     before = stored.either(lambda plain: plain.state, lambda _: pa.schema([]))
     for problem, remedy in _misfits(stage, stored.key, before, accepted) if len(before) else ():
-        raise ConfigError(problem, remedy=remedy, where=stage.store)
+        raise ConfigError(problem, remedy=remedy, where=stage.store, id="RIFFLE-0332")
     untold = [name for name in before.names if name in stage.meanings and name not in over]
     if untold:
         meant = "; ".join(f"{name} is {stage.meanings[name]}" for name in untold)
@@ -388,6 +399,7 @@ def _check_taken(stage: PlannedStage, stored: StoreSchema, accepted: _Names, ove
             "the state is that of a Stateful operator, and the query does not say which of its columns it continues",
             remedy=f"option({TAKE_OVER!r}, {','.join(untold)!r}) goes on with it, if this is so: {meant}",
             where=stage.store,
+            id="RIFFLE-0333",
         )
 
 
@@ -437,6 +449,7 @@ def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: _N
                 f"the state has {before[name]} under {name!r}, and the query says {meaning}",
                 remedy=remedy,
                 where=stage.store,
+                id="RIFFLE-0334",
             )
     new = stage.meanings.keys() - before.keys() - set(stage.keys.names) if before else set[str]()
     begins = sorted(name for name in new if name not in accepted)
@@ -446,12 +459,13 @@ def _check_meanings(stage: PlannedStage, before: Mapping[str, str], accepted: _N
             remedy="give the store another name to start without state; or "
             f"option({ACCEPT!r}, {','.join(begins)!r}) to read null there in stored rows",
             where=stage.store,
+            id="RIFFLE-0335",
         )
     _check_aliases(stage, before, accepted)
     for name in new:
-        _logger.warning("store %s: %s is new (%s)", stage.store, name, stage.meanings[name])
+        _logger.warning("[RIFFLE-0336] store %s: %s is new (%s)", stage.store, name, stage.meanings[name])
     for name in before.keys() - stage.meanings.keys():
-        _logger.warning("store %s: %s is dropped (%s)", stage.store, name, before[name])
+        _logger.warning("[RIFFLE-0337] store %s: %s is dropped (%s)", stage.store, name, before[name])
 
 
 def _check_aliases(stage: PlannedStage, before: Mapping[str, str], accepted: _Names) -> None:
@@ -464,4 +478,5 @@ def _check_aliases(stage: PlannedStage, before: Mapping[str, str], accepted: _Na
                 remedy=f"keep the alias, and rename the result in a select behind it; or option({ACCEPT!r}, {name!r}), "
                 "to start it without stored values and drop the stored ones",
                 where=stage.store,
+                id="RIFFLE-0338",
             )

@@ -128,6 +128,7 @@ def _check_trigger(told: WriterSettings) -> None:
                 f"trigger({kind_of_trigger}=...) runs no batches, and state is committed with a batch",
                 remedy=f"use one of {', '.join(_TRIGGERS)}",
                 where="trigger",
+                id="RIFFLE-0339",
             )
 
 
@@ -178,6 +179,7 @@ def _checkpoint(spark: SparkSession, told: WriterSettings) -> str:
             "the query has no checkpoint location",
             remedy=f"set one: option({_CHECKPOINT!r}, ...), or set {_CHECKPOINTS}",
             where=_CHECKPOINT,
+            id="RIFFLE-0340",
         )
     made = tempfile.mkdtemp(prefix="temporary-")
     atexit.register(shutil.rmtree, made, ignore_errors=True)
@@ -198,6 +200,7 @@ def _settings(spark: SparkSession, root: str, given: Settings | None, checkpoint
                 f"the query has no root, and the checkpoint {folder} is not where state can lie",
                 remedy="set one: riffle_spark.on(events, root='s3://bucket/prefix'), or set spark.riffle.root",
                 where="root",
+                id="RIFFLE-0341",
             )
         root = f"{_ROOTS[scheme]}{place.strip('/')}/riffle"
     return (given or Settings()).but(root=root)

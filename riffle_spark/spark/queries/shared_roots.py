@@ -69,4 +69,5 @@ def _shared(root: str, conflict: str) -> ConflictError:
         remedy="give each query its own root: riffle_spark.on(frame, root=...). Stop the running query first if this "
         "one replaces it",
         where=root,
+        id="RIFFLE-0342",
     )

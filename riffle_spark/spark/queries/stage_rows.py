@@ -180,6 +180,7 @@ def late_rows(stages: Sequence[PlannedStage], mode: str, given: str | Callable[.
             "late_rows is not there where a query reads several streams: their rows have not the same columns",
             remedy="leave late_rows out; a query of its own for each stream, with an aggregate, can tell its late rows",
             where="late_rows",
+            id="RIFFLE-0343",
         )
     time = _event_time_of(first) if first else None
     if first is None or time is None or first.operator(mode, None, None, 0).late is None:
@@ -188,6 +189,7 @@ def late_rows(stages: Sequence[PlannedStage], mode: str, given: str | Callable[.
             remedy="put withWatermark before the stateful operator, which has to go by that time, in append or update "
             "mode; or leave late_rows out",
             where="late_rows",
+            id="RIFFLE-0344",
         )
     rows = LateRows(first, time, sink_choice.side_sink(given))
     if isinstance(given, str):
@@ -202,6 +204,7 @@ def _check_no_name_twice(names: Sequence[str]) -> None:
             f"late rows would have two columns {twice!r} in their folder: the window's, or the batch's number, is one",
             remedy="give the stream's column another name, or late_rows a function",
             where="late_rows",
+            id="RIFFLE-0345",
         )
 
 
@@ -222,11 +225,13 @@ def dead_letters(
             remedy="leave dead_letters out. Spark's own expressions say what becomes of what they cannot read: "
             "from_json and try_cast make it null, and a query of its own can take that by where()",
             where="dead_letters",
+            id="RIFFLE-0346",
         )
     if count > 1:
         raise ConfigError(
             "dead_letters is not there for a query with several functions of yours: they get rows of other columns",
             remedy="leave dead_letters out, or make two queries with a sink between them",
             where="dead_letters",
+            id="RIFFLE-0347",
         )
     return sink_choice.side_sink(given)

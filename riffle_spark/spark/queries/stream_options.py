@@ -65,6 +65,7 @@ def _column(frame: DataFrame, name: str) -> str:
             f"{name!r} is no column of the changes",
             remedy="name columns; make one of an expression by withColumn before riffle_spark.latest",
             where="riffle_spark.latest",
+            id="RIFFLE-0348",
         )
     return str(found[0].name())
 
@@ -89,6 +90,7 @@ def options_in(frame: DataFrame) -> StreamOptions:
             f"late_rows and dead_letters are one folder, {found.late_rows}: their rows have not the same columns",
             remedy="give each a folder of its own",
             where="dead_letters",
+            id="RIFFLE-0349",
         )
     return found
 
@@ -101,4 +103,5 @@ def _check_alike(what: str, how: str, given: Sequence[object]) -> None:
             f"the query reads frames whose {what.replace('_', ' ')} {how}",
             remedy=f"give riffle_spark.on the same {what} for all streams of a query, or to one of them alone",
             where=what,
+            id="RIFFLE-0350",
         )

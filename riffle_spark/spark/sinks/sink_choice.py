@@ -39,13 +39,20 @@ def sink_of(frame: DataFrame, told: WriterSettings) -> Give:
     _check_one_path(frame.sparkSession, told)
     if told.function is not None:
         if told.table is not None:
-            raise ConfigError(f"{told.function[0]} and toTable are both told", remedy="leave one out", where=told.table)
+            raise ConfigError(
+                f"{told.function[0]} and toTable are both told",
+                remedy="leave one out",
+                where=told.table,
+                id="RIFFLE-0351",
+            )
         return _by_function(*told.function, told)
     marked_by = told.option(DELIVERY_ID)
     if marked_by is None:
         return _by_format(frame, told)
     if marked_by.lower() in map(str.lower, frame.columns):
-        raise ConfigError(f"rows have a column {marked_by} already", remedy="choose another one", where=DELIVERY_ID)
+        raise ConfigError(
+            f"rows have a column {marked_by} already", remedy="choose another one", where=DELIVERY_ID, id="RIFFLE-0352"
+        )
     source = told.source(frame.sparkSession)
     give = _by_format(_with_id(frame, source, marked_by, ""), told)
     return lambda rows, delivery: give(_with_id(rows, source, marked_by, delivery.id), delivery)
@@ -89,6 +96,7 @@ def check_recovery(spark: SparkSession, told: WriterSettings, checkpoint: str) -
             "a query with the sink memory does not go on from a checkpoint: what it was given is gone",
             remedy=f"delete {checkpoint} to start over, or use another sink",
             where="checkpointLocation",
+            id="RIFFLE-0353",
         )
 
 
@@ -99,6 +107,7 @@ def check_sparks_own(told: WriterSettings) -> None:
             "the query has no stateful operator: Spark itself runs it, and knows no delivery ids",
             remedy="leave the option out, and write the query without riffle_spark.on",
             where=DELIVERY_ID,
+            id="RIFFLE-0354",
         )
     kind, function = told.function or ("", print)
     if kind == "foreachBatch" and arity(function) > _SPARKS_ARGUMENTS:
@@ -107,6 +116,7 @@ def check_sparks_own(told: WriterSettings) -> None:
             "runs it, and gives frame and batch id",
             remedy="write it as function(frame, batch_id)",
             where="foreachBatch",
+            id="RIFFLE-0355",
         )
 
 
@@ -117,6 +127,7 @@ def _by_function(kind: str, function: Any, told: WriterSettings) -> Give:
             f"{kind} gets rows as they are: {DELIVERY_ID} is for formats and tables",
             remedy="leave the option out: foreachBatch gives a third parameter without a default the delivery id",
             where=DELIVERY_ID,
+            id="RIFFLE-0356",
         )
     if kind == "foreach":
         return lambda frame, _: spark_sinks.to_each(frame, function)
@@ -131,9 +142,12 @@ def _files(frame: DataFrame, told: WriterSettings, source: str, path: str | None
             f"outputMode({told.mode!r}) is not there for files of {source}: what is written stays",
             remedy="use outputMode('append') with a watermark, or foreachBatch",
             where="outputMode",
+            id="RIFFLE-0357",
         )
     if not path:
-        raise ConfigError(f"files of {source} have no path", remedy="name it: start(path), or option('path', ...)")
+        raise ConfigError(
+            f"files of {source} have no path", remedy="name it: start(path), or option('path', ...)", id="RIFFLE-0358"
+        )
     options = {**{name: value for name, value in told.of_sink.items() if name.lower() != "path"}, "path": path}
     _check_columns(frame, told.partition_by)
     return spark_sinks.FileSink(frame, source, options, told.partition_by).give
@@ -148,11 +162,16 @@ def _in_memory(frame: DataFrame, told: WriterSettings) -> Give:
     _check_not_parted(told, "memory")
     if told.name is None:
         raise ConfigError(
-            "the memory sink has no name for its table", remedy="name the query: queryName(...)", where="queryName"
+            "the memory sink has no name for its table",
+            remedy="name the query: queryName(...)",
+            where="queryName",
+            id="RIFFLE-0359",
         )
     if any(query.name == told.name for query in frame.sparkSession.streams.active):
         raise ConfigError(
-            f"an active query has its rows in the table {told.name}", remedy="stop it, or choose another queryName"
+            f"an active query has its rows in the table {told.name}",
+            remedy="stop it, or choose another queryName",
+            id="RIFFLE-0360",
         )
     return spark_sinks.MemorySink(frame, told.name, is_complete=told.mode == "complete").give
 
@@ -195,6 +214,7 @@ def _check_delta(told: WriterSettings, source: str) -> None:
             "outputMode('update') is not there for Delta: a row that changes would be there once more",
             remedy="use outputMode('append') with a watermark, outputMode('complete'), or foreachBatch with a MERGE",
             where="outputMode",
+            id="RIFFLE-0361",
         )
 
 
@@ -219,6 +239,7 @@ def _table(frame: DataFrame, told: WriterSettings, name: str) -> Give:
             f"{name} is " + (f"a table of {source}, and the format is {told.format}" if source else "no table"),
             remedy="leave the format out, or name another table",
             where=name,
+            id="RIFFLE-0362",
         )
     _check_delta(told, source)
     if facts.get("Location") and spark_sinks.is_files(spark, source):
@@ -254,6 +275,7 @@ def _check_one_path(spark: SparkSession, told: WriterSettings) -> None:
             f"there are two paths: {given} is an option, and start was given {told.path}",
             remedy="leave one out",
             where="path",
+            id="RIFFLE-0363",
         )
 
 
@@ -263,4 +285,5 @@ def _check_not_parted(told: WriterSettings, kind: str) -> None:
             f"partitionBy is not there for {kind}",
             remedy="leave it out, or part what a function of foreachBatch writes",
             where="partitionBy",
+            id="RIFFLE-0364",
         )

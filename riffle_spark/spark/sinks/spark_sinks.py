@@ -89,6 +89,7 @@ class FileSink:
                 "folder could not be read",
                 remedy="start the query with another path; what is written stays readable where it is",
                 where=self._folder,
+                id="RIFFLE-0365",
             )
         if newest < batch_id - 1:
             for name in _before(batch_id, int(self._spark.conf.get(*_INTERVAL) or 1)):
@@ -181,6 +182,7 @@ def known_format(source: str) -> Iterator[None]:
             remedy="correct the name in format(...), or add the package of the format when Spark starts: "
             f"spark-submit --packages {package}:VERSION, or spark.jars.packages on the session's builder",
             where="format",
+            id="RIFFLE-0366",
         ) from error
 
 

@@ -71,6 +71,7 @@ def disk_refused(problem: str, where: Path) -> LocalDiskError:
         remedy="free space there, or set `local_dir` (spark.riffle.local_dir) to a folder that Spark may write to; "
         "nothing is lost, copies are rebuilt",
         where=str(where),
+        id="RIFFLE-0384",
     )
 
 
@@ -101,6 +102,7 @@ def refuse_network(base: Path) -> None:
             f"{base} lies on a network file system ({kind}); local copies need a local disk",
             remedy="set `local_dir` (spark.riffle.local_dir) to a folder on a local disk",
             where="local_dir",
+            id="RIFFLE-0385",
         )
 
 
@@ -125,7 +127,10 @@ class DamagedCopy(CorruptStateError):
 def damaged(problem: object, where: Path | str) -> DamagedCopy:
     """Return the error of a copy that cannot be read."""
     return DamagedCopy(
-        f"a local copy is damaged: {problem}", remedy="nothing: it is rebuilt from the store", where=str(where)
+        f"a local copy is damaged: {problem}",
+        remedy="nothing: it is rebuilt from the store",
+        where=str(where),
+        id="RIFFLE-0510",
     )
 
 

@@ -65,7 +65,9 @@ class Folder:
                 fcntl.flock(file, fcntl.LOCK_SH)
                 owner = file.read()
             if owner != self._owner:
-                raise OutOfDate("this executor's folder was taken over by another one", where=str(self.path))
+                raise OutOfDate(
+                    "this executor's folder was taken over by another one", where=str(self.path), id="RIFFLE-0386"
+                )
             with self._on_disk():
                 os.utime(file.fileno())
             yield
@@ -77,7 +79,9 @@ class Folder:
             yield
         except OSError as error:
             if not (self.path / "owner").exists():
-                raise OutOfDate("this executor's folder is gone from its disk", where=str(self.path)) from error
+                raise OutOfDate(
+                    "this executor's folder is gone from its disk", where=str(self.path), id="RIFFLE-0387"
+                ) from error
             raise disk_refused(f"a local copy cannot be kept: {error}", self.path) from error
 
     @contextmanager
@@ -89,7 +93,9 @@ class Folder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise OutOfDate("another piece of upkeep is still at work", where=str(self.path)) from None
+                raise OutOfDate(
+                    "another piece of upkeep is still at work", where=str(self.path), id="RIFFLE-0388"
+                ) from None
             yield
 
     def tidy(self, added_before: float) -> bool:
@@ -296,6 +302,7 @@ def _narrow(folder: Path) -> None:
             f"a folder for local copies {foreign}",
             remedy="remove it, or set `local_dir` (spark.riffle.local_dir) to a folder of this user's own",
             where=str(folder),
+            id="RIFFLE-0389",
         ) from foreign
 
 

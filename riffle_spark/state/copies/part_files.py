@@ -321,6 +321,7 @@ def runs_of(table: pa.Table, schema: StoreSchema) -> tuple[Run, ...]:
             f"a part holds other columns than store {schema.store!r} has: {error!r}",
             remedy="restore the root from a backup, or roll back to a version that is intact (riffle rollback)",
             where=schema.store,
+            id="RIFFLE-0390",
         ) from error
 
 

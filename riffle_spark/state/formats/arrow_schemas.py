@@ -44,7 +44,10 @@ def unpacked(text: str) -> pa.Schema:
     except (pa.ArrowException, OSError, struct.error, *UNREADABLE) as error:
         raise_if_memory(error)
         raise CorruptStateError(
-            f"the columns of a state cannot be read from their text: {error}", remedy=_REMEDY, where="schemas"
+            f"the columns of a state cannot be read from their text: {error}",
+            remedy=_REMEDY,
+            where="schemas",
+            id="RIFFLE-0391",
         ) from error
     return schema
 
@@ -93,9 +96,13 @@ def check_storable(kind: pa.DataType, what: str = "a column", *, with_dictionari
     if with_dictionaries and named.is_dictionary(kind):
         inner = [kind.value_type]
     if not inner and not named.is_struct(kind) and not any(is_one(_stored(kind)) for is_one in _LEAVES):
-        raise ConfigError(f"state cannot hold {what} of type {kind}", remedy="declare a plain type and cast to it")
+        raise ConfigError(
+            f"state cannot hold {what} of type {kind}", remedy="declare a plain type and cast to it", id="RIFFLE-0392"
+        )
     if named.is_fixed_size_list(kind) and named.is_fixed_size_list(inner[0]):
-        raise ConfigError(f"state cannot hold {what} of type {kind}", remedy="declare lists without a fixed size")
+        raise ConfigError(
+            f"state cannot hold {what} of type {kind}", remedy="declare lists without a fixed size", id="RIFFLE-0393"
+        )
     for one in inner:
         check_storable(one, what, with_dictionaries=with_dictionaries)
 

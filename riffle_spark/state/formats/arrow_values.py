@@ -54,6 +54,7 @@ def beyond_offsets(what: object) -> ConfigError:
         remedy="keep smaller values, have a batch take fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), or use "
         "more slots and key-groups",
         where="values",
+        id="RIFFLE-0394",
     )
 
 

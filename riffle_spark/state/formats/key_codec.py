@@ -30,7 +30,7 @@ Matrix: TypeAlias = npt.NDArray[np.uint8]
 def encode_keys(columns: Sequence[arrow.Column]) -> pa.LargeBinaryArray:
     """Return the stored key of every row, as a large binary array without nulls."""
     if not columns:
-        raise ConfigError("a key needs at least one column", remedy="name the key columns")
+        raise ConfigError("a key needs at least one column", remedy="name the key columns", id="RIFFLE-0395")
     pieces: list[pa.Array | pa.Scalar] = []
     fixed: list[Matrix] = []
     for position, column in enumerate(columns):

@@ -88,6 +88,7 @@ def _check_readable(data: bytes) -> None:
         raise ConfigError(
             f"a key-group's changes cannot be read again: {trouble}",
             remedy="keep shorter arrays of elements without a type (void) or without a field",
+            id="RIFFLE-0396",
         ) from trouble
 
 
@@ -139,6 +140,7 @@ def altered(where: str) -> CorruptStateError:
         "the bytes are truncated or altered: their checksum differs from the log's",
         remedy="restore the object from a backup, or roll back to a version without it (riffle rollback)",
         where=where,
+        id="RIFFLE-0397",
     )
 
 
@@ -153,6 +155,7 @@ def opened(data: Data, where: str) -> pa.Table:
             "a part of the state is encrypted, and `encryption_keys` is not set",
             remedy="set it to where the keys are; to do without them, list `plain` as the last one",
             where=where,
+            id="RIFFLE-0398",
         )
     try:
         check_sizes(memoryview(data))
@@ -171,11 +174,13 @@ def opened(data: Data, where: str) -> pa.Table:
             f"the bytes are not an Arrow stream: {trouble}",
             remedy="restore the object from a backup, or roll back to a version without it (riffle rollback)",
             where=where,
+            id="RIFFLE-0399",
         ) from trouble
     raise CorruptStateError(
         f"the part has format {found!r}, this version reads {', '.join(map(repr, _FORMATS))}",
         remedy="run the version of riffle-spark that wrote it, or a newer one",
         where=where,
+        id="RIFFLE-0400",
     )
 
 
@@ -202,4 +207,5 @@ def _column(table: pa.Table, field: pa.Field) -> pa.Array | pa.ChunkedArray:
         raise CorruptStateError(
             f"column {field.name!r} was written as {column.type} and does not fit {field.type}: {error}",
             remedy="declare the column as it is stored",
+            id="RIFFLE-0401",
         ) from error

@@ -80,7 +80,7 @@ class Log:
             if not self._has_gone_on(newest := sequences[-1]):
                 raise
             problem, remedy = "the query went on while its log was read", "start again; else see riffle verify"
-            raise UnavailableError(problem, remedy=remedy, where=paths.record(newest + 1)) from error
+            raise UnavailableError(problem, remedy=remedy, where=paths.record(newest + 1), id="RIFFLE-0402") from error
         return record
 
     def _has_gone_on(self, newest: int) -> bool:
@@ -124,20 +124,24 @@ class Log:
             self.manifest, self._base, self._full, self._digest = manifest, manifest.entries, full, digest(raw)
             return self.tail
         remedy = "restore the log's objects from a backup, or use another root and replay the input"
-        raise CorruptStateError("no record of the log can be read", remedy=remedy, where=self._root)
+        raise CorruptStateError("no record of the log can be read", remedy=remedy, where=self._root, id="RIFFLE-0403")
 
     def _lies_there(self, sequence: int) -> bytes:
         """Return a record's bytes as they come twice: what was damaged on its way only is nothing to pass over."""
         name = paths.record(sequence)
         if (data := self._commits.got(name)) != self._commits.got(name):
-            raise UnavailableError("a record comes with other bytes each time", remedy="run this again", where=name)
+            raise UnavailableError(
+                "a record comes with other bytes each time", remedy="run this again", where=name, id="RIFFLE-0404"
+            )
         return data or b""
 
     def _read_newest(self, sequences: list[int]) -> tuple[Record, bytes]:
         data = self._commits.got(name := paths.record(sequences[-1]))
         if data is None:
             remedy = "start again: the store's LIST lags far behind, or another driver is sweeping the log"
-            raise UnavailableError("a LIST of the log shows a newest record that is gone", remedy=remedy, where=name)
+            raise UnavailableError(
+                "a LIST of the log shows a newest record that is gone", remedy=remedy, where=name, id="RIFFLE-0405"
+            )
         return decode(data, name), data
 
     def _check_whole(self, sequences: list[int], newest: Record) -> None:
@@ -152,13 +156,13 @@ class Log:
             remedy = "restore the objects from a backup, or roll back to a batch that `riffle verify` finds whole: "
             remedy += command("rollback", "--execute", root=self._root, to=to, checkpoint="CHECKPOINT")
             problem = f"{self._root} has lost record {lost[0]} of its log{more}"
-            raise ConflictError(problem, remedy=remedy, where=paths.record(lost[0]))
+            raise ConflictError(problem, remedy=remedy, where=paths.record(lost[0]), id="RIFFLE-0406")
 
     def _check_follows(self, newest: Record) -> None:
         before = self._commits.got(paths.record(newest.sequence - 1)) if newest.sequence > self.first else None
         if before is not None and digest(before) != newest.previous:
             problem = "the newest record does not follow the one before it: one of them is not what was written there"
-            raise CorruptStateError(problem, remedy=_ONE_BACKUP, where=paths.record(newest.sequence))
+            raise CorruptStateError(problem, remedy=_ONE_BACKUP, where=paths.record(newest.sequence), id="RIFFLE-0407")
 
     def _adopt_tail(self, record: Record, data: bytes) -> None:
         full = record if record.full == record.sequence else self.read(record.full)
@@ -169,7 +173,9 @@ class Log:
         """Return one record. Raises ``CorruptStateError`` if it is missing or damaged."""
         record = self.find(sequence)
         if record is None:
-            raise CorruptStateError("a record of the log is missing", remedy=_ONE_BACKUP, where=paths.record(sequence))
+            raise CorruptStateError(
+                "a record of the log is missing", remedy=_ONE_BACKUP, where=paths.record(sequence), id="RIFFLE-0408"
+            )
         return record
 
     def find(self, sequence: int) -> Record | None:
@@ -320,4 +326,4 @@ def beginning(store: ObjectStore, listed: Collection[int], needed: int) -> int:
 def _no_end(first: int) -> UnavailableError:
     problem = f"the log has more than {_LATER_MAX} records from {first} on, and grows faster than it is read"
     remedy = "none if a later try finds its end; else look which driver writes to it"
-    return UnavailableError(problem, remedy=remedy, where=paths.record(first))
+    return UnavailableError(problem, remedy=remedy, where=paths.record(first), id="RIFFLE-0409")

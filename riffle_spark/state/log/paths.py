@@ -37,6 +37,7 @@ def check_store_name(name: str) -> str:
             remedy="use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit, without '..'; "
             "'log' and 'delta' are taken",
             where="store",
+            id="RIFFLE-0410",
         )
     return name
 
@@ -45,16 +46,20 @@ def no_log(root: str, strange: str | None) -> ConfigError:
     """Return the refusal of a root that holds objects and no log, or something strange among the log's records."""
     if strange is None:
         remedy = "set `root` to an empty folder or prefix, or to one that riffle wrote"
-        return ConfigError(f"{root} holds objects, but not a riffle log", remedy=remedy, where=root)
+        return ConfigError(f"{root} holds objects, but not a riffle log", remedy=remedy, where=root, id="RIFFLE-0411")
     shown = strange if strange.isprintable() else ascii(strange)
     remedy = "move it elsewhere: one root is one query's alone"
-    return ConfigError(f"in the log of {root} lies an object that is none of riffle's", remedy=remedy, where=shown)
+    return ConfigError(
+        f"in the log of {root} lies an object that is none of riffle's", remedy=remedy, where=shown, id="RIFFLE-0412"
+    )
 
 
 def far_beyond(sequence: int) -> CorruptStateError:
     """Return the refusal of what has the name of a record that the log never came to."""
     remedy = "move it elsewhere, and look with riffle verify; or restore the log's objects from one backup"
-    return CorruptStateError("a record lies far beyond all others", remedy=remedy, where=record(sequence))
+    return CorruptStateError(
+        "a record lies far beyond all others", remedy=remedy, where=record(sequence), id="RIFFLE-0413"
+    )
 
 
 def record(sequence: int) -> str:

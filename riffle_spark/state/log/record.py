@@ -184,6 +184,7 @@ def _check_readable(plain: bytes, packed: bytes) -> None:
             f"the log's next record is too large: {error}",
             remedy="give the query fewer key-groups (riffle dispatch), or lower `snapshot_chain_links`",
             where="log",
+            id="RIFFLE-0414",
         ) from error
 
 
@@ -203,25 +204,32 @@ def decode(data: bytes, name: str) -> Record:
         header = json.loads(head)
         assert header["magic"] == _MAGIC
     except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
-        raise CorruptStateError("this object is not a riffle log record", remedy=_REMEDY_FOREIGN, where=name) from None
+        raise CorruptStateError(
+            "this object is not a riffle log record", remedy=_REMEDY_FOREIGN, where=name, id="RIFFLE-0415"
+        ) from None
     found = header.get("format")
     if type(found) is not int or not OLDEST_FORMAT <= found <= FORMAT:
         raise CorruptStateError(
             f"the record has format {found!r}, this version reads {OLDEST_FORMAT} to {FORMAT}",
             remedy="run the version of riffle-spark that wrote it, or a newer one",
             where=name,
+            id="RIFFLE-0416",
         )
     if header.get("xxh3") != f"{xxhash.xxh3_64_intdigest(packed):016x}":
-        raise CorruptStateError("the record is truncated or altered: its checksum differs", remedy=_REMEDY, where=name)
+        raise CorruptStateError(
+            "the record is truncated or altered: its checksum differs", remedy=_REMEDY, where=name, id="RIFFLE-0417"
+        )
     try:
         body = bounded_json.parse(_unpacked(packed, header), len(packed))
         record = _record(cast("dict[str, object]", body), found)
     except (OSError, pa.ArrowException, ConfigError, *UNREADABLE) as error:
         raise_if_memory(error)
-        raise CorruptStateError(f"the record cannot be read: {error!r}", remedy=_REMEDY, where=name) from error
+        raise CorruptStateError(
+            f"the record cannot be read: {error!r}", remedy=_REMEDY, where=name, id="RIFFLE-0418"
+        ) from error
     if paths.record_sequence(name) not in (None, record.sequence):
         problem = f"this is record {record.sequence}, under another number"
-        raise CorruptStateError(problem, remedy=_REMEDY, where=name)
+        raise CorruptStateError(problem, remedy=_REMEDY, where=name, id="RIFFLE-0419")
     return record
 
 
@@ -366,6 +374,7 @@ def joined(record: Record, base: Mapping[Address, Entry]) -> Manifest:
                 f"record {record.sequence} does not fit the full record {record.full} it names",
                 remedy="restore both from one backup, or roll back (riffle rollback)",
                 where=paths.record(record.full),
+                id="RIFFLE-0420",
             )
     changes = {address: entry.joined(base.get(address, EMPTY)) for address, entry in record.entries.items()}
     return Manifest(changes if record.full == record.sequence else {**base, **changes})

@@ -48,7 +48,7 @@ class RecordCommits:
         problem = f"it is unclear whether record {record.sequence} was committed to {self._root}"
         first = trouble.remedy if isinstance(trouble, ConfigError) else "make the store reachable"
         remedy = f"{first}; then restart the query: the record is read before anything is run again"
-        raise UnavailableError(problem, remedy=remedy, where=name) from trouble
+        raise UnavailableError(problem, remedy=remedy, where=name, id="RIFFLE-0421") from trouble
 
     def check_refused(self, record: Record, data: bytes) -> None:
         """Put a record that is there once more: the same bytes, so that a store that takes them is harmed by nothing.
@@ -77,4 +77,4 @@ class RecordCommits:
     def fenced(self, record: Record) -> FencedError:
         """Return the error for who finds another one's record under a number."""
         told, name = f"another driver appended record {record.sequence} of {self._root}", paths.record(record.sequence)
-        return FencedError(told, remedy="stop this query: a newer driver owns its state", where=name)
+        return FencedError(told, remedy="stop this query: a newer driver owns its state", where=name, id="RIFFLE-0422")

@@ -141,7 +141,9 @@ class DirectoryStore:
                 with contextlib.suppress(FileNotFoundError):
                     self._make(target.parent)
                     return _linked(aside, target)
-            raise UnavailableError("the directory kept vanishing under a write", remedy="try again", where=str(target))
+            raise UnavailableError(
+                "the directory kept vanishing under a write", remedy="try again", where=str(target), id="RIFFLE-0423"
+            )
         finally:
             aside.unlink(missing_ok=True)
 
@@ -199,9 +201,9 @@ class DirectoryStore:
         except OSError as error:
             problem = f"the state root refused a call: {error}"
             if error.errno in _USERS_TO_FIX:
-                raise RefusedError(problem, remedy=remedy, where=f"file://{self.root}") from error
+                raise RefusedError(problem, remedy=remedy, where=f"file://{self.root}", id="RIFFLE-0424") from error
             remedy = "check the disk (space, mount, errors), then run again"
-            raise UnavailableError(problem, remedy=remedy, where=f"file://{self.root}") from error
+            raise UnavailableError(problem, remedy=remedy, where=f"file://{self.root}", id="RIFFLE-0425") from error
 
 
 def _linked(aside: Path, target: Path) -> bool:

@@ -105,6 +105,7 @@ class Keys:
                 f"key {name!r} is not the same one in this process as on the driver",
                 remedy="give the driver and every executor the same keys; a new key gets a new id",
                 where="encryption_keys",
+                id="RIFFLE-0426",
             )
         return keys
 
@@ -121,7 +122,12 @@ class Keys:
         def seal(data: bytes, place: Place) -> bytes:
             if len(data) > _PART_BYTES_MAX:
                 problem = f"a part of {len(data)} bytes is too large to be encrypted"
-                raise ConfigError(problem, remedy="give the query more key-groups (riffle dispatch)", where=place.text)
+                raise ConfigError(
+                    problem,
+                    remedy="give the query more key-groups (riffle dispatch)",
+                    where=place.text,
+                    id="RIFFLE-0427",
+                )
             nonce = os.urandom(_NONCE_BYTES)
             header = prefix + nonce
             return header + gcm.encrypt(nonce, data, header + place.text.encode())
@@ -144,6 +150,7 @@ class Keys:
                 remedy=f"list `{PLAIN}` before the keys: then such parts are read, and all new ones are encrypted. If "
                 "all of them should be encrypted already, find out who wrote this one",
                 where=where,
+                id="RIFFLE-0428",
             )
         return data
 
@@ -159,6 +166,7 @@ class Keys:
                 f"key {header.key!r} is not the one that the state was encrypted with",
                 remedy="give the id back the key that it had; a new key gets a new id",
                 where=where,
+                id="RIFFLE-0429",
             )
         try:
             gcm, known = AESGCM(_derived(key, header.salt, _OF_PART[header.frame])), bytes(view[: header.length])
@@ -169,6 +177,7 @@ class Keys:
                 "the bytes are not what was encrypted here: they were altered, or are another part's",
                 remedy="restore the object from a backup, or roll back to a version without it (riffle rollback)",
                 where=where,
+                id="RIFFLE-0430",
             ) from None
 
     def reads(self, head: bytes) -> bool:
@@ -210,10 +219,15 @@ def keys_of_text(text: str, where: str, unwrap: Callable[[bytes], bytes]) -> Key
             reads_plain = True
             continue
         if not is_key or not _ID.match(name) or name in keys or name == PLAIN:
-            raise ConfigError(f"line {number} of the keys has no id, or one that is taken", remedy=_WRITE, where=where)
+            raise ConfigError(
+                f"line {number} of the keys has no id, or one that is taken",
+                remedy=_WRITE,
+                where=where,
+                id="RIFFLE-0431",
+            )
         keys[name] = _unpacked(value, f"the key in line {number}", where, unwrap)
     if not newest:
-        raise ConfigError("there are no keys", remedy=_WRITE, where=where)
+        raise ConfigError("there are no keys", remedy=_WRITE, where=where, id="RIFFLE-0432")
     return Keys(keys, newest, reads_plain=reads_plain)
 
 
@@ -232,10 +246,12 @@ def _unpacked(value: str, told: str, where: str, unwrap: Callable[[bytes], bytes
     try:
         key = base64.b64decode(value.removeprefix(_WRAPPED).strip(), validate=True)
     except (binascii.Error, ValueError):
-        raise ConfigError(f"{told} is not base64", remedy=_WRITE, where=where) from None
+        raise ConfigError(f"{told} is not base64", remedy=_WRITE, where=where, id="RIFFLE-0433") from None
     key = unwrap(key) if value.startswith(_WRAPPED) else key
     if len(key) != _KEY_BYTES:
-        raise ConfigError(f"{told} has {len(key)} bytes, not {_KEY_BYTES}", remedy=_WRITE, where=where)
+        raise ConfigError(
+            f"{told} has {len(key)} bytes, not {_KEY_BYTES}", remedy=_WRITE, where=where, id="RIFFLE-0434"
+        )
     return key
 
 
@@ -250,10 +266,13 @@ def text_of(source: str) -> str:
                 f"the variable {shown} is not set in this process",
                 remedy=f"set it in the environment of the driver and of every executor; or {_NAME}",
                 where="encryption_keys",
+                id="RIFFLE-0435",
             )
         return found
     if kind != "file" or not name:
-        raise ConfigError("`encryption_keys` is no source of keys", remedy=_NAME, where="encryption_keys")
+        raise ConfigError(
+            "`encryption_keys` is no source of keys", remedy=_NAME, where="encryption_keys", id="RIFFLE-0436"
+        )
     path = re.sub("^//", "", name)
     try:
         with Path(path).open(encoding="utf-8-sig") as file:  # Windows' editors begin a text with a mark
@@ -264,14 +283,14 @@ def text_of(source: str) -> str:
         shown = path if _A_PATH.match(path) else "the file that `encryption_keys` names"
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise RefusedError(
-            f"the keys in {shown} cannot be read: {why}", remedy=_NAME, where="encryption_keys"
+            f"the keys in {shown} cannot be read: {why}", remedy=_NAME, where="encryption_keys", id="RIFFLE-0437"
         ) from None
 
 
 @functools.cache
 def _say_who_reads(path: str) -> None:
     """Warn, once a process, of a file of keys that is no secret on its machine."""
-    _logger.warning("everybody on this machine may read the keys in %s; What to do: chmod o-r", path)
+    _logger.warning("[RIFFLE-0438] everybody on this machine may read the keys in %s; What to do: chmod o-r", path)
 
 
 def _header(view: memoryview) -> _Header | None:
@@ -297,6 +316,7 @@ def _derived(key: bytes, salt: bytes, use: bytes) -> bytes:
             "`encryption_keys` are set, and the library `cryptography` is not installed",
             remedy="pip install 'cryptography>=42' in the Python of the driver and of every executor",
             where="encryption_keys",
+            id="RIFFLE-0439",
         ) from error
     return HKDF(hashes.SHA256(), _KEY_BYTES, salt, use).derive(key)
 
@@ -306,4 +326,5 @@ def _missing(name: str, where: str) -> RefusedError:
         f"key {name!r} is needed and not among `encryption_keys` in this process",
         remedy="add it, with its id, to what `encryption_keys` names, on the driver and on every executor",
         where=where,
+        id="RIFFLE-0440",
     )

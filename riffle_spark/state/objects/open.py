@@ -83,7 +83,7 @@ def masked(url: str) -> str:
 def _split(url: str) -> tuple[str, list[str]]:
     """Return the scheme and the path's parts."""
     if not isinstance(url, str):
-        raise ConfigError(f"{url!r} is not a URL", remedy=_ALLOWED, where="root")
+        raise ConfigError(f"{url!r} is not a URL", remedy=_ALLOWED, where="root", id="RIFFLE-0441")
     scheme, mark, rest = url.partition("://")
     if _HADOOPS.match(url):
         scheme, mark, rest = url.partition(":")
@@ -101,7 +101,7 @@ def _split(url: str) -> tuple[str, list[str]]:
 
 def _refused(url: str, why: str) -> ConfigError:
     # A URL with a user and password in it must not end up in a log.
-    return ConfigError(f"{masked(url)!r} {why}", remedy=_remedy(url), where="root")
+    return ConfigError(f"{masked(url)!r} {why}", remedy=_remedy(url), where="root", id="RIFFLE-0442")
 
 
 def _remedy(url: str) -> str:

@@ -86,7 +86,7 @@ class S3Store:
             if not patience.is_unclear:
                 raise
             problem = f"put_object had no answer, and then: {error.problem}"
-            raise UnavailableError(problem, remedy=error.remedy, where=error.where) from error
+            raise UnavailableError(problem, remedy=error.remedy, where=error.where, id="RIFFLE-0443") from error
         return _status(answer) < 300
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
@@ -254,7 +254,9 @@ class S3Store:
         now = time.monotonic()
         if now - self._said_at >= _SAID_EACH_SECONDS:
             self._said_at = now
-            _logger.warning("%s; it is tried again for %g s (s3_patience)", error, self.options.s3_patience_seconds)
+            _logger.warning(
+                "[RIFFLE-0444] %s; it is tried again for %g s (s3_patience)", error, self.options.s3_patience_seconds
+            )
 
     def _reply(
         self, client: BaseClient, operation: str, parameters: Mapping[str, object], patience: "_Patience"
@@ -297,12 +299,12 @@ class S3Store:
         if isinstance(error, _NO_ANSWER):
             return s3_client.unavailable(call, type(error).__name__)
         remedy = "check `root`, `s3_endpoint` and `s3_region`"
-        return ConfigError(f"{operation} cannot be sent: {error}", remedy=remedy, where=call.where)
+        return ConfigError(f"{operation} cannot be sent: {error}", remedy=remedy, where=call.where, id="RIFFLE-0445")
 
     def _strange(self, operation: str) -> ConfigError:
         remedy = "check `s3_endpoint`: the server must be S3"
         where = self._named(operation).where
-        return ConfigError(f"the answer to {operation} is none of S3's", remedy=remedy, where=where)
+        return ConfigError(f"the answer to {operation} is none of S3's", remedy=remedy, where=where, id="RIFFLE-0446")
 
     def _named(self, operation: str, attempts: int = 1) -> s3_client.Call:
         endpoint = s3_client.client_of(self.options).meta.endpoint_url

@@ -46,6 +46,7 @@ class Rule:
     problem: str = ""
     remedy: str = ""
     kind: type[ConfigError] = RefusedError
+    id: str = ""
 
     def matches(self, operation: str, status: int, code: str, message: str) -> bool:
         """Tell whether every condition of the row holds."""
@@ -127,6 +128,7 @@ TABLE: Final = (
         codes=("NoSuchBucket",),
         problem="there is no such bucket ({code})",
         remedy="create the bucket, or correct `root` or the endpoint",
+        id="RIFFLE-0488",
     ),
     Rule(Action.ANSWER, _GET, frozenset({404, 416})),
     Rule(Action.ANSWER, _HEAD | _ONE_DELETE, frozenset({404})),
@@ -136,13 +138,41 @@ TABLE: Final = (
     Rule(Action.ASK_WHAT_IS_LEFT, _BULK_DELETE, frozenset({500})),
     Rule(Action.ASK_WHAT_IS_LEFT, _BULK_DELETE, frozenset({404}), ("NoSuchKey", "NoSuchVersion")),
     Rule(Action.AGAIN, codes=_BUSY_CODES),
-    Rule(Action.FINAL, codes=("KMS.*", "Kms*", "CloudKms*", "*Encryption*"), problem=_ENCRYPTED, remedy=_ENCRYPTION),
-    Rule(Action.FINAL, _PUT, frozenset({400, 501}), says=_OF_ENCRYPTION, problem=_ENCRYPTED, remedy=_ENCRYPTION),
-    Rule(Action.FINAL, codes=("InvalidPayer", "UserProjectMissing"), problem=_PAID, remedy=_PAYER),
-    Rule(Action.FINAL, statuses=frozenset({400, 501}), says=_OF_PAYER, problem=_PAID, remedy=_PAYER),
-    Rule(Action.FINAL, _PUT, _NOT_IMPLEMENTED, problem=_UNCONDITIONAL, remedy=_CONDITIONAL, kind=ConfigError),
     Rule(
-        Action.FINAL, _PUT, codes=_NOT_IMPLEMENTED_CODES, problem=_UNCONDITIONAL, remedy=_CONDITIONAL, kind=ConfigError
+        Action.FINAL,
+        codes=("KMS.*", "Kms*", "CloudKms*", "*Encryption*"),
+        problem=_ENCRYPTED,
+        remedy=_ENCRYPTION,
+        id="RIFFLE-0489",
+    ),
+    Rule(
+        Action.FINAL,
+        _PUT,
+        frozenset({400, 501}),
+        says=_OF_ENCRYPTION,
+        problem=_ENCRYPTED,
+        remedy=_ENCRYPTION,
+        id="RIFFLE-0489",
+    ),
+    Rule(Action.FINAL, codes=("InvalidPayer", "UserProjectMissing"), problem=_PAID, remedy=_PAYER, id="RIFFLE-0491"),
+    Rule(Action.FINAL, statuses=frozenset({400, 501}), says=_OF_PAYER, problem=_PAID, remedy=_PAYER, id="RIFFLE-0491"),
+    Rule(
+        Action.FINAL,
+        _PUT,
+        _NOT_IMPLEMENTED,
+        problem=_UNCONDITIONAL,
+        remedy=_CONDITIONAL,
+        kind=ConfigError,
+        id="RIFFLE-0493",
+    ),
+    Rule(
+        Action.FINAL,
+        _PUT,
+        codes=_NOT_IMPLEMENTED_CODES,
+        problem=_UNCONDITIONAL,
+        remedy=_CONDITIONAL,
+        kind=ConfigError,
+        id="RIFFLE-0493",
     ),
     Rule(
         Action.FINAL,
@@ -152,42 +182,70 @@ TABLE: Final = (
         problem=_UNCONDITIONAL,
         remedy=_CONDITIONAL,
         kind=ConfigError,
+        id="RIFFLE-0493",
     ),
-    Rule(Action.FINAL, statuses=_NOT_IMPLEMENTED, problem=_MISSING, remedy=_CHECK_ENDPOINT, kind=ConfigError),
-    Rule(Action.FINAL, codes=_NOT_IMPLEMENTED_CODES, problem=_MISSING, remedy=_CHECK_ENDPOINT, kind=ConfigError),
+    Rule(
+        Action.FINAL,
+        statuses=_NOT_IMPLEMENTED,
+        problem=_MISSING,
+        remedy=_CHECK_ENDPOINT,
+        kind=ConfigError,
+        id="RIFFLE-0496",
+    ),
+    Rule(
+        Action.FINAL,
+        codes=_NOT_IMPLEMENTED_CODES,
+        problem=_MISSING,
+        remedy=_CHECK_ENDPOINT,
+        kind=ConfigError,
+        id="RIFFLE-0496",
+    ),
     Rule(
         Action.FINAL,
         codes=("RequestTimeTooSkewed", "RequestExpired", "ExpiredRequest"),
         problem="this machine's clock is wrong ({code})",
         remedy="set its time, best by NTP",
+        id="RIFFLE-0498",
     ),
     Rule(
         Action.FINAL,
         codes=("AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect", "301"),
         problem="the bucket is in another region ({code})",
         remedy="set `s3_region` to the bucket's region",
+        id="RIFFLE-0499",
     ),
     Rule(
         Action.FINAL,
         codes=("*QuotaExceeded",),
         problem="the bucket's quota is used up ({code})",
         remedy="raise the quota of the bucket or of its owner, or delete what is not needed",
+        id="RIFFLE-0500",
     ),
     Rule(
         Action.FINAL,
         codes=("InvalidObjectState",),
         problem="the object was moved to an archive ({code})",
         remedy="restore it, and end the lifecycle rule that archives objects below `root`",
+        id="RIFFLE-0501",
     ),
-    Rule(Action.FRESH_CREDENTIALS, codes=_CREDENTIAL_CODES, problem=_NOT_ACCEPTED, remedy=_CREDENTIALS),
-    Rule(Action.FRESH_CREDENTIALS, statuses=frozenset({401, 403}), problem=_DENIED, remedy=_RIGHTS),
-    Rule(Action.FRESH_CREDENTIALS, codes=("AccessDenied", "AccessDeniedException"), problem=_DENIED, remedy=_RIGHTS),
+    Rule(
+        Action.FRESH_CREDENTIALS, codes=_CREDENTIAL_CODES, problem=_NOT_ACCEPTED, remedy=_CREDENTIALS, id="RIFFLE-0502"
+    ),
+    Rule(Action.FRESH_CREDENTIALS, statuses=frozenset({401, 403}), problem=_DENIED, remedy=_RIGHTS, id="RIFFLE-0503"),
+    Rule(
+        Action.FRESH_CREDENTIALS,
+        codes=("AccessDenied", "AccessDeniedException"),
+        problem=_DENIED,
+        remedy=_RIGHTS,
+        id="RIFFLE-0503",
+    ),
     Rule(
         Action.FRESH_CREDENTIALS,
         statuses=frozenset({400}),
         codes=("400",),
         problem="{operation} was refused without a reason: {status}",
         remedy=f"check `s3_endpoint`, `s3_region`, and that the credentials ({CREDENTIAL_CHAIN}) have not expired",
+        id="RIFFLE-0505",
     ),
     Rule(Action.AGAIN, statuses=frozenset({408, 409, 425, 429}) | frozenset(range(500, 600))),
     Rule(
@@ -195,6 +253,7 @@ TABLE: Final = (
         problem="{operation} was refused: {status} {code}: {message}",
         remedy=_CHECK_ENDPOINT,
         kind=ConfigError,
+        id="RIFFLE-0506",
     ),
 )
 """The first row that matches counts; the last one matches every answer."""

@@ -91,7 +91,7 @@ def _made(options: StoreOptions) -> BaseClient:
         return _listening(client)
     check_endpoint(said, _OF_AWS)
     remedy = "check `s3_endpoint` (http://host:port or https://host), `s3_region` and AWS's own settings"
-    raise ConfigError(f"there is no S3 client to be had: {said}", remedy=remedy, where="s3_endpoint")
+    raise ConfigError(f"there is no S3 client to be had: {said}", remedy=remedy, where="s3_endpoint", id="RIFFLE-0447")
 
 
 def _listening(client: BaseClient) -> BaseClient:
@@ -143,7 +143,7 @@ def refused(call: Call, rule: Rule, status: int, code: str, message: str) -> Rif
     if not rule.problem:
         return unavailable(call, f"{status} {shown(code)}")
     problem = rule.problem.format(operation=call.name, status=status, code=shown(code), message=shown(message or code))
-    return rule.kind(problem, remedy=rule.remedy, where=call.where)
+    return rule.kind(problem, remedy=rule.remedy, where=call.where, id=rule.id)
 
 
 def unavailable(call: Call, why: str) -> UnavailableError:
@@ -153,19 +153,24 @@ def unavailable(call: Call, why: str) -> UnavailableError:
         f"{call.name} failed after {times}: {why}",
         remedy=f"make {call.endpoint} reachable and healthy, or correct `s3_endpoint`; then start again",
         where=call.where,
+        id="RIFFLE-0448",
     )
 
 
 def no_credentials(call: Call, kind: str) -> RefusedError:
     """Return the error for a client that found no complete credentials."""
     remedy = f"give boto3 credentials by its default chain: {CREDENTIAL_CHAIN}"
-    return RefusedError(f"there are no usable credentials for S3 ({kind})", remedy=remedy, where=call.where)
+    return RefusedError(
+        f"there are no usable credentials for S3 ({kind})", remedy=remedy, where=call.where, id="RIFFLE-0449"
+    )
 
 
 def untrusted(call: Call) -> RefusedError:
     """Return the error for a server whose TLS certificate does not verify."""
     remedy = "point AWS_CA_BUNDLE at the authority that signed it, or correct `s3_endpoint`"
-    return RefusedError("the server's TLS certificate is not trusted", remedy=remedy, where=call.where)
+    return RefusedError(
+        "the server's TLS certificate is not trusted", remedy=remedy, where=call.where, id="RIFFLE-0450"
+    )
 
 
 def unwrapped_key(wrapped: bytes, region: str | None) -> bytes:
@@ -185,15 +190,17 @@ def unwrapped_key(wrapped: bytes, region: str | None) -> bytes:
         status = told.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if rule_of("decrypt", status if isinstance(status, int) else 0, code, "").action is Action.AGAIN:
             raise _kms_unavailable(code) from None
-        raise RefusedError(f"KMS did not unwrap a key ({code})", remedy=remedy, where="encryption_keys") from None
+        raise RefusedError(
+            f"KMS did not unwrap a key ({code})", remedy=remedy, where="encryption_keys", id="RIFFLE-0451"
+        ) from None
     except (boto_errors.HTTPClientError, boto_errors.ConnectionError, ResponseParserError) as error:
         raise _kms_unavailable(type(error).__name__) from None
     except (boto_errors.BotoCoreError, ValueError, KeyError) as error:
         problem = f"KMS cannot be asked for a key ({type(error).__name__})"
-        raise RefusedError(problem, remedy=remedy, where="encryption_keys") from None
+        raise RefusedError(problem, remedy=remedy, where="encryption_keys", id="RIFFLE-0452") from None
     return plain
 
 
 def _kms_unavailable(why: str) -> UnavailableError:
     remedy = "make KMS reachable; then start again"
-    return UnavailableError(f"KMS did not answer ({why})", remedy=remedy, where="encryption_keys")
+    return UnavailableError(f"KMS did not answer ({why})", remedy=remedy, where="encryption_keys", id="RIFFLE-0453")

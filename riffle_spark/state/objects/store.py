@@ -113,6 +113,7 @@ def check_name(name: str) -> str:
             f"{name!r} cannot name an object",
             remedy="names are relative; no part is empty or begins with a dot, and all characters are printable",
             where="object name",
+            id="RIFFLE-0454",
         )
     return name
 
@@ -128,7 +129,9 @@ def check_prefix(prefix: str) -> str:
 def check_range(start: int, length: int | None) -> None:
     """Raise ``ConfigError`` if a range has a negative start or length."""
     if start < 0 or (length is not None and length < 0):
-        raise ConfigError(f"no range begins at {start} and is {length} bytes long", remedy="use numbers from 0 up")
+        raise ConfigError(
+            f"no range begins at {start} and is {length} bytes long", remedy="use numbers from 0 up", id="RIFFLE-0455"
+        )
 
 
 def check_endpoint(said: str, where: str = "s3_endpoint") -> None:
@@ -138,7 +141,7 @@ def check_endpoint(said: str, where: str = "s3_endpoint") -> None:
     if "@" in said or "?" in said:
         problem = "the endpoint holds credentials, or a query as `?token=`"
         remedy = "write http://host:port or https://host; give credentials by boto3's default chain"
-        raise ConfigError(problem, remedy=remedy, where=where)
+        raise ConfigError(problem, remedy=remedy, where=where, id="RIFFLE-0456")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +175,14 @@ class StoreOptions:
                 f"s3_server_side_encryption = {self.s3_server_side_encryption!r} uses no key, but s3_kms_key is set",
                 remedy="unset `s3_kms_key`, or set `s3_server_side_encryption` to aws:kms",
                 where="s3_server_side_encryption",
+                id="RIFFLE-0457",
             )
         for name in ("s3_endpoint", "s3_kms_key"):
             value = getattr(self, name)
             if value is not None and not (value.strip() and value.isprintable()):
                 # Of a variable that is not set, or a file with a line's end: neither AWS nor the bucket's key is meant.
                 problem = f"{name} is empty, or has unprintable characters in it"
-                raise ConfigError(problem, remedy="set it, or leave it out", where=name)
+                raise ConfigError(problem, remedy="set it, or leave it out", where=name, id="RIFFLE-0458")
 
 
 def overwriting(store: ObjectStore, where: str) -> ConfigError:
@@ -186,4 +190,4 @@ def overwriting(store: ObjectStore, where: str) -> ConfigError:
     problem = f"the store overwrites objects: {store!r} took a second put of a record that is there"
     remedy = "use a store with conditional puts (`If-None-Match: *`), or a newer version of this one, and no proxy "
     remedy += "before it that drops the header: else two drivers overwrite each other's state"
-    return ConfigError(problem, remedy=remedy, where=where)
+    return ConfigError(problem, remedy=remedy, where=where, id="RIFFLE-0459")

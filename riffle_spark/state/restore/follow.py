@@ -77,7 +77,11 @@ class Follower:
         all_of_them = [self._planner.looked(address, entry) for address, entry in wanted.items()]
         for one in all_of_them:
             if one.address[0] not in self._stores:
-                one.fail(ConfigError("the order does not tell the columns of this store", where=one.address[0]))
+                one.fail(
+                    ConfigError(
+                        "the order does not tell the columns of this store", where=one.address[0], id="RIFFLE-0460"
+                    )
+                )
         restores = [one for one in all_of_them if one.restore]
         self._advance([one for one in all_of_them if not one.restore])
         self._restore(restores)
@@ -134,7 +138,7 @@ class Follower:
         one, snapshot = piece.of, piece.of.entry.snapshot
         if snapshot is not None and len(data) != piece.length:
             name = paths.snapshot(*one.address, snapshot.id)
-            raise CorruptStateError("the object is shorter than the log says", where=name)
+            raise CorruptStateError("the object is shorter than the log says", where=name, id="RIFFLE-0461")
         if snapshot is not None and data:
             self._incoming.add(one.address, snapshot, piece.start, data)
             one.fetched += len(data)

@@ -240,6 +240,7 @@ def missing(name: str) -> CorruptStateError:
         "an object that the log lists is missing",
         remedy="restore it from a backup, or roll back to a version that does not need it (riffle rollback)",
         where=name,
+        id="RIFFLE-0462",
     )
 
 

@@ -63,6 +63,7 @@ class _Plans:
                 f"the copy is at version {head.version} of epoch {head.epoch}, the batch starts from "
                 f"{plan.entry.head.version}",
                 where=f"{self.store}, key-group {key_group}",
+                id="RIFFLE-0463",
             )
         return plan
 
@@ -248,7 +249,7 @@ class StackKeeper:
             stack = found
         stack = self._stacks.read(key_group) or stack  # merged meanwhile
         if stack.head.epoch > self._plans.epoch:
-            raise OutOfDate("a newer driver has moved the copy: what that declares is not known here")
+            raise OutOfDate("a newer driver has moved the copy: what that declares is not known here", id="RIFFLE-0464")
         snapshot_id = paths.snapshot_id(stack.head.version, attempt)
         return TakenRows(stack.head, *self._parts.whole(key_group, stack, timer_of(entry, stack.head), snapshot_id))
 

@@ -319,12 +319,16 @@ class StackFollower:
         key_group = one.address[1]
         before = self._stacks.read(key_group)
         if before is None:
-            raise OutOfDate("the copy went while it followed", remedy="nothing: the next piece restores it")
+            raise OutOfDate(
+                "the copy went while it followed", remedy="nothing: the next piece restores it", id="RIFFLE-0465"
+            )
         if before.head == one.at:
             stack = before.extended(links[-1].head, [coming[link] for link in links])
             if self._stacks.switch(key_group, before, stack):
                 return stack
-        raise OutOfDate("another process moved the copy", remedy="nothing: the next piece looks again")
+        raise OutOfDate(
+            "another process moved the copy", remedy="nothing: the next piece looks again", id="RIFFLE-0466"
+        )
 
     def begin(self, one: CopyProgress) -> bool:
         """Switch in a stack at the entry's base unless another process did; tell which. Raises what it finds."""

@@ -117,6 +117,7 @@ def _unreadable(what: str, error: Exception, where: str = "schemas") -> CorruptS
         f"{what} cannot be read: {error!r}",
         remedy="run the version of riffle-spark that wrote it, or a newer one; or restore the log from a backup",
         where=where,
+        id="RIFFLE-0467",
     )
 
 
@@ -183,4 +184,5 @@ def check_key(text: Mapping[str, str], told: str, where: str) -> None:
             f"key {name!r} is not the one that the state was encrypted with",
             remedy="give the id back the key that it had; a new key gets a new id",
             where=where,
+            id="RIFFLE-0468",
         )

@@ -65,13 +65,13 @@ class Variable:
     def check(self) -> None:
         """Raise ``ConfigError`` for fields that state cannot hold."""
         if not len(self.value):
-            raise ConfigError("a state variable needs a field", remedy="declare one", where=self.name)
+            raise ConfigError("a state variable needs a field", remedy="declare one", where=self.name, id="RIFFLE-0469")
         for kind in self.value.types:
             check_storable(kind)
         for field in self.key or ():
             check_map_key_type(f"{self.name}, map key {field.name}", field.type)
         if self.key is not None and not len(self.key):
-            raise ConfigError("the key of a map needs a field", remedy="declare one", where=self.name)
+            raise ConfigError("the key of a map needs a field", remedy="declare one", where=self.name, id="RIFFLE-0470")
 
     @property
     def column(self) -> str:
@@ -131,6 +131,7 @@ class Variable:
             raise CorruptStateError(
                 f"variable {self.name!r} was written as {structs.type} and does not fit {self.type}",
                 remedy="declare the variable as it is stored, or one of another name",
+                id="RIFFLE-0471",
             )
         return _part(structs, _VALUE)
 

@@ -77,12 +77,14 @@ class VariableColumns:
                 f"two columns of the state are named {', '.join(repeated)}",
                 remedy="give each state variable a name of its own; no key column's may begin with two underscores",
                 where=self.store,
+                id="RIFFLE-0472",
             )
         if len(self.variables) > VARIABLES_MAX:
             raise ConfigError(
                 f"{len(self.variables)} state variables are too many",
                 remedy=f"declare at most {VARIABLES_MAX}",
                 where=self.store,
+                id="RIFFLE-0473",
             )
         for variable in self.variables:
             variable.check()

@@ -353,7 +353,7 @@ def _upkeep_orders() -> list[bytes]:
 
 
 def _receipts() -> list[bytes]:
-    receipt = Receipt("totals", 1, "3-" + "ab" * 16, 9, "m1", "1", rows=5, error=("ConfigError", "p", "r", "w"))
+    receipt = Receipt("totals", 1, "3-" + "ab" * 16, 9, "m1", "1", rows=5, error=("ConfigError", "p", "r", "w", "i"))
     part = [1, 0, 9, 5, 2, None]
     told = json.loads(receipt.to_json())
     told |= {"parts": [part, part], "output": part, "read": [[1, 2, 3]], "received": [[1], [2]], "busy": [[1], [2]]}

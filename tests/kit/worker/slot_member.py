@@ -106,7 +106,7 @@ class Member:
         self.commit(receipt)
         return output.to_pylist()
 
-    def refused(self, rows: pa.Table) -> tuple[str, str, str, str]:
+    def refused(self, rows: pa.Table) -> tuple[str, str, str, str, str]:
         """Run a batch that must fail; nothing may have been sealed or returned."""
         before = self.store.inner.list("")
         output, receipt = self.answer(rows)

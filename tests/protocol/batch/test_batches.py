@@ -162,7 +162,7 @@ def test_a_batch_makes_a_known_number_of_requests(world: World) -> None:
 
 def _with_error(answer: pa.Table, kind: str) -> pa.Table:
     receipt = Receipt.from_json(answer.column(RECEIPT)[-1].as_py())
-    told = replace(receipt, error=(kind, "a test asked for it", "", ""))
+    told = replace(receipt, error=(kind, "a test asked for it", "", "", ""))
     place = answer.column_names.index(RECEIPT)
     column = pa.array([*[None] * (answer.num_rows - 1), told.to_json()], pa.string())
     return answer.set_column(place, answer.schema.field(place), column)
