@@ -16,8 +16,6 @@ from riffle_spark.state.log.record import Record
 from riffle_spark.state.schemas.store_schema import with_key
 
 __all__ = [
-    "",
-]
     "Stamp",
     "batch_record",
     "claim_record",
