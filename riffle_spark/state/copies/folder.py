@@ -168,7 +168,7 @@ class Folder:
             shutil.rmtree(path, ignore_errors=True)
 
     def keep_sealed(self, version: int, attempt: str, data: bytes) -> bool:
-        """Write the bytes of a sealed delta to a local file. Return ``False`` if the disk refuses, which is harmless."""
+        """Write a sealed delta to a local file. Return ``False`` if the disk refuses, which is harmless."""
         path = self.sealed / f"{version}-{attempt}"
         part = path.with_suffix(".part")
         try:
@@ -330,7 +330,7 @@ def _claim_locked(base: Path, owner: str, live: Collection[str], process: str) -
             folder = own or next(taken, None)
             if folder is not None or not free or tries == _CLAIM_TRIES:
                 return folder or _create(base, owner, process)
-        # A dead executor's Python worker still uses the free folder. Its copies are worth a short wait without the lock.
+        # A dead executor's Python worker still uses the free folder. Its copies are worth a short wait.
         tries += 1
         time.sleep(_CLAIM_PAUSE_SECONDS)
 
