@@ -24,12 +24,17 @@ from riffle_spark.console.plan import plan_command, simulate_command
 from riffle_spark.errors import RefusedError, RiffleError, UnavailableError
 from riffle_spark.settings import DISPATCHES
 
-__all__ = ["main"]
+__all__ = ["exit_code", "main"]
 
 _UNREACHABLE = 3
 """Exit code if a store cannot be reached or read, so that nothing is known about the state."""
 _PARTITIONS = ("aws", "aws-cn", "aws-us-gov", "aws-eusc", "aws-iso", "aws-iso-b", "aws-iso-e", "aws-iso-f")
 _checkpoint = click.option("--checkpoint", required=True, callback=check_folder, help="The query's checkpointLocation.")
+
+
+def exit_code(error: type[RiffleError]) -> int:
+    """Return the exit code after an error of this class. Usage errors have 2."""
+    return _UNREACHABLE if issubclass(error, UnavailableError | RefusedError) else 1
 
 
 class _Group(click.Group):
@@ -38,11 +43,9 @@ class _Group(click.Group):
     def invoke(self, context: click.Context) -> object:
         try:
             return super().invoke(context)
-        except (UnavailableError, RefusedError) as error:
-            click.ClickException(str(error)).show()
-            context.exit(_UNREACHABLE)
         except RiffleError as error:
-            raise click.ClickException(str(error)) from error
+            click.ClickException(str(error)).show()
+            context.exit(exit_code(type(error)))
 
 
 @click.group(cls=_Group)

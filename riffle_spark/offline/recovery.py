@@ -12,7 +12,7 @@ from riffle_spark.offline.checkpoint_comparison import rollback_command
 from riffle_spark.offline.command_errors import machine_clocks, translated_errors
 from riffle_spark.offline.rollback_targets import current_line, find_target, offsets_before, read_intact
 from riffle_spark.protocol.batch.records import Stamp, first_record
-from riffle_spark.protocol.batch.will import without_key_groups
+from riffle_spark.protocol.batch.stored_requests import without_key_groups
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from riffle_spark.errors import ConfigError, ConflictError, LocalDiskError
 from riffle_spark.private_folders import is_private
 from riffle_spark.process.blocks.folding import group_keys
-from riffle_spark.state.copies.abandoned import unless_used
+from riffle_spark.state.copies.abandoned import lock_exclusively
 from riffle_spark.state.copies.disk import is_refusal
 from riffle_spark.state.formats.arrow_values import readable_row
 from riffle_spark.state.log.manifest import Entry
@@ -115,13 +115,16 @@ def _disk_refused(cause: object) -> ConfigError:
 @contextmanager
 def _locked_folder(temporary: Path) -> Iterator[Path]:
     for folder in filter(is_private, temporary.glob(f"{_SCRATCH}*")):  # ignores folders of other users
-        with suppress(OSError), unless_used(folder / _OWNER) as is_abandoned:  # another process may have removed it
+        with (
+            suppress(OSError),
+            lock_exclusively(folder / _OWNER) as is_abandoned,
+        ):  # another process may have removed it
             if is_abandoned:
                 shutil.rmtree(folder)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH) as name:
         owner = Path(name) / "new"
         owner.touch()
-        with unless_used(owner):
+        with lock_exclusively(owner):
             owner.rename(owner.with_name(_OWNER))  # after locking, so that no process finds it unlocked
             yield owner.parent
 

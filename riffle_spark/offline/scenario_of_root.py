@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from riffle_spark.assign.model import Lag, Member, Task, TaskId
 from riffle_spark.errors import ConfigError
-from riffle_spark.protocol.batch.will import obeyed_settings, will_in
+from riffle_spark.protocol.batch.stored_requests import apply_stored_settings, read_requests
 from riffle_spark.protocol.ownership.groups import GROUP, Groups
-from riffle_spark.protocol.ownership.known_copies import lag_without_copy
+from riffle_spark.protocol.ownership.reported_copies import lag_without_copy
 from riffle_spark.protocol.ownership.view import assign_settings, recorded
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.settings import Settings
@@ -76,7 +76,7 @@ def scenario_of_root(root: str, settings: Settings, changes: Changes, options: S
     groups = _groups(tail, settings, root)
     tasks = _tasks(log, tail, groups)
     assignment = recorded(tail)
-    requests = will_in(tail.orders)
+    requests = read_requests(tail.orders)
     owned = defaultdict[str, list[TaskId]](list)
     standbys = defaultdict[str, list[TaskId]](list)
     for task, owner in assignment.owners.items():
@@ -86,7 +86,7 @@ def scenario_of_root(root: str, settings: Settings, changes: Changes, options: S
             standbys[holder].append(task)
     clients = tuple(_client(member, sorted(owned[member.id]), sorted(standbys[member.id])) for member in members)
     events = (_event(changes, members),) if changes != Changes() else ()
-    decided_by = assign_settings(obeyed_settings(settings, requests.settings)[0], frozenset(requests.drained))
+    decided_by = assign_settings(apply_stored_settings(settings, requests.settings)[0], frozenset(requests.drained))
     most_standbys = max(map(len, assignment.standbys.values()), default=0)
     decided_by = replace(decided_by, num_standbys=max(decided_by.num_standbys, most_standbys))
     names = _task_names(tail, tasks)

@@ -11,7 +11,7 @@ from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.offline.checkpoint_comparison import describe_mismatch
 from riffle_spark.offline.finding import Finding, Level, Verified
 from riffle_spark.protocol.batch.enter import stale_rows
-from riffle_spark.protocol.batch.will import will_in
+from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.state.copies.part_files import runs_of
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
@@ -206,7 +206,7 @@ def _check_line(verification: _Verification, tail: Record) -> None:
             problem = "This record does not follow the one before it: one of them was changed."
             verification.add("state" if record is tail else "rollback", name, problem, _RESTORE)
     try:
-        will_in(tail.orders)
+        read_requests(tail.orders)
     except CorruptStateError as error:
         verification.add_error("state", error, paths.record(tail.sequence))
 

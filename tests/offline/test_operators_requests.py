@@ -169,7 +169,9 @@ def test_a_record_that_was_damaged_on_its_way_is_not_passed_over(
         while left <= 0:
             asked += 1
             left = asked
-            assert rollback_targets.find_target(log, tail, version) == wanted, f"batch {version}, damaged at read {asked}"
+            assert rollback_targets.find_target(log, tail, version) == wanted, (
+                f"batch {version}, damaged at read {asked}"
+            )
         assert asked > 1
         left = 0
 
