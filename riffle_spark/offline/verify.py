@@ -15,7 +15,7 @@ from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.state.copies.part_files import runs_of
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import beginning
+from riffle_spark.state.log.log import first_sequence
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.log.record import Record, decode, digest, joined
 from riffle_spark.state.log.record_commits import RECORD_BYTES_MAX
@@ -175,7 +175,7 @@ def _first_sequence(verification: _Verification, tail: Record | None) -> int:
         return 0
     promised = verification.records.get(tail.promised, tail)
     needed = min(tail.full, tail.promised, promised.full)
-    return beginning(verification.objects, verification.digests, needed)
+    return first_sequence(verification.objects, verification.digests, needed)
 
 
 def _record_level(verification: _Verification, sequence: int, tail: Record | None) -> Level:

@@ -153,7 +153,7 @@ def test_a_record_that_was_damaged_on_its_way_is_not_passed_over(
     rollback(world.home.root, 1, str(checkpoint), execute=True)
     world.start()
     world.batch(2, one(7))
-    store, left, read = seen_by(monkeypatch, world, ""), 0, RecordCommits.got
+    store, left, read = seen_by(monkeypatch, world, ""), 0, RecordCommits.get
 
     def damaged(commits: RecordCommits, name: str) -> bytes | None:
         nonlocal left
