@@ -52,12 +52,12 @@ def _describe_batch_mismatch(
         problem = f"The checkpoint is older than the state: {missing}."
     versions = _fitting_versions(tail, records, min(batch - 1, tail.version), newest_entries)
     if not missing and batch - 1 not in versions:
-        other = f", or {forward}"
+        alternative = f", or {forward}"
     elif versions:
-        other = f", or roll back: {rollback_command(root, checkpoint, max(versions))}"
+        alternative = f", or roll back: {rollback_command(root, checkpoint, max(versions))}"
     else:
-        other = ". No retained batch matches this checkpoint."
-    return problem, newer + other
+        alternative = ". No retained batch matches this checkpoint."
+    return problem, newer + alternative
 
 
 def _fitting_versions(

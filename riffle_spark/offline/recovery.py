@@ -263,8 +263,8 @@ def rollback(
             _check_present(objects, () if is_tail_intact else needed)
             steps += spark.restore(target.version, offsets, previous_offsets, runs_again=runs_again)
     else:
-        again = ", which runs again to deliver its output" if runs_again else ""
-        steps.append(f"make batch {target.version} the last batch of the checkpoint {spark.shown}{again}")
+        suffix = ", which runs again to deliver its output" if runs_again else ""
+        steps.append(f"make batch {target.version} the last batch of the checkpoint {spark.shown}{suffix}")
     return Plan(tuple(steps), execute, target.version, target.offsets)
 
 

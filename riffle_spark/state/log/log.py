@@ -179,10 +179,10 @@ class Log:
         unlisted = [s for s in range(max(newest.full, self.first), sequences[-1]) if s not in present]
         lost = [s for s in unlisted if not self._store.exists(paths.record(s))]
         if lost:
-            more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+            others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
             target = newest.version if newest.full not in lost else "BATCH"
             raise ConflictError(
-                f"{self._root} has lost record {lost[0]}{more} of its log.",
+                f"{self._root} has lost record {lost[0]}{others} of its log.",
                 remedy="Restore the objects from a backup, or roll back to a batch that riffle verify finds undamaged: "
                 + command("rollback", "--execute", root=self._root, to=target, checkpoint="CHECKPOINT"),
                 where=paths.record(lost[0]),
