@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.protocol.batch.batch_report import BatchReport
-from riffle_spark.protocol.batch.vigil import LOOK_SECONDS
+from riffle_spark.protocol.batch.idle_loop import LOOK_SECONDS
 from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.groups import Groups
