@@ -78,4 +78,4 @@ def test_the_path_leads_to_the_part_that_cannot_be_kept() -> None:
     fields = [{"name": "f", "type": {"type": "array", "elementType": inner, "containsNull": True}}]
     column = {"name": "buffer_0", "type": {"type": "struct", "fields": fields}}
     with pytest.raises(ConfigError, match=r"'sum\(m\)\.f\.element\.value' has type interval year to month"):
-        check_columns([column], shown={"buffer_0": "sum(m)"})
+        check_columns([column], display_names={"buffer_0": "sum(m)"})
