@@ -101,8 +101,8 @@ def test_another_seed_is_another_world(tmp_path: Path) -> None:
 
 def test_unknown_policies_and_worlds_are_refused_with_the_nearest(world: Path) -> None:
     """A sentence with the remedy, not a traceback."""
-    assert "did you mean 'eager'" in _run("simulate", world, "--policy", "eagre").output
-    assert "did you mean 'zone_outage'" in _run("simulate", "zone-outage").output
+    assert "Did you mean 'eager'" in _run("simulate", world, "--policy", "eagre").output
+    assert "Did you mean 'zone_outage'" in _run("simulate", "zone-outage").output
     (world.parent / "torn.json").write_text("{")
     assert "not a world" in _run("simulate", world.parent / "torn.json").output
 

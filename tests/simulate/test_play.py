@@ -278,7 +278,7 @@ def test_work_that_no_assignment_levels_is_looked_at_again_once_it_changed() -> 
         (lambda: made(events=[{"lose": ["m1"]}]), "has no 'at'"),
         (lambda: made(seconds="soon"), "seconds = 'soon' is not allowed"),
         (lambda: made(protocol={"session_time_out": 1}), "no field of protocol 'session_time_out'"),
-        (lambda: read_world("rolling_bonce"), "did you mean 'rolling_bounce'"),
+        (lambda: read_world("rolling_bonce"), "Did you mean 'rolling_bounce'"),
         (lambda: made(seconds=None), "it needs name, seconds, members, tasks"),
         (lambda: made(members=[]), "has no members"),
         (lambda: made(config={"session_timeout": 1}), "say it in protocol"),

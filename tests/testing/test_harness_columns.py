@@ -59,7 +59,7 @@ def test_an_aggregate_is_of_the_columns_that_are_meant() -> None:
 def test_case_counts_if_spark_is_told_so() -> None:
     """As with ``spark.sql.caseSensitive``."""
     operator = Stateful("seen", "USER", aggregate(n=count()))
-    with pytest.raises(ConfigError, match="there is no column 'USER'"):
+    with pytest.raises(ConfigError, match="Unknown column 'USER'"):
         Harness(operator, ROWS, spark_conf={"spark.sql.caseSensitive": "true"})
 
 

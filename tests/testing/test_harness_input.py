@@ -20,7 +20,7 @@ def totals() -> Stateful:
 @pytest.mark.parametrize(
     ("row", "said", "remedy"),
     [
-        ({"usr": "ann", "amount": 3}, "no column 'usr'", "did you mean 'user'?"),
+        ({"usr": "ann", "amount": 3}, "Unknown column 'usr'", "Did you mean 'user'?"),
         ({"user": "ann", "amount": 3, "x": 1}, "no column 'x'", "amount, user"),
     ],
 )

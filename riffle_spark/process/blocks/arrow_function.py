@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from riffle_spark.batch_times import TimeMode, time_mode_of
+from riffle_spark.batch_times import TimeMode, parse_time_mode
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.types.conform import called, conform, name_of
@@ -60,7 +60,7 @@ def arrow_function(
                 remedy=f"Give an Arrow schema: {name}=pa.schema([('total', pa.int64())]).",
                 id="RIFFLE-0163",
             )
-    mode = time_mode_of(time_mode)
+    mode = parse_time_mode(time_mode)
     if (expired is not None or mode != "None") and due is None:
         raise ConfigError(
             "arrow_function() was told of time, and of no column that says when keys are due",

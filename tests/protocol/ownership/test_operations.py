@@ -283,7 +283,7 @@ def test_a_probing_interval_for_tests_alone_is_warned_of(tmp_path: Path, caplog:
     for interval, warned in (("1 s", 1), ("1 min", 1), (0.5, 2)):
         job.reconfigure(probing_rebalance_interval=interval)
         job.reconfigure(num_standbys=1)
-        assert caplog.text.count("is for tests") == warned
+        assert caplog.text.count("is only suitable for tests") == warned
 
 
 def test_settings_that_need_a_restart_are_refused(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_settings_that_need_a_restart_are_refused(tmp_path: Path) -> None:
     before = world.driver.settings
     assert "cannot change while a query runs" in refused(world, "reconfigure", before, {"standby_mode": "replay"})
     assert "num_standbys" in refused(world, "reconfigure", before, {"num_standbys": -1})
-    assert "did you mean 'num_standbys'" in refused(world, "reconfigure", before, {"num_standby": 1})
+    assert "Did you mean 'num_standbys'" in refused(world, "reconfigure", before, {"num_standby": 1})
     assert "set `local_disk_limit`" in refused(world, "reconfigure", before, {"local_disk_high": 0.7})
     world.feed()
     assert world.driver.settings == before
