@@ -243,7 +243,7 @@ def test_the_remedy_helps(mistake: Mistake[Path], tmp_path: Path) -> None:
 def test_keys_in_a_variable_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """The remedy says where to set the variable."""
     monkeypatch.delenv("STATE_KEYS", raising=False)
-    with pytest.raises(RefusedError, match="the variable STATE_KEYS is not set in this process") as refused:
+    with pytest.raises(RefusedError, match="RIFFLE-0435") as refused:
         feed(operator(), encryption_keys="env:STATE_KEYS")
     assert "set it in the environment of the driver and of every executor" in refused.value.remedy
     monkeypatch.setenv("STATE_KEYS", f"first = {base64.b64encode(bytes(range(32))).decode()}")

@@ -157,6 +157,6 @@ def test_what_cannot_work_is_refused_with_the_reason(job: StatefulJob, query: St
 def test_nothing_can_be_asked_of_a_query_that_has_not_run(job: StatefulJob) -> None:
     """Before its first batch a job has no members to speak of."""
     for ask in (job.request_rebalance, job.add_worker, job.clean_up, lambda: job.drain("1")):
-        with pytest.raises(ConfigError, match="has not run a batch yet"):
+        with pytest.raises(ConfigError, match="RIFFLE-0373"):
             ask()
     assert (job.members(), job.readiness(), job.paused) == ((), (), False)
