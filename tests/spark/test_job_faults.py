@@ -191,7 +191,7 @@ def test_a_key_that_changes_between_readings_is_refused(spark: SparkSession, tmp
 def test_a_root_that_executors_cannot_reach_is_refused(spark: SparkSession, root: str | None) -> None:
     """No root, or one in memory, is an error that says what to set."""
     job = Stateful("totals", "k", COUNTED, settings=riffle_spark.Settings(root=root)).into(Kept())
-    with pytest.raises(ConfigError, match="executors need a root they can all reach") as caught:
+    with pytest.raises(ConfigError, match="RIFFLE-0313") as caught:
         job(spark.range(1).selectExpr("id k"), 0)
     assert "spark.riffle.root" in caught.value.remedy
 

@@ -52,7 +52,7 @@ def test_sketches_of_many_hashes_are_as_near_as_the_library_has_it(bits: int) ->
     kept = [pa.nulls(2, pa.binary())]
     for some in np.array_split(np.arange(size), batches):
         kept = merge.fold([rows.take(pa.array(some))], kept, Groups(codes[some], 2))
-    (whole,) = merge.united(kept, Groups(np.zeros(2, dtype=np.int64), 1))
+    (whole,) = merge.merge(kept, Groups(np.zeros(2, dtype=np.int64), 1))
     for found, wanted in ((once[0][0], size / 2), (kept[0][1], size / 2), (whole[0], size)):
         assert estimate(found.as_py()) == pytest.approx(wanted, rel=4 * 1.04 / 2 ** (bits / 2))
         assert len(found.as_py()) == 40 + 2**bits

@@ -25,7 +25,7 @@ NUMBERS = st.none() | st.integers(-9, 9)
 
 def merged(own: UserAggregate, type: pa.DataType) -> MergedByUser:
     """Return how it merges over such arguments."""
-    found = merge_function("PythonUDAF", [type], MergeOptions.of_facts((), own))
+    found = merge_function("PythonUDAF", [type], MergeOptions.from_spec((), own))
     assert isinstance(found, MergedByUser)
     return found
 
@@ -104,7 +104,7 @@ def test_a_value_that_cannot_become_what_is_declared_is_told() -> None:
 
 def _folded(own: MergedByUser, value: dict[str, object]) -> list[pa.Array]:
     type = pa.struct([("0", pa.float64() if isinstance(value["0"], float) else pa.int64())])
-    (state,) = own.state([type])
+    (state,) = own.state_types([type])
     groups = Groups(np.array([1, 0], dtype=np.int64), 2)
     return own.fold([pa.array([value, value], type)], [pa.nulls(2, state)], groups)
 

@@ -72,7 +72,7 @@ def rows_of(visits: Sequence[Visit], given: AggregateSpec) -> pa.Table:
 
 def answers_of(rows: Sequence[dict[str, object]]) -> list[Answer]:
     """Return what was delivered as a model says it."""
-    told = pa.Table.from_pylist(list(rows), spec().answer)
+    told = pa.Table.from_pylist(list(rows), spec().output)
     plain = [told.column(0).cast(pa.int64()), told.column(1).cast(pa.int64()), *told.columns[2:]]
     return [(*row[:-1], tuple(row[-1])) for row in zip(*(column.to_pylist() for column in plain), strict=True)]
 

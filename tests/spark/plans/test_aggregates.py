@@ -172,7 +172,7 @@ def test_the_specification_says_types_literals_meanings_and_time(events: DataFra
     ]  # fmt: skip
     assert [buffer.name for buffer in total.buffers] == ["sum(price)", "sum(price)_isEmpty"]
     assert [one.function for one in spec.functions] == ["Count", "Average", "Sum", "Max", "Max"]
-    assert dict(total.facts)["evalMode"] in ("ANSI", "LEGACY")
+    assert dict(total.options)["evalMode"] in ("ANSI", "LEGACY")
     assert spec.rows.names == [
         *spec.keys.names,
         "mean_sum",
@@ -249,11 +249,11 @@ def test_sessions_are_those_of_spark(rows: DataFrame, events: DataFrame) -> None
         .toArrow()
         .cast(plan.spec.rows)
     )
-    operator = Stateful("sessions", plan.spec.routed.names, groups_of(plan.spec, "complete"))
+    operator = Stateful("sessions", plan.spec.routing_key.names, groups_of(plan.spec, "complete"))
     with Harness(operator, plan.spec.rows) as slots:
         found = [tuple(row.values()) for row in slots.feed(sent)]
     told = in_sessions(rows).selectExpr("session_window.start", "session_window.end", "page", "c", "t").toArrow()
-    expected = told.rename_columns(plan.spec.answer.names).cast(plan.spec.answer).to_pylist()
+    expected = told.rename_columns(plan.spec.output.names).cast(plan.spec.output).to_pylist()
     assert sorted(found) == sorted(tuple(row.values()) for row in expected)
     assert 3 < len(found) < sent.num_rows
 
@@ -313,10 +313,10 @@ def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: Data
         .toArrow()
         .cast(plan.spec.rows)
     )
-    operator = Stateful("values", plan.spec.stored.names, groups_of(plan.spec, "complete"))
+    operator = Stateful("values", plan.spec.stored_key.names, groups_of(plan.spec, "complete"))
     with Harness(operator, plan.spec.rows) as slots:
         slots.feed(sent.slice(0, sent.num_rows // 2))
-        told = pa.Table.from_pylist(slots.feed(sent.slice(sent.num_rows // 2)), schema=plan.spec.answer)
+        told = pa.Table.from_pylist(slots.feed(sent.slice(sent.num_rows // 2)), schema=plan.spec.output)
     result = evaluated(plan, rdd_of(rows.sparkSession.createDataFrame(told)))
     found = spark.frame(cut.top.on({stage.number: result})).collect()
     assert _in_order(found) == _in_order(query(rows).collect())
@@ -341,7 +341,7 @@ def test_what_values_mean_is_told(events: DataFrame) -> None:
     spec = spec_of(events.groupBy("page").agg(F.count_distinct("n").alias("page_2"), F.count("*").alias("c")))
     assert (spec.store, spec.elements.names) == ("exact.page-n", ["distinct_for", "n"])
     assert [one.distinct for one in spec.functions] == ["count(DISTINCT n)", None]
-    assert (spec.routed.names, spec.stored.names) == (["page"], ["page", "distinct_for", "n"])
+    assert (spec.routing_key.names, spec.stored_key.names) == (["page"], ["page", "distinct_for", "n"])
 
 
 def test_values_of_sessions_do_not_count_once(events: DataFrame) -> None:
@@ -358,7 +358,7 @@ def test_a_session_is_told_as_one_with_a_watermark_or_without(events: DataFrame)
     ends = "session_window_end", "session_window_start"
     assert spec.time == TimeSpec(ends[0], None, "session", ends[1])
     assert timed.time == TimeSpec(ends[0], 3000, "session", ends[1])
-    assert spec.routed.names == timed.routed.names == ["page"]
+    assert spec.routing_key.names == timed.routing_key.names == ["page"]
 
 
 def test_what_groups_by_nothing_says_so(events: DataFrame) -> None:
@@ -400,8 +400,8 @@ def test_a_users_function_is_told_as_one(events: DataFrame) -> None:
     latest = user_aggregate(Latest(3))
     spec = spec_of(events.groupBy("page").agg(F.count("*").alias("c"), latest("n").alias("l")))
     (_, told) = spec.functions
-    assert (told.own, told.given) == (Latest(3), Buffer("l", pa.struct([("0", pa.int64())]), "Latest(n)"))
-    assert spec.answer.field("l").type == pa.list_(pa.int64())
+    assert (told.user_function, told.argument) == (Latest(3), Buffer("l", pa.struct([("0", pa.int64())]), "Latest(n)"))
+    assert spec.output.field("l").type == pa.list_(pa.int64())
 
 
 @pytest.mark.parametrize("wrong", [Latest, max, "Latest"])
