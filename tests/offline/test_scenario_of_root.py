@@ -190,5 +190,5 @@ def test_a_cache_in_a_group_of_its_own_is_planned_too_and_a_group_that_nobody_ha
     assert {task.id.group for task in scenario.tasks} == {"query", "light"}
     assert sum(len(client.owned) for client in scenario.clients) == len(scenario.tasks) == 10
     for strange in ((), (("totals", "heavy"), ("seen", "light"))):
-        with pytest.raises(ConfigError, match="in other co-location groups"):
+        with pytest.raises(ConfigError, match="RIFFLE-0152"):
             scenario_of_root(world.home.root, Settings(store_groups=strange), Changes())
