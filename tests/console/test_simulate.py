@@ -120,7 +120,7 @@ def test_capacity_is_worked_out_from_figures() -> None:
     assert (found["total_workers"], found["num_boxes"]) == (112, 28)
     text = _run(*asked).output
     assert "total_workers" in text
-    assert "128 key-groups over 112 slots" in text
+    assert "128 key-groups cannot be balanced over 112 slots" in text
     rates = ("capacity", "--rows-per-second", 1, "--rows-per-worker", 1)
     assert "either --state-bytes or --root" in _run(*rates).output
     assert "either --state-bytes or --root" in _run(*rates, "--state-bytes", 0, "--root", "file:///r").output

@@ -146,7 +146,7 @@ def test_an_old_log_is_known_by_its_owners(query: Elastic) -> None:
 
 def test_what_the_log_does_not_know_is_refused(query: Elastic) -> None:
     """An unknown member, an empty root, files beside a root, and --add without one."""
-    assert "no member, executor or host '9'" in _run("plan", "--root", query.home.root, "--drop", "9").output
+    assert "Unknown member, executor or host '9'" in _run("plan", "--root", query.home.root, "--drop", "9").output
     assert "holds no state" in _run("plan", "--root", "memory://nothing-here").output
     assert "needs --scenario or --root" in _run("plan").output
     assert "--add changes a root" in _run("plan", "--scenario", ".", "--add", 1).output

@@ -197,7 +197,7 @@ def test_what_cannot_work_is_refused_with_a_reason(tmp_path: Path) -> None:
     assert "no key-group 6" in refused(world, "unpin", 6)
     operations.unpin(0)
     operations.drain("1")
-    assert f"no member 'm1', and drained is {world.member('1')}" in refused(world, "undrain", "m1")
+    assert f"Unknown member 'm1', and drained is {world.member('1')}" in refused(world, "undrain", "m1")
     assert "being drained" in refused(world, "pin", 0, "1")
     operations.drain("2")
     assert "the last one" in refused(world, "drain", "3")
@@ -293,7 +293,7 @@ def test_settings_that_need_a_restart_are_refused(tmp_path: Path) -> None:
     assert "cannot change while a query runs" in refused(world, "reconfigure", before, {"standby_mode": "replay"})
     assert "num_standbys" in refused(world, "reconfigure", before, {"num_standbys": -1})
     assert "Did you mean 'num_standbys'" in refused(world, "reconfigure", before, {"num_standby": 1})
-    assert "set `local_disk_limit`" in refused(world, "reconfigure", before, {"local_disk_high": 0.7})
+    assert "Set `local_disk_limit`" in refused(world, "reconfigure", before, {"local_disk_high": 0.7})
     world.feed()
     assert world.driver.settings == before
 
