@@ -41,7 +41,7 @@ _OWN_MODULES: Final = "riffle_spark."
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one key-group: its part of the delta, its next due time, and counts of timers and expired elements."""
+    """The result of one key-group: its part of the delta, its next due time, fired timers and expired elements."""
 
     changes: pa.Table
     timer_ms: int | None

