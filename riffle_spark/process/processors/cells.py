@@ -11,7 +11,7 @@ import pyarrow as pa
 from riffle_spark.process.types.converters import RecordMaker
 from riffle_spark.process.types.fields import Fields, plain_records
 from riffle_spark.state.copies.elements import ElementRows
-from riffle_spark.state.copies.reading import Found, Reading
+from riffle_spark.state.copies.reading import FoundElements, Reading
 from riffle_spark.state.formats.due_times import NEVER_MS
 from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
@@ -97,7 +97,7 @@ class ReadAhead(Generic[_Element]):
         self._scope = scope
         self._variable = variable
         self._decode = decode
-        self._found: Found | None = None
+        self._found: FoundElements | None = None
         self._elements: list[_Element] | None = None
         self._first = self._end = 0
         self._at_once = self._keys_at_once = at_once
@@ -116,7 +116,7 @@ class ReadAhead(Generic[_Element]):
         _, start, end = self._span(number)
         return end > start
 
-    def _span(self, number: int) -> tuple[Found, int, int]:
+    def _span(self, number: int) -> tuple[FoundElements, int, int]:
         """Return what was found, and where a key's elements are in it."""
         if self._found is None or not self._first <= number < self._end:
             self._read(number)
@@ -132,8 +132,8 @@ class ReadAhead(Generic[_Element]):
         self._found = scope.reading.elements(self._variable, number, last, scope.now_ms, ELEMENTS_MAX)
         self._elements, self._first, self._end = None, number, number + len(self._found.ends)
 
-    def _pieces(self, found: Found) -> Iterator[_Element]:
+    def _pieces(self, found: FoundElements) -> Iterator[_Element]:
         """Yield the elements of one key that has many."""
         for start in range(0, found.ends[-1], ELEMENTS_MAX):
             names = None if found.names is None else found.names.slice(start, ELEMENTS_MAX)
-            yield from self._decode(found.rows.only(slice(start, start + ELEMENTS_MAX)), names)
+            yield from self._decode(found.rows.select(slice(start, start + ELEMENTS_MAX)), names)

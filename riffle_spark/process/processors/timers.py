@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from riffle_spark.process.processors.cells import KEYS_MAX, DeltaRows, ReadAhead, Scope
-from riffle_spark.state.copies.reading import FoundDue
+from riffle_spark.state.copies.reading import DueElements
 from riffle_spark.state.copies.run import Hashes, Indices
 from riffle_spark.state.schemas.variable_kinds import TIMER, encoded_keys
 
@@ -99,7 +99,7 @@ class DueTimers:
         self._keys = keys
         self._add_keys = add_keys
         self._from_ms = scope.reading.first_ms
-        self._elements: list[FoundDue] = []
+        self._elements: list[DueElements] = []
         self._encoded: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
 
@@ -137,7 +137,7 @@ class DueTimers:
             from_ms, count = until_ms + 1, _MORE * count
         return None
 
-    def _left(self, found: FoundDue, cells: Mapping[str, Replaceable]) -> Iterator[int]:
+    def _left(self, found: DueElements, cells: Mapping[str, Replaceable]) -> Iterator[int]:
         """Yield when what was not written since is due."""
         self._know_keys()
         known, encoded = self._numbers, self._scope.schema.encoded(found.keys).to_pylist()
@@ -150,7 +150,7 @@ class DueTimers:
             if not is_gone:
                 yield due_ms
 
-    def _advance(self, until_ms: int) -> list[FoundDue]:
+    def _advance(self, until_ms: int) -> list[DueElements]:
         """Read on until this time; keep elements for later and return what was found."""
         if until_ms < self._from_ms:
             return []
@@ -166,7 +166,7 @@ class DueTimers:
             self._encoded += self._scope.schema.encoded(self._keys(start)).to_pylist()
             self._numbers.update({key: number for number, key in enumerate(self._encoded[start:], start)})
 
-    def _numbers_of(self, found: FoundDue) -> list[int]:
+    def _numbers_of(self, found: DueElements) -> list[int]:
         """Return the numbers of what was found's keys; the scope gets keys that it does not have."""
         self._know_keys()
         encoded = self._scope.schema.encoded(found.keys).to_pylist()
@@ -177,14 +177,14 @@ class DueTimers:
             self._know_keys()
         return [self._numbers[key] for key in encoded]
 
-    def _names_of(self, found: FoundDue) -> list[bytes]:
+    def _names_of(self, found: DueElements) -> list[bytes]:
         """Return the stored keys of a map's elements; those of others have none."""
         if found.variable == TIMER or self._scope.schema.by_name[found.variable].key is None:
             return [b""] * len(found.ids)
         names: list[bytes] = encoded_keys(found.structs).to_pylist()
         return names
 
-    def _piece(self, found: FoundDue, numbers: list[int], at: Indices) -> DeltaRows:
+    def _piece(self, found: DueElements, numbers: list[int], at: Indices) -> DeltaRows:
         """Return the rows that remove elements of one variable."""
         variable = self._scope.schema.by_name[found.variable]
         indexes = pa.array(found.ids[at]) if variable.kind == "list" else None
