@@ -134,13 +134,13 @@ def test_the_last_key_writes_and_all_read() -> None:
     assert bytes(now.decrypt(old, PLACE, "")) == b"row"
     with pytest.raises(ConfigError, match="RIFFLE-0440"):
         before.decrypt(new, PLACE, "there")
-    with pytest.raises(ConfigError, match="key 'a' is not the one"):
+    with pytest.raises(ConfigError, match="RIFFLE-0429"):
         keys(f"a = {OTHER}").decrypt(old, PLACE, "there")
 
 
 def test_plain_parts_are_read_where_they_are_listed() -> None:
     """Without the line ``plain`` a part that is not encrypted is refused; with it as the last one nothing is."""
-    with pytest.raises(ConfigError, match="not encrypted"):
+    with pytest.raises(ConfigError, match="RIFFLE-0428"):
         keys(f"a = {ONE}").decrypt(b"row", PLACE, "there")
     assert keys(PLAIN, f"a = {ONE}").decrypt(b"row", PLACE, "there") == b"row"
     back = keys(f"a = {ONE}", PLAIN)
@@ -160,9 +160,9 @@ def test_a_key_is_told_by_more_than_its_id() -> None:
     for told in (one.write_key, "a", "a/", "b"):
         with pytest.raises(ConfigError, match="RIFFLE-0426"):
             other.with_write_key(told)
-    with pytest.raises(ConfigError, match="key 'c' is needed"):
+    with pytest.raises(ConfigError, match="RIFFLE-0440"):
         other.with_write_key("c/" + one.write_key[2:])
-    with pytest.raises(ConfigError, match="key 'a' is not the one"):
+    with pytest.raises(ConfigError, match="RIFFLE-0468"):
         check_key(with_key({}, one.write_key), keys(f"a = {OTHER}").write_key, "root")
     for stored in ("", "a", PLAIN, other.write_key, one.write_key):
         check_key(with_key({}, stored), one.write_key, "root")
@@ -175,7 +175,7 @@ def test_a_comment_lists_nothing(comment: str, source: str) -> None:
     for lines in ([comment, f"a = {ONE}"], [f"a = {ONE}", comment], [f"a = {ONE}  {comment}"]):
         known = keys(*lines, source=source)
         assert repr(known) == "Keys(a; a writes)"
-        with pytest.raises(ConfigError, match="not encrypted"):
+        with pytest.raises(ConfigError, match="RIFFLE-0428"):
             known.decrypt(b"row", PLACE, "there")
 
 
@@ -268,13 +268,13 @@ def test_wrapped_keys_are_unwrapped_by_kms(monkeypatch: pytest.MonkeyPatch) -> N
         assert bytes(keys(f"a = {ONE}").decrypt(wrapped.new_encryption()(b"row", PLACE), PLACE, "")) == b"row"
         assert kms.requests[0][2]["X-Amz-Target"] == "TrentService.Decrypt"
         kms.answers[:] = [Answer(400, json.dumps({"__type": "AccessDeniedException", "message": OTHER}).encode())]
-        with pytest.raises(ConfigError, match=r"did not unwrap a key \(AccessDeniedException\)") as caught:
+        with pytest.raises(ConfigError, match="RIFFLE-0451") as caught:
             unwrapped_key(b"wrapped", "eu-central-1")
         assert OTHER not in str(caught.value)
         for no_key in (b"{}", b"who are you?"):
             kms.answers[:] = [Answer(200, no_key)]
-            with pytest.raises(ConfigError, match="KMS cannot be asked for a key"):
+            with pytest.raises(ConfigError, match="RIFFLE-0452"):
                 unwrapped_key(b"wrapped", "eu-central-1")
         kms.answers[:] = [Answer(400, json.dumps({"__type": "ThrottlingException"}).encode())]
-        with pytest.raises(UnavailableError, match="KMS did not answer"):
+        with pytest.raises(UnavailableError, match="RIFFLE-0453"):
             unwrapped_key(b"wrapped", "eu-central-1")
