@@ -116,9 +116,9 @@ def test_the_map_side_is_sparks_own_query_with_sparks_own_watermark(rows: DataFr
     def take(batch: DataFrame, number: int) -> None:
         assert number == 0
         result = evaluated(plan, rdd_of(merged(batch, plan.spec)))
-        found.extend(spark.frame(cut.top.on({0: result})).collect())
+        found.extend(spark.frame(cut.top.fill({0: result})).collect())
 
-    writer = spark.frame(plan.map_side.on({0: cut.reader.build(cut.inputs[0].plan)})).writeStream.foreachBatch(take)
+    writer = spark.frame(plan.map_side.fill({0: cut.reader.build(cut.inputs[0].plan)})).writeStream.foreachBatch(take)
     query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
     assert query.awaitTermination(60)
     assert query.exception() is None
@@ -146,7 +146,7 @@ def test_zeros_and_what_is_no_number_are_one_key_each_as_in_spark(spark: SparkSe
     rows = spark.range(0, 8, 1, 1).selectExpr(text, "named_struct('f', cast(0 as float) * if(id > 3, -1, 1)) as f")
     cut = cut_of(stream_of(rows, str(tmp_path)).groupBy("z", "f").count())
     plan, catalyst = read_aggregate(cut.reader, cut.stages[0].node), Catalyst(spark)
-    sent = catalyst.frame(plan.map_side.on({0: with_rows(catalyst, cut.reader.build(cut.inputs[0].plan), rows)}))
+    sent = catalyst.frame(plan.map_side.fill({0: with_rows(catalyst, cut.reader.build(cut.inputs[0].plan), rows)}))
     found = {struct.pack(">dd", row["z"], row["f_f"]) for row in sent.collect()}
     assert found == {struct.pack(">dd", 0.0, 0.0), struct.pack(">dd", float("nan"), 0.0)}
 
@@ -245,7 +245,7 @@ def test_sessions_are_those_of_spark(rows: DataFrame, events: DataFrame) -> None
     plan, (below,) = read_aggregate(cut.reader, cut.stages[0].node), cut.stages[0].below
     assert isinstance(below, Input)
     sent = (
-        spark.frame(plan.map_side.on({0: with_rows(spark, cut.reader.build(below.plan), rows)}))
+        spark.frame(plan.map_side.fill({0: with_rows(spark, cut.reader.build(below.plan), rows)}))
         .toArrow()
         .cast(plan.spec.rows)
     )
@@ -309,7 +309,7 @@ def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: Data
     plan = read_aggregate(cut.reader, stage.node)
     assert isinstance(below, Input)
     sent = (
-        spark.frame(plan.map_side.on({0: with_rows(spark, cut.reader.build(below.plan), rows)}))
+        spark.frame(plan.map_side.fill({0: with_rows(spark, cut.reader.build(below.plan), rows)}))
         .toArrow()
         .cast(plan.spec.rows)
     )
@@ -318,7 +318,7 @@ def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: Data
         slots.feed(sent.slice(0, sent.num_rows // 2))
         told = pa.Table.from_pylist(slots.feed(sent.slice(sent.num_rows // 2)), schema=plan.spec.answer)
     result = evaluated(plan, rdd_of(rows.sparkSession.createDataFrame(told)))
-    found = spark.frame(cut.top.on({stage.number: result})).collect()
+    found = spark.frame(cut.top.fill({stage.number: result})).collect()
     assert _in_order(found) == _in_order(query(rows).collect())
 
 
@@ -328,7 +328,7 @@ def test_values_are_sent_where_there_are_any(rows: DataFrame, events: DataFrame)
     spark, cut = Catalyst(rows.sparkSession), cut_of(events.groupBy("page").agg(*counts))
     plan, (below,) = read_aggregate(cut.reader, cut.stages[0].node), cut.stages[0].below
     assert isinstance(below, Input)
-    sent = spark.frame(plan.map_side.on({0: with_rows(spark, cut.reader.build(below.plan), rows)})).toArrow()
+    sent = spark.frame(plan.map_side.fill({0: with_rows(spark, cut.reader.build(below.plan), rows)})).toArrow()
     found = sorted(Counter(sent["distinct_for"].to_pylist()).values())
     assert found == sorted([rows.where("ok and n is not null").count(), rows.where("s is not null").count(), 120])
 

@@ -95,7 +95,7 @@ def read(query: DataFrame) -> tuple[DistinctPlan, Any]:
 def passed(query: DataFrame, rows: DataFrame) -> list[Row]:
     """Return the rows that pass if all come at once, with a dictionary in the slots' place."""
     spark, (plan, below) = Catalyst(query.sparkSession), read(query)
-    sent = spark.frame(plan.map_side.on({0: with_rows(spark, below, rows)}))
+    sent = spark.frame(plan.map_side.fill({0: with_rows(spark, below, rows)}))
     first = dict[tuple[object, ...], Row]()
     for row in sent.collect():
         first.setdefault(tuple(row[: len(plan.spec.keys)]), row)
@@ -103,7 +103,7 @@ def passed(query: DataFrame, rows: DataFrame) -> list[Row]:
     state = sent.sparkSession.createDataFrame(told, spark_schema(plan.spec.told))
     leaf = spark.rows(plan.evaluation.leaf(plan.evaluation.holes[0]).output(), rdd_of(state))
     top = cut_of(query).top
-    return spark.frame(top.on({0: plan.evaluation.on({0: leaf})})).collect()
+    return spark.frame(top.fill({0: plan.evaluation.fill({0: leaf})})).collect()
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -60,7 +60,7 @@ def sides(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tupl
 def read(query: DataFrame) -> JoinPlan:
     """Return what is read of a query's first stage."""
     cut = cut_of(query)
-    return read_join(cut.reader, cut.stages[0].node, (), cut.stages[0].read)
+    return read_join(cut.reader, cut.stages[0].node, (), cut.stages[0].used_columns)
 
 
 def leaves(side: JoinSide) -> tuple[list[str], tuple[str | None, int]]:

@@ -35,7 +35,7 @@ def read(query: DataFrame) -> TableSpec:
     """Return what is read of a query's first stage, once nothing is said against it."""
     cut = cut_of(query)
     check_plan(cut, "update")
-    return read_table(cut.reader, cut.stages[0].node, (), cut.stages[0].read).spec
+    return read_table(cut.reader, cut.stages[0].node, (), cut.stages[0].used_columns).spec
 
 
 def latest(changes: DataFrame) -> DataFrame:
