@@ -14,9 +14,9 @@ from riffle_spark.messages.upkeep_orders import UpkeepOrder
 from riffle_spark.protocol.batch.acceptance import acceptance_warnings
 from riffle_spark.protocol.batch.batch_report import BatchMeasures, BatchReport, SlotPlacement
 from riffle_spark.protocol.batch.enter import Decision, check_fixed, decide, groups_of, shards_of
+from riffle_spark.protocol.batch.idle_loop import IdleLoop
 from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
 from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record, with_last_pass
-from riffle_spark.protocol.batch.vigil import Vigil
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.discovery import Discovery
 from riffle_spark.protocol.ownership.operations import Operations
@@ -50,7 +50,9 @@ class Driver:
         self.operations = Operations(settings.key_groups, settings.dispatch, ports.background.lock())
         discovery = Discovery(settings, ports.cluster, ports.background, ports.racks_of)
         self.ownership = Ownership(settings, discovery, self.operations)
-        self._vigil = Vigil(settings, self._log, self.operations, self.ownership, self._upkeep, self._rounds, ports)
+        self._idle_loop = IdleLoop(
+            settings, self._log, self.operations, self.ownership, self._upkeep, self._rounds, ports
+        )
         self._turn = ports.background.lock()
         self.watched: Sequence[Operator] = ()
         """The last batch's operators, while the query is to be looked after until the next one."""
@@ -96,7 +98,7 @@ class Driver:
                 return False
             self._obey()
             try:
-                return self._vigil.look(
+                return self._idle_loop.look(
                     executors, self._settings, lambda: replace(self._place(watched), home=self._home_for(executors))
                 )
             except FencedError as error:
@@ -171,7 +173,7 @@ class Driver:
         self._rounds.forget()
         self._caches.forget()
         self.ownership.begin(tail, groups_of(self._settings, operators))
-        self._vigil.begin(tail)
+        self._idle_loop.begin(tail)
         for warning in acceptance_warnings(tail, operators, self._settings.accept):
             self.ownership.placement.warn(warning)
         self._obey()
@@ -227,7 +229,7 @@ class Driver:
                 self._deliver_sealed(work)
         with batch.phase("upkeep"):
             self._upkeep.plan(self._place(operators), self._clock.seconds())
-        self._vigil.ran()
+        self._idle_loop.ran()
         self.watched = operators
         placed = SlotPlacement(layout, work.placed(), self.ownership, work.plan_fallbacks())
         return batch.ran(incoming, record, receipts, placed, self._upkeep.take_facts())
@@ -341,7 +343,7 @@ class Driver:
         after, given = self._settings.deliver_after_commit, (incoming, operators, receipts, self.ownership, stamp)
         draft = batch_record(tail, *given, after_commit=after, key=self._home.key)
         promised = self._upkeep.promise(tail.sequence + 1)
-        record = self._log.append(replace(draft, promised=promised, orders=self._vigil.orders()), manifest)
+        record = self._log.append(replace(draft, promised=promised, orders=self._idle_loop.orders()), manifest)
         self._upkeep.committed(record, before, changes)
         self.ownership.record_commit(record, before, changes, durable)
         self._caches.committed(receipt for receipt in receipts if receipt.store in caches)

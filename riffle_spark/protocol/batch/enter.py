@@ -7,7 +7,7 @@ from enum import Enum
 
 from riffle_spark.errors import ConfigError, ConflictError, command
 from riffle_spark.protocol.batch.initial import check_initial
-from riffle_spark.protocol.batch.will import will_in
+from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.protocol.input_columns import is_same_name
 from riffle_spark.protocol.operator import TIMERS, Operator
 from riffle_spark.protocol.ownership.groups import Groups
@@ -174,7 +174,7 @@ def check_fixed(
     or it would take it from a driver that is well.
     """
     if tail is not None:
-        will_in(tail.orders)
+        read_requests(tail.orders)
         _check_same(tail, settings, operators, root)
         for text in tail.schemas.values():
             check_key(text, key, root)

@@ -15,7 +15,15 @@ from riffle_spark.protocol.receipts import outputs_of
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.schemas.store_schema import with_key
 
-__all__ = ["Stamp", "batch_record", "claim_record", "first_record", "watermark_fields", "will_record", "with_last_pass"]
+__all__ = [
+    "Stamp",
+    "batch_record",
+    "claim_record",
+    "first_record",
+    "requests_record",
+    "watermark_fields",
+    "with_last_pass",
+]
 
 
 class Stamp:
@@ -43,7 +51,7 @@ def claim_record(tail: Record | None, query_id: str, total: int, dispatch: str, 
     return _after(base, stamp, kind="claim", epoch=base.epoch + 1)
 
 
-def will_record(tail: Record, ownership: Ownership, orders: Mapping[str, object], stamp: Stamp) -> Record:
+def requests_record(tail: Record, ownership: Ownership, orders: Mapping[str, object], stamp: Stamp) -> Record:
     """Return the draft that says what stands asked for where no batch comes: the tail's facts, and who owns by then."""
     return _after(tail, stamp, kind="orders", orders=orders, **_placement(ownership))
 

@@ -194,5 +194,5 @@ def test_intervals_are_read_as_spark_writes_them(text: str, milliseconds: int) -
 )
 def test_what_is_no_interval_is_refused(text: str) -> None:
     """A month has no length, and a delay is not negative."""
-    with pytest.raises(ConfigError, match="is not an interval"):
+    with pytest.raises(ConfigError, match="RIFFLE-0307"):
         Stateful("seen", "k", aggregate(rows=count()), watermark=("ts", text))

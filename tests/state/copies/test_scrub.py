@@ -93,10 +93,10 @@ def test_a_part_that_was_merged_meanwhile_is_no_damage(place: Place, monkeypatch
 
     def overtaken(path: Path, *how):  # type: ignore[no-untyped-def]
         if path == part and path.exists():
-            merged = stacks.fresh(2)
+            merged = stacks.new_file(2)
             shutil.copyfile(part, merged)
             now = before.parts[0]._replace(file=stacks.name_of(merged))
-            assert stacks.switch(2, before, Stack(before.head, (now,)))
+            assert stacks.replace(2, before, Stack(before.head, (now,)))
             path.unlink(missing_ok=True)
         return opening(path, *how)
 

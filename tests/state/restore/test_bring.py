@@ -151,7 +151,7 @@ def test_another_attempt_of_the_same_version_is_another_head(place: Place) -> No
     stacks = place.folder.stacks("totals")
     stack = stacks.read(1)
     assert stack is not None
-    assert stacks.switch(1, stack, stack.extended(Head(0, attempt(77)), stack.parts))
+    assert stacks.replace(1, stack, stack.with_parts(Head(0, attempt(77)), stack.parts))
     place.seal(1, {1: {"a": 5}})
     assert place.bring().restores == 1
 

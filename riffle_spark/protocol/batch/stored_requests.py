@@ -13,7 +13,7 @@ from riffle_spark.protocol.ownership.groups import named, task_named
 from riffle_spark.settings import LIVE, Settings
 from riffle_spark.state.log.record import RecordedMember
 
-__all__ = ["Wait", "Will", "changed_settings", "obeyed_settings", "will_in", "without_key_groups"]
+__all__ = ["StoredRequests", "Wait", "apply_stored_settings", "changed_settings", "read_requests", "without_key_groups"]
 
 _OURS = frozenset({"drained", "pins", "slots", "settings", "awaited", "homes"})
 
@@ -27,7 +27,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Will:
+class StoredRequests:
     """What stands: drained members, pins by task, slots an executor at most (``None``: its cores), live settings
     that were changed, as JSON, lost members that are waited for, and to which of them a task returns.
 
@@ -39,7 +39,7 @@ class Will:
     slots: int | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     awaited: tuple[Wait, ...] = ()
-    homes: Mapping[TaskId, str] = field(default_factory=dict)
+    prior_owners: Mapping[TaskId, str] = field(default_factory=dict)
     others: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
@@ -50,15 +50,15 @@ class Will:
             "slots": self.slots,
             "settings": dict(sorted(self.settings.items())),
             "awaited": {wait.member.id: [wait.since_ms, wait.member.to_json()] for wait in self.awaited},
-            "homes": {named(t): member for t, member in sorted(self.homes.items())},
+            "homes": {named(t): member for t, member in sorted(self.prior_owners.items())},
         }
         return {**self.others, **{name: value for name, value in said.items() if value not in (None, [], {})}}
 
-    def is_news_to(self, recorded: "Will") -> bool:
+    def is_news_to(self, recorded: "StoredRequests") -> bool:
         """Tell whether this is worth a record of its own. Homes alone are not: they change as key-groups come home,
         and one that is told of a member which has it already does nothing.
         """
-        return replace(self, homes={}) != replace(recorded, homes={})
+        return replace(self, prior_owners={}) != replace(recorded, prior_owners={})
 
 
 def without_key_groups(orders: Mapping[str, object]) -> dict[str, object]:
@@ -66,11 +66,11 @@ def without_key_groups(orders: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in orders.items() if name not in ("pins", "homes")}
 
 
-def will_in(orders: Mapping[str, object]) -> Will:
+def read_requests(orders: Mapping[str, object]) -> StoredRequests:
     """Return the will that a record's field holds. Raises ``CorruptStateError`` for what this version cannot read."""
     try:
         awaited = _mapping(orders, "awaited")
-        return Will(
+        return StoredRequests(
             _names(orders.get("drained", [])), _by_task(orders, "pins"), _number(orders.get("slots")),
             _mapping(orders, "settings"), tuple(_wait(name, awaited[name]) for name in sorted(awaited)),
             _by_task(orders, "homes"), {name: value for name, value in orders.items() if name not in _OURS},
@@ -138,7 +138,7 @@ def changed_settings(started: Settings, now: Settings) -> dict[str, object]:
     return changed
 
 
-def obeyed_settings(started: Settings, told: Mapping[str, object]) -> tuple[Settings, dict[str, object]]:
+def apply_stored_settings(started: Settings, told: Mapping[str, object]) -> tuple[Settings, dict[str, object]]:
     """Return the settings with those of a will, and what of it this version does not know or allow."""
     settings = started
     strange = {name: value for name, value in told.items() if name not in LIVE}

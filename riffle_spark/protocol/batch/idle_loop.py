@@ -11,12 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from riffle_spark.errors import UnavailableError
-from riffle_spark.protocol.batch.records import Stamp, will_record
-from riffle_spark.protocol.batch.will import Wait, Will, changed_settings, obeyed_settings, will_in
+from riffle_spark.protocol.batch.records import Stamp, requests_record
+from riffle_spark.protocol.batch.stored_requests import (
+    StoredRequests,
+    Wait,
+    apply_stored_settings,
+    changed_settings,
+    read_requests,
+)
 from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.ownership.groups import named
 from riffle_spark.protocol.ownership.membership import LiveMember, LostMember
-from riffle_spark.protocol.ownership.operations import Operations, OperatorOrders
+from riffle_spark.protocol.ownership.operations import Operations, OperatorRequests
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import DriverPorts, Executor
 from riffle_spark.protocol.upkeep.rounds import Rounds
@@ -26,14 +32,14 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import sent_since
 
-__all__ = ["LOOK_SECONDS", "Vigil"]
+__all__ = ["LOOK_SECONDS", "IdleLoop"]
 
 LOOK_SECONDS = 1.0
 """So long after a batch, or after another look, there is none: a batch is expected, which does all there is to do."""
 _RECORD = "record"
 
 
-class Vigil:
+class IdleLoop:
     """One driver's hours without a batch. ``settings`` are those that it was started with."""
 
     def __init__(
@@ -49,7 +55,7 @@ class Vigil:
         self._ports = ports
         self._zero_ms = ports.clock.wall_ms() - ports.clock.seconds() * 1000
         self._epoch: int | None = None
-        self._carried = Will()
+        self._carried = StoredRequests()
         self._quiet_since = 0.0
         self._unfinished = False
         self._put_off: Delays[str] = Delays(1.0, 600.0)
@@ -58,19 +64,19 @@ class Vigil:
         """Take over what the newest record before this driver's claim says. Where it is this driver's own, what it was
         asked stands, and may be newer; where another was at work in between, that is the newer.
         """
-        found = will_in(tail.orders) if tail else Will()
-        settings, strange = obeyed_settings(self._started, found.settings)
-        self._carried = Will(settings=strange, others=found.others)
+        found = read_requests(tail.orders) if tail else StoredRequests()
+        settings, strange = apply_stored_settings(self._started, found.settings)
+        self._carried = StoredRequests(settings=strange, others=found.others)
         placement = self._ownership.placement
         placement.weights.go_on(self._log.weights, placement.groups)
         self._ownership.membership.lost.update({wait.member.id: self._lost(wait) for wait in found.awaited})
-        placement.homes.resume(placement.groups.only(found.homes))
+        placement.prior_owners.resume(placement.groups.only(found.prior_owners))
         mine, self._epoch = self._epoch, self._log.tail.epoch if self._log.tail else None
         if tail is None or tail.epoch == mine:
             return
         changed = settings if mine is not None or settings != self._started else None
         pins = placement.groups.only(found.pins)
-        asked = OperatorOrders(pins, frozenset(found.drained), found.slots, changed)
+        asked = OperatorRequests(pins, frozenset(found.drained), found.slots, changed)
         self._operations.take_over(asked, alone=mine is not None)
         if dropped := [named(t) for t in found.pins if t not in pins]:
             told = f"pins of co-location groups that are no more are dropped: {', '.join(dropped)}\n"
@@ -82,13 +88,13 @@ class Vigil:
         """Return what the next record is to say."""
         return self._will().to_json()
 
-    def _will(self) -> Will:
+    def _will(self) -> StoredRequests:
         orders = self._operations.orders
-        lost, homes = self._ownership.placement.awaited(self._ports.clock.seconds())
+        lost, prior_owners = self._ownership.placement.awaited(self._ports.clock.seconds())
         changed = changed_settings(self._started, orders.settings) if orders.settings else {}
         return replace(
             self._carried, drained=tuple(sorted(orders.drained)), pins=dict(orders.pins), slots=orders.slots,
-            settings={**self._carried.settings, **changed}, homes=homes,
+            settings={**self._carried.settings, **changed}, prior_owners=prior_owners,
             awaited=tuple(Wait(round(self._zero_ms + one.since * 1000), one.living.recorded()) for one in lost),
         )  # fmt: skip
 
@@ -145,7 +151,7 @@ class Vigil:
             return False
         if self._log.unclear:
             self._settle(now)
-        elif self._will().is_news_to(will_in(tail.orders)):
+        elif self._will().is_news_to(read_requests(tail.orders)):
             self._append(tail, now)
         else:
             return False
@@ -155,7 +161,7 @@ class Vigil:
         before, sent = self._log.manifest, dict(self._ports.objects.requests)
         listed = self._upkeep.snapshots(before, self._ownership)
         stamp = Stamp(self._ports.new_id(), self._ports.clock.wall_ms())
-        draft = will_record(tail, self._ownership, self.orders(), stamp)
+        draft = requests_record(tail, self._ownership, self.orders(), stamp)
         draft = replace(draft, promised=self._upkeep.promise(tail.sequence + 1))
         self._ports.reached("before will")
         try:
@@ -181,7 +187,7 @@ class Vigil:
         self._upkeep.start(None, tail, self._log.manifest)
 
 
-def _told(will: Will, strange: Mapping[str, object]) -> str:
+def _told(will: StoredRequests, strange: Mapping[str, object]) -> str:
     """Say what stands of what an earlier driver was asked; nothing where nothing does."""
     settings = [f"{name} = {value!r}" for name, value in sorted(will.settings.items()) if name not in strange]
     said = [

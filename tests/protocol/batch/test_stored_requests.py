@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from riffle_spark.errors import CorruptStateError, FencedError, UnavailableError
 from riffle_spark.offline.recovery import rollback
 from riffle_spark.offline.switch import switch_dispatch
-from riffle_spark.protocol.batch.will import Wait, Will, changed_settings, obeyed_settings, will_in
+from riffle_spark.protocol.batch.stored_requests import (
+    StoredRequests,
+    Wait,
+    apply_stored_settings,
+    changed_settings,
+    read_requests,
+)
 from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
@@ -37,7 +43,7 @@ AWAITED = st.lists(st.builds(Wait, NUMBERS, MEMBERS), max_size=3, unique_by=lamb
     lambda waits: tuple(sorted(waits, key=lambda wait: wait.member.id))
 )
 WILLS = st.builds(
-    Will, st.lists(NAMES, max_size=3, unique=True).map(lambda names: tuple(sorted(names))), BY_TASK,
+    StoredRequests, st.lists(NAMES, max_size=3, unique=True).map(lambda names: tuple(sorted(names))), BY_TASK,
     st.none() | st.integers(1, 64), RESERVED, AWAITED, BY_TASK, OTHERS,
 )  # fmt: skip
 
@@ -51,18 +57,18 @@ class BehindClock(ManualClock):
 
 
 @given(WILLS)
-def test_a_will_is_read_as_it_was_written(will: Will) -> None:
+def test_a_will_is_read_as_it_was_written(will: StoredRequests) -> None:
     """What a later version keeps beside it included; what nobody asked for takes no byte."""
-    assert will_in(will.to_json()) == will
-    assert Will().to_json() == {}
-    assert not will.is_news_to(replace(will, homes={}))
+    assert read_requests(will.to_json()) == will
+    assert StoredRequests().to_json() == {}
+    assert not will.is_news_to(replace(will, prior_owners={}))
 
 
 @given(st.sampled_from(OURS), JSON)
 def test_whatever_stands_in_a_will_is_read_or_refused(name: str, drawn: object) -> None:
     """With our error, and never another one; what is read is written back as it was."""
     with contextlib.suppress(CorruptStateError):
-        read = will_in({name: drawn}).to_json()
+        read = read_requests({name: drawn}).to_json()
         assert read.get(name, []) == (sorted(drawn) if isinstance(drawn, list) else drawn or [])
 
 
@@ -72,9 +78,9 @@ def test_settings_are_those_that_differ_and_come_back_checked() -> None:
     now = started.but(num_standbys=2, rack_aware_assignment_tags=["zone"])
     told = changed_settings(started, now)
     assert told == {"num_standbys": 2, "rack_aware_assignment_tags": ["zone"]}
-    assert obeyed_settings(started, told) == (now, {})
+    assert apply_stored_settings(started, told) == (now, {})
     strange = {"of_tomorrow": [1], "max_warmup_replicas": -1, "key_groups": 8}
-    assert obeyed_settings(started, {**told, **strange}) == (now, strange)
+    assert apply_stored_settings(started, {**told, **strange}) == (now, strange)
 
 
 def running(tmp_path: Path, executors: tuple[str, ...] = THREE, **changed: Any) -> Elastic:
