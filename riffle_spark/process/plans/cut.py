@@ -90,7 +90,7 @@ class Mark:
     @property
     def condition(self) -> str:
         """The filter in SQL."""
-        return _raise_error(f"{_WRAPPED} [mark {self.number} of {self.root}]")
+        return _raise_error(_WRAPPED, f"mark {self.number} of {self.root}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class LatestRows:
     @property
     def condition(self) -> str:
         """The filter in SQL."""
-        return _raise_error(f"{_CHANGES} [latest {json.dumps([self.key, self.by])}]")
+        return _raise_error(_CHANGES, f"latest {json.dumps([self.key, self.by])}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,9 +350,9 @@ def _latest_of(node: PlanNode) -> LatestRows | None:
     return LatestRows(tuple(key), tuple(by))
 
 
-def _raise_error(text: str) -> str:
-    """Return a condition in SQL that raises an error."""
-    quoted = text.replace("\\", "\\\\").replace("'", "\\'")
+def _raise_error(message: str, data: str) -> str:
+    """Return a condition in SQL that raises an error with data in brackets, which are read from the plan again."""
+    quoted = f"{message} [{data}]".replace("\\", "\\\\").replace("'", "\\'")
     return f"raise_error('{quoted}') is null"
 
 

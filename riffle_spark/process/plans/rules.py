@@ -19,139 +19,159 @@ __all__ = ["REFUSED", "Refused", "check_key", "check_rules", "check_tables", "re
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A refused term of Spark's, the reason, and what to write instead."""
+    """The message, remedy and id for a term of Spark's that riffle does not support."""
 
-    term: str
-    reason: str
+    problem: str
     remedy: str
+    id: str
 
 
 REFUSED: Final = {
     "several_stages": Refused(
-        "A stateful operator after an aggregate in update or complete mode",
-        "the aggregate emits a row again with each change, so the row would count twice",
+        "A stateful operator after an aggregate in update or complete mode is not supported, because the aggregate "
+        "emits a row again with each change, so the row would count twice.",
         "Use outputMode('append') with a watermark, or make two queries with a sink between them.",
+        id="RIFFLE-0602",
     ),
     "several_results": Refused(
-        "A union of the results of several stateful operators at the end of a query",
-        "a sink takes the results of one store per batch",
+        "A union of the results of several stateful operators at the end of a query is not supported, because a sink "
+        "takes the results of one store per batch.",
         "Write each to the sink with its own query, or unite the streams before the operator.",
+        id="RIFFLE-0603",
     ),
     "result_and_input": Refused(
-        "A join of a stateful operator's results with another stream",
-        "the rows of a batch would come from a store and from a source",
+        "A join of a stateful operator's results with another stream is not supported, because the rows of a batch "
+        "would come from a store and from a source.",
         "Group the other stream too (for example dropDuplicates by its key and time), or write the results to a sink "
         "and join them in a second query.",
+        id="RIFFLE-0604",
     ),
     "limit": Refused(
-        "limit, offset or tail of a stream",
-        "it counts rows over the whole query, but each batch would start at zero",
+        "limit, offset or tail of a stream is not supported, because it counts rows over the whole query, but each "
+        "batch would start at zero.",
         "Limit the result of an aggregate in complete mode, or limit in foreachBatch.",
+        id="RIFFLE-0605",
     ),
     "set": Refused(
-        "intersect, except or subtract of streams",
-        "their state is not supported",
+        "intersect, except or subtract of streams is not supported, because riffle does not keep their state.",
         "Join with the static side ('left_semi', 'left_anti') and use dropDuplicates.",
+        id="RIFFLE-0606",
     ),
     "unknown": Refused(
-        "An unknown operator",
-        "it may keep state of earlier rows",
+        "An unknown operator is not supported, because it may keep state of earlier rows.",
         "Use it in foreachBatch.",
+        id="RIFFLE-0607",
     ),
     "watermark": Refused(
-        "withWatermark after a stateful operator",
-        "the watermark of a query is computed from its sources",
+        "withWatermark after a stateful operator is not supported, because the watermark of a query is computed from "
+        "its sources.",
         "Call withWatermark before the first stateful operator.",
+        id="RIFFLE-0608",
     ),
     "scala": Refused(
-        "flatMapGroupsWithState, mapGroupsWithState or transformWithState of Scala",
-        "Python processes keep the state and cannot call JVM functions",
+        "flatMapGroupsWithState, mapGroupsWithState or transformWithState of Scala is not supported, because Python "
+        "processes keep the state and cannot call JVM functions.",
         "Write the function in Python, for applyInPandasWithState or transformWithState.",
+        id="RIFFLE-0609",
     ),
     "join_keys": Refused(
-        "A join of two streams without an equality",
-        "rows are matched by key, as in Spark",
+        "A join of two streams without an equality is not supported, because rows are matched by key, as in Spark.",
         "Add a condition that a column of one side equals a column of the other side.",
+        id="RIFFLE-0610",
     ),
     "join_condition": Refused(
-        "An outer or semi join of two streams whose condition on both sides is not a comparison",
-        "the processes that match rows cannot evaluate Spark's expressions",
+        "An outer or semi join of two streams whose condition on both sides is not a comparison is not supported, "
+        "because the processes that match rows cannot evaluate Spark's expressions.",
         "Compare an expression of one side with one of the other: a.n > 3 - b.m instead of a.n + b.m > 3.",
+        id="RIFFLE-0611",
     ),
     "join_structs": Refused(
-        "A join of two streams by structs that are nullable on one side only",
-        "their columns in the state would differ",
+        "A join of two streams by structs that are nullable on one side only is not supported, because their columns "
+        "in the state would differ.",
         "Join by the fields of the structs.",
+        id="RIFFLE-0612",
     ),
     "table_alone": Refused(
-        "A table of riffle_spark.latest that is not joined with a stream",
-        "a table is only stored for lookups and has no results of its own",
-        "Join a stream with the table, with only select, where and similar between them. For the last row per key as a "
-        "result use groupBy and max_by.",
+        "A table of riffle_spark.latest that is not joined with a stream is not supported, because a table is only "
+        "stored for lookups and has no results of its own.",
+        "Join a stream with the table, with only select, where and similar between them. For the last row per key as a"
+        " result use groupBy and max_by.",
+        id="RIFFLE-0613",
     ),
     "table_keys": Refused(
-        "A join with a table of riffle_spark.latest by other columns than its key",
-        "a row only finds the table's row with the same key",
+        "A join with a table of riffle_spark.latest by other columns than its key is not supported, because a row only"
+        " finds the table's row with the same key.",
         "Join each column of the key by equality with an expression of the stream that has the same type. Cast the "
         "column before riffle_spark.latest if the types differ. Further conditions are allowed.",
+        id="RIFFLE-0614",
     ),
     "table_outer": Refused(
-        "A join that keeps rows of a riffle_spark.latest table without a match",
-        "a match may still arrive at any time",
+        "A join that keeps rows of a riffle_spark.latest table without a match is not supported, because a match may "
+        "still arrive at any time.",
         "Use an inner join or an outer join that keeps the stream's rows. With the table on the right, left_semi and "
         "left_anti work too.",
+        id="RIFFLE-0615",
     ),
     "array_key": Refused(
-        "groupBy or dropDuplicates by an array, map or variant",
-        "key columns must be comparable and hashable",
+        "groupBy or dropDuplicates by an array, map or variant is not supported, because key columns must be "
+        "comparable and hashable.",
         "Group by single fields, or by to_json of the column.",
+        id="RIFFLE-0616",
     ),
     "void_key": Refused(
-        "groupBy or dropDuplicates by NULL without a type",
-        "a stored column needs a type",
+        "groupBy or dropDuplicates by NULL without a type is not supported, because a stored column needs a type.",
         "Cast it: CAST(NULL AS STRING).",
+        id="RIFFLE-0617",
     ),
     "collated_key": Refused(
-        "groupBy or dropDuplicates by a string with a collation",
-        "keys are compared by their bytes",
+        "groupBy or dropDuplicates by a string with a collation is not supported, because keys are compared by their "
+        "bytes.",
         "Group by collation_key(column), or by lower(CAST(column AS STRING COLLATE UTF8_BINARY)).",
+        id="RIFFLE-0618",
     ),
     "struct_key": Refused(
-        "applyInPandasWithState or transformWithState by a struct, such as a window",
-        "keys are stored as plain columns, so the function would get other columns than declared",
+        "applyInPandasWithState or transformWithState by a struct, such as a window is not supported, because keys are"
+        " stored as plain columns, so the function would get other columns than declared.",
         "Group by the fields: window.start and window.end.",
+        id="RIFFLE-0619",
     ),
     "random_key": Refused(
-        "groupBy or dropDuplicates by an expression that is not deterministic",
-        "a batch that runs again would send its rows to other keys",
+        "groupBy or dropDuplicates by an expression that is not deterministic is not supported, because a batch that "
+        "runs again would send its rows to other keys.",
         "Group by an expression of the row's columns, for example a hash of them.",
+        id="RIFFLE-0620",
     ),
     "event_times": Refused(
-        "dropDuplicates of rows with several event-time columns",
-        "a row could be late by one column and not by the other, so Spark refuses it too",
+        "dropDuplicates of rows with several event-time columns is not supported, because a row could be late by one "
+        "column and not by the other, so Spark refuses it too.",
         "Drop all but one of them, or copy a time under another type: cast(at AS STRING).",
+        id="RIFFLE-0621",
     ),
     "distinct": Refused(
-        "A DISTINCT aggregate over session windows, or collect_list(DISTINCT ...)",
-        "distinct values are stored under the keys of their group, and the ends of a session change",
+        "A DISTINCT aggregate over session windows, or collect_list(DISTINCT ...) is not supported, because distinct "
+        "values are stored under the keys of their group, and the ends of a session change.",
         "Use approx_count_distinct or collect_set, or dropDuplicates by key and value before the aggregate.",
+        id="RIFFLE-0622",
     ),
     "own_buffer": Refused(
-        "An aggregate function with its own binary buffer (percentile, mode, pivot, ...)",
-        "only Spark's own operators can merge such a buffer",
+        "An aggregate function with its own binary buffer (percentile, mode, pivot, ...) is not supported, because "
+        "only Spark's own operators can merge such a buffer.",
         "Use another function: percentile_approx for percentile and median, approx_count_distinct for sketches of "
         "values, sum(n) FILTER (WHERE k = 'a') for each value of pivot, count by key and value, or your own function "
         "with riffle_spark.user_aggregate.",
+        id="RIFFLE-0623",
     ),
     "user_function": Refused(
-        "A user-defined aggregate function (pandas_udf of GROUPED_AGG, udaf)",
-        "it needs all rows of a group at once, but they arrive in many batches",
+        "A user-defined aggregate function (pandas_udf of GROUPED_AGG, udaf) is not supported, because it needs all "
+        "rows of a group at once, but they arrive in many batches.",
         "Write it with init, update, merge and finish for riffle_spark.user_aggregate, or as applyInPandasWithState.",
+        id="RIFFLE-0624",
     ),
     "ordered_texts": Refused(
-        "listagg with an order, or of binary values",
-        "its texts are stored in the order in which rows arrive",
+        "listagg with an order, or of binary values is not supported, because its texts are stored in the order in "
+        "which rows arrive.",
         "Collect structs of order and text with collect_list, and join the sorted list in a select after it.",
+        id="RIFFLE-0625",
     ),
 }
 """The refusals by name. The table in docs/move-your-query.md is generated from them."""
@@ -187,12 +207,7 @@ _VOID: Final = re.compile(r"(^|:)void\b")
 def refusal(name: str, where: str) -> ConfigError:
     """Return the error for a refused term. ``where`` is its name in the query."""
     refused = REFUSED[name]
-    return ConfigError(
-        f"{refused.term} is not supported, because {refused.reason}.",
-        remedy=refused.remedy,
-        where=where,
-        id="RIFFLE-0190",
-    )
+    return ConfigError(refused.problem, remedy=refused.remedy, where=where, id=refused.id)
 
 
 def check_tables(cut: CutPlan) -> None:

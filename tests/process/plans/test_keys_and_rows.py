@@ -153,7 +153,7 @@ def test_a_column_that_cannot_be_a_key_is_refused_with_its_type(name: str, is_fi
         refused_column = column("a", {"type": "struct", "fields": [column("b").field, refused_column.field]})
     with pytest.raises(ConfigError) as refused:
         read_keys(keyed([refused_column]))
-    assert REFUSED[name].term in refused.value.problem
+    assert refused.value.id == REFUSED[name].id
     assert refused.value.where == f"a: {catalog_name(refused_column.field)}"
 
 
@@ -172,7 +172,7 @@ def test_a_value_counts_once_only_in_rows_that_pass_the_filter() -> None:
 
 def test_a_key_that_differs_when_a_batch_runs_again_is_refused() -> None:
     """Its rows would be sent to other keys."""
-    with pytest.raises(ConfigError, match="RIFFLE-0190"):
+    with pytest.raises(ConfigError, match=REFUSED["random_key"].id):
         read_keys([KeyColumn(column("r"), "r", is_random=True)])
 
 
@@ -249,7 +249,7 @@ def test_two_columns_of_event_time_are_refused() -> None:
     """As Spark refuses them."""
     timed = [column(name, "timestamp", at, metadata={"spark.watermarkDelayMs": 1}) for at, name in enumerate("ab")]
     node = PlanNode("Deduplicate", (), {"keys": (timed[0].expression,)}, {}, is_streaming=True, handle=0)
-    with pytest.raises(ConfigError, match="RIFFLE-0190"):
+    with pytest.raises(ConfigError, match=REFUSED["event_times"].id):
         read_rows(node, timed, ())
 
 
@@ -395,6 +395,6 @@ def test_a_join_by_another_column_than_the_tables_key_is_refused(version: str) -
     table, (left, right) = table_of(stage.node), plan.outputs[0]
     assert table is not None
     without = PlanNode("Join", stage.node.children, {}, {}, is_streaming=True, handle=0)
-    with pytest.raises(ConfigError, match="RIFFLE-0190") as refused:
+    with pytest.raises(ConfigError, match=REFUSED["table_keys"].id) as refused:
         find_equalities(without, table, (left, right))
     assert refused.value.where == "other"

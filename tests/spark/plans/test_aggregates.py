@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from riffle_spark import Stateful, user_aggregate
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.plans.cut import Input
+from riffle_spark.process.plans.rules import REFUSED
 from riffle_spark.process.stages.session_groups import groups_of
 from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, TimeSpec
 from riffle_spark.spark.plans.aggregate_plan import read_aggregate
@@ -346,9 +347,9 @@ def test_what_values_mean_is_told(events: DataFrame) -> None:
 
 def test_values_of_sessions_do_not_count_once(events: DataFrame) -> None:
     """A session's ends change, and values are kept by them; nor is a session a key by itself, as in Spark."""
-    with pytest.raises(ConfigError, match="a session window alone is no key"):
+    with pytest.raises(ConfigError, match="RIFFLE-0316"):
         spec_of(events.groupBy(F.session_window("at", "5 seconds")).count())
-    with pytest.raises(ConfigError, match="distinct aggregates of session windows"):
+    with pytest.raises(ConfigError, match=REFUSED["distinct"].id):
         spec_of(events.groupBy(F.session_window("at", "5 seconds"), "page").agg(F.count_distinct("n")))
 
 
@@ -371,16 +372,16 @@ def test_what_groups_by_nothing_says_so(events: DataFrame) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("percentile(d, 0.5)", "form of its own"),
-        ("mode(n)", "form of its own"),
-        ("listagg(page, ',') within group (order by page)", "order of its own"),
-        ("collect_list(distinct n)", "distinct aggregates"),
-        ("listagg(cast(page as binary))", "of binary"),
+        ("percentile(d, 0.5)", "own_buffer"),
+        ("mode(n)", "own_buffer"),
+        ("listagg(page, ',') within group (order by page)", "ordered_texts"),
+        ("collect_list(distinct n)", "distinct"),
+        ("listagg(cast(page as binary))", "ordered_texts"),
     ],
 )
 def test_a_function_that_cannot_be_had_is_refused_by_name(events: DataFrame, text: str, told: str) -> None:
     """The error says what it is, as the query has it, and what to use."""
-    with pytest.raises(ConfigError, match=told) as refused:
+    with pytest.raises(ConfigError, match=REFUSED[told].id) as refused:
         spec_of(events.groupBy("page").agg(F.expr(text)))
     assert refused.value.remedy
     assert refused.value.where.startswith(text.partition("(")[0])
@@ -407,7 +408,7 @@ def test_a_users_function_is_told_as_one(events: DataFrame) -> None:
 @pytest.mark.parametrize("wrong", [Latest, max, "Latest"])
 def test_what_is_no_function_of_a_users_is_refused(wrong: object) -> None:
     """Where it is given."""
-    with pytest.raises(ConfigError, match="was given"):
+    with pytest.raises(ConfigError, match="RIFFLE-0317"):
         user_aggregate(wrong)  # type: ignore[arg-type]
 
 
@@ -418,25 +419,25 @@ def test_an_aggregate_function_of_pandas_is_refused(events: DataFrame) -> None:
     def longest(texts: pd.Series) -> int:
         return int(texts.str.len().max())
 
-    with pytest.raises(ConfigError, match="all rows of a group at once"):
+    with pytest.raises(ConfigError, match=REFUSED["user_function"].id):
         spec_of(events.groupBy("page").agg(longest("page")))
 
 
 @pytest.mark.parametrize(
     ("key", "told"),
     [
-        ("array(n)", "arrays, maps"),
-        ("map('a', n)", "arrays, maps"),
-        ("named_struct('a', array(n))", "arrays, maps"),
-        ("page collate UTF8_LCASE", "collation"),
-        ("null", "NULL without a type.*CAST"),
-        ("named_struct('a', null)", "NULL without a type"),
-        ("rand()", "not deterministic"),
+        ("array(n)", "array_key"),
+        ("map('a', n)", "array_key"),
+        ("named_struct('a', array(n))", "array_key"),
+        ("page collate UTF8_LCASE", "collated_key"),
+        ("null", "void_key"),
+        ("named_struct('a', null)", "void_key"),
+        ("rand()", "random_key"),
     ],
 )
 def test_what_cannot_be_a_key_is_refused(events: DataFrame, key: str, told: str) -> None:
     """Keys are columns of plain types, and the same whenever a batch runs again."""
-    with pytest.raises(ConfigError, match=f"(?s){told}"):
+    with pytest.raises(ConfigError, match=REFUSED[told].id):
         spec_of(events.groupBy(F.expr(key).alias("k")).count())
 
 
@@ -444,7 +445,7 @@ def test_what_is_made_of_what_is_random_is_no_key(events: DataFrame) -> None:
     """Behind whatever is between; beside a key it may be there."""
     drawn = events.withColumn("drawn", F.rand()).where("n > 1").withColumnRenamed("drawn", "r")
     for key in (F.col("r"), F.floor(F.col("r") * 3)):
-        with pytest.raises(ConfigError, match="not deterministic"):
+        with pytest.raises(ConfigError, match=REFUSED["random_key"].id):
             spec_of(drawn.groupBy("page", key).count())
     assert spec_of(drawn.groupBy("page", F.expr("n % 2 AS odd")).agg(F.max("r"))).keys.names == ["page", "odd"]
 

@@ -108,9 +108,7 @@ def test_what_only_we_refuse_tells_the_term_the_reason_and_the_way_out(name: str
     query, mode = REFUSED_QUERIES[name]
     with pytest.raises(ConfigError) as refused:
         check_plan(cut_of(query(frames)), mode)
-    one = REFUSED[name]
-    assert refused.value.problem == f"{one.term} is refused: {one.reason}"
-    assert (refused.value.remedy, bool(refused.value.where)) == (one.remedy, True)
+    assert (refused.value.id, bool(refused.value.where)) == (REFUSED[name].id, True)
 
 
 def test_every_term_of_the_list_is_met_by_a_query() -> None:
@@ -124,13 +122,13 @@ def test_a_key_of_users_functions_that_is_a_struct_is_refused(frames: Frames) ->
     groups = frames.events.withColumn("w", F.window("at", "1 minute")).groupBy("w")
     with pytest.raises(ConfigError) as refused:
         groups.applyInPandasWithState(kept, SCHEMA, "n long", "append", "NoTimeout").explain()
-    assert REFUSED["struct_key"].term in refused.value.problem
+    assert REFUSED["struct_key"].problem in refused.value.problem
 
 
 def test_a_stage_behind_an_aggregate_that_answers_again_is_refused(frames: Frames) -> None:
     """Spark warns of it or refuses it, as it is configured; a de-duplication below an aggregate is another matter."""
     frames.spark.conf.set("spark.sql.streaming.statefulOperator.checkCorrectness.enabled", "false")
-    with pytest.raises(ConfigError, match="count twice"):
+    with pytest.raises(ConfigError, match=REFUSED["several_stages"].id):
         check_plan(cut_of(frames.events.groupBy("at").count().dropDuplicates(["at"])), "update")
     check_plan(cut_of(frames.events.dropDuplicates(["page"]).groupBy("page").count()), "update")
 
@@ -138,7 +136,7 @@ def test_a_stage_behind_an_aggregate_that_answers_again_is_refused(frames: Frame
 def test_rows_that_come_past_a_stage_are_refused(frames: Frames) -> None:
     """A union of an aggregate with its own stream would have its rows in other batches than Spark's."""
     query = frames.events.groupBy("at").count().union(frames.events.selectExpr("at", "n"))
-    with pytest.raises(ConfigError, match="meet results"):
+    with pytest.raises(ConfigError, match="RIFFLE-0189"):
         cut_of(query)
 
 

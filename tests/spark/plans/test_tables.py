@@ -90,7 +90,7 @@ def test_a_join_by_anything_but_the_key_is_refused(name: str, streams: tuple[Dat
     """A key that Spark casts to compare it, too: two keys of the table may be one then."""
     with pytest.raises(ConfigError) as refused:
         read(OTHERS[name](*streams))
-    assert REFUSED["table_keys"].term in refused.value.problem
+    assert refused.value.id == REFUSED["table_keys"].id
 
 
 def test_what_is_no_table_is_refused_where_it_is_written(streams: tuple[DataFrame, DataFrame]) -> None:
@@ -101,7 +101,7 @@ def test_what_is_no_table_is_refused_where_it_is_written(streams: tuple[DataFram
     for key, by in (("k", "v + 1"), ("k", []), ([], "v")):
         with pytest.raises((ConfigError, AnalysisException)):
             riffle_spark.latest(changes, key, by=by)
-    with pytest.raises(ConfigError, match="was given a static frame"):
+    with pytest.raises(ConfigError, match="RIFFLE-0304"):
         riffle_spark.latest(changes.sparkSession.range(3), "id", by="id")
-    with pytest.raises(ConfigError, match="none is greater"):
+    with pytest.raises(ConfigError, match="RIFFLE-0191"):
         read(events.join(riffle_spark.latest(changes, "k", by="tags"), "k"))
