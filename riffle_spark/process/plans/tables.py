@@ -214,7 +214,10 @@ class TableRows:
 
     def meanings(self, spec: TableSpec) -> dict[str, str]:
         """Return what each stored column holds, and the order of changes. They are compared on restart."""
-        return {_ORDER: f"the last by {', '.join(spec.by)}", **{name: f"table {name}" for name in spec.kept.names}}
+        return {
+            _ORDER: f"the last by {', '.join(spec.order_by)}",
+            **{name: f"table {name}" for name in spec.table_columns.names},
+        }
 
     def results(self, output: Sequence[Column]) -> tuple[list[tuple[Column, Value]], Value | None]:
         """Return the columns of the join's output from the slots' rows, and the condition that these rows pass."""
@@ -251,10 +254,10 @@ class TableRows:
 
 
 def _check_order(spec: TableSpec) -> None:
-    for name in spec.by:
-        if not is_ordered(spec.kept.field(name).type):
+    for name in spec.order_by:
+        if not is_ordered(spec.table_columns.field(name).type):
             raise ConfigError(
-                f"Column by = {name!r} has type {spec.kept.field(name).type}, whose values have no order.",
+                f"Column by = {name!r} has type {spec.table_columns.field(name).type}, whose values have no order.",
                 remedy="Name columns of numbers, times or strings that grow with each change.",
                 where="riffle_spark.latest",
                 id="RIFFLE-0191",

@@ -13,7 +13,7 @@ from riffle_spark.protocol.ownership.groups import Groups, task
 from riffle_spark.protocol.ownership.membership import LiveMember
 from riffle_spark.protocol.ports import SlotLayout, SlotPlace
 from riffle_spark.protocol.shards import Shards
-from riffle_spark.settings import LINES, Settings
+from riffle_spark.settings import SETTING_LINES, Settings
 
 __all__ = [
     "Cut",
@@ -77,7 +77,7 @@ def without_effect(settings: Settings) -> tuple[str, ...]:
     """Return the settings that have another value than their default and no effect where hashes name the owners."""
     if settings.dispatch != "hashed":
         return ()
-    lines = sorted(LINES.items())
+    lines = sorted(SETTING_LINES.items())
     return tuple(name for name, line in lines if line.of_assignment and getattr(settings, name) != line.default)
 
 

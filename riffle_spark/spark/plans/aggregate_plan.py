@@ -54,7 +54,7 @@ _NUMBERS: Final[Mapping[object, Callable[[str], Literal]]] = {
 class AggregatePlan:
     """A stage that is an aggregate: its specification, and its map side and evaluation as pieces.
 
-    ``map_side`` makes ``spec.rows`` of the input, ``evaluation`` makes the aggregate's output of ``spec.answer``.
+    ``map_side`` makes ``spec.rows`` of the input, ``evaluation`` makes the aggregate's output of ``spec.output``.
     ``keys`` maps each key column to the SQL of its expression.
     """
 
@@ -103,7 +103,7 @@ def read_aggregate(reader: PlanReader, node: PlanNode, used_stores: tuple[str, .
     is_keyless = all(key.column is None for key in keys)
     element_schema = rows.element_schema(map_side)
     spec = AggregateSpec(store, key_schema, specs, time_spec(keys), keyless=is_keyless, elements=element_schema)
-    if not len(spec.routed):
+    if not len(spec.routing_key):
         raise ConfigError(
             "A session window cannot be the only grouping column.",
             remedy="Group by another column too, or by lit(0) for sessions over all rows.",
@@ -187,12 +187,12 @@ def _read_elements(reader: PlanReader, parts: _Parts, random: frozenset[int], ke
 def _function_results(
     reader: PlanReader, spec: AggregateSpec, keys: Sequence[GroupingKey], functions: Sequence[PlannedFunction]
 ) -> Node:
-    """Return a plan of the keys and the functions' results over a leaf of ``spec.answer``.
+    """Return a plan of the keys and the functions' results over a leaf of ``spec.output``.
 
     A first projection restores keys and buffers. A second one applies Spark's evaluation expressions to the buffers.
     """
     catalyst = reader.catalyst
-    leaf, leaf_columns = new_leaf(catalyst, spark_schema(spec.answer))
+    leaf, leaf_columns = new_leaf(catalyst, spark_schema(spec.output))
     builder = TreeBuilder(reader, leaf_columns)
     restored = list[Node]()
     evaluated = list[Node | int]()  # An index is that of a restored column that already is a result.
@@ -311,14 +311,14 @@ class _MapSideRows:
         """Return the plan of the rows that slots get. Buffers that are the same literal in all rows are left out."""
         sent = list[Node]()
         for buffers, spec in zip(self._buffers, specs, strict=True):
-            for buffer, buffer_spec in zip(buffers, spec.taken, strict=True):
+            for buffer, buffer_spec in zip(buffers, spec.inputs, strict=True):
                 if buffer_spec.literal is None:
                     sent.append(buffer)
-        names = [buffer.name for spec in specs for buffer in spec.sent]
+        names = [buffer.name for spec in specs for buffer in spec.row_buffers]
         plan = self._projection(sent, names, self.elements.column_values())
         if not self.elements.names:
             return plan
-        return self._expand_elements(plan, [spec.distinct for spec in specs for _ in spec.sent])
+        return self._expand_elements(plan, [spec.distinct for spec in specs for _ in spec.row_buffers])
 
     def element_schema(self, map_side: Node) -> pa.Schema:
         """Return the columns of values that are counted once."""

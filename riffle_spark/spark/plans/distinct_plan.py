@@ -37,9 +37,9 @@ def read_distinct(reader: PlanReader, node: PlanNode, used_stores: tuple[str, ..
     columns = {column.id: column for column in output}
     map_side = TreeBuilder(reader).project(rows.values.items(), leaf)
     spec = distinct_spec(node, rows, arrow_schema(catalyst.frame(map_side)), used_stores)
-    slot_rows, leaf_columns = new_leaf(catalyst, spark_schema(spec.told))
+    slot_rows, leaf_columns = new_leaf(catalyst, spark_schema(spec.output))
     builder = TreeBuilder(reader, leaf_columns)
-    passed = {name: leaf_column(name) for name in spec.told.names}
+    passed = {name: leaf_column(name) for name in spec.output.names}
     values = {key.column.id: key.assemble(passed) for key in rows.keys if key.column is not None}
     values |= {column.id: cast_back(passed[name], column) for name, column in rows.payload.items()}
     results = [builder.alias(column.name, values[column.id], column.expression) for column in columns.values()]

@@ -75,7 +75,7 @@ def read_join(
     rows = MapSideRows(join, ExpressionFacts(reader.sql, partial(reader.field_json, columns=columns)))
     map_side, holes = _map_side(reader, optimised, inputs, rows)
     spec = rows.spec(arrow_schema(catalyst.frame(map_side)), used_stores)
-    leaf, leaf_columns = new_leaf(catalyst, spark_schema(spec.answer))
+    leaf, leaf_columns = new_leaf(catalyst, spark_schema(spec.output))
     builder = TreeBuilder(reader, leaf_columns)
     results = [builder.alias(column.name, rows.result(column), column.expression) for column in output]
     plan = catalyst.project(results, leaf)

@@ -164,11 +164,11 @@ class PlannedFunction:
         ``types`` are the types of the columns that slots get, and ``literals`` their values if these are the same in
         all rows. ``slot_type`` is the type of the column that slots return, if they get the argument.
         """
-        facts = tuple(_merge_facts(self.kind, self.function))
+        options = tuple(_merge_options(self.kind, self.function))
         if slot_type is not None:
             sent = Buffer(free_name(self.name, used_names), types[0], self.meaning)
             buffers = (replace(sent, type=slot_type),)
-            return FunctionSpec(self.kind, buffers, sent, facts, own=self.user_aggregate)
+            return FunctionSpec(self.kind, buffers, sent, options, user_function=self.user_aggregate)
         names = [str(attribute.name()) for attribute in self.attributes()]
         columns = list[Buffer]()
         used = list(used_names)
@@ -178,7 +178,7 @@ class PlannedFunction:
             columns.append(Buffer(column, types[index], f"{self.text}: {name}", literals[index]))
             used.append(column)
         distinct = self.text if self.counts_distinct else None
-        return FunctionSpec(self.kind, tuple(columns), facts=facts, distinct=distinct)
+        return FunctionSpec(self.kind, tuple(columns), options=options, distinct=distinct)
 
 
 def named_functions(
@@ -231,7 +231,7 @@ def check_function(function: PlannedFunction, *, has_sessions: bool) -> None:
             raise refusal("ordered_texts", function.text)
 
 
-def _merge_facts(kind: str, function: Node) -> Iterator[tuple[str, str]]:
+def _merge_options(kind: str, function: Node) -> Iterator[tuple[str, str]]:
     """Yield the properties of a function that merging needs, by Spark's names."""
     if kind in _WITH_EVAL_MODE:
         # Some versions of Spark nest this enumeration in another object.

@@ -84,7 +84,7 @@ def _map_side(reader: PlanReader, rows: TableRows, leaves: list[Node]) -> tuple[
 
 def _evaluation(reader: PlanReader, node: PlanNode, rows: TableRows, spec: TableSpec) -> Node:
     """Return the plan from the slots' rows to the join's output, under the join's attributes."""
-    leaf, leaf_columns = new_leaf(reader.catalyst, spark_schema(spec.answer))
+    leaf, leaf_columns = new_leaf(reader.catalyst, spark_schema(spec.output))
     builder = TreeBuilder(reader, leaf_columns)
     results, condition = rows.results(reader.read_output(reader.fetch(node.handle))[1])
     if condition is not None:

@@ -294,13 +294,13 @@ def test_a_join_compares_columns_of_both_sides(version: str) -> None:
     """The key is stored once, and both sides have names that are unique."""
     rows = joined(version, "a join of streams")
     spec = rows.spec(arrow([name for name, _ in rows.side_columns(0)]), ())
-    assert (spec.store, spec.keys.names, spec.late) == ("join.page", ["page"], "event_time")
-    assert (spec.left.kept.names, spec.right.kept.names[:2]) == (["at", "n", "compared"], ["seen", "m"])
-    assert [(each.left, each.function, each.right) for each in spec.compared] == [
+    assert (spec.store, spec.keys.names, spec.event_time) == ("join.page", ["page"], "event_time")
+    assert (spec.left.buffered.names, spec.right.buffered.names[:2]) == (["at", "n", "compared"], ["seen", "m"])
+    assert [(each.left, each.function, each.right) for each in spec.comparisons] == [
         ("at", "less_equal", "seen"),
         ("compared", "greater_equal", "seen"),
     ]
-    assert (spec.left.due, spec.left.later_ms, spec.right.later_ms) == ("event_time", 60_000, 0)
+    assert (spec.left.due, spec.left.eviction_delay_ms, spec.right.eviction_delay_ms) == ("event_time", 60_000, 0)
     assert [name for name, _ in rows.side_columns(0)] == [name for name, _ in rows.side_columns(1)]
 
 
@@ -350,7 +350,7 @@ def test_a_table_is_joined_by_its_key(version: str) -> None:
         ["seen", "m"],
     )
     spec = rows.spec(arrow([name for name, _ in rows.side_columns(0)]), ())
-    assert (spec.store, spec.by, spec.alone) == ("table.other", ("seen",), True)
+    assert (spec.store, spec.order_by, spec.keeps_unmatched) == ("table.other", ("seen",), True)
     columns, passes = rows.results([*left, *right])
     assert [each.name for each, _ in columns] == ["at", "page", "n", "seen", "other", "m"]
     assert passes is None

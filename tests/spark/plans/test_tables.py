@@ -73,7 +73,12 @@ def test_what_the_query_makes_of_a_table_is_kept_and_no_more(name: str, streams:
     """Beside the key, and that by which a change is the last one; of the stream what is read travels."""
     query, keys, told, kept = FORMS[name]
     spec = read(query(*streams))
-    assert (spec.keys.names, spec.told.names, spec.kept.names, spec.by) == (keys, told, kept, ("v",))
+    assert (spec.keys.names, spec.stream_columns.names, spec.table_columns.names, spec.order_by) == (
+        keys,
+        told,
+        kept,
+        ("v",),
+    )
     assert spec.store == "table.k"
 
 

@@ -47,10 +47,10 @@ def test_what_was_just_written_and_is_not_there_is_the_disks_fault(place: Place)
     assert stack is not None
     part = next(part for part in stack.parts if part.file.endswith(file.name))
     os.truncate(file, part.length - 1)
-    with pytest.raises(LocalDiskError, match="just written"):
+    with pytest.raises(LocalDiskError, match="RIFFLE-0384"):
         PartFiles(place.folder.path).found_whole(part)
     file.unlink()
-    with pytest.raises(LocalDiskError, match="just written"):
+    with pytest.raises(LocalDiskError, match="RIFFLE-0384"):
         PartFiles(place.folder.path).found_whole(part)
 
 
