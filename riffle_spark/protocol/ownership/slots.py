@@ -11,7 +11,7 @@ from riffle_spark.protocol.ownership.groups import Groups, task
 from riffle_spark.protocol.ownership.membership import LiveMember
 from riffle_spark.protocol.ports import SlotLayout, SlotPlace
 from riffle_spark.protocol.shards import Shards
-from riffle_spark.settings import LINES, Settings
+from riffle_spark.settings import SETTING_LINES, Settings
 
 __all__ = ["hashed_assignment", "hashed_layout", "layout_of", "settings_without_effect", "slots_to_level"]
 
@@ -69,7 +69,7 @@ def settings_without_effect(settings: Settings) -> tuple[str, ...]:
     """Return the changed settings that have no effect, because hashes decide the owners."""
     if settings.dispatch != "hashed":
         return ()
-    lines = sorted(LINES.items())
+    lines = sorted(SETTING_LINES.items())
     return tuple(name for name, line in lines if line.of_assignment and getattr(settings, name) != line.default)
 
 

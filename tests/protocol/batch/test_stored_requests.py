@@ -220,7 +220,7 @@ def test_an_unclear_will_is_settled_by_the_next_look_or_batch(tmp_path: Path, ki
     world = running(tmp_path)
     world.driver.operations.drain("1")
     world.store.script(Fault(kind, "put", paths.LOG, times=None), Fault("unavailable", "get", paths.LOG, times=None))
-    with pytest.raises(UnavailableError, match="unclear"):
+    with pytest.raises(UnavailableError, match="RIFFLE-0421"):
         world.rest()
     puts = world.store.calls.count(("put", paths.record(5)))
     world.rest(1, 0.5)
@@ -376,7 +376,7 @@ def test_a_will_that_this_version_cannot_read_is_refused_and_kept(tmp_path: Path
     log.append(replace(log.tail, kind="orders", commit_id="x", orders={"drained": 7}), log.manifest)
     world.start()
     before = world.memory.list("")
-    with pytest.raises(CorruptStateError, match="what operators asked for"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0227"):
         world.feed()
     assert world.memory.list("") == before
 

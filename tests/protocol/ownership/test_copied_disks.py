@@ -77,8 +77,7 @@ def test_a_second_executor_on_a_copied_disk_is_refused_until_its_folder_is_remov
     (working,) = reports[-1].members.values()
     (refused,) = {"11", "12"} - {working}
     warnings = [warning for report in reports for warning in report.warnings if "RIFFLE-0767" in warning]
-    assert f"Executor {refused}" in warnings[0] and member in warnings[0]
-    assert f"remove the folder {member} below `local_dir` on the machine of executor {refused}" in warnings[0]
+    assert f"Remove {member} below `local_dir` on the machine of executor {refused}" in warnings[0]
     assert len(asked) <= 5
     assert world.state("totals") == {key: (9, sum(range(9))) for key in KEYS}
     (folder,) = (tmp_path / f"host-{refused}").glob(f"*/{member}")
