@@ -127,7 +127,7 @@ def _record(data: bytes) -> None:
     record = decode(data, "record")
     joined(record, record.entries)
     recorded(record)
-    Weights().go_on(record.weights, Groups())
+    Weights().resume(record.weights, Groups())
     will = read_requests(record.orders)
     apply_stored_settings(Settings(), will.settings)
     for store, text in record.schemas.items():
