@@ -266,8 +266,8 @@ def run_on_elements(
     until_ms = passes[-1][0] if passes else variable_kinds.NO_DUE
     asked = ElementKeys(touched.keys, schema.hashes(touched.keys), touched.key_groups, touched.spans)
     copies = {kg: CopyRuns(stacks[kg].runs, entry.timer_ms) for kg, entry in entries.items() if kg in stacks}
-    held = ElementColumns.of(schema, asked, copies, until_ms)
-    given = {name: block.Elements(one.owners, one.values, one.due_ms) for name, one in held.found.items()}
+    held = ElementColumns.read(schema, asked, copies, until_ms)
+    given = {name: block.Elements(one.owners, one.values, one.due_ms) for name, one in held.variables.items()}
     data = rows.drop_columns([SLOT, KEY_GROUP, HASH])
     update = timed(compute.over_elements)(
         block.ElementBatch(data, touched.codes, held.keys, given, until_ms, order.store)
@@ -289,7 +289,7 @@ def _element_rows(
     schema: VariableColumns, name: str, held: ElementColumns, update: block.ElementUpdate, gone: BoolArray
 ) -> Iterator[tuple[pa.Table, block.IndexArray]]:
     """Yield rows of a delta, and the number of the key of each: of new elements, of changed ones, of those that go."""
-    found, nothing = held.found[name], np.empty(0, np.int64)
+    found, nothing = held.variables[name], np.empty(0, np.int64)
     gone[update.removed.get(name, nothing)] = True
     if name in update.added:
         new = update.added[name]
