@@ -104,11 +104,7 @@ class ReadAhead(Generic[_Element]):
         self._scope = scope
         self._variable = variable
         self._decode = decode
-<<<<<<< HEAD
-        self._window: Found | None = None
-=======
-        self._found: FoundElements | None = None
->>>>>>> main
+        self._window: FoundElements | None = None
         self._elements: list[_Element] | None = None
         self._first = 0
         self._end = 0
@@ -129,25 +125,15 @@ class ReadAhead(Generic[_Element]):
         _, start, end = self._span(number)
         return end > start
 
-<<<<<<< HEAD
-    def _span(self, number: int) -> tuple[Found, int, int]:
+    def _span(self, number: int) -> tuple[FoundElements, int, int]:
         """Return the window with a key, and the start and end of the key's elements in it."""
         if self._window is None or not self._first <= number < self._end:
             self._window = self._read(number)
         ends = self._window.ends
         index = number - self._first
         return self._window, ends[index - 1] if index else 0, ends[index]
-=======
-    def _span(self, number: int) -> tuple[FoundElements, int, int]:
-        """Return what was found, and where a key's elements are in it."""
-        if self._found is None or not self._first <= number < self._end:
-            self._read(number)
-        assert self._found is not None, "it was read just now"
-        ends, at = self._found.ends, number - self._first
-        return self._found, ends[at - 1] if at else 0, ends[at]
->>>>>>> main
 
-    def _read(self, number: int) -> Found:
+    def _read(self, number: int) -> FoundElements:
         is_next = 0 <= number - self._end <= self._window_size
         self._window_size = min(self._window_size * 2, KEYS_MAX) if is_next else self._window_min
         scope = self._scope
@@ -158,16 +144,8 @@ class ReadAhead(Generic[_Element]):
         self._end = number + len(window.ends)
         return window
 
-<<<<<<< HEAD
-    def _decode_in_pieces(self, window: Found) -> Iterator[_Element]:
+    def _decode_in_pieces(self, window: FoundElements) -> Iterator[_Element]:
         """Yield the elements of one key that has many."""
         for start in range(0, window.ends[-1], ELEMENTS_MAX):
             names = None if window.names is None else window.names.slice(start, ELEMENTS_MAX)
-            yield from self._decode(window.rows.only(slice(start, start + ELEMENTS_MAX)), names)
-=======
-    def _pieces(self, found: FoundElements) -> Iterator[_Element]:
-        """Yield the elements of one key that has many."""
-        for start in range(0, found.ends[-1], ELEMENTS_MAX):
-            names = None if found.names is None else found.names.slice(start, ELEMENTS_MAX)
-            yield from self._decode(found.rows.select(slice(start, start + ELEMENTS_MAX)), names)
->>>>>>> main
+            yield from self._decode(window.rows.select(slice(start, start + ELEMENTS_MAX)), names)

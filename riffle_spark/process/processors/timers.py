@@ -101,11 +101,7 @@ class DueTimers:
         self._keys = keys
         self._add_keys = add_keys
         self._from_ms = scope.reading.first_ms
-<<<<<<< HEAD
-        self._expired_elements: list[FoundDue] = []
-=======
-        self._elements: list[DueElements] = []
->>>>>>> main
+        self._expired_elements: list[DueElements] = []
         self._encoded: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
 
@@ -151,8 +147,7 @@ class DueTimers:
             count *= _WINDOW_GROWTH
         return None
 
-<<<<<<< HEAD
-    def _unchanged_due_ms(self, rows: FoundDue, cells: Mapping[str, Replaceable]) -> Iterator[int]:
+    def _unchanged_due_ms(self, rows: DueElements, cells: Mapping[str, Replaceable]) -> Iterator[int]:
         """Yield the due times of rows that were not changed in this batch."""
         self._number_keys()
         encoded_keys_of_rows = self._scope.schema.encoded(rows.keys).to_pylist()
@@ -162,28 +157,13 @@ class DueTimers:
             number = self._numbers.get(key, -1)
             if rows.variable == TIMER:
                 is_changed = self._timers.is_changed(number, due_ms)
-=======
-    def _left(self, found: DueElements, cells: Mapping[str, Replaceable]) -> Iterator[int]:
-        """Yield when what was not written since is due."""
-        self._know_keys()
-        known, encoded = self._numbers, self._scope.schema.encoded(found.keys).to_pylist()
-        for due_ms, key, name in zip(found.due_ms.tolist(), encoded, self._names_of(found), strict=True):
-            number = known.get(key, -1)
-            if found.variable == TIMER:
-                is_gone = self._timers.is_changed(number, due_ms)
->>>>>>> main
             else:
                 is_changed = cells[rows.variable].is_replaced(number, map_key)
             if not is_changed:
                 yield due_ms
 
-<<<<<<< HEAD
-    def _advance(self, until_ms: int) -> list[FoundDue]:
-        """Read on to this time and return what is due. Expired elements are also kept for later."""
-=======
     def _advance(self, until_ms: int) -> list[DueElements]:
-        """Read on until this time; keep elements for later and return what was found."""
->>>>>>> main
+        """Read on to this time and return what is due. Expired elements are also kept for later."""
         if until_ms < self._from_ms:
             return []
         due = self._scope.reading.due(self._from_ms, until_ms)
@@ -198,34 +178,25 @@ class DueTimers:
             self._encoded += self._scope.schema.encoded(self._keys(start)).to_pylist()
             self._numbers.update({key: number for number, key in enumerate(self._encoded[start:], start)})
 
-<<<<<<< HEAD
-    def _numbers_of(self, rows: FoundDue) -> list[int]:
+    def _numbers_of(self, rows: DueElements) -> list[int]:
         """Return the key numbers of rows. Keys that are not in the session are added to it."""
         self._number_keys()
         encoded = self._scope.schema.encoded(rows.keys).to_pylist()
         new = {key: index for index, key in enumerate(encoded) if key not in self._numbers}
-=======
-    def _numbers_of(self, found: DueElements) -> list[int]:
-        """Return the numbers of what was found's keys; the scope gets keys that it does not have."""
-        self._know_keys()
-        encoded = self._scope.schema.encoded(found.keys).to_pylist()
-        new = {key: at for at, key in enumerate(encoded) if key not in self._numbers}
->>>>>>> main
         if new:
             places = np.array(list(new.values()))
             self._add_keys(rows.keys.take(pa.array(places)), rows.hashes[places])
             self._number_keys()
         return [self._numbers[key] for key in encoded]
 
-<<<<<<< HEAD
-    def _map_keys_of(self, rows: FoundDue) -> list[bytes]:
+    def _map_keys_of(self, rows: DueElements) -> list[bytes]:
         """Return the bytes of the map keys of rows; empty for variables that are not maps."""
         if rows.variable == TIMER or self._scope.schema.by_name[rows.variable].key is None:
             return [b""] * len(rows.ids)
         map_keys: list[bytes] = encoded_keys(rows.structs).to_pylist()
         return map_keys
 
-    def _deletes(self, rows: FoundDue, numbers: list[int], indices: Indices) -> DeltaRows:
+    def _deletes(self, rows: DueElements, numbers: list[int], indices: Indices) -> DeltaRows:
         """Return the deletes of these elements of one variable."""
         variable = self._scope.schema.by_name[rows.variable]
         indexes = pa.array(rows.ids[indices]) if variable.kind == "list" else None
@@ -234,22 +205,5 @@ class DueTimers:
         if variable.key is not None and rows.structs is not None:
             keys = rows.structs.take(pa.array(indices)).flatten()[0]
             values = pa.nulls(len(indices), pa.struct(list(variable.value)))
-=======
-    def _names_of(self, found: DueElements) -> list[bytes]:
-        """Return the stored keys of a map's elements; those of others have none."""
-        if found.variable == TIMER or self._scope.schema.by_name[found.variable].key is None:
-            return [b""] * len(found.ids)
-        names: list[bytes] = encoded_keys(found.structs).to_pylist()
-        return names
-
-    def _piece(self, found: DueElements, numbers: list[int], at: Indices) -> DeltaRows:
-        """Return the rows that remove elements of one variable."""
-        variable = self._scope.schema.by_name[found.variable]
-        indexes = pa.array(found.ids[at]) if variable.kind == "list" else None
-        deleted, structs = np.ones(len(at), dtype=np.bool_), None
-        if variable.key is not None and found.structs is not None:
-            keys = found.structs.take(pa.array(at)).flatten()[0]
-            values = pa.nulls(len(at), pa.struct(list(variable.value)))
->>>>>>> main
             structs = pa.StructArray.from_arrays([keys, values], names=["key", "value"])
         return DeltaRows(rows.variable, numbers, deleted, structs, indexes)
