@@ -13,7 +13,7 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Strategy
 from riffle_spark.console.options import check_root, conf_file_option, echo, read_settings
 from riffle_spark.errors import ConfigError
-from riffle_spark.printable import shown
+from riffle_spark.printable import escape_unprintable
 from riffle_spark.simulate.figures import Json, converge_of, single_of
 from riffle_spark.simulate.group import group_of, run
 from riffle_spark.simulate.scenario import Scenario, read_scenario
@@ -138,7 +138,7 @@ def simulate_command(
         check_drawable(plot)
     outcomes = []
     batches = -int(-world.seconds // world.every) * len(chosen)
-    with click.progressbar(length=batches, label=shown(world.name), file=sys.stderr) as bar:
+    with click.progressbar(length=batches, label=escape_unprintable(world.name), file=sys.stderr) as bar:
         for name in chosen:
             outcomes.append(play(world, POLICIES[name], rules_of(world), lambda _: bar.update(1)))
     if as_json:
@@ -201,7 +201,7 @@ def _text(plan: Json) -> str:
         state = "settled" if phase["converged"] else "not settled"
         lines.append(f"  {state}{event} in {phase['rounds']} rounds, {phase['net_stateful_active_moves']} owners moved")
         lines += _assignment_lines(cast(Json, phase["assignment"]))
-    return "\n".join(map(shown, lines))
+    return "\n".join(map(escape_unprintable, lines))
 
 
 def _assignment_lines(assignment: Json) -> list[str]:

@@ -90,7 +90,7 @@ def scenario_of_root(root: str, settings: Settings, changes: Changes, options: S
     most_standbys = max(map(len, assignment.standbys.values()), default=0)
     decided_by = replace(decided_by, num_standbys=max(decided_by.num_standbys, most_standbys))
     names = _task_names(tail, tasks)
-    return Scenario(root, "root", decided_by, clients, tasks, events, names, groups.only(requests.pins))
+    return Scenario(root, "root", decided_by, clients, tasks, events, names, groups.restrict(requests.pins))
 
 
 def _task_names(tail: Record, tasks: Sequence[Task]) -> dict[TaskId, str]:
@@ -150,9 +150,9 @@ def _tasks(log: Log, tail: Record, groups: Groups) -> tuple[Task, ...]:
     for address, entry in log.manifest.entries.items():
         sizes[groups.task(*address)] += lag_without_copy(entry).records
     weights = Weights()
-    weights.go_on(log.weights, groups)
+    weights.resume(log.weights, groups)
     count = len(tail.shards) if tail.dispatch == "partition" else tail.total
-    return tuple(Task(id, size=sizes[id], weight=weights.latched.get(id)) for id in groups.tasks(range(count)))
+    return tuple(Task(id, size=sizes[id], weight=weights.in_use.get(id)) for id in groups.tasks(range(count)))
 
 
 def _client(member: RecordedMember, owns: Sequence[TaskId], standbys: Sequence[TaskId]) -> Client:

@@ -36,7 +36,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, frame_of, key_of
+from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, frame_version, key_id_of
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader, in_parallel, missing
@@ -169,7 +169,7 @@ def switch_keys(
 
 def _schemas_with(keys: Keys, tail: Record) -> dict[str, Mapping[str, str]]:
     """Return the schemas with the key that the new parts are encrypted with."""
-    return {name: with_key(text, keys.told) for name, text in tail.schemas.items()}
+    return {name: with_key(text, keys.write_key) for name, text in tail.schemas.items()}
 
 
 def _count_by_key(objects: ObjectStore, tail: Record, manifest: Manifest) -> list[str]:
@@ -184,8 +184,8 @@ def _count_by_key(objects: ObjectStore, tail: Record, manifest: Manifest) -> lis
     for (name, _, length), header in zip(parts, headers, strict=True):
         if header is None:
             raise missing(name)
-        frame = " (old frame RFE1)" if frame_of(header) == 1 else ""
-        lengths_by_key.setdefault(key_of(header) + frame, []).append(length)
+        frame = " (old frame RFE1)" if frame_version(header) == 1 else ""
+        lengths_by_key.setdefault(key_id_of(header) + frame, []).append(length)
     return [f"{key}: {len(lengths)} parts, {sum(lengths)} bytes" for key, lengths in sorted(lengths_by_key.items())]
 
 
@@ -294,7 +294,7 @@ class _Switch:
         data = part_codec.encode(rows, schema.due)
         snapshot_id = paths.snapshot_id(head.version, attempt)
         if self.keys is not None:
-            data = self.keys.sealing()(data, paths.snapshot_place(schema.store, shard, snapshot_id))
+            data = self.keys.new_encryption()(data, paths.snapshot_place(schema.store, shard, snapshot_id))
         snapshot = Snapshot(snapshot_id, head, len(data), part_codec.checksum(data), rows.num_rows)
         if self.execute:
             self.objects.put_if_absent(paths.snapshot(schema.store, shard, snapshot.id), data)

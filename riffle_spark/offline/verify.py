@@ -324,7 +324,9 @@ def _check_rows(
 ) -> None:
     """Check that a part can be decrypted and decoded, has ``rows`` rows, and fits its schema."""
     try:
-        table = part_codec.opened(verification.keys.opened(data, place, where) if verification.keys else data, where)
+        table = part_codec.open_part(
+            verification.keys.decrypt(data, place, where) if verification.keys else data, where
+        )
         if table.num_rows != rows:
             verification.add(level, where, f"The part has {table.num_rows} rows, but the log lists {rows}.", _RESTORE)
         elif schema is not None and not schema.history.changes:

@@ -112,10 +112,10 @@ def test_slots_come_and_go_without_a_move(feed: Feed, job: StatefulJob, query: S
     feed.add([{"k": "a", "v": 5}])
     wait_for(lambda: len(job.reports) == 2, query)
     assert (job.reports[-1].slots, job.reports[-1].moves) == (1, ())
-    with pytest.raises(ConfigError, match="it runs one slot"):
+    with pytest.raises(ConfigError, match="RIFFLE-0754"):
         job.remove_worker()
     assert job.add_worker() == 2
-    with pytest.raises(ConfigError, match="2 cores"):
+    with pytest.raises(ConfigError, match="RIFFLE-0754"):
         job.add_worker()
 
 
@@ -134,15 +134,15 @@ def test_a_listener_hears_before_the_batch_and_its_trouble_stops_nothing(
 
 def test_what_cannot_work_is_refused_with_the_reason(job: StatefulJob, query: StreamingQuery) -> None:
     """Each refusal names what is wrong and what to do instead."""
-    with pytest.raises(ConfigError, match="under a running query"):
+    with pytest.raises(ConfigError, match="RIFFLE-0372"):
         job.clean_up()
-    with pytest.raises(ConfigError, match="no live member 'nobody'"):
+    with pytest.raises(ConfigError, match="RIFFLE-0756"):
         job.drain("nobody")
-    with pytest.raises(ConfigError, match="is the last one"):
+    with pytest.raises(ConfigError, match="RIFFLE-0751"):
         job.drain(job.members()[0].id)
-    with pytest.raises(ConfigError, match="no key-group 8"):
+    with pytest.raises(ConfigError, match="RIFFLE-0757"):
         job.pin(8, job.members()[0].id)
-    with pytest.raises(ConfigError, match="key_groups cannot change while a query runs"):
+    with pytest.raises(ConfigError, match="RIFFLE-0755"):
         job.reconfigure(key_groups=16)
     with pytest.raises(ConfigError, match="num_standbys"):
         job.reconfigure(num_standbys=-1)
@@ -150,13 +150,13 @@ def test_what_cannot_work_is_refused_with_the_reason(job: StatefulJob, query: St
     assert {member.host for member in job.members()} == {socket.gethostname()}
     query.stop()
     for ask in (job.request_rebalance, lambda: job.drain("driver"), lambda: job.pin(0, job.members()[0].id)):
-        with pytest.raises(ConfigError, match="the query does not run"):
+        with pytest.raises(ConfigError, match="RIFFLE-0374"):
             ask()
 
 
 def test_nothing_can_be_asked_of_a_query_that_has_not_run(job: StatefulJob) -> None:
     """Before its first batch a job has no members to speak of."""
     for ask in (job.request_rebalance, job.add_worker, job.clean_up, lambda: job.drain("1")):
-        with pytest.raises(ConfigError, match="has not run a batch yet"):
+        with pytest.raises(ConfigError, match="RIFFLE-0373"):
             ask()
     assert (job.members(), job.readiness(), job.paused) == ((), (), False)

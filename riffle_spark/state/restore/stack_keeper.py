@@ -14,7 +14,7 @@ import pyarrow as pa
 from riffle_spark.errors import OutOfDate, RiffleError
 from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.part_files import whole_rows
+from riffle_spark.state.copies.part_files import read_all_rows
 from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head, Link
@@ -92,7 +92,7 @@ class StackKeeper:
         """
         with self._folder.deltas_kept():
             opened, counts = self._advance_with_retries(entries)
-        self._parts.let_go()
+        self._parts.close_removed()
         return opened, counts
 
     def _advance_with_retries(self, entries: Mapping[int, Entry]) -> tuple[dict[int, OpenStack], AdvanceCounts]:
@@ -189,7 +189,7 @@ class StackKeeper:
         missing = [link for link in links if link not in parts]
         if missing:
             fetched = fetched_links(self._reader, self._folder, runs_of(self._reader, missing))
-            self._parts.found_whole(fetched.values())
+            self._parts.mark_verified(fetched.values())
             parts |= fetched
         return parts
 
@@ -252,7 +252,9 @@ class StackKeeper:
 
     def tables(self, entries: Mapping[int, Entry]) -> dict[int, pa.Table]:
         """Return the whole state of each key-group with state, with the columns of ``part_schema``."""
-        return {key_group: whole_rows(copy.runs, self._schema) for key_group, copy in self.advance(entries)[0].items()}
+        return {
+            key_group: read_all_rows(copy.runs, self._schema) for key_group, copy in self.advance(entries)[0].items()
+        }
 
     def prepare_caches(self, entries: Mapping[int, Entry]) -> set[int]:
         """Make every copy of a cache one that can reach its entry's head from local files. Return the lost ones.

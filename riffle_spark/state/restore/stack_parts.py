@@ -12,14 +12,14 @@ from itertools import takewhile
 from riffle_spark.errors import CorruptStateError, OutOfDate, RiffleError
 from riffle_spark.state.copies.disk import DamagedCopy, damaged, disk_refused
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.part_files import PartFiles, merged_rows, place_of
+from riffle_spark.state.copies.part_files import PartFiles, merge_rows, place_of
 from riffle_spark.state.copies.run import Run
 from riffle_spark.state.copies.stack import Stack, StackedPart, Stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import NEVER_MS, first_ms_of
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry, Head, Link
-from riffle_spark.state.objects.encryption import PLAIN, Keys, Place, key_of
+from riffle_spark.state.objects.encryption import PLAIN, Keys, Place, key_id_of
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
 from riffle_spark.state.restore.fetched_ranges import FetchedRange, are_stored
 from riffle_spark.state.restore.prefetch import Budget, prefetched
@@ -71,7 +71,7 @@ class StackParts:
         for link in links:
             name = f"{folder}/{link.head.version}-{link.head.attempt}"
             parts[link] = StackedPart(name, link.start, link.length, link.checksum, link.rows, link.head.epoch)
-        return {link: part for link, part in parts.items() if self._files.is_whole(part)}
+        return {link: part for link, part in parts.items() if self._files.is_intact(part)}
 
     def runs(self, key_group: int, parts: Sequence[StackedPart], timer_ms: int | None) -> tuple[Run, ...]:
         """Return the rows of a key-group's parts, newest first. Raises ``DamagedCopy``.
@@ -83,18 +83,18 @@ class StackParts:
             return runs
         return tuple(replace(run, first_ms=first_ms_of(timer_ms)) for run in runs)
 
-    def let_go(self) -> None:
+    def close_removed(self) -> None:
         """Release files that were removed."""
-        self._files.let_go()
+        self._files.close_removed()
 
     def look_again(self) -> None:
         """Check all files again when they are needed next."""
         self._files = PartFiles(self._folder.path, self._keys)
 
-    def found_whole(self, parts: Iterable[StackedPart]) -> None:
+    def mark_verified(self, parts: Iterable[StackedPart]) -> None:
         """Mark parts as intact that were checked while they were fetched. Raises ``LocalDiskError``."""
         for part in parts:
-            self._files.found_whole(part)
+            self._files.mark_verified(part)
 
     def base(self, fetched: SnapshotFile, ranges: Iterable[FetchedRange]) -> StackedPart:
         """Return a fetched snapshot as the lowest part of a stack. A snapshot in an old format is converted.
@@ -107,14 +107,14 @@ class StackParts:
         part = StackedPart(file_name, 0, snapshot.length, snapshot.checksum, snapshot.rows, snapshot.head.epoch)
         try:
             if ranges == [FetchedRange(0, snapshot.length, snapshot.checksum)]:
-                self._files.found_whole(part)
+                self._files.mark_verified(part)
             data = self._files.data(part)
         except DamagedCopy as error:
             raise self._cause_of_damage(fetched, part, ranges, error) from error
-        if self._keys is not None and key_of(data) != PLAIN:
+        if self._keys is not None and key_id_of(data) != PLAIN:
             return part  # encrypted parts always have the current format
         name = paths.snapshot(fetched.store, fetched.key_group, snapshot.id)
-        table = part_codec.opened(data, name)
+        table = part_codec.open_part(data, name)
         if part_codec.HASH in table.column_names:
             return part
         table = self._schema.sealed(self._schema.without_later_names(table, part.epoch))
@@ -130,7 +130,7 @@ class StackParts:
         if isinstance(error.__cause__, OSError):
             return disk_error
         try:
-            is_disk = self._files.check(part) or not are_stored(fetched.path, ranges)
+            is_disk = self._files.verify(part) or not are_stored(fetched.path, ranges)
         finally:
             fetched.path.unlink(missing_ok=True)
         name = paths.snapshot(fetched.store, fetched.key_group, fetched.snapshot.id)
@@ -138,7 +138,7 @@ class StackParts:
 
     def _sealed(self, data: bytes, place: Place) -> bytes:
         """Return a part's bytes, encrypted if there are keys."""
-        return data if self._keys is None else self._keys.sealing()(data, place)
+        return data if self._keys is None else self._keys.new_encryption()(data, place)
 
     def discard(self, parts: Iterable[StackedPart]) -> None:
         """Remove the files of parts that are in no stack."""
@@ -186,14 +186,14 @@ class StackParts:
         self, key_group: int, parts: Sequence[StackedPart], timer_ms: int | None, *, bottom: bool
     ) -> tuple[bytes, int]:
         """Replace parts by one merged part, if they are still in the stack. Return its plain bytes and its rows."""
-        self._files.doubt(parts)
-        table = merged_rows(self.runs(key_group, parts, timer_ms), self._schema, bottom=bottom)
+        self._files.unverify(parts)
+        table = merge_rows(self.runs(key_group, parts, timer_ms), self._schema, bottom=bottom)
         data = part_codec.encode(table, self._schema.due)
         part = self._written(key_group, data, table.num_rows, max((part.epoch for part in parts), default=FIRST))
         if self._stacks.replace_parts(key_group, parts, part) is None:
             self.discard([part])
         else:
-            self._files.forget(parts)
+            self._files.release_rows(parts)
         return data, table.num_rows
 
     def whole(self, key_group: int, stack: Stack, timer_ms: int | None, snapshot_id: str) -> tuple[bytes, int]:
@@ -201,7 +201,7 @@ class StackParts:
 
         ``timer_ms`` is that of ``runs``. Raises ``DamagedCopy``.
         """
-        self._files.doubt(stack.parts)
+        self._files.unverify(stack.parts)
         place = paths.snapshot_place(self._schema.store, key_group, snapshot_id)
         if len(stack.parts) == 1:
             data = self._files.as_snapshot(stack.parts[0], self._schema.store, key_group)
@@ -294,7 +294,7 @@ class StackFollower:
             fetched = fetching.result()
             data_by_link = {link: data for link, data in fetched.items() if isinstance(data, memoryview)}
             parts = write_parts(self._folder, data_by_link)
-            self._parts.found_whole(parts.values())
+            self._parts.mark_verified(parts.values())
         except Exception as error:  # noqa: BLE001 - reported to the driver, which orders the copy again
             fetched = dict.fromkeys(run, error)
             parts = {}

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from riffle_spark.batch_times import TimeMode, time_mode_of
+from riffle_spark.batch_times import TimeMode, parse_time_mode
 from riffle_spark.columns import one_array
 from riffle_spark.keygroups import key_hashes
 from riffle_spark.keyhash import Words
@@ -140,5 +140,5 @@ def _of_text(
 ) -> PlainColumns:
     columns = unpacked(key)
     routed = tuple(columns.names[: int(routed_by or 0)])
-    mode = time_mode_of(time_mode)
+    mode = parse_time_mode(time_mode)
     return PlainColumns(store, columns, unpacked(state), due, mode, History.of_text(history), routed)

@@ -165,7 +165,7 @@ def _names_in(text: Mapping[str, str], field: str) -> dict[str, str]:
 
 
 def with_key(text: Mapping[str, str], key: str) -> Mapping[str, str]:
-    """Return a stored schema with the key (``Keys.told``) that the store's newest parts are encrypted with."""
+    """Return a stored schema with the key (``Keys.write_key``) that the store's newest parts are encrypted with."""
     if key in _NO_KEY:
         return {name: value for name, value in text.items() if name != _KEY} if _KEY in text else text
     return {**text, _KEY: key}
