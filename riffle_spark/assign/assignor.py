@@ -25,7 +25,7 @@ from riffle_spark.assign.standby_moves import plan_standbys
 from riffle_spark.assign.standby_target import standby_target
 from riffle_spark.assign.validity import orders_broken, refusals
 from riffle_spark.errors import ConfigError
-from riffle_spark.settings import LINES, Settings
+from riffle_spark.settings import SETTING_LINES, Settings
 from riffle_spark.unknown_names import nearest
 
 __all__ = [
@@ -209,7 +209,7 @@ def assign_settings(settings: Settings, drained: Iterable[MemberId] = ()) -> Ass
     """Return the settings of a query that concern assignment; a drained member may keep nothing in the end."""
     loaded = with_own(settings)
     chosen: dict[str, object] = {
-        each.name: getattr(loaded, each.name) for each in fields(AssignSettings) if each.name in LINES
+        each.name: getattr(loaded, each.name) for each in fields(AssignSettings) if each.name in SETTING_LINES
     }
     chosen["forced_awareness"] = dict(loaded.forced_awareness)
     chosen["exclude"] = (*loaded.exclude, *(("id", member) for member in sorted(drained)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from riffle_spark.errors import ConfigError, RefusedError
-from riffle_spark.printable import LINES, shown
+from riffle_spark.printable import LINE_BREAKS, escape_unprintable
 from riffle_spark.settings import Settings, from_sources
 
 if TYPE_CHECKING:
@@ -84,11 +84,11 @@ def settings_in(conf_file: Path, s3_endpoint: str | None, *, assigns: bool = Fal
 def show(plan: "Plan") -> None:
     """Print a plan's steps, and whether they were taken."""
     for step in plan.steps:
-        echo(shown(step))
+        echo(escape_unprintable(step))
     if not plan.executed:
         echo("nothing was done; add --execute to do it")
 
 
 def echo(text: object, *, err: bool = False) -> None:
     """Print a text in printable characters, as commands print all that they say."""
-    click.echo(shown(str(text), LINES), err=err)  # noqa: TID251 - the one place
+    click.echo(escape_unprintable(str(text), LINE_BREAKS), err=err)  # noqa: TID251 - the one place

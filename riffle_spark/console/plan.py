@@ -15,7 +15,7 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Strategy
 from riffle_spark.console.options import a_root, conf_file_option, echo, settings_in
 from riffle_spark.errors import ConfigError
-from riffle_spark.printable import shown
+from riffle_spark.printable import escape_unprintable
 from riffle_spark.simulate.figures import Json, converge_of, single_of
 from riffle_spark.simulate.group import group_of, run
 from riffle_spark.simulate.scenario import Scenario, read_scenario
@@ -145,7 +145,7 @@ def simulate_command(
         check_drawable(plot)
     outcomes = []
     batches = -int(-world.seconds // world.every) * len(chosen)
-    with click.progressbar(length=batches, label=shown(world.name), file=sys.stderr) as bar:
+    with click.progressbar(length=batches, label=escape_unprintable(world.name), file=sys.stderr) as bar:
         for name in chosen:
             outcomes.append(play(world, POLICIES[name], rules_of(world), lambda _: bar.update(1)))
     if as_json:
@@ -203,7 +203,7 @@ def _text(planned: Json) -> str:
         state = "settled" if phase["converged"] else "not settled"
         lines.append(f"  {state}{event} in {phase['rounds']} rounds, {phase['net_stateful_active_moves']} owners moved")
         lines += _placed(cast(Json, phase["assignment"]))
-    return "\n".join(map(shown, lines))
+    return "\n".join(map(escape_unprintable, lines))
 
 
 def _placed(assignment: Json) -> list[str]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from riffle_spark.printable import shown
+from riffle_spark.printable import escape_unprintable
 
 __all__ = ["Finding", "Level", "Verified"]
 
@@ -22,7 +22,7 @@ class Finding:
     remedy: str
 
     def __str__(self) -> str:
-        problem, where, remedy = map(shown, (self.problem, self.where, self.remedy))
+        problem, where, remedy = map(escape_unprintable, (self.problem, self.where, self.remedy))
         return f"{self.level}: {problem} [{where}]\n  What to do: {remedy}"
 
 

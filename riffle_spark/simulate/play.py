@@ -73,7 +73,7 @@ class Play:
         copies.placed(self.present, self.live, self.now)
         copies.fetching = copies.fetching._replace(place=copies.changed[copies.fetching.task])
         copies.fetch(0.0)
-        self.rules.probes.assigned(self.present, self.now)
+        self.rules.probes.record_assignment(self.present, self.now)
 
     def step(self) -> None:
         """Play one batch's seconds."""
@@ -226,7 +226,7 @@ class Play:
         settings, rules, present = self.world.settings, self.rules, self.present
         patience = (settings.acceptable_recovery_lag, self.world.protocol["probing_rebalance_interval"])
         warming, behind = self._lags_beside()
-        slow, acting = rules.patience.fall_behind(behind), self._acting
+        slow, acting = rules.patience.count_growing_lags(behind), self._acting
         fired = [rules.probes.due(present, warming, patience, self.now), bool(slow) and acting is None]
         if acting is not None and acting.looks(slow):
             fired.append(acting.due(self.seen(), slow))
@@ -238,7 +238,7 @@ class Play:
             slots = {name: member.slots for name, member in self.live.items()}
             self._outside = rules.outside_band(dict(enumerate(work.tolist())), owners, slots, settings.balance_band)
         tried = (work.tobytes(), *self.live)
-        if rules.patience.weights_are_outside(self._outside and not present.warmups and tried != self._levelled):
+        if rules.patience.count_outside_band(self._outside and not present.warmups and tried != self._levelled):
             self._levelled = tried
             weights = [round(1000 * each) for each in work.tolist()]
             self.tasks = tuple(replace(task, weight=weights[t]) for t, task in enumerate(self.tasks))
@@ -288,8 +288,8 @@ class Play:
             interval = self.world.protocol["probing_rebalance_interval"]
             self._alarms += [(self.now + interval, "probe", "")] if answer.needs_probe else []
         self._homes = {task: home for task, home in self._homes.items() if answer.owners.get(task) != home}
-        self.rules.probes.assigned(answer, self.now)
-        self.rules.patience.start_over()
+        self.rules.probes.record_assignment(answer, self.now)
+        self.rules.patience.reset()
 
     # --- What becomes of it -------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from riffle_spark.assign.assignor import assign_settings
 from riffle_spark.assign.model import AssignSettings, Lag, Member, MemberId, Task, TaskId, Traffic
 from riffle_spark.errors import UNREADABLE, ConfigError
 from riffle_spark.removed_settings import check_not_removed
-from riffle_spark.settings import LINES, Settings
+from riffle_spark.settings import SETTING_LINES, Settings
 from riffle_spark.simulate.scenario_file import Json, check_scenario, items_of
 from riffle_spark.unknown_names import check_known
 
@@ -166,7 +166,7 @@ def _event(each: Json, tasks: Mapping[str, Task]) -> Event:
 
 
 _CHECKS: Final[Mapping[str, values.Check]] = {
-    each.name: LINES[each.name].allowed for each in fields(AssignSettings) if each.name in LINES
+    each.name: SETTING_LINES[each.name].allowed for each in fields(AssignSettings) if each.name in SETTING_LINES
 }
 
 

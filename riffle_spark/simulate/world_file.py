@@ -16,7 +16,7 @@ import xxhash
 from riffle_spark import setting_values as values
 from riffle_spark.assign.model import Member, Task, TaskId
 from riffle_spark.errors import UNREADABLE, ConfigError
-from riffle_spark.settings import LINES
+from riffle_spark.settings import SETTING_LINES
 from riffle_spark.simulate.scenario import settings_of
 from riffle_spark.simulate.scenario_file import Json, items_of
 from riffle_spark.simulate.world import PROTOCOL, Happens, World, WorldEvent, WorldMember, WorldTask
@@ -118,7 +118,7 @@ def world_of(content: Json) -> World:
             id="RIFFLE-0264",
         )
     marks = {
-        name: values.checked(name, value, LINES[name].allowed, remedy=_REMEDY, where="config")
+        name: values.checked(name, value, SETTING_LINES[name].allowed, remedy=_REMEDY, where="config")
         for name, value in config.items()
         if name in _MARKS
     }

@@ -57,9 +57,9 @@ class WorldSituation(Situation):
         """Return how large the whole state of a task is."""
         return self.sizes[t.key_group]
 
-    def held(self, member: MemberId) -> set[TaskId]:
-        """Return the tasks of which a member has a copy, or should have."""
-        return super().held(member) | {t for t, copies in self.lags.items() if member in copies}
+    def placed_tasks(self, member: MemberId) -> set[TaskId]:
+        """Return the tasks that a member has a copy of or is assigned to."""
+        return super().placed_tasks(member) | {t for t, copies in self.lags.items() if member in copies}
 
     def lag(self, member: MemberId, t: TaskId) -> int:
         """Return how many changed records a member's copy of a task lacks."""
@@ -126,8 +126,8 @@ class WorldRules:
     def assigned(self, answer: Assignment, seen: MeasuredWorld) -> None:
         """Note an assignment, and what it leaves undone."""
         slots = {name: one.member.slots for name, one in seen.live.items()}
-        self._measured.assigned(self._tasks(answer.target), slots, _racks(seen), self._assigning.balance_band)
-        self._patience.start_over()
+        self._measured.record_assignment(self._tasks(answer.target), slots, _racks(seen), self._assigning.balance_band)
+        self._patience.reset()
 
     def _situation(self, seen: MeasuredWorld) -> WorldSituation:
         view, members = seen.view, Membership()

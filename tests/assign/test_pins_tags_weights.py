@@ -22,7 +22,7 @@ SETTINGS = AssignSettings(max_warmup_replicas=100)
 
 def test_no_member_at_all_is_an_error_that_says_what_to_do() -> None:
     """Tasks without a member cannot be placed."""
-    with pytest.raises(ConfigError, match="start an executor"):
+    with pytest.raises(ConfigError, match="RIFFLE-0107"):
         assign(replace(view("a:0-3"), members=()), SETTINGS)
 
 

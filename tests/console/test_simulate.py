@@ -101,8 +101,8 @@ def test_another_seed_is_another_world(tmp_path: Path) -> None:
 
 def test_unknown_policies_and_worlds_are_refused_with_the_nearest(world: Path) -> None:
     """A sentence with the remedy, not a traceback."""
-    assert "did you mean 'eager'" in _run("simulate", world, "--policy", "eagre").output
-    assert "did you mean 'zone_outage'" in _run("simulate", "zone-outage").output
+    assert "Did you mean 'eager'" in _run("simulate", world, "--policy", "eagre").output
+    assert "Did you mean 'zone_outage'" in _run("simulate", "zone-outage").output
     (world.parent / "torn.json").write_text("{")
     assert "not a world" in _run("simulate", world.parent / "torn.json").output
 
@@ -120,7 +120,7 @@ def test_capacity_is_worked_out_from_figures() -> None:
     assert (found["total_workers"], found["num_boxes"]) == (112, 28)
     text = _run(*asked).output
     assert "total_workers" in text
-    assert "128 key-groups over 112 slots" in text
+    assert "128 key-groups cannot be balanced over 112 slots" in text
     rates = ("capacity", "--rows-per-second", 1, "--rows-per-worker", 1)
     assert "either --state-bytes or --root" in _run(*rates).output
     assert "either --state-bytes or --root" in _run(*rates, "--state-bytes", 0, "--root", "file:///r").output

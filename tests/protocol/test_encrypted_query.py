@@ -24,7 +24,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Link, Manifest
-from riffle_spark.state.objects.encryption import PLAIN, key_of
+from riffle_spark.state.objects.encryption import PLAIN, key_id_of
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.testing import Attempt, Harness
 from riffle_spark.worker.member_folders import keys_in
@@ -89,7 +89,7 @@ class Encrypted:
 
     def keys_used(self) -> set[str]:
         """Return the keys of all parts that the newest record lists."""
-        return {key_of(part) for _, _, part in self.parts()}
+        return {key_id_of(part) for _, _, part in self.parts()}
 
     def files(self) -> list[bytes]:
         """Return all local files but lists of parts."""
@@ -238,14 +238,14 @@ def test_state_goes_over_to_encryption_and_back(tmp_path: Path) -> None:
 
     batches(3)
     query.start_again(encryption_keys=setting, operators=[totals()])
-    with pytest.raises(ConfigError, match="not encrypted, and `encryption_keys` do not list `plain`"):
+    with pytest.raises(ConfigError, match="RIFFLE-0428"):
         query.world.batch(query.version, rows)
     query.give(PLAIN, "a")
     query.start_again(operators=[totals()])
     batches(8)
     assert query.keys_used() == {"a"}
     query.start_again(encryption_keys=None, operators=[totals()])
-    with pytest.raises(ConfigError, match="is encrypted, and `encryption_keys` is not set"):
+    with pytest.raises(ConfigError, match="RIFFLE-0220"):
         query.world.batch(query.version, rows)
     query.give("a", PLAIN)
     query.start_again(encryption_keys=setting, operators=[totals()])
@@ -282,7 +282,7 @@ def test_what_cannot_be_read_any_more_lies_in_no_local_file(tmp_path: Path, befo
     def old() -> set[Path]:
         parts = [path for path in query.world.local_dir.rglob("*") if path.parent.name in {"sealed", "fetched"}]
         parts += query.world.local_dir.rglob("*.part")
-        return {path for path in parts if key_of(path.read_bytes()) != "a"}
+        return {path for path in parts if key_id_of(path.read_bytes()) != "a"}
 
     assert old(), "there is something to remove"
     query.give("a")
@@ -306,7 +306,7 @@ def test_state_that_a_switch_has_encrypted_is_no_state_of_a_query_without_keys(t
         query.world.home.root, "key_group", key_groups=16, execute=True, encryption_keys=f"file:{query.file}"
     )
     query.start_again(key_groups=16, operators=[totals()])
-    with pytest.raises(ConfigError, match="is encrypted, and `encryption_keys` is not set"):
+    with pytest.raises(ConfigError, match="RIFFLE-0220"):
         query.world.batch(1, one(1, key="another"))
 
 
@@ -368,7 +368,7 @@ def test_an_executor_with_another_key_under_the_id_seals_nothing(tmp_path: Path)
             put.append(set(query.world.memory.list("")) - set(before))
 
     rows = pa.concat_tables(one(1, key=f"key-{number}") for number in range(12))
-    with pytest.raises(ConfigError, match="key 'a' is not the same one in this process as on the driver"):
+    with pytest.raises(ConfigError, match="RIFFLE-0426"):
         query.world.batch(0, rows, with_its_own)
     assert put == [set()] * len(put) != []
     query.oracle.feed(rows)
@@ -385,7 +385,7 @@ def test_another_key_under_the_newest_id_is_refused_before_anything_is_read(tmp_
     before = query.world.memory.list("")
     query.give("a", a=bytes(32))
     query.start_again()
-    with pytest.raises(ConfigError, match="key 'a' is not the one that the state was encrypted with"):
+    with pytest.raises(ConfigError, match="RIFFLE-0468"):
         query.world.batch(query.version, ROWS.empty_table())
     assert query.world.memory.list("") == before
 
@@ -453,7 +453,7 @@ def test_a_part_in_the_place_of_another_one_is_refused(tmp_path: Path, kind: str
     else:
         entries[those[0]], entries[those[1]] = entries[those[1]], entries[those[0]]
     appended(query.world.log(), entries)
-    with pytest.raises(CorruptStateError, match="another part's"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0430"):
         query.world.state("totals")
     config = tmp_path / "riffle.toml"
     config.write_text(f'encryption_keys = "file:{query.file}"\n')
@@ -482,11 +482,11 @@ def test_an_older_snapshot_in_the_place_of_the_newest_is_refused(tmp_path: Path)
     listed = entry.snapshot._replace(length=len(data), checksum=part_codec.checksum(data))
     log = query.world.log()
     appended(log, {**log.manifest.entries, address: replace(entry, snapshot=listed)})
-    with pytest.raises(CorruptStateError, match="another part's"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0430"):
         query.world.state("totals")
     renamed = listed._replace(id=name.rpartition("/")[2])
     appended(log, {**log.manifest.entries, address: replace(entry, snapshot=renamed)})
-    with pytest.raises(CorruptStateError, match="is listed for version"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
         query.world.log()
 
 
@@ -501,7 +501,7 @@ def test_output_rows_of_another_store_are_refused(tmp_path: Path) -> None:
     reader = Reader(query.world.memory, None, keys_in(f"file:{query.file}", None))
     (rows,) = reader.outputs("totals", [links["totals"]]).values()
     assert rows.column("total").to_pylist() == [1]
-    with pytest.raises(CorruptStateError, match="another part's"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0430"):
         reader.outputs("totals", [links["twins"]])
 
 
@@ -539,15 +539,15 @@ def test_memory_for_decrypted_parts_is_bounded(tmp_path: Path, monkeypatch: pyte
     most = 20_000
     monkeypatch.setattr(part_files, "_HELD_BYTES_MOST", most)  # private: a bound that a small state reaches
     monkeypatch.setattr(part_files, "_files", OrderedDict())  # private: what this process has open
-    monkeypatch.setattr(part_files, "_held", part_files._Held())  # private: the same
+    monkeypatch.setattr(part_files, "_decrypted", part_files._DecryptedRows())  # private: the same
     query = Encrypted(tmp_path, "a", num_standbys=0)
     kept = []
     for _ in range(6):
         query.run(1)
-        files, held = part_files._files, part_files._held  # private: what this process has open, and counts
-        opened = {(path, start) for path, file in files.items() for start in file.opened}
+        files, held = part_files._files, part_files._decrypted  # private: what this process has open, and counts
+        opened = {(path, start) for path, file in files.items() for start in file.rows}
         assert opened == set(held.sizes), "what was let go of is not counted on"
-        kept.append(sum(run.rows.nbytes for at in opened for run in files[at[0]].opened[at[1]][1]))
+        kept.append(sum(run.rows.nbytes for at in opened for run in files[at[0]].rows[at[1]][1]))
     query.check()
     longest = max(len(part) for _, _, part in query.parts())
     assert 0 < max(kept) <= most + longest
@@ -559,11 +559,11 @@ def test_home_and_log_name_keys_and_hold_none(tmp_path: Path) -> None:
     query.run(2)
     home, told = query.world.home.to_json(), keys_in(f"file:{query.file}", None)
     assert told is not None
-    assert (f'"key":"{told.told}"' in home, str(query.file) in home) == (True, True)
+    assert (f'"key":"{told.write_key}"' in home, str(query.file) in home) == (True, True)
     assert base64.b64encode(KEYS["b"]).decode() not in home
     tail = Log(query.world.memory, query.world.home.root).open()
     assert tail is not None
-    assert {text.get("encryption_key") for text in tail.schemas.values()} == {told.told}
+    assert {text.get("encryption_key") for text in tail.schemas.values()} == {told.write_key}
     assert ROWS.names
 
 

@@ -46,7 +46,7 @@ def test_stores_with_several_keys_need_a_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="RIFFLE-0315") as refused:
         lookup.where("a", None)
     assert refused.value.remedy == "Name one of totals, by_number."
-    with pytest.raises(ConfigError, match="by_numbers"):
+    with pytest.raises(ConfigError, match="RIFFLE-0480"):
         lookup.where(1, "by_numbers")
     assert lookup.where(1, "by_number").key_group in range(world.settings.key_groups)
 

@@ -21,7 +21,7 @@ from riffle_spark.messages.slot_orders import Part, Receipt
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.state.copies.part_files import PartFiles
-from riffle_spark.state.copies.run import Run, RunsOfKeyGroup, due_rows, first_due_ms, newest_by_group
+from riffle_spark.state.copies.run import Run, RunsOfKeyGroup, find_due_rows, first_due_ms, newest_by_group
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, due_times, in_milliseconds
@@ -68,12 +68,12 @@ class Sessions:
         state = pa.table(
             [pa.array(total[kept]), _times(np.where(never, 0, until[kept]), never, self.kind)], ["total", "until"]
         )
-        return Update(OUTPUT.empty_table(), kept, state, forgotten[batch.found[forgotten]])
+        return Update(OUTPUT.empty_table(), kept, state, forgotten[batch.has_state[forgotten]])
 
     def expired(self, batch: Batch) -> Update:
         """Tell sums; keep those of seven."""
         assert batch.rows.num_rows == len(batch.codes) == 0
-        assert batch.found.all()
+        assert batch.has_state.all()
         total = batch.state["total"].to_numpy()
         late = pa.repeat(batch.watermark_ms != batch.time_ms, len(total))
         kept = np.flatnonzero(total % _KEPT == 0)
@@ -190,7 +190,7 @@ class Known:
     def __call__(self, batch: Batch) -> Update:
         """Keep the times of new keys."""
         first = np.unique(batch.codes, return_index=True)[1]
-        new = np.flatnonzero(~batch.found)
+        new = np.flatnonzero(~batch.has_state)
         until = batch.rows["at"].take(pa.array(first[new]))
         passed = batch.keys.take(pa.array(new))
         return Update(passed, new, pa.table([until], ["until"]), deleted=new[:0])
@@ -386,7 +386,7 @@ def test_names_of_columns_that_parts_have_besides_are_refused(tmp_path: Path, na
 
     given = arrow_function(compute, state=state, output=OUTPUT, due="until", time_mode="EventTime")
     rows, key = pa.schema([(name, pa.string()), *ROWS]), (name if of_key else "k",)
-    with pytest.raises(ConfigError, match=f"is named '{name}'"):
+    with pytest.raises(ConfigError, match="RIFFLE-0194"):
         Member(tmp_path, given, rows, key)
 
 
@@ -427,7 +427,7 @@ def test_parts_without_an_order_are_read_too(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(data)
     part = StackedPart("file", 0, len(data), part_codec.checksum(data), 3, 1)
     runs = PartFiles(tmp_path).runs(part, schema)
-    assert due_rows(schema, [RunsOfKeyGroup(0, runs, 0)], 4).rows.column("k").to_pylist() == ["c"]
+    assert find_due_rows(schema, [RunsOfKeyGroup(0, runs, 0)], 4).rows.column("k").to_pylist() == ["c"]
     assert first_due_ms(schema, [RunsOfKeyGroup(0, runs, 5)]) == {0: 9}
 
 
@@ -451,4 +451,4 @@ def test_a_key_that_was_kept_with_another_zero_ends_as_zero() -> None:
     schema = PlainColumns("s", pa.schema([("k", pa.float64())]), pa.schema([("until", pa.int64())]), "until")
     rows = pa.table([[-0.0], [3]], schema=schema.row_schema)
     run = Run(schema.hashes(rows), rows.to_batches()[0], None, due_times(rows["until"].chunk(0), None))
-    assert str(due_rows(schema, [RunsOfKeyGroup(0, (run,), 0)], 4).rows["k"].to_pylist()) == "[0.0]"
+    assert str(find_due_rows(schema, [RunsOfKeyGroup(0, (run,), 0)], 4).rows["k"].to_pylist()) == "[0.0]"

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.blocks.failed_keys import FailedKeys, Failure
-from riffle_spark.process.processors.processing import seldom_collected
+from riffle_spark.process.processors.processing import rare_garbage_collection
 from riffle_spark.process.processors.processor import InputByKey, Key, windows
 from riffle_spark.process.types.fields import NotText
 from riffle_spark.process.types.missing_modules import failure_remedy
@@ -47,7 +47,7 @@ class GroupedFrames:
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - the specification has them
         """Declare the columns of the state's fields and of time-outs."""
         kept = self._kept()
-        needed = tuple(dict.fromkeys(column for _, column in self.spec.shown if column not in key.names))
+        needed = tuple(dict.fromkeys(column for _, column in self.spec.visible_columns if column not in key.names))
         return Declared(
             kept.schema, self.spec.output, needed, per_key_group=False, time_mode=kept.time_mode, due=kept.due
         )
@@ -82,7 +82,7 @@ class GroupedFrames:
         key: Key | None = None
         failed, first = dict[int, Failure](), None
         try:
-            with seldom_collected():
+            with rare_garbage_collection():
                 every = zip(_keys(batch.keys, options.timezone), frames, states, strict=True)
                 for at, (key, given, state) in enumerate(every):
                     try:
@@ -113,11 +113,11 @@ class GroupedFrames:
 
     @property
     def _names(self) -> list[str]:
-        return [name for name, _ in self.spec.shown]
+        return [name for name, _ in self.spec.visible_columns]
 
     def _shown(self, rows: pa.Table) -> pa.Table:
         """Return the columns that the function sees, by the names that it has for them: one may be there twice."""
-        return pa.Table.from_arrays([rows.column(column) for _, column in self.spec.shown], names=self._names)
+        return pa.Table.from_arrays([rows.column(column) for _, column in self.spec.visible_columns], names=self._names)
 
 
 def _changes(output: pa.Table, states: GroupStates) -> Update:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from riffle_spark.batch_times import TimeMode, time_mode_of
+from riffle_spark.batch_times import TimeMode, parse_time_mode
 from riffle_spark.columns import one_array
 from riffle_spark.keygroups import key_hashes
 from riffle_spark.keyhash import Words
@@ -135,6 +135,6 @@ class PlainColumns:
 def _of_text(
     store: str, key: str, state: str, due: str | None, time_mode: str, history: str | None, routed_by: str | None
 ) -> PlainColumns:
-    mode, columns = time_mode_of(time_mode), unpacked(key)
+    mode, columns = parse_time_mode(time_mode), unpacked(key)
     routed = tuple(columns.names[: int(routed_by or 0)])
     return PlainColumns(store, columns, unpacked(state), due, mode, History.of_text(history), routed)

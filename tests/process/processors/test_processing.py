@@ -14,7 +14,7 @@ import pytest
 from riffle_spark.batch_times import TimeMode, Times
 from riffle_spark.errors import ConfigError, CorruptStateError, UserFunctionError
 from riffle_spark.process.processors.cells import declare_all
-from riffle_spark.process.processors.processing import Processing, seldom_collected
+from riffle_spark.process.processors.processing import Processing, rare_garbage_collection
 from riffle_spark.process.processors.processor import InputByKey, Key, windows
 from riffle_spark.process.processors.session import Session
 from riffle_spark.process.processors.value_cells import ValueCells
@@ -42,7 +42,7 @@ class TupleForm:
 
     states = rows
 
-    def take(self, output: Iterable[object]) -> None:
+    def collect(self, output: Iterable[object]) -> None:
         """See ``Form``."""
         self.taken.extend(output)  # type: ignore[arg-type]
 
@@ -73,7 +73,7 @@ class Recorder:
         """See ``Processor``."""
         self.calls.append(("begin",))
 
-    def enter(self, session: Session) -> None:
+    def set_session(self, session: Session) -> None:
         """See ``Processor``."""
         self.session = session
 
@@ -88,7 +88,7 @@ class Recorder:
             self.calls.append(("row", *key, row))
             yield (*key, row)
 
-    def as_of(self, watermark_ms: int | None) -> None:
+    def set_watermark(self, watermark_ms: int | None) -> None:
         """See ``Processor``."""
         self.watermark_ms = watermark_ms
 
@@ -259,7 +259,7 @@ def test_what_a_processor_raises_is_told_with_its_place(when: str) -> None:
     processor.on_timer = fail if when == "timer" else processor.on_timer
     if when in ("begin", "end", "initial"):
         setattr(processor, when, fail)
-    with pytest.raises(UserFunctionError, match="raised ZeroDivisionError") as caught:
+    with pytest.raises(UserFunctionError, match="RIFFLE-0193") as caught:
         Slot(processor).batch({"kate": [1]}, states={"kate": [2]})
     assert "raise ZeroDivisionError" in caught.value.problem
     assert caught.value.where == "slot 1"
@@ -286,7 +286,7 @@ def test_a_number_out_of_range_names_its_field() -> None:
     processor = Recorder(lambda one, key: one.count.update((1000 if key == ("b",) else 1,)))
     processing = Processing(schema, declare_all(schema), processor, TupleForm(), Times("None", 0))
     processing.begin(grouped(["a", "a2", "b"], [(0, [1]), (1, [1]), (2, [1])], {}))
-    with pytest.raises(UserFunctionError, match="1000 of int is no int8, small"):
+    with pytest.raises(UserFunctionError, match="RIFFLE-0193"):
         processing.key_group(3)
 
 
@@ -300,7 +300,7 @@ def test_python_looks_for_cycles_as_before_when_all_is_done(fails: bool) -> None
         if fails:
             raise ZeroDivisionError
 
-    with pytest.raises(UserFunctionError) if fails else nullcontext(), seldom_collected():
+    with pytest.raises(UserFunctionError) if fails else nullcontext(), rare_garbage_collection():
         Slot(Recorder(look)).batch({"a": [1]})
     assert during[0] > before
     assert gc.get_threshold() == before

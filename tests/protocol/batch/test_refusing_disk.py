@@ -62,14 +62,14 @@ def test_a_member_whose_disk_refuses_is_set_aside_and_comes_back(
     disk.refuse()
     reports = [*([grow(world)] if way == "full" else []), *world.feed_every(BATCH_SECONDS, 1)]
     assert (sum(report.runs - 1 for report in reports), reports[-1].owners) == (1, {"2": 6})
-    told = warnings(reports, "executor 1 is set aside for 10 s, its tasks run elsewhere: ")
+    told = warnings(reports, "[RIFFLE-0766] Executor 1 gets no tasks for 10 s")
     assert "free space" in told[0]
     assert str(disk.folder.parent) in told[0]
     world.check_state()
     reports = world.feed_every(BATCH_SECONDS, 900 // BATCH_SECONDS)
     assert {report.runs for report in reports} == {1}
     assert {tuple(report.owners) for report in reports} == {("2",)}
-    assert 3 <= len(warnings(reports, "executor 1 cannot take part yet")) <= 8, "asked later and later"
+    assert 3 <= len(warnings(reports, "RIFFLE-0768")) <= 8, "asked later and later"
     disk.recover()
     world.clock.advance(600)
     reports = world.feed_every(BATCH_SECONDS, 12)
@@ -101,7 +101,7 @@ def test_where_nobody_else_is_left_the_error_says_so_and_the_next_try_is_a_fresh
     for again in ("the same driver", "a new driver"):
         for disk in (first, second):
             disk.refuse()
-        with pytest.raises(LocalDiskError, match="no executor is left") as refused:
+        with pytest.raises(LocalDiskError, match="RIFFLE-0514") as refused:
             world.batch(world.version + 1, one(1))
         assert "or add an executor" in refused.value.remedy
         assert isinstance(refused.value, UnavailableError)
@@ -143,7 +143,7 @@ def test_an_error_of_the_users_function_or_of_the_store_is_not_the_disks(tmp_pat
     declared = arrow_function(explode, state=schema, output=pa.schema([("k", pa.string())]))
     world = Elastic(tmp_path, operators=[operator_of("totals", ["k"], declared, (), ROWS)])
     world.batch(0, one(0))
-    with pytest.raises(UserFunctionError, match="No space left"):
+    with pytest.raises(UserFunctionError, match="RIFFLE-0198"):
         world.batch(1, one(3))
     world.store.script(Fault("unavailable", "put", "delta/"))
     with pytest.raises(UnavailableError) as away:

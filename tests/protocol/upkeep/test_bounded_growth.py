@@ -127,7 +127,7 @@ def test_snapshots_that_come_while_a_record_is_unclear_go_if_none_lists_them(tmp
     before = snapshots_of(world)
     world.driver.operations.pin(0, "1")
     world.store.script(*[Fault("unavailable", method, paths.LOG, times=None) for method in ("put", "get")])
-    with pytest.raises(UnavailableError, match="unclear"):
+    with pytest.raises(UnavailableError, match="RIFFLE-0421"):
         world.rest(2)
     world.background.run()
     world.rest(1, 0.5)
@@ -296,8 +296,8 @@ def test_what_slots_tell_of_executors_that_never_become_members_is_forgotten(tmp
     world.feed(perform=lambda attempt: replace(attempt, executor="9").run())
     folder = world.folder_of("9").name
     assert folder not in world.ownership.membership.live
-    assert world.ownership.copies.known.of(folder)
+    assert world.ownership.copies.known.of_member(folder)
     world.cluster.lose("9")
     world.feed()
-    assert not world.ownership.copies.known.of(folder)
+    assert not world.ownership.copies.known.of_member(folder)
     world.check_state()

@@ -86,7 +86,7 @@ class TestMapping:
         """It is told by its first bytes, for a store may have any name."""
         (tmp_path / "trust.jks").write_bytes(b"\xfe\xed\xfe\xed\0\0\0\2")
         options = {"kafka.security.protocol": "SSL", "kafka.ssl.truststore.location": str(tmp_path / "trust.jks")}
-        with pytest.raises(ConfigError, match="JKS") as caught:
+        with pytest.raises(ConfigError, match="RIFFLE-0281") as caught:
             security_of(options)
         assert "PEM" in caught.value.remedy
 

@@ -92,7 +92,7 @@ def test_a_dangling_link_is_refused(tmp_path: Path) -> None:
     """Nothing is made where it leads to."""
     base = tmp_path / "root"
     base.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LocalDiskError, match="is a symbolic link"):
+    with pytest.raises(LocalDiskError, match="RIFFLE-0389"):
         claim(base, "app/1", ["app/1"])
     assert not (tmp_path / "elsewhere").exists()
 
@@ -118,7 +118,7 @@ def test_a_members_folder_that_may_be_forged_is_not_used(tmp_path: Path, kind: s
 def test_a_fifo_in_the_place_of_the_lock_does_not_block(tmp_path: Path) -> None:
     """A folder that others could write to may hold one: the executor raises instead."""
     os.mkfifo(tmp_path / ".claims")
-    with pytest.raises(LocalDiskError, match="claims"):
+    with pytest.raises(LocalDiskError, match="RIFFLE-0384"):
         claim(tmp_path, "app/1", ["app/1"])
 
 
@@ -169,7 +169,7 @@ def test_a_folder_outlives_its_executor(tmp_path: Path) -> None:
     taken = claim(tmp_path, "app/2", ["app/2"])
     assert (taken.path / "mark").read_text() == "warm"
     assert not lost.is_of_owner()
-    with pytest.raises(OutOfDate, match="taken over"), lost.used():
+    with pytest.raises(OutOfDate, match="RIFFLE-0386"), lost.used():
         pass
     with taken.used():
         pass
@@ -322,7 +322,7 @@ def test_a_folder_that_is_gone_is_claimed_anew(tmp_path: Path) -> None:
     gone = claim(tmp_path, "app/1", ["app/1"])
     shutil.rmtree(gone.path)
     for use in (gone.used, gone.locked_for_upkeep, gone.deltas_kept):
-        with pytest.raises(OutOfDate, match="is gone"), use():
+        with pytest.raises(OutOfDate, match="RIFFLE-0387"), use():
             pass
     assert not gone.path.exists()
     assert not gone.is_of_owner()

@@ -116,7 +116,7 @@ def test_a_copy_beyond_the_named_head_stops_the_caller(place: Place) -> None:
     place.seal(1, {1: {"a": 2}})
     place.bring()
     for entries in (old, {1: EMPTY}):
-        with pytest.raises(OutOfDate, match="version 1 of epoch 1") as caught:
+        with pytest.raises(OutOfDate, match="RIFFLE-0463") as caught:
             place.bring(entries)
         assert caught.value.where == "totals, key-group 1"
     assert place.bring().restores == 0
