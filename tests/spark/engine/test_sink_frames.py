@@ -185,19 +185,11 @@ def test_sealed_letters_are_told_to_who_asks_for_them_and_never_lost() -> None:
     plain, none = pa.table({"n": [1]}, rows), pa.table({"n": [1], LETTER: [None]}, dead)
     adapt = spark_batch._with_letter_column
     some = pa.table({"n": [None], LETTER: [{"error": "ValueError", "row": {"n": 1}}]}, dead)
-<<<<<<< HEAD
     assert adapt(plain, dead).cast(dead) == adapt(none, dead) == none
     assert adapt(none, rows) == adapt(plain, rows) == plain
     assert adapt(some, dead) == some
     with pytest.raises(ConfigError, match="RIFFLE-0290"):
         adapt(some, rows)
-=======
-    assert spark_batch._told_alike(plain, dead).cast(dead) == spark_batch._told_alike(none, dead) == none
-    assert spark_batch._told_alike(none, rows) == spark_batch._told_alike(plain, rows) == plain
-    assert spark_batch._told_alike(some, dead) == some
-    with pytest.raises(ConfigError, match="RIFFLE-0290"):
-        spark_batch._told_alike(some, rows)
->>>>>>> main
 
 
 def test_a_query_that_is_stopped_while_its_result_is_dropped_warns_of_nothing(
