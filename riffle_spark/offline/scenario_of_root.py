@@ -90,7 +90,7 @@ def scenario_of_root(root: str, settings: Settings, changes: Changes, options: S
     shards = {kg: f"{topic}/{partition}" for kg, (topic, partition) in enumerate(tail.shards)}
     names = {t: shards.get(t.key_group, str(t.key_group)) for t in (each.id for each in tasks)}
     names = {t: name if t.group == GROUP else f"{t.group}/{name}" for t, name in names.items()}
-    pinned = groups.only(will.pins)
+    pinned = groups.restrict(will.pins)
     decided_by = assign_settings(apply_stored_settings(settings, will.settings)[0], frozenset(will.drained))
     most_standbys = max(map(len, present.standbys.values()), default=0)
     decided_by = replace(decided_by, num_standbys=max(decided_by.num_standbys, most_standbys))
@@ -140,10 +140,10 @@ def _tasks(log: Log, tail: Record, groups: Groups) -> tuple[Task, ...]:
     for address, entry in log.manifest.entries.items():
         sizes[groups.task(*address)] += lag_without_copy(entry).records
     weights = Weights()
-    weights.go_on(log.weights, groups)
+    weights.resume(log.weights, groups)
     count = len(tail.shards) if tail.dispatch == "partition" else tail.total
     tasks = groups.tasks(range(count))
-    return tuple(Task(t, size=sizes[t], weight=weights.latched.get(t)) for t in tasks)
+    return tuple(Task(t, size=sizes[t], weight=weights.in_use.get(t)) for t in tasks)
 
 
 def _client(each: RecordedMember, owns: Sequence[TaskId], keeps: Sequence[TaskId]) -> Client:

@@ -71,7 +71,7 @@ class Play:
         copies.place(self.present, self.live, self.now)
         copies.fetching = copies.fetching._replace(place=copies.changed[copies.fetching.task])
         copies.fetch(0.0)
-        self.rules.probes.assigned(self.present, self.now)
+        self.rules.probes.record_assignment(self.present, self.now)
 
     def run(self, on_step: Callable[[float], object] | None = None) -> Outcome:
         """Play all batches to the end of the world."""
@@ -224,7 +224,7 @@ class Play:
         settings, rules, present = self.world.settings, self.rules, self.present
         patience = (settings.acceptable_recovery_lag, self.world.protocol["probing_rebalance_interval"])
         warmup_lags, standby_lags = self._lags_of_copies()
-        slow, member_rules = rules.patience.fall_behind(standby_lags), self._member_rules
+        slow, member_rules = rules.patience.count_growing_lags(standby_lags), self._member_rules
         triggers = [rules.probes.due(present, warmup_lags, patience, self.now), bool(slow) and member_rules is None]
         if member_rules is not None and member_rules.applies(slow):
             triggers.append(member_rules.is_due(self.measure(), slow))
@@ -238,7 +238,7 @@ class Play:
                 dict(enumerate(work.tolist())), owners, slots, settings.balance_band
             )
         inputs = (work.tobytes(), *self.live)
-        if rules.patience.weights_are_outside(
+        if rules.patience.count_outside_band(
             self._is_outside_band and not present.warmups and inputs != self._levelled
         ):
             self._levelled = inputs
@@ -282,8 +282,8 @@ class Play:
         self.outcome.rebalances += 1
         self.outcome.moves += int((previous_owner != self.copies.owner).sum())
         self._homes = {task: home for task, home in self._homes.items() if assignment.owners.get(task) != home}
-        self.rules.probes.assigned(assignment, self.now)
-        self.rules.patience.start_over()
+        self.rules.probes.record_assignment(assignment, self.now)
+        self.rules.patience.reset()
 
     # --- Processing ---------------------------------------------------------------------------------------------------
 

@@ -57,9 +57,9 @@ class WorldSituation(Situation):
         """Return how large the whole state of a task is."""
         return self.sizes[t.key_group]
 
-    def held(self, member: MemberId) -> set[TaskId]:
-        """Return the tasks of which a member has a copy, or should have."""
-        return super().held(member) | {t for t, copies in self.lags.items() if member in copies}
+    def placed_tasks(self, member: MemberId) -> set[TaskId]:
+        """Return the tasks that a member has a copy of or is assigned to."""
+        return super().placed_tasks(member) | {t for t, copies in self.lags.items() if member in copies}
 
     def lag(self, member: MemberId, t: TaskId) -> int:
         """Return how many changed records a member's copy of a task lacks."""
@@ -131,8 +131,8 @@ class WorldRules:
         """Record an assignment, so that work and traffic which it cannot improve do not fire again."""
         slots = {name: member.member.slots for name, member in measured.live.items()}
         target = self._tasks(assignment.target)
-        self._measured.assigned(target, slots, _racks(measured), self._assign_settings.balance_band)
-        self._patience.start_over()
+        self._measured.record_assignment(target, slots, _racks(measured), self._assign_settings.balance_band)
+        self._patience.reset()
 
     def _situation(self, measured: MeasuredWorld) -> WorldSituation:
         view, members = measured.view, Membership()

@@ -15,7 +15,7 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, TaskId, View
 from riffle_spark.assign.validity import violations
 from riffle_spark.protocol.ownership import placement, slots
-from riffle_spark.protocol.ownership.groups import task, task_named
+from riffle_spark.protocol.ownership.groups import parse_task, task
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import Executor, SlotLayout
 from riffle_spark.state.log.record import Record
@@ -43,19 +43,19 @@ def watch_assignments(patch: pytest.MonkeyPatch, holds: Holds) -> None:
         holds(partial(_check_stays, by_hash(members, shards, found, *given), found))
         return found
 
-    def laid_out(self: Ownership, executors: Sequence[Executor], *given: Any, **more: Any) -> SlotLayout:
+    def layout_of(self: Ownership, executors: Sequence[Executor], *given: Any, **more: Any) -> SlotLayout:
         layout = laid_out_for(self, executors, *given, **more)
         holds(partial(_check_places, self, {one.id for one in executors}, layout))
         return layout
 
     patch.setattr(placement, "assign", assigned)
     patch.setattr(slots, "hashed_assignment", hashed)
-    patch.setattr(Ownership, "layout_for", laid_out)
+    patch.setattr(Ownership, "layout_for", layout_of)
 
 
 def check_record(record: Record) -> None:
     """I6, of what a batch's record says: each key-group has an owner in each group, and keeps standbys elsewhere."""
-    owners = {task_named(name): owner for name, owner in record.owners.items()}
+    owners = {parse_task(name): owner for name, owner in record.owners.items()}
     total = record.total if record.dispatch == "key_group" else len(record.shards)
     wanted = {task(number, group) for group in {one.group for one in owners} for number in range(total)}
     assert owners.keys() == wanted, f"I6: record {record.sequence} has owners of {sorted(owners)} alone"

@@ -117,7 +117,7 @@ def test_stores_in_two_groups_have_owners_of_their_own_and_a_death_loses_nothing
     for version in range(3):
         before = len(built)
         job(batch(spark), version)
-    with pytest.raises(ConfigError, match="several co-location groups"):
+    with pytest.raises(ConfigError, match="RIFFLE-0236"):
         job.where(0)
     places = [(job.where(k, "totals"), job.where(k, "models")) for k in range(KEYS)]
     assert all(one.key_group == other.key_group for one, other in places)

@@ -135,13 +135,13 @@ class Driver:
             self._rounds.at_once({living.executor.id: order for living in live.values()})
             self._upkeep.gather(self.ownership)
             for member in live:
-                self.ownership.copies.known.wiped(member)
+                self.ownership.copies.known.remove_member(member)
 
     def _obey(self) -> None:
         """Take live settings that were changed since the last batch. Who asks for anything wants what upkeep gave up
         tried again, too.
         """
-        changed, asked = self.operations.orders.settings, self.operations.orders.requests
+        changed, asked = self.operations.requests.settings, self.operations.requests.revision
         if asked != self._requests_obeyed:
             self._requests_obeyed = asked
             self._rounds.setbacks.start_over()

@@ -20,7 +20,7 @@ from riffle_spark.protocol.batch.stored_requests import (
     read_requests,
 )
 from riffle_spark.protocol.delays import Delays
-from riffle_spark.protocol.ownership.groups import named
+from riffle_spark.protocol.ownership.groups import task_name
 from riffle_spark.protocol.ownership.membership import LiveMember, LostMember
 from riffle_spark.protocol.ownership.operations import Operations, OperatorRequests
 from riffle_spark.protocol.ownership.ownership import Ownership
@@ -68,17 +68,17 @@ class IdleLoop:
         settings, strange = apply_stored_settings(self._started, found.settings)
         self._carried = StoredRequests(settings=strange, others=found.others)
         placement = self._ownership.placement
-        placement.weights.go_on(self._log.weights, placement.groups)
+        placement.weights.resume(self._log.weights, placement.groups)
         self._ownership.membership.lost.update({wait.member.id: self._lost(wait) for wait in found.awaited})
-        placement.prior_owners.resume(placement.groups.only(found.prior_owners))
+        placement.prior_owners.resume(placement.groups.restrict(found.prior_owners))
         mine, self._epoch = self._epoch, self._log.tail.epoch if self._log.tail else None
         if tail is None or tail.epoch == mine:
             return
         changed = settings if mine is not None or settings != self._started else None
-        pins = placement.groups.only(found.pins)
+        pins = placement.groups.restrict(found.pins)
         asked = OperatorRequests(pins, frozenset(found.drained), found.slots, changed)
         self._operations.take_over(asked, alone=mine is not None)
-        if dropped := [named(t) for t in found.pins if t not in pins]:
+        if dropped := [task_name(t) for t in found.pins if t not in pins]:
             told = f"pins of co-location groups that are no more are dropped: {', '.join(dropped)}\n"
             placement.warn(f"{told}  What to do: nothing; or pin what is to stay, in the group that it is in now")
         if stands := _told(replace(found, pins=pins), strange):
@@ -89,7 +89,7 @@ class IdleLoop:
         return self._will().to_json()
 
     def _will(self) -> StoredRequests:
-        orders = self._operations.orders
+        orders = self._operations.requests
         lost, prior_owners = self._ownership.placement.awaited(self._ports.clock.seconds())
         changed = changed_settings(self._started, orders.settings) if orders.settings else {}
         return replace(
@@ -128,7 +128,7 @@ class IdleLoop:
         own, busy = self._ownership, self._ports.background.busy()
         return (
             tuple(executors) != own.membership.executors
-            or own.placement.is_requested()
+            or own.placement.has_pending_request()
             or bool(self._rounds.arrived or own.membership.lost or own.membership.without_census(executors))
             or own.placement.present.needs_probe
             or own.copies.idle.is_due(now, cleanup_delay)
@@ -147,7 +147,7 @@ class IdleLoop:
     def _write(self) -> bool:
         """Append the will if no record says it yet; tell whether one was appended."""
         tail, now = self._log.tail, self._ports.clock.seconds()
-        if tail is None or self._put_off.holds(_RECORD, now):
+        if tail is None or self._put_off.is_delayed(_RECORD, now):
             return False
         if self._log.unclear:
             self._settle(now)
@@ -167,7 +167,7 @@ class IdleLoop:
         try:
             record = self._log.append(draft, before.changed(listed))
         except UnavailableError:
-            self._put_off.failed(_RECORD, now)
+            self._put_off.record_failure(_RECORD, now)
             raise
         finally:
             if self._ports.upkeep_objects is not None:
@@ -175,14 +175,14 @@ class IdleLoop:
         self._ports.reached("after will")
         self._put_off.forget(_RECORD)
         self._upkeep.committed(record, before, listed)
-        self._ownership.copies.known.replaced(record.sequence, before, listed)
+        self._ownership.copies.known.record_snapshots(record.sequence, before, listed)
 
     def _settle(self, now: float) -> None:
         """Find out what became of a record that was put."""
         try:
             tail = self._log.settle()
         except UnavailableError:
-            self._put_off.failed(_RECORD, now)
+            self._put_off.record_failure(_RECORD, now)
             raise
         self._upkeep.start(None, tail, self._log.manifest)
 
@@ -192,7 +192,7 @@ def _told(will: StoredRequests, strange: Mapping[str, object]) -> str:
     settings = [f"{name} = {value!r}" for name, value in sorted(will.settings.items()) if name not in strange]
     said = [
         f"drained: {', '.join(will.drained)}" if will.drained else "",
-        f"pinned: {', '.join(f'{named(t)} to {member}' for t, member in will.pins.items())}" if will.pins else "",
+        f"pinned: {', '.join(f'{task_name(t)} to {member}' for t, member in will.pins.items())}" if will.pins else "",
         f"{will.slots} slots an executor at most" if will.slots else "",
         *settings,
         *(

@@ -41,7 +41,7 @@ def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
     incoming, settings, tail, mine = run.incoming, run.settings, run.tail, operator.store
     by_event_time = operator.declared.time_mode == "EventTime"
     last = run.number == settings.batch_attempts
-    standbys = {} if last else run.ownership.placement.standing_by(run.manifest, mine)
+    standbys = {} if last else run.ownership.placement.ready_standbys(run.manifest, mine)
     told = run.manifest.entries if operator.durable else run.caches
     entries = {kg: entry.recent(_LINKS_TOLD) for (store, kg), entry in told.items() if store == mine}
     return Order(
@@ -52,7 +52,7 @@ def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
         time_ms=incoming.time_ms, watermark_ms=_watermark(run, operator), slots=layout.of(mine).orders(),
         entries=entries, sequence=tail.sequence, seal_output=settings.deliver_after_commit and operator.delivers,
         newest=run.number > 1, standbys=standbys,
-        followed_by=run.ownership.placement.followed_by(mine), durable=operator.durable, read_by=operator.read_by,
+        followed_by=run.ownership.placement.followers(mine), durable=operator.durable, read_by=operator.read_by,
         by_key=layout.shards is None, time_mode=operator.declared.time_mode, watermark=operator.watermark,
         late_watermark_ms=_shifted(tail.late_watermark_ms, operator.shift_ms), late=operator.late,
         last_pass_ms=incoming.last_pass_ms if by_event_time else None,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.protocol.batch.initial import loaded
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ownership.groups import named
+from riffle_spark.protocol.ownership.groups import task_name
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import IncomingBatch, Work
 from riffle_spark.protocol.receipts import outputs_of
@@ -60,9 +60,9 @@ def _placement(ownership: Ownership) -> dict[str, object]:
     """Return what a record tells of owners, standbys, members and their load."""
     present, live = ownership.placement.present, ownership.membership.live
     return {
-        "owners": {named(t): owner for t, owner in present.owners.items()},
-        "standbys": {named(t): members for t, members in present.standbys.items()},
-        "weights": ownership.placement.weights.recorded(),
+        "owners": {task_name(t): owner for t, owner in present.owners.items()},
+        "standbys": {task_name(t): members for t, members in present.standbys.items()},
+        "weights": ownership.placement.weights.to_record(),
         "members": tuple(living.recorded() for _, living in sorted(live.items())),
     }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from riffle_spark.assign.model import TaskId
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.protocol.ownership.groups import named, task_named
+from riffle_spark.protocol.ownership.groups import parse_task, task_name
 from riffle_spark.settings import LIVE, Settings
 from riffle_spark.state.log.record import RecordedMember
 
@@ -46,11 +46,11 @@ class StoredRequests:
         """Return the field of a record: nothing of what nobody asked for."""
         said = {
             "drained": sorted(self.drained),
-            "pins": {named(t): member for t, member in sorted(self.pins.items())},
+            "pins": {task_name(t): member for t, member in sorted(self.pins.items())},
             "slots": self.slots,
             "settings": dict(sorted(self.settings.items())),
             "awaited": {wait.member.id: [wait.since_ms, wait.member.to_json()] for wait in self.awaited},
-            "homes": {named(t): member for t, member in sorted(self.prior_owners.items())},
+            "homes": {task_name(t): member for t, member in sorted(self.prior_owners.items())},
         }
         return {**self.others, **{name: value for name, value in said.items() if value not in (None, [], {})}}
 
@@ -93,7 +93,7 @@ def _mapping(orders: Mapping[str, object], name: str) -> dict[str, object]:
 
 def _by_task(orders: Mapping[str, object], name: str) -> dict[TaskId, str]:
     try:
-        found = {task_named(told): _name(member) for told, member in _mapping(orders, name).items()}
+        found = {parse_task(told): _name(member) for told, member in _mapping(orders, name).items()}
     except ValueError as error:
         raise ValueError(f"{name} has {error}") from None
     return dict(sorted(found.items()))

@@ -70,9 +70,9 @@ class Setbacks:
         """Forget what others than the live members failed at, whose executors these are: who returns begins anew."""
         executors = set(live.values())
         with self._lock:
-            self._pieces.forget_but(lambda piece: piece.member in live)
+            self._pieces.keep_only(lambda piece: piece.member in live)
             for delays in (self._executors, self._overdue):
-                delays.forget_but(lambda executor: executor in executors)
+                delays.keep_only(lambda executor: executor in executors)
             self._heads = {piece: head for piece, head in self._heads.items() if piece.member in live}
             self._owed = {executor: drops for executor, drops in self._owed.items() if executor in executors}
 
@@ -84,7 +84,7 @@ class Setbacks:
 
     def _kept(self, executor: str, order: UpkeepOrder, now: float) -> UpkeepOrder:
         drops = (*self._taken_owed(executor, order), *order.drops)
-        if self._executors.holds(executor, now) or self._overdue.holds(executor, now):
+        if self._executors.is_delayed(executor, now) or self._overdue.is_delayed(executor, now):
             self._owed[executor] = (order.epoch, order.member, drops)
             return replace(order, drops=(), follows=(), snapshots=(), looks=False)
         member = order.member or executor
@@ -97,8 +97,8 @@ class Setbacks:
             return [one for one in due if not self._waits(_snapshot(member, one), one.entry.head, now)]
 
     def _waits(self, piece: _Piece, head: Head, now: float) -> bool:
-        given_up = self._pieces.tries(piece) >= _TRIES and self._heads.get(piece) == head
-        return given_up or self._pieces.holds(piece, now)
+        given_up = self._pieces.failures(piece) >= _TRIES and self._heads.get(piece) == head
+        return given_up or self._pieces.is_delayed(piece, now)
 
     def note(self, orders: Mapping[str, UpkeepOrder], receipts: Iterable[UpkeepReceipt], now: float) -> None:
         """Take what became of these orders."""
@@ -111,7 +111,7 @@ class Setbacks:
                     self._note(order, receipt, now)
                     self._owe(receipt.executor, order, receipt.drops_left)
                 elif order is not None:
-                    (self._overdue if receipt.overdue else self._executors).failed(receipt.executor, now)
+                    (self._overdue if receipt.overdue else self._executors).record_failure(receipt.executor, now)
                     self._owe(receipt.executor, order, len(order.drops))
 
     def owe(self, orders: Mapping[str, UpkeepOrder]) -> None:
@@ -153,9 +153,9 @@ class Setbacks:
 
     def _failed(self, piece: _Piece, head: Head, now: float) -> list[_Piece]:
         """Note a failure; return the piece if it is given up with it."""
-        self._pieces.failed(piece, now)
+        self._pieces.record_failure(piece, now)
         self._heads[piece] = head
-        return [piece] if self._pieces.tries(piece) == _TRIES else []
+        return [piece] if self._pieces.failures(piece) == _TRIES else []
 
     def _done(self, piece: _Piece) -> None:
         self._pieces.forget(piece)

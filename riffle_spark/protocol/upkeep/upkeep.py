@@ -285,9 +285,9 @@ class Upkeep:
             working = receipt.member in ownership.placement.present.owners.values()  # its slots report their memory
             ownership.membership.record_usage(receipt.member, receipt.disk, (0, 0) if working else receipt.memory)
             for store, key_group, version, attempt in receipt.copies:
-                ownership.copies.known.at(receipt.member, (store, key_group), Head(version, attempt))
+                ownership.copies.known.record_copy(receipt.member, (store, key_group), Head(version, attempt))
             for address in receipt.gone:
-                ownership.copies.known.gone(receipt.member, address)
+                ownership.copies.known.remove(receipt.member, address)
         self._requests.update(receipt.requests)
         self._done.update(
             snapshot_bytes=receipt.snapshot_bytes, fetched_bytes=receipt.snapshot_bytes + receipt.delta_bytes,
@@ -349,7 +349,7 @@ def follows(ownership: Ownership, manifest: Manifest, stores: Iterable[str]) -> 
                 for store in ownership.placement.groups.stores_of(t.group, named):
                     address = (store, t.key_group)
                     entry = manifest.entry(*address)
-                    if entry.head != EMPTY_HEAD and ownership.copies.known.missing(member, address, entry) != ():
+                    if entry.head != EMPTY_HEAD and ownership.copies.known.missing_links(member, address, entry) != ():
                         follow = Follow(*address, ownership.copies.known.entry_to_follow(member, address, entry))
                         wanted.setdefault(member, []).append(follow)
     return wanted

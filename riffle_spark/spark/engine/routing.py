@@ -66,7 +66,7 @@ def arrow_of(schema: T.StructType, where: str = "", shown: Mapping[str, str] | N
     ``shown`` maps internal column names to the user's names. Raises ``ConfigError`` for the first column of a type that
     state cannot keep.
     """
-    check_columns(schema.jsonValue()["fields"], where=where, shown=shown)
+    check_columns(schema.jsonValue()["fields"], where=where, display_names=shown)
     return pa.schema([_arrow_field(field, where, shown or {}) for field in schema])
 
 

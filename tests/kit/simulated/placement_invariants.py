@@ -90,14 +90,18 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
     unanswered: dict[int, set[tuple[str, Address]]] = {}
     needed: dict[int, Callable[[str, Address], bool]] = {}
     idle: dict[int, dict[tuple[str, Address], float]] = {}
-    counted, assigned, due = ReportedCopies.counted, IdleCopies.record_assignment, IdleCopies.take_due
+    counted, assigned, due = ReportedCopies.record_census, IdleCopies.record_assignment, IdleCopies.take_due
     drop = _Piece._drop  # private: what removes copies
 
     def count(self: ReportedCopies, census: Census) -> None:
         counted(self, census)
-        unanswered.setdefault(id(self), set()).update((census.member, address) for address in self.of(census.member))
+        unanswered.setdefault(id(self), set()).update(
+            (census.member, address) for address in self.of_member(census.member)
+        )
         found = {(store, key_group) for store, key_group, _, _ in census.copies}
-        assert self.of(census.member).keys() == found, f"{census.member} is taken to have other copies than it said"
+        assert self.of_member(census.member).keys() == found, (
+            f"{census.member} is taken to have other copies than it said"
+        )
 
     def answer(
         self: IdleCopies, found: Assignment, copies: ReportedCopies, members: Membership, now: float, *, pointers: bool,
@@ -113,7 +117,7 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
                 *found.warmups.get(groups.task(*address), ()),
             )
         )
-        held = [(member, address) for member in members.live for address in copies.of(member)]
+        held = [(member, address) for member in members.live for address in copies.of_member(member)]
         before = idle.get(id(copies), {})
         idle[id(copies)] = {one: before.get(one, now) for one in held if not needed[id(copies)](*one)}
 
@@ -133,7 +137,7 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
         heads = {(one.store, one.key_group): one.head for one in self._order.drops}
         drop(self, _Watched(folder, heads))
 
-    patch.setattr(ReportedCopies, "counted", count)
+    patch.setattr(ReportedCopies, "record_census", count)
     patch.setattr(IdleCopies, "record_assignment", answer)
     patch.setattr(IdleCopies, "take_due", clean)
     patch.setattr(_Piece, "_drop", drop_all)  # private: as above
