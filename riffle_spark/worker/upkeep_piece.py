@@ -168,7 +168,7 @@ class _Piece:
 
     def _keeper(self, folder: Folder, store: str) -> StackKeeper:
         order, schema = self._order, schema_of_text(store, self._order.schemas[store])
-        reader = Reader(store_of(order.home), folder, keys_of(order.home))
+        reader = Reader(store_of(order.home), keys_of(order.home))
         return StackKeeper(folder, schema, reader, order.epoch, partial(self._whole, store))
 
     def _take(self, due: SnapshotOrder, keeper: StackKeeper) -> Snapshot:

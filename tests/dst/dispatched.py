@@ -222,7 +222,7 @@ class Dispatched:
 
     def check_switched(self, record: Record, manifest: Manifest, wanted: Mapping[str, Mapping[object, Any]]) -> None:
         """Compare what lies below a record, store by store, with what should: each key in the shard that is its own."""
-        dealt, objects = Dealt.by(record), Reader(self._world.memory, None, keys_of(self._world.home))
+        dealt, objects = Dealt.by(record), Reader(self._world.memory, keys_of(self._world.home))
         for store in sorted(wanted.keys() & record.schemas.keys()):
             entries = {shard: entry for (of, shard), entry in manifest.entries.items() if of == store}
             schema, found = schema_of_text(store, record.schemas[store]), dict[object, object]()

@@ -501,9 +501,7 @@ class SlowReader:
     def _state(self, log: Log, tail: Record, store: str, folder: Path) -> dict[object, tuple[object, ...]]:
         entries = {key_group: entry for (of, key_group), entry in log.manifest.entries.items() if of == store}
         schema, found = schema_of_text(store, tail.schemas[store]), dict[object, tuple[object, ...]]()
-        for table in restored(
-            schema, entries, Reader(self._world.stepped, None, keys_of(self._world.home)), folder
-        ).values():
+        for table in restored(schema, entries, Reader(self._world.stepped, keys_of(self._world.home)), folder).values():
             found |= held_by_key(table)
         return found
 

@@ -217,7 +217,7 @@ class World:
         entries = {kg: entry for (name, kg), entry in manifest.entries.items() if name == store}
         folder = self.local_dir / f"read-{uuid.uuid4().hex}"
         found: dict[object, tuple[object, ...]] = {}
-        for table in restored(schema, entries, Reader(self.memory, None, keys_of(self.home)), folder).values():
+        for table in restored(schema, entries, Reader(self.memory, keys_of(self.home)), folder).values():
             held = held_by_key(table)
             assert not held.keys() & found.keys()
             found |= held
