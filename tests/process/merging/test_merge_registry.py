@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.merging.merge_registry import _MERGES, COLLECTED, HASHED, MergeOptions, merge_function
+from riffle_spark.process.merging.merge_registry import _MERGES, COLLECTED, HASHED, merge_function
 from riffle_spark.process.merging.merged_lists import MergedText
 from riffle_spark.process.merging.merged_sums import MergedSum
 
@@ -30,7 +30,7 @@ def test_a_known_function_is_a_plain_object(name: str) -> None:
 
 def test_a_plan_says_what_else_matters() -> None:
     """Spark's mode of overflow, and the delimiter reach the function."""
-    options = MergeOptions(overflow="ANSI", delimiter="; ")
+    options = [("evalMode", "ANSI"), ("delimiter", "; ")]
     assert merge_function("Sum", [pa.int64()], options) == MergedSum("ANSI")
     assert merge_function("ListAgg", [pa.string()], options) == MergedText(10_000, "; ")
 

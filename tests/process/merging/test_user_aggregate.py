@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, RiffleError, UserFunctionError
 from riffle_spark.process.merging.merge_function import Groups
-from riffle_spark.process.merging.merge_registry import MergeOptions, merge_function
+from riffle_spark.process.merging.merge_registry import merge_function
 from riffle_spark.process.merging.user_aggregate import MergedByUser, TopRows, UserAggregate
 from tests.kit.process.merge_ways import SIZE, DrawnRows, merged_ways, rows_of_groups
 from tests.kit.process.user_aggregates import Latest, WeightedMean
@@ -25,7 +25,7 @@ NUMBERS = st.none() | st.integers(-9, 9)
 
 def merged(own: UserAggregate, type: pa.DataType) -> MergedByUser:
     """Return how it merges over such arguments."""
-    found = merge_function("PythonUDAF", [type], MergeOptions.from_spec((), own))
+    found = merge_function("PythonUDAF", [type], user_function=own)
     assert isinstance(found, MergedByUser)
     return found
 
