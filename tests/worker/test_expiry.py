@@ -358,9 +358,9 @@ def test_windows_close_out_of_merged_stacks_and_restored_ones(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("declared", "problem"),
     [
-        ({"due": "gone"}, "neither state nor key has such a column"),
-        ({"due": "k"}, "that is string"),
-        ({"due": "v", "time_mode": "None"}, "nothing says what time it is"),
+        ({"due": "gone"}, "RIFFLE-0195"),
+        ({"due": "k"}, "RIFFLE-0195"),
+        ({"due": "v", "time_mode": "None"}, "RIFFLE-0196"),
     ],
 )
 def test_a_due_column_that_cannot_be_is_refused(tmp_path: Path, declared: dict[str, str], problem: str) -> None:
