@@ -111,23 +111,17 @@ def _scenarios(paths: tuple[Path, ...], strategy: str | None, asked: Mapping[str
 @click.argument("world_file", metavar="FILE")
 @click.option("--policy", "policies", multiple=True, help="Play this one only; may be given several times.")
 @click.option("--seed", type=click.IntRange(0), help="Another seed than the file's.")
-@click.option(
-    "--plot",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Draw owners over time, lag, moves and what stops; needs matplotlib (the extra `plots`).",
-)
 @click.option("--history", is_flag=True, help="With --json: every batch's figures, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, a policy each.")
 def simulate_command(
-    world_file: str, policies: tuple[str, ...], seed: int | None, plot: Path | None, history: bool, as_json: bool
+    world_file: str, policies: tuple[str, ...], seed: int | None, history: bool, as_json: bool
 ) -> None:
-    """Play a cluster with a clock under several ways to rebalance, and show what stops and for how long.
+    """Simulate a cluster over time, with riffle_spark and with Spark's own placement of state.
 
-    FILE is a world in JSON, or one that comes with the package: day, lost_member, rolling_bounce, scale_out,
+    FILE is a world in JSON, or the name of a world in the package: day, lost_member, rolling_bounce, scale_out,
     zone_outage.
     """
-    from riffle_spark.simulate.outcomes import check_drawable, draw, json_of, table_of
+    from riffle_spark.simulate.outcomes import json_of, table_of
     from riffle_spark.simulate.play import play
     from riffle_spark.simulate.policy import POLICIES
     from riffle_spark.simulate.rules import rules_of
@@ -141,8 +135,6 @@ def simulate_command(
     check_known("policy", world.policies, POLICIES, source="the field policies", where=world_file)
     chosen = policies or world.policies or tuple(POLICIES)
     check_known("policy", chosen, POLICIES, source="--policy")
-    if plot:
-        check_drawable(plot)
     outcomes = []
     batches = -int(-world.seconds // world.every) * len(chosen)
     with click.progressbar(length=batches, label=escape_unprintable(world.name), file=sys.stderr) as bar:
@@ -153,8 +145,6 @@ def simulate_command(
             echo(json.dumps(json_of(world, outcome, history=history)))
     else:
         echo(table_of(world, outcomes))
-    for path in draw(world, outcomes, plot, Path(world_file).stem) if plot else []:
-        echo(path, err=as_json)
 
 
 def _files(paths: tuple[Path, ...]) -> Iterator[Path]:

@@ -35,7 +35,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Address, Entry, Head, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
-from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, frame_of, key_of
+from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, frame_version, key_id_of
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.reader import Reader, in_parallel, missing
@@ -128,7 +128,7 @@ def switch_keys(
 
 def _schemas_with(keys: Keys, tail: Record) -> dict[str, Mapping[str, str]]:
     """Return the schemas of a state that was written anew: they say which key its newest parts have."""
-    return {name: with_key(text, keys.told) for name, text in tail.schemas.items()}
+    return {name: with_key(text, keys.write_key) for name, text in tail.schemas.items()}
 
 
 def _counted(objects: ObjectStore, tail: Record, manifest: Manifest) -> list[str]:
@@ -143,8 +143,8 @@ def _counted(objects: ObjectStore, tail: Record, manifest: Manifest) -> list[str
     for (name, _, length), data in zip(parts, found, strict=True):
         if data is None:
             raise missing(name)
-        frame = " (old frame RFE1)" if frame_of(data) == 1 else ""
-        sizes.setdefault(key_of(data) + frame, []).append(length)
+        frame = " (old frame RFE1)" if frame_version(data) == 1 else ""
+        sizes.setdefault(key_id_of(data) + frame, []).append(length)
     return [f"{key}: {len(lengths)} parts, {sum(lengths)} bytes" for key, lengths in sorted(sizes.items())]
 
 
@@ -244,7 +244,7 @@ class _Switch:
         head, data = Head(self.tail.version, attempt), part_codec.encode(rows, schema.due)
         snapshot_id = paths.snapshot_id(head.version, attempt)
         if self.keys is not None:
-            data = self.keys.sealing()(data, paths.snapshot_place(schema.store, shard, snapshot_id))
+            data = self.keys.new_encryption()(data, paths.snapshot_place(schema.store, shard, snapshot_id))
         taken = Snapshot(snapshot_id, head, len(data), part_codec.checksum(data), rows.num_rows)
         if self.execute:
             self.objects.put_if_absent(paths.snapshot(schema.store, shard, taken.id), data)

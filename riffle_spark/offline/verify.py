@@ -287,7 +287,7 @@ def _check_rows(
     schema: StoreSchema | None,
 ) -> None:  # fmt: skip
     try:
-        table = part_codec.opened(looked.keys.opened(data, place, where) if looked.keys else data, where)
+        table = part_codec.open_part(looked.keys.decrypt(data, place, where) if looked.keys else data, where)
         if table.num_rows != rows:
             looked.say(level, where, f"it has {table.num_rows} rows, the log says {rows}", _RESTORE)
         elif schema is not None and not schema.history.changes:

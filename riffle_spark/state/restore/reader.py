@@ -130,7 +130,7 @@ class Reader:
         if keys is None:
             return part_codec.decode(data, link.checksum, where)
         place = paths.output_place(store, *link.head)
-        return part_codec.decode(data, link.checksum, where, lambda data: keys.opened(data, place, where))
+        return part_codec.decode(data, link.checksum, where, lambda data: keys.decrypt(data, place, where))
 
     def _get(self, run: list[Link]) -> bytes:
         data = self._objects.get(run[0].object, run[0].start, span_bytes(run))

@@ -16,7 +16,7 @@ import pyarrow as pa
 from riffle_spark.errors import OutOfDate, RiffleError
 from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.part_files import whole_rows
+from riffle_spark.state.copies.part_files import read_all_rows
 from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head, Link
@@ -109,7 +109,7 @@ class StackKeeper:
         """
         with self._folder.deltas_kept():
             opened, brought = self._brought(entries)
-        self._parts.let_go()
+        self._parts.close_removed()
         return opened, brought
 
     def _brought(self, entries: Mapping[int, Entry]) -> tuple[dict[int, OpenStack], Brought]:
@@ -192,7 +192,7 @@ class StackKeeper:
         missing = [link for link in links if link not in parts]
         if missing:
             fetched = fetched_links(self._reader, self._folder, runs_of(self._reader, missing))
-            self._parts.found_whole(fetched.values())
+            self._parts.mark_verified(fetched.values())
             parts |= fetched
         return parts
 
@@ -257,7 +257,7 @@ class StackKeeper:
         """Return the whole state of each key-group that was ever touched, with the columns of ``part_schema``. Raises
         what bringing it raises.
         """
-        return {key_group: whole_rows(one.runs, self._schema) for key_group, one in self.bring(entries)[0].items()}
+        return {key_group: read_all_rows(one.runs, self._schema) for key_group, one in self.bring(entries)[0].items()}
 
     def begin_caches(self, entries: Mapping[int, Entry]) -> set[int]:
         """Make every copy one that can be brought to its entry's head from what lies in the folder; return those that

@@ -13,14 +13,14 @@ from itertools import takewhile
 from riffle_spark.errors import CorruptStateError, OutOfDate, RiffleError
 from riffle_spark.state.copies.disk import DamagedCopy, damaged, disk_refused
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.part_files import PartFiles, merged_rows, place_of
+from riffle_spark.state.copies.part_files import PartFiles, merge_rows, place_of
 from riffle_spark.state.copies.run import Run
 from riffle_spark.state.copies.stack import Stack, StackedPart, Stacks
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import NEVER_MS, first_ms_of
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry, Head, Link
-from riffle_spark.state.objects.encryption import PLAIN, Keys, Place, key_of
+from riffle_spark.state.objects.encryption import PLAIN, Keys, Place, key_id_of
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
 from riffle_spark.state.restore.fetched_ranges import FetchedRange, are_kept
 from riffle_spark.state.restore.prefetch import Budget, prefetched
@@ -75,7 +75,7 @@ class StackParts:
         for link in links:
             name, epoch = known[link.head]
             parts[link] = StackedPart(name, link.start, link.length, link.checksum, link.rows, epoch)
-        return {link: part for link, part in parts.items() if self._files.is_whole(part)}
+        return {link: part for link, part in parts.items() if self._files.is_intact(part)}
 
     def runs(self, key_group: int, parts: Sequence[StackedPart], timer_ms: int | None) -> tuple[Run, ...]:
         """Return the rows of a key-group's parts, the newest first. What was due before the timer is gone: it is what
@@ -86,18 +86,18 @@ class StackParts:
             return runs
         return tuple(replace(run, first_ms=first_ms_of(timer_ms)) for run in runs)
 
-    def let_go(self) -> None:
+    def close_removed(self) -> None:
         """Let go of files that were removed."""
-        self._files.let_go()
+        self._files.close_removed()
 
     def look_again(self) -> None:
         """Look at all files anew when they are needed next."""
         self._files = PartFiles(self._folder.path, self._keys)
 
-    def found_whole(self, parts: Iterable[StackedPart]) -> None:
+    def mark_verified(self, parts: Iterable[StackedPart]) -> None:
         """Note parts that were found whole when they were fetched, just now. Raises ``LocalDiskError``."""
         for part in parts:
-            self._files.found_whole(part)
+            self._files.mark_verified(part)
 
     def base(self, fetched: WantedSnapshot, came: Iterable[FetchedRange]) -> StackedPart:
         """Return a snapshot that was fetched as the lowest part of a stack. One whose rows cannot be read where they
@@ -111,13 +111,13 @@ class StackParts:
         part = StackedPart(self._stacks.name_of(fetched.path), 0, *of_snapshot)
         try:
             if came == [FetchedRange(0, snapshot.length, snapshot.checksum)]:
-                self._files.found_whole(part)
+                self._files.mark_verified(part)
             data = self._files.data(part)
         except DamagedCopy as error:
             raise self._blame(fetched, part, came, error) from error
-        if self._keys is not None and key_of(data) != PLAIN:
+        if self._keys is not None and key_id_of(data) != PLAIN:
             return part  # nothing was ever encrypted that cannot be read as it is
-        table = part_codec.opened(data, name)
+        table = part_codec.open_part(data, name)
         if part_codec.HASH in table.column_names:
             return part
         table = self._schema.sealed(self._schema.without_later_names(table, part.epoch))
@@ -135,7 +135,7 @@ class StackParts:
         if isinstance(error.__cause__, OSError):
             return refused
         try:
-            is_of_disk = self._files.check(part) or not are_kept(fetched.path, came)
+            is_of_disk = self._files.verify(part) or not are_kept(fetched.path, came)
         finally:
             fetched.path.unlink(missing_ok=True)
         name = paths.snapshot(fetched.store, fetched.key_group, fetched.snapshot.id)
@@ -143,7 +143,7 @@ class StackParts:
 
     def _sealed(self, data: bytes, place: Place) -> bytes:
         """Return a part's bytes, encrypted for this place if there are keys."""
-        return data if self._keys is None else self._keys.sealing()(data, place)
+        return data if self._keys is None else self._keys.new_encryption()(data, place)
 
     def discard(self, parts: Iterable[StackedPart]) -> None:
         """Remove the files of parts that became no stack's."""
@@ -189,14 +189,14 @@ class StackParts:
         self, key_group: int, parts: Sequence[StackedPart], timer_ms: int | None, *, bottom: bool
     ) -> tuple[bytes, int]:
         """Replace parts by one merged part if they are still there. Return its bytes, not encrypted, and its rows."""
-        self._files.doubt(parts)
-        table = merged_rows(self.runs(key_group, parts, timer_ms), self._schema, bottom=bottom)
+        self._files.unverify(parts)
+        table = merge_rows(self.runs(key_group, parts, timer_ms), self._schema, bottom=bottom)
         data = part_codec.encode(table, self._schema.due)
         part = self._written(key_group, data, table.num_rows, max((part.epoch for part in parts), default=FIRST))
         if self._stacks.replace_parts(key_group, parts, part) is None:
             self.discard([part])
         else:
-            self._files.forget(parts)
+            self._files.release_rows(parts)
         return data, table.num_rows
 
     def whole(self, key_group: int, stack: Stack, timer_ms: int | None, snapshot_id: str) -> tuple[bytes, int]:
@@ -205,7 +205,7 @@ class StackParts:
 
         Raises ``DamagedCopy``.
         """
-        self._files.doubt(stack.parts)
+        self._files.unverify(stack.parts)
         place = paths.snapshot_place(self._schema.store, key_group, snapshot_id)
         if len(stack.parts) == 1:
             data = self._files.as_snapshot(stack.parts[0], self._schema.store, key_group)
@@ -287,7 +287,7 @@ class StackFollower:
         try:
             found: Mapping[Link, memoryview | Exception] = getting.result()
             kept = kept_parts(self._folder, {k: data for k, data in found.items() if isinstance(data, memoryview)})
-            self._parts.found_whole(kept.values())
+            self._parts.mark_verified(kept.values())
         except Exception as trouble:  # noqa: BLE001 - the driver is told and orders it again
             found, kept = dict.fromkeys(run, trouble), {}
         for link, data in found.items():

@@ -162,7 +162,7 @@ def _names_in(text: Mapping[str, str], field: str) -> dict[str, str]:
 
 
 def with_key(text: Mapping[str, str], key: str) -> Mapping[str, str]:
-    """Return a stored schema that says with which key, as ``Keys.told``, the store's newest parts are encrypted."""
+    """Return a stored schema that names the key (``Keys.write_key``) of the store's newest parts."""
     if key in _NO_KEY:
         return {name: told for name, told in text.items() if name != _KEY} if _KEY in text else text
     return {**text, _KEY: key}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from riffle_spark.state.copies.folder import Folder, claim
-from riffle_spark.state.copies.run import merged
+from riffle_spark.state.copies.run import merge_runs
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Entry, Head, Link, Snapshot
@@ -103,5 +103,5 @@ class Place:
 
 def held(copy: OpenStack) -> dict[str, int]:
     """Return what a copy holds."""
-    table = merged(copy.runs, SCHEMA.key.names, SCHEMA.row_schema, bottom=True)
+    table = merge_runs(copy.runs, SCHEMA.key.names, SCHEMA.row_schema, bottom=True)
     return dict(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))
