@@ -15,7 +15,7 @@ from riffle_spark.state.copies.run import (
     Indices,
     Run,
     RunsOfKeyGroup,
-    due_rows,
+    find_due_rows,
     first_due_ms,
     known_first_ms,
     newest_by_group,
@@ -84,7 +84,7 @@ def _over_due(
         for kg, ms in sorted(first_ms.items())
         if ms <= until_ms and kg in stacks
     ]
-    due = due_rows(schema, below, until_ms)
+    due = find_due_rows(schema, below, until_ms)
     if not due.rows.num_rows:
         return changes
     there = pa.array(np.zeros(len(due.hashes), dtype=np.bool_))

@@ -15,7 +15,7 @@ from riffle_spark.state.copies.disk import default_local_dir
 from riffle_spark.state.copies.folder import Folder, claim
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Manifest
-from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, keys_of_text, text_of
+from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, parse_keys, read_key_source
 from riffle_spark.state.objects.open import StoreOptions, open_store, root_id
 from riffle_spark.state.objects.store import ObjectStore
 
@@ -80,7 +80,7 @@ def keys_of(home: Home) -> Keys | None:
     anew when their text has changed. Raises ``ConfigError`` if they, or the key of new parts, are not there.
     """
     keys = keys_in(home.encryption_keys or None, home.options.s3_region)
-    return keys.writing(home.key) if keys is not None and home.key else keys
+    return keys.with_write_key(home.key) if keys is not None and home.key else keys
 
 
 def keys_in(source: str | None, region: str | None) -> Keys | None:
@@ -89,10 +89,10 @@ def keys_in(source: str | None, region: str | None) -> Keys | None:
     """
     if source is None:
         return None
-    text = text_of(source)
+    text = read_key_source(source)
     kept = _keys.get(source)
     if kept is None or kept[0] != text:
-        kept = _keys[source] = text, keys_of_text(text, source, lambda wrapped: _unwrapped(wrapped, region))
+        kept = _keys[source] = text, parse_keys(text, source, lambda wrapped: _unwrapped(wrapped, region))
     return kept[1]
 
 
@@ -101,11 +101,11 @@ def drop_unreadable(folder: Folder, keys: Keys | None, *, anew: bool = False) ->
     return the copies that went with them. All files are looked at once, and again when the list has changed, or
     ``anew``.
     """
-    if keys is None or (not anew and _looked_over.get(folder.path) == keys.listed):
+    if keys is None or (not anew and _looked_over.get(folder.path) == keys.fingerprint):
         return []
-    dropped = folder.remove_undecryptable(keys.reads, HEADER_BYTES_MAX)
+    dropped = folder.remove_undecryptable(keys.can_decrypt, HEADER_BYTES_MAX)
     if dropped is not None:
-        _looked_over[folder.path] = keys.listed
+        _looked_over[folder.path] = keys.fingerprint
     return dropped or []
 
 
@@ -119,7 +119,7 @@ def home_with_keys(home: Home, settings: Settings) -> Home:
     """Return where state is with where its keys are, the newest of them to write with. Raises as ``keys_of``."""
     named = replace(home, encryption_keys=settings.encryption_keys or "", key="")
     keys = keys_of(named)
-    return named if keys is None else replace(named, key=keys.told)
+    return named if keys is None else replace(named, key=keys.write_key)
 
 
 def options_of(settings: Settings) -> StoreOptions:

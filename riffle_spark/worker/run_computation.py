@@ -16,7 +16,7 @@ from riffle_spark.columns import one_array, positions_of
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Order, without_letters
 from riffle_spark.process.blocks import block
 from riffle_spark.process.blocks.block import Batch, BlockComputation, BoolArray, ExpiringComputation, Update
-from riffle_spark.process.processors.processing import Outcome, Processing, seldom_collected
+from riffle_spark.process.processors.processing import Outcome, Processing, rare_garbage_collection
 from riffle_spark.process.processors.processor import InputByKey
 from riffle_spark.state.copies.element_columns import ElementColumns, ElementKeys
 from riffle_spark.state.copies.reading import CopyRuns
@@ -201,7 +201,7 @@ def run_by_key(
 
     Raises ``UserFunctionError`` with what the processor raised.
     """
-    with seldom_collected():
+    with rare_garbage_collection():
         processing = begun(order.times, f"store {order.store!r}")
         processing.collects = collects_for(order)
         processing.begin(_grouped(order, rows, touched))
@@ -266,8 +266,8 @@ def run_on_elements(
     until_ms = passes[-1][0] if passes else variable_kinds.NO_DUE
     asked = ElementKeys(touched.keys, schema.hashes(touched.keys), touched.key_groups, touched.spans)
     copies = {kg: CopyRuns(stacks[kg].runs, entry.timer_ms) for kg, entry in entries.items() if kg in stacks}
-    held = ElementColumns.of(schema, asked, copies, until_ms)
-    given = {name: block.Elements(one.owners, one.values, one.due_ms) for name, one in held.found.items()}
+    held = ElementColumns.read(schema, asked, copies, until_ms)
+    given = {name: block.Elements(one.owners, one.values, one.due_ms) for name, one in held.variables.items()}
     data = rows.drop_columns([SLOT, KEY_GROUP, HASH])
     update = timed(compute.over_elements)(
         block.ElementBatch(data, touched.codes, held.keys, given, until_ms, order.store)
@@ -289,7 +289,7 @@ def _element_rows(
     schema: VariableColumns, name: str, held: ElementColumns, update: block.ElementUpdate, gone: BoolArray
 ) -> Iterator[tuple[pa.Table, block.IndexArray]]:
     """Yield rows of a delta, and the number of the key of each: of new elements, of changed ones, of those that go."""
-    found, nothing = held.found[name], np.empty(0, np.int64)
+    found, nothing = held.variables[name], np.empty(0, np.int64)
     gone[update.removed.get(name, nothing)] = True
     if name in update.added:
         new = update.added[name]

@@ -90,7 +90,7 @@ def seal(
         tables.append((_OUTPUT_PART, output))
     chunks: list[bytes] = []
     parts: list[Part] = []
-    start, encrypted = 0, keys.sealing() if keys is not None else None
+    start, encrypted = 0, keys.new_encryption() if keys is not None else None
     for key_group, table in tables:
         data = part_codec.encode(table, due, packed=True)
         if encrypted is not None:

@@ -279,7 +279,9 @@ class Remedies:
         """Let the remedies of the project take part: their calls to the store are steps, their stamps are drawn."""
         patch.setattr(recovery, "open_store", lambda *_: self._world.stepped)
         patch.setattr(recovery, "_stamp", self._drawn_stamp)  # private: what it draws must be drawn from the seed
-        patch.setattr(recovery, "clocks", lambda: (self._world.clock.seconds(), self._world.clock.wall_ms() / 1000))
+        patch.setattr(
+            recovery, "machine_clocks", lambda: (self._world.clock.seconds(), self._world.clock.wall_ms() / 1000)
+        )
 
     def _drawn_stamp(self) -> Stamp:
         commit_id = self._world.log_seen.begins(self._chance.randbytes(16).hex())

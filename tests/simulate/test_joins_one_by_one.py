@@ -10,7 +10,7 @@ import pytest
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Member, TaskId
 from riffle_spark.simulate.play import Play
-from riffle_spark.simulate.policy import OURS, POLICIES
+from riffle_spark.simulate.policy import RIFFLE
 from riffle_spark.simulate.rules import rules_of
 from riffle_spark.simulate.world_file import world_of
 from tests.kit.assign_views import WHOLE, caught_up, settled, view
@@ -33,7 +33,7 @@ def joining(members: int, tasks: int, warmups: int, standbys: int, apart: int) -
             "events": [{"at": 60 + apart * n, "join": [{"id": f"new{n}", **MEMBER}]} for n in range(4)],
         }
     )
-    return Play(world, POLICIES[OURS], rules_of(world))
+    return Play(world, RIFFLE, rules_of(world))
 
 
 def copies(present: Assignment) -> set[tuple[TaskId, str]]:

@@ -49,7 +49,13 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry, Head, Manifest, Snapshot
 from riffle_spark.state.log.record import Record, decode, encode, joined
-from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, frame_of, key_of, keys_of_text, text_of
+from riffle_spark.state.objects.encryption import (
+    HEADER_BYTES_MAX,
+    frame_version,
+    key_id_of,
+    parse_keys,
+    read_key_source,
+)
 from riffle_spark.state.objects.open import StoreOptions, normalised, open_store
 from riffle_spark.state.objects.store import check_name
 from riffle_spark.state.schemas.plain_columns import PlainColumns
@@ -221,13 +227,13 @@ def _part(data: bytes, decrypted: Callable[[part_codec.Data], part_codec.Data] |
     pa.concat_tables([table, table]).combine_chunks().take(rows).validate(full=True)
     for schema in SCHEMAS:
         with suppress(CorruptStateError):
-            part_files.runs_of(part_codec.opened(decrypted(data) if decrypted else data, "part"), schema)
+            part_files.runs_of(part_codec.open_part(decrypted(data) if decrypted else data, "part"), schema)
 
 
 def _encrypted_part(data: bytes) -> None:
-    key_of(data[:HEADER_BYTES_MAX])
-    frame_of(data)
-    _part(data, lambda some: KEYS.opened(some, PLACE, "part"))
+    key_id_of(data[:HEADER_BYTES_MAX])
+    frame_version(data)
+    _part(data, lambda some: KEYS.decrypt(some, PLACE, "part"))
 
 
 def _encrypted_parts() -> list[bytes]:
@@ -237,20 +243,20 @@ def _encrypted_parts() -> list[bytes]:
 
 def _keys(text: str, where: str) -> None:
     """Read a list of keys without calling KMS for wrapped ones, and use the result."""
-    keys = keys_of_text(text, where, lambda wrapped: wrapped)
+    keys = parse_keys(text, where, lambda wrapped: wrapped)
     repr(keys)
-    keys.opened(keys.sealing()(b"a part", PLACE), PLACE, "part")
-    keys.writing(keys.told)
+    keys.decrypt(keys.new_encryption()(b"a part", PLACE), PLACE, "part")
+    keys.with_write_key(keys.write_key)
 
 
 def _keys_of_file(path: Path) -> None:
-    _keys(text_of(f"file:{path}"), f"file:{path}")
+    _keys(read_key_source(f"file:{path}"), f"file:{path}")
 
 
 def _keys_of_variable(data: bytes) -> None:
     """Read keys from an environment variable, which ends at its first NUL and need not be text."""
     os.environb[b"RIFFLE_FUZZ_KEYS"] = data.partition(b"\0")[0]
-    _keys(text_of("env:RIFFLE_FUZZ_KEYS"), "env:RIFFLE_FUZZ_KEYS")
+    _keys(read_key_source("env:RIFFLE_FUZZ_KEYS"), "env:RIFFLE_FUZZ_KEYS")
 
 
 def _lists_of_keys() -> list[bytes]:

@@ -68,7 +68,7 @@ def _read(store: ObjectStore, data: bytes, root: str) -> None:
     retention.start(log.first, tail, log.manifest, 0)
     retention.promise(tail.sequence + 1, 0)
     retention.take_free(tail.promised)
-    set().union(*log.listed_in(log.after(max(log.first, tail.sequence - 20)), log.first))
+    set().union(*log.listed_objects(log.after(max(log.first, tail.sequence - 20)), log.first))
     through(scan(store, tail, 20, 0, first=log.first))
 
 

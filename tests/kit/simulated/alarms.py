@@ -59,7 +59,7 @@ class _Ringing:
     def begin(self) -> None:
         pass
 
-    def enter(self, session: Session) -> None:
+    def set_session(self, session: Session) -> None:
         self._cells: Mapping[str, Any] = session.cells
         self._timers = session.timers
 
@@ -67,7 +67,7 @@ class _Ringing:
         assert isinstance(state, int)
         self._cells["sum"].update((_number(self._cells["sum"].get()) + state,))
 
-    def as_of(self, watermark_ms: int | None) -> None:
+    def set_watermark(self, watermark_ms: int | None) -> None:
         pass
 
     def rows(self, key: Key, rows: Iterator[Any]) -> Iterable[object]:
@@ -132,7 +132,7 @@ class _Values:
         values = states.column("n").to_pylist()
         return (iter(values[start:end]) for start, end in pairwise(positions))
 
-    def take(self, output: Iterable[object]) -> None:
+    def collect(self, output: Iterable[object]) -> None:
         self._taken.extend(output)
 
     def output(self) -> pa.Table:

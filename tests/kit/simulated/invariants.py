@@ -200,8 +200,8 @@ class History:
         found = self._decoded.get((name, checksum))
         if found is None:
             keys, part = self._keys(), pa.py_buffer(data)
-            in_plain = part if keys is None else keys.opened(part, place, name)
-            found = self._decoded[name, checksum] = part_codec.opened(in_plain, name)
+            in_plain = part if keys is None else keys.decrypt(part, place, name)
+            found = self._decoded[name, checksum] = part_codec.open_part(in_plain, name)
         return found
 
     def _keys(self) -> Keys | None:

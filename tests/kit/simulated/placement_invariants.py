@@ -21,7 +21,7 @@ from riffle_spark.protocol.ownership.view import view_of
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import Stacks
 from riffle_spark.state.log.manifest import Address, Head
-from riffle_spark.state.restore.copy_progress import _is_there  # private: whether a copy is whole
+from riffle_spark.state.restore.copy_progress import _has_files  # private: whether a copy is whole
 from riffle_spark.worker.upkeep_piece import _Piece  # private: what removes copies
 from tests.kit.simulated.world import World
 
@@ -152,6 +152,6 @@ class _Watched(Folder):
 
     def drop(self, store: str, key_group: int, stacks: Stacks | None = None) -> None:
         stack, head = (stacks or self.stacks(store)).read(key_group), self._heads.get((store, key_group))
-        if stack is not None and head not in {None, stack.head} and _is_there(self.path, stack):
+        if stack is not None and head not in {None, stack.head} and _has_files(self.path, stack):
             pytest.fail(f"I9: {store}, key-group {key_group} on {self.member} goes, though it has moved on")
         super().drop(store, key_group, stacks)
