@@ -49,24 +49,35 @@ def one_round(scenario: Scenario) -> dict[str, str]:
 
 
 WRITTEN: Json = {
-    "acceptable_recovery_lag": 7, "num_standbys": 2,
-    "standby_mode": "snapshot_pointer", "max_warmup_replicas": 3, "balance_band": 0.5,
-    "rack_aware_assignment_strategy": "min_cost", "rack_aware_assignment_traffic_cost": 4,
-    "rack_aware_assignment_non_overlap_cost": 5, "rack_aware_assignment_tags": ["zone"], "assignor": "sticky",
-    "include": {"disk": "ssd"}, "exclude": ["id=I2"], "forced_awareness": {"zone": ["a", "b"]},
+    "acceptable_recovery_lag": 7,
+    "num_standbys": 2,
+    "standby_mode": "snapshot_pointer",
+    "max_warmup_replicas": 3,
+    "balance_band": 0.5,
+    "rack_aware_assignment_strategy": "min_cost",
+    "rack_aware_assignment_traffic_cost": 4,
+    "rack_aware_assignment_non_overlap_cost": 5,
+    "rack_aware_assignment_tags": ["zone"],
+    "assignor": "sticky",
+    "include": {"disk": "ssd"},
+    "exclude": ["id=I2"],
+    "forced_awareness": {"zone": ["a", "b"]},
     "rebalance_enable": "owners",
-}  # fmt: skip
+}
 
 
 READ: Json = {
-    **WRITTEN, "rack_aware_assignment_tags": ("zone",), "include": (("disk", "ssd"),), "exclude": (("id", "I2"),),
+    **WRITTEN,
+    "rack_aware_assignment_tags": ("zone",),
+    "include": (("disk", "ssd"),),
+    "exclude": (("id", "I2"),),
     "forced_awareness": {"zone": ("a", "b")},
-}  # fmt: skip
+}
 
 
 def test_every_setting_of_assignment_can_be_said_in_a_file() -> None:
     """None is passed over. One that was removed is refused with what to do instead."""
-    assert {*WRITTEN} == {each.name for each in fields(AssignSettings)} & SETTING_LINES.keys()
+    assert {*WRITTEN} == {field.name for field in fields(AssignSettings)} & SETTING_LINES.keys()
     with pytest.raises(ConfigError, match="RIFFLE-0247"):
         changed(store_balance=0)
     content = {**CASE, "config": WRITTEN}

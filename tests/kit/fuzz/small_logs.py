@@ -39,8 +39,10 @@ def framed_record(body: bytes) -> bytes:
 
 def small_logs(records: Sequence[Record]) -> list[bytes]:
     """Return the log of these records, and the log of the first one alone."""
-    bodies = (pa.input_stream(pa.BufferReader(encode(one).split(b"\n", 1)[1]), compression="zstd") for one in records)
-    lines = [b"[%d,%s]" % (one.sequence, body.read()) for one, body in zip(records, bodies, strict=True)]
+    bodies = (
+        pa.input_stream(pa.BufferReader(encode(record).split(b"\n", 1)[1]), compression="zstd") for record in records
+    )
+    lines = [b"[%d,%s]" % (record.sequence, body.read()) for record, body in zip(records, bodies, strict=True)]
     return [b"\n".join(lines), lines[0]]
 
 
