@@ -67,7 +67,7 @@ class RunningJob:
         placement = self.driver.ownership.placement
         self._operators = JobOperators(operators, self._settings, watermark_source, placement.weights)
         self.lookup = KeyLookup(placement, self._operators)
-        self._frames = PlacedFrames(kept=len(Groups.of_query(stores, self._settings.store_groups).names))
+        self._frames = PlacedFrames(capacity=len(Groups.of_query(stores, self._settings.store_groups).names))
         self._run_id: str | None = None
         self._calls = JobCalls(self._home.root)
         self._policy: WatermarkPolicy = "min"

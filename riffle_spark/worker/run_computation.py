@@ -16,7 +16,7 @@ from riffle_spark.columns import one_array, positions_of
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Order, without_letters
 from riffle_spark.process.blocks import block
 from riffle_spark.process.blocks.block import Batch, BlockComputation, BoolArray, ExpiringComputation, Update
-from riffle_spark.process.processors.processing import Outcome, Processing, seldom_collected
+from riffle_spark.process.processors.processing import Outcome, Processing, rare_garbage_collection
 from riffle_spark.process.processors.processor import InputByKey
 from riffle_spark.state.copies.element_columns import ElementColumns, ElementKeys
 from riffle_spark.state.copies.reading import CopyRuns
@@ -201,7 +201,7 @@ def run_by_key(
 
     Raises ``UserFunctionError`` with what the processor raised.
     """
-    with seldom_collected():
+    with rare_garbage_collection():
         processing = begun(order.times, f"store {order.store!r}")
         processing.collects = collects_for(order)
         processing.begin(_grouped(order, rows, touched))

@@ -16,7 +16,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Head, Snapshot
 from riffle_spark.state.objects.store import ObjectStore, sent_since
-from riffle_spark.state.restore.copy_progress import IncomingSnapshots, head_of
+from riffle_spark.state.restore.copy_progress import IncomingSnapshots, read_head
 from riffle_spark.state.restore.follow import Follower
 from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader
@@ -96,12 +96,12 @@ class _Piece:
                 self.facts["drops_left"] = len(self._order.drops) - at
                 return
             try:
-                found = head_of(folder, stacks(drop.store), drop.key_group)
+                found = read_head(folder, stacks(drop.store), drop.key_group)
                 if found is not None and drop.head not in {None, found}:
                     self._copies[address] = found
                     continue
                 folder.drop(*address, stacks(drop.store))
-                incoming.forget(address)
+                incoming.remove(address)
                 self._copies.pop(address, None)  # a drop that came late may have found it further on than it was sought
                 self._gone.append(address)
             except Exception as trouble:  # noqa: BLE001 - one that fails leaves the others be
@@ -119,8 +119,8 @@ class _Piece:
         followed = follower.follow({(f.store, f.key_group): f.entry for f in order.follows})
         held = cache(folder.key_groups)
         for one in followed:
-            if one.at is not None:
-                self._copies[one.address] = one.at
+            if one.head is not None:
+                self._copies[one.address] = one.head
             elif one.address[1] not in held(one.address[0]):
                 self._gone.append(one.address)
             if not one.finished:
@@ -199,7 +199,7 @@ def take_snapshot(order: SnapshotOrder, keeper: StackKeeper, objects: ObjectStor
     try:
         taken = keeper.snapshot(order.key_group, order.entry, attempt)
     except DamagedCopy:
-        keeper.forget([order.key_group])
+        keeper.drop([order.key_group])
         taken = keeper.snapshot(order.key_group, order.entry, attempt)
     snapshot_id = paths.snapshot_id(taken.head.version, attempt)
     objects.put_if_absent(paths.snapshot(order.store, order.key_group, snapshot_id), taken.data)

@@ -7,7 +7,7 @@ upkeep.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from riffle_spark.assign.assignor import with_own
+from riffle_spark.assign.assignor import with_loaded_assignor
 from riffle_spark.errors import CorruptStateError, FencedError, LocalDiskError, Misplaced, OutOfDate
 from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.messages.upkeep_orders import UpkeepOrder
@@ -36,7 +36,7 @@ class Driver:
     """Runs one query's micro-batches, one at a time."""
 
     def __init__(self, settings: Settings, home: Home, ports: DriverPorts) -> None:
-        self._settings = settings = with_own(settings)
+        self._settings = settings = with_loaded_assignor(settings)
         self._home = home
         self._objects = ports.objects
         self._clock = ports.clock

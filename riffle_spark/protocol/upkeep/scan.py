@@ -12,7 +12,7 @@ from riffle_spark.protocol.upkeep.claim_work import ClaimWork, Steps
 from riffle_spark.protocol.upkeep.retention import Deletes, Retention, orphans
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import Log, beginning
+from riffle_spark.state.log.log import Log, first_sequence
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import ObjectStore
 
@@ -83,7 +83,7 @@ def scan(
     kept = log.read(max(begin, tail.promised)) if tail.promised < oldest.sequence else oldest
     retained = (log.read(sequence) for sequence in range(kept.sequence, tail.sequence + 1) if whole)
     listed = set[str]()
-    for told in log.listed_in(chain(retained, _later(log, tail, deletes)), begin):
+    for told in log.listed_objects(chain(retained, _later(log, tail, deletes)), begin):
         listed |= told
         yield
     yield from delete([paths.record(sequence) for sequence in range(begin, kept.full)])
@@ -112,7 +112,7 @@ def _beginning(objects: ObjectStore, names: Sequence[str], tail: Record, known: 
     promised = Log(objects, "").find(tail.promised)
     if promised is None or not objects.exists(paths.record(promised.full)):
         return begin  # that is damage, which is told where it is read
-    return beginning(objects, [begin, *present], promised.full) if begin < promised.full else begin
+    return first_sequence(objects, [begin, *present], promised.full) if begin < promised.full else begin
 
 
 def _unseen(objects: ObjectStore, tail: Record, newest: int) -> UnavailableError | FencedError:

@@ -155,7 +155,7 @@ def test_what_is_no_url_of_ours_shows_no_secret_either(form: str) -> None:
     assert masked(shown) == shown
 
 
-@pytest.mark.parametrize("url", ["/tmp/a@b", "file:///tmp/a:b@c?d#e", "s3://bucket/a/c:d", "hdfs://nn:8020/a", "hdfs:///a", ""])
+@pytest.mark.parametrize("url", ["/tmp/a@b", "file:///tmp/a:b@c?d#e", "s3://bucket/a/c:d", "hdfs://nn:8020/a", ""])
 def test_what_holds_no_secret_is_shown_as_it_is(url: str) -> None:
     """Local paths may have an @ in them."""
     assert masked(url) == url
