@@ -12,9 +12,9 @@ from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError, Un
 from riffle_spark.offline.checkpoint import Checkpoint, lacking
 from riffle_spark.offline.fenced import clocks, stopped
 from riffle_spark.offline.record_line import intact, line, offsets_before, target_of
-from riffle_spark.protocol.batch.enter import ends_alike, take_over_steps
+from riffle_spark.protocol.batch.enter import has_same_offsets, take_over_steps
+from riffle_spark.protocol.batch.recorded_requests import without_key_groups
 from riffle_spark.protocol.batch.records import Stamp, first_record
-from riffle_spark.protocol.batch.will import without_key_groups
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
@@ -352,7 +352,7 @@ def _batches_apart(spark: Checkpoint, root: str, tail: Record, records: Mapping[
     problem, lacks = f"Spark's next batch is {batch}, the state is at {tail.version}", lacking(tail.offsets, seen)
     if batch == tail.version and tail.offsets is not None and spark.offsets(batch) not in (None, tail.offsets):
         return f"batch {batch} is planned with other offsets than those it was committed with", forward
-    if batch == tail.version + 1 and not ends_alike(tail.offsets, spark.offsets(tail.version)):
+    if batch == tail.version + 1 and not has_same_offsets(tail.offsets, spark.offsets(tail.version)):
         said = f"batch {tail.version} has other offsets in the checkpoint than those it was committed with"
         return said, f"restore the other one of both from a backup, or {forward}"
     if batch > tail.version + 1:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from riffle_spark.assign.model import Lag, Member, Task, TaskId
 from riffle_spark.errors import ConfigError
-from riffle_spark.protocol.batch.will import obeyed_settings, will_in
+from riffle_spark.protocol.batch.recorded_requests import apply_settings, read_requests
 from riffle_spark.protocol.ownership.groups import GROUP, Groups
 from riffle_spark.protocol.ownership.known_copies import lag_without_copy
 from riffle_spark.protocol.ownership.view import assign_settings, recorded
@@ -79,7 +79,7 @@ def scenario_of_root(root: str, settings: Settings, changes: Changes, options: S
     groups = _groups(tail, settings, root)
     tasks = _tasks(log, tail, groups)
     owned, kept = defaultdict[str, list[TaskId]](list), defaultdict[str, list[TaskId]](list)
-    present, will = recorded(tail), will_in(tail.orders)
+    present, will = recorded(tail), read_requests(tail.orders)
     for t, owner in present.owners.items():
         owned[owner].append(t)
     for t, held in present.standbys.items():
@@ -91,7 +91,7 @@ def scenario_of_root(root: str, settings: Settings, changes: Changes, options: S
     names = {t: shards.get(t.key_group, str(t.key_group)) for t in (each.id for each in tasks)}
     names = {t: name if t.group == GROUP else f"{t.group}/{name}" for t, name in names.items()}
     pinned = groups.only(will.pins)
-    decided_by = assign_settings(obeyed_settings(settings, will.settings)[0], frozenset(will.drained))
+    decided_by = assign_settings(apply_settings(settings, will.settings)[0], frozenset(will.drained))
     most_standbys = max(map(len, present.standbys.values()), default=0)
     decided_by = replace(decided_by, num_standbys=max(decided_by.num_standbys, most_standbys))
     return Scenario(root, "root", decided_by, clients, tasks, events, names, pinned)

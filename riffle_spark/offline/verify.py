@@ -13,7 +13,7 @@ from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.offline.finding import Finding, Level, Verified
 from riffle_spark.offline.recovery import apart_from
 from riffle_spark.protocol.batch.enter import stale_rows
-from riffle_spark.protocol.batch.will import will_in
+from riffle_spark.protocol.batch.recorded_requests import read_requests
 from riffle_spark.state.copies.part_files import runs_of
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
@@ -184,7 +184,7 @@ def _check_line(looked: _Looked, tail: Record) -> None:
             problem = "this record does not follow the one before it: one of them is not what was written there"
             looked.say("state" if record is tail else "rollback", paths.record(sequence), problem, _RESTORE)
     try:
-        will_in(tail.orders)
+        read_requests(tail.orders)
     except CorruptStateError as error:
         looked.say_error("state", error, paths.record(tail.sequence))
 

@@ -17,7 +17,7 @@ from riffle_spark.offline.scenario_of_root import (
     scenario_of_root,
     sizes_of_root,
 )
-from riffle_spark.protocol.batch.will import Will, will_in
+from riffle_spark.protocol.batch.recorded_requests import RecordedRequests, read_requests
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import FULL_EVERY, Log
 from tests.kit.simulated.elastic_world import Elastic
@@ -95,7 +95,7 @@ def test_what_operators_asked_for_counts(query: Elastic) -> None:
     assert record is not None
     first, second = sorted(set(record.owners.values()))
     asked = {"pins": {"3": second}, "drained": [first], "settings": {"max_warmup_replicas": 7}}
-    assert will_in(record.orders) == Will()
+    assert read_requests(record.orders) == RecordedRequests()
     log = Log(query.memory, query.home.root)
     log.open()
     log.append(replace(record, kind="adopt", orders=asked, commit_id="asked", epoch=record.epoch + 1), log.manifest)

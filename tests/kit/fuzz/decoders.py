@@ -35,7 +35,7 @@ from riffle_spark.messages.upkeep_orders import (
 )  # fmt: skip
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.process.types import spark_schemas
-from riffle_spark.protocol.batch.will import obeyed_settings, will_in
+from riffle_spark.protocol.batch.recorded_requests import apply_settings, read_requests
 from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ownership.view import recorded
 from riffle_spark.protocol.ownership.weights import Weights
@@ -122,8 +122,8 @@ def _record(data: bytes) -> None:
     joined(record, record.entries)
     recorded(record)
     Weights().go_on(record.weights, Groups())
-    will = will_in(record.orders)
-    obeyed_settings(Settings(), will.settings)
+    will = read_requests(record.orders)
+    apply_settings(Settings(), will.settings)
     for store, text in record.schemas.items():
         schema_of_text(store, text)
         meanings_in(text)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from riffle_spark import RebalanceListener
-from riffle_spark.protocol.batch.will import will_in
+from riffle_spark.protocol.batch.recorded_requests import read_requests
 from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.testing import InlineBackground
 from tests.kit.simulated.elastic_world import Elastic
@@ -78,7 +78,7 @@ def test_a_lost_member_is_noticed_waited_for_and_replaced(tmp_path: Path) -> Non
     assert {state.id: state.state for state in world.driver.operations.members}[member] == "awaited"
     tail = world.log().tail
     assert tail is not None
-    told = will_in(tail.orders)
+    told = read_requests(tail.orders)
     assert (tail.kind, [wait.member.id for wait in told.awaited]) == ("orders", [member])
     assert told.homes == dict.fromkeys(map(task, lost), member)
     world.clock.advance(DELAY)

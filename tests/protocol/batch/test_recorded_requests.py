@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from riffle_spark.errors import CorruptStateError, FencedError, UnavailableError
 from riffle_spark.offline.recovery import rollback
 from riffle_spark.offline.switch import switch_dispatch
-from riffle_spark.protocol.batch.will import Wait, Will, changed_settings, obeyed_settings, will_in
+from riffle_spark.protocol.batch.recorded_requests import (
+    AwaitedMember,
+    RecordedRequests,
+    apply_settings,
+    changed_settings,
+    read_requests,
+)
 from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
@@ -33,11 +39,11 @@ TASKS = st.builds(task, st.integers(0, 32_767), st.sampled_from(["query", "heavy
 BY_TASK = st.dictionaries(TASKS, NAMES, max_size=3)
 OURS = ["drained", "pins", "slots", "settings", "awaited", "homes"]
 OTHERS = RESERVED.map(lambda drawn: {name: value for name, value in drawn.items() if name not in OURS})
-AWAITED = st.lists(st.builds(Wait, NUMBERS, MEMBERS), max_size=3, unique_by=lambda wait: wait.member.id).map(
+AWAITED = st.lists(st.builds(AwaitedMember, NUMBERS, MEMBERS), max_size=3, unique_by=lambda wait: wait.member.id).map(
     lambda waits: tuple(sorted(waits, key=lambda wait: wait.member.id))
 )
 WILLS = st.builds(
-    Will, st.lists(NAMES, max_size=3, unique=True).map(lambda names: tuple(sorted(names))), BY_TASK,
+    RecordedRequests, st.lists(NAMES, max_size=3, unique=True).map(lambda names: tuple(sorted(names))), BY_TASK,
     st.none() | st.integers(1, 64), RESERVED, AWAITED, BY_TASK, OTHERS,
 )  # fmt: skip
 
@@ -51,18 +57,18 @@ class BehindClock(ManualClock):
 
 
 @given(WILLS)
-def test_a_will_is_read_as_it_was_written(will: Will) -> None:
+def test_requests_are_read_as_they_were_written(requests: RecordedRequests) -> None:
     """What a later version keeps beside it included; what nobody asked for takes no byte."""
-    assert will_in(will.to_json()) == will
-    assert Will().to_json() == {}
-    assert not will.is_news_to(replace(will, homes={}))
+    assert read_requests(requests.to_json()) == requests
+    assert RecordedRequests().to_json() == {}
+    assert not requests.differs_from(replace(requests, homes={}))
 
 
 @given(st.sampled_from(OURS), JSON)
 def test_whatever_stands_in_a_will_is_read_or_refused(name: str, drawn: object) -> None:
     """With our error, and never another one; what is read is written back as it was."""
     with contextlib.suppress(CorruptStateError):
-        read = will_in({name: drawn}).to_json()
+        read = read_requests({name: drawn}).to_json()
         assert read.get(name, []) == (sorted(drawn) if isinstance(drawn, list) else drawn or [])
 
 
@@ -72,9 +78,9 @@ def test_settings_are_those_that_differ_and_come_back_checked() -> None:
     now = started.but(num_standbys=2, rack_aware_assignment_tags=["zone"])
     told = changed_settings(started, now)
     assert told == {"num_standbys": 2, "rack_aware_assignment_tags": ["zone"]}
-    assert obeyed_settings(started, told) == (now, {})
+    assert apply_settings(started, told) == (now, {})
     strange = {"of_tomorrow": [1], "max_warmup_replicas": -1, "key_groups": 8}
-    assert obeyed_settings(started, {**told, **strange}) == (now, strange)
+    assert apply_settings(started, {**told, **strange}) == (now, strange)
 
 
 def running(tmp_path: Path, executors: tuple[str, ...] = THREE, **changed: Any) -> Elastic:
@@ -175,7 +181,7 @@ def test_a_batch_after_a_will_comes_again_as_a_repeat(tmp_path: Path) -> None:
     world.check_state()
 
 
-@pytest.mark.parametrize("step", ["before will", "after will"])
+@pytest.mark.parametrize("step", ["before requests", "after requests"])
 def test_a_driver_that_dies_at_its_will_leaves_all_of_it_or_nothing(tmp_path: Path, step: str) -> None:
     """Before the put the log is as it was; after it the next driver obeys, though this one never used it."""
     world = running(tmp_path)
@@ -187,7 +193,7 @@ def test_a_driver_that_dies_at_its_will_leaves_all_of_it_or_nothing(tmp_path: Pa
     world.at_step = {}
     world.start()
     world.settle()
-    assert world.owned("1") == (owned if step == "before will" else set())
+    assert world.owned("1") == (owned if step == "before requests" else set())
     world.check_state()
 
 

@@ -1,0 +1,231 @@
+"""Housekeeping while the query is idle, and the handover of operator requests to the next driver.
+
+Theory of operation. Each record that commits a batch stores the operator requests in effect. While no batch arrives, a
+changed request is appended as a record of its own, in the same epoch, so a fenced driver cannot append it. A check
+sends no request and runs no job. Only if it finds a reason does it compute an assignment, plan upkeep and, if the
+requests have changed, put one record. The driver makes sure that a batch and a check never run at the same time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from riffle_spark.errors import UnavailableError
+from riffle_spark.protocol.batch.recorded_requests import (
+    AwaitedMember,
+    RecordedRequests,
+    apply_settings,
+    changed_settings,
+    read_requests,
+)
+from riffle_spark.protocol.batch.records import Stamp, requests_record
+from riffle_spark.protocol.delays import Delays
+from riffle_spark.protocol.ownership.groups import named
+from riffle_spark.protocol.ownership.membership import LiveMember, LostMember
+from riffle_spark.protocol.ownership.operations import Operations, OperatorOrders
+from riffle_spark.protocol.ownership.ownership import Ownership
+from riffle_spark.protocol.ports import DriverPorts, Executor
+from riffle_spark.protocol.upkeep.rounds import Rounds
+from riffle_spark.protocol.upkeep.upkeep import Upkeep, UpkeepInput
+from riffle_spark.settings import Settings
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.record import Record
+from riffle_spark.state.objects.store import sent_since
+
+__all__ = ["IDLE_SECONDS", "IdleHousekeeping"]
+
+IDLE_SECONDS = 1.0
+"""Housekeeping starts this long after a batch, because the next batch would do the same work."""
+_RECORD = "record"
+
+
+class IdleHousekeeping:
+    """One driver's housekeeping between batches. ``settings`` are those of the start of the query."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        log: Log,
+        operations: Operations,
+        ownership: Ownership,
+        upkeep: Upkeep,
+        rounds: Rounds,
+        ports: DriverPorts,
+    ) -> None:
+        self._started_settings = settings
+        self._log = log
+        self._operations = operations
+        self._ownership = ownership
+        self._upkeep = upkeep
+        self._rounds = rounds
+        self._ports = ports
+        self._clock_origin_ms = ports.clock.wall_ms() - ports.clock.seconds() * 1000
+        self._epoch: int | None = None
+        self._kept_requests = RecordedRequests()
+        """Settings and fields in the log that this version does not know. Each record repeats them."""
+        self._batch_ended_at = 0.0
+        self._has_open_upkeep = False
+        self._backoff: Delays[str] = Delays(1.0, 600.0)
+
+    def begin(self, tail: Record | None) -> None:
+        """Take over the requests in the newest record before this driver's claim.
+
+        Requests made to this driver are newer than those in its own record. If another driver ran in between, its
+        record is newer.
+        """
+        recorded = read_requests(tail.orders) if tail else RecordedRequests()
+        settings, refused_settings = apply_settings(self._started_settings, recorded.settings)
+        self._kept_requests = RecordedRequests(settings=refused_settings, unknown_fields=recorded.unknown_fields)
+        placement = self._ownership.placement
+        placement.weights.go_on(self._log.weights, placement.groups)
+        lost_members = {waiting.member.id: self._lost_member(waiting) for waiting in recorded.awaited}
+        self._ownership.membership.lost.update(lost_members)
+        placement.homes.resume(placement.groups.only(recorded.homes))
+        own_epoch = self._epoch
+        self._epoch = self._log.tail.epoch if self._log.tail else None
+        if tail is None or tail.epoch == own_epoch:
+            return
+        has_run = own_epoch is not None
+        pins = placement.groups.only(recorded.pins)
+        orders = OperatorOrders(
+            pins,
+            frozenset(recorded.drained),
+            recorded.slots,
+            settings if has_run or settings != self._started_settings else None,
+        )
+        self._operations.take_over(orders, alone=has_run)
+        if dropped_pins := [named(task) for task in recorded.pins if task not in pins]:
+            placement.warn(
+                f"[RIFFLE-0802] Dropped the pins {', '.join(dropped_pins)}, because their co-location groups no longer "
+                "exist.\n  What to do: Pin the key-groups again under their present group, if they should stay pinned."
+            )
+        if in_effect := _requests_in_effect(replace(recorded, pins=pins), refused_settings):
+            placement.warn(
+                f"[RIFFLE-0803] Requests made to an earlier driver are still in effect: {in_effect}.\n"
+                "  What to do: Undrain, unpin or reconfigure what should end."
+            )
+
+    def orders(self) -> dict[str, object]:
+        """Return the operator requests for the next record."""
+        return self._requests().to_json()
+
+    def _requests(self) -> RecordedRequests:
+        orders = self._operations.orders
+        lost, homes = self._ownership.placement.awaited(self._ports.clock.seconds())
+        changed = changed_settings(self._started_settings, orders.settings) if orders.settings else {}
+        return replace(
+            self._kept_requests,
+            drained=tuple(sorted(orders.drained)),
+            pins=dict(orders.pins),
+            slots=orders.slots,
+            settings={**self._kept_requests.settings, **changed},
+            homes=homes,
+            awaited=tuple(
+                AwaitedMember(round(self._clock_origin_ms + member.since * 1000), member.living.recorded())
+                for member in lost
+            ),
+        )
+
+    def _lost_member(self, waiting: AwaitedMember) -> LostMember:
+        """Return an awaited member, lost at the latest now, even if the clock was set back."""
+        member = waiting.member
+        living = LiveMember(member.id, Executor(member.executor, member.host, member.slots), member.rack, member.tags)
+        lost_at = (waiting.since_ms - self._clock_origin_ms) / 1000
+        return LostMember(living, min(lost_at, self._ports.clock.seconds()), planned=False)
+
+    def batch_ended(self) -> None:
+        """Note the end of a batch, whose upkeep may still be open."""
+        self._batch_ended_at = self._ports.clock.seconds()
+        self._has_open_upkeep = True
+
+    def check(self, executors: Sequence[Executor], settings: Settings, upkeep_input: Callable[[], UpkeepInput]) -> bool:
+        """Do the housekeeping that is due; return whether there was any. Reads ``upkeep_input`` for these executors.
+
+        Raises ``FencedError`` if another driver has appended, ``UnavailableError`` if the store does not answer.
+        """
+        now = self._ports.clock.seconds()
+        if now - self._batch_ended_at < IDLE_SECONDS or not executors:
+            return False
+        is_due = self._is_due(executors, settings.state_cleanup_delay, now)
+        if is_due:
+            self._assign_and_plan(executors, upkeep_input, now)
+        return self._write_requests() or is_due
+
+    def _is_due(self, executors: Sequence[Executor], cleanup_delay: float, now: float) -> bool:
+        ownership = self._ownership
+        return (
+            tuple(executors) != ownership.membership.executors
+            or ownership.placement.is_requested()
+            or bool(self._rounds.arrived or ownership.membership.lost or ownership.membership.without_census(executors))
+            or ownership.placement.present.needs_probe
+            or ownership.copies.idle.is_due(now, cleanup_delay)
+            or (self._has_open_upkeep and not self._ports.background.busy())
+        )
+
+    def _assign_and_plan(
+        self, executors: Sequence[Executor], upkeep_input: Callable[[], UpkeepInput], now: float
+    ) -> None:
+        current = upkeep_input()
+        stores = tuple(operator.store for operator in current.operators)
+        self._upkeep.gather(self._ownership)
+        assignment = self._ownership.placement.present
+        self._ownership.layout_for(executors, current.manifest, stores, current.home, now, between=True)
+        if self._ownership.placement.present is not assignment or not self._ports.background.busy():
+            self._has_open_upkeep = self._upkeep.plan_idle(upkeep_input(), now)
+
+    def _write_requests(self) -> bool:
+        """Append the requests if the newest record has others; return whether a record was appended."""
+        tail = self._log.tail
+        now = self._ports.clock.seconds()
+        if tail is None or self._backoff.holds(_RECORD, now):
+            return False
+        if self._log.unclear:
+            self._settle(now)
+        elif self._requests().differs_from(read_requests(tail.orders)):
+            self._append(tail, now)
+        else:
+            return False
+        return True
+
+    def _append(self, tail: Record, now: float) -> None:
+        manifest = self._log.manifest
+        requests_before = dict(self._ports.objects.requests)
+        snapshots = self._upkeep.snapshots(manifest, self._ownership)
+        stamp = Stamp(self._ports.new_id(), self._ports.clock.wall_ms())
+        draft = requests_record(tail, self._ownership, self.orders(), stamp)
+        draft = replace(draft, promised=self._upkeep.promise(tail.sequence + 1))
+        self._ports.reached("before requests")
+        try:
+            record = self._log.append(draft, manifest.changed(snapshots))
+        except UnavailableError:
+            self._backoff.failed(_RECORD, now)
+            raise
+        finally:
+            if self._ports.upkeep_objects is not None:
+                self._upkeep.count_requests(sent_since(requests_before, self._ports.objects.requests))
+        self._ports.reached("after requests")
+        self._backoff.forget(_RECORD)
+        self._upkeep.committed(record, manifest, snapshots)
+        self._ownership.copies.known.replaced(record.sequence, manifest, snapshots)
+
+    def _settle(self, now: float) -> None:
+        """Find out whether an unanswered append was committed."""
+        try:
+            tail = self._log.settle()
+        except UnavailableError:
+            self._backoff.failed(_RECORD, now)
+            raise
+        self._upkeep.start(None, tail, self._log.manifest)
+
+
+def _requests_in_effect(requests: RecordedRequests, refused_settings: Mapping[str, object]) -> str:
+    """Return a list of the requests for a warning, empty if there are none."""
+    phrases = []
+    if requests.drained:
+        phrases.append(f"drained: {', '.join(requests.drained)}")
+    if requests.pins:
+        phrases.append(f"pinned: {', '.join(f'{named(task)} to {member}' for task, member in requests.pins.items())}")
+    if requests.slots:
+        phrases.append(f"at most {requests.slots} slots per executor")
+    for name, value in sorted(requests.settings.items()):
+        phrases.append(f"{name} = {value!r}" + (" (unknown to this version)" if name in refused_settings else ""))
+    return ", ".join(phrases)

@@ -1,0 +1,158 @@
+"""Operator requests as the log's records store them (``Record.orders``; see docs/formats.md)."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from riffle_spark.assign.model import TaskId
+from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.protocol.ownership.groups import named, task_named
+from riffle_spark.settings import LIVE, Settings
+from riffle_spark.state.log.record import RecordedMember
+
+__all__ = [
+    "AwaitedMember",
+    "RecordedRequests",
+    "apply_settings",
+    "changed_settings",
+    "read_requests",
+    "without_key_groups",
+]
+
+_FIELDS = frozenset({"drained", "pins", "slots", "settings", "awaited", "homes"})
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedMember:
+    """A lost member whose return the driver awaits since ``since_ms`` (milliseconds since the epoch)."""
+
+    since_ms: int
+    member: RecordedMember
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRequests:
+    """Requests in effect: drained members, pins by task, at most ``slots`` per executor, and changed live settings.
+
+    ``slots`` is ``None`` for one slot per core. ``awaited`` are lost members, and ``homes`` the member to which each of
+    their tasks returns. ``unknown_fields`` were written by a later version and are kept.
+    """
+
+    drained: tuple[str, ...] = ()
+    pins: Mapping[TaskId, str] = field(default_factory=dict)
+    slots: int | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+    awaited: tuple[AwaitedMember, ...] = ()
+    homes: Mapping[TaskId, str] = field(default_factory=dict)
+    unknown_fields: Mapping[str, object] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the record's field, without empty entries."""
+        entries = {
+            "drained": sorted(self.drained),
+            "pins": {named(task): member for task, member in sorted(self.pins.items())},
+            "slots": self.slots,
+            "settings": dict(sorted(self.settings.items())),
+            "awaited": {waiting.member.id: [waiting.since_ms, waiting.member.to_json()] for waiting in self.awaited},
+            "homes": {named(task): member for task, member in sorted(self.homes.items())},
+        }
+        return {
+            **self.unknown_fields,
+            **{name: value for name, value in entries.items() if value not in (None, [], {})},
+        }
+
+    def differs_from(self, recorded: "RecordedRequests") -> bool:
+        """Whether these requests deserve a record of their own. Homes alone do not: they change with every return."""
+        return replace(self, homes={}) != replace(recorded, homes={})
+
+
+def without_key_groups(orders: Mapping[str, object]) -> dict[str, object]:
+    """Return a record's field without pins and homes, for a change that renumbers key-groups."""
+    return {name: value for name, value in orders.items() if name not in ("pins", "homes")}
+
+
+def read_requests(orders: Mapping[str, object]) -> RecordedRequests:
+    """Read a record's field. Raises ``CorruptStateError`` if this version cannot read it."""
+    try:
+        awaited = _mapping(orders, "awaited")
+        return RecordedRequests(
+            drained=_member_names(orders.get("drained", [])),
+            pins=_by_task(orders, "pins"),
+            slots=_slot_limit(orders.get("slots")),
+            settings=_mapping(orders, "settings"),
+            awaited=tuple(_awaited_member(name, awaited[name]) for name in sorted(awaited)),
+            homes=_by_task(orders, "homes"),
+            unknown_fields={name: value for name, value in orders.items() if name not in _FIELDS},
+        )
+    except (TypeError, ValueError) as error:
+        raise CorruptStateError(
+            f"The newest record has operator requests that cannot be read: {error}.",
+            remedy="Run the version of riffle-spark that wrote the record, or a newer one.",
+            where="orders",
+            id="RIFFLE-0227",
+        ) from error
+
+
+def _mapping(orders: Mapping[str, object], name: str) -> dict[str, object]:
+    value = orders.get(name, {})
+    if type(value) is not dict:
+        raise TypeError(f"{name} = {value!r}")
+    return value
+
+
+def _by_task(orders: Mapping[str, object], name: str) -> dict[TaskId, str]:
+    try:
+        members = {task_named(task): _member_name(member) for task, member in _mapping(orders, name).items()}
+    except ValueError as error:
+        raise ValueError(f"{name} has {error}") from None
+    return dict(sorted(members.items()))
+
+
+def _slot_limit(slots: object) -> int | None:
+    if slots is not None and (type(slots) is not int or slots < 1):
+        raise TypeError(f"slots = {slots!r}")
+    return slots
+
+
+def _member_names(members: object) -> tuple[str, ...]:
+    if type(members) is not list:
+        raise TypeError(f"drained = {members!r}")
+    return tuple(sorted(map(_member_name, members)))
+
+
+def _member_name(member: object) -> str:
+    if type(member) is not str:
+        raise TypeError(f"member {member!r}")
+    return member
+
+
+def _awaited_member(name: str, row: object) -> AwaitedMember:
+    if type(row) is not list or len(row) != 2 or type(row[0]) is not int or type(row[1]) is not list:
+        raise TypeError(f"awaited = {row!r}")
+    member = RecordedMember.from_json(row[1])
+    if member.id != name:
+        raise ValueError(f"member {member.id!r} under {name!r}")
+    return AwaitedMember(row[0], member)
+
+
+def changed_settings(started: Settings, current: Settings) -> dict[str, object]:
+    """Return, as JSON, the live settings that differ from those at the start. Functions are left out."""
+    changed: dict[str, object] = {}
+    for name in sorted(LIVE):
+        if getattr(current, name) != getattr(started, name):
+            with suppress(TypeError):
+                changed[name] = json.loads(json.dumps(getattr(current, name)))
+    return changed
+
+
+def apply_settings(started: Settings, changes: Mapping[str, object]) -> tuple[Settings, dict[str, object]]:
+    """Return the settings with recorded changes, and the changes that this version does not know or allow."""
+    settings = started
+    refused = {name: value for name, value in changes.items() if name not in LIVE}
+    for name in sorted(changes.keys() & LIVE):
+        try:
+            settings = settings.but(**{name: changes[name]})
+        except ConfigError:
+            refused[name] = changes[name]
+    return settings, refused
