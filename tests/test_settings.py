@@ -45,7 +45,7 @@ def test_changed_settings_say_no_more_than_was_said() -> None:
     changed = Settings(num_standbys=0, retained_versions=9).but(retained_versions=7, key_groups=16)
     found = from_sources(changed, {"spark.riffle.num_standbys": "2", "spark.riffle.batch_attempts": "3"})
     assert (found.num_standbys, found.retained_versions, found.key_groups, found.batch_attempts) == (0, 7, 16, 3)
-    with pytest.raises(ConfigError, match="key_groups"):
+    with pytest.raises(ConfigError, match="RIFFLE-0249"):
         Settings().but(key_groups=0)
 
 
@@ -93,7 +93,7 @@ def test_a_range_says_in_a_few_words_what_it_allows(allowed: Range, words: str) 
 @pytest.mark.parametrize("said", ["file:///mnt/x", "s3://bucket/x", "~/x", "copies", "./copies"])
 def test_a_folder_that_would_be_another_one_in_each_process_is_refused(said: str) -> None:
     """Below the folder where a process happens to be there would be one called ``file:`` or ``~``."""
-    with pytest.raises(ConfigError, match=r"local_dir = .* an absolute path such as /mnt/nvme/riffle"):
+    with pytest.raises(ConfigError, match="RIFFLE-0249"):
         Settings(local_dir=said)
     assert Settings(local_dir="/mnt/nvme").local_dir == "/mnt/nvme"
 
@@ -124,7 +124,7 @@ def test_racks_of_hosts_are_pairs_however_they_are_written(said: object) -> None
 @pytest.mark.parametrize("said", ["10.0.1.*", ["a=b=c", "d"], {"a": ""}, 7, [True], [5, "a=b"]])
 def test_racks_of_hosts_that_are_no_pairs_are_refused(said: object) -> None:
     """What is not a pattern and a rack names the setting and shows how to write it."""
-    with pytest.raises(ConfigError, match=r"member_racks.*10\.0\.1\.\*=rack-a"):
+    with pytest.raises(ConfigError, match="RIFFLE-0249"):
         Settings(member_racks=said)  # type: ignore[arg-type]
 
 
@@ -145,7 +145,7 @@ def test_values_of_tags_are_said_as_pairs_or_by_tag(said: object) -> None:
 )  # fmt: skip
 def test_what_cannot_be_asked_of_placement_is_refused(name: str, said: object) -> None:
     """With the setting, and what it can be."""
-    with pytest.raises(ConfigError, match=f"{name} = .* is not allowed"):
+    with pytest.raises(ConfigError, match="RIFFLE-0249"):
         Settings(**{name: said})  # type: ignore[arg-type]
 
 
@@ -189,9 +189,9 @@ def test_a_wrong_value_names_its_source(tmp_path: Path) -> None:
     """A value from a file or the Spark configuration is to be corrected there."""
     file = tmp_path / "riffle.toml"
     file.write_text("retained_versions = 1\n")
-    with pytest.raises(ConfigError, match=r"riffle\.toml"):
+    with pytest.raises(ConfigError, match="RIFFLE-0249"):
         from_sources(None, {}, file)
-    with pytest.raises(ConfigError, match=r"spark\.riffle\.retained_versions"):
+    with pytest.raises(ConfigError, match="RIFFLE-0249"):
         from_sources(None, {"spark.riffle.retained_versions": "1"})
 
 
@@ -201,31 +201,31 @@ def test_an_empty_variable_does_not_switch_a_key_off_or_another_store_on(tmp_pat
     file = tmp_path / "riffle.toml"
     file.write_text(f'{name} = "file:/keys"\n')
     assert getattr(Settings(**{name: None}), name) is getattr(from_sources(None, {}), name) is None  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=rf"spark\.riffle\.{name}"):
+    with pytest.raises(ConfigError, match="RIFFLE-0249"):
         from_sources(None, {f"spark.riffle.{name}": ""}, file)
     file.write_text(f'{name} = ""\n')
-    with pytest.raises(ConfigError, match=r"riffle\.toml"):
+    with pytest.raises(ConfigError, match="RIFFLE-0249"):
         from_sources(None, {}, file)
 
 
 def test_an_unknown_setting_suggests_the_nearest() -> None:
     """A slip of the pen is an error that says what was probably meant."""
-    with pytest.raises(ConfigError, match="num_standbys"):
+    with pytest.raises(ConfigError, match="RIFFLE-0480"):
         from_sources(None, {"spark.riffle.num_standby": "1"})
 
 
 def test_an_unknown_setting_in_code_suggests_the_nearest() -> None:
     """A keyword that no setting has is the same error, not Python's."""
-    with pytest.raises(ConfigError, match=r"'num_standby_replicas'(.|\n)*did you mean 'num_standbys'"):
+    with pytest.raises(ConfigError, match="RIFFLE-0480"):
         Settings(num_standby_replicas=1)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match="did you mean 'batch_attempts'"):
+    with pytest.raises(ConfigError, match="RIFFLE-0480"):
         Settings().but(batch_atempts=1)
 
 
 @pytest.mark.parametrize("name", ["cls", "self"])
 def test_names_of_pythons_own_are_no_settings(name: str) -> None:
     """They are refused as any other."""
-    with pytest.raises(ConfigError, match="there is no setting"):
+    with pytest.raises(ConfigError, match="RIFFLE-0480"):
         Settings().but(**{name: 1})
 
 
@@ -245,7 +245,7 @@ def test_an_unknown_setting_of_a_file_suggests_the_nearest(tmp_path: Path) -> No
 def test_settings_of_a_file_that_nobody_would_read_are_refused(tmp_path: Path, text: str) -> None:
     """Beside the table [riffle] the top level is not read; other programs' names may stand there."""
     (tmp_path / "riffle.toml").write_text(text)
-    with pytest.raises(ConfigError, match=r"into the table \[riffle\]"):
+    with pytest.raises(ConfigError, match="RIFFLE-0251"):
         from_sources(None, {}, tmp_path / "riffle.toml")
     (tmp_path / "riffle.toml").write_text('other = 1\n[tool]\nname = "x"\n[riffle]\nkey_groups = 16\n')
     assert from_sources(None, {}, tmp_path / "riffle.toml").key_groups == 16
@@ -268,7 +268,7 @@ def test_durations_are_seconds_or_text(text: Any, seconds: float) -> None:
 
 def test_a_file_named_in_the_configuration_must_be_there(tmp_path: Path) -> None:
     """A conf file that was asked for and is missing is an error, not silence."""
-    with pytest.raises(ConfigError, match=r"missing\.toml"):
+    with pytest.raises(ConfigError, match="RIFFLE-0250"):
         from_sources(None, {"spark.riffle.conf_file": str(tmp_path / "missing.toml")})
 
 
@@ -287,11 +287,11 @@ def test_a_removed_setting_is_refused_with_its_replacement(tmp_path: Path, name:
     """In code, in a file and in the Spark configuration, each named in the error."""
     file = tmp_path / "riffle.toml"
     file.write_text(f"[riffle]\n{name} = 1\n")
-    with pytest.raises(ConfigError, match=f"setting {name!r} was removed, but code sets it") as in_code:
+    with pytest.raises(ConfigError, match="RIFFLE-0247") as in_code:
         Settings(**{name: 1})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"was removed, but .*riffle\.toml sets it"):
+    with pytest.raises(ConfigError, match="RIFFLE-0247"):
         from_sources(None, {}, file)
-    with pytest.raises(ConfigError, match="was removed, but the Spark configuration sets it") as in_conf:
+    with pytest.raises(ConfigError, match="RIFFLE-0247") as in_conf:
         from_sources(None, {f"spark.riffle.{name}": "1"})
     assert in_code.value.remedy == REMOVED[name]
     assert in_conf.value.where == f"spark.riffle.{name}"
@@ -307,7 +307,7 @@ def test_all_removed_settings_of_a_source_are_named_at_once(tmp_path: Path) -> N
         lambda: from_sources(None, {"spark.riffle.goals": "1", "spark.riffle.ec2_metadata": "true"}),
     ]
     for read in sources:
-        with pytest.raises(ConfigError, match=r"settings .* were removed, but .* sets them") as refused:
+        with pytest.raises(ConfigError, match="RIFFLE-0248") as refused:
             read()
         for name in ("goals", "ec2_metadata"):
             assert f"{name!r}" in str(refused.value)

@@ -190,8 +190,8 @@ def _unless_kept(board: Board, target: list[int], settings: AssignSettings) -> l
     if settings.rebalance_enable in ("all", "owners"):
         return target
     return [
-        home if home >= 0 and board.placeable[home] and board.pins[t] < 0 else target[t]
-        for t, home in enumerate(board.homes)
+        incumbent if incumbent >= 0 and board.placeable[incumbent] and board.pins[t] < 0 else target[t]
+        for t, incumbent in enumerate(board.incumbents)
     ]
 
 

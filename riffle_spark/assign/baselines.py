@@ -72,9 +72,9 @@ def _levelled(board: Board) -> list[int]:
 
 def _prior(board: Board, task: int, able: Sequence[int]) -> int:
     """Return the member that the task was taken from if it is back with its copy, else the owner that it has."""
-    home, owner = board.homes[task], board.owners[task]
-    if home in able and home in board.ranks[task]:
-        return home
+    incumbent, owner = board.incumbents[task], board.owners[task]
+    if incumbent in able and incumbent in board.ranks[task]:
+        return incumbent
     return owner if owner in able else NOBODY
 
 

@@ -19,12 +19,14 @@ WITHOUT_STATE: tuple[Kind, ...] = ("stateless",)
 class Board:
     """Some kinds of tasks and all members, by position.
 
-    ``live`` members can own now, ``placeable`` ones should own in the end; awaited members are placeable and not live.
-    ``may_own`` says who is both, ``owning`` how many are. ``ranks[task]`` holds the rank of every member with a copy,
-    ``absent[task]`` that of all others: how far from caught up, 0 being caught up (KIP-441). ``homes[task]`` is the
-    member the task belongs to: its owner, or the awaited or returned member that it was taken from; ``aims[task]`` the
-    target the assignment before this one had for it. ``base`` is how many tasks of other kinds each member carries.
-    ``shunned[task]`` are members that should have no copy of it; empty where that is nobody for any task.
+    ``live`` members can own now. ``placeable`` members should own in the end. A member that is awaited is placeable but
+    not live. ``may_own`` marks the members that are both; ``owning`` is their number.
+
+    ``ranks[task]`` has the rank of every member with a copy, ``absent[task]`` the rank of all others. The rank is the
+    distance from caught up, 0 is caught up (KIP-441). ``incumbents[task]`` is the member that may have the task without
+    a move: its owner, or the awaited or returned member that lost it. ``aims[task]`` is its owner in the target of the
+    assignment before. ``base`` is the number of tasks of other kinds on each member. ``quarantined[task]`` are the
+    members that should have no copy of it; the tuple is empty if no task has any.
     """
 
     members: tuple[Member, ...]
@@ -33,7 +35,7 @@ class Board:
     may_own: tuple[bool, ...]
     tasks: tuple[Task, ...]
     owners: tuple[int, ...]
-    homes: tuple[int, ...]
+    incumbents: tuple[int, ...]
     pins: tuple[int, ...]
     aims: tuple[int, ...]
     standbys: tuple[tuple[int, ...], ...]
@@ -42,7 +44,7 @@ class Board:
     absent: tuple[int, ...]
     owning: int
     base: tuple[int, ...]
-    shunned: tuple[frozenset[int], ...] = ()
+    quarantined: tuple[frozenset[int], ...] = ()
 
     @property
     def slots(self) -> list[int]:
@@ -58,9 +60,9 @@ class Board:
         """Return how far ``member`` is from caught up on ``task``; 0 is caught up."""
         return self.ranks[task].get(member, self.absent[task])
 
-    def shuns(self, task: int, member: int) -> bool:
+    def is_quarantined(self, task: int, member: int) -> bool:
         """Tell whether ``member`` should have no copy of ``task``."""
-        return bool(self.shunned) and member in self.shunned[task]
+        return bool(self.quarantined) and member in self.quarantined[task]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,9 @@ def board_of(view: View, kinds: Collection[Kind], settings: AssignSettings) -> B
         may_own=may_own,
         tasks=order.tasks,
         owners=owners,
-        homes=tuple(order.position.get(view.homes.get(task.id, ""), owners[t]) for t, task in enumerate(order.tasks)),
+        incumbents=tuple(
+            order.position.get(view.prior_owners.get(task.id, ""), owners[t]) for t, task in enumerate(order.tasks)
+        ),
         aims=tuple(order.position.get(view.target.get(task.id, ""), NOBODY) for task in order.tasks),
         pins=tuple(order.position.get(view.pins.get(task.id, ""), NOBODY) for task in order.tasks),
         standbys=standbys,
@@ -104,14 +108,14 @@ def board_of(view: View, kinds: Collection[Kind], settings: AssignSettings) -> B
         absent=tuple(absent for _, absent in ranked),
         owning=sum(may_own),
         base=(0,) * len(order.members),
-        shunned=_shunned(view, order),
+        quarantined=_quarantined_members(view, order),
     )
 
 
-def _shunned(view: View, order: "_Order") -> tuple[frozenset[int], ...]:
-    if not view.shunned:
+def _quarantined_members(view: View, order: "_Order") -> tuple[frozenset[int], ...]:
+    if not view.quarantined:
         return ()
-    named = (view.shunned.get(task.id, ()) for task in order.tasks)
+    named = (view.quarantined.get(task.id, ()) for task in order.tasks)
     return tuple(frozenset(order.position[name] for name in names if name in order.position) for names in named)
 
 

@@ -59,8 +59,8 @@ def rows_of(board: Board, settings: AssignSettings) -> AlikeTasks:
         if costs:
             allowed = tuple(may and cost is not None for may, cost in zip(able, costs[t], strict=True))
             allowed = allowed if any(allowed) else able
-        if board.shunned and board.shunned[t]:
-            rest = tuple(may and not board.shuns(t, m) for m, may in enumerate(allowed))
+        if board.quarantined and board.quarantined[t]:
+            rest = tuple(may and not board.is_quarantined(t, m) for m, may in enumerate(allowed))
             allowed = rest if any(rest) else allowed
         of.append(keys.setdefault((task.id.group, allowed), len(keys)))
     matrix = np.array([allowed for _, allowed in keys], bool).reshape(len(keys), len(board.members))
@@ -78,29 +78,29 @@ def free_sets_of(board: Board, rows: AlikeTasks) -> list[FreeSet]:
     """Return the free set of every task."""
     single = {m: (m,) for m in range(len(board.members))}
     free_sets: list[FreeSet] = []
-    for t, home in enumerate(board.homes):
+    for t, incumbent in enumerate(board.incumbents):
         if board.pins[t] != NOBODY:
             free_sets.append(single[board.pins[t]])
-        elif home != NOBODY and rows.allowed[rows.of[t], home] and _may_stay(board, t):
-            free_sets.append(single[home])
+        elif incumbent != NOBODY and rows.allowed[rows.of[t], incumbent] and _may_stay(board, t):
+            free_sets.append(single[incumbent])
         else:
             free_sets.append(_most_caught_up(board, t, rows))
     return free_sets
 
 
 def _may_stay(board: Board, task: int) -> bool:
-    """Tell whether the task's home is awaited, has just returned, or is as caught up as any."""
-    home, ranks = board.homes[task], board.ranks[task]
-    if home != board.owners[task] or ranks.get(home, 1) == 0:
+    """Tell whether the task's incumbent is awaited, has just returned, or is as caught up as any."""
+    incumbent, ranks = board.incumbents[task], board.ranks[task]
+    if incumbent != board.owners[task] or ranks.get(incumbent, 1) == 0:
         return True
-    own = board.rank(task, home)
+    own = board.rank(task, incumbent)
     return all(rank >= own or not board.placeable[m] for m, rank in ranks.items())
 
 
 def _most_caught_up(board: Board, task: int, rows: AlikeTasks) -> FreeSet:
     """Return the members of the lowest rank that may own the task; ``None`` stands for all that hold no copy."""
     able: Sequence[bool] = board.may_own
-    if rows.costs or board.shunned:
+    if rows.costs or board.quarantined:
         able = [may and bool(rows.allowed[rows.of[task], m]) for m, may in enumerate(able)]
     known = [(rank, m) for m, rank in board.ranks[task].items() if able[m]]
     absent = board.absent[task]
@@ -117,7 +117,11 @@ def fair_bounds(board: Board, rows: AlikeTasks, settings: AssignSettings) -> Bou
     fits = copies_that_fit(board, count)
     most = None if fits is None else [fit if slot else 0 for fit, slot in zip(fits, slots, strict=True)]
     fair = fair_range(count, slots, most)
-    if settings.store_balance > 0 and not any(board.base) and all(home != NOBODY for home in board.homes):
+    if (
+        settings.store_balance > 0
+        and not any(board.base)
+        and all(incumbent != NOBODY for incumbent in board.incumbents)
+    ):
         fair = _or_as_level_as_now(board, fair)
     low, high = _row_bounds(board, rows, fair)
     return Bounds(low, high, np.array(fair[0], np.int64), np.array(fair[1], np.int64))
@@ -130,7 +134,7 @@ def _or_as_level_as_now(board: Board, fair: Range) -> Range:
     """
     slots = board.placeable_slots
     able = [m for m, slot in enumerate(slots) if slot]
-    now = np.bincount(np.array(board.homes, np.int64), minlength=len(slots))
+    now = np.bincount(np.array(board.incumbents, np.int64), minlength=len(slots))
     if len({slots[m] for m in able}) == 1 or any(now[m] for m in range(len(slots)) if not slots[m]):
         return fair
     ratios = [now[m] / slots[m] for m in able]
@@ -191,13 +195,15 @@ def demand_of(
     board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bounds: Bounds, settings: AssignSettings
 ) -> Demand:
     """Count tasks by row and the member they would rather be on: no free set has several members any more."""
-    homeless = [free if home == NOBODY else None for free, home in zip(free_sets, board.homes, strict=True)]
+    unowned = [
+        free if incumbent == NOBODY else None for free, incumbent in zip(free_sets, board.incumbents, strict=True)
+    ]
     pinned = [None if pin == NOBODY else free for free, pin in zip(free_sets, board.pins, strict=True)]
     anywhere = np.array([rows.of[t] for t, free in enumerate(free_sets) if free is None], np.int64)
     fewest_first = settings.store_balance == 0
     return Demand(
         owned=_count_by_row(rows, free_sets),
-        strays=_count_by_row(rows, homeless),
+        strays=_count_by_row(rows, unowned),
         held=_count_by_row(rows, pinned),
         free=np.bincount(anywhere, minlength=len(rows.group)).astype(np.int64),
         allowed=rows.allowed,

@@ -206,7 +206,7 @@ class _Reasons:
         ordered = self._ordered(task, giver, taker)
         if ordered is not None:
             return ordered
-        if board.homes[task] == taker != board.owners[task]:
+        if board.incumbents[task] == taker != board.owners[task]:
             return _Reason("return", "belongs to this member, which is back")
         asked = self._goals.asked_for(task, giver) if self._goals else None
         return self._by_own_order(task, giver, taker) if asked is None else _Reason(asked, f"goal {asked} asks for it")
@@ -229,7 +229,7 @@ class _Reasons:
         is_pinned = board.pins[task] == taker
         if is_pinned or not board.placeable[giver]:
             return _Reason("operator", "pinned there by hand" if is_pinned else "its member is drained or excluded")
-        if board.shuns(task, giver):
+        if board.is_quarantined(task, giver):
             return _Reason("allowed", "its member should have no copy: its disk is too full, or it never catches up")
         return None
 

@@ -126,13 +126,13 @@ class Member:
 class View:
     """Everything an assignment depends on beside the settings. Order of members and tasks does not matter.
 
-    ``lags`` lists every known copy by task and member, the owner's (0 when it runs) included. ``homes`` are the tasks
-    that belong to a member which was lost and is awaited, or has just returned; ``awaited`` the lost members themselves
-    while they are waited for. ``pointers`` are standbys that hold a pointer to a snapshot instead of a copy. ``target``
-    is the last assignment's, if it is known: a target that is still as good as any is kept. ``pins`` are of live
-    members alone; ``drained`` are the live members that an operator drains, which ``exclude`` of the settings names.
-    ``shunned`` names, by task, members that should have no copy of it in the end: their disk is too full for one more,
-    or they never catch up.
+    ``lags`` lists every known copy by task and member, the owner's included (0 while it runs). ``awaited`` are lost
+    members that may come back. ``prior_owners`` names, by task, the lost or just returned member that owned it before.
+    ``pointers`` are standbys that hold a pointer to a snapshot instead of a copy. ``target`` is the target of the last
+    assignment, if it is known; it is kept if it is still as good as any other. ``pins`` name live members only.
+    ``drained`` are live members that an operator drains; ``exclude`` of the settings names them too. ``quarantined``
+    names, by task, members that should end up without a copy, because their disk or memory is too full or their standby
+    never catches up.
     """
 
     members: tuple[Member, ...]
@@ -142,12 +142,22 @@ class View:
     warmups: Mapping[TaskId, tuple[MemberId, ...]] = field(default_factory=lambda: MappingProxyType({}))
     lags: Mapping[TaskId, Mapping[MemberId, Lag]] = field(default_factory=lambda: MappingProxyType({}))
     pins: Mapping[TaskId, MemberId] = field(default_factory=lambda: MappingProxyType({}))
-    homes: Mapping[TaskId, MemberId] = field(default_factory=lambda: MappingProxyType({}))
+    prior_owners: Mapping[TaskId, MemberId] = field(default_factory=lambda: MappingProxyType({}))
     awaited: tuple[Member, ...] = ()
     pointers: Mapping[TaskId, tuple[MemberId, ...]] = field(default_factory=lambda: MappingProxyType({}))
     target: Mapping[TaskId, MemberId] = field(default_factory=lambda: MappingProxyType({}))
     drained: frozenset[MemberId] = frozenset()
-    shunned: Mapping[TaskId, tuple[MemberId, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    quarantined: Mapping[TaskId, tuple[MemberId, ...]] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def homes(self) -> Mapping[TaskId, MemberId]:
+        """Return ``prior_owners`` under its earlier name."""
+        return self.prior_owners
+
+    @property
+    def shunned(self) -> Mapping[TaskId, tuple[MemberId, ...]]:
+        """Return ``quarantined`` under its earlier name."""
+        return self.quarantined
 
     def read_only(self) -> "View":
         """Return it as somebody else may have it: what they do to a mapping fails, and changes nothing here."""

@@ -128,7 +128,7 @@ class Goals:
 
     def _may_go(self, task: int, member: int) -> bool:
         board = self._board
-        free = board.pins[task] == NOBODY and board.homes[task] == board.owners[task]
+        free = board.pins[task] == NOBODY and board.incumbents[task] == board.owners[task]
         return free and board.may_own[member] and bool(self._rows.allowed[self._rows.of[task], member])
 
     def _moves(self, member: int) -> Iterator[tuple[int, Change]]:
@@ -150,15 +150,15 @@ class Goals:
                     yield away, {member: [*mine, u], other: [*its, t]}
 
     def _away(self, task: int, giver: int, taker: int) -> int:
-        home = self._board.homes[task]
-        return (home == giver) - (home == taker)
+        incumbent = self._board.incumbents[task]
+        return (incumbent == giver) - (incumbent == taker)
 
     def _keep_aims(self, found: Sequence[int]) -> None:
         """Go on with the last assignment's target where it is as good: then no plan is changed half-way."""
         board, misses = self._board, [sum(each) for each in self._misses]
         for t, aim in enumerate(board.aims):
-            fixed = board.pins[t] if board.pins[t] != NOBODY else board.homes[t]
-            is_free = board.pins[t] == NOBODY and board.homes[t] == board.owners[t]
+            fixed = board.pins[t] if board.pins[t] != NOBODY else board.incumbents[t]
+            is_free = board.pins[t] == NOBODY and board.incumbents[t] == board.owners[t]
             if aim == NOBODY or not (self._may_go(t, aim) if is_free else aim == fixed):
                 return
         self._take(board.aims)

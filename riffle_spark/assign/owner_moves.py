@@ -77,8 +77,8 @@ def _is_ordered(board: Board, settings: AssignSettings) -> bool:
     shares.
     """
     drained = any(owner != NOBODY and not board.placeable[owner] for owner in board.owners)
-    pinned = any(pin != NOBODY for pin in board.pins) or board.homes != board.owners
-    small = bool(board.shunned) or any(member.memory_bytes is not None for member in board.members)
+    pinned = any(pin != NOBODY for pin in board.pins) or board.incumbents != board.owners
+    small = bool(board.quarantined) or any(member.memory_bytes is not None for member in board.members)
     return drained or pinned or small or _has_own_order(settings)
 
 

@@ -53,8 +53,13 @@ def _still_good(board: Board, rows: AlikeTasks, bounds: Bounds) -> list[int] | N
     counts = np.zeros(rows.allowed.shape, np.int64)
     for t, aim in enumerate(board.aims):
         wanted = board.pins[t] if board.pins[t] != NOBODY else aim
-        returned = board.homes[t] != board.owners[t]
-        if aim == NOBODY or aim != wanted or (returned and aim != board.homes[t]) or not rows.allowed[rows.of[t], aim]:
+        returned = board.incumbents[t] != board.owners[t]
+        if (
+            aim == NOBODY
+            or aim != wanted
+            or (returned and aim != board.incumbents[t])
+            or not rows.allowed[rows.of[t], aim]
+        ):
             return None
         counts[rows.of[t], aim] += 1
     total = counts.sum(axis=0)
@@ -82,7 +87,7 @@ def _levelled_by_weight(board: Board, rows: AlikeTasks, found: Sequence[int], se
 
     levelled = weighed_target(board, rows, [(m,) for m in found], settings, cost)
     for t, aim in enumerate(board.aims):
-        returned = board.homes[t] not in (board.owners[t], aim)
+        returned = board.incumbents[t] not in (board.owners[t], aim)
         if aim == NOBODY or returned or not rows.allowed[rows.of[t], aim] or board.pins[t] not in (NOBODY, aim):
             return levelled
     each = (list(board.aims), levelled)
@@ -124,7 +129,7 @@ def _for_strategy(bounds: Bounds, settings: AssignSettings) -> Bounds:
 def _cheapest(
     board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bounds: Bounds, settings: AssignSettings
 ) -> list[int]:
-    zones = member_zones(board) if rows.costs or board.shunned else rack_zones(board)
+    zones = member_zones(board) if rows.costs or board.quarantined else rack_zones(board)
     classes = _classes(board, rows, free_sets, bounds, _ZoneCosts(board, rows, zones, settings))
     flow = solve(Network([each for each, _ in classes], zones.of, bounds))
     target = [NOBODY] * len(board.tasks)
@@ -164,7 +169,7 @@ class _ZoneCosts:
     def _owner_costs(self, task: int) -> list[int] | list[int | None]:
         traffic = self._board.tasks[task].owner_traffic
         by_zone = [rack_cost(traffic, rack, self._settings) for rack in self.zones.racks]
-        if not self._rows.costs and not self._board.shunned:
+        if not self._rows.costs and not self._board.quarantined:
             return by_zone
         users = self._rows.costs[task] if self._rows.costs else (0,) * len(self.zones.of)
         own: list[int | None] = [None] * len(by_zone)
@@ -199,7 +204,7 @@ def _classes(
     for t, free in enumerate(free_sets):
         stays = costs.of(t)
         # Of moves that cost the same, those of tasks that were just taken over come last: else these move twice.
-        extra = 2 if free is None else costs.stay + 2 + (board.homes[t] == NOBODY)
+        extra = 2 if free is None else costs.stay + 2 + (board.incumbents[t] == NOBODY)
         moved = tuple(None if cost is None else cost + extra for cost in stays)
         direct = {m: stays[zone_of[m]] or 0 for m in free or () if zone_of[m] >= 0}
         for m in _warm_members(board, t):
@@ -264,10 +269,10 @@ def _with_fewest_moves(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeS
         for t in tasks:
             room[target[t]] -= 1
         movable = [t for t in tasks if room[target[t]] < 0 and board.pins[t] == NOBODY]
-        movable.sort(key=lambda t: (target[t] != NOBODY and board.homes[t] == NOBODY, target[t], t))
+        movable.sort(key=lambda t: (target[t] != NOBODY and board.incumbents[t] == NOBODY, target[t], t))
         if demand.stray_price < 0:
-            _move(board, target, [t for t in movable if board.homes[t] == NOBODY], room)
-            movable = [t for t in movable if board.homes[t] != NOBODY]
+            _move(board, target, [t for t in movable if board.incumbents[t] == NOBODY], room)
+            movable = [t for t in movable if board.incumbents[t] != NOBODY]
         _move(board, target, movable, room)
     return target
 
@@ -298,7 +303,7 @@ def _copies_first(board: Board, tasks: Sequence[int], room: dict[int, int]) -> l
     for t in tasks:
         for m, rank in board.ranks[t].items():
             if m in able and rank < max(board.absent[t], 1):
-                free = rank == 0 and board.homes[t] == NOBODY
+                free = rank == 0 and board.incumbents[t] == NOBODY
                 found.append((not free, rank, m not in board.warmups[t], t, m))
     found.sort()
     return [(t, m) for *_, t, m in found]

@@ -147,15 +147,15 @@ class _StandbyCosts:
     def edges(self, task: int) -> tuple[tuple[int, int, int], ...]:
         """Return one edge a unit and zone, the same object for tasks that are alike."""
         board, units = self._copies.board, len(self._copies.standbys[task])
-        traffic, home = board.tasks[task].standby_traffic, self._zones.of[self._copies.owners[task]]
+        traffic, owner_zone = board.tasks[task].standby_traffic, self._zones.of[self._copies.owners[task]]
         parts = tuple(traffic.parts_read_across(rack) for rack in self._zones.racks)
         kept = self._kept(task)
-        shunned = board.shunned[task] if board.shunned else None
-        key = (parts, traffic.unit, traffic.later, home, units, kept, shunned)
+        quarantined = board.quarantined[task] if board.quarantined else None
+        key = (parts, traffic.unit, traffic.later, owner_zone, units, kept, quarantined)
         if key not in self._known:
             edges = []
             for zone, read in enumerate(parts):
-                beside = zone == home  # the owner is a copy in this zone, too
+                beside = zone == owner_zone  # the owner is a copy in this zone, too
                 for unit in range(min(self._room(task, zone), units)):
                     stay = self._stay if unit >= kept[zone] else 0
                     crowd = (unit + beside) * (self._apart if traffic.later else TIE)
@@ -166,9 +166,9 @@ class _StandbyCosts:
     def _room(self, task: int, zone: int) -> int:
         """Return how many standbys of a task a zone may have: the owner is a copy there, too."""
         board, owner = self._copies.board, self._copies.owners[task]
-        if not board.shunned:
+        if not board.quarantined:
             return len(self._zones.members[zone]) - (self._zones.of[owner] == zone)
-        return sum(m != owner and not board.shuns(task, m) for m in self._zones.members[zone])
+        return sum(m != owner and not board.is_quarantined(task, m) for m in self._zones.members[zone])
 
     def read(self, task: int, zone: int) -> int:
         """Return what a standby in a zone reads across racks, in units of the flow's cost."""
@@ -220,7 +220,7 @@ def _place_by_zone(copies: Copies, task: int, zones: Zones, by_zone: dict[int, i
     for zone in sorted(left):
         for _ in range(left[zone]):
             holders = copies.holders(task)
-            able = [m for m in zones.members[zone] if m not in holders and not board.shuns(task, m)]
+            able = [m for m in zones.members[zone] if m not in holders and not board.is_quarantined(task, m)]
             copies.add(task, min(able, key=lambda m: (board.rank(task, m), copies.ratio(m), m)))
 
 

@@ -86,7 +86,7 @@ class Copies:
     def lightest(self, task: int) -> list[int]:
         """Return the least loaded member of every zone that holds no copy of the task."""
         holders = self.holders(task)
-        holders += list(self.board.shunned[task]) if self.board.shunned else []
+        holders += list(self.board.quarantined[task]) if self.board.quarantined else []
         kept = self._fill[holders]
         self._fill[holders] = TAKEN
         found = [int(zone[self._fill[zone].argmin()]) for zone in self._zones]
@@ -140,7 +140,7 @@ def _keep_standbys(copies: Copies, task: int) -> None:
 def _may_be_added(copies: Copies, task: int, member: int) -> bool:
     """Tell whether a member may become a standby of a task in addition to the present holders."""
     board, holders = copies.board, copies.holders(task)
-    able = board.may_own[member] and member not in holders and not board.shuns(task, member)
+    able = board.may_own[member] and member not in holders and not board.is_quarantined(task, member)
     return able and copies.spread.may_join(member, holders)
 
 
@@ -160,7 +160,7 @@ def _fill_gaps(copies: Copies, task: int) -> None:
     while len(copies.standbys[task]) < copies.wanted:
         holders = copies.holders(task)
         near = [m for m, rank in board.ranks[task].items() if rank < board.absent[task] and board.may_own[m]]
-        near = [m for m in near if not board.shuns(task, m)]
+        near = [m for m in near if not board.is_quarantined(task, m)]
         found = {m for m in (*near, *copies.lightest(task)) if m not in holders and copies.spread.may_join(m, holders)}
         if not found:
             return
@@ -240,7 +240,7 @@ def may_move(copies: Copies, task: int, giver: int, taker: int) -> bool:
     """Tell whether a standby may move from giver to taker: the taker must not share more tag values with the others."""
     holders = copies.holders(task)
     others = [m for m in holders if m != giver]
-    if taker in holders or not copies.board.may_own[taker] or copies.board.shuns(task, taker):
+    if taker in holders or not copies.board.may_own[taker] or copies.board.is_quarantined(task, taker):
         return False
     conflicts = copies.spread.tag_conflicts
     return copies.spread.may_join(taker, others) and conflicts(taker, others) <= conflicts(giver, others)

@@ -22,7 +22,7 @@ from riffle_spark.console.plan import plan_command, simulate_command
 from riffle_spark.errors import RefusedError, RiffleError, UnavailableError
 from riffle_spark.settings import DISPATCHES
 
-__all__ = ["main"]
+__all__ = ["exit_code", "main"]
 
 _AWAY = 3  # what a command ends with where a store is away or refuses: of what is there nothing is known
 _PARTITIONS = ("aws", "aws-cn", "aws-us-gov", "aws-eusc", "aws-iso", "aws-iso-b", "aws-iso-e", "aws-iso-f")
@@ -32,17 +32,20 @@ _PREVIOUS = "With deliver_after_commit: checkpoint of the query that had the sta
 _checkpoint = click.option("--checkpoint", required=True, callback=a_folder, help="The query's checkpointLocation.")
 
 
+def exit_code(error: type[RiffleError]) -> int:
+    """Return the code that a command ends with after an error of this class; usage errors end with 2."""
+    return _AWAY if issubclass(error, UnavailableError | RefusedError) else 1
+
+
 class _Group(click.Group):
     """Shows our errors as a sentence with its remedy, not as a traceback."""
 
     def invoke(self, context: click.Context) -> object:
         try:
             return super().invoke(context)
-        except (UnavailableError, RefusedError) as error:
-            click.ClickException(str(error)).show()
-            context.exit(_AWAY)
         except RiffleError as error:
-            raise click.ClickException(str(error)) from error
+            click.ClickException(str(error)).show()
+            context.exit(exit_code(type(error)))
 
 
 @click.group(cls=_Group)

@@ -13,8 +13,8 @@ from riffle_spark.offline.checkpoint import Checkpoint, lacking
 from riffle_spark.offline.fenced import clocks, stopped
 from riffle_spark.offline.record_line import intact, line, offsets_before, target_of
 from riffle_spark.protocol.batch.enter import has_same_offsets, take_over_steps
-from riffle_spark.protocol.batch.recorded_requests import without_key_groups
 from riffle_spark.protocol.batch.records import Stamp, first_record
+from riffle_spark.protocol.batch.stored_requests import without_key_groups
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from riffle_spark.errors import ConfigError, ConflictError, LocalDiskError
 from riffle_spark.private_folders import is_private
 from riffle_spark.process.blocks.folding import group_keys
-from riffle_spark.state.copies.abandoned import unless_used
+from riffle_spark.state.copies.abandoned import lock_exclusively
 from riffle_spark.state.copies.disk import is_refusal
 from riffle_spark.state.formats.arrow_values import readable_row
 from riffle_spark.state.log.manifest import Entry
@@ -108,13 +108,13 @@ def _no_room(refused: object) -> ConfigError:
 @contextmanager
 def _scratch(temporary: Path) -> Iterator[Path]:
     for left in filter(is_private, temporary.glob(f"{_SCRATCH}*")):  # another user may have made any of the others
-        with suppress(OSError), unless_used(left / _OWNER) as is_left:  # another process may have removed it
+        with suppress(OSError), lock_exclusively(left / _OWNER) as is_left:  # another process may have removed it
             if is_left:
                 shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH) as name:
         owner = Path(name) / "new"
         owner.touch()
-        with unless_used(owner):
+        with lock_exclusively(owner):
             owner.rename(owner.with_name(_OWNER))  # only now: nobody finds it without its lock
             yield owner.parent
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from riffle_spark.assign.model import Lag, Member, Task, TaskId
 from riffle_spark.errors import ConfigError
-from riffle_spark.protocol.batch.recorded_requests import apply_settings, read_requests
+from riffle_spark.protocol.batch.stored_requests import apply_stored_settings, read_requests
 from riffle_spark.protocol.ownership.groups import GROUP, Groups
-from riffle_spark.protocol.ownership.known_copies import lag_without_copy
+from riffle_spark.protocol.ownership.reported_copies import lag_without_copy
 from riffle_spark.protocol.ownership.view import assign_settings, recorded
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.settings import Settings
@@ -91,7 +91,7 @@ def scenario_of_root(root: str, settings: Settings, changes: Changes, options: S
     names = {t: shards.get(t.key_group, str(t.key_group)) for t in (each.id for each in tasks)}
     names = {t: name if t.group == GROUP else f"{t.group}/{name}" for t, name in names.items()}
     pinned = groups.only(will.pins)
-    decided_by = assign_settings(apply_settings(settings, will.settings)[0], frozenset(will.drained))
+    decided_by = assign_settings(apply_stored_settings(settings, will.settings)[0], frozenset(will.drained))
     most_standbys = max(map(len, present.standbys.values()), default=0)
     decided_by = replace(decided_by, num_standbys=max(decided_by.num_standbys, most_standbys))
     return Scenario(root, "root", decided_by, clients, tasks, events, names, pinned)

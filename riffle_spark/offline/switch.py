@@ -26,7 +26,7 @@ from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.offline.fenced import clocks, stopped
 from riffle_spark.offline.recovery import Plan
 from riffle_spark.offline.reshard import ShardsOf, SharedKey, resharded, scratch, state_of
-from riffle_spark.protocol.batch.recorded_requests import without_key_groups
+from riffle_spark.protocol.batch.stored_requests import without_key_groups
 from riffle_spark.protocol.shards import Partition, Shards, partitions_in
 from riffle_spark.settings import DISPATCHES
 from riffle_spark.state.formats import part_codec

@@ -13,7 +13,7 @@ from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.offline.finding import Finding, Level, Verified
 from riffle_spark.offline.recovery import apart_from
 from riffle_spark.protocol.batch.enter import stale_rows
-from riffle_spark.protocol.batch.recorded_requests import read_requests
+from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.state.copies.part_files import runs_of
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths

@@ -1,6 +1,4 @@
-"""What users compute, as computations on a store. Knows which kind of store each kind of them keeps, and what that asks
-of a slot. Does not know how a slot answers.
-"""
+"""Users' computations as computations on a store: the store's columns, and what a slot does with each kind."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,38 +19,39 @@ from riffle_spark.state.schemas.variables import OURS, VariableColumns
 
 __all__ = ["SlotState", "StoreComputation", "check_names", "on_store"]
 
-_IN_PARTS = frozenset({HASH, DELETED, DUE_ORDER})
-_WITH_ROWS = "__riffle_"
-"""So begin the names of all columns that go with rows, to slots, to sinks and into another dispatch."""
+_PART_COLUMNS = frozenset({HASH, DELETED, DUE_ORDER})
+_RESERVED_PREFIX = "__riffle_"
+"""The prefix of all columns that accompany rows: to slots, to sinks and into another dispatch."""
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
 
 
 class SlotState(Protocol[Result_co]):
-    """The input of one slot and the state below it. Each way of computing on them gives what became of both."""
+    """The input of one slot and the state of its keys."""
 
     def over_tables(self, schema: PlainColumns, compute: BlockComputation) -> Result_co:
-        """Read the state of all touched keys, then call once with it or, if that was declared, once a key-group. Then
-        do the same with keys that are due.
+        """Read the state of all touched keys and call ``compute`` once, or once per key-group if so declared.
+
+        Then do the same for expired keys.
         """
         ...
 
     def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> Result_co:
-        """Process key-group by key-group, those with something due too, each with its copy open to be read."""
+        """Process each key-group that has rows or something due, with its copy open for reading."""
         ...
 
     def over_elements(self, schema: VariableColumns, compute: ElementComputation) -> Result_co:
-        """Read the elements of all touched keys and those that are due, and call once with them."""
+        """Read the elements of all touched keys and those that are due, and call ``compute`` once."""
         ...
 
 
 class StoreComputation(Protocol):
-    """A computation of either kind: what store it keeps, and how it runs in a slot."""
+    """A computation of any kind on its store."""
 
     @property
     def takes_initial(self) -> bool:
-        """Whether it has a use for initial state."""
+        """Whether it uses initial state."""
         ...
 
     def schema(self, store: str, key: pa.Schema, declared: Declared) -> StoreSchema:
@@ -60,105 +59,101 @@ class StoreComputation(Protocol):
         ...
 
     def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
-        """Compute on one slot's input and state; ``schema`` is the text of the store's."""
+        """Compute on one slot's input and state. ``schema`` is the stored text of the store's schema."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
-    given: BlockComputation
+class _BlockStore:
+    compute: BlockComputation
     takes_initial: bool = False
 
     def schema(self, store: str, key: pa.Schema, declared: Declared) -> PlainColumns:
-        check_names(store, [*key.names, *declared.state.names], _IN_PARTS)
+        check_names(store, [*key.names, *declared.state.names], _PART_COLUMNS)
         if declared.due is None:
             return PlainColumns(store, key, declared.state, routed_by=declared.routed_by)
         _check_due(store, key, declared, declared.due)
         return PlainColumns(store, key, declared.state, declared.due, declared.time_mode, routed_by=declared.routed_by)
 
     def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
-        return slot.over_tables(PlainColumns.of_text(store, schema), self.given)
+        return slot.over_tables(PlainColumns.of_text(store, schema), self.compute)
 
 
-def check_names(store: str, names: Iterable[str], taken: Collection[str] = ()) -> None:
-    """Raise ``ConfigError`` for names that columns of ours have: those that go with rows, and in parts those ``taken``,
-    since what was sealed could not be read again.
-    """
+def check_names(store: str, names: Iterable[str], reserved: Collection[str] = ()) -> None:
+    """Raise ``ConfigError`` for column names that are reserved: internal ones, and these."""
     for name in names:
-        if name in taken or name.lower().startswith(_WITH_ROWS):
+        if name in reserved or name.lower().startswith(_RESERVED_PREFIX):
             raise ConfigError(
-                f"a column is named {name!r}, as one is that goes with rows or with stored state",
-                remedy="rename it",
+                f"Column name {name!r} is reserved",
+                remedy="Rename the column.",
                 where=store,
                 id="RIFFLE-0194",
             )
 
 
 def _check_due(store: str, key: pa.Schema, declared: Declared, due: str) -> None:
-    """Raise ``ConfigError`` for what cannot say when keys are due."""
+    """Raise ``ConfigError`` if the due column does not exist or has no time."""
     columns = pa.schema([*key, *declared.state])
-    kind = columns.field(due).type if due in columns.names else None
-    if kind is None or not can_be_due(kind):
+    type = columns.field(due).type if due in columns.names else None
+    if type is None or not can_be_due(type):
         raise ConfigError(
-            f"due = {due!r}, and " + (f"that is {kind}" if kind else "neither state nor key has such a column"),
-            remedy="name a column of timestamps of ms, us or ns, or of milliseconds as pa.int64()",
+            f"due = {due!r} is a column of type {type}" if type else f"due = {due!r} is not a state or key column",
+            remedy="Use a column of timestamps (ms, us or ns), or of milliseconds as pa.int64().",
             where=store,
             id="RIFFLE-0195",
         )
     if declared.time_mode == "None":
         raise ConfigError(
-            f"due = {due!r}, and nothing says what time it is",
-            remedy="declare time_mode 'EventTime' (the watermark) or 'ProcessingTime' (the batch's time)",
+            f"due = {due!r} is set, but time_mode is not",
+            remedy="Set time_mode to 'EventTime' (the watermark) or 'ProcessingTime' (the batch's time).",
             where=store,
             id="RIFFLE-0196",
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Processor:
-    given: ProcessorComputation
+class _ProcessorStore:
+    compute: ProcessorComputation
     takes_initial: bool = True
 
     def schema(self, store: str, key: pa.Schema, declared: Declared) -> VariableColumns:
-        return _variables(store, key, declared)
+        return _variable_columns(store, key, declared)
 
     def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
         columns = VariableColumns.of_text(store, schema)
-        return slot.over_readings(columns, partial(self.given.processing, columns))
+        return slot.over_readings(columns, partial(self.compute.processing, columns))
 
 
 @dataclass(frozen=True, slots=True)
-class _Elements:
-    given: ElementComputation
+class _ElementStore:
+    compute: ElementComputation
     takes_initial: bool = False
 
     def schema(self, store: str, key: pa.Schema, declared: Declared) -> VariableColumns:
-        return _variables(store, key, declared)
+        return _variable_columns(store, key, declared)
 
     def run(self, store: str, schema: Mapping[str, str], slot: SlotState[Result]) -> Result:
-        return slot.over_elements(VariableColumns.of_text(store, schema), self.given)
+        return slot.over_elements(VariableColumns.of_text(store, schema), self.compute)
 
 
-def _variables(store: str, key: pa.Schema, declared: Declared) -> VariableColumns:
+def _variable_columns(store: str, key: pa.Schema, declared: Declared) -> VariableColumns:
     variables = declared.variables or ()
     check_names(store, key.names, {*OURS, *(variable.column for variable in variables)})
     return VariableColumns(store, key, variables, indexed=declared.time_mode != "None")
 
 
-def on_store(given: Computation, store: str) -> StoreComputation:
-    """Return what a user gave as a computation on its store. Its kind is told here alone, by the methods it has.
-
-    Raises ``ConfigError`` for what has none of them.
-    """
-    if isinstance(given, ProcessorComputation):
-        return _Processor(given)
-    if isinstance(given, ElementComputation):
-        return _Elements(given)
-    if isinstance(given, BlockComputation):
-        return _Block(given)
+def on_store(compute: Computation, store: str) -> StoreComputation:
+    """Return the computation on its store, by the methods that it has. Raises ``ConfigError`` if it has none."""
+    if isinstance(compute, ProcessorComputation):
+        return _ProcessorStore(compute)
+    if isinstance(compute, ElementComputation):
+        return _ElementStore(compute)
+    if isinstance(compute, BlockComputation):
+        return _BlockStore(compute)
     raise ConfigError(
-        f"compute = {given!r} can neither be called nor has it `processing`",
-        remedy="give aggregate(...), arrow_function(...), or an object with `declare` and one of these methods",
+        f"compute = {compute!r} is not a computation",
+        remedy="Pass aggregate(...), arrow_function(...), or an object with declare and __call__, over_elements or "
+        "processing.",
         where=store,
         id="RIFFLE-0197",
     )

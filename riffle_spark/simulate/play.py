@@ -106,7 +106,7 @@ class Play:
         return View(
             tuple(live.values()), self.tasks, owners, self._living(present.standbys), self._living(present.warmups),
             lags, target=present.target, awaited=tuple(awaited.values()),
-            homes={t: home for t, home in self._homes.items() if home in live or home in awaited},
+            prior_owners={t: home for t, home in self._homes.items() if home in live or home in awaited},
         )  # fmt: skip
 
     def seen(self) -> MeasuredWorld:

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from riffle_spark.assign.model import NO_TRAFFIC, Assignment, Lag, MemberId, TaskId, Traffic, View
 from riffle_spark.protocol.ownership.groups import task
-from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.membership import LiveMember, Membership
 from riffle_spark.protocol.ownership.quarantine import Quarantine
+from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
 from riffle_spark.protocol.ownership.triggers import Measured, Patience
 from riffle_spark.protocol.ownership.view import Situation, room_of
 from riffle_spark.protocol.ownership.weights import Weights
@@ -112,7 +112,7 @@ class WorldRules:
         quarantined = {ids[t.key_group]: members for t, members in self._quarantine.of(situation).items()}
         traffic = self._measured.traffic
         return replace(
-            _without(view, self._quarantine.flooded), shunned=quarantined,
+            _without(view, self._quarantine.flooded), quarantined=quarantined,
             members=tuple(replace(member, memory_bytes=room.get(member.id)) for member in view.members),
             tasks=tuple(
                 replace(
@@ -138,7 +138,7 @@ class WorldRules:
         members.memories.update(seen.memories)
         present = Assignment(self._tasks(view.owners), self._tasks(view.standbys), self._tasks(view.warmups))
         return WorldSituation(
-            members, KnownCopies(), Manifest(), (), range(len(self._ids)), seen.now, present,
+            members, ReportedCopies(), Manifest(), (), range(len(self._ids)), seen.now, present,
             memory=_by_task(seen.memory),
             sizes=seen.bytes, lags=self._tasks(view.lags),
         )  # fmt: skip

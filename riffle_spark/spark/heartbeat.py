@@ -1,9 +1,8 @@
-"""A source without rows that makes Spark run a batch now and then, and Spark's texts for intervals. Knows a clock. Does
-not know what the batch is for.
+"""Provide a source without rows that makes Spark run a batch at an interval, and parse intervals.
 
-Spark runs no batch while no source has anything new, so timers and state with a time to live would wait for the next
-row. This source's offset is the time, rounded down to its interval: at each step of it Spark plans a batch. There are
-no rows and no partitions, so no executor does anything for it.
+Spark runs no batch while no source has new rows, so timers and state TTL would wait for the next row. The offset of
+this source is the time, rounded down to a multiple of its interval. Spark plans a batch at each new offset. The source
+has no partitions, so no executor runs a task for it.
 """
 
 import re
@@ -21,21 +20,43 @@ __all__ = ["Heartbeat", "heartbeat", "interval_ms"]
 
 _EVERY = "every"
 _UNITS_MS = {
-    "ms": 1, "millisecond": 1, "s": 1_000, "sec": 1_000, "second": 1_000, "min": 60_000, "minute": 60_000,
-    "h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000, "week": 604_800_000,
-}  # fmt: skip
+    "ms": 1,
+    "millisecond": 1,
+    "s": 1_000,
+    "sec": 1_000,
+    "second": 1_000,
+    "min": 60_000,
+    "minute": 60_000,
+    "h": 3_600_000,
+    "hour": 3_600_000,
+    "d": 86_400_000,
+    "day": 86_400_000,
+    "week": 604_800_000,
+}
 _PART = r"(\d+(?:\.\d+)?)\s*([a-z]+)"
 _WHOLE = re.compile(rf"\s*(?:interval\s+)?{_PART}(?:\s+{_PART})*\s*\Z")
 
 
 def heartbeat(spark: SparkSession, schema: StructType | str, every: str = "1 second") -> DataFrame:
-    """Return a stream of this schema that never has a row, and makes Spark run a batch at least every so often.
+    """Return a stream without rows that makes Spark run a batch at an interval.
 
-    Put it after the events, since a union takes names and the watermark of its first frame. The query ends as usual
-    under ``availableNow``, and can be restarted with another interval, but not with or without a heartbeat: Spark's
-    checkpoint counts a query's sources.
+    Unite it with the events. Put the events first, because a union has the names and the watermark of its first frame.
+    The query ends as usual under ``availableNow``. A restart may change the interval. It may neither add nor remove a
+    heartbeat, because Spark's checkpoint counts the sources of a query.
 
-    >>> events.unionByName(heartbeat(spark, events.schema, every="5 seconds"))  # doctest: +SKIP
+    Args:
+        spark: The session of the query.
+        schema: The schema of the events.
+        every: The interval: a number and a unit, from milliseconds to weeks.
+
+    Returns:
+        The stream, with the schema of the events.
+
+    Raises:
+        ConfigError: If ``every`` is not an interval, or shorter than a millisecond.
+
+    >>> from riffle_spark import heartbeat
+    >>> stream = events.unionByName(heartbeat(spark, events.schema, every="5 seconds"))
     """
     _interval_ms({_EVERY: every})
     spark.dataSource.register(Heartbeat)
@@ -51,33 +72,33 @@ class Heartbeat(DataSource):
         return "riffle_heartbeat"
 
     def schema(self) -> str:
-        """Return a schema for whoever names none."""
+        """Return the schema that is used if the reader sets none."""
         return "value string"
 
-    def streamReader(self, schema: StructType) -> "Beats":  # noqa: ARG002, N802 - as pyspark calls it
-        """Return what tells Spark the offsets."""
+    def streamReader(self, schema: StructType) -> "Beats":  # noqa: ARG002, N802 - the signature of pyspark
+        """Return the reader that gives Spark the offsets."""
         return Beats(_interval_ms(self.options))
 
 
 class Beats(DataSourceStreamReader):
-    """Offsets that follow the clock, a step an interval."""
+    """Offsets that follow the clock in steps of an interval."""
 
     def __init__(self, every_ms: int) -> None:
         self._every_ms = every_ms
         self._newest_ms = 0
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        """Return an offset before all others: a query's start is a beat."""
+        """Return the offset 0, so that a new query runs a batch at once."""
         return {HEARTBEAT: 0}
 
     def latestOffset(self) -> dict[str, int]:  # noqa: N802
-        """Return the last beat's time. A clock that is set back does not count."""
-        now = time.time_ns() // 1_000_000
-        self._newest_ms = max(self._newest_ms, now - now % self._every_ms)
+        """Return the time of the last beat, which never decreases."""
+        clock_ms = time.time_ns() // 1_000_000
+        self._newest_ms = max(self._newest_ms, clock_ms - clock_ms % self._every_ms)
         return {HEARTBEAT: self._newest_ms}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:  # noqa: ARG002
-        """Return nothing to read."""
+        """Return no partitions."""
         return []
 
     def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:  # noqa: ARG002
@@ -88,12 +109,17 @@ class Beats(DataSourceStreamReader):
 def _interval_ms(options: Mapping[str, str]) -> int:
     every_ms = interval_ms(options.get(_EVERY, "1 second"), "heartbeat")
     if every_ms < 1:
-        raise ConfigError("a heartbeat needs some time", remedy='every="1 second"', where="heartbeat", id="RIFFLE-0306")
+        raise ConfigError(
+            f"the heartbeat interval is {every_ms} ms",
+            remedy="Use at least 1 millisecond.",
+            where="heartbeat",
+            id="RIFFLE-0306",
+        )
     return every_ms
 
 
 def interval_ms(text: str, where: str) -> int:
-    """Return an interval in milliseconds. Raises ``ConfigError`` that names ``where`` if the text is none.
+    """Return an interval in milliseconds. Raise ``ConfigError`` with ``where`` if the text is not an interval.
 
     >>> interval_ms("10 minutes", "watermark")
     600000
@@ -104,7 +130,7 @@ def interval_ms(text: str, where: str) -> int:
     if not parts or None in lengths:
         raise ConfigError(
             f"{text!r} is not an interval",
-            remedy="write a number and a unit: milliseconds, seconds, minutes, hours, days or weeks",
+            remedy="Write a number and a unit: milliseconds, seconds, minutes, hours, days or weeks.",
             where=where,
             id="RIFFLE-0307",
         )

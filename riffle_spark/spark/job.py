@@ -1,4 +1,4 @@
-"""A job's batch loop: run each micro-batch, and look after the query between batches."""
+"""Run the micro-batches of a job, and its housekeeping between batches."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.protocol.batch.batch_report import BatchReport
-from riffle_spark.protocol.batch.idle import IDLE_SECONDS
+from riffle_spark.protocol.batch.idle_loop import IDLE_SECONDS
 from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.groups import Groups
@@ -39,24 +39,24 @@ _LONGEST_LOOK_SECONDS = 60.0
 class RunningJob:
     """The batch loop of one job in this process.
 
-    ``watermark_source`` is ``spark`` if the query uses Spark's own ``withWatermark`` (``IncomingBatch``). Then ``tick``
-    starts batches without rows, and ``side`` takes late rows.
+    ``watermark_source`` is ``spark`` if the query uses Spark's own ``withWatermark`` (``IncomingBatch``). In that case
+    ``tick`` starts batches without rows, and ``side_output`` receives late rows.
     """
 
     def __init__(
         self,
-        declared: Sequence[JobOperator],
+        operators: Sequence[JobOperator],
         settings: Settings | None,
         spark: SparkSession,
         reached: Callable[[str], None],
         watermark_source: WatermarkSource = "rows",
         tick: Tick | None = None,
-        side: SideOutput | None = None,
+        side_output: SideOutput | None = None,
     ) -> None:
         check_driver_packages()
         self._spark = spark
         self._query_id = inventory.DIRECT
-        stores = [each.store for each in declared]
+        stores = [operator.store for operator in operators]
         parts = wire_job(spark, settings, stores, lambda: inventory.is_active(spark, self._query_id), reached)
         self._settings = parts.settings
         self._home = parts.home
@@ -65,7 +65,7 @@ class RunningJob:
         self._background = parts.background
         self.driver = parts.driver
         placement = self.driver.ownership.placement
-        self._operators = JobOperators(declared, self._settings, watermark_source, placement.weights)
+        self._operators = JobOperators(operators, self._settings, watermark_source, placement.weights)
         self.lookup = KeyLookup(placement, self._operators)
         self._frames = PlacedFrames(kept=len(Groups.of_query(stores, self._settings.store_groups).names))
         self._run_id: str | None = None
@@ -73,26 +73,26 @@ class RunningJob:
         self._policy: WatermarkPolicy = "min"
         self._source = watermark_source
         self._tick = tick
-        self._side = side
+        self._side_output = side_output
         self._pulse = Pulse(self._between_batches, IDLE_SECONDS)
         self._failures: Delays[str] = Delays(IDLE_SECONDS, _LONGEST_LOOK_SECONDS)
 
     def is_of(self, spark: SparkSession) -> bool:
-        """Return whether this job belongs to the session's application: a process may stop one and start another."""
+        """Return whether the job belongs to the session's application. A process may run several in a row."""
         return self._home.application == inventory.application_id(spark)
 
     def is_active(self) -> bool:
         """Return whether the run of the last batch continues."""
         try:
             return inventory.is_active(self._spark, self._query_id, self._run_id)
-        except Exception as error:  # noqa: BLE001 - a JVM that shuts down may raise anything
-            _logger.debug("it is unknown whether the query runs: %s", error)
+        except Exception as error:  # noqa: BLE001 - a JVM that shuts down may raise any error
+            _logger.debug("Cannot check whether the query runs: %s", error)
             return False
 
     def stop(self) -> None:
-        """Start no more upkeep, cancel what runs, and wait a while for its end. Idempotent.
+        """Cancel all upkeep and wait up to 5 seconds for its end. Idempotent.
 
-        Pending deletes are dropped: the next driver's scan finds these objects.
+        Pending deletes are dropped. The next driver's scan finds these objects.
         """
         self._pulse.stop(_STOP_SECONDS)
         if self._tick is not None:
@@ -101,7 +101,7 @@ class RunningJob:
         self._cluster.stop()
         if not self._background.ended(_STOP_SECONDS):
             _logger.warning(
-                "[RIFFLE-0308] a piece of upkeep has not ended %g s after the stop; it changes nothing", _STOP_SECONDS
+                "[RIFFLE-0308] Upkeep has not ended %g s after the stop. It can no longer change state.", _STOP_SECONDS
             )
 
     def process(self, batch: DataFrame, batch_id: int) -> BatchReport:
@@ -110,10 +110,10 @@ class RunningJob:
         self._query_id = incoming.query_id
         self._calls.check(batch, incoming)
         if self._run_id != incoming.run_id:
-            self._begin(batch)
+            self._start_run(batch)
             self._run_id = incoming.run_id
             incoming = replace(incoming, offsets_before=inventory.offsets_before(batch, batch_id))
-        rows = batch if self._side is None else self._side.mapped(batch, incoming.time_ms)
+        rows = batch if self._side_output is None else self._side_output.mapped(batch, incoming.time_ms)
         operators = self._operators.of_batch(rows)
         incoming = replace(incoming, watermark_policy=self._policy, watermark_source=self._source)
         report = self.driver.process(incoming, operators, self._work(batch, rows, operators))
@@ -125,12 +125,12 @@ class RunningJob:
             self._pulse.begin()
         return report
 
-    def _begin(self, batch: DataFrame) -> None:
-        """Read what the first batch of a run reveals: watermark policy, source, executors, and racks of its input."""
+    def _start_run(self, batch: DataFrame) -> None:
+        """Read the watermark policy and the racks of the input from a run's first batch, and await executors."""
         self._policy = routing.policy_in(batch.sparkSession)
-        for warning in (unbounded_batches(batch), inventory.checkpoint_warning(batch, self._home.root)):
-            if warning is not None:
-                _logger.warning("%s", warning)
+        warning = unbounded_batches(batch)
+        if warning is not None:
+            _logger.warning("%s", warning)
         expected = inventory.expected_executors(batch.sparkSession, self._settings)
         inventory.await_executors(batch.sparkSession, self._settings, expected)
         if self._settings.rack_aware_assignment_strategy != "none":
@@ -139,14 +139,16 @@ class RunningJob:
             self._operators.forget()
 
     def _work(self, batch: DataFrame, rows: DataFrame, operators: Sequence[Operator]) -> SparkWork:
-        """Return the Spark side of a batch: ``rows`` are those of ``batch`` with the columns of late rows."""
+        """Return the Spark work of a batch. ``rows`` is the batch with the columns for late rows."""
         declared = self._operators.declared
         sinks = Sinks(
-            {each.store: each.sink for each in declared if each.sink is not None},
-            late=None if self._side is None else partial(self._side.deliver, batch),
-            letters={each.store: each.dead_letters for each in declared if each.dead_letters is not None},
+            {operator.store: operator.sink for operator in declared if operator.sink is not None},
+            late=None if self._side_output is None else partial(self._side_output.deliver, batch),
+            letters={
+                operator.store: operator.dead_letters for operator in declared if operator.dead_letters is not None
+            },
         )
-        reads = {each.store: each.reads for each in declared if each.reads is not None}
+        reads = {operator.store: operator.reads for operator in declared if operator.reads is not None}
         prepared = routing.prepared(rows, [operator for operator in operators if operator.store not in reads])
         initial = self._operators.initial_states(operators)
         return SparkWork(prepared, operators, sinks, self._frames, self._home, self._settings, initial, reads)
@@ -154,29 +156,29 @@ class RunningJob:
     def _schedule_tick(
         self, tick: Tick, batch: DataFrame, incoming: IncomingBatch, operators: Sequence[Operator]
     ) -> None:
-        closing = {each.store for each in self._operators.declared if each.closes}
-        by_watermark = any(o.store in closing and o.goes_by_watermark for o in operators)
+        closing = {operator.store for operator in self._operators.declared if operator.closes}
+        by_watermark = any(operator.store in closing and operator.goes_by_watermark for operator in operators)
         tick.after(batch, incoming, self.driver.first_due_ms(operators), by_watermark=by_watermark)
 
     def _between_batches(self) -> bool:
-        """Look after the query while it runs no batch; return whether its run continues.
+        """Run the driver's work between batches. Return whether the run of the query continues.
 
-        A failure is a warning, and the next look waits longer.
+        A failure is logged as a warning, and the next call is delayed.
         """
-        now = self._clock.seconds()
-        if not self.driver.idle_operators or self._failures.holds(_LOOK, now):
+        seconds = self._clock.seconds()
+        if not self.driver.idle_operators or self._failures.holds(_LOOK, seconds):
             return True
         try:
             is_active = inventory.is_active(self._spark, self._query_id, self._run_id)
             executors = inventory.executors(self._spark) if is_active else ()
-        except Exception as error:  # noqa: BLE001 - a JVM that shuts down may raise anything
-            _logger.debug("looks between batches end: %s", error)
+        except Exception as error:  # noqa: BLE001 - a JVM that shuts down may raise any error
+            _logger.debug("Work between batches ends: %s", error)
             return False
         try:
             self.driver.between_batches(executors)
         except Exception as error:  # noqa: BLE001 - a failure between batches must not fail the query
-            self._failures.failed(_LOOK, now)
-            _logger.warning("[RIFFLE-0309] what was to be done between two batches is tried again later: %s", error)
+            self._failures.failed(_LOOK, seconds)
+            _logger.warning("[RIFFLE-0309] Work between batches failed and is retried later: %s", error)
         else:
             self._failures.forget(_LOOK)
         return is_active
@@ -191,4 +193,4 @@ class RunningJob:
                 with Path(self._settings.report_file).open("a") as file:
                     file.write(report.to_json() + "\n")
         except OSError as error:
-            _logger.warning("[RIFFLE-0310] the report is not in report_file, and the query goes on: %s", error)
+            _logger.warning("[RIFFLE-0310] Cannot append the batch report to report_file: %s", error)

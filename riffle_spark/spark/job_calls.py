@@ -1,7 +1,7 @@
-"""Which calls of jobs in ``foreachBatch`` go together. Knows runs of queries. Does not know what a job does."""
+"""Check that the calls of jobs inside ``foreachBatch`` belong together."""
 
 import threading
-from typing import NoReturn
+from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
@@ -13,67 +13,74 @@ from riffle_spark.state.objects.open import normalised
 
 __all__ = ["JobCalls"]
 
-_noting = threading.Lock()
-_done: dict[str, tuple[str, int, "JobCalls", DataFrame]] = {}
-"""Of each root: the run and the batch of a query that a job of this process committed there last, and its rows."""
+
+@dataclass(frozen=True)
+class _Call:
+    """The last call of a job that committed a batch."""
+
+    run_id: str
+    version: int
+    job: "JobCalls"
+    frame: DataFrame
+
+
+_lock = threading.Lock()
+_last_calls: dict[str, _Call] = {}
+"""The last call of this process per root."""
 
 
 class JobCalls:
-    """The calls of one job with its state in ``root``. Batches that are handed over by hand are all welcome."""
+    """The calls of one job with its state below ``root``. Batches without a query are not checked."""
 
     def __init__(self, root: str) -> None:
         self._root = normalised(root)
 
     def check(self, batch: DataFrame, incoming: IncomingBatch) -> None:
-        """Raise ``ConfigError`` for rows that would be taken for those of a batch that was done in this run: of another
-        job, or others of this one. The same frame may come again, as where a user's function tries again. So for a
-        query's batch in a thread that does not know the query.
+        """Raise ``ConfigError`` for rows that would be skipped as a repeat of a batch that this run has committed.
+
+        These are rows of another job on the same root, or other rows of this job. The same frame may be passed again,
+        for example by a user's retry. Also raise it for a query's batch in a thread that does not know the query.
         """
         if incoming.query_id == DIRECT:
-            _check_by_hand(batch)
-        self._check_done(batch, incoming)
-
-    def _check_done(self, batch: DataFrame, incoming: IncomingBatch) -> None:
-        before = _done.get(self._root)
-        is_by_hand = incoming.run_id == incoming.query_id
-        if before is None or is_by_hand or before[:2] != (incoming.run_id, incoming.version):
-            return
-        _, version, job, frame = before
-        if job is not self:
-            _refuse(
-                f"another job of this query has its state in {self._root}: one would take the other's batches for its "
-                "own",
-                "make one job of both: riffle_spark.together(...). One that is made anew for each try is to be made "
-                "once",
-            )
-        if not frame.sameSemantics(batch):
-            _refuse(
-                f"batch {version} was handed to the job before, as another frame: a job takes a batch once, and other "
-                "rows would be lost",
-                "hand it their union, or give each a job with a root of its own; where you try again what failed, make "
-                "the frame once, before",
-            )
+            _check_no_query(batch)
+        self._check_last_call(batch, incoming)
 
     def done(self, batch: DataFrame, incoming: IncomingBatch) -> None:
-        """Note that a batch is committed, and delivered. Raises what ``check`` raises, where another job's thread was
-        quicker in between.
-        """
-        with _noting:
-            self._check_done(batch, incoming)
-            _done[self._root] = incoming.run_id, incoming.version, self, batch
+        """Record that a batch is committed. Raise as ``check`` does if another job's thread was faster."""
+        with _lock:
+            self._check_last_call(batch, incoming)
+            _last_calls[self._root] = _Call(incoming.run_id, incoming.version, self, batch)
+
+    def _check_last_call(self, batch: DataFrame, incoming: IncomingBatch) -> None:
+        last = _last_calls.get(self._root)
+        has_query = incoming.run_id != incoming.query_id
+        if last is None or not has_query or (last.run_id, last.version) != (incoming.run_id, incoming.version):
+            return
+        if last.job is not self:
+            raise ConfigError(
+                f"two jobs of this query have their state in {self._root}",
+                remedy="Make one job of both with riffle_spark.together(...). If you retry, reuse the job.",
+                where="foreachBatch",
+                id="RIFFLE-0311",
+            )
+        if not last.frame.sameSemantics(batch):
+            raise ConfigError(
+                f"the job got two frames for batch {last.version}, and the rows of the second would be lost",
+                remedy="Pass their union, or give each frame a job with its own root. If you retry, reuse the frame.",
+                where="foreachBatch",
+                id="RIFFLE-0650",
+            )
 
 
-def _check_by_hand(batch: DataFrame) -> None:
-    """Refuse a batch that is one of a query. Each query runs in a session of its own."""
+def _check_no_query(batch: DataFrame) -> None:
+    """Raise ``ConfigError`` if the batch belongs to a query. Each query has its own session."""
     session = handles.session(batch.sparkSession)
-    running = session.sharedState().activeStreamingQueries().values()
-    if any(one is not None and one.sparkSessionForStream().equals(session) for one in running):
-        _refuse(
-            "a query's batch is handed to a job in a thread of its own, where Spark does not tell which query it is of",
-            "call the job in the thread of foreachBatch, or begin the other one with "
-            "pyspark.inheritable_thread_target(spark)",
+    executions = session.sharedState().activeStreamingQueries().values()
+    if any(each is not None and each.sparkSessionForStream().equals(session) for each in executions):
+        raise ConfigError(
+            "the job was called in a thread that does not know the query of its batch",
+            remedy="Call the job in the thread of foreachBatch, or start the thread with "
+            "pyspark.inheritable_thread_target(spark).",
+            where="foreachBatch",
+            id="RIFFLE-0651",
         )
-
-
-def _refuse(problem: str, remedy: str) -> NoReturn:
-    raise ConfigError(problem, remedy=remedy, where="foreachBatch", id="RIFFLE-0311")

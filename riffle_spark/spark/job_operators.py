@@ -1,4 +1,4 @@
-"""The operators of a job: as its user declared them, and as they are on the columns of a batch."""
+"""Build the operators of a job on the columns of a batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,14 +26,13 @@ _PARTITION = "partition"
 
 @dataclass(frozen=True)
 class JobOperator:
-    """One operator of a job as its user declared it, and its sink.
+    """One operator of a job, as declared, and its sink.
 
-    ``late`` and ``shift_ms`` (``Operator``) are for jobs that use Spark's watermark, ``watermark`` for those that make
-    their own. ``shown`` are the columns that a processor sees, by those of the input, unless it sees all. ``reads``
-    names the operator whose results it reads, if it does not read the batch. An operator whose results only another
-    operator reads has no ``sink``. If ``closes`` is false, nothing in its state ever ends, so it needs no batch without
-    rows, as in Spark. ``dead_letters`` takes the rows of keys that its function fails on; without it they fail the
-    batch.
+    ``late`` and ``shift_ms`` (``Operator``) are for jobs that use Spark's watermark, ``watermark`` for other jobs.
+    ``shown`` maps input columns to the names that a processor sees; ``None`` shows all. ``reads`` is set if the
+    operator reads the results of another one instead of the batch. An operator whose results only another operator
+    reads has no ``sink``. ``closes`` is false if its state never ends, so that it needs no batch without rows.
+    ``dead_letters`` receives the rows of keys for which its function failed; without it they fail the batch.
     """
 
     store: str
@@ -54,15 +53,14 @@ class JobOperator:
     dead_letters: Callable[[DataFrame, Delivery], object] | None = None
 
     def rows(self, batch: DataFrame) -> DataFrame:
-        """Return a frame of the columns that it reads: the batch, or one without rows."""
+        """Return the batch, or an empty frame with the columns that the operator reads instead."""
         return batch if self.reads is None else self.reads.empty
 
 
 class JobOperators:
-    """A job's operators on the columns of its batches. They are built again when these columns change.
+    """The operators of a job, built for the columns of its batches and rebuilt when the columns change.
 
-    ``weights`` tell whether slots should count the partitions that rows came from. ``current`` are the operators of the
-    last batch; there are none before the first one.
+    ``current`` holds the operators of the last batch. It is empty before the first.
     """
 
     def __init__(
@@ -76,25 +74,30 @@ class JobOperators:
         self._built_for: object = None
 
     def forget(self) -> None:
-        """Build the operators anew with the next batch."""
+        """Rebuild the operators with the next batch."""
         self._built_for = None
 
     def of_batch(self, batch: DataFrame) -> list[Operator]:
-        """Return the operators on a batch's columns. Raises ``ConfigError`` for types that cannot be compared."""
+        """Return the operators on a batch's columns. Raise ``ConfigError`` for types that cannot be compared."""
         if self._built_for is None or self._built_for != batch.schema:
-            built = [self._built(declared, declared.rows(batch)) for declared in self.declared]
-            on_batch = [operator for each, operator in zip(self.declared, built, strict=True) if each.reads is None]
+            built = [self._build(declared, declared.rows(batch)) for declared in self.declared]
+            pairs = zip(self.declared, built, strict=True)
+            on_batch = [operator for declared, operator in pairs if declared.reads is None]
             _check_types(routing.prepared(batch, on_batch), on_batch)
             self.current = built
             self._built_for = batch.schema
         return self.current
 
     def initial_states(self, operators: Sequence[Operator]) -> dict[str, DataFrame]:
-        """Return the initial states by store, with key columns named as the operators'."""
-        initial = {each.store: each.initial for each in self.declared if each.initial is not None}
-        return {o.store: _keyed_alike(initial[o.store], o) for o in operators if o.store in initial}
+        """Return the initial states by store, with the key names of the operators."""
+        initial = {declared.store: declared.initial for declared in self.declared if declared.initial is not None}
+        return {
+            operator.store: _with_key_names(initial[operator.store], operator)
+            for operator in operators
+            if operator.store in initial
+        }
 
-    def _built(self, declared: JobOperator, frame: DataFrame) -> Operator:
+    def _build(self, declared: JobOperator, frame: DataFrame) -> Operator:
         rows = routing.arrow_schema(frame)
         operator = _operator(declared, frame, rows, self._source)
         operator = operator if declared.dead_letters is None else with_dead_letters(operator)
@@ -102,13 +105,13 @@ class JobOperators:
         return replace(operator, read_by=self._read_by(rows), delivers=delivers)
 
     def _read_by(self, rows: pa.Schema) -> str | None:
-        """Return the column by which slots count the partitions that rows came from, if racks are known."""
+        """Return the column by which slots count rows per source partition, if racks are known."""
         counts = self._weights.racks_of and self._settings.dispatch == "key_group"
         return _PARTITION if counts and _PARTITION in rows.names else None
 
 
 def _operator(declared: JobOperator, batch: DataFrame, rows: pa.Schema, source: WatermarkSource) -> Operator:
-    """Return an operator on a batch. Timers by event time use the batch's watermark unless another one is named."""
+    """Return an operator on a batch. Event-time timers use the batch's watermark unless the operator declares one."""
     case_sensitive = routing.is_case_sensitive(batch.sparkSession)
     operator = operator_of(
         declared.store, declared.key, declared.compute, declared.order_by, rows, case_sensitive=case_sensitive
@@ -118,24 +121,24 @@ def _operator(declared: JobOperator, batch: DataFrame, rows: pa.Schema, source: 
     watermark = declared.watermark
     if watermark is None and operator.declared.time_mode == "EventTime" and source == "rows":
         watermark = routing.watermark_in(batch.schema, declared.store)
-    initial = None if declared.initial is None else routing.arrow_schema(_keyed_alike(declared.initial, operator))
+    initial = None if declared.initial is None else routing.arrow_schema(_with_key_names(declared.initial, operator))
     operator = with_late(with_initial(operator, initial, declared.initial_name), declared.late, declared.shift_ms)
     return with_watermark(operator, watermark)
 
 
-def _keyed_alike(initial: DataFrame, operator: Operator) -> DataFrame:
-    """Return an initial state whose key columns are named as the operator's, if only their case differs."""
+def _with_key_names(initial: DataFrame, operator: Operator) -> DataFrame:
+    """Return an initial state with the operator's key names if only their case differs."""
     keys = [name for name in operator.schema.key.names if name not in initial.columns]
-    names = [_named_alike(name, keys, case_sensitive=operator.case_sensitive) for name in initial.columns]
+    names = [_key_name(name, keys, case_sensitive=operator.case_sensitive) for name in initial.columns]
     return initial if names == initial.columns or len(set(names)) < len(names) else initial.toDF(*names)
 
 
-def _named_alike(name: str, keys: Sequence[str], *, case_sensitive: bool) -> str:
+def _key_name(name: str, keys: Sequence[str], *, case_sensitive: bool) -> str:
     return next((key for key in keys if is_same_name(key, name, case_sensitive=case_sensitive)), name)
 
 
 def _check_types(batch: DataFrame, operators: Sequence[Operator]) -> None:
-    """Refuse columns that operators group by or compare, and whose types Spark does not compare by their bytes."""
+    """Raise ``ConfigError`` for keys and compared columns of types that Spark does not compare by their bytes."""
     columns = batch.schema.jsonValue()["fields"]
     for operator in operators:
         compared = [*operator.order_by, *operator.compared]

@@ -1,8 +1,9 @@
-"""Build what a job needs in this process: settings, the place of its state, and the driver with its ports."""
+"""Build the settings, the home and the driver of a job."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -15,7 +16,7 @@ from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, hasty
 from riffle_spark.spark.engine import inventory, jvm
 from riffle_spark.spark.engine.background import BackgroundThread, SystemClock, random_id
 from riffle_spark.spark.engine.cluster import SparkCluster
-from riffle_spark.spark.engine.topology import Topology
+from riffle_spark.spark.engine.topology import racks_of_members
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.unknown_names import check_known
 from riffle_spark.worker.member_folders import home_with_keys, options_of
@@ -28,7 +29,7 @@ _TOML = Path("conf/riffle.toml")
 
 @dataclass(frozen=True)
 class JobParts:
-    """A job's driver and the ports that its batch loop uses, too."""
+    """A job's driver, and the ports that its batch loop shares with the driver."""
 
     settings: Settings
     home: Home
@@ -47,12 +48,12 @@ def wire_job(
 ) -> JobParts:
     """Build the driver of a job with these stores.
 
-    ``is_active`` tells the cluster whether the query still runs. ``reached`` is called at each step of a batch.
-    Raises ``ConfigError`` for settings that do not fit the job.
+    ``is_active`` returns whether the query still runs. ``reached`` is called at each step of a batch.
+    Raise ``ConfigError`` for settings that do not fit the job.
     """
-    in_force = settings_of(spark, settings)
-    _check_settings(in_force, stores)
-    home = home_of(spark, in_force)
+    active_settings = settings_of(spark, settings)
+    _check_settings(active_settings, stores)
+    home = home_of(spark, active_settings)
     clock = SystemClock()
     cluster = SparkCluster(spark, is_active)
     background = BackgroundThread()
@@ -64,35 +65,36 @@ def wire_job(
         random_id,
         reached,
         upkeep_objects=open_store(home.root, home.options),
-        racks_of=Topology(in_force.member_racks).racks,
+        racks_of=partial(racks_of_members, active_settings.member_racks),
     )
-    return JobParts(in_force, home, clock, cluster, background, Driver(in_force, home, ports))
+    return JobParts(active_settings, home, clock, cluster, background, Driver(active_settings, home, ports))
 
 
 def _check_settings(settings: Settings, stores: Sequence[str]) -> None:
-    """Warn of settings that are risky or have no effect. Raise ``ConfigError`` if one names an unknown store."""
+    """Warn about settings that are risky or have no effect. Raise ``ConfigError`` if one names an unknown store."""
     for warning in hasty(settings):
         _logger.warning("%s", warning)
-    idle = without_effect(settings)
-    if idle:
-        _logger.warning("[RIFFLE-0312] with dispatch = hashed these settings have no effect: %s", ", ".join(idle))
+    unused = without_effect(settings)
+    if unused:
+        _logger.warning("[RIFFLE-0312] With dispatch = hashed these settings have no effect: %s.", ", ".join(unused))
     grouped_stores = [store for store, _ in settings.store_groups]
     check_known("store", grouped_stores, stores, source="store_groups")
 
 
-def settings_of(spark: SparkSession, code: Settings | None) -> Settings:
-    """Return the settings in force for a session, from all sources."""
-    every: Mapping[str, str] = jvm.session_conf(spark) if jvm.is_classic(spark) else dict(spark.conf.getAll)
-    return from_sources(code, {k: v for k, v in every.items() if k.startswith(CONF_PREFIX)}, _TOML)
+def settings_of(spark: SparkSession, code_settings: Settings | None) -> Settings:
+    """Return the settings in effect for a session, from all sources."""
+    conf: Mapping[str, str] = jvm.session_conf(spark) if jvm.is_classic(spark) else dict(spark.conf.getAll)
+    riffle_conf = {name: value for name, value in conf.items() if name.startswith(CONF_PREFIX)}
+    return from_sources(code_settings, riffle_conf, _TOML)
 
 
 def home_of(spark: SparkSession, settings: Settings) -> Home:
-    """Return where state is stored. Raises ``ConfigError`` if no root is set, or one that executors cannot reach."""
+    """Return where state is stored. Raise ``ConfigError`` if there is no root, or executors cannot reach it."""
     root = settings.root
     if not root or root.startswith("memory:"):
         raise ConfigError(
-            f"root = {root!r}: executors need a root they can all reach",
-            remedy="set root (spark.riffle.root) to s3://bucket/prefix, or to file:///folder on one machine",
+            f"root = {root!r} cannot be reached by all executors",
+            remedy="Set root (spark.riffle.root) to s3://bucket/prefix, or to file:///folder on one machine.",
             where="root",
             id="RIFFLE-0313",
         )

@@ -1,4 +1,4 @@
-"""Look up where a key is processed."""
+"""Look up which member processes a key."""
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.operator import Operator
@@ -11,37 +11,37 @@ __all__ = ["KeyLookup"]
 
 
 class KeyLookup:
-    """The key-groups of a job's keys, and their owners."""
+    """Finds the key-group of a key, and its owner."""
 
     def __init__(self, placement: Placement, operators: JobOperators) -> None:
         self._placement = placement
         self._operators = operators
 
     def where(self, key: object, store: str | None) -> KeyPlace:
-        """Return where a key is processed. Raises ``ConfigError`` for an impossible key, or if it has no owner yet."""
+        """Return where a key is processed. Raise ``ConfigError`` for an invalid key, or one without an owner."""
         placement = self._placement
         number = self._number_of(key, store)
         place = None if number is None else placement.place_of(placement.task_of(number, store))
         if place is None:
             raise ConfigError(
-                f"key {key!r} has no owner yet", remedy="ask again once the query has run a batch", id="RIFFLE-0314"
+                f"key {key!r} has no owner yet", remedy="Retry after the query's first batch.", id="RIFFLE-0314"
             )
         return place
 
     def _number_of(self, key: object, store: str | None) -> int | None:
-        """Return the key-group, or shard, of a key; ``None`` before the first batch."""
+        """Return the key-group or shard of a key, or ``None`` before the first batch."""
         if self._placement.shards is not None:
             return self._placement.shards.number_of(key)
         operator = self._operator_of(store)
         return None if operator is None else operator.key_group_of(key, self._placement.settings.key_groups)
 
     def _operator_of(self, store: str | None) -> Operator | None:
-        """Return the operator of a store. Without a store, all operators must have the same key."""
+        """Return the operator of a store. If no store is named, all operators must have the same key."""
         operators = self._operators.current
         names = [operator.store for operator in operators]
         if store is None and len({operator.schema.key for operator in operators}) > 1:
             raise ConfigError(
-                "the query's stores have different keys", remedy=f"name one of {', '.join(names)}", id="RIFFLE-0315"
+                "the query's stores have different keys", remedy=f"Name one of {', '.join(names)}.", id="RIFFLE-0315"
             )
         check_known("store", [] if store is None else [store], names, source="where(key, store)")
         return next((operator for operator in operators if store in (None, operator.store)), None)

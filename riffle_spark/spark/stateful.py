@@ -1,6 +1,4 @@
-"""What users write: stateful operators for ``foreachBatch``. Knows how a job is put together. Does not know the steps
-of a batch.
-"""
+"""Define stateful operators and the ``foreachBatch`` function that runs them."""
 
 import logging
 from collections import deque
@@ -41,31 +39,58 @@ __all__ = [
 _logger = logging.getLogger("riffle_spark")
 _REPORTS_KEPT = 1000
 _BATCH_END_SECONDS = 300.0
+_TOGETHER = "Pass operators with their sinks: together(first.into(sink), second.into(sink))."
 
 
 class Stateful:
-    """A keyed stateful operator.
+    """A keyed stateful operator: what to compute per key, and where its state is stored.
 
-    ``store`` names its state, ``key`` the key column or columns, ``compute`` what is computed (``aggregate(...)`` or
-    ``arrow_function(...)``), ``order_by`` the columns that decide the order of a key's rows (for Kafka: partition,
-    offset). Rows are sorted by them in ascending order. A NULL is sorted last, also in a field of a struct, whereas
-    Spark's ascending order puts NULL first. A store that is not ``durable`` is a cache: it is kept on its owner's disk
-    alone, costs no object, and begins empty after a move and whenever the query is started. ``watermark`` is a
-    timestamp column and a delay: rows that are older than the newest seen by more than it are late, as after Spark's
-    ``withWatermark``, and are left out and counted. ``initial_state`` goes to a processor's keys with the first batch
-    of the store or, under a name of its own, with the next batch once. Raises ``ConfigError`` for a name that cannot be
-    a store's.
+    Rows of a key are sorted by ``order_by`` in ascending order. NULL is sorted last, also in a field of a struct.
+    Spark's own ascending order puts NULL first.
 
-    >>> totals = Stateful("totals", key="user_id", compute=aggregate(count=count()))  # doctest: +SKIP
-    >>> events.writeStream.foreachBatch(totals.into(write)).start()  # doctest: +SKIP
+    Args:
+        store: Name of the state, unique within a query. Letters, digits, ``_``, ``-`` and ``.``.
+        key: Name of the key column, or names of several.
+        compute: ``aggregate(...)`` or ``arrow_function(...)``.
+        settings: Settings of the query. Unset ones are read from ``spark.riffle.*`` and ``conf/riffle.toml``.
+        order_by: Columns that order the rows of a key. For Kafka use ``["partition", "offset"]``.
+        durable: If false, the store is a cache: it is kept only on its owner's disk and costs no object. It is empty
+            after a move and after each start of the query.
+        watermark: A timestamp column and a delay, such as ``("at", "10 minutes")``. A row whose time is more than the
+            delay before the newest time seen is late. Late rows are dropped and counted.
+        initial_state: A frame with the key columns. A processor gets its rows with the first batch of the store.
+        initial_state_name: Another name makes a running query apply ``initial_state`` once, with its next batch.
+
+    Raises:
+        ConfigError: If an argument is invalid. Columns are checked when the first batch runs.
+
+    >>> from riffle_spark import Settings, Stateful, aggregate, count
+    >>> settings = Settings(root=root, key_groups=8)
+    >>> totals = Stateful("totals", key="user", compute=aggregate(orders=count()), settings=settings)
+    >>> job = totals.into(lambda frame, batch_id: frame.show())
+    >>> query = events.writeStream.foreachBatch(job).trigger(availableNow=True).start()
+    >>> query.awaitTermination()
+    +----+------+
+    |user|orders|
+    +----+------+
+    | ann|     2|
+    +----+------+
+    <BLANKLINE>
     """
 
-    def __init__(  # noqa: PLR0913 - all that an operator can be told
-        self, store: str, key: str | Sequence[str], compute: Computation, *,
-        settings: Settings | None = None, order_by: str | Sequence[str] = (), durable: bool = True,
-        watermark: tuple[str, str] | None = None, initial_state: DataFrame | None = None,
+    def __init__(  # noqa: PLR0913 - one argument per property of an operator
+        self,
+        store: str,
+        key: str | Sequence[str],
+        compute: Computation,
+        *,
+        settings: Settings | None = None,
+        order_by: str | Sequence[str] = (),
+        durable: bool = True,
+        watermark: tuple[str, str] | None = None,
+        initial_state: DataFrame | None = None,
         initial_state_name: str = USUAL_INITIAL,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.store = check_store_name(store)
         check_compute(compute, store)
         check_settings(settings, store)
@@ -79,66 +104,82 @@ class Stateful:
         if watermark is not None and (isinstance(watermark, str) or len(watermark) != 2):
             raise ConfigError(
                 f"watermark = {watermark!r} is not a column and a delay",
-                remedy='write watermark=("at", "10 minutes")',
+                remedy='Write watermark=("at", "10 minutes").',
                 where=store,
                 id="RIFFLE-0367",
             )
         self.watermark = Watermark(watermark[0], interval_ms(watermark[1], store)) if watermark else None
 
     def __call__(self, _batch: DataFrame, _batch_id: int) -> None:
-        """Refuse to run as the function of ``foreachBatch``: an operator has no sink yet."""
+        """Raise ``ConfigError``: an operator without a sink cannot run as the function of ``foreachBatch``."""
         raise ConfigError(
             f"operator {self.store!r} has no sink",
-            remedy="give foreachBatch what .into(sink) returns",
+            remedy="Pass operator.into(sink) to foreachBatch.",
             where=self.store,
             id="RIFFLE-0368",
         )
 
     def into(self, sink: Sink) -> "StatefulJob":
-        """Return the function for ``foreachBatch`` that hands each batch's output rows to ``sink``.
+        """Return the function for ``foreachBatch`` that passes each batch's output rows to a sink.
 
-        ``sink(frame, batch_id)`` or ``sink(frame, batch_id, delivery_id)``: it may do several actions on the frame.
-        It sees a batch again, with the same ids, if a crash came between it and the commit; an idempotent sink makes
-        that exact.
+        After a crash between sink and commit the sink gets the batch again, with the same ids. With an idempotent sink
+        the output is exactly-once.
+
+        Args:
+            sink: ``sink(frame, batch_id)`` or ``sink(frame, batch_id, delivery_id)``. It may run several actions on
+                the frame.
+
+        Returns:
+            The job. It has the reports of the query and the methods to operate it.
+
+        Raises:
+            ConfigError: If the sink cannot be called with two or three arguments.
         """
         arity(sink)
         return StatefulJob([(self, sink)], self.settings)
 
 
 def together(*jobs: "StatefulJob", settings: Settings | None = None) -> "StatefulJob":
-    """Return one ``foreachBatch`` function of several operators: one input, one commit, all or nothing.
+    """Return one ``foreachBatch`` function that runs several operators on one input and commits them together.
 
-    Raises ``ConfigError`` if there are no operators, if two operators have one store name, and if they have different
-    settings of their own while none are given here.
+    Args:
+        jobs: Operators with their sinks, as ``Stateful.into`` returns them.
+        settings: Settings of the query. Required if the operators have different ones.
+
+    Returns:
+        The job of all operators.
+
+    Raises:
+        ConfigError: If there is no operator, if two have the same store name, or if their settings differ.
+
+    >>> from riffle_spark import Stateful, aggregate, count, together
+    >>> by_user = Stateful("by_user", key="user", compute=aggregate(orders=count()))
+    >>> by_shop = Stateful("by_shop", key="shop", compute=aggregate(orders=count()))
+    >>> job = together(by_user.into(write), by_shop.into(write))
     """
     check_settings(settings, "together")
     if not jobs:
-        raise ConfigError(
-            "together() was given no operators",
-            remedy="give each operator its sink: together(one.into(sink), other.into(sink))",
-            where="together",
-            id="RIFFLE-0369",
-        )
+        raise ConfigError("together() got no operators", remedy=_TOGETHER, where="together", id="RIFFLE-0369")
     for job in jobs:
         if not isinstance(job, StatefulJob):
-            raise ConfigError(
-                f"{job!r} is no job",
-                remedy="give each operator its sink: together(one.into(sink), ...)",
-                id="RIFFLE-0370",
-            )
-    own = [job.settings for job in jobs if job.settings is not None]
-    if settings is None and any(one.given() != own[0].given() for one in own):
+            raise ConfigError(f"expected a job, got {job!r}", remedy=_TOGETHER, where="together", id="RIFFLE-0370")
+    job_settings = [job.settings for job in jobs if job.settings is not None]
+    if settings is None and any(each.given() != job_settings[0].given() for each in job_settings):
         raise ConfigError(
-            "the jobs have settings of their own that differ, and they share one commit",
-            remedy="give `together` the settings of all: together(..., settings=Settings(...))",
+            "the operators have different settings",
+            remedy="Pass the settings of all operators to together(..., settings=Settings(...)).",
+            where="together",
             id="RIFFLE-0371",
         )
-    return StatefulJob([part for job in jobs for part in job.parts], settings or next(iter(own), None))
+    return StatefulJob([part for job in jobs for part in job.parts], settings or next(iter(job_settings), None))
 
 
 class JobOperations:
-    """The part of a job that is there to be operated. Every method may be called from any thread, and again; what
-    cannot work raises ``ConfigError`` with the reason. Members are named by their id or their executor's.
+    """The methods to operate a running query.
+
+    Every method may be called from any thread, and repeatedly. Members are named by their id or their executor's id.
+    Methods that change something raise ``ConfigError`` with the reason if that is impossible, for example before the
+    first batch of the query.
     """
 
     def __init__(self) -> None:
@@ -148,7 +189,7 @@ class JobOperations:
 
     @property
     def listener(self) -> RebalanceListener | None:
-        """What hears of key-groups that change their owner (``RebalanceListener``)."""
+        """The ``RebalanceListener`` that is notified when key-groups change their owner, or ``None``."""
         return self._listener
 
     @listener.setter
@@ -159,11 +200,11 @@ class JobOperations:
             self._driver.ownership.placement.listener = listener
 
     def pause(self) -> None:
-        """Consume nothing more after the batch that is under way: the query stays alive and keeps its assignment."""
+        """Hold the query after its current batch. It stays alive and keeps its assignment."""
         self._gate.close()
 
     def resume(self) -> None:
-        """Go on where ``pause`` stopped."""
+        """Continue after ``pause``."""
         self._gate.open()
 
     @property
@@ -172,57 +213,67 @@ class JobOperations:
         return self._gate.closed
 
     def clean_up(self) -> None:
-        """Remove all local copies of all live members, and wait for it; state is fetched anew by whoever needs it.
+        """Remove all local copies of all live members, and wait until they are removed.
 
-        Raises ``ConfigError`` unless the query is paused, ``UnavailableError`` if the batch under way does not end
-        within five minutes.
+        Members restore the copies that they need from the root.
+
+        Raises:
+            ConfigError: If the query is not paused.
+            UnavailableError: If the current batch does not end within 300 seconds.
         """
         driver = self._running_driver()
         if not self.paused:
             raise ConfigError(
-                "local copies cannot be removed under a running query",
-                remedy="call pause() first, resume() after it",
+                "local copies cannot be removed while the query is not paused",
+                remedy="Call pause() first, and resume() afterwards.",
                 id="RIFFLE-0372",
             )
         with self._gate.quiet(_BATCH_END_SECONDS):
             driver.clean_up()
 
     def pin(self, key_group: int | tuple[str, int], member: str, store: str | None = None) -> None:
-        """Keep a key-group, or where dispatch is by partition a (topic, partition), on a member: it moves there as soon
-        as that is warm, and stays. Where stores are in several co-location groups, ``store`` says whose it is.
+        """Fix the owner of a key-group. The key-group moves once the member has a warm copy.
+
+        Args:
+            key_group: Number of the key-group. With dispatch by partition: a (topic, partition).
+            member: Id of the member, or of its executor.
+            store: A store of the co-location group. Required if the query has several groups.
         """
         driver = self._running_driver()
-        one = driver.ownership.placement.task_of(key_group, store)
-        driver.operations.pin(one.key_group, member, one.group)
+        task = driver.ownership.placement.task_of(key_group, store)
+        driver.operations.pin(task.key_group, member, task.group)
 
     def unpin(self, key_group: int | tuple[str, int], store: str | None = None) -> dict[str, str]:
-        """Let a key-group go where it is best again; return which key-groups are pinned still, and to whom."""
+        """Remove the pin of a key-group; arguments as for ``pin``. Return the members of all remaining pins."""
         driver = self._running_driver()
-        one = driver.ownership.placement.task_of(key_group, store)
-        return driver.operations.unpin(one.key_group, one.group)
+        task = driver.ownership.placement.task_of(key_group, store)
+        return driver.operations.unpin(task.key_group, task.group)
 
     def drain(self, member: str) -> None:
-        """Move everything away from a member, warm, before it is taken away: then ``members()`` shows it empty."""
+        """Move all tasks away from a member, each once another copy is warm, so that the member can be stopped.
+
+        When it is done, ``members()`` shows the member without tasks.
+        """
         self._running_driver().operations.drain(member)
 
     def undrain(self, member: str) -> tuple[str, ...]:
-        """Let a drained member take part again; return those that are drained still."""
+        """Let a drained member own tasks again. Return the members that are still drained."""
         return self._running_driver().operations.undrain(member)
 
     def add_worker(self) -> int:
-        """Let every executor run one more slot of a batch, up to its cores; return how many it runs from now on."""
+        """Run one more slot per executor, at most one per core. Return the new number of slots per executor."""
         return self._running_driver().operations.add_worker()
 
     def remove_worker(self) -> int:
-        """Let every executor run one slot less of a batch, down to one; return how many it runs from now on."""
+        """Run one slot less per executor, at least one. Return the new number of slots per executor."""
         return self._running_driver().operations.remove_worker()
 
     def request_rebalance(self) -> None:
-        """Ask for an assignment before the next batch."""
+        """Compute an assignment before the next batch."""
         self._running_driver().operations.request_rebalance()
 
     def reconfigure(self, **changes: object) -> Settings:
-        """Change live settings (docs/configuration.md says which) from the next batch on; return those in force."""
+        """Change live settings (docs/configuration.md) from the next batch on. Return the settings in effect."""
         driver = self._running_driver()
         changed = driver.operations.reconfigure(driver.settings, changes)
         for warning in hasty(Settings(**{name: getattr(changed, name) for name in changes})):
@@ -230,19 +281,21 @@ class JobOperations:
         return changed
 
     def members(self) -> tuple[MemberState, ...]:
-        """Return the members as the last assignment saw them, with load and lag as of the last batch."""
+        """Return the members of the last assignment, with load and lag as of the last batch."""
         return self._driver.ownership.member_states() if self._driver else ()
 
     def readiness(self) -> tuple[Readiness, ...]:
-        """Return how near every standby and warm-up is to the head of its key-group, as of the last batch."""
+        """Return the lag of every standby and warm-up behind the head of its key-group, as of the last batch."""
         return self._driver.ownership.copies.readiness if self._driver else ()
 
     def _running_driver(self) -> Driver:
         if self._driver is None:
-            raise ConfigError("the query has not run a batch yet", remedy="ask again once it has", id="RIFFLE-0373")
+            raise ConfigError(
+                "the query has not run a batch yet", remedy="Retry after its first batch.", id="RIFFLE-0373"
+            )
         if not self._is_active():
             raise ConfigError(
-                "the query does not run", remedy="start it, and ask again once it has run a batch", id="RIFFLE-0374"
+                "the query is not running", remedy="Start it, and retry after its first batch.", id="RIFFLE-0374"
             )
         return self._driver
 
@@ -251,10 +304,21 @@ class JobOperations:
 
 
 class StatefulJob(JobOperations):
-    """The function for ``foreachBatch``: one query's operators, its settings and its reports.
+    """The function for ``foreachBatch`` that runs the operators of one query. Made by ``Stateful.into``.
 
-    ``reports`` holds the last batches' ``BatchReport``; ``on_report`` is called with each, and what it raises is
-    logged: the batch is committed by then. One job serves one query at a time.
+    A job serves one query at a time.
+
+    Attributes:
+        reports: The ``BatchReport`` of each of the last 1000 batches, oldest first.
+        on_report: A function that is called with each report after the commit. Its errors are logged.
+        listener: A ``RebalanceListener``, or ``None``.
+
+    >>> from riffle_spark import Settings, Stateful, aggregate, count, together
+    >>> totals = Stateful("totals", key="user", compute=aggregate(orders=count()))
+    >>> job = together(totals.into(write), settings=Settings(root=f"{root}/job"))
+    >>> events.writeStream.foreachBatch(job).trigger(availableNow=True).start().awaitTermination()
+    >>> job.reports[-1].rows
+    2
     """
 
     def __init__(self, parts: Sequence[tuple[Stateful, Sink]], settings: Settings | None = None) -> None:
@@ -263,78 +327,88 @@ class StatefulJob(JobOperations):
         self.settings = settings
         self.reports: deque[BatchReport] = deque(maxlen=_REPORTS_KEPT)
         self.on_report: Callable[[BatchReport], object] | None = None
-        self._reached: Callable[[str], None] = lambda step: None  # noqa: ARG005 - tests listen to the steps
+        self._reached: Callable[[str], None] = lambda step: None  # noqa: ARG005 - called with the step name
         self._running: RunningJob | None = None
         names = [operator.store for operator, _ in self.parts]
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(
                     f"two operators use the store {name!r}",
-                    remedy="give each its own name",
+                    remedy="Give each operator its own store name.",
                     where=name,
                     id="RIFFLE-0375",
                 )
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the running driver behind: it belongs to the process it was made in."""
-        left = {name: value for name, value in self.__dict__.items() if name not in ("_gate", "_driver")}
-        return {**left, "_running": None}
+        """Leave out the running driver, which cannot move to another process."""
+        attributes = {name: value for name, value in self.__dict__.items() if name not in ("_gate", "_driver")}
+        return {**attributes, "_running": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """Begin in another process: not running, not paused."""
+        """Restore the job as neither running nor paused."""
         super().__init__()
         self.__dict__.update(state)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Run one micro-batch. Called by Spark."""
+        """Run one micro-batch. Spark calls it."""
         try:
             with self._gate.batch(lambda: inventory.is_stopping(batch)):
-                report = self._run_in(batch.sparkSession).process(batch, batch_id)
+                report = self._loop_for(batch.sparkSession).process(batch, batch_id)
         except Exception as error:
             if isinstance(error, Stopped) or (is_interruption(error) and inventory.is_stopping(batch)):
                 _logger.info("batch %s was interrupted because the query stops", batch_id, exc_info=error)
-                self._stopped()
+                self._end_loop()
                 raise Py4JJavaError from None
-            explained = worker_python_error(error)
-            if explained is not None:
-                raise explained from error
+            worker_error = worker_python_error(error)
+            if worker_error is not None:
+                raise worker_error from error
             raise
         self.reports.append(report)
-        self._hand_over(report)
+        self._call_on_report(report)
 
     def where(self, key: object, store: str | None = None) -> KeyPlace:
-        """Return where a key is processed from the next batch on: its key-group, the owner with executor and host, and
-        the standbys. ``key`` is a value, or a tuple of several columns' values; ``store`` is needed where stores have
-        different keys, or are in several co-location groups. Where dispatch is by partition, it is a (topic,
-        partition).
+        """Return where a key is processed from the next batch on.
+
+        Args:
+            key: The value of the key column, or a tuple of the values of several. With dispatch by partition: a
+                (topic, partition).
+            store: A store of the query. Required if the stores have different keys or several co-location groups.
+
+        Returns:
+            The key-group, its owner with executor and host, and its standbys.
+
+        Raises:
+            ConfigError: If the query has not run a batch yet, or if the key does not fit the store.
         """
         if self._running is None:
-            raise ConfigError("the query has not run a batch yet", remedy="ask again once it has", id="RIFFLE-0376")
+            raise ConfigError(
+                "the query has not run a batch yet", remedy="Retry after its first batch.", id="RIFFLE-0376"
+            )
         return self._running.lookup.where(key, store)
 
-    def _run_in(self, spark: SparkSession) -> RunningJob:
-        """Return what runs the batches of a session's query, begun if need be."""
+    def _loop_for(self, spark: SparkSession) -> RunningJob:
+        """Return the batch loop for a session, created if necessary."""
         if self._running is None or not self._running.is_of(spark):
-            self._running = self._made(spark)
+            self._running = self._create_loop(spark)
             self._driver = self._running.driver
             self._driver.ownership.placement.listener = self.listener
         return self._running
 
-    def _made(self, spark: SparkSession) -> RunningJob:
-        """Return what runs the batches of a session's query."""
+    def _create_loop(self, spark: SparkSession) -> RunningJob:
+        """Create the batch loop for a session."""
         declared = [_job_operator(operator, sink) for operator, sink in self.parts]
         return RunningJob(declared, self.settings, spark, self._reached)
 
     def _is_active(self) -> bool:
         return self._running is not None and self._running.is_active()
 
-    def _stopped(self) -> None:
-        """End what runs beside the batches; the next batch begins anew."""
+    def _end_loop(self) -> None:
+        """End the background work. The next batch starts a new loop."""
         if self._running is not None:
             self._running.stop()
         self._running = None
 
-    def _hand_over(self, report: BatchReport) -> None:
+    def _call_on_report(self, report: BatchReport) -> None:
         try:
             if self.on_report:
                 self.on_report(report)
@@ -344,60 +418,68 @@ class StatefulJob(JobOperations):
             _logger.exception("on_report failed; the batch is committed, and the query goes on")
 
 
-def _job_operator(o: Stateful, sink: Sink) -> JobOperator:
+def _job_operator(operator: Stateful, sink: Sink) -> JobOperator:
     return JobOperator(
-        o.store, o.key, o.compute, o.order_by, o.durable, sink, o.watermark, o.initial_state, o.initial_state_name
+        operator.store,
+        operator.key,
+        operator.compute,
+        operator.order_by,
+        operator.durable,
+        sink,
+        operator.watermark,
+        operator.initial_state,
+        operator.initial_state_name,
     )
 
 
-def column_names(argument: str, given: str | Sequence[str], store: str) -> tuple[str, ...]:
-    """Return the names of columns that an argument gives, one or several. Raises ``ConfigError`` for what is none."""
+def column_names(argument: str, columns: str | Sequence[str], store: str) -> tuple[str, ...]:
+    """Return the column names in an argument, one or several. Raise ``ConfigError`` for anything but text."""
     try:
-        names = (given,) if isinstance(given, str) else tuple(given)
+        names = (columns,) if isinstance(columns, str) else tuple(columns)
     except TypeError:
         names = None
     if names is None or not all(isinstance(name, str) for name in names):
         raise ConfigError(
-            f"{argument} = {given!r} is not allowed: it must be names of columns",
-            remedy='give text or a list of texts; what is computed becomes a column first: withColumn("k", ...)',
+            f"{argument} = {columns!r} must be column names",
+            remedy='Pass text or a list of texts. Make computed columns first: withColumn("k", ...).',
             where=store,
             id="RIFFLE-0377",
         )
     return names
 
 
-def key_names(given: str | Sequence[str], store: str) -> tuple[str, ...]:
-    """Return the names of a key's columns. Raises ``ConfigError`` if there is none, or one twice."""
-    names = column_names("key", given, store)
+def key_names(columns: str | Sequence[str], store: str) -> tuple[str, ...]:
+    """Return the names of the key columns. Raise ``ConfigError`` if there are none, or one is named twice."""
+    names = column_names("key", columns, store)
     if not names:
+        raise ConfigError("key names no column", remedy="Name at least one column.", where=store, id="RIFFLE-0378")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
         raise ConfigError(
-            "an operator needs at least one key column", remedy="name them in `key`", where=store, id="RIFFLE-0378"
+            f"key names column {duplicate!r} twice", remedy="Name it once.", where=store, id="RIFFLE-0379"
         )
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"key names column {twice!r} twice", remedy="name it once", where=store, id="RIFFLE-0379")
     return names
 
 
-def check_compute(given: object, store: str) -> None:
-    """Raise ``ConfigError`` unless ``given`` is a computation; a plain function is not."""
-    if not callable(getattr(given, "declare", None)):
+def check_compute(compute: object, store: str) -> None:
+    """Raise ``ConfigError`` unless ``compute`` is a computation. A plain function is not."""
+    if not callable(getattr(compute, "declare", None)):
         raise ConfigError(
-            f"compute = {given!r} is not a computation",
-            remedy="give aggregate(...), or a function of yours as arrow_function(function, state=..., output=...)",
+            f"compute = {compute!r} is not a computation",
+            remedy="Pass aggregate(...), or arrow_function(function, state=..., output=...) for your own function.",
             where=store,
             id="RIFFLE-0380",
         )
 
 
 def check_settings(settings: object, where: str) -> None:
-    """Raise ``ConfigError`` unless ``settings`` is ``None``, or ``Settings`` with the URL of a root or without one."""
+    """Raise ``ConfigError`` unless ``settings`` is ``None``, or ``Settings`` with a valid root or none."""
     if settings is None:
         return
     if not isinstance(settings, Settings):
         raise ConfigError(
-            f"settings = {settings!r} is not allowed",
-            remedy="give Settings(root=..., ...)",
+            f"settings = {settings!r} is not a Settings object",
+            remedy="Pass Settings(root=..., ...).",
             where=where,
             id="RIFFLE-0381",
         )

@@ -1,6 +1,4 @@
-"""``transformWithState`` on riffle: a pyspark ``StatefulProcessor`` as an operator. Knows how its parts come together.
-Does not know any of them.
-"""
+"""Run a PySpark ``StatefulProcessor`` as a stateful operator."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,10 +34,11 @@ _METHODS: Final = ("init", "handleInputRows", "close")
 
 @dataclass(frozen=True)
 class TransformWithState:
-    """A ``ProcessorComputation`` of a user's ``StatefulProcessor``; made by ``transform_with_state``.
+    """A ``ProcessorComputation`` that calls a user's ``StatefulProcessor``; made by ``transform_with_state``.
 
-    ``pandas`` is what Spark's configuration says of conversions, and ``None`` for the form of rows. ``event_time`` is
-    the column of output that is the event time of what follows: it has to be ahead of the watermark.
+    ``pandas`` holds Spark's settings for conversions to and from pandas, and is ``None`` if the processor takes ``Row``
+    objects. ``event_time`` is the output column with the event time of the next operator. Its values must be after the
+    watermark.
     """
 
     processor: StatefulProcessor
@@ -48,110 +47,204 @@ class TransformWithState:
     pandas: Mapping[str, object] | None = None
     event_time: str | None = None
 
-    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - a processor may read any column
-        """Run ``init`` as Spark does on its driver, and declare the variables that it asks for."""
+    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - a processor may read all columns
+        """Declare the state variables that ``init`` requests. Runs ``init`` as Spark does on its driver."""
         variables = declare(self.processor, self.time_mode).variables
         return Declared(
             pa.schema([]), self.output, columns=None, per_key_group=False, time_mode=self.time_mode, variables=variables
         )
 
     def processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
-        """See ``ProcessorComputation``."""
+        """Return the processing of one slot. See ``ProcessorComputation``."""
         processor = SparkProcessor(self.processor, schema.variables, schema.key.names, times)
         return Processing(schema, declared_with_rows(schema), processor, self._form(times), times, where=where)
 
     def counted(self) -> Mapping[str, int]:
-        """Return how many state variables of each kind there are, by the names that Spark's progress has for them."""
-        found = declare(self.processor, self.time_mode)
+        """Return the number of state variables of each kind, keyed by their names in Spark's query progress."""
+        declaration = declare(self.processor, self.time_mode)
         counts = {f"num{kind}StateVars": 0 for kind in ("Value", "List", "Map")}
         counts |= {f"num{kind}StateWithTTLVars": 0 for kind in ("Value", "List", "Map")}
-        for one in found.variables:
-            counts[f"num{one.kind.capitalize()}StateVars"] += 1
-            counts[f"num{one.kind.capitalize()}StateWithTTLVars"] += one.ttl_ms is not None
-        return {**counts, "numDeletedStateVars": len(found.deleted)}
+        for variable in declaration.variables:
+            counts[f"num{variable.kind.capitalize()}StateVars"] += 1
+            counts[f"num{variable.kind.capitalize()}StateWithTTLVars"] += variable.ttl_ms is not None
+        return {**counts, "numDeletedStateVars": len(declaration.deleted)}
 
     def with_conf(self, conf: Mapping[str, str]) -> "TransformWithState":
-        """Return the same under other settings of Spark's; those that are not given are as Spark has them."""
+        """Return the computation with other Spark settings. Settings that ``conf`` lacks have Spark's defaults."""
         return self if self.pandas is None else replace(self, pandas=pandas_options(conf))
 
     def _form(self, times: Times) -> Form:
         form: Form = RowForm(self.output)
         if self.pandas is not None:
-            forms = import_module("riffle_spark.spark.processors.pandas_form")  # pandas is for those who use it
+            forms = import_module("riffle_spark.spark.processors.pandas_form")  # pandas is optional
             form = forms.PandasForm(self.output, forms.PandasOptions(**self.pandas))
         return form if self.event_time is None else EventTimeForm(form, self.event_time, times.late_ms or 0)
 
 
-def transform_with_state(  # noqa: PLR0913 - Spark's own arguments, and an operator's
-    processor: StatefulProcessor, *, key: str | Sequence[str], output: OutputType, output_mode: str = "append",
-    time_mode: str = "None", initial_state: DataFrame | None = None,
-    initial_state_name: str = USUAL_INITIAL, store: str = _STORE,
-    watermark: tuple[str, str] | None = None, order_by: str | Sequence[str] = (), settings: Settings | None = None,
-) -> Stateful:  # fmt: skip
-    """Return the operator of a processor that takes and gives ``Row`` objects (PySpark 4.1's ``transformWithState``).
+def transform_with_state(  # noqa: PLR0913 - the arguments of Spark's method and of an operator
+    processor: StatefulProcessor,
+    *,
+    key: str | Sequence[str],
+    output: OutputType,
+    output_mode: str = "append",
+    time_mode: str = "None",
+    initial_state: DataFrame | None = None,
+    initial_state_name: str = USUAL_INITIAL,
+    store: str = _STORE,
+    watermark: tuple[str, str] | None = None,
+    order_by: str | Sequence[str] = (),
+    settings: Settings | None = None,
+) -> Stateful:
+    """Return the operator of a processor that takes and returns ``Row`` objects, as PySpark's ``transformWithState``.
 
-    ``processor`` is used unchanged. ``output`` is the schema of its output: DDL, a ``StructType`` or an Arrow schema.
-    ``output_mode`` is ``append`` or ``update``, which are the same here: every row goes to the sink. ``time_mode`` is
-    ``None``, ``ProcessingTime`` or ``EventTime``; event time needs a watermark, that of the input's ``withWatermark``
-    or ``watermark`` (a column and a delay). ``initial_state`` is a frame with the key's columns, for
-    ``handleInitialState`` with the first batch of this ``store``, whenever that is. One that has an
-    ``initial_state_name`` of its own comes with the next batch, once, also to keys that have state by then. Raises
-    ``ConfigError`` for what is none of these; what the processor raises fails the batch as ``UserFunctionError``.
+    Args:
+        processor: The processor, unchanged. Every slot of every batch gets its own copy.
+        key: Name of the key column, or names of several.
+        output: Schema of the output: DDL, a ``StructType`` or an Arrow schema.
+        output_mode: ``append`` or ``update``. Both pass every output row to the sink.
+        time_mode: ``None``, ``ProcessingTime`` or ``EventTime``. Event time needs a watermark.
+        initial_state: A frame with the key columns, for ``handleInitialState`` in the first batch of the store.
+        initial_state_name: Another name makes a running query apply ``initial_state`` once, with its next batch. Keys
+            that have state by then get it, too.
+        store: Name of the state, unique within a query.
+        watermark: A timestamp column and a delay, such as ``("at", "10 minutes")``. The default is the watermark that
+            ``withWatermark`` set on the input.
+        order_by: Columns that order the rows of a key.
+        settings: Settings of the query.
 
-    >>> visits = transform_with_state(Visits(), key="user", output="user string, visits long")  # doctest: +SKIP
-    >>> events.writeStream.foreachBatch(visits.into(write)).start()  # doctest: +SKIP
+    Returns:
+        The operator. ``into(sink)`` makes it the function for ``foreachBatch``.
+
+    Raises:
+        ConfigError: If an argument is invalid. Errors of the processor fail the batch with ``UserFunctionError``.
+
+    >>> from pyspark.sql import Row
+    >>> from pyspark.sql.streaming import StatefulProcessor
+    >>> from riffle_spark import Settings, transform_with_state
+    >>> class Orders(StatefulProcessor):
+    ...     def init(self, handle):
+    ...         self.total = handle.getValueState("total", "orders long")
+    ...
+    ...     def handleInputRows(self, key, rows, timerValues):
+    ...         orders = (self.total.get() or (0,))[0] + sum(1 for _ in rows)
+    ...         self.total.update((orders,))
+    ...         yield Row(user=key[0], orders=orders)
+    ...
+    ...     def close(self):
+    ...         pass
+    >>> orders = transform_with_state(
+    ...     Orders(), key="user", output="user string, orders long", settings=Settings(root=f"{root}/transform")
+    ... )
+    >>> job = orders.into(lambda frame, batch_id: print(frame.collect()))
+    >>> events.writeStream.foreachBatch(job).trigger(availableNow=True).start().awaitTermination()
+    [Row(user='ann', orders=2)]
     """
-    compute = TransformWithState(_processor(processor), _columns(output), _checked(output_mode, time_mode))
+    time = _check_modes(output_mode, time_mode)
+    compute = TransformWithState(_check_processor(processor), _output_schema(output), time)
     return Stateful(
-        store, key, compute, settings=settings, order_by=order_by, watermark=watermark, initial_state=initial_state,
+        store,
+        key,
+        compute,
+        settings=settings,
+        order_by=order_by,
+        watermark=watermark,
+        initial_state=initial_state,
         initial_state_name=initial_state_name,
-    )  # fmt: skip
+    )
 
 
-def transform_with_state_in_pandas(  # noqa: PLR0913 - as above
-    processor: StatefulProcessor, *, key: str | Sequence[str], output: OutputType, output_mode: str = "append",
-    time_mode: str = "None", initial_state: DataFrame | None = None,
-    initial_state_name: str = USUAL_INITIAL, store: str = _STORE,
-    watermark: tuple[str, str] | None = None, order_by: str | Sequence[str] = (), settings: Settings | None = None,
-) -> Stateful:  # fmt: skip
-    """Return the operator of a processor that takes and gives pandas DataFrames (``transformWithStateInPandas``).
+def transform_with_state_in_pandas(  # noqa: PLR0913 - the arguments of Spark's method and of an operator
+    processor: StatefulProcessor,
+    *,
+    key: str | Sequence[str],
+    output: OutputType,
+    output_mode: str = "append",
+    time_mode: str = "None",
+    initial_state: DataFrame | None = None,
+    initial_state_name: str = USUAL_INITIAL,
+    store: str = _STORE,
+    watermark: tuple[str, str] | None = None,
+    order_by: str | Sequence[str] = (),
+    settings: Settings | None = None,
+) -> Stateful:
+    """Return the operator of a processor that takes and returns pandas DataFrames (``transformWithStateInPandas``).
 
-    All else is as with ``transform_with_state``. Spark's own settings of conversions to and from pandas hold, as they
-    are when this is called.
+    Spark's settings for conversions to and from pandas are read from the active session when this function is called.
+
+    Args:
+        processor: The processor, unchanged. Every slot of every batch gets its own copy.
+        key: Name of the key column, or names of several.
+        output: Schema of the output: DDL, a ``StructType`` or an Arrow schema.
+        output_mode: ``append`` or ``update``. Both pass every output row to the sink.
+        time_mode: ``None``, ``ProcessingTime`` or ``EventTime``. Event time needs a watermark.
+        initial_state: A frame with the key columns, for ``handleInitialState`` in the first batch of the store.
+        initial_state_name: Another name makes a running query apply ``initial_state`` once, with its next batch. Keys
+            that have state by then get it, too.
+        store: Name of the state, unique within a query.
+        watermark: A timestamp column and a delay, such as ``("at", "10 minutes")``. The default is the watermark that
+            ``withWatermark`` set on the input.
+        order_by: Columns that order the rows of a key.
+        settings: Settings of the query.
+
+    Returns:
+        The operator. ``into(sink)`` makes it the function for ``foreachBatch``.
+
+    Raises:
+        ConfigError: If an argument is invalid. Errors of the processor fail the batch with ``UserFunctionError``.
+
+    >>> import pandas as pd
+    >>> from pyspark.sql.streaming import StatefulProcessor
+    >>> from riffle_spark import transform_with_state_in_pandas
+    >>> class Rows(StatefulProcessor):
+    ...     def init(self, handle):
+    ...         pass
+    ...
+    ...     def handleInputRows(self, key, rows, timerValues):
+    ...         yield pd.DataFrame({"user": [key[0]], "orders": [sum(map(len, rows))]})
+    ...
+    ...     def close(self):
+    ...         pass
+    >>> job = transform_with_state_in_pandas(Rows(), key="user", output="user string, orders long").into(write)
     """
-    mode = _checked(output_mode, time_mode)
-    compute = TransformWithState(_processor(processor), _columns(output), mode, _pandas_settings())
+    time = _check_modes(output_mode, time_mode)
+    compute = TransformWithState(_check_processor(processor), _output_schema(output), time, _pandas_settings())
     return Stateful(
-        store, key, compute, settings=settings, order_by=order_by, watermark=watermark, initial_state=initial_state,
+        store,
+        key,
+        compute,
+        settings=settings,
+        order_by=order_by,
+        watermark=watermark,
+        initial_state=initial_state,
         initial_state_name=initial_state_name,
-    )  # fmt: skip
+    )
 
 
-def _processor(processor: StatefulProcessor) -> StatefulProcessor:
-    """Return what is a processor. As in Spark, all that counts are its methods."""
+def _check_processor(processor: StatefulProcessor) -> StatefulProcessor:
+    """Return the processor. Raise ``ConfigError`` for a class or an object without the methods that Spark calls."""
     missing = [name for name in _METHODS if not callable(getattr(processor, name, None))]
     if missing or isinstance(processor, type):
-        told = f"the class {processor.__name__}" if isinstance(processor, type) else f"a {type(processor).__name__}"
         raise ConfigError(
-            f"the processor is {told}" + (f", and has no {', '.join(missing)}" if missing else ", and none is made"),
-            remedy="give an object of a class below pyspark.sql.streaming.StatefulProcessor",
+            f"processor = {processor!r} is not a StatefulProcessor object",
+            remedy="Pass an object of a subclass of pyspark.sql.streaming.StatefulProcessor.",
             where="processor",
             id="RIFFLE-0382",
         )
     return processor
 
 
-def _columns(output: OutputType) -> pa.Schema:
+def _output_schema(output: OutputType) -> pa.Schema:
     if isinstance(output, pa.Schema):
         return output
     return schema_of_ddl(output) if isinstance(output, str) else schema_of_json(output.json())
 
 
-def _checked(output_mode: str, time_mode: str) -> TimeMode:
+def _check_modes(output_mode: str, time_mode: str) -> TimeMode:
+    """Return the time mode. Raise ``ConfigError`` for an unknown output mode or time mode."""
     if output_mode.lower() not in _OUTPUT_MODES:
         raise ConfigError(
-            f"output_mode = {output_mode!r} is not one that a processor can have",
-            remedy=f"use one of {', '.join(_OUTPUT_MODES)}",
+            f"output_mode = {output_mode!r} is not supported for a processor",
+            remedy=f"Use {' or '.join(_OUTPUT_MODES)}.",
             where="output_mode",
             id="RIFFLE-0383",
         )
@@ -159,7 +252,7 @@ def _checked(output_mode: str, time_mode: str) -> TimeMode:
 
 
 def _pandas_settings() -> dict[str, object]:
-    """Return what the active session says of conversions to and from pandas; without one, what Spark does by itself."""
+    """Return the pandas options of the active session, or Spark's defaults if there is no session."""
     spark = SparkSession.getActiveSession()
-    said = {} if spark is None else {setting: spark.conf.get(setting, None) for setting in SETTINGS.values()}
-    return pandas_options({setting: str(value) for setting, value in said.items() if value is not None})
+    conf = {} if spark is None else {setting: spark.conf.get(setting, None) for setting in SETTINGS.values()}
+    return pandas_options({setting: str(value) for setting, value in conf.items() if value is not None})

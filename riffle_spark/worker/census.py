@@ -9,7 +9,7 @@ from contextlib import suppress
 from riffle_spark.errors import RiffleError
 from riffle_spark.messages.upkeep_orders import Census, CensusOrder
 from riffle_spark.state.copies.abandoned import remove_folders
-from riffle_spark.state.copies.disk import use_of
+from riffle_spark.state.copies.disk import read_disk_use
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.restore.copy_progress import head_of
 from riffle_spark.worker.member_folders import drop_unreadable, folder_of, keys_of
@@ -35,11 +35,11 @@ def take_census(order: CensusOrder, executor: str) -> Census:
         used_before = time.time() - order.folder_cleanup_seconds
         folder.tidy(used_before)
         with folder.used():
-            folder.try_disk()
+            folder.probe_disk()
             with suppress(RiffleError, OSError):  # without the right keys batches fail, and say why
                 drop_unreadable(folder, keys_of(order.home), anew=True)
             copies, sealed = _copies(folder), folder.sealed_attempts()
-            disk = use_of(folder.path)
+            disk = read_disk_use(folder.path)
             removed = remove_folders(folder.path.parent, order.home.live, used_before)
     except Exception as trouble:  # noqa: BLE001 - a census is asked of every executor; one that cannot answer says why
         return Census(executor, rack=rack, tags=tags, error=str(trouble))

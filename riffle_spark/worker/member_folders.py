@@ -10,7 +10,7 @@ from pathlib import Path
 
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.settings import Settings
-from riffle_spark.state.copies.abandoned import named
+from riffle_spark.state.copies.abandoned import process_name
 from riffle_spark.state.copies.disk import default_local_dir
 from riffle_spark.state.copies.folder import Folder, claim
 from riffle_spark.state.log.log import Log
@@ -103,7 +103,7 @@ def drop_unreadable(folder: Folder, keys: Keys | None, *, anew: bool = False) ->
     """
     if keys is None or (not anew and _looked_over.get(folder.path) == keys.listed):
         return []
-    dropped = folder.forget_parts(keys.reads, HEADER_BYTES_MAX)
+    dropped = folder.remove_undecryptable(keys.reads, HEADER_BYTES_MAX)
     if dropped is not None:
         _looked_over[folder.path] = keys.listed
     return dropped or []
@@ -166,7 +166,7 @@ def executor_id() -> str:
 def executor_process() -> str:
     """Return what names the executor's process on this machine, for ``abandoned``; empty where it is not found."""
     found = _executor(os.getpid())
-    return named(found[1]) if found else ""
+    return process_name(found[1]) if found else ""
 
 
 def executor_environment() -> Mapping[str, str]:

@@ -143,7 +143,8 @@ class _Attempt:
             rows=count, keys=len(touched.keys), output_rows=output.num_rows - computed.dead.rows,
             dead_rows=computed.dead.rows, dead_told=computed.dead.told, parts=sealed.parts,
             output=sealed.output, sealed_bytes=len(sealed.data), timers_fired=computed.timers_fired,
-            expired=computed.expired, busy=computed.busy, disk=disk.use_of(self.folder.path), memory=memory_use(),
+            expired=computed.expired, busy=computed.busy,
+            disk=disk.read_disk_use(self.folder.path), memory=memory_use(),
         )  # fmt: skip
         return output
 
@@ -155,7 +156,7 @@ class _Attempt:
             with self.folder.used():
                 for merge in self.merges:
                     merge()
-                self.folder.forget_deltas()
+                self.folder.remove_unused_deltas()
         except (RiffleError, OSError) as trouble:
             _logger.debug("stacks of %s are not merged: %s", self.order.store, trouble)
 
@@ -173,7 +174,7 @@ class _Attempt:
     def _check_placed(self, entries: dict[int, Entry]) -> None:
         """Stop where there is no copy and a standby elsewhere has one: nothing need be fetched there."""
         elsewhere = {kg: entry for kg, entry in entries.items() if self._is_kept_elsewhere(kg)}
-        held = self.folder.held(self.order.store) if elsewhere else set()
+        held = self.folder.key_groups(self.order.store) if elsewhere else set()
         missing = tuple(kg for kg, entry in elsewhere.items() if kg not in held and not self._is_at_hand(entry))
         if missing:
             self.facts["missing"] = missing

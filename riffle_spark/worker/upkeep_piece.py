@@ -9,7 +9,7 @@ from functools import cache, partial
 
 from riffle_spark.errors import OutOfDate
 from riffle_spark.messages.upkeep_orders import SnapshotOrder, UpkeepOrder, UpkeepReceipt
-from riffle_spark.state.copies.disk import DamagedCopy, use_of, used_share
+from riffle_spark.state.copies.disk import DamagedCopy, read_disk_use
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.part_files import scrub
 from riffle_spark.state.formats import part_codec
@@ -74,7 +74,7 @@ class _Piece:
         self.facts["member"] = folder.member
         if self._order.member not in {"", folder.member}:
             raise OutOfDate(f"the order is for member {self._order.member}, this is {folder.member}", id="RIFFLE-0487")
-        with folder.used(), folder.alone():
+        with folder.used(), folder.locked_for_upkeep():
             self.facts["ran"] = True
             if self._order.wipe:
                 folder.wipe()
@@ -83,10 +83,10 @@ class _Piece:
             self._follow(folder)
             self._gone += [address for address in dropped if address not in self._copies]
             self._snapshot(folder)
-            folder.forget_deltas()
+            folder.remove_unused_deltas()
             if self._budget.allows():
                 self._scrub(folder)
-            self.facts.update(disk=use_of(folder.path), memory=memory_use())
+            self.facts.update(disk=read_disk_use(folder.path), memory=memory_use())
 
     def _drop(self, folder: Folder) -> None:
         incoming, stacks = IncomingSnapshots(folder.path), cache(folder.stacks)
@@ -117,7 +117,7 @@ class _Piece:
         unfinished: list[tuple[str, int, int, int]] = []
         failed: list[Address] = []
         followed = follower.follow({(f.store, f.key_group): f.entry for f in order.follows})
-        held = cache(folder.held)
+        held = cache(folder.key_groups)
         for one in followed:
             if one.at is not None:
                 self._copies[one.address] = one.at
@@ -136,7 +136,7 @@ class _Piece:
 
     def _has_room(self, folder: Folder) -> bool:
         """Tell whether the disk has room for one more copy; say once if it has not."""
-        share = used_share(folder.path)
+        share = read_disk_use(folder.path).used_share
         if share > self._order.disk_limit and not self._full:
             self._full = True
             self.errors.append(

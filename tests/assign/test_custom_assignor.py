@@ -178,7 +178,7 @@ def test_a_class_given_by_its_path_is_made_once() -> None:
 
 def test_a_class_that_cannot_be_made_is_a_wrong_setting() -> None:
     """It is told when the query starts, as a path is that names nothing."""
-    with pytest.raises(ConfigError, match="ValueError: no configuration"):
+    with pytest.raises(ConfigError, match="RIFFLE-0110"):
         assign(view("a:0"), replace(SETTINGS, assignor=f"{__name__}:Unmade"))
 
 
@@ -187,7 +187,7 @@ def test_a_users_assignor_by_path_is_used() -> None:
     path = "riffle_spark.assign.baselines.hash_assignor"
     hashed = assign(view("a:0-7 b:"), replace(SETTINGS, assignor="hash"))
     assert assign(view("a:0-7 b:"), replace(SETTINGS, assignor=path)).owners == hashed.owners
-    with pytest.raises(ConfigError, match="no assignor is found"):
+    with pytest.raises(ConfigError, match="RIFFLE-0109"):
         assign(view("a:0"), replace(SETTINGS, assignor="no.such.thing"))
 
 

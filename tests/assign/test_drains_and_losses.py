@@ -45,7 +45,9 @@ class Cluster:
             warmups=_without(view.warmups, member),
             lags={each: {m: lag for m, lag in held.items() if m != member} for each, held in view.lags.items()},
             awaited=(*view.awaited, gone) if awaited else view.awaited,
-            homes={**view.homes, **{each: view.homes.get(each, member) for each in owned}} if awaited else view.homes,
+            prior_owners={**view.prior_owners, **{each: view.prior_owners.get(each, member) for each in owned}}
+            if awaited
+            else view.prior_owners,
             drained=view.drained - {member},
         )
         exclude = tuple(pair for pair in self.settings.exclude if member not in pair)
@@ -57,7 +59,7 @@ class Cluster:
 
     def give_up(self) -> None:
         """End the wait for lost members."""
-        self.view = replace(self.view, awaited=(), homes={})
+        self.view = replace(self.view, awaited=(), prior_owners={})
 
     def settle(self) -> Assignment:
         """Assign until nothing is on its way; every assignment has caught up before the next."""

@@ -22,7 +22,7 @@ SETTINGS = AssignSettings(max_warmup_replicas=100)
 
 def test_no_member_at_all_is_an_error_that_says_what_to_do() -> None:
     """Tasks without a member cannot be placed."""
-    with pytest.raises(ConfigError, match="start an executor"):
+    with pytest.raises(ConfigError, match="RIFFLE-0107"):
         assign(replace(view("a:0-3"), members=()), SETTINGS)
 
 
@@ -160,15 +160,19 @@ def test_with_racks_what_a_standby_has_just_taken_over_moves_last(lost: tuple[in
 
 @given(
     weights=st.lists(st.integers(1, 30), min_size=16, max_size=16),
-    homes=st.lists(st.sampled_from(["r1", "r2"]), min_size=16, max_size=16),
+    prior_owners=st.lists(st.sampled_from(["r1", "r2"]), min_size=16, max_size=16),
     strategy=st.sampled_from(["min_cost", "balance_subtopology"]),
 )
-def test_racks_and_measured_weights_count_together(weights: list[int], homes: list[str], strategy: Any) -> None:
+def test_racks_and_measured_weights_count_together(weights: list[int], prior_owners: list[str], strategy: Any) -> None:
     """Work is as level as without racks, or within the band, less is read across them, and it comes to rest."""
     before = view("a:0-3 b:4-7 c:8-11 d:12-15")
     members = tuple(replace(each, rack="r1" if each.id in "ab" else "r2") for each in before.members)
     tasks = tuple(
-        replace(each, weight=weights[n], owner_traffic=Traffic(1000 * weights[n], {homes[n]: 1000 * weights[n]}, 1000))
+        replace(
+            each,
+            weight=weights[n],
+            owner_traffic=Traffic(1000 * weights[n], {prior_owners[n]: 1000 * weights[n]}, 1000),
+        )
         for n, each in enumerate(before.tasks)
     )
     before = replace(before, members=members, tasks=tasks)
@@ -203,14 +207,14 @@ def test_shunned_members_end_up_without_a_copy(data: st.DataObject, standbys: in
     tasks = tuple(
         replace(each, owner_traffic=traffic, standby_traffic=replace(traffic, later=True)) for each in before.tasks
     )
-    shunned = {
+    quarantined = {
         each.id: tuple(data.draw(st.lists(st.sampled_from("abcd"), max_size=3, unique=True)))
         for each in before.tasks if data.draw(st.booleans())
     }  # fmt: skip
-    before = replace(before, members=members, tasks=tasks, shunned=shunned)
+    before = replace(before, members=members, tasks=tasks, quarantined=quarantined)
     settings = replace(SETTINGS, num_standbys=standbys, rack_aware_assignment_strategy=strategy)
     done = settled(before, settings)
-    for each, avoided in shunned.items():
+    for each, avoided in quarantined.items():
         assert not {done.owners[each], *done.standbys.get(each, ())} & {*avoided}
 
 
@@ -237,14 +241,14 @@ def test_a_lost_member_is_waited_for_and_gets_its_tasks_back() -> None:
         members=tuple(member for member in lost.members if member.id != "a"),
         owners={each: owner for each, owner in lost.owners.items() if owner != "a"},
         lags={each: {m: lag for m, lag in held.items() if m != "a"} for each, held in lags.items()},
-        homes={task(n): "a" for n in range(4)},
+        prior_owners={task(n): "a" for n in range(4)},
         awaited=(Member("a"),),
     )
     waiting = assign(away, SETTINGS)
     assert {waiting.owners[task(n)] for n in range(4)} == {"b"}
     assert {waiting.target[task(n)] for n in range(4)} == {"a"}
     assert not waiting.warmups
-    back = replace(caught_up(away, waiting), members=lost.members, awaited=(), homes=away.homes)
+    back = replace(caught_up(away, waiting), members=lost.members, awaited=(), prior_owners=away.prior_owners)
     back = replace(
         back, lags={each: {**held, **({"a": 3} if each.key_group < 4 else {})} for each, held in back.lags.items()}
     )
@@ -285,7 +289,7 @@ def _without(before: View, lost: Collection[str]) -> View:
         members=tuple(member for member in before.members if member.id not in lost),
         awaited=tuple(member for member in before.members if member.id in lost),
         owners={each: owner for each, owner in before.owners.items() if owner not in lost},
-        homes={each: owner for each, owner in before.owners.items() if owner in lost},
+        prior_owners={each: owner for each, owner in before.owners.items() if owner in lost},
         lags={each: {m: lag for m, lag in held.items() if m not in lost} for each, held in before.lags.items()},
         standbys=living(before.standbys),
         warmups=living(before.warmups),
@@ -303,7 +307,7 @@ def test_standbys_stay_while_a_member_is_waited_for() -> None:
     grown = replace(away, members=(*away.members, Member("g"), Member("h")))
     waiting = assign(grown, settings)
     assert (waiting.standbys, waiting.warmups) == (away.standbys, {})
-    assert assign(replace(grown, awaited=(), homes={}), settings).warmups
+    assert assign(replace(grown, awaited=(), prior_owners={}), settings).warmups
 
 
 def test_what_a_lost_member_leaves_without_copies_is_fetched_by_all() -> None:
@@ -312,10 +316,10 @@ def test_what_a_lost_member_leaves_without_copies_is_fetched_by_all() -> None:
     left = {t: owner for t, owner in before.owners.items() if owner != "a"}
     lost = replace(
         before, members=before.members[1:], owners=left, awaited=before.members[:1],
-        lags={t: {m: 0} for t, m in left.items()}, homes={t: "a" for t, m in before.owners.items() if m == "a"},
+        lags={t: {m: 0} for t, m in left.items()}, prior_owners={t: "a" for t, m in before.owners.items() if m == "a"},
     )  # fmt: skip
     found = assign(lost, AssignSettings())
-    gained = Counter(found.owners[t] for t in lost.homes)
+    gained = Counter(found.owners[t] for t in lost.prior_owners)
     assert gained == {"b": 4, "c": 8}
 
 
@@ -324,7 +328,7 @@ def test_while_a_member_is_waited_for_its_standby_stands_in_before_others_that_a
     """A copy that happens to be level may go at any time; the standby is followed on."""
     before = view("a:0 b:1 c:2")
     lost = replace(
-        before, members=before.members[1:], awaited=before.members[:1], homes={task(0): "a"},
+        before, members=before.members[1:], awaited=before.members[:1], prior_owners={task(0): "a"},
         owners={t: owner for t, owner in before.owners.items() if owner != "a"}, standbys={task(0): (standby,)},
         lags={**before.lags, task(0): {"b": 0, "c": 0}},
     )  # fmt: skip

@@ -107,18 +107,18 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
         lambda _, mended: aggregate(total=sum_("amount") if mended else "amount"),  # type: ignore[arg-type]
     ),
     "no key": Mistake(
-        "at least one key column",
-        "name them in `key`",
+        "RIFFLE-0378",
+        "Name at least one column",
         lambda _, mended: operator(key=["user"] if mended else []),
     ),
     "a function for a computation": Mistake(
-        "is not a computation",
+        "RIFFLE-0380",
         "arrow_function(function, state=..., output=...)",
         lambda _, mended: totals_by(zero_for_all) if mended else operator(compute=zero_for_all),
     ),
     "no operators": Mistake(
-        "together() was given no operators",
-        "together(one.into(sink), other.into(sink))",
+        "RIFFLE-0369",
+        "together(first.into(sink), second.into(sink))",
         lambda _, mended: together(*[operator().into(print)] * mended),
     ),
     "a store's name with a space": Mistake(
@@ -127,8 +127,8 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
         lambda _, mended: operator(store="my_totals" if mended else "my totals"),
     ),
     "settings by a dictionary": Mistake(
-        "settings = {'root': 'file:///state'} is not allowed",
-        "give Settings(root=..., ...)",
+        "RIFFLE-0381",
+        "Pass Settings(root=..., ...)",
         lambda _, mended: operator(settings=Settings(root="file:///state") if mended else {"root": "file:///state"}),
     ),
     "state by a list of names": Mistake(
@@ -198,19 +198,19 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
         ),
     ),
     "two operators of one store": Mistake(
-        "two operators use the store 'totals'",
-        "give each its own name",
+        "RIFFLE-0375",
+        "Give each operator its own store name",
         lambda _, mended: together(
             operator().into(print), operator(store="others" if mended else "totals").into(print)
         ),
     ),
     "an operator without a sink": Mistake(
-        "is no job",
-        "together(one.into(sink), ...)",
+        "RIFFLE-0370",
+        "together(first.into(sink)",
         lambda _, mended: together(operator().into(print) if mended else operator()),  # type: ignore[arg-type]
     ),
     "settings that differ": Mistake(
-        "settings of their own that differ",
+        "RIFFLE-0371",
         "together(..., settings=Settings(...))",
         lambda _, mended: together(
             operator(settings=Settings(num_standbys=1)).into(print),
@@ -219,8 +219,8 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
         ),
     ),
     "a delay in words": Mistake(
-        "'ten minutes' is not an interval",
-        "write a number and a unit",
+        "RIFFLE-0307",
+        "Write a number and a unit",
         lambda _, mended: operator(watermark=("at", "10 minutes" if mended else "ten minutes")),
     ),
 }
@@ -243,7 +243,7 @@ def test_the_remedy_helps(mistake: Mistake[Path], tmp_path: Path) -> None:
 def test_keys_in_a_variable_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """The remedy says where to set the variable."""
     monkeypatch.delenv("STATE_KEYS", raising=False)
-    with pytest.raises(RefusedError, match="the variable STATE_KEYS is not set in this process") as refused:
+    with pytest.raises(RefusedError, match="RIFFLE-0435") as refused:
         feed(operator(), encryption_keys="env:STATE_KEYS")
     assert "set it in the environment of the driver and of every executor" in refused.value.remedy
     monkeypatch.setenv("STATE_KEYS", f"first = {base64.b64encode(bytes(range(32))).decode()}")

@@ -124,7 +124,7 @@ def _check_stays(again: Assignment, found: Assignment) -> None:
 
 
 def _caught_up(view: View, settings: AssignSettings, found: Assignment) -> View:
-    return replace(caught_up(view, found, points=settings.points), homes={}, awaited=())
+    return replace(caught_up(view, found, points=settings.points), prior_owners={}, awaited=())
 
 
 class _Name(str):

@@ -181,7 +181,7 @@ class LinesHistory(History):
 
     def watch_copies(self, patch: pytest.MonkeyPatch) -> None:
         """Look at each copy in the moment in which an executor makes it another one."""
-        switch, mine = Stacks.switch, self.schedule.scheduler.mine
+        switch, mine = Stacks.replace, self.schedule.scheduler.mine
 
         def switched(stacks: Stacks, key_group: int, before: Stack | None, stack: Stack) -> bool:
             actor, folder = mine(), Path(stacks._path).parents[1]  # private: where they are
@@ -190,7 +190,7 @@ class LinesHistory(History):
                     self.schedule.holds(lambda: self.check_copy(folder, (stacks.store, key_group), stack, {}))
             return switch(stacks, key_group, before, stack)
 
-        patch.setattr(Stacks, "switch", switched)
+        patch.setattr(Stacks, "replace", switched)
 
     def begins(self, commit_id: str) -> str:
         """Note that a record is begun."""

@@ -36,7 +36,7 @@ class ProcessTable:
     def plant(self, patch: pytest.MonkeyPatch) -> None:
         """Have executors find their processes, and those of others, here."""
         patch.setattr(abandoned, "_namespace", lambda: _MACHINE)  # private: what /proc says
-        patch.setattr(abandoned, "_started", self._started)
+        patch.setattr(abandoned, "_start_time", self._start_time)
         patch.setattr(member_folders, "executor_process", self._mine)
         patch.setattr(member_folders, "claim", self._claimed)
 
@@ -44,7 +44,7 @@ class ProcessTable:
         processes = self._world.cluster.processes
         return dict(told for executor, told in self._known.items() if processes[executor].alive)
 
-    def _started(self, number: int) -> str:
+    def _start_time(self, number: int) -> str:
         return str(self._running().get(number, ""))
 
     def _mine(self) -> str:

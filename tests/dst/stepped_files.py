@@ -209,7 +209,7 @@ class SteppedFiles:
         return paths
 
     def _forget(self, is_gone: Callable[[str], bool]) -> None:
-        for kept in (part_files._files, stack._kept, part_files._next):  # private: what goes with a process
+        for kept in (part_files._files, stack._cached_stacks, part_files._next):  # private: what goes with a process
             for name in [name for name in kept if is_gone(name)]:
                 kept.pop(name, None)
 

@@ -55,7 +55,7 @@ def by_hand(query: DataFrame, rows: DataFrame, time_ms: int | None = None) -> tu
 
 
 def evaluated(plan: AggregatePlan, rdd: Node, time_ms: int | None = None) -> Node:
-    """Return an aggregate's result, under its own attributes, of an RDD of rows of ``spec.answer``."""
+    """Return an aggregate's result, under its own attributes, of an RDD of rows of ``spec.output``."""
     end = plan.evaluation
     leaf = end.catalyst.rows(end.leaf(end.holes[0]).output(), rdd)
     return end.on({0: leaf}, time_ms)
@@ -85,12 +85,12 @@ def merged(sent: DataFrame, spec: AggregateSpec) -> DataFrame:
         values = dict(zip(sent.columns, row, strict=True))
         state = groups.setdefault(key, [[] for _ in spec.functions])
         for function, found in zip(spec.functions, state, strict=True):
-            if function.given is not None:
-                one = [values[function.given.name]]
+            if function.argument is not None:
+                one = [values[function.argument.name]]
             else:
                 one = [values.get(buffer.name, buffer.literal) for buffer in function.buffers]
             found[:] = MERGES[function.function](found, one)
-    schema = spark_schema(spec.answer)
+    schema = spark_schema(spec.output)
     schema = StructType([StructField(field.name, field.dataType) for field in schema])
     answers = [[*key, *(value for found in state for value in found)] for key, state in groups.items()]
     return sent.sparkSession.createDataFrame(answers, schema)

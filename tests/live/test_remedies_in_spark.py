@@ -209,7 +209,7 @@ def in_memory(place: Place, name: str) -> None:
 
 MISTAKES: Mapping[str, Mistake[Place]] = {
     "no root": Mistake(
-        "root = None: executors need a root they can all reach",
+        "RIFFLE-0313",
         "file:///folder on one machine",
         lambda place, mended: place.count(root=place.root if mended else None),
     ),

@@ -84,7 +84,7 @@ def test_a_checkpoint_from_a_backup_is_followed_by_the_state(files: Query) -> No
 def test_files_that_the_checkpoint_has_not_seen_are_not_gone_over(files: Query, to: int | str, execute: bool) -> None:
     """Spark would end with `batch N doesn't exist`: refused before anything is changed, with what does work."""
     files.restore()
-    with pytest.raises(ConfigError, match=rf"entry {BATCHES - 1} .* ends with {BACKED_UP}") as caught:
+    with pytest.raises(ConfigError, match="RIFFLE-0141") as caught:
         rollback(files.world.home.root, to, str(files.checkpoint), execute=execute)
     assert sorted(path.name for path in (files.checkpoint / "offsets").iterdir()) == [
         str(batch) for batch in range(BACKED_UP + 1)

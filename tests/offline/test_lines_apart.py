@@ -71,7 +71,7 @@ def test_a_root_from_before_a_rollback_is_told_and_led_back(world: World, checkp
     assert (found.level, found.where) == ("state", str(checkpoint))
     assert "batch 3 has other offsets in the checkpoint" in found.problem
     world.start()
-    with pytest.raises(ConflictError, match="they are of two lines") as refused:
+    with pytest.raises(ConflictError, match="RIFFLE-0211") as refused:
         world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
     led = [command[-2] for command in printed(found.remedy) + printed(refused.value.remedy)]
     assert led == ["3", "3"]
@@ -99,7 +99,7 @@ def test_a_rollback_beside_a_rollback_ends_in_one_line_or_is_told(
     rollback(world.home.root, f"record:{given_up}", str(checkpoint), execute=True)
     assert [found.level for found in verify(world.home.root, str(checkpoint)).findings] == ["state"]
     world.start()
-    with pytest.raises(ConflictError, match="they are of two lines"):
+    with pytest.raises(ConflictError, match="RIFFLE-0211"):
         world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
     rollback(world.home.root, f"record:{given_up}", str(checkpoint), execute=True)
     world.start()

@@ -232,5 +232,5 @@ def test_a_record_that_goes_back_to_itself_ends_no_command_never(
         return record
 
     monkeypatch.setattr(Log, "find", forged)
-    with pytest.raises(ConfigError, match="no intact record of batch 9"):
+    with pytest.raises(ConfigError, match="RIFFLE-0132"):
         rollback(world.home.root, 9, str(checkpoint))

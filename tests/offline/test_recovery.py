@@ -70,7 +70,7 @@ def test_rollback_mends_a_log_whose_newest_state_cannot_be_read(world: World, ch
         world.memory.delete([paths.record(FULL_EVERY)])
         target = FULL_EVERY - 2
     world.start()
-    with pytest.raises((CorruptStateError, ConflictError), match="riffle rollback"):
+    with pytest.raises((CorruptStateError, ConflictError), match=r"RIFFLE-0406|RIFFLE-0417"):
         world.batch(batches, one(100))
     plan = rollback(world.home.root, target, str(checkpoint), execute=True)
     assert plan.executed
@@ -99,7 +99,7 @@ def test_a_record_from_another_line_is_refused(world: World) -> None:
     world.memory.delete([paths.record(last)])
     world.memory.put_if_absent(paths.record(last), encode(record))
     world.start()
-    with pytest.raises(CorruptStateError, match="does not follow"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0407"):
         world.batch(3, one(1))
 
 
@@ -139,7 +139,7 @@ def test_a_dry_run_changes_nothing(world: World, checkpoint: Path) -> None:
 def test_a_batch_that_is_not_retained_is_named(world: World, checkpoint: Path) -> None:
     """Rolling back to a batch without a record says which there are."""
     fill(world, 3)
-    with pytest.raises(ConfigError, match="-1 to 2"):
+    with pytest.raises(ConfigError, match="RIFFLE-0132"):
         rollback(world.home.root, 9, str(checkpoint), execute=True)
 
 
@@ -212,7 +212,7 @@ def test_sealed_output_of_the_batch_that_a_rollback_goes_to_is_delivered(
         rollback(world.home.root, first, str(checkpoint), execute=True)
         goes_on(world, checkpoint, 3 if first < 3 else 0)
     rollback(world.home.root, then, str(checkpoint), execute=True)
-    with pytest.raises(ConfigError, match="comes once more, to be delivered"):
+    with pytest.raises(ConfigError, match="RIFFLE-0137"):
         adopt(world.home.root, str(checkpoint), execute=True)
     assert goes_on(world, checkpoint, 5) == ["repeat", "run"]
     got = world.sinks["totals"].by_id
@@ -231,9 +231,9 @@ def test_state_whose_last_output_may_not_be_delivered_is_not_taken_over(tmp_path
     for name in ("commits/3", "commits/4", "offsets/4"):  # batch 3 is to come once more
         (checkpoint / name).unlink()
     for told in (False, str(checkpoint), str(other)):
-        with pytest.raises(ConfigError, match=r"output of batch 3 .*(?s:.)*query/0/3"):
+        with pytest.raises(ConfigError, match="RIFFLE-0138"):
             adopt(root, str(other), delivered=told, execute=True)
-    with pytest.raises(ConfigError, match="this very query comes once more"):
+    with pytest.raises(ConfigError, match="RIFFLE-0137"):
         adopt(root, str(checkpoint), delivered=True, execute=True)
     assert adopt(root, str(other), delivered=True).version == -1
     assert goes_on(world, checkpoint, 4) == ["repeat"]
@@ -261,7 +261,7 @@ def test_a_rollback_leaves_the_checkpoint_of_another_query_alone(world: World, c
     (checkpoint / "metadata").write_text('{"id": "another"}')
     before = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
     for execute in (False, True):
-        with pytest.raises(ConfigError, match="is of query another, and this state is of query query"):
+        with pytest.raises(ConfigError, match="RIFFLE-0140"):
             rollback(world.home.root, 2, str(checkpoint), execute=execute)
     assert {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()} == before
     assert world.log().tail == world.driver._log.tail  # private: what the driver holds
@@ -290,11 +290,11 @@ def test_state_is_not_taken_over_by_an_older_checkpoint_of_its_own_query(world: 
     for batch in (2, 3, 4):
         (checkpoint / "commits" / str(batch)).unlink()
         (checkpoint / "offsets" / str(batch)).unlink()
-    with pytest.raises(ConfigError, match=r"itself has run batch 3 .* is at batch 1.*(?s:.)*rollback .* --to 1 "):
+    with pytest.raises(ConfigError, match="RIFFLE-0136"):
         adopt(world.home.root, str(checkpoint))
     (newer / "metadata").write_text('{"id": "another"}')
     adopt(world.home.root, str(newer), execute=True)
-    with pytest.raises(ConfigError, match="itself has run batch 3"):
+    with pytest.raises(ConfigError, match="RIFFLE-0136"):
         adopt(world.home.root, str(checkpoint))
     (newer / "metadata").write_text('{"id": "query"}')
     assert adopt(world.home.root, str(newer), execute=True).executed
@@ -309,7 +309,7 @@ def test_state_is_not_taken_over_by_the_query_that_has_it(
     """
     fill(world, batches)
     before = world.memory.list("")
-    with pytest.raises(ConfigError, match=rf"(?s)has this state already, at batch {batches - 1}; .* batch 4.*{remedy}"):
+    with pytest.raises(ConfigError, match="RIFFLE-0135"):
         adopt(world.home.root, str(checkpoint), execute=True)
     assert world.memory.list("") == before
     if batches == 3:
@@ -325,7 +325,7 @@ def test_an_entry_that_is_larger_than_any_is_refused(
     fill(world, 5)
     monkeypatch.setattr(checkpoint_module, "_ENTRY_BYTES_MAX", 100)
     (checkpoint / "offsets" / "4").write_bytes(bytes(101))
-    with pytest.raises(ConfigError, match=r"larger than 100 bytes(?s:.)*offsets/4"):
+    with pytest.raises(ConfigError, match="RIFFLE-0126"):
         rollback(world.home.root, 4, str(checkpoint), execute=True)
 
 
@@ -341,7 +341,7 @@ def test_empty_means_empty(world: World, checkpoint: Path) -> None:
         assert f"fix dispatch key_group and {total} key-groups" in plan.steps
     assert world.batch(5, one(1)).decision == "run"
     (checkpoint / "metadata").write_text('{"id": "another"}')
-    with pytest.raises(ConfigError, match="holds state"):
+    with pytest.raises(ConfigError, match="RIFFLE-0134"):
         adopt(root, str(checkpoint), empty=True, execute=True)
 
 
@@ -359,7 +359,7 @@ def test_a_checkpoint_on_a_server_of_s3s_kind(world: World, checkpoint: Path, ob
     assert not any("/4" in name or "/3" in name for name in there.list(""))
     world.start()
     assert world.batch(3, one(100)).decision == "run"
-    with pytest.raises(ConfigError, match="is not a checkpoint"):
+    with pytest.raises(ConfigError, match="RIFFLE-0124"):
         Checkpoint(f"s3://{place}-elsewhere", options).query_id()
 
 
@@ -370,7 +370,7 @@ def test_a_checkpoint_or_a_store_that_is_away_is_told_as_that(world: World, tmp_
     away = StoreOptions(s3_endpoint="http://127.0.0.1:9", s3_region="us-east-1", s3_max_attempts=1)
     spark = Checkpoint("s3://bucket/checkpoint", away)
     for call in (spark.query_id, spark.next_batch, lambda: spark.offsets(1), lambda: spark.restore(1, "offsets-1")):
-        with pytest.raises(UnavailableError, match="cannot be reached") as caught:
+        with pytest.raises(UnavailableError, match="RIFFLE-0125") as caught:
             call()
         assert caught.value.where == "s3://bucket/checkpoint"
     config = tmp_path / "riffle.toml"
@@ -395,14 +395,14 @@ def test_a_checkpoint_is_found_by_the_name_that_spark_has_for_it(checkpoint: Pat
 def test_what_names_no_batch_is_refused(world: World, checkpoint: Path, to: str) -> None:
     """Only digits do: this removes entries of a checkpoint."""
     fill(world, 2)
-    with pytest.raises(ConfigError, match="is not a batch or a record"):
+    with pytest.raises(ConfigError, match="RIFFLE-0130"):
         rollback(world.home.root, to, str(checkpoint))
 
 
 def test_a_file_system_that_nobody_knows_is_named(world: World) -> None:
     """Not as one of Arrow's errors."""
     fill(world, 2)
-    with pytest.raises(ConfigError, match="foo://x names no file system"):
+    with pytest.raises(ConfigError, match="RIFFLE-0128"):
         rollback(world.home.root, 1, "foo://x")
 
 
@@ -424,7 +424,7 @@ def test_state_that_was_taken_over_is_gone_back_to_by_a_checkpoint_that_knows_it
     (older / "offsets" / "4").unlink()
     (older / "commits" / "4").unlink()
     for execute in (False, True):
-        with pytest.raises(ConfigError, match=r"does not know Spark's offsets of batch 4 .*older has none"):
+        with pytest.raises(ConfigError, match="RIFFLE-0142"):
             rollback(root, 4, str(older), execute=execute)
     assert world.log().tail == before
     (checkpoint / "commits" / "4").unlink()

@@ -196,7 +196,7 @@ def test_a_partition_that_aws_does_not_have_is_refused(partition: str) -> None:
     """On the command line, where those that there are are named, and in code."""
     done = CliRunner().invoke(main, ["policy", "s3://bkt/p", "--partition", partition])
     assert (done.exit_code, "aws-us-gov" in done.output) == (2, True), done.output
-    with pytest.raises(ConfigError, match="is no partition of AWS"):
+    with pytest.raises(ConfigError, match="RIFFLE-0145"):
         iam_policy("s3://bkt/p", partition=partition)
 
 

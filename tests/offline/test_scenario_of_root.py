@@ -17,7 +17,7 @@ from riffle_spark.offline.scenario_of_root import (
     scenario_of_root,
     sizes_of_root,
 )
-from riffle_spark.protocol.batch.recorded_requests import RecordedRequests, read_requests
+from riffle_spark.protocol.batch.stored_requests import StoredRequests, read_requests
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.log import FULL_EVERY, Log
 from tests.kit.simulated.elastic_world import Elastic
@@ -95,7 +95,7 @@ def test_what_operators_asked_for_counts(query: Elastic) -> None:
     assert record is not None
     first, second = sorted(set(record.owners.values()))
     asked = {"pins": {"3": second}, "drained": [first], "settings": {"max_warmup_replicas": 7}}
-    assert read_requests(record.orders) == RecordedRequests()
+    assert read_requests(record.orders) == StoredRequests()
     log = Log(query.memory, query.home.root)
     log.open()
     log.append(replace(record, kind="adopt", orders=asked, commit_id="asked", epoch=record.epoch + 1), log.manifest)
@@ -190,5 +190,5 @@ def test_a_cache_in_a_group_of_its_own_is_planned_too_and_a_group_that_nobody_ha
     assert {task.id.group for task in scenario.tasks} == {"query", "light"}
     assert sum(len(client.owned) for client in scenario.clients) == len(scenario.tasks) == 10
     for strange in ((), (("totals", "heavy"), ("seen", "light"))):
-        with pytest.raises(ConfigError, match="in other co-location groups"):
+        with pytest.raises(ConfigError, match="RIFFLE-0152"):
             scenario_of_root(world.home.root, Settings(store_groups=strange), Changes())

@@ -172,7 +172,7 @@ def test_a_key_with_variables_of_two_partitions_is_refused() -> None:
         rows = case.batches[0].slice(0, 1)
         for partition in (0, 1):
             query.feed(rows.append_column("topic", [["events"]]).append_column("partition", [[partition]]))
-        with pytest.raises(ConflictError, match="state of two partitions, events/0 and events/1") as caught:
+        with pytest.raises(ConflictError, match="RIFFLE-0160") as caught:
             switch_dispatch(query.root, "key_group", execute=True)
         assert repr(rows[case.key[0]][0].as_py()) in caught.value.problem
         assert tail_of(query.root).dispatch == "partition"

@@ -126,6 +126,6 @@ def test_what_can_neither_be_called_nor_processes_is_refused() -> None:
     class Neither:
         declare = Own.declare
 
-    with pytest.raises(ConfigError, match="can neither be called") as caught:
+    with pytest.raises(ConfigError, match="RIFFLE-0197") as caught:
         on_store(Neither(), "s")
     assert caught.value.where == "s"

@@ -238,14 +238,14 @@ def test_state_goes_over_to_encryption_and_back(tmp_path: Path) -> None:
 
     batches(3)
     query.start_again(encryption_keys=setting, operators=[totals()])
-    with pytest.raises(ConfigError, match="not encrypted, and `encryption_keys` do not list `plain`"):
+    with pytest.raises(ConfigError, match="RIFFLE-0428"):
         query.world.batch(query.version, rows)
     query.give(PLAIN, "a")
     query.start_again(operators=[totals()])
     batches(8)
     assert query.keys_used() == {"a"}
     query.start_again(encryption_keys=None, operators=[totals()])
-    with pytest.raises(ConfigError, match="is encrypted, and `encryption_keys` is not set"):
+    with pytest.raises(ConfigError, match="RIFFLE-0220"):
         query.world.batch(query.version, rows)
     query.give("a", PLAIN)
     query.start_again(encryption_keys=setting, operators=[totals()])
@@ -306,7 +306,7 @@ def test_state_that_a_switch_has_encrypted_is_no_state_of_a_query_without_keys(t
         query.world.home.root, "key_group", key_groups=16, execute=True, encryption_keys=f"file:{query.file}"
     )
     query.start_again(key_groups=16, operators=[totals()])
-    with pytest.raises(ConfigError, match="is encrypted, and `encryption_keys` is not set"):
+    with pytest.raises(ConfigError, match="RIFFLE-0220"):
         query.world.batch(1, one(1, key="another"))
 
 
@@ -368,7 +368,7 @@ def test_an_executor_with_another_key_under_the_id_seals_nothing(tmp_path: Path)
             put.append(set(query.world.memory.list("")) - set(before))
 
     rows = pa.concat_tables(one(1, key=f"key-{number}") for number in range(12))
-    with pytest.raises(ConfigError, match="key 'a' is not the same one in this process as on the driver"):
+    with pytest.raises(ConfigError, match="RIFFLE-0426"):
         query.world.batch(0, rows, with_its_own)
     assert put == [set()] * len(put) != []
     query.oracle.feed(rows)
@@ -385,7 +385,7 @@ def test_another_key_under_the_newest_id_is_refused_before_anything_is_read(tmp_
     before = query.world.memory.list("")
     query.give("a", a=bytes(32))
     query.start_again()
-    with pytest.raises(ConfigError, match="key 'a' is not the one that the state was encrypted with"):
+    with pytest.raises(ConfigError, match="RIFFLE-0468"):
         query.world.batch(query.version, ROWS.empty_table())
     assert query.world.memory.list("") == before
 
@@ -453,7 +453,7 @@ def test_a_part_in_the_place_of_another_one_is_refused(tmp_path: Path, kind: str
     else:
         entries[those[0]], entries[those[1]] = entries[those[1]], entries[those[0]]
     appended(query.world.log(), entries)
-    with pytest.raises(CorruptStateError, match="another part's"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0430"):
         query.world.state("totals")
     config = tmp_path / "riffle.toml"
     config.write_text(f'encryption_keys = "file:{query.file}"\n')
@@ -482,11 +482,11 @@ def test_an_older_snapshot_in_the_place_of_the_newest_is_refused(tmp_path: Path)
     listed = entry.snapshot._replace(length=len(data), checksum=part_codec.checksum(data))
     log = query.world.log()
     appended(log, {**log.manifest.entries, address: replace(entry, snapshot=listed)})
-    with pytest.raises(CorruptStateError, match="another part's"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0430"):
         query.world.state("totals")
     renamed = listed._replace(id=name.rpartition("/")[2])
     appended(log, {**log.manifest.entries, address: replace(entry, snapshot=renamed)})
-    with pytest.raises(CorruptStateError, match="is listed for version"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
         query.world.log()
 
 
@@ -501,7 +501,7 @@ def test_output_rows_of_another_store_are_refused(tmp_path: Path) -> None:
     reader = Reader(query.world.memory, None, keys_in(f"file:{query.file}", None))
     (rows,) = reader.outputs("totals", [links["totals"]]).values()
     assert rows.column("total").to_pylist() == [1]
-    with pytest.raises(CorruptStateError, match="another part's"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0430"):
         reader.outputs("totals", [links["twins"]])
 
 

@@ -58,7 +58,7 @@ def test_names_differ_in_case_as_spark_has_it(one: str, other: str, is_same: boo
 @pytest.mark.parametrize("name", ["USER", "S.x", "s.X", "none", "s.none", "v.x", "s.", ".s", "s..x", "`s", ""])
 def test_what_is_no_column_is_refused_with_those_there_are(name: str) -> None:
     """Where case counts; the error names the columns."""
-    with pytest.raises(ConfigError, match="there is no column") as told:
+    with pytest.raises(ConfigError, match="RIFFLE-0229") as told:
         column_of(name, ROWS, "store", case_sensitive=True)
     assert "User, v, s, a.b" in told.value.remedy
 
@@ -67,19 +67,19 @@ def test_a_name_that_may_be_several_columns_is_refused() -> None:
     """Columns that differ in case alone, where it does not count, or not at all."""
     rows = pa.schema([("v", pa.int64()), ("V", pa.int64()), ("w", pa.int64()), ("w", pa.int64())])
     assert column_of("V", rows, "store", case_sensitive=True) == Column("V", ("V",))
-    for name, several in (("w", "w, w"), ("W", "w, w"), ("V", "v, V")):
-        with pytest.raises(ConfigError, match=f"column '{name}' may be any of {several}"):
+    for name in ("w", "W", "V"):
+        with pytest.raises(ConfigError, match="RIFFLE-0231"):
             column_of(name, rows, "store")
-    with pytest.raises(ConfigError, match="column '`Vv`' may be any of vV, VV"):
+    with pytest.raises(ConfigError, match="RIFFLE-0231"):
         column_of("`Vv`", pa.schema([("vV", pa.int64()), ("VV", pa.int64())]), "store")
 
 
 def test_a_field_does_not_take_the_place_of_a_column() -> None:
     """Nor of another field."""
-    with pytest.raises(ConfigError, match=r"'s\.x' would be column 'x', and the input has another"):
+    with pytest.raises(ConfigError, match="RIFFLE-0230"):
         column_of("s.x", pa.schema([*ROWS, ("x", pa.int64())]), "store")
     twice = pa.schema([("s", STRUCT), ("t", STRUCT)])
-    with pytest.raises(ConfigError, match="two fields of columns would be the column 'x'"):
+    with pytest.raises(ConfigError, match="RIFFLE-0228"):
         operator_of("totals", ["s.x", "t.x"], aggregate(n=count()), (), twice)
 
 
@@ -141,15 +141,15 @@ def test_fields_of_one_name_can_be_aggregated_together() -> None:
 
 def test_what_is_aggregated_is_refused_as_a_key_is() -> None:
     """Where case counts, and where it may be several columns."""
-    with pytest.raises(ConfigError, match=r"sum_\('V'\): the input has no column 'V'") as told:
+    with pytest.raises(ConfigError, match="RIFFLE-0176") as told:
         operator_of("totals", ["User"], aggregate(total=sum_("V")), (), ROWS, case_sensitive=True)
     assert "User, v, s, a.b" in told.value.remedy
-    with pytest.raises(ConfigError, match="column 'W' may be any of w, w"):
+    with pytest.raises(ConfigError, match="RIFFLE-0231"):
         operator_of("totals", ["User"], aggregate(w=sum_("W")), (), pa.schema([*ROWS, ("w", STRUCT), ("w", STRUCT)]))
 
 
 def test_a_column_that_is_there_twice_is_refused_only_where_it_is_asked_for() -> None:
     """What an aggregate does not need may have any name."""
     assert totals(pa.schema([*ROWS, ("w", pa.int64()), ("w", pa.int64())])).rows.names == ["User", "v"]
-    with pytest.raises(ConfigError, match="column 'user' may be any of"):
+    with pytest.raises(ConfigError, match="RIFFLE-0231"):
         totals(pa.schema([("USER", pa.string()), ("User", pa.string()), ("v", pa.int64())]))

@@ -28,22 +28,22 @@ def operator(key: tuple[str, ...] = ("k",), rows: pa.Schema = ROWS, store: str =
 @pytest.mark.parametrize("name", ["a/b", "..", "a..b", "", "log", "delta", "-a", ".a", "a" * 65, "ä", "a b", "a\n"])
 def test_a_store_name_that_could_leave_the_root_is_refused(name: str) -> None:
     """Names become parts of object names and folders, and nothing else."""
-    with pytest.raises(ConfigError, match="cannot be a store name"):
+    with pytest.raises(ConfigError, match="RIFFLE-0410"):
         operator(store=name)
 
 
 def test_a_key_column_that_is_missing_is_named() -> None:
     """The error lists the columns there are."""
-    with pytest.raises(ConfigError, match="no column 'user'") as caught:
+    with pytest.raises(ConfigError, match="RIFFLE-0229") as caught:
         operator(("user",))
     assert caught.value.remedy == "use one of k, n, v, tags"
-    with pytest.raises(ConfigError, match="no column 'offset'"):
+    with pytest.raises(ConfigError, match="RIFFLE-0229"):
         operator_of("totals", ["k"], aggregate(n=count()), ["offset"], ROWS)
 
 
 def test_a_key_of_an_unsupported_type_is_refused() -> None:
     """Lists, maps and structs are no keys."""
-    with pytest.raises(ConfigError, match="list") as caught:
+    with pytest.raises(ConfigError, match="RIFFLE-0119") as caught:
         operator(("tags",))
     assert caught.value.where == "tags"
 
@@ -65,7 +65,7 @@ def test_the_same_operator_fits_what_it_stored() -> None:
 )
 def test_a_changed_schema_is_refused(now: Operator) -> None:
     """Whatever differs in key or state: both are shown, and what can be done."""
-    with pytest.raises(ConfigError, match="another schema") as caught:
+    with pytest.raises(ConfigError, match="RIFFLE-0223") as caught:
         check_schemas({"totals": operator().schema.to_text()}, [now])
     assert "stored:   k: string | total: int64" in caught.value.problem
     of_keys = now.schema.to_text()["key"] != operator().schema.to_text()["key"]
@@ -94,7 +94,7 @@ def test_the_same_schema_in_other_bytes_fits() -> None:
 def test_a_store_that_a_wrapped_query_keeps_is_no_other_operators() -> None:
     """It may keep more there than this one knows of; another query that is wrapped says itself what it keeps."""
     stored = {"totals": text_after(None, operator().schema, 0, {"total": "sum(v)"})}
-    with pytest.raises(ConfigError, match=r"a query which riffle_spark.on has wrapped") as caught:
+    with pytest.raises(ConfigError, match="RIFFLE-0222") as caught:
         check_schemas(stored, [operator()])
     assert "riffle rollback" in caught.value.remedy
     check_schemas(stored, [replace(operator(), meanings={})])
@@ -111,6 +111,6 @@ def test_names_of_columns_that_go_with_rows_are_refused(name: str, place: str) -
     one, output = pa.schema([("n", pa.int64())]), pa.schema([("n", pa.int64()), (name, pa.int64())])
     function = arrow_function(lambda rows, state: (rows, state), state=one, output=output)
     compute = {"key": aggregate(n=count()), "input": aggregate(n=sum_(name)), "result": aggregate(**{name: count()})}
-    with pytest.raises(ConfigError, match=f"is named '{name}'") as caught:
+    with pytest.raises(ConfigError, match="RIFFLE-0194") as caught:
         operator_of("totals", (name if place == "key" else "k",), compute.get(place, function), (), rows)
     assert caught.value.remedy == "rename it"

@@ -34,7 +34,7 @@ def test_memory_may_ask_for_more_boxes_than_cores() -> None:
 
 def test_what_fits_into_no_box_is_refused() -> None:
     """A worker that needs more memory than a box has is an error with both figures."""
-    with pytest.raises(ConfigError, match="2005000000 bytes of memory, a box has 1000000000"):
+    with pytest.raises(ConfigError, match="RIFFLE-0252"):
         capacity_of(replace(NEED, memory_per_box=1e9))
 
 
@@ -49,7 +49,7 @@ def test_what_fits_into_no_box_is_refused() -> None:
 )  # fmt: skip
 def test_a_figure_that_is_none_is_refused_by_its_options_name(figure: str, value: float, option: str) -> None:
     """Nothing negative, endless or no number, and no box without cores or memory; no rows at all are a rate."""
-    with pytest.raises(ConfigError, match=f"{option} = .* is not allowed: it must be"):
+    with pytest.raises(ConfigError, match="RIFFLE-0249"):
         capacity_of(replace(NEED, **{figure: value}))  # type: ignore[arg-type]
     assert capacity_of(replace(NEED, rows_per_second=0)).total_workers == 1
 

@@ -21,17 +21,17 @@ class NoText:
 
 
 FAULTS: list[tuple[Callable[[], object], str]] = [
-    (lambda: Stateful("t", NoText(), COUNTS), "key = .* must be names"),  # type: ignore[arg-type]
-    (lambda: Stateful("t", [NoText()], COUNTS), "key = .* must be names"),  # type: ignore[list-item]
-    (lambda: Stateful("t", "k", COUNTS, order_by=3), "order_by = 3 .* must be names"),  # type: ignore[arg-type]
-    (lambda: Stateful("t", ["k", "j", "k"], COUNTS), "key names column 'k' twice"),
+    (lambda: Stateful("t", NoText(), COUNTS), "RIFFLE-0377.*key"),  # type: ignore[arg-type]
+    (lambda: Stateful("t", [NoText()], COUNTS), "RIFFLE-0377.*key"),  # type: ignore[list-item]
+    (lambda: Stateful("t", "k", COUNTS, order_by=3), "RIFFLE-0377.*order_by = 3"),  # type: ignore[arg-type]
+    (lambda: Stateful("t", ["k", "j", "k"], COUNTS), "RIFFLE-0379.*'k'"),
     (lambda: Stateful("t", "k", print), "compute = .*print"),  # type: ignore[arg-type]
-    (lambda: Stateful("t", "k", COUNTS, settings={"root": "file:///r"}), "settings = {'root'"),  # type: ignore[arg-type]
+    (lambda: Stateful("t", "k", COUNTS, settings={"root": "file:///r"}), "RIFFLE-0381.*'root'"),  # type: ignore[arg-type]
     (lambda: Stateful("t", "k", COUNTS, settings=Settings(root="/tmp/x")), "'/tmp/x' is not the URL.*file:///tmp/x"),
     (lambda: Stateful("t", "k", COUNTS, settings=Settings(root="s3a://b2/p")), "'s3a://b2/p' is not.*: s3://b2/p"),
     (lambda: together(settings=Settings(root="/tmp/x")), "'/tmp/x' is not the URL.*file:///tmp/x"),
     (lambda: Stateful("t", "k", COUNTS).into(None), "the sink None"),  # type: ignore[arg-type]
-    (lambda: together(Stateful("t", "k", COUNTS)), "is no job"),  # type: ignore[arg-type]
+    (lambda: together(Stateful("t", "k", COUNTS)), "RIFFLE-0370"),  # type: ignore[arg-type]
 ]
 
 

@@ -9,17 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from riffle_spark import BatchReport, Settings, Stateful, aggregate, count
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.job_wiring import settings_of
-from tests.kit.streams.streaming import Feed, Kept, settings_in
+from tests.kit.streams.streaming import Kept, settings_in
 
 pytestmark = pytest.mark.spark
-
-CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
 
 
 @contextmanager
@@ -49,37 +46,6 @@ def test_settings_come_from_the_spark_configuration(
     assert kept.latest("k") == {k: {"rows": 3} for k in range(3)}
     assert sum(job.reports[0].owners.values()) == 4
     assert caplog.text.count("probing_rebalance_interval = 1 s is for tests") == 1
-
-
-@pytest.mark.parametrize("below", [False, True], ids=["nowhere", "below the session's folder"])
-def test_a_query_without_a_checkpoint_is_warned_of_with_its_first_batch(
-    below: bool, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its second start has another checkpoint and is refused, so the first one says what to do."""
-    feed = Feed(tmp_path / "in", "k long")
-    feed.add([{"k": 1}])
-    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(Kept())
-    with conf(spark, {CHECKPOINTS: tmp_path / "checkpoints"} if below else {}):
-        writer = feed.stream(spark).writeStream.trigger(availableNow=True)
-        for _ in range(2):
-            assert (
-                writer.foreachBatch(job)
-                .queryName("named")
-                .option("checkpointLocation", str(tmp_path / "own"))
-                .start()
-                .awaitTermination(120)
-            )
-        assert caplog.messages == []
-    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path / "other")).into(Kept())
-    with conf(spark, {CHECKPOINTS: tmp_path / "checkpoints"} if below else {}):
-        writer = feed.stream(spark).writeStream.trigger(availableNow=True)
-        assert writer.foreachBatch(job).start().awaitTermination(120)
-        (warning,) = [text for text in caplog.messages if "names no checkpoint" in text]
-        assert f"file://{tmp_path}/other/state" in warning
-        assert "option('checkpointLocation', ...)" in warning
-        feed.add([{"k": 1}])
-        with pytest.raises(StreamingQueryException, match="belongs to query"):
-            writer.foreachBatch(job).start().awaitTermination(120)
 
 
 def test_a_file_is_below_the_configuration_and_code_above_it(spark: SparkSession, tmp_path: Path) -> None:
@@ -144,7 +110,7 @@ def test_a_report_that_reaches_nobody_stops_no_query(
         for batch in range(2):
             job(spark.range(3).selectExpr("id k"), batch)
     assert [report.version for report in job.reports] == [0, 1]
-    assert caplog.text.count("the report is not in report_file") == 2
+    assert caplog.text.count("RIFFLE-0310") == 2
     raised = [record.exc_info[1] for record in caplog.records if record.exc_info]
     assert [str(error) for error in raised] == ["no such dashboard"] * 2
 

@@ -43,10 +43,10 @@ def test_stores_with_several_keys_need_a_name(tmp_path: Path) -> None:
     world = World(tmp_path, operators=[totals(), by_number()])
     world.batch(0, one(1))
     lookup = looked_up(world, [totals(), by_number()])
-    with pytest.raises(ConfigError, match="different keys") as refused:
+    with pytest.raises(ConfigError, match="RIFFLE-0315") as refused:
         lookup.where("a", None)
-    assert refused.value.remedy == "name one of totals, by_number"
-    with pytest.raises(ConfigError, match="by_numbers"):
+    assert refused.value.remedy == "Name one of totals, by_number."
+    with pytest.raises(ConfigError, match="RIFFLE-0480"):
         lookup.where(1, "by_numbers")
     assert lookup.where(1, "by_number").key_group in range(world.settings.key_groups)
 
@@ -54,5 +54,5 @@ def test_stores_with_several_keys_need_a_name(tmp_path: Path) -> None:
 def test_a_key_has_no_place_before_the_first_batch(tmp_path: Path) -> None:
     """No operator is known yet, and no key has an owner."""
     world = World(tmp_path)
-    with pytest.raises(ConfigError, match="key 'a' has no owner yet"):
+    with pytest.raises(ConfigError, match="RIFFLE-0314"):
         looked_up(world, []).where("a", None)

@@ -19,7 +19,7 @@ def job(store: str, settings: Settings | None = None) -> StatefulJob:
 def test_settings_that_differ_are_refused(other: Settings) -> None:
     """Two jobs with other settings, even ones that only say a default, need the settings of all."""
     one, two = job("a", Settings(key_groups=4)), job("b", other)
-    with pytest.raises(ConfigError, match="settings of their own that differ"):
+    with pytest.raises(ConfigError, match="RIFFLE-0371"):
         together(one, two)
     assert together(one, two, settings=Settings(key_groups=16)).settings == Settings(key_groups=16)
 

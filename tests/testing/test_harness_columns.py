@@ -59,7 +59,7 @@ def test_an_aggregate_is_of_the_columns_that_are_meant() -> None:
 def test_case_counts_if_spark_is_told_so() -> None:
     """As with ``spark.sql.caseSensitive``."""
     operator = Stateful("seen", "USER", aggregate(n=count()))
-    with pytest.raises(ConfigError, match="there is no column 'USER'"):
+    with pytest.raises(ConfigError, match="RIFFLE-0229"):
         Harness(operator, ROWS, spark_conf={"spark.sql.caseSensitive": "true"})
 
 
@@ -96,7 +96,7 @@ def test_conversions_are_those_of_the_spark_that_is_installed() -> None:
 def test_conversions_are_those_that_a_harness_is_told() -> None:
     """Whatever is installed."""
     assert gives(1.5, "long", {SAFE: "false"}) == 1
-    with pytest.raises(UserFunctionError, match=r"Cannot convert|truncat"):
+    with pytest.raises(UserFunctionError, match="RIFFLE-0193"):
         gives(1.5, "long", {SAFE: "true"})
 
 

@@ -72,7 +72,7 @@ def test_copies_that_are_of_no_use_are_not_told_and_go(member: Member) -> None:
     first, *others = folder.copies()
     list_of = folder.path / "stacks" / "totals" / folder.stacks("totals").newest(first[1])
     list_of.write_bytes(b"torn")
-    stack_module._kept.clear()  # private: as a process that begins
+    stack_module._cached_stacks.clear()  # private: as a process that begins
     assert [copy[:2] for copy in census(member).copies] == others == folder.copies()
     for file in folder.sealed.iterdir():
         file.unlink()
@@ -81,31 +81,25 @@ def test_copies_that_are_of_no_use_are_not_told_and_go(member: Member) -> None:
 
 
 def strays(folder: Folder) -> list[Path]:
-    """Leave in a folder a copy of versions before, and what a process leaves that dies while it fills a copy or keeps a
-    delta.
-    """
-    before = folder.path / "copies" / "sessions" / "0003.aa"
-    before.mkdir(parents=True)
-    link = before.with_name("0003")
-    link.symlink_to(before.name)
+    """Leave in a folder what a process leaves that dies while it fills a copy or keeps a delta."""
     stacks = folder.stacks("totals")
     list_of = folder.path / "stacks" / "totals" / stacks.newest(stacks.key_groups()[0])
     older = list_of.with_name(f"{list_of.name.partition('.')[0]}.0000000000-00000000.stack")
     older.write_bytes(list_of.read_bytes())
-    half_written = folder.stacks("totals").fresh(3)
+    half_written = folder.stacks("totals").new_file(3)
     fetched = folder.fetched / "0-1-aa.bb"
     part = folder.sealed / "7-1-aa.part"
     fetched.parent.mkdir()
     for path in (part, fetched, half_written):
         path.write_bytes(b"half")
-    return [before, link, part, fetched, half_written, older]
+    return [part, fetched, half_written, older]
 
 
 def test_what_dead_processes_left_half_done_goes(member: Member) -> None:
     """Nobody is in the folder, so that whatever no stack has was given up."""
     left = strays(folder_of(member.home, "1"))
     assert len(census(member).copies) == 3
-    assert [path for path in left if path.is_symlink() or path.exists()] == []
+    assert [path for path in left if path.exists()] == []
 
 
 def test_snapshots_that_came_half_stay_for_a_while(member: Member) -> None:

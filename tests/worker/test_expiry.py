@@ -68,12 +68,12 @@ class Sessions:
         state = pa.table(
             [pa.array(total[kept]), _times(np.where(never, 0, until[kept]), never, self.kind)], ["total", "until"]
         )
-        return Update(OUTPUT.empty_table(), kept, state, forgotten[batch.found[forgotten]])
+        return Update(OUTPUT.empty_table(), kept, state, forgotten[batch.has_state[forgotten]])
 
     def expired(self, batch: Batch) -> Update:
         """Tell sums; keep those of seven."""
         assert batch.rows.num_rows == len(batch.codes) == 0
-        assert batch.found.all()
+        assert batch.has_state.all()
         total = batch.state["total"].to_numpy()
         late = pa.repeat(batch.watermark_ms != batch.time_ms, len(total))
         kept = np.flatnonzero(total % _KEPT == 0)
@@ -190,7 +190,7 @@ class Known:
     def __call__(self, batch: Batch) -> Update:
         """Keep the times of new keys."""
         first = np.unique(batch.codes, return_index=True)[1]
-        new = np.flatnonzero(~batch.found)
+        new = np.flatnonzero(~batch.has_state)
         until = batch.rows["at"].take(pa.array(first[new]))
         passed = batch.keys.take(pa.array(new))
         return Update(passed, new, pa.table([until], ["until"]), deleted=new[:0])
@@ -386,7 +386,7 @@ def test_names_of_columns_that_parts_have_besides_are_refused(tmp_path: Path, na
 
     given = arrow_function(compute, state=state, output=OUTPUT, due="until", time_mode="EventTime")
     rows, key = pa.schema([(name, pa.string()), *ROWS]), (name if of_key else "k",)
-    with pytest.raises(ConfigError, match=f"is named '{name}'"):
+    with pytest.raises(ConfigError, match="RIFFLE-0194"):
         Member(tmp_path, given, rows, key)
 
 

@@ -51,7 +51,7 @@ def test_a_census_of_many_copies_lists_no_more_than_one_of_a_few(tmp_path: Path,
     home, counts = home_of("memory://listed", tmp_path), []
     stacks = folder_of(home, "1").stacks("totals")
     for number in range(MANY):
-        assert stacks.switch(number, None, Stack(Head(3, "1-aa")))
+        assert stacks.replace(number, None, Stack(Head(3, "1-aa")))
         if number + 1 in (FEW, MANY):
             listings.taken()
             assert len(take_census(CensusOrder(home), "1").copies) == number + 1
@@ -84,7 +84,7 @@ def pieces(upkept: Upkept, count: int, listings: Listings) -> list[int]:
         counts.append(listings.taken())
         assert len((*receipt.copies, *receipt.gone, *receipt.taken)) >= count
         assert receipt.restores == 0
-    assert upkept.folder().held(STORE) == set()
+    assert upkept.folder().key_groups(STORE) == set()
     return counts
 
 

@@ -202,7 +202,7 @@ def test_a_computation_is_told_keys_state_and_the_batchs_own_time(tmp_path: Path
     keys = last.keys["k"].to_pylist()
     assert [keys[code] for code in last.codes] == last.rows["k"].to_pylist()
     assert sorted(keys) == sorted(f"k{n}" for n in range(9))
-    for key, found, value in zip(keys, last.found, last.state["last"].to_pylist(), strict=True):
+    for key, found, value in zip(keys, last.has_state, last.state["last"].to_pylist(), strict=True):
         assert (bool(found), value) == ((True, 0) if key not in ("k7", "k8") else (False, None))
     assert (last.version, last.time_ms, last.watermark_ms, last.key_group) == (1, 1001, None, None)
     assert last.rows.column_names == ROWS.names

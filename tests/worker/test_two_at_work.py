@@ -33,9 +33,9 @@ def before_the_last_get(place: Place, count: int, work: Callable[[], object]) ->
 def merge(stacks: Stacks, before: Stack | None) -> None:
     """Put another file in the place of a stack's only part, as a process that merges does."""
     assert before is not None
-    (part,), path = before.parts, stacks.fresh(1)
+    (part,), path = before.parts, stacks.new_file(1)
     shutil.copyfile(path.parents[2] / part.file, path)
-    assert stacks.switch(1, before, Stack(before.head, (part._replace(file=stacks.name_of(path)),)))
+    assert stacks.replace(1, before, Stack(before.head, (part._replace(file=stacks.name_of(path)),)))
 
 
 def test_deltas_that_a_copy_follows_by_are_not_removed_by_a_slot(tmp_path: Path) -> None:
@@ -47,9 +47,9 @@ def test_deltas_that_a_copy_follows_by_are_not_removed_by_a_slot(tmp_path: Path)
         upkept.place.seal(version, {1: {"a": version}, 2: {"b": version}})
     entries = upkept.place.entries
     upkept.run(follows=upkept.follows({1: entries[1]}))
-    before_the_last_get(upkept.place, 4, upkept.folder().forget_deltas)
+    before_the_last_get(upkept.place, 4, upkept.folder().remove_unused_deltas)
     assert upkept.run(follows=upkept.follows({2: entries[2]})).folds == 4
-    upkept.folder().forget_deltas()
+    upkept.folder().remove_unused_deltas()
     assert upkept.held(2) == upkept.place.wanted[2]
     assert upkept.run(follows=upkept.follows()).restores == 0
 
@@ -64,7 +64,7 @@ def test_deltas_of_a_restore_are_not_removed_by_another_slot(tmp_path: Path) -> 
     place.keeper().bring({1: place.entries[1]})
 
     def tidy(write: Callable[[bytes], object]) -> Callable[[bytes], object]:
-        place.folder.forget_deltas()
+        place.folder.remove_unused_deltas()
         return write
 
     original = place.store.copy_to
@@ -157,14 +157,14 @@ def test_upkeep_that_comes_second_counts_no_restore(tmp_path: Path, monkeypatch:
         upkept.place.seal(version, {1: {"a": version}})
         upkept.place.snapshot(1)
         assert version or upkept.run().restores == 1
-    switching = Stacks.switch
+    switching = Stacks.replace
 
     def overtaken(stacks: Stacks, key_group: int, before: Stack | None, after: Stack) -> bool:
         monkeypatch.undo()
         assert upkept.place.keeper(folder=upkept.folder()).bring(upkept.place.entries)[1].restores == 1
         return switching(stacks, key_group, before, after)
 
-    monkeypatch.setattr(Stacks, "switch", overtaken)
+    monkeypatch.setattr(Stacks, "replace", overtaken)
     receipt = upkept.run()
     assert receipt.restores == 0
     assert upkept.is_warm(receipt)

@@ -330,7 +330,7 @@ def test_a_disk_that_is_full_is_told_with_its_remedy(tmp_path: Path) -> None:
 def test_a_reboot_costs_a_look_and_no_restore(upkept: Upkept) -> None:
     """Files have checksums, so what survived is used by processes that have seen nothing of it."""
     upkept.run()
-    stack._kept.clear()  # private: as processes that begin
+    stack._cached_stacks.clear()  # private: as processes that begin
     part_files._files.clear()  # private: as above
     receipt = upkept.run()
     assert (upkept.is_warm(receipt), receipt.restores, receipt.snapshot_bytes) == (True, 0, 0)
@@ -363,7 +363,7 @@ def test_a_copy_that_another_process_began_meanwhile_is_no_restore_of_ours(
     upkept: Upkept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Restores are counted once, by whoever switched the copy in; nothing of the other is left."""
-    monkeypatch.setattr(stack.Stacks, "switch", lambda *_: False)
+    monkeypatch.setattr(stack.Stacks, "replace", lambda *_: False)
     receipt = run_upkeep(upkept.order(), "1")
     assert receipt.restores == 0
     assert upkept.strays() == []
@@ -383,7 +383,7 @@ def test_a_copy_that_is_given_up_while_it_follows_is_gone(tmp_path: Path, monkey
     upkept.place.seal(1, {1: {"k": 5}})
     receipt = run_upkeep(upkept.order(), "1")
     assert ((STORE, 1) in receipt.gone, [copy[1] for copy in receipt.copies]) == (True, [2])
-    assert {*upkept.folder().held(STORE)} == {2}
+    assert {*upkept.folder().key_groups(STORE)} == {2}
 
 
 def stacked(upkept: Upkept, key_group: int) -> stack.Stack:

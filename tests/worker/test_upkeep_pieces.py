@@ -208,7 +208,7 @@ def alive(upkept: Upkept):  # type: ignore[no-untyped-def]
 
 def test_two_pieces_never_work_in_one_folder(upkept: Upkept) -> None:
     """One that Spark runs twice, or that comes while the one before lingers, is told to come back."""
-    with upkept.folder().alone():
+    with upkept.folder().locked_for_upkeep():
         receipt = upkept.troubled()
     assert "still at work" in receipt.errors[0]
     assert receipt.copies == ()
@@ -245,7 +245,7 @@ def test_a_copy_that_another_process_moves_on_is_not_disturbed(upkept: Upkept) -
         stacks = upkept.folder().stacks(STORE)
         stack = stacks.read(1)
         assert stack is not None
-        stacks.switch(1, stack, stack.extended(Head(3, entry.head.attempt), stack.parts[-1:]))
+        stacks.replace(1, stack, stack.with_parts(Head(3, entry.head.attempt), stack.parts[-1:]))
         return original(store, name, start, length)
 
     upkept.store.get = overtaken.__get__(upkept.store)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""A user's function on Arrow, once a key-group. Knows what it gets and may return. Does not know where it runs."""
+"""User functions on Arrow tables, called once per key-group: ``arrow_function(...)``."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -6,26 +6,25 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark.batch_times import TimeMode, time_mode_of
 from riffle_spark.errors import ConfigError, UserFunctionError
-from riffle_spark.process.blocks.block import Batch, Declared, Update
-from riffle_spark.process.types.conform import called, conform, name_of
+from riffle_spark.process.blocks.block import Batch, Declared, IndexArray, Update
+from riffle_spark.process.types.conform import call_user_function, conform, function_name
 from riffle_spark.state.formats.arrow_values import readable_row
 from riffle_spark.state.formats.key_codec import encode_keys
 
 __all__ = ["ArrowFunction", "Context", "arrow_function"]
 
-_ROWS: Final = ("rows", "state", "context")
-_EXPIRED: Final = ("state", "context")
+_PARAMETERS: Final = ("rows", "state", "context")
+_EXPIRED_PARAMETERS: Final = ("state", "context")
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a call may know besides its rows. Times are the batch's own, so that a repeated batch sees the same."""
+    """The batch of a call. Its times are the batch's, so a repeated batch has the same."""
 
     key_group: int
     version: int
@@ -35,84 +34,115 @@ class Context:
 
 
 def arrow_function(
-    function: Callable[..., object], *, state: pa.Schema, output: pa.Schema, due: str | None = None,
-    time_mode: str = "None", expired: Callable[..., object] | None = None,
-) -> "ArrowFunction":  # fmt: skip
-    """Declare a stateful function on Arrow, called once for each key-group that a batch touches.
+    function: Callable[..., object],
+    *,
+    state: pa.Schema,
+    output: pa.Schema,
+    due: str | None = None,
+    time_mode: str = "None",
+    expired: Callable[..., object] | None = None,
+) -> "ArrowFunction":
+    """Declare a stateful function on Arrow tables. It is called once for each key-group with rows in a batch.
 
-    ``function(rows, state)``, or ``function(rows, state, context)`` if its third parameter has no default, gets the
-    rows of one key-group, in the declared order if there is one, and the state of the keys they touch: a table of key
-    columns and state columns, one row a key that has state. It returns ``(output, new_state)`` or
-    ``(output, new_state, deleted)``: rows for the sink; key and state columns of the keys to write, while others stay
-    as they are; key columns of the keys to forget. The schema ``state`` names the state columns without the key's,
-    ``output`` all columns of the rows for the sink. The function must be deterministic in its arguments.
+    ``function(rows, state)`` or ``function(rows, state, context)`` gets the rows of one key-group, in the order of the
+    operator's order columns, and the state of their keys: key and state columns, one row per key with state. It returns
+    ``(output, new_state)`` or ``(output, new_state, deleted)``. ``new_state`` has the key and state columns of the keys
+    to write, and ``deleted`` the key columns of those to delete. Other keys keep their state. The function must be
+    deterministic in its arguments.
 
-    ``due`` names a column of state or key, of timestamps or of ms as 64-bit integers, that says when a key's time is
-    over by ``time_mode``: ``EventTime`` is the watermark, ``ProcessingTime`` the batch's time; null is never. Such keys
-    are forgotten. ``expired(state)`` or ``expired(state, context)`` gets them before, after the batch's own rows, and
-    returns rows for the sink or ``(output, new_state)``: keys of ``new_state`` stay until the time that it gives them,
-    and where that is past, until the next batch.
+    ``expired(state)`` or ``expired(state, context)`` gets the expired keys after the rows of the batch. It returns the
+    output, or ``(output, new_state)``. Keys in ``new_state`` stay until their new due time, at least until the next
+    batch. All other expired keys are deleted.
+
+    Args:
+        function: the function on rows; ``context`` is a ``Context`` with key-group, batch id, times and store.
+        state: the state columns, without the key columns.
+        output: all columns of the output.
+        due: the state or key column with the time at which a key expires: timestamps, or milliseconds as int64. Null is
+            never.
+        time_mode: the time that ``due`` is compared with: ``EventTime`` (the watermark) or ``ProcessingTime`` (the time
+            of the batch).
+        expired: the function on expired keys. Without it they are deleted without output.
+
+    Returns:
+        The ``compute`` argument of ``Stateful``.
+
+    Raises:
+        ConfigError: if a schema is not a ``pa.Schema``, if a function does not take these arguments, or if
+            ``time_mode`` or ``expired`` is set without ``due``.
+
+    >>> import pyarrow as pa
+    >>> from riffle_spark import arrow_function
+    >>> def largest(rows, state):
+    ...     rows = pa.concat_tables([state, rows.select(["key", "value"])])
+    ...     new_state = rows.group_by("key").aggregate([("value", "max")]).rename_columns(["key", "value"])
+    ...     return new_state, new_state
+    >>> schema = pa.schema([("value", pa.int64())])
+    >>> compute = arrow_function(largest, state=schema, output=pa.schema([("key", pa.string()), *schema]))
     """
     for name, schema in (("state", state), ("output", output)):
         if not isinstance(schema, pa.Schema):
             raise ConfigError(
-                f"arrow_function({name}=...) was given a {type(schema).__name__}",
-                remedy=f"Give an Arrow schema: {name}=pa.schema([('total', pa.int64())]).",
+                f"arrow_function({name}=...) is a {type(schema).__name__}, not a pyarrow.Schema",
+                remedy=f"Pass an Arrow schema: {name}=pa.schema([('total', pa.int64())]).",
                 id="RIFFLE-0163",
             )
     mode = time_mode_of(time_mode)
     if (expired is not None or mode != "None") and due is None:
         raise ConfigError(
-            "arrow_function() was told of time, and of no column that says when keys are due",
-            remedy="Name it: due='until'; or leave out time_mode and expired.",
+            "arrow_function() has time_mode or expired, but no due column",
+            remedy="Name the column: due='until'. Or leave out time_mode and expired.",
             id="RIFFLE-0164",
         )
-    return ArrowFunction(
-        function, state, output, _arguments("the function", function, _ROWS), due, mode, expired,
-        _arguments("expired", expired, _EXPIRED) if expired is not None else 0,
-    )  # fmt: skip
+    argument_count = _argument_count("the function", function, _PARAMETERS)
+    expired_argument_count = _argument_count("expired", expired, _EXPIRED_PARAMETERS) if expired is not None else 0
+    return ArrowFunction(function, state, output, argument_count, due, mode, expired, expired_argument_count)
 
 
-def _arguments(what: str, function: Callable[..., object], wanted: Sequence[str]) -> int:
-    """Return how many of these arguments the function takes, all but the last at least; refuse what cannot."""
+def _argument_count(role: str, function: Callable[..., object], parameters: Sequence[str]) -> int:
+    """Return how many of these arguments the function takes: all, or all but the last. Raises ``ConfigError``."""
     if not callable(function):
-        problem = f"arrow_function(): {what} is a {type(function).__name__}, not a function"
-        raise ConfigError(problem, remedy="Give it a function.", id="RIFFLE-0165")
+        raise ConfigError(
+            f"arrow_function(): {role} is a {type(function).__name__}, not a function",
+            remedy="Pass a function.",
+            id="RIFFLE-0165",
+        )
     signature = inspect.signature(function)
-    for count in (len(wanted) - 1, len(wanted)):
+    for count in (len(parameters) - 1, len(parameters)):
         try:
             signature.bind(*range(count))
         except TypeError:
             continue
         return count
     raise ConfigError(
-        f"{name_of(function)}{signature} cannot be called with {len(wanted) - 1} or {len(wanted)} arguments",
-        remedy=f"Write it as function({', '.join(wanted[:-1])}) or function({', '.join(wanted)}).",
+        f"{function_name(function)}{signature} cannot be called with {len(parameters) - 1} or {len(parameters)} "
+        "arguments",
+        remedy=f"Define it as function({', '.join(parameters[:-1])}) or function({', '.join(parameters)}).",
         id="RIFFLE-0166",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowFunction:
-    """A ``BlockComputation`` of a user's function; made by ``arrow_function``."""
+    """A ``BlockComputation`` of a user's function, made by ``arrow_function``."""
 
     function: Callable[..., object]
     state: pa.Schema
     output: pa.Schema
-    arguments: int
+    argument_count: int
     due: str | None = None
     time_mode: TimeMode = "None"
     on_expired: Callable[..., object] | None = None
-    expired_arguments: int = 0
+    expired_argument_count: int = 0
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - the function may read any column
-        """Declare the schemas as given; ``ConfigError`` where they cannot be stored or told from the key's columns."""
-        for what, names in (("state", [*key.names, *self.state.names]), ("output", self.output.names)):
+        """Declare the schemas as given. Raises ``ConfigError`` if they repeat a name or if there is no state column."""
+        for schema, names in (("state", [*key.names, *self.state.names]), ("output", self.output.names)):
             repeated = sorted({name for name in names if names.count(name) > 1})
             if repeated:
                 raise ConfigError(
-                    f"The {what} has more than one column named {', '.join(repeated)}",
-                    remedy="Name each column once; the state schema is given without the key columns.",
+                    f"The {schema} has more than one column named {', '.join(repeated)}",
+                    remedy="Use each name once. The state schema does not include the key columns.",
                     id="RIFFLE-0167",
                 )
         if not self.state.names:
@@ -121,7 +151,6 @@ class ArrowFunction:
                 remedy="Declare at least one, such as ('seen', pa.bool_()).",
                 id="RIFFLE-0168",
             )
-        meanings = {name: f"column {name!r} of a function" for name in self.state.names}
         return Declared(
             self.state,
             self.output,
@@ -129,44 +158,51 @@ class ArrowFunction:
             per_key_group=True,
             time_mode=self.time_mode,
             due=self.due,
-            meanings=meanings,
+            meanings={name: f"column {name!r} of a function" for name in self.state.names},
         )
 
     def __call__(self, batch: Batch) -> Update:
-        """Call the function and check what it returns; ``UserFunctionError`` where it breaks its declaration."""
-        where, stored = _where(batch), self._stored(batch)
-        returned = called(self.function, (batch.rows, self._known(batch), _context(batch))[: self.arguments], where)
-        output, new_state, deleted = _parts(returned, batch.keys.schema, where)
-        output = conform(output, self.output, "output", where)
-        new_state = conform(new_state, stored, "new state", where)
-        deleted = conform(deleted, batch.keys.schema, "table of deleted keys", where)
+        """Call the function with rows. Raises ``UserFunctionError`` if it fails or its result is not as declared."""
+        where = _where(batch)
+        arguments = (batch.rows, self._state_table(batch), _context(batch))[: self.argument_count]
+        returned = call_user_function(self.function, arguments, where)
+        if isinstance(returned, tuple) and len(returned) == 2:
+            returned = (*returned, batch.keys.schema.empty_table())
+        if not isinstance(returned, tuple) or len(returned) != 3:
+            raise _shape_error(returned, "(output, new_state) or (output, new_state, deleted)", where)
+        output = conform(returned[0], self.output, "output", where)
+        new_state = conform(returned[1], self._state_schema(batch), "new state", where)
+        deleted = conform(returned[2], batch.keys.schema, "table of deleted keys", where)
         encoded = encode_keys(batch.keys.columns)
-        changed = _own_keys(new_state.select(batch.keys.column_names), encoded, "new state", where)
-        removed = _own_keys(deleted, encoded, "table of deleted keys", where)
-        _refuse_both(changed, removed, batch.keys, where)
-        return Update(output, changed, new_state.select(self.state.names), removed[batch.found[removed]])
+        changed = _key_places(new_state.select(batch.keys.column_names), encoded, "new state", where)
+        removed = _key_places(deleted, encoded, "table of deleted keys", where)
+        _check_disjoint(changed, removed, batch.keys, where)
+        return Update(output, changed, new_state.select(self.state.names), removed[batch.has_state[removed]])
 
     def expired(self, batch: Batch) -> Update:
-        """Call the function of expired keys, if there is one, and check what it returns, as for rows."""
-        where, stored = _where(batch), self._stored(batch)
+        """Call the function for expired keys, if there is one. Raises ``UserFunctionError`` like ``__call__``."""
+        where = _where(batch)
         returned: object = self.output.empty_table()
         if self.on_expired is not None:
-            returned = called(self.on_expired, (self._known(batch), _context(batch))[: self.expired_arguments], where)
+            arguments = (self._state_table(batch), _context(batch))[: self.expired_argument_count]
+            returned = call_user_function(self.on_expired, arguments, where)
         if isinstance(returned, tuple) and len(returned) != 2:
-            raise _misshapen(returned, "rows for the sink or (output, new_state)", where)
-        output, new_state = returned if isinstance(returned, tuple) else (returned, stored.empty_table())
-        new_state = conform(new_state, stored, "new state", where)
+            raise _shape_error(returned, "the output or (output, new_state)", where)
+        schema = self._state_schema(batch)
+        output, new_state = returned if isinstance(returned, tuple) else (returned, schema.empty_table())
+        new_state = conform(new_state, schema, "new state", where)
         encoded = encode_keys(batch.keys.columns)
-        kept = _own_keys(new_state.select(batch.keys.column_names), encoded, "new state", where)
-        return Update(conform(output, self.output, "output", where), kept, new_state.select(self.state.names), kept[:0])
+        remaining = _key_places(new_state.select(batch.keys.column_names), encoded, "new state", where)
+        state = new_state.select(self.state.names)
+        return Update(conform(output, self.output, "output", where), remaining, state, deleted=remaining[:0])
 
-    def _stored(self, batch: Batch) -> pa.Schema:
+    def _state_schema(self, batch: Batch) -> pa.Schema:
         return pa.schema([*batch.keys.schema, *self.state])
 
-    def _known(self, batch: Batch) -> pa.Table:
-        """Return the state of those keys that have some."""
+    def _state_table(self, batch: Batch) -> pa.Table:
+        """Return the keys that have state, with their state."""
         columns = [*batch.keys.columns, *batch.state.select(self.state.names).columns]
-        return pa.table(columns, schema=self._stored(batch)).filter(pa.array(batch.found))
+        return pa.table(columns, schema=self._state_schema(batch)).filter(pa.array(batch.has_state))
 
 
 def _where(batch: Batch) -> str:
@@ -178,53 +214,49 @@ def _context(batch: Batch) -> Context:
     return Context(batch.key_group, batch.version, batch.time_ms, batch.watermark_ms, batch.store)
 
 
-def _parts(returned: object, key: pa.Schema, where: str) -> tuple[object, object, object]:
-    if isinstance(returned, tuple) and len(returned) == 2:
-        return *returned, key.empty_table()
-    if isinstance(returned, tuple) and len(returned) == 3:
-        return returned
-    raise _misshapen(returned, "(output, new_state) or (output, new_state, deleted)", where)
+def _shape_error(returned: object, expected: str, where: str) -> UserFunctionError:
+    shape = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
+    return UserFunctionError(
+        f"The function returned {shape}",
+        remedy=f"Return {expected} as Arrow tables.",
+        where=where,
+        id="RIFFLE-0169",
+    )
 
 
-def _misshapen(returned: object, wanted: str, where: str) -> UserFunctionError:
-    told = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
-    remedy = f"Return {wanted}, all Arrow tables."
-    return UserFunctionError(f"The function returned {told}", remedy=remedy, where=where, id="RIFFLE-0169")
-
-
-def _own_keys(keys: pa.Table, encoded: pa.Array, what: str, where: str) -> npt.NDArray[np.int64]:
-    """Return the place of each key among the batch's; refuse foreign keys and repeated ones."""
+def _key_places(keys: pa.Table, encoded: pa.Array, table: str, where: str) -> IndexArray:
+    """Return each key's place among the batch's keys. Raises ``UserFunctionError`` for other or repeated keys."""
     places = pc.index_in(encode_keys(keys.columns), value_set=encoded)
     if places.null_count:
-        foreign = pc.index(places.is_null(), True).as_py()
+        unknown = pc.index(places.is_null(), True).as_py()
         raise UserFunctionError(
-            f"The {what} holds a key that is not its own: {_key(keys, foreign)}",
-            remedy="Return only keys of the rows that the call was given; every other key belongs to another call.",
+            f"The {table} has a key that is not in the input of the call: {_key_text(keys, unknown)}",
+            remedy="Return only keys of the given rows.",
             where=where,
             id="RIFFLE-0170",
         )
-    indices: npt.NDArray[np.int64] = places.to_numpy(zero_copy_only=False).astype(np.int64)
+    indices: IndexArray = places.to_numpy(zero_copy_only=False).astype(np.int64)
     repeated = np.flatnonzero(np.bincount(indices, minlength=len(encoded))[indices] > 1)
     if len(repeated):
         raise UserFunctionError(
-            f"The {what} holds the same key twice: {_key(keys, int(repeated[0]))}",
-            remedy="Return one row a key.",
+            f"The {table} has a key twice: {_key_text(keys, int(repeated[0]))}",
+            remedy="Return one row per key.",
             where=where,
             id="RIFFLE-0171",
         )
     return indices
 
 
-def _refuse_both(changed: npt.NDArray[np.int64], removed: npt.NDArray[np.int64], keys: pa.Table, where: str) -> None:
+def _check_disjoint(changed: IndexArray, removed: IndexArray, keys: pa.Table, where: str) -> None:
     both = np.intersect1d(changed, removed)
     if len(both):
         raise UserFunctionError(
-            f"A key is both in the new state and deleted: {_key(keys, int(both[0]))}",
+            f"A key is in the new state and in the deleted keys: {_key_text(keys, int(both[0]))}",
             remedy="Return it in one of the two.",
             where=where,
             id="RIFFLE-0172",
         )
 
 
-def _key(keys: pa.Table, index: int) -> str:
+def _key_text(keys: pa.Table, index: int) -> str:
     return str(readable_row(keys, index))

@@ -1,4 +1,4 @@
-"""The seam to what users compute. Knows the Arrow shapes of one call. Does not know any computation or stored bytes."""
+"""The interface of computations on Arrow blocks: what they declare, and the input and result of one call."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,19 +35,23 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a computation declares once it knows its input.
+    """What a computation declares for its input.
 
-    ``state`` holds the state columns without the key's, ``output`` all columns of the result. ``columns`` names the
-    input columns that are needed besides the key (``None``: all of them), so that the others are dropped before the
-    shuffle. ``per_key_group`` asks for one call a key-group; otherwise one call may hold any set of key-groups.
-    ``time_mode`` says what its timers go by. ``due`` names a column of state or key that says when a key's time is
-    over (ms as 64-bit integers, or timestamps; null: never): then the key goes, and an ``ExpiringComputation`` gets it
-    once more. A computation that keeps several variables a key names them instead of ``state``. ``whole`` asks for all
-    keys that are stored in each batch, as complete results do; what it costs is what the store holds. ``keyless``: the
-    key is one column of whole numbers that is 0 in all rows, and is asked for in each batch, with rows or without.
-    ``routed_by`` names the first columns of the key, where rows are to go by these alone: all keys that have them in
-    common lie together. The others are null in the key of one that is ``keyless``. ``meanings`` maps results to what
-    their state holds: a result that is declared with another meaning cannot continue with the state.
+    state: the state columns, without the key's.
+    output: all columns of the result.
+    columns: the input columns that are needed besides the key, or ``None`` for all. Others are dropped before the
+        shuffle.
+    per_key_group: whether each call has one key-group. Otherwise a call may have any set of key-groups.
+    time_mode: the time that timers and ``due`` are compared with.
+    variables: the state variables of a computation with several per key, in place of ``state``.
+    due: the state or key column with the time at which a key expires (int64 milliseconds or timestamps, null for
+        never). Expired keys are deleted, after an ``ExpiringComputation`` has processed them.
+    whole: whether each batch needs all stored keys, as complete output does. The cost grows with the store.
+    keyless: whether the key is one integer column that is 0 in all rows. Its key is part of each batch, also without
+        rows.
+    routed_by: the first columns of the key, if rows are routed by these alone. All keys that share them are in one
+        key-group. The other key columns of a ``keyless`` computation are null in its key.
+    meanings: what the state of each result holds. State with another meaning is not continued.
     """
 
     state: pa.Schema
@@ -67,20 +71,22 @@ class Declared:
 class Batch:
     """The input of one call.
 
-    ``rows`` are the input rows with their key columns, in the declared order if there is one. ``codes`` holds per row
-    the index of its key in ``keys``, which lists each key once; every key has at least one row, but where the ``whole``
-    store was asked for: then keys that are stored and have none are among them. Row i of ``state`` and
-    of ``found`` belongs to row i of ``keys``; a key that is not ``found`` has no state and a ``state`` row of nulls.
-    ``time_ms`` is the batch's time and ``watermark_ms`` the one that earlier batches made; neither is a clock's.
-    ``key_group`` is ``None`` where the call holds several. Where ``collects`` takes an error, a function that is called
-    key by key goes on with the others, and raises ``FailedKeys`` at the end.
+    rows: the input rows with their key columns, in the declared order if there is one.
+    codes: per row the index of its key in ``keys``.
+    keys: each key once. Every key has a row, unless the computation asked for ``whole`` or ``keyless``.
+    state: the state of ``keys``, row by row; nulls for keys without state.
+    has_state: which keys have state.
+    time_ms, watermark_ms: the time of the batch and the watermark that earlier batches produced. Neither is a clock.
+    key_group: the key-group, or ``None`` if the call has several.
+    collects: if it accepts the error of a key, a function that is called key by key continues with the other keys and
+        raises ``FailedKeys`` at the end.
     """
 
     rows: pa.Table
     codes: IndexArray
     keys: pa.Table
     state: pa.Table
-    found: BoolArray
+    has_state: BoolArray
     version: int
     time_ms: int
     watermark_ms: int | None
@@ -89,7 +95,7 @@ class Batch:
     collects: Collects | None = None
 
     def key_text(self, key: int) -> str:
-        """Return how an error message names a key, by its index."""
+        """Return the text for a key in error messages, by its index."""
         return f"store {self.store!r}, key {readable_row(self.keys, key)}"
 
 
@@ -97,8 +103,8 @@ class Batch:
 class Update:
     """The result of one call.
 
-    ``output`` goes to the sink. ``changed`` holds indices into the batch's keys; row i of ``state`` is the new state of
-    key ``changed[i]``. ``deleted`` holds the indices of keys whose state is removed. Keys in neither keep their state.
+    ``output`` are the rows for the sink. ``changed`` and ``deleted`` are indices into the batch's keys. Row i of
+    ``state`` is the new state of key ``changed[i]``. Keys in neither keep their state.
     """
 
     output: pa.Table
@@ -108,16 +114,16 @@ class Update:
 
 
 class Computation(Protocol):
-    """What a user computes. A plain picklable object, made on the driver and used on executors."""
+    """A user's computation. Instances are picklable, made on the driver and used on executors."""
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
-        """Declare state and output for these key columns and input columns; ``ConfigError`` if they do not fit."""
+        """Declare state and output for these key and input columns. Raises ``ConfigError`` if they do not fit."""
         ...
 
 
 @runtime_checkable
 class NamesColumns(Computation, Protocol):
-    """A computation that reads columns which its user named, in the spelling that Spark would take."""
+    """A computation that reads input columns by names that the user wrote."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -126,52 +132,48 @@ class NamesColumns(Computation, Protocol):
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """Those of the names whose values are compared with each other."""
+        """The names of columns whose values are compared with each other."""
         ...
 
     def on(self, names: Mapping[str, str]) -> Computation:
-        """Return the same of columns that the input calls otherwise: names of the input by those of ``sources``."""
+        """Return the computation with other column names; ``names`` maps those of ``sources`` to the input's."""
         ...
 
 
 @runtime_checkable
 class BlockComputation(Computation, Protocol):
-    """A stateful computation on Arrow."""
+    """A stateful computation on Arrow tables."""
 
     def __call__(self, batch: Batch) -> Update:
-        """Compute one batch. Must depend on nothing but its argument, so that a batch can run again."""
+        """Compute one batch. The result must depend only on the argument, because a batch may run again."""
         ...
 
 
 @runtime_checkable
 class ExpiringComputation(BlockComputation, Protocol):
-    """One that has something to say of keys whose time is over."""
+    """A computation that processes expired keys."""
 
     def expired(self, batch: Batch) -> Update:
-        """Return output for keys that are due, after what this batch's rows did to them, and the state of those that
-        are to stay until the time that it gives them; all others are deleted. The batch has no rows. The order of keys
-        means nothing.
+        """Process expired keys, after the batch's rows. The batch has no rows, and its keys are in any order.
+
+        Keys in ``changed`` keep their new state until its due time. All others are deleted.
         """
         ...
 
 
 @runtime_checkable
 class PlainExpiry(BlockComputation, Protocol):
-    """One that writes no key's row again while the key lives, and says nothing of those whose time is over: they are
-    counted by their time alone.
-    """
+    """A computation that may write each key once and ignore its expiry, so that expired keys are only counted."""
 
     @property
     def forgets(self) -> bool:
-        """Whether it is so, of this one."""
+        """Whether this instance does so."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """Elements of one variable: the index of the key of each in a batch's keys, what it holds, a column a field, and
-    when it is due (ms), ``NO_DUE`` for never.
-    """
+    """Elements of one variable: the index of each one's key, its values, and its due time (ms, or ``NO_DUE``)."""
 
     owners: IndexArray
     values: pa.Table
@@ -180,9 +182,11 @@ class Elements:
 
 @dataclass(frozen=True, slots=True)
 class ElementBatch:
-    """The input of one call on elements: ``rows``, ``codes`` and ``keys`` as of any batch, and by variable all elements
-    of keys that have rows, and those that are due of other keys, which are the last of ``keys``. What is due at or
-    before ``until_ms`` is due in this batch.
+    """The input of one call on elements.
+
+    ``rows``, ``codes`` and ``keys`` are as in ``Batch``. ``elements`` holds by variable all elements of keys with rows,
+    and the due elements of other keys. The latter are the last of ``keys``. Elements are due if their time is at or
+    before ``until_ms``.
     """
 
     rows: pa.Table
@@ -195,11 +199,10 @@ class ElementBatch:
 
 @dataclass(frozen=True, slots=True)
 class ElementUpdate:
-    """The result of one call on elements.
+    """The result of one call on elements, by variable.
 
-    ``added`` are new elements by variable, behind all of their keys' in its list. ``changed`` holds by variable the
-    places of elements among those that were given, and what they hold from now on; they stay due as they were.
-    ``removed`` are the places of those that go. An element in none of these stays as it is.
+    ``added`` are new elements, appended to the lists of their keys. ``changed`` holds places in the given elements and
+    their new values; their due times stay. ``removed`` holds places of elements to delete. Other elements stay.
     """
 
     output: pa.Table
@@ -210,10 +213,11 @@ class ElementUpdate:
 
 @runtime_checkable
 class ElementComputation(Computation, Protocol):
-    """A stateful computation on Arrow whose keys have many elements each, in lists: it declares variables. Each batch
-    reads those of touched keys, and writes what has changed.
+    """A stateful computation whose keys have lists of many elements, as declared variables.
+
+    A batch reads the elements of touched keys and writes only what changed.
     """
 
     def over_elements(self, batch: ElementBatch) -> ElementUpdate:
-        """Compute one batch. Must depend on nothing but its argument, so that a batch can run again."""
+        """Compute one batch. The result must depend only on the argument, because a batch may run again."""
         ...

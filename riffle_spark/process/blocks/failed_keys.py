@@ -1,6 +1,4 @@
-"""Keys that a user's function fails on, where their rows are to become dead letters: all have their turn first, so that
-one more run is enough. Knows what was raised. Does not know rows, or what becomes of them.
-"""
+"""Errors of a user function for single keys. They are collected so that one more run finds all dead letters."""
 
 import sys
 import traceback
@@ -12,13 +10,13 @@ from riffle_spark.errors import RiffleError, UserFunctionError
 __all__ = ["Collects", "FailedKeys", "Failure"]
 
 Collects: TypeAlias = Callable[[Exception], bool]
-"""Tells of an error whether it may be some rows' fault: then the other keys have their turn."""
+"""Returns whether rows may have caused an error. If so, the other keys are processed too."""
 _FRAMES: Final = 3
 _CHARACTERS_MAX: Final = 2_000
 
 
 class Failure(NamedTuple):
-    """What a function raised, as texts: its class, what it says, and where that was, the innermost frames."""
+    """An exception as text: its class, its message and its innermost frames."""
 
     error: str
     message: str
@@ -26,27 +24,28 @@ class Failure(NamedTuple):
 
     @staticmethod
     def of(error: BaseException) -> "Failure":
-        """Return it without the error itself, which would hold all that its frames do."""
-        kind = type(error)
-        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        """Convert an exception, so that its frames can be freed."""
+        cls = type(error)
+        name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
         try:
             message = str(error)
-        except Exception:  # noqa: BLE001 - a user's class may do anything there
-            message = "it cannot be told"
+        except Exception:  # noqa: BLE001 - the class of a user may raise anything
+            message = "(str() of the error failed)"
         frames = "".join(traceback.format_tb(error.__traceback__, -_FRAMES))
         return Failure(name, _text(message[:_CHARACTERS_MAX]), sys.intern(_text(frames[-_CHARACTERS_MAX:])))
 
 
 def _text(text: str) -> str:
-    """Return what can be written, whatever is in it."""
+    """Replace characters that UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
 
 
 class FailedKeys(UserFunctionError):
-    """Says what each key failed with, by its number. Without any, what all did together cannot be had, as where their
-    output does not fit its columns, and nobody knows yet whose it is.
+    """The failures of single keys by their number.
+
+    ``by_key`` is empty if the failing key is unknown, for example if the output of all keys does not fit its columns.
     """
 
-    def __init__(self, first: RiffleError, by_key: Mapping[int, Failure]) -> None:
-        super().__init__(first.problem, remedy=first.remedy, where=first.where, id=first.id)
+    def __init__(self, first_error: RiffleError, by_key: Mapping[int, Failure]) -> None:
+        super().__init__(first_error.problem, remedy=first_error.remedy, where=first_error.where, id=first_error.id)
         self.by_key = by_key

@@ -1,6 +1,4 @@
-"""Number the keys of a batch, and fold the values of each to one result. Knows NumPy and Arrow. Does not know
-aggregates or state.
-"""
+"""Number the keys of a batch, and fold the values of each key to one result."""
 
 from decimal import Decimal
 from itertools import pairwise
@@ -15,13 +13,13 @@ from riffle_spark.process.blocks.block import BoolArray, IndexArray
 __all__ = [
     "add_exactly",
     "add_floats",
-    "beyond",
-    "filled",
+    "exceeds_precision",
+    "fill_nulls",
+    "fold_by_sorting",
+    "fold_largest",
+    "fold_smallest",
     "group_keys",
-    "hold",
-    "largest",
-    "smallest",
-    "sort_extreme",
+    "true_mask",
 ]
 
 _WORD_BITS = 32
@@ -29,17 +27,18 @@ _WORD_MASK = (1 << _WORD_BITS) - 1
 
 
 def add_floats(old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
-    """Add doubles one after the other."""
-    total = filled(old, 0.0)
+    """Add doubles to the old sums, in the order of the rows."""
+    total = fill_nulls(old, 0.0)
     with np.errstate(invalid="ignore", over="ignore"):
         np.add.at(total, codes, values.to_numpy(zero_copy_only=False))
-    return _where_known(pa.array(total), old, codes)
+    return _null_without_values(pa.array(total), old, codes)
 
 
 def add_exactly(old: pa.Array, codes: IndexArray, values: pa.Array) -> tuple[pa.Array, BoolArray]:
-    """Add int64 or decimal128 values of one scale; return the sums and which of them do not fit.
+    """Add int64 or decimal128 values of one scale. Return the sums, and which of them do not fit the type.
 
-    Numbers are split in words of 32 bits, added in 64 and carried once at the end, so that only the final sum must fit.
+    Numbers are split into words of 32 bits and added in 64 bits. The carry is computed once at the end, so only the
+    final sum must fit.
     """
     zero = Decimal(0) if pa.types.is_decimal(old.type) else 0
     totals = _words(pc.fill_null(old, pa.scalar(zero, old.type)))
@@ -49,46 +48,46 @@ def add_exactly(old: pa.Array, codes: IndexArray, values: pa.Array) -> tuple[pa.
         np.add(high, low >> _WORD_BITS, out=high)
         np.bitwise_and(low, _WORD_MASK, out=low)
     top = totals[-1]
-    wrapped = top != top.astype(np.int32)
+    overflows = top != top.astype(np.int32)
     packed = np.stack([total.astype(np.uint32) for total in totals], axis=1)
     sums = pa.Array.from_buffers(old.type, len(old), [None, pa.py_buffer(packed.tobytes())])
-    return _where_known(sums, old, codes), wrapped | beyond(sums, old.type)
+    return _null_without_values(sums, old, codes), overflows | exceeds_precision(sums, old.type)
 
 
 def _words(array: pa.Array) -> list[npt.NDArray[np.int64]]:
-    """Split little-endian integers into words, lowest first; the last one keeps the sign."""
+    """Split little-endian integers into words, lowest first. The last word has the sign."""
     width = array.type.bit_width // _WORD_BITS
     raw = np.frombuffer(array.buffers()[1] or b"", dtype=np.uint32)
     table = raw[array.offset * width : (array.offset + len(array)) * width].reshape(len(array), width)
     return [table[:, i].astype(np.int64) for i in range(width - 1)] + [table[:, -1].view(np.int32).astype(np.int64)]
 
 
-def beyond(values: pa.Array, type: pa.DataType) -> BoolArray:
-    """Tell which decimals have more digits before the point than the type, which may be their own."""
+def exceeds_precision(values: pa.Array, type: pa.DataType) -> BoolArray:
+    """Return which decimals have more digits before the point than the type, which may be their own type."""
     if not pa.types.is_decimal(type):
         return np.zeros(len(values), dtype=np.bool_)
     bounds = (Decimal((sign, (9,) * type.precision, -type.scale)) for sign in (1, 0))
     lowest, highest = (pa.scalar(bound, type).cast(values.type) for bound in bounds)
     outside = pc.or_(pc.less(values, lowest), pc.greater(values, highest))
-    return hold(outside)
+    return true_mask(outside)
 
 
-def smallest(old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
-    """Return the least number, date or time a key; NaN is above every number."""
-    return _extreme(np.fmin, old, codes, values)
+def fold_smallest(old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
+    """Return the smallest number, date or time per key. NaN is above every number."""
+    return _fold_extreme(np.fmin, old, codes, values)
 
 
-def largest(old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
-    """Return the greatest number, date or time a key; NaN is above every number."""
-    return _extreme(np.maximum, old, codes, values)
+def fold_largest(old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
+    """Return the greatest number, date or time per key. NaN is above every number."""
+    return _fold_extreme(np.maximum, old, codes, values)
 
 
-def _extreme(choose: np.ufunc, old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
+def _fold_extreme(ufunc: np.ufunc, old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
     plain = _plain_type(old.type)
-    result = filled(old.view(plain), _neutral(choose is np.fmin, plain))
+    result = fill_nulls(old.view(plain), _neutral(ufunc is np.fmin, plain))
     with np.errstate(invalid="ignore"):
-        choose.at(result, codes, values.view(plain).to_numpy(zero_copy_only=False))
-    return _where_known(pa.array(result).view(old.type), old, codes)
+        ufunc.at(result, codes, values.view(plain).to_numpy(zero_copy_only=False))
+    return _null_without_values(pa.array(result).view(old.type), old, codes)
 
 
 def _plain_type(type: pa.DataType) -> pa.DataType:
@@ -97,47 +96,47 @@ def _plain_type(type: pa.DataType) -> pa.DataType:
     return {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[type.bit_width]
 
 
-def _neutral(for_least: bool, type: pa.DataType) -> float | int:
-    """Return the number that loses against every value: ``fmin`` prefers anything to NaN."""
+def _neutral(for_smallest: bool, type: pa.DataType) -> float | int:
+    """Return the number that no value loses to. ``fmin`` prefers every number to NaN."""
     if pa.types.is_floating(type):
-        return float("nan") if for_least else float("-inf")
+        return float("nan") if for_smallest else float("-inf")
     top: int = 2 ** (type.bit_width - 1) - 1
-    return top if for_least else -top - 1
+    return top if for_smallest else -top - 1
 
 
-def sort_extreme(old: pa.Array, codes: IndexArray, values: pa.Array, order: str) -> pa.Array:
-    """Return the value per key that an ``ascending`` or ``descending`` sort puts first; nulls go last."""
-    every = pa.concat_arrays([old, values])
+def fold_by_sorting(old: pa.Array, codes: IndexArray, values: pa.Array, order: str) -> pa.Array:
+    """Return per key the first value of an ``ascending`` or ``descending`` sort, with nulls last."""
+    all_values = pa.concat_arrays([old, values])
     key = np.concatenate([np.arange(len(old), dtype=np.int64), codes])
     by = [("key", "ascending"), ("value", order)]
-    places = pc.sort_indices(pa.table({"key": key, "value": every}), sort_keys=by).to_numpy()
+    places = pc.sort_indices(pa.table({"key": key, "value": all_values}), sort_keys=by).to_numpy()
     is_first = np.diff(key[places], prepend=-1) != 0
-    return every.take(pa.array(places[is_first]))
+    return all_values.take(pa.array(places[is_first]))
 
 
 def _first_rows(codes: IndexArray, size: int) -> npt.NDArray[np.int64]:
-    """Return per key the index of its first value, -1 where it has none."""
+    """Return per key the index of its first row, or -1."""
     rows = np.full(size, -1, dtype=np.int64)
     rows[codes[::-1]] = np.arange(len(codes) - 1, -1, -1, dtype=np.int64)
     return rows
 
 
-def _where_known(result: pa.Array, old: pa.Array, codes: IndexArray) -> pa.Array:
-    """Make null what neither the old results nor the values know."""
+def _null_without_values(result: pa.Array, old: pa.Array, codes: IndexArray) -> pa.Array:
+    """Return the results, null for keys with neither an old result nor a value."""
     if old.null_count == 0:
         return result
-    known = hold(old.is_valid())
-    known[codes] = True
-    return result if known.all() else pc.if_else(pa.array(known), result, pa.scalar(None, result.type))
+    has_value = true_mask(old.is_valid())
+    has_value[codes] = True
+    return result if has_value.all() else pc.if_else(pa.array(has_value), result, pa.scalar(None, result.type))
 
 
-def hold(array: pa.Array) -> BoolArray:
-    """Return which booleans are true, in a new array; null is not."""
+def true_mask(array: pa.Array) -> BoolArray:
+    """Return which booleans are true, as a new array. Nulls are not."""
     return np.array(pc.fill_null(array, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
-def filled(array: pa.Array, value: float) -> npt.NDArray[np.generic]:
-    """Return numbers in a new array, with a value for nulls."""
+def fill_nulls(array: pa.Array, value: float) -> npt.NDArray[np.generic]:
+    """Return numbers as a new array, with ``value`` for nulls."""
     return np.array(pc.fill_null(array, pa.scalar(value, array.type)).to_numpy(zero_copy_only=False))
 
 
@@ -145,7 +144,7 @@ def group_keys(encoded: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
     """Return per row the number of its key, and per key the index of its first row.
 
     ``encoded`` holds keys as bytes, without nulls. Keys are numbered from 0 in the order of their first rows, so the
-    second result ascends. Takes one pass of hashing and no sort.
+    second result ascends. The cost is one pass of hashing.
     """
     assert encoded.null_count == 0
     numbered = pc.dictionary_encode(encoded)

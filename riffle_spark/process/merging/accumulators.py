@@ -1,8 +1,8 @@
-"""The running aggregates of one column that ``aggregate(...)`` declares: count, sum, mean, min, max, first, last.
+"""The running aggregates of one column that ``aggregate(...)`` declares.
 
-Each one computes with a ``MergeFunction``: it turns a column into one-row buffers, and keeps fewer columns than Spark's
-function where its own rules allow it. A sum that does not fit fails the batch, so decimals need no second column; a
-picked value is known by its key's row, or by not being null.
+Each computes with a ``MergeFunction``. It turns a column into one-row buffers, and stores fewer columns than Spark's
+function if its own rules allow it. A sum that does not fit fails the batch, so decimals need no flag. A picked value is
+set if its key is stored, or if it is not null.
 
 Stored columns, by the name of the result:
 
@@ -12,14 +12,13 @@ sum_               NAME: int64 of integers, double of floats, the decimal with t
 mean               NAME_sum: double of integers and floats, the decimal with ten more digits; null without values.
                    NAME_count int64
 min_, max_         NAME of the column's type; null without values
-first, last        NAME of the column's type; null where the picked value is null
+first, last        NAME of the column's type; null if the picked value is null
 =================  ===========================================================================================
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -28,45 +27,58 @@ from pyarrow import types
 
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.blocks.block import BoolArray
-from riffle_spark.process.blocks.folding import beyond
+from riffle_spark.process.blocks.folding import exceeds_precision
 from riffle_spark.process.merging.merge_function import Columns, Groups, are_valid
 from riffle_spark.process.merging.merged_picks import MergedExtreme, MergedPick
-from riffle_spark.process.merging.merged_sums import MergedCount, MergedSum
+from riffle_spark.process.merging.merged_sums import MergedSum, add_row_counts
 
-__all__ = ["Accumulator", "Count", "First", "Last", "Max", "Mean", "Min", "Sum"]
+__all__ = ["Accumulator", "Count", "Extreme", "Mean", "Pick", "Sum"]
+
+_NUMBERS = "integers, float, double, decimal"
 
 
 @dataclass(frozen=True, slots=True)
 class Accumulator(ABC):
-    """One aggregate of one input column; ``None`` stands for the row itself."""
+    """One aggregate of one input column; without a column, of the rows."""
 
     column: str | None
 
-    function: ClassVar[str]
-    supported: ClassVar[str]
+    @property
+    @abstractmethod
+    def function(self) -> str:
+        """The name of the public function."""
+
+    @property
+    def supported_types(self) -> str:
+        """The supported column types, for error messages."""
+        return "any type"
 
     def __str__(self) -> str:
         return f"{self.function}({'' if self.column is None else repr(self.column)})"
 
     @property
     def meaning(self) -> str:
-        """What its state holds: the function and all of its arguments."""
+        """The function with all arguments. It is stored and compared when a query restarts."""
         return str(self)
 
-    @abstractmethod
-    def state(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
-        """Return the state columns' types by the suffix of their names; nothing if the type is not supported."""
+    def on(self, names: Mapping[str, str]) -> "Accumulator":
+        """Return the same aggregate of the column that ``names`` has for this one."""
+        return self if self.column is None else replace(self, column=names.get(self.column, self.column))
 
-    def result(self, type: pa.DataType) -> pa.DataType:
-        """Return the result's type."""
-        return self.state(type)[""]
+    @abstractmethod
+    def state_types(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
+        """Return the types of the state columns by the suffix of their names; empty if the type is not supported."""
+
+    def result_type(self, type: pa.DataType) -> pa.DataType:
+        """Return the type of the result."""
+        return self.state_types(type)[""]
 
     @abstractmethod
     def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:
         """Merge a batch's values into the old state, one row per key. ``has_state`` marks keys that are stored."""
 
     def finish(self, state: Columns, type: pa.DataType, groups: Groups) -> pa.Array:  # noqa: ARG002
-        """Turn the state into the result for a column of this type."""
+        """Return the results for a column of this type."""
         return state[0]
 
 
@@ -74,117 +86,132 @@ class Accumulator(ABC):
 class Count(Accumulator):
     """The number of rows, or of a column's values that are not null."""
 
-    function = "count"
-    supported = "any type"
+    @property
+    def function(self) -> str:
+        """See ``Accumulator``."""
+        return "count"
 
-    def state(self, type: pa.DataType) -> Mapping[str, pa.DataType]:  # noqa: ARG002
+    def state_types(self, type: pa.DataType) -> Mapping[str, pa.DataType]:  # noqa: ARG002
         """Keep one int64."""
         return {"": pa.int64()}
 
     def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:  # noqa: ARG002
-        """Add the number of values. A column that was not counted before counts from 0."""
+        """Add the number of values. A null count, of a column that is new, is 0."""
         codes = groups.codes if values.null_count == 0 else groups.codes[are_valid(values)]
-        ones = pa.array(np.ones(len(codes), dtype=np.int64))
-        return MergedCount().fold([ones], old, Groups(codes, groups.size))
+        return [add_row_counts(old[0], codes, groups.size)]
 
 
 @dataclass(frozen=True, slots=True)
 class Sum(Accumulator):
-    """The sum, null over nothing but nulls: int64 of integers, double of floats, ten digits wider of decimals."""
+    """The sum, null without values: int64 of integers, double of floats, ten digits wider of decimals."""
 
-    function = "sum_"
-    supported = "integers, float, double, decimal"
+    @property
+    def function(self) -> str:
+        """See ``Accumulator``."""
+        return "sum_"
 
-    def state(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
+    @property
+    def supported_types(self) -> str:
+        """See ``Accumulator``."""
+        return _NUMBERS
+
+    def state_types(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
         """Keep the sum."""
         if types.is_signed_integer(type):
             return {"": pa.int64()}
         if types.is_float32(type) or types.is_float64(type):
             return {"": pa.float64()}
-        return {"": _wider(type, digits=10)} if types.is_decimal128(type) else {}
+        return {"": _widen(type, digits=10)} if types.is_decimal128(type) else {}
 
     def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:  # noqa: ARG002
         """Add the values."""
-        return _added(self, values, old, groups)
+        return _add(self, values, old, groups)
 
 
 @dataclass(frozen=True, slots=True)
 class Mean(Accumulator):
-    """The arithmetic mean, null over nothing but nulls: double, of decimals a decimal with four digits more."""
+    """The arithmetic mean, null without values: double, or of decimals a decimal with four more digits."""
 
-    function = "mean"
-    supported = Sum.supported
+    @property
+    def function(self) -> str:
+        """See ``Accumulator``."""
+        return "mean"
 
-    def state(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
-        """Keep sum and count; integers are summed as doubles."""
-        total = pa.float64() if types.is_signed_integer(type) else Sum(self.column).state(type).get("")
+    @property
+    def supported_types(self) -> str:
+        """See ``Accumulator``."""
+        return _NUMBERS
+
+    def state_types(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
+        """Keep sum and count. Integers are summed as doubles."""
+        total = pa.float64() if types.is_signed_integer(type) else Sum(self.column).state_types(type).get("")
         return {"_sum": total, "_count": pa.int64()} if total is not None else {}
 
-    def result(self, type: pa.DataType) -> pa.DataType:
-        """Return double, or the decimal's type with four more digits before and after the point."""
-        return _wider(type, digits=4, scale=4) if types.is_decimal(type) else pa.float64()
+    def result_type(self, type: pa.DataType) -> pa.DataType:
+        """Return double, or the decimal's type with four more digits on each side of the point."""
+        return _widen(type, digits=4, scale=4) if types.is_decimal(type) else pa.float64()
 
     def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:
         """Add and count the values."""
-        sums = _added(self, values, old[:1], groups)
+        sums = _add(self, values, old[:1], groups)
         return [*sums, *Count(self.column).fold(values, old[1:], groups, has_state)]
 
     def finish(self, state: Columns, type: pa.DataType, groups: Groups) -> pa.Array:
-        """Divide; decimals are rounded half up."""
+        """Divide. Decimals are rounded half up."""
         total, count = state
         if not types.is_decimal(type):
             return pc.divide(total, count.cast(pa.float64()))
-        result = self.result(type)
+        result_type = self.result_type(type)
         divisor = pc.if_else(pc.equal(count, 0), pa.scalar(None, count.type), count).cast(pa.decimal256(19))
         exact = pc.divide(total.cast(pa.decimal256(38, total.type.scale)), divisor)
-        rounded = pc.round(exact, ndigits=result.scale, round_mode="half_towards_infinity")
-        overflows = beyond(rounded, result)
+        rounded = pc.round(exact, ndigits=result_type.scale, round_mode="half_towards_infinity")
+        overflows = exceeds_precision(rounded, result_type)
         if overflows.any():
-            raise _does_not_fit(self, result, groups.told(int(np.argmax(overflows))))
-        return rounded.cast(result)
+            raise _overflow_error(self, result_type, groups.group_text(int(np.argmax(overflows))))
+        return rounded.cast(result_type)
 
 
-def _added(accumulator: Accumulator, values: pa.Array, old: Columns, groups: Groups) -> list[pa.Array]:
+def _add(accumulator: Accumulator, values: pa.Array, old: Columns, groups: Groups) -> list[pa.Array]:
     type = old[0].type
     try:
         return MergedSum("ANSI").fold([values.cast(type, safe=not types.is_floating(type))], old, groups)
     except UserFunctionError as error:
-        raise _does_not_fit(accumulator, type, error.where) from None
+        raise _overflow_error(accumulator, type, error.where) from None
 
 
-def _does_not_fit(accumulator: Accumulator, type: pa.DataType, where: str) -> UserFunctionError:
+def _overflow_error(accumulator: Accumulator, type: pa.DataType, where: str) -> UserFunctionError:
+    wider = "double, or a decimal with fewer digits after the point" if types.is_decimal(type) else "decimal(38, 0)"
     return UserFunctionError(
         f"{accumulator} does not fit {type}",
-        remedy=f"{_overflow_remedy(accumulator.column, type)} before the operator. "
-        "A store keeps the type it was made with, so use a new store name.",
+        remedy=f"Cast column {accumulator.column!r} to {wider} before the operator, and use a new store name.",
         where=where,
         id="RIFFLE-0173",
     )
 
 
-def _overflow_remedy(column: str | None, type: pa.DataType) -> str:
-    """Return how to make room for a sum that does not fit a type."""
-    if not types.is_decimal(type):
-        return f"Cast column {column!r} to decimal(38, 0) or double"
-    if type.scale:
-        return f"Cast column {column!r} to a decimal with fewer digits after the point, or to double,"
-    return f"Cast column {column!r} to double, or divide it (by 1000, for a sum of thousands)"
-
-
-def _wider(type: pa.DataType, digits: int, scale: int = 0) -> pa.DataType:
+def _widen(type: pa.DataType, digits: int, scale: int = 0) -> pa.DataType:
     return pa.decimal128(min(38, type.precision + digits), min(38, type.scale + scale))
 
 
 @dataclass(frozen=True, slots=True)
-class _Extreme(Accumulator):
-    """The value that goes before all others in one order; nulls do not count."""
+class Extreme(Accumulator):
+    """The least or the greatest value, ignoring nulls. NaN is above every number."""
 
-    supported = "numbers, decimal, string, binary, boolean, dates, times, timestamps, day-time intervals"
-    greatest: ClassVar[bool]
+    greatest: bool
 
-    def state(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
+    @property
+    def function(self) -> str:
+        """See ``Accumulator``."""
+        return "max_" if self.greatest else "min_"
+
+    @property
+    def supported_types(self) -> str:
+        """See ``Accumulator``."""
+        return "numbers, decimal, string, binary, boolean, dates, times, timestamps, day-time intervals"
+
+    def state_types(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
         """Keep the value."""
-        is_supported = not types.is_nested(type) and MergedExtreme(self.greatest).state([type])
+        is_supported = not types.is_nested(type) and MergedExtreme(self.greatest).state_types([type])
         return {"": type} if is_supported else {}
 
     def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:  # noqa: ARG002
@@ -193,36 +220,23 @@ class _Extreme(Accumulator):
 
 
 @dataclass(frozen=True, slots=True)
-class Min(_Extreme):
-    """The least value; NaN only where there is nothing else."""
+class Pick(Accumulator):
+    """The first or the latest value by the order of the rows, which may be null; with ``ignore_nulls`` not null."""
 
-    function = "min_"
-    greatest = False
+    ignore_nulls: bool
+    latest: bool
 
-
-@dataclass(frozen=True, slots=True)
-class Max(_Extreme):
-    """The greatest value; NaN is above every number."""
-
-    function = "max_"
-    greatest = True
-
-
-@dataclass(frozen=True, slots=True)
-class _PickedValue(Accumulator):
-    """Keeps one value per key, chosen by the order of the rows."""
-
-    ignore_nulls: bool = False
-
-    supported = "any type"
-    latest: ClassVar[bool]
+    @property
+    def function(self) -> str:
+        """See ``Accumulator``."""
+        return "last" if self.latest else "first"
 
     @property
     def meaning(self) -> str:
         """See ``Accumulator``."""
         return f"{self.function}({self.column!r}, ignore_nulls={self.ignore_nulls})"
 
-    def state(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
+    def state_types(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
         """Keep the value."""
         return {"": type}
 
@@ -231,19 +245,3 @@ class _PickedValue(Accumulator):
         is_set = values.is_valid() if self.ignore_nulls else pa.repeat(True, len(values))
         was_set = old[0].is_valid() if self.ignore_nulls else pa.array(has_state)
         return MergedPick(self.latest).fold([values, is_set], [old[0], was_set], groups)[:1]
-
-
-@dataclass(frozen=True, slots=True)
-class First(_PickedValue):
-    """The first value ever seen, null if that one is; with ``ignore_nulls`` the first that is not null."""
-
-    function = "first"
-    latest = False
-
-
-@dataclass(frozen=True, slots=True)
-class Last(_PickedValue):
-    """The last value seen, null if that one is; with ``ignore_nulls`` the last that is not null."""
-
-    function = "last"
-    latest = True

@@ -1,7 +1,7 @@
-"""Running aggregates per key, as users declare them with ``aggregate(...)``."""
+"""Running aggregates per key: ``aggregate(...)`` and its functions."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -9,74 +9,168 @@ import pyarrow as pa
 from riffle_spark.columns import one_array
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.blocks.block import Batch, Declared, Update
-from riffle_spark.process.merging.accumulators import Accumulator, Count, First, Last, Max, Mean, Min, Sum
+from riffle_spark.process.merging.accumulators import Accumulator, Count, Extreme, Mean, Pick, Sum
 from riffle_spark.process.merging.merge_function import Groups
 
 __all__ = ["Aggregates", "aggregate", "count", "first", "last", "max_", "mean", "min_", "sum_"]
 
 
 def aggregate(**columns: Accumulator) -> "Aggregates":
-    """Declare running aggregates per key: every batch emits one row a touched key with its key columns and the results.
+    """Declare running aggregates per key.
 
-    Types, nulls and NaN are as in Spark's aggregate functions of the same names. Example::
+    Each batch emits one row per key of its input: the key columns and the results. Types, nulls and NaN are as in
+    Spark's aggregate functions of the same names.
 
-        aggregate(orders=count(), total=sum_("amount"), latest=max_("at"))
+    Args:
+        columns: the result columns by name, each from ``count``, ``sum_``, ``min_``, ``max_``, ``mean``, ``first`` or
+            ``last``.
+
+    Returns:
+        The ``compute`` argument of ``Stateful``.
+
+    Raises:
+        ConfigError: if there is no column, or if a value is not one of these functions.
+
+    >>> from riffle_spark import aggregate, count, max_, sum_
+    >>> totals = aggregate(orders=count(), total=sum_("amount"), latest=max_("at"))
+    >>> totals.sources
+    ('amount', 'at')
     """
     if not columns:
         raise ConfigError(
-            "aggregate() was given nothing", remedy="Name a result: aggregate(total=sum_('amount')).", id="RIFFLE-0174"
+            "aggregate() has no columns", remedy="Name a result: aggregate(total=sum_('amount')).", id="RIFFLE-0174"
         )
     for name, accumulator in columns.items():
         if not isinstance(accumulator, Accumulator):
             raise ConfigError(
-                f"aggregate({name}=...) was given a {type(accumulator).__name__}",
-                remedy=f"Use riffle's own functions: {name}=sum_('amount'), or count, min_, max_, mean, first, last.",
+                f"aggregate({name}=...) is a {type(accumulator).__name__}, not an aggregate function",
+                remedy=f"Use a function of riffle_spark: {name}=sum_('amount'), or count, min_, max_, mean, first, "
+                "last.",
                 id="RIFFLE-0175",
             )
     return Aggregates(tuple(columns.items()))
 
 
 def count(column: str | None = None) -> Accumulator:
-    """Count rows, or the values of a column that are not null."""
+    """Count rows, or the values of a column that are not null.
+
+    Args:
+        column: the input column; without it, or with ``"*"``, rows are counted.
+
+    Returns:
+        An argument of ``aggregate``, whose result is an int64.
+
+    >>> from riffle_spark import aggregate, count
+    >>> visits = aggregate(rows=count(), users=count("user"))
+    """
     return Count(None if column == "*" else column)
 
 
 def sum_(column: str) -> Accumulator:
-    """Sum a column: integers exactly as int64, floats as double, decimals exactly with ten digits more.
+    """Sum a column.
 
-    A sum that does not fit its type fails the batch. Floats are added in the order of the rows.
+    Integers are summed exactly as int64 and decimals exactly with ten more digits. Floats are summed as doubles, in the
+    order of the rows. The result is null without values. A sum that does not fit its type fails the batch.
+
+    Args:
+        column: the input column: integers, float, double or decimal.
+
+    Returns:
+        An argument of ``aggregate``.
+
+    >>> from riffle_spark import aggregate, sum_
+    >>> totals = aggregate(total=sum_("amount"))
     """
     return Sum(column)
 
 
 def min_(column: str) -> Accumulator:
-    """Keep the least value of a column; NaN is above every number, strings go by their UTF-8 bytes."""
-    return Min(column)
+    """Keep the smallest value of a column, ignoring nulls.
+
+    NaN is above every number. Strings are ordered by their UTF-8 bytes.
+
+    Args:
+        column: the input column, of any type that is not nested.
+
+    Returns:
+        An argument of ``aggregate``, whose result has the column's type.
+
+    >>> from riffle_spark import aggregate, min_
+    >>> lowest = aggregate(lowest=min_("price"))
+    """
+    return Extreme(column, greatest=False)
 
 
 def max_(column: str) -> Accumulator:
-    """Keep the greatest value of a column; NaN is above every number, strings go by their UTF-8 bytes."""
-    return Max(column)
+    """Keep the greatest value of a column, ignoring nulls.
+
+    NaN is above every number. Strings are ordered by their UTF-8 bytes.
+
+    Args:
+        column: the input column, of any type that is not nested.
+
+    Returns:
+        An argument of ``aggregate``, whose result has the column's type.
+
+    >>> from riffle_spark import aggregate, max_
+    >>> highest = aggregate(highest=max_("price"))
+    """
+    return Extreme(column, greatest=True)
 
 
 def mean(column: str) -> Accumulator:
-    """Keep the mean of a column: double, of decimals a decimal with four more digits on either side of the point."""
+    """Keep the arithmetic mean of a column, ignoring nulls.
+
+    The result is a double. For decimals it is a decimal with four more digits on each side of the point, rounded half
+    up. It is null without values.
+
+    Args:
+        column: the input column: integers, float, double or decimal.
+
+    Returns:
+        An argument of ``aggregate``.
+
+    >>> from riffle_spark import aggregate, mean
+    >>> prices = aggregate(price=mean("price"))
+    """
     return Mean(column)
 
 
 def first(column: str, ignore_nulls: bool = False) -> Accumulator:
-    """Keep the value of a key's first row, which may be null; order columns say which row is first."""
-    return First(column, ignore_nulls)
+    """Keep the value of each key's first row, by the order columns of the operator.
+
+    Args:
+        column: the input column, of any type.
+        ignore_nulls: whether to keep the first value that is not null.
+
+    Returns:
+        An argument of ``aggregate``, whose result has the column's type.
+
+    >>> from riffle_spark import aggregate, first
+    >>> pages = aggregate(landing_page=first("page"))
+    """
+    return Pick(column, ignore_nulls, latest=False)
 
 
 def last(column: str, ignore_nulls: bool = False) -> Accumulator:
-    """Keep the value of a key's last row, which may be null; order columns say which row is last."""
-    return Last(column, ignore_nulls)
+    """Keep the value of each key's last row, by the order columns of the operator.
+
+    Args:
+        column: the input column, of any type.
+        ignore_nulls: whether to keep the last value that is not null.
+
+    Returns:
+        An argument of ``aggregate``, whose result has the column's type.
+
+    >>> from riffle_spark import aggregate, last
+    >>> pages = aggregate(page=last("page", ignore_nulls=True))
+    """
+    return Pick(column, ignore_nulls, latest=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregates:
-    """A ``BlockComputation`` of several running aggregates; made by ``aggregate``."""
+    """A ``BlockComputation`` of several running aggregates, made by ``aggregate``."""
 
     columns: tuple[tuple[str, Accumulator], ...]
 
@@ -89,22 +183,20 @@ class Aggregates:
     @property
     def compared(self) -> tuple[str, ...]:
         """See ``NamesColumns``."""
-        extremes = (accumulator.column for _, accumulator in self.columns if isinstance(accumulator, (Min, Max)))
+        extremes = (accumulator.column for _, accumulator in self.columns if isinstance(accumulator, Extreme))
         return tuple(column for column in extremes if column is not None)
 
     def on(self, names: Mapping[str, str]) -> "Aggregates":
         """See ``NamesColumns``."""
-        if all(name == given for given, name in names.items()):
-            return self
-        return Aggregates(tuple((name, _on(accumulator, names)) for name, accumulator in self.columns))
+        return Aggregates(tuple((result, accumulator.on(names)) for result, accumulator in self.columns))
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
-        """Declare state and output; ``ConfigError`` where a column is missing or of a type that is not supported."""
-        sources = [(name, accumulator, _source(name, accumulator, rows)) for name, accumulator in self.columns]
-        state = [pa.field(column, type) for column, type in self._state(rows)]
-        output = [*key, *(pa.field(name, accumulator.result(type)) for name, accumulator, type in sources)]
-        _refuse_repeated([*key.names, *(field.name for field in state)], "state")
-        _refuse_repeated([field.name for field in output], "output")
+        """Declare state and output. Raises ``ConfigError`` if a column is missing or its type is not supported."""
+        sources = [(name, accumulator, _source_type(name, accumulator, rows)) for name, accumulator in self.columns]
+        state = [pa.field(column, type) for column, type in self._state_columns(rows)]
+        output = [*key, *(pa.field(name, accumulator.result_type(type)) for name, accumulator, type in sources)]
+        _check_unique([*key.names, *(field.name for field in state)], "state")
+        _check_unique([field.name for field in output], "output")
         needed = tuple(name for name in rows.names if name in self.sources and name not in key.names)
         meanings = {name: accumulator.meaning for name, accumulator in self.columns}
         return Declared(pa.schema(state), pa.schema(output), columns=needed, per_key_group=False, meanings=meanings)
@@ -116,30 +208,26 @@ class Aggregates:
         output = batch.keys
         for name, accumulator in self.columns:
             values = _values(batch.rows, accumulator.column)
-            suffixes = [name + suffix for suffix in accumulator.state(values.type)]
-            old = [one_array(batch.state.column(column)) for column in suffixes]
-            folded = accumulator.fold(values, old, groups, batch.found)
-            state.update(zip(suffixes, folded, strict=True))
+            state_columns = [name + suffix for suffix in accumulator.state_types(values.type)]
+            old = [one_array(batch.state.column(column)) for column in state_columns]
+            folded = accumulator.fold(values, old, groups, batch.has_state)
+            state.update(zip(state_columns, folded, strict=True))
             output = output.append_column(name, accumulator.finish(folded, values.type, groups))
-        everything = np.arange(batch.keys.num_rows, dtype=np.int64)
-        return Update(output, everything, pa.table(state), deleted=everything[:0])
+        all_keys = np.arange(batch.keys.num_rows, dtype=np.int64)
+        return Update(output, all_keys, pa.table(state), deleted=all_keys[:0])
 
-    def _state(self, rows: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
+    def _state_columns(self, rows: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
         for name, accumulator in self.columns:
-            for suffix, type in accumulator.state(_source(name, accumulator, rows)).items():
+            for suffix, type in accumulator.state_types(_source_type(name, accumulator, rows)).items():
                 yield name + suffix, type
 
 
-def _on(accumulator: Accumulator, names: Mapping[str, str]) -> Accumulator:
+def _source_type(name: str, accumulator: Accumulator, rows: pa.Schema) -> pa.DataType:
+    """Return the type of the aggregate's input column. Raises ``ConfigError`` if it is missing or not supported."""
     column = accumulator.column
-    return accumulator if column is None else replace(accumulator, column=names.get(column, column))
-
-
-def _source(name: str, accumulator: Accumulator, rows: pa.Schema) -> pa.DataType:
-    """Return the type of the aggregate's column, or refuse it."""
-    column, where = accumulator.column, f"aggregate {name!r}"
     if column is None:
         return pa.null()
+    where = f"aggregate {name!r}"
     if rows.names.count(column) != 1:
         problem = "no" if column not in rows.names else "more than one"
         raise ConfigError(
@@ -149,22 +237,23 @@ def _source(name: str, accumulator: Accumulator, rows: pa.Schema) -> pa.DataType
             id="RIFFLE-0176",
         )
     type = rows.field(column).type
-    if not accumulator.state(type):
+    if not accumulator.state_types(type):
         raise ConfigError(
-            f"{accumulator} cannot take column {column!r} of type {type}",
-            remedy=f"Cast the column; supported are {accumulator.supported}.",
+            f"{accumulator} does not support column {column!r} of type {type}",
+            remedy=f"Cast the column. Supported are {accumulator.supported_types}.",
             where=where,
             id="RIFFLE-0177",
         )
     return type
 
 
-def _refuse_repeated(names: list[str], what: str) -> None:
+def _check_unique(names: list[str], table: str) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ConfigError(
-            f"The {what} would have more than one column named {', '.join(repeated)}",
-            remedy="Name the aggregate otherwise: not as a key column, nor as another one's NAME_sum or NAME_count.",
+            f"The {table} has more than one column named {', '.join(repeated)}",
+            remedy="Rename the aggregate. Its name must not be a key column or another aggregate's NAME_sum or "
+            "NAME_count.",
             id="RIFFLE-0178",
         )
 

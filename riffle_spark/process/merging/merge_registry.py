@@ -1,6 +1,4 @@
-"""Spark's aggregate functions by the names of their classes, as plans have them, and how their buffers merge; others
-are refused by name. Knows names. Does not know formulas.
-"""
+"""Spark's aggregate functions by the class names in plans, and how their buffers merge."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,50 +20,51 @@ from riffle_spark.process.merging.user_aggregate import MergedByUser, UserAggreg
 
 __all__ = ["COLLECTED", "HASHED", "MergeOptions", "merge_function"]
 
+_LIST_MAX = 10_000
+"""Values that a collecting function may keep per key."""
+
 
 @dataclass(frozen=True, slots=True)
 class MergeOptions:
-    """What a plan says of a function beside its class and buffers.
+    """The arguments of a function that its merge needs.
 
-    ``overflow`` is the name of Spark's ``EvalMode``: what becomes of a sum or average that does not fit. ``delimiter``
-    is what ``listagg`` puts between texts, bytes between bytes; ``collected_max`` is how many values a key may collect;
-    ``relative_error`` is what ``approx_count_distinct`` was asked for, its ``relativeSD``; ``accuracy`` and
-    ``percentages``, one or several, what ``percentile_approx`` was; ``register_bits`` and ``may_differ`` what sketches
-    of Apache DataSketches were, ``lgConfigK`` and ``allowDifferentLgConfigK``; ``own`` is a user's function.
+    ``overflow`` is the name of Spark's ``EvalMode``. ``delimiter`` is that of ``listagg``. ``relative_error`` is the
+    ``relativeSD`` of ``approx_count_distinct``. ``accuracy`` and ``percentages`` are those of ``percentile_approx``.
+    ``register_bits`` (``lgConfigK``) and ``may_differ`` (``allowDifferentLgConfigK``) are those of HLL sketches.
     """
 
     overflow: merged_sums.Overflow = "LEGACY"
     delimiter: str | bytes = ""
-    collected_max: int = 10_000
     relative_error: float = 0.05
     accuracy: int = 10_000
     percentages: float | tuple[float, ...] = 0.5
     register_bits: int = 12
     may_differ: bool = False
-    own: UserAggregate | None = None
+    user_function: UserAggregate | None = None
 
     @staticmethod
-    def of_facts(facts: Iterable[tuple[str, str]], own: object | None = None) -> "MergeOptions":
-        """Return what a function's facts say, by Spark's names of them; others change nothing."""
-        assert own is None or isinstance(own, UserAggregate)
-        usual, told = MergeOptions(), dict(facts)
-        overflow = told.get("evalMode", usual.overflow)
+    def from_spec(options: Iterable[tuple[str, str]], user_function: object | None = None) -> "MergeOptions":
+        """Return the options of a ``FunctionSpec``. Names that no merge needs are ignored."""
+        assert user_function is None or isinstance(user_function, UserAggregate)
+        default = MergeOptions()
+        values = dict(options)
+        overflow = values.get("evalMode", default.overflow)
         assert overflow in get_args(merged_sums.Overflow), f"evalMode is {overflow}"
         return MergeOptions(
             cast(merged_sums.Overflow, overflow),
-            told.get("delimiter", usual.delimiter),
-            relative_error=float(told.get("relativeSD", usual.relative_error)),
-            accuracy=int(told.get("accuracy", usual.accuracy)),
-            percentages=_numbers(told["percentages"]) if "percentages" in told else usual.percentages,
-            register_bits=int(told.get("lgConfigK", usual.register_bits)),
-            may_differ=told.get("allowDifferentLgConfigK") == "True",
-            own=own,
+            values.get("delimiter", default.delimiter),
+            relative_error=float(values.get("relativeSD", default.relative_error)),
+            accuracy=int(values.get("accuracy", default.accuracy)),
+            percentages=_numbers(values["percentages"]) if "percentages" in values else default.percentages,
+            register_bits=int(values.get("lgConfigK", default.register_bits)),
+            may_differ=values.get("allowDifferentLgConfigK") == "True",
+            user_function=user_function,
         )
 
 
 def _numbers(text: str) -> float | tuple[float, ...]:
-    """Return one number, or those of a list in brackets."""
-    return tuple(float(one) for one in text[1:-1].split(", ") if one) if text.startswith("[") else float(text)
+    """Parse one number, or a list of numbers in brackets."""
+    return tuple(float(number) for number in text[1:-1].split(", ") if number) if text[0] == "[" else float(text)
 
 
 _MERGES: Mapping[str, Callable[[MergeOptions], MergeFunction]] = {
@@ -100,41 +99,45 @@ _MERGES: Mapping[str, Callable[[MergeOptions], MergeFunction]] = {
     "HllSketchAgg": lambda options: shared_sketches.HashSketch(options.register_bits),
     "HllUnionAgg": lambda options: shared_sketches.SketchUnion(options.may_differ),
     "ApproximatePercentile": lambda options: merged_sketches.MergedQuantiles(options.accuracy, options.percentages),
-    "CollectList": lambda options: merged_lists.MergedList(options.collected_max),
-    "CollectSet": lambda options: merged_lists.MergedSet(options.collected_max),
-    "ListAgg": lambda options: merged_lists.MergedText(options.collected_max, options.delimiter),
+    "CollectList": lambda _: merged_lists.MergedList(_LIST_MAX),
+    "CollectSet": lambda _: merged_lists.MergedSet(_LIST_MAX),
+    "ListAgg": lambda options: merged_lists.MergedText(_LIST_MAX, options.delimiter),
 }
 
 COLLECTED = frozenset({"ApproximatePercentile", "CollectList", "CollectSet", "HllSketchAgg", "HllUnionAgg", "ListAgg"})
-"""Functions of which a row's buffer is its value, or of HllSketchAgg the words of its hash, and the result what
-``finish`` returns, not Spark's evaluation.
-"""
+"""Functions whose rows carry the value (HllSketchAgg: the words of its hash), and whose result is ``finish``."""
 
 HASHED = frozenset({"HyperLogLogPlusPlus"})
-"""Functions of which a row's buffer is the hash of its value, and ``finish`` returns Spark's buffer, as one struct."""
+"""Functions whose rows carry the value's hash, and whose ``finish`` returns Spark's buffer as one struct."""
 
-_WAYS_OUT: Mapping[str, str] = {
-    "Percentile": "It would keep every value. Use percentile_approx, which has the same answer for few values.",
-    "Mode": "It would keep every value. Count by key and value, and choose downstream.",
-    "HistogramNumeric": "Group by buckets of your own, such as floor(x / 10).",
+_REMEDIES: Mapping[str, str] = {
+    "Percentile": "Use percentile_approx, which returns the same value for few rows.",
+    "Mode": "Count by key and value, and choose the greatest count downstream.",
+    "HistogramNumeric": "Group by buckets, such as floor(x / 10).",
 }
 
 
 def merge_function(name: str, buffers: Sequence[pa.DataType], options: MergeOptions | None = None) -> MergeFunction:
-    """Return how buffers of these types merge, of the function of this class; ``ConfigError`` if unknown."""
+    """Return how buffers of these types merge in Spark's function of this class.
+
+    Raises ``ConfigError`` if the function or the types are not supported.
+    """
     options = options or MergeOptions()
-    if name not in _MERGES and options.own is None:
+    if options.user_function is not None:
+        merge: MergeFunction = MergedByUser(options.user_function)
+    elif name in _MERGES:
+        merge = _MERGES[name](options)
+    else:
         raise ConfigError(
-            f"Spark's aggregate function {name} cannot be kept from batch to batch",
-            remedy=_WAYS_OUT.get(name, "Use another one, or a function of your own.")
-            + f" Known: {', '.join(_MERGES)}.",
+            f"Spark's aggregate function {name} is not supported in stateful queries",
+            remedy=f"{_REMEDIES.get(name, 'Use another function, or user_aggregate.')} "
+            f"Supported: {', '.join(_MERGES)}.",
             id="RIFFLE-0179",
         )
-    found = MergedByUser(options.own) if options.own is not None else _MERGES[name](options)
-    if not found.state(buffers):
+    if not merge.state_types(buffers):
         raise ConfigError(
-            f"Spark's aggregate function {name} cannot be kept with buffers of {', '.join(map(str, buffers))}",
+            f"Spark's aggregate function {name} is not supported with buffers of {', '.join(map(str, buffers))}",
             remedy="Cast its input to another type.",
             id="RIFFLE-0180",
         )
-    return found
+    return merge

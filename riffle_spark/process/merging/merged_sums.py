@@ -1,7 +1,6 @@
-"""What merges by adding, by multiplying or bit by bit: Count, Sum, Average, Product, BitAndAgg and their kin. Knows
-where Spark's sums overflow. Does not know keys.
+"""Aggregate functions that add, multiply or combine bits: Count, Sum, Average, Product, BitAndAgg, BitOrAgg, BitXorAgg.
 
-Whole numbers and decimals are added exactly, so that in a batch only the result has to fit, whatever the order of rows.
+Integers and decimals are added exactly, so within a batch only the final sum must fit, whatever the order of rows.
 """
 
 from collections.abc import Sequence
@@ -14,41 +13,41 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark.errors import UserFunctionError
-from riffle_spark.process.blocks.block import BoolArray
-from riffle_spark.process.blocks.folding import add_exactly, add_floats, filled, hold
+from riffle_spark.process.blocks.block import BoolArray, IndexArray
+from riffle_spark.process.blocks.folding import add_exactly, add_floats, fill_nulls, true_mask
 from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction, are_valid
 
 Overflow: TypeAlias = Literal["LEGACY", "ANSI", "TRY"]
 
-__all__ = ["MergedAverage", "MergedBits", "MergedCount", "MergedProduct", "MergedSum", "Overflow"]
+__all__ = ["MergedAverage", "MergedBits", "MergedCount", "MergedProduct", "MergedSum", "Overflow", "add_row_counts"]
 
 
 @dataclass(frozen=True, slots=True)
 class MergedCount(MergeFunction):
     """Count: one int64."""
 
-    def state(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
+    def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
         """Keep the count."""
         return buffers if list(buffers) == [pa.int64()] else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
         """Add counts."""
-        return [_counted(rows[0], old[0], groups)]
+        return [_add_counts(rows[0], old[0], groups)]
 
 
 @dataclass(frozen=True, slots=True)
 class MergedSum(MergeFunction):
-    """Sum: the sum, null where there was nothing to add; where Spark keeps it, a second column says that so it is.
+    """Sum: the sum, null if there were no values, and in some of Spark's functions a flag that it is empty.
 
-    With that column, for decimals and ``try_sum``, a sum that does not fit is null for good, and Spark's evaluation
-    raises or answers null. Without it the batch fails, but for int64 outside ANSI mode, which wraps.
-    ``aggregate(...)`` keeps decimals without that column, in ANSI mode.
+    With the flag (decimals and ``try_sum``), a sum that does not fit stays null, and Spark's evaluation raises or
+    returns null. Without it a sum that does not fit fails the batch. An int64 outside ANSI mode wraps instead.
+    ``aggregate(...)`` stores decimals without the flag, in ANSI mode.
     """
 
     overflow: Overflow
 
-    def state(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the sum, and whether it is empty."""
+    def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
+        """Keep the sum, and the flag if there is one."""
         if list(buffers[1:]) == [pa.bool_()]:
             return buffers if _is_exact(buffers[0]) else ()
         may_be_exact = self.overflow == "ANSI" or not pa.types.is_decimal(buffers[0])
@@ -58,104 +57,113 @@ class MergedSum(MergeFunction):
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
         """Add sums."""
         if len(old) > 1:
-            return self._flagged(rows, old, groups)
-        codes, values = groups.present(rows[0])
+            return self._fold_flagged(rows, old, groups)
+        codes, values = groups.drop_nulls(rows[0])
         if pa.types.is_floating(values.type):
             return [add_floats(old[0], codes, values)]
-        sums, wrapped = add_exactly(old[0], codes, values)
+        sums, overflows = add_exactly(old[0], codes, values)
         if self.overflow == "ANSI" or pa.types.is_duration(values.type):
-            _refuse(wrapped, values.type, groups)
+            _check_overflow(overflows, values.type, groups)
         return [sums]
 
-    def _flagged(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Add sums of which another column says whether they are empty: one that is null, and not empty, is lost."""
-        present, known = ~hold(pc.fill_null(rows[1], True)), ~hold(pc.fill_null(old[1], True))
-        sums = _added_or_lost(rows[0], present & ~are_valid(rows[0]), old[0], known & ~are_valid(old[0]), groups)
-        known[groups.codes[present]] = True
-        return [sums, pa.array(~known)]
+    def _fold_flagged(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
+        """Add sums with flags. A sum that is null but not empty has overflowed."""
+        row_has_sum = ~true_mask(pc.fill_null(rows[1], True))
+        has_sum = ~true_mask(pc.fill_null(old[1], True))
+        row_overflowed = row_has_sum & ~are_valid(rows[0])
+        overflowed = has_sum & ~are_valid(old[0])
+        sums = _add_or_null(rows[0], row_overflowed, old[0], overflowed, groups)
+        has_sum[groups.codes[row_has_sum]] = True
+        return [sums, pa.array(~has_sum)]
 
 
 @dataclass(frozen=True, slots=True)
 class MergedAverage(MergeFunction):
-    """Average: sum and count. A sum that does not fit is null for good; for intervals it fails the batch, but for
-    ``try_avg``.
+    """Average: sum and count.
+
+    A sum that does not fit stays null. For intervals it fails the batch, except in ``try_avg``.
     """
 
     overflow: Overflow
 
-    def state(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep both."""
+    def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
+        """Keep sum and count."""
         fits = pa.types.is_float64(buffers[0]) or _is_exact(buffers[0])
         return buffers if fits and list(buffers[1:]) == [pa.int64()] else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Add both."""
-        counts = _counted(rows[1], old[1], groups)
+        """Add sums and counts. A sum that is null with a count above 0 has overflowed."""
+        counts = _add_counts(rows[1], old[1], groups)
         if pa.types.is_floating(rows[0].type):
-            return [pc.fill_null(add_floats(old[0], *groups.present(rows[0])), 0.0), counts]
-        lost, lost_before = (~are_valid(part[0]) & (filled(part[1], 0) != 0) for part in (rows, old))
-        sums = _added_or_lost(rows[0], lost, old[0], lost_before, groups)
+            return [pc.fill_null(add_floats(old[0], *groups.drop_nulls(rows[0])), 0.0), counts]
+        row_overflowed, overflowed = (~are_valid(part[0]) & (fill_nulls(part[1], 0) != 0) for part in (rows, old))
+        sums = _add_or_null(rows[0], row_overflowed, old[0], overflowed, groups)
         if pa.types.is_duration(sums.type) and self.overflow != "TRY":
-            _refuse(~are_valid(sums), sums.type, groups)
+            _check_overflow(~are_valid(sums), sums.type, groups)
         return [sums, counts]
 
 
 @dataclass(frozen=True, slots=True)
 class MergedProduct(MergeFunction):
-    """Product: a double, null where there was nothing to multiply."""
+    """Product: a double, null if there were no values."""
 
-    def state(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
+    def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
         """Keep the product."""
         return buffers if list(buffers) == [pa.float64()] else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
         """Multiply."""
-        return [_combined(np.multiply, 1.0, rows[0], old[0], groups)]
+        return [_combine(np.multiply, 1.0, rows[0], old[0], groups)]
 
 
 @dataclass(frozen=True, slots=True)
 class MergedBits(MergeFunction):
-    """BitAndAgg, BitOrAgg, BitXorAgg: a whole number, null where there was none."""
+    """BitAndAgg, BitOrAgg, BitXorAgg: an integer, null if there were no values."""
 
     operation: Literal["and", "or", "xor"]
 
-    def state(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the number."""
+    def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
+        """Keep the integer."""
         return buffers if len(buffers) == 1 and pa.types.is_signed_integer(buffers[0]) else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
         """Combine bit by bit."""
         combine: np.ufunc = getattr(np, f"bitwise_{self.operation}")
-        return [_combined(combine, -1 if self.operation == "and" else 0, rows[0], old[0], groups)]
+        return [_combine(combine, -1 if self.operation == "and" else 0, rows[0], old[0], groups)]
 
 
-def _counted(rows: pa.Array, old: pa.Array, groups: Groups) -> pa.Array:
-    before = pc.fill_null(old, 0).to_numpy()
-    added = pc.fill_null(rows, 0).to_numpy()
-    if (added == 1).all():
-        return pa.array(before + np.bincount(groups.codes, minlength=groups.size))
-    counts = before.copy()
-    np.add.at(counts, groups.codes, added)
+def add_row_counts(old: pa.Array, codes: IndexArray, size: int) -> pa.Array:
+    """Return the old counts, one per group, plus the number of rows of each group. A null count is 0."""
+    return pa.array(pc.fill_null(old, 0).to_numpy() + np.bincount(codes, minlength=size))
+
+
+def _add_counts(rows: pa.Array, old: pa.Array, groups: Groups) -> pa.Array:
+    row_counts = pc.fill_null(rows, 0).to_numpy()
+    if (row_counts == 1).all():
+        return add_row_counts(old, groups.codes, groups.size)
+    counts = fill_nulls(old, 0)
+    np.add.at(counts, groups.codes, row_counts)
     return pa.array(counts)
 
 
-def _combined(combine: np.ufunc, neutral: float, rows: pa.Array, old: pa.Array, groups: Groups) -> pa.Array:
-    codes, values = groups.present(rows)
-    result, known = filled(old, neutral), are_valid(old)
+def _combine(operation: np.ufunc, neutral: float, rows: pa.Array, old: pa.Array, groups: Groups) -> pa.Array:
+    codes, values = groups.drop_nulls(rows)
+    result = fill_nulls(old, neutral)
+    has_value = are_valid(old)
     with np.errstate(all="ignore"):
-        combine.at(result, codes, values.to_numpy(zero_copy_only=False))
-    known[codes] = True
-    return pa.array(result, mask=~known)
+        operation.at(result, codes, values.to_numpy(zero_copy_only=False))
+    has_value[codes] = True
+    return pa.array(result, mask=~has_value)
 
 
-def _added_or_lost(
-    rows: pa.Array, lost_rows: BoolArray, old: pa.Array, lost_before: BoolArray, groups: Groups
+def _add_or_null(
+    rows: pa.Array, row_overflowed: BoolArray, old: pa.Array, overflowed: BoolArray, groups: Groups
 ) -> pa.Array:
-    """Add exactly, from 0; null where the sum does not fit its type, or one that it is made of did not."""
-    sums, lost = add_exactly(old, *groups.present(rows))
-    lost |= lost_before
-    lost[groups.codes[lost_rows]] = True
-    return pc.if_else(pa.array(lost), pa.scalar(None, sums.type), pc.fill_null(sums, _zero(sums.type)))
+    """Add exactly, from 0. A sum is null if it does not fit its type or if one of its parts overflowed before."""
+    sums, is_null = add_exactly(old, *groups.drop_nulls(rows))
+    is_null |= overflowed
+    is_null[groups.codes[row_overflowed]] = True
+    return pc.if_else(pa.array(is_null), pa.scalar(None, sums.type), pc.fill_null(sums, _zero(sums.type)))
 
 
 def _is_exact(type: pa.DataType) -> bool:
@@ -166,13 +174,13 @@ def _zero(type: pa.DataType) -> pa.Scalar:
     return pa.scalar(Decimal(0) if pa.types.is_decimal(type) else 0, type)
 
 
-def _refuse(beyond: BoolArray, type: pa.DataType, groups: Groups) -> None:
-    if not beyond.any():
+def _check_overflow(overflows: BoolArray, type: pa.DataType, groups: Groups) -> None:
+    if not overflows.any():
         return
     raise UserFunctionError(
         f"[ARITHMETIC_OVERFLOW] A sum does not fit {type}",
-        remedy="Use try_sum or try_avg, which answer null then, or cast the column to a decimal. "
-        "With spark.sql.ansi.enabled=false sums of whole numbers wrap.",
-        where=groups.told(int(np.argmax(beyond))),
+        remedy="Use try_sum or try_avg, which return null instead, or cast the column to a decimal. "
+        "With spark.sql.ansi.enabled=false sums of integers wrap.",
+        where=groups.group_text(int(np.argmax(overflows))),
         id="RIFFLE-0182",
     )

@@ -1,6 +1,6 @@
-"""What merges as sketches of Apache DataSketches, which other programs read: HllSketchAgg and HllUnionAgg. Knows which
-bytes stand for a few values. Does not know what was hashed, nor how a count is estimated: the library does, which is
-asked for where a query has such functions.
+"""Aggregate functions with Apache DataSketches that other programs can read: HllSketchAgg and HllUnionAgg.
+
+The library estimates counts and unites sketches. It is imported when a query has such a function.
 """
 
 from collections.abc import Sequence
@@ -19,167 +19,184 @@ from riffle_spark.process.merging.merged_sketches import bit_lengths
 
 __all__ = ["HashSketch", "SketchUnion", "sketches_library"]
 
-_ADDRESS_BITS, _VALUE_MOST = 26, 63
-_IN_LIST, _LEAST_OF_SETS = 7, 8
-"""Of how many coupons a sketch is a list, and from how many register bits on it is a set before it has registers."""
-_REGISTERS, _NO_ORDER = 2, 16
-"""How the bytes of a sketch say that it has registers, and that values came in any order."""
-_NO_SKETCH_BITS = 12
-"""Of the sketch that Spark's union of no sketch is."""
+_ADDRESS_BITS = 26
+_RANK_MAX = 63
+_LIST_MAX = 7
+"""A sketch with at most this number of coupons is a list."""
+_SET_REGISTER_BITS = 8
+"""From this number of register bits on, a sketch is a set of coupons before it has registers."""
+_REGISTERS = 2
+"""The mode bits in a sketch's bytes that mean it has registers."""
+_OUT_OF_ORDER = 16
+"""The flag in a sketch's bytes that values arrived in any order."""
+_EMPTY_UNION_BITS = 12
+"""The register bits of Spark's union of no sketches."""
 
 
 @dataclass(frozen=True, slots=True)
 class HashSketch(MergeFunction):
-    """HllSketchAgg: a sketch of Apache DataSketches a group, as the library has it in bytes; null before its first
-    value. A row's buffer are the two words of its value's hash.
+    """HllSketchAgg: a sketch in the library's bytes; null before the first value.
 
-    A hash becomes a *coupon*: 26 bits that name a register, and above them its rank. A sketch of a few coupons is no
-    more than these, so that a batch's coupons of a group are given to the library as sketches, and not one by one.
+    A row's buffer is the two words of its value's hash. A hash becomes a *coupon*: 26 bits that name a register, and
+    above them its rank. The bytes of a sketch with few coupons are a header and the coupons. So the coupons of a batch
+    are given to the library as sketches, not one by one.
     """
 
     register_bits: int
 
-    def state(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
+    def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
         """Keep the sketch."""
         fits = len(buffers) == 1 and pa.types.is_list(buffers[0]) and buffers[0].value_type == pa.int64()
         return [pa.binary()] if fits else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Put the hashes in."""
-        codes, hashes = groups.present(rows[0])
+        """Add the hashes."""
+        codes, hashes = groups.drop_nulls(rows[0])
         words = hashes.flatten().to_numpy().view(np.uint64).reshape(-1, 2)
-        marks = np.unique((codes.astype(np.uint64) << np.uint64(32)) | _coupons(words))
-        owners, firsts = np.unique((marks >> np.uint64(32)).astype(np.int64), return_index=True)
-        parts = [self._sketches(some) for some in np.split(marks.astype(np.uint32), firsts[1:])] if len(owners) else []
-        sketches = [one for part in parts for one in part]
-        return [_united(old[0], np.repeat(owners, [len(part) for part in parts]), sketches, groups, are_ours=True)]
+        group_coupons = np.unique((codes.astype(np.uint64) << np.uint64(32)) | _coupons(words))
+        owners, firsts = np.unique((group_coupons >> np.uint64(32)).astype(np.int64), return_index=True)
+        parts = np.split(group_coupons.astype(np.uint32), firsts[1:]) if len(owners) else []
+        part_sketches = [self._sketches(coupons) for coupons in parts]
+        sketches = [sketch for group_sketches in part_sketches for sketch in group_sketches]
+        counts = [len(group_sketches) for group_sketches in part_sketches]
+        return [_unite(old[0], np.repeat(owners, counts), sketches, groups, are_own=True)]
 
-    def united(self, kept: Columns, groups: Groups) -> list[pa.Array]:
+    def merge(self, states: Columns, groups: Groups) -> list[pa.Array]:
         """Unite the sketches."""
-        return SketchUnion().united(kept, groups)
+        return SketchUnion().merge(states, groups)
 
     def finish(self, state: Columns) -> list[pa.Array]:
-        """Return the sketches; an empty one where there was no value."""
-        return [pc.fill_null(state[0], _empty(self.register_bits))]
+        """Return the sketches; an empty one if there were no values."""
+        return [pc.fill_null(state[0], _empty_sketch(self.register_bits))]
 
     def _sketches(self, coupons: npt.NDArray[np.uint32]) -> list[bytes]:
-        """Return sketches that have these coupons, as few as can be."""
-        most = 3 * 2**self.register_bits // 32 if self.register_bits >= _LEAST_OF_SETS else _IN_LIST
-        if len(coupons) > most:  # a sketch of so many has registers, which keep the highest rank each
+        """Return the fewest sketches that have these coupons."""
+        size = 3 * 2**self.register_bits // 32 if self.register_bits >= _SET_REGISTER_BITS else _LIST_MAX
+        if len(coupons) > size:  # The union will have registers, which keep the highest rank each.
             register = coupons & np.uint32(2**self.register_bits - 1)
             order = np.lexsort((coupons >> np.uint32(_ADDRESS_BITS), register))
             highest = coupons[order[np.append(np.diff(register[order]) != 0, True)]]
-            coupons = highest if len(highest) > most else coupons
-        return [self._sketch(coupons[start : start + most]) for start in range(0, len(coupons), most)]
+            coupons = highest if len(highest) > size else coupons
+        return [self._sketch(coupons[start : start + size]) for start in range(0, len(coupons), size)]
 
     def _sketch(self, coupons: npt.NDArray[np.uint32]) -> bytes:
-        """Return the compact form of a sketch of HLL_8 with few coupons: a list or a set, with its head of 8 or 12
-        bytes.
-        """
-        count, body = len(coupons), coupons.astype("<u4").tobytes()
-        if count <= _IN_LIST:
+        """Return a compact HLL_8 sketch with few coupons: a list (8 bytes of header) or a set (12 bytes)."""
+        count = len(coupons)
+        body = coupons.astype("<u4").tobytes()
+        if count <= _LIST_MAX:
             return bytes((2, 1, 7, self.register_bits, 3, 8, count, 8)) + body
         return bytes((3, 1, 7, self.register_bits, 0, 8, 0, 9)) + count.to_bytes(4, "little") + body
 
 
 @dataclass(frozen=True, slots=True)
 class SketchUnion(MergeFunction):
-    """HllUnionAgg: of sketches their union, which has the first one's number of registers or, where others
-    ``may_differ``, the least of all; null before the first sketch.
+    """HllUnionAgg: the union of sketches; null before the first one.
+
+    The union has the register bits of the first sketch, or with ``may_differ`` the fewest of all.
     """
 
     may_differ: bool = False
 
-    def state(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
+    def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
         """Keep the union."""
         return list(buffers) if list(buffers) == [pa.binary()] else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Unite the sketches with the union of earlier ones."""
-        codes, sketches = groups.present(rows[0])
+        """Unite the sketches with the old union."""
+        codes, sketches = groups.drop_nulls(rows[0])
         order = np.argsort(codes, kind="stable")
-        told = sketches.take(pa.array(order)).to_pylist()
-        return [_united(old[0], codes[order], told, groups, self.may_differ)]
+        ordered = sketches.take(pa.array(order)).to_pylist()
+        return [_unite(old[0], codes[order], ordered, groups, self.may_differ)]
 
     def finish(self, state: Columns) -> list[pa.Array]:
-        """Return the unions; an empty sketch where there was none."""
-        return [pc.fill_null(state[0], _empty(_NO_SKETCH_BITS))]
+        """Return the unions; an empty sketch if there was none."""
+        return [pc.fill_null(state[0], _empty_sketch(_EMPTY_UNION_BITS))]
 
 
 def sketches_library() -> ModuleType:
-    """Return the library of sketches that Spark's own are compatible with. Raises ``ConfigError`` where it is not."""
+    """Import Apache DataSketches. Raises ``ConfigError`` if it is not installed."""
     try:
         import datasketches
-    except ImportError as missing:
+    except ImportError as error:
         raise ConfigError(
-            "hll_sketch_agg and hll_union_agg need Apache DataSketches, and this Python has no package datasketches",
-            remedy="pip install 'datasketches>=5.0' in the Python of the driver and of every executor; or use "
-            "approx_count_distinct, which needs no library",
+            "hll_sketch_agg and hll_union_agg need the Python package datasketches, which is not installed",
+            remedy="Run pip install 'datasketches>=5.0' in the Python of the driver and of every executor, or use "
+            "approx_count_distinct, which needs no package.",
             id="RIFFLE-0183",
-        ) from missing
-    found: ModuleType = datasketches
-    return found
+        ) from error
+    library: ModuleType = datasketches
+    return library
 
 
-def _empty(register_bits: int) -> bytes:
+def _empty_sketch(register_bits: int) -> bytes:
     return bytes((2, 1, 7, register_bits, 3, 12, 0, 8))
 
 
 def _coupons(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return of each hash the coupon: its first bits, and above them how many zeros lead its second word, and one."""
-    ranks = np.minimum(65 - bit_lengths(words[:, 1]), _VALUE_MOST).astype(np.uint64)
+    """Return the coupon of each hash: bits of its first word, and above them the rank of its second word."""
+    ranks = np.minimum(65 - bit_lengths(words[:, 1]), _RANK_MAX).astype(np.uint64)
     return (ranks << np.uint64(_ADDRESS_BITS)) | (words[:, 0] & np.uint64(2**_ADDRESS_BITS - 1))
 
 
-def _united(
-    old: pa.Array, owners: IndexArray, sketches: Sequence[bytes], groups: Groups, may_differ: bool = False, *,
-    are_ours: bool = False,
-) -> pa.Array:  # fmt: skip
-    """Return the union of what is kept of each group and of the sketches of it, whose ``owners`` ascend. One sketch is
-    its own union where it is ours; any other has to be looked at.
+def _unite(
+    old: pa.Array,
+    owners: IndexArray,
+    sketches: Sequence[bytes],
+    groups: Groups,
+    may_differ: bool = False,
+    *,
+    are_own: bool = False,
+) -> pa.Array:
+    """Return the union of each group's old sketch and its new ones; ``owners`` ascend.
+
+    With ``are_own`` the sketches were made here, so a single one needs no check.
     """
-    library = sketches_library()  # whoever has none is told with the first batch, not once sketches meet
+    library = sketches_library()  # A missing library must fail the first batch, not the first union.
     touched, firsts, counts = np.unique(owners, return_index=True, return_counts=True)
-    known = old.take(pa.array(touched)).to_pylist()
-    made = list[bytes]()
-    for group, before, first, count in zip(touched, known, firsts, counts, strict=True):
-        told = [*([] if before is None else [before]), *sketches[first : first + count]]
-        found = told[0] if are_ours and len(told) == 1 else _union(library, told, groups.told(int(group)), may_differ)
-        made.append(_in_no_order(found) if are_ours else found)
+    old_sketches = old.take(pa.array(touched)).to_pylist()
+    unions = list[bytes]()
+    for group, old_sketch, first, count in zip(touched, old_sketches, firsts, counts, strict=True):
+        parts = [*([] if old_sketch is None else [old_sketch]), *sketches[first : first + count]]
+        if are_own and len(parts) == 1:
+            union = parts[0]
+        else:
+            union = _union(library, parts, groups.group_text(int(group)), may_differ)
+        unions.append(_out_of_order(union) if are_own else union)
     places = np.arange(groups.size, dtype=np.int64)
     places[touched] = np.arange(groups.size, groups.size + len(touched))
-    return pa.concat_arrays([old, pa.array(made, old.type)]).take(pa.array(places))
+    return pa.concat_arrays([old, pa.array(unions, old.type)]).take(pa.array(places))
 
 
-def _in_no_order(sketch: bytes) -> bytes:
-    """Return a sketch that says so where it has registers: it was not told of each value when that came, by which it
-    would estimate.
+def _out_of_order(sketch: bytes) -> bytes:
+    """Set the out-of-order flag of a sketch with registers.
+
+    The library estimates from the order of values, and coupons of a batch are given without their order.
     """
     has_registers = sketch[7] & 3 == _REGISTERS
-    return sketch[:5] + bytes((sketch[5] | _NO_ORDER,)) + sketch[6:] if has_registers else sketch
+    return sketch[:5] + bytes((sketch[5] | _OUT_OF_ORDER,)) + sketch[6:] if has_registers else sketch
 
 
 def _union(library: ModuleType, sketches: Sequence[bytes], where: str, may_differ: bool) -> bytes:
-    """Return the union of sketches as Spark makes it: of HLL_8, with the first one's registers at most."""
+    """Return the union as Spark makes it: HLL_8, with at most the registers of the first sketch."""
     try:
-        read = [library.hll_sketch.deserialize(one) for one in sketches]
+        parsed = [library.hll_sketch.deserialize(sketch) for sketch in sketches]
     except (IndexError, RuntimeError, ValueError) as error:
         raise UserFunctionError(
-            f"[HLL_INVALID_INPUT_SKETCH_BUFFER] what was given to hll_union_agg is no sketch of HLL: {error}",
-            remedy="give it what hll_sketch_agg or hll_union_agg made, or another program with Apache DataSketches",
+            f"[HLL_INVALID_INPUT_SKETCH_BUFFER] An input of hll_union_agg is not an HLL sketch: {error}",
+            remedy="Pass sketches from hll_sketch_agg, hll_union_agg or another program with Apache DataSketches.",
             where=where,
             id="RIFFLE-0184",
         ) from error
-    bits = read[0].lg_config_k
-    other = next((one.lg_config_k for one in read if one.lg_config_k != bits), bits)
-    if other != bits and not may_differ:
+    bits = parsed[0].lg_config_k
+    other_bits = next((sketch.lg_config_k for sketch in parsed if sketch.lg_config_k != bits), bits)
+    if other_bits != bits and not may_differ:
         raise UserFunctionError(
-            f"[HLL_UNION_DIFFERENT_LG_K] sketches have different lgConfigK values: {bits} and {other}",
-            remedy="make them alike, or say hll_union_agg(column, true): the union then has the least of them",
+            f"[HLL_UNION_DIFFERENT_LG_K] Sketches have different lgConfigK values: {bits} and {other_bits}",
+            remedy="Use hll_union_agg(column, true), which takes the smallest of them.",
             where=where,
             id="RIFFLE-0185",
         )
     union = library.hll_union(bits)
-    for one in read:
-        union.update(one)
+    for sketch in parsed:
+        union.update(sketch)
     return bytes(union.get_result(library.tgt_hll_type.HLL_8).serialize_compact())

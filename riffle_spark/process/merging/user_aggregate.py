@@ -1,6 +1,4 @@
-"""Aggregate functions of users' own: what one declares and does, and how it merges as Spark's do; one that everybody
-may have. Knows Arrow shapes. Does not know Spark.
-"""
+"""Aggregate functions of users: their interface, how their states merge, and ``TopRows``, the function of ``top_k``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +11,10 @@ from riffle_spark.columns import one_array
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.blocks.block import IndexArray
 from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction, are_valid
-from riffle_spark.process.merging.merged_lists import lists_of, owned
+from riffle_spark.process.merging.merged_lists import build_lists, flatten_lists
 from riffle_spark.process.merging.merged_picks import ranks
 from riffle_spark.process.types import spark_schemas
-from riffle_spark.process.types.conform import called, conform
+from riffle_spark.process.types.conform import call_user_function, conform
 from riffle_spark.state.formats.arrow_casts import cast_column
 
 __all__ = ["MergedByUser", "TopRows", "UserAggregate"]
@@ -24,39 +22,67 @@ __all__ = ["MergedByUser", "TopRows", "UserAggregate"]
 
 @runtime_checkable
 class UserAggregate(Protocol):
-    """An aggregate function of a user's own, over Arrow: each call has the rows of many groups. Give it to
-    ``riffle_spark.user_aggregate``, and what that returns to ``groupBy(...).agg(...)`` of a wrapped frame. All that it
-    does has to be the same each time, since a batch may run again. It is pickled with the query.
+    """An aggregate function of your own, over Arrow tables.
+
+    Pass an object with these members to ``riffle_spark.user_aggregate``, and the function that it returns to
+    ``groupBy(...).agg(...)`` of a wrapped DataFrame. Each call has the rows of many groups. All methods must be
+    deterministic, because a batch may run again. The object is pickled with the query.
+
+    Example::
+
+        class SumOfSquares:
+            rows = "value double"
+            state = "total double"
+            result = "double"
+
+            def init(self):
+                return {"total": 0.0}
+
+            def update(self, state, rows, groups):
+                squares = pa.table({"total": rows["value"].to_numpy() ** 2})
+                return self.merge(state, squares, groups)
+
+            def merge(self, state, others, groups):
+                added = np.bincount(groups, others["total"].to_numpy(), len(state))
+                return pa.table({"total": state["total"].to_numpy() + added})
+
+            def finish(self, state):
+                return state["total"]
+
+        sum_of_squares = riffle_spark.user_aggregate(SumOfSquares())
     """
 
     @property
     def rows(self) -> str:
-        """What it is given of each row, in DDL: a column for each of its arguments."""
+        """The arguments of the function in DDL, one column each."""
         ...
 
     @property
     def state(self) -> str:
-        """What is kept of a group, in DDL."""
+        """The columns of a group's state in DDL."""
         ...
 
     @property
     def result(self) -> str:
-        """The type of what it answers, in DDL."""
+        """The type of the result in DDL."""
         ...
 
     def init(self) -> Mapping[str, object]:
-        """Return the state of a group without rows: a value for each column."""
+        """Return the state of a group without rows: a value for each state column."""
         ...
 
     def update(self, state: pa.Table, rows: pa.Table, groups: IndexArray) -> pa.Table:
-        """Return the state of all groups once these rows are in it. ``state`` has one row a group; ``groups`` says for
-        each of the rows to which row of the state it belongs. What is returned has the state's columns and order.
+        """Return the state of all groups after these rows.
+
+        ``state`` has one row per group. ``groups`` holds, per row of ``rows``, the index of its group's row in
+        ``state``. Return a table with the columns of ``state`` and the same order of groups.
         """
         ...
 
     def merge(self, state: pa.Table, others: pa.Table, groups: IndexArray) -> pa.Table:
-        """Return the state of all groups once other states are in it, as sessions that become one have it; ``groups``
-        says for each of the others to which row of ``state`` it belongs.
+        """Return the state of all groups after these other states, for example when two sessions become one.
+
+        ``groups`` holds, per row of ``others``, the index of its group's row in ``state``.
         """
         ...
 
@@ -67,152 +93,157 @@ class UserAggregate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MergedByUser(MergeFunction):
-    """A user's function: a row's buffer is a struct of its arguments, and what is kept of a group one of its state."""
+    """A user's function. A row's buffer is a struct of its arguments, and a group's state a struct of the columns."""
 
-    told: UserAggregate
+    function: UserAggregate
 
-    def state(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the declared state, where the arguments can become the declared rows."""
-        declared = self._schema(self.told.rows).types
-        given = [field.type for field in buffers[0]] if pa.types.is_struct(buffers[0]) else []
-        if len(given) != len(declared) or not all(map(_can_become, given, declared)):
+    def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
+        """Keep the declared state, if the arguments can be cast to the declared rows."""
+        declared = self._schema(self.function.rows).types
+        arguments = [field.type for field in buffers[0]] if pa.types.is_struct(buffers[0]) else []
+        if len(arguments) != len(declared) or not all(map(_can_cast, arguments, declared)):
             return ()
-        return [pa.struct(list(self._schema(self.told.state)))]
+        return [pa.struct(list(self._schema(self.function.state)))]
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Let the function take the rows in."""
-        known = self._known(old[0])
-        table = self._given(rows[0].flatten()) if len(rows[0]) else None
-        return [self._kept(known if table is None else self._called("update", known, table, groups.codes), groups)]
+        """Call ``update`` with the rows."""
+        state: object = self._state_or_initial(old[0])
+        if len(rows[0]):
+            state = self._call("update", state, self._arguments(rows[0].flatten()), groups.codes)
+        return [self._as_structs(state, groups)]
 
-    def united(self, kept: Columns, groups: Groups) -> list[pa.Array]:
-        """Let the function merge what it made."""
-        known = are_valid(kept[0])
-        others = pa.Table.from_struct_array(kept[0].filter(pa.array(known)))
-        nothing = self._known(pa.nulls(groups.size, kept[0].type))
-        return [self._kept(self._called("merge", nothing, others, groups.codes[known]), groups)]
+    def merge(self, states: Columns, groups: Groups) -> list[pa.Array]:
+        """Call ``merge`` with the states."""
+        has_state = are_valid(states[0])
+        others = pa.Table.from_struct_array(states[0].filter(pa.array(has_state)))
+        initial = self._state_or_initial(pa.nulls(groups.size, states[0].type))
+        return [self._as_structs(self._call("merge", initial, others, groups.codes[has_state]), groups)]
 
     def finish(self, state: Columns) -> list[pa.Array]:
-        """Return what the function answers."""
-        wanted = pa.schema([(spark_schemas.BARE, spark_schemas.type_of_ddl(self.told.result))])
+        """Call ``finish``."""
+        schema = pa.schema([(spark_schemas.BARE, spark_schemas.type_of_ddl(self.function.result))])
         if not len(state[0]):
-            return [pa.nulls(0, wanted.types[0])]
-        returned = self._called("finish", self._known(state[0]))
-        told = pa.table([returned], wanted.names) if isinstance(returned, pa.Array | pa.ChunkedArray) else returned
-        table = conform(told, wanted, self._what("result of finish()"), self._name)
-        self._check_rows(table, len(state[0]), "finish")
+            return [pa.nulls(0, schema.types[0])]
+        result = self._call("finish", self._state_or_initial(state[0]))
+        if isinstance(result, pa.Array | pa.ChunkedArray):
+            result = pa.table([result], schema.names)
+        table = conform(result, schema, f"result of finish() of {self._name}", self._name)
+        self._check_row_count(table, len(state[0]), "finish")
         return [one_array(table.column(0))]
 
     def whole(self, columns: Sequence[pa.Array]) -> object:
         """Return the result of one group that has all of these rows."""
-        nothing = pa.nulls(1, pa.struct(list(self._schema(self.told.state))))
-        given = pa.StructArray.from_arrays(columns, list(map(str, range(len(columns)))))
-        state = self.fold([given], [nothing], Groups(np.zeros(len(given), dtype=np.int64), 1))
+        null = pa.nulls(1, pa.struct(list(self._schema(self.function.state))))
+        arguments = pa.StructArray.from_arrays(columns, list(map(str, range(len(columns)))))
+        state = self.fold([arguments], [null], Groups(np.zeros(len(arguments), dtype=np.int64), 1))
         return self.finish(state)[0][0].as_py()
 
     @property
     def _name(self) -> str:
-        return type(self.told).__name__
-
-    def _what(self, what: str) -> str:
-        return f"{what} of {self._name}"
+        return type(self.function).__name__
 
     @staticmethod
-    def _schema(text: str) -> pa.Schema:
-        return spark_schemas.schema_of_ddl(text)
+    def _schema(ddl: str) -> pa.Schema:
+        return spark_schemas.schema_of_ddl(ddl)
 
-    def _given(self, columns: Sequence[pa.Array]) -> pa.Table:
-        """Return arguments as the rows that are declared."""
-        schema = self._schema(self.told.rows)
+    def _arguments(self, columns: Sequence[pa.Array]) -> pa.Table:
+        """Return arguments cast to the declared rows."""
+        schema = self._schema(self.function.rows)
         try:
-            told = [cast_column(column, field.type) for column, field in zip(columns, schema, strict=True)]
+            arrays = [cast_column(column, field.type) for column, field in zip(columns, schema, strict=True)]
         except pa.ArrowInvalid as error:
             raise UserFunctionError(
-                f"An argument of {self._name} cannot become what its rows are declared to be: {error}",
-                remedy=f"Cast it where {self._name} is called, or declare other rows than {self.told.rows!r}.",
+                f"An argument of {self._name} cannot be cast to its declared type: {error}",
+                remedy=f"Cast it in the query, or change the declared rows {self.function.rows!r}.",
                 where=self._name,
                 id="RIFFLE-0186",
             ) from error
-        return pa.table(told, schema=schema)
+        return pa.table(arrays, schema=schema)
 
-    def _known(self, old: pa.Array) -> pa.Table:
-        """Return the state of groups, those of which nothing is known as they begin."""
+    def _state_or_initial(self, state: pa.Array) -> pa.Table:
+        """Return the state of groups, with the initial state for null."""
         try:
-            first = pa.array([self._called("init")], old.type)
+            initial = pa.array([self._call("init")], state.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise self._misshapen("init", f"what is not the declared state: {error}") from error
-        places = np.where(are_valid(old), np.arange(1, len(old) + 1), 0)
-        return pa.Table.from_struct_array(pa.concat_arrays([first, old]).take(pa.array(places)))
+            raise UserFunctionError(
+                f"{self._name}.init returned a state that does not match {self.function.state!r}: {error}",
+                remedy="Return a value for each declared state column.",
+                where=self._name,
+                id="RIFFLE-0700",
+            ) from error
+        places = np.where(are_valid(state), np.arange(1, len(state) + 1), 0)
+        return pa.Table.from_struct_array(pa.concat_arrays([initial, state]).take(pa.array(places)))
 
-    def _kept(self, returned: object, groups: Groups) -> pa.Array:
-        schema = self._schema(self.told.state)
-        table = conform(returned, schema, self._what("state"), self._name)
-        self._check_rows(table, groups.size, "update or merge")
+    def _as_structs(self, state: object, groups: Groups) -> pa.Array:
+        schema = self._schema(self.function.state)
+        table = conform(state, schema, f"state of {self._name}", self._name)
+        self._check_row_count(table, groups.size, "update or merge")
         return pa.StructArray.from_arrays([one_array(column) for column in table.columns], fields=list(schema))
 
-    def _called(self, method: str, *arguments: object) -> object:
-        return called(getattr(self.told, method), arguments, self._name)
+    def _call(self, method: str, *arguments: object) -> object:
+        return call_user_function(getattr(self.function, method), arguments, self._name)
 
-    def _check_rows(self, table: pa.Table, wanted: int, method: str) -> None:
-        if table.num_rows != wanted:
-            raise self._misshapen(method, f"{table.num_rows} rows for {wanted} groups")
-
-    def _misshapen(self, method: str, what: str) -> UserFunctionError:
-        remedy = "Return one row a group, in the order of the state that the method was given."
-        return UserFunctionError(
-            f"{self._name}.{method} returned {what}", remedy=remedy, where=self._name, id="RIFFLE-0187"
-        )
+    def _check_row_count(self, table: pa.Table, group_count: int, method: str) -> None:
+        if table.num_rows != group_count:
+            raise UserFunctionError(
+                f"{self._name}.{method} returned {table.num_rows} rows for {group_count} groups",
+                remedy="Return one row per group, in the order of the given state.",
+                where=self._name,
+                id="RIFFLE-0187",
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class TopRows:
-    """A ``UserAggregate``: the greatest rows of each group, as structs, by their first column, then the next; a null is
-    less than all else.
+    """A ``UserAggregate`` that keeps the greatest rows of each group as structs.
+
+    Rows are ordered by their first column, then the next. Nulls are smallest.
     """
 
-    most: int
+    count: int
     rows: str
 
     @property
     def state(self) -> str:
-        """The rows, the greatest first."""
+        """The rows, greatest first."""
         return f"top {self.result}"
 
     @property
     def result(self) -> str:
-        """The rows as a list."""
+        """A list of the rows."""
         return f"array<struct<{self.rows}>>"
 
     def init(self) -> Mapping[str, object]:
-        """Begin without any."""
+        """Return the state without rows."""
         return {"top": []}
 
     def update(self, state: pa.Table, rows: pa.Table, groups: IndexArray) -> pa.Table:
-        """Keep those of the rows that are great enough."""
-        return self._of(state, one_array(pa.chunked_array(rows.to_struct_array())), groups)
+        """Keep the greatest of the old rows and these."""
+        return self._greatest(state, one_array(pa.chunked_array(rows.to_struct_array())), groups)
 
     def merge(self, state: pa.Table, others: pa.Table, groups: IndexArray) -> pa.Table:
-        """Keep those of the others' rows that are great enough."""
-        owners, rows = owned(one_array(others["top"]))
-        return self._of(state, rows, groups[owners])
+        """Keep the greatest of the rows of all states."""
+        owners, rows = flatten_lists(one_array(others["top"]))
+        return self._greatest(state, rows, groups[owners])
 
     def finish(self, state: pa.Table) -> pa.Array:
-        """Return them."""
+        """Return the rows."""
         return one_array(state["top"])
 
-    def _of(self, state: pa.Table, rows: pa.Array, groups: IndexArray) -> pa.Table:
-        owners, kept = owned(one_array(state["top"]))
-        owners, rows = np.concatenate([owners, groups]), pa.concat_arrays([kept, cast_column(rows, kept.type)])
+    def _greatest(self, state: pa.Table, rows: pa.Array, groups: IndexArray) -> pa.Table:
+        old_owners, old_rows = flatten_lists(one_array(state["top"]))
+        owners = np.concatenate([old_owners, groups])
+        rows = pa.concat_arrays([old_rows, cast_column(rows, old_rows.type)])
         order = np.lexsort((-ranks(rows), owners))
         place = np.arange(len(order)) - np.searchsorted(owners[order], owners[order])
-        best = order[place < self.most]
-        lists = lists_of(owners[best], rows.take(pa.array(best)), Groups(owners, len(state)), self.most)
+        greatest = order[place < self.count]
+        lists = build_lists(owners[greatest], rows.take(pa.array(greatest)), Groups(owners, len(state)), self.count)
         return pa.table({"top": lists})
 
 
-def _can_become(given: pa.DataType, declared: pa.DataType) -> bool:
+def _can_cast(type: pa.DataType, declared: pa.DataType) -> bool:
     try:
-        cast_column(pa.nulls(0, given), declared)
+        cast_column(pa.nulls(0, type), declared)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False
     return True

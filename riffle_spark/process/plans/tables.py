@@ -214,7 +214,10 @@ class TableRows:
 
     def meanings(self, spec: TableSpec) -> dict[str, str]:
         """Return what is kept, and in what order."""
-        return {_ORDER: f"the last by {', '.join(spec.by)}", **{name: f"table {name}" for name in spec.kept.names}}
+        return {
+            _ORDER: f"the last by {', '.join(spec.order_by)}",
+            **{name: f"table {name}" for name in spec.table_columns.names},
+        }
 
     def results(self, output: Sequence[Column]) -> tuple[list[tuple[Column, Value]], Value | None]:
         """Return the columns of the join's output, of what slots answer, and the condition that its rows pass."""
@@ -250,10 +253,10 @@ class TableRows:
 
 
 def _check_order(spec: TableSpec) -> None:
-    for name in spec.by:
-        if not is_ordered(spec.kept.field(name).type):
+    for name in spec.order_by:
+        if not is_ordered(spec.table_columns.field(name).type):
             raise ConfigError(
-                f"by = {name!r} is {spec.kept.field(name).type}, of which none is greater than another",
+                f"by = {name!r} is {spec.table_columns.field(name).type}, of which none is greater than another",
                 remedy="name columns of numbers, times or texts that grow with each change",
                 where="riffle_spark.latest",
                 id="RIFFLE-0191",

@@ -1,7 +1,8 @@
-"""What a join of a stream with a table computes on a slot: the table has the last row of each key, and each row of the
-stream is answered in its own batch with what the table has for it then. Knows specs. Does not know Spark's plans.
+"""The join of a stream with a table on a slot.
 
-Changes of a batch count before its other rows, in whatever order they came: a batch that runs again answers the same.
+The table keeps the last row per key. Each row of the stream is joined in its own batch with the row that the table then
+has. The changes of a batch apply before its other rows, in whatever order they arrive. So a batch that runs again has
+the same result.
 """
 
 from collections.abc import Sequence
@@ -13,19 +14,23 @@ import pyarrow as pa
 
 from riffle_spark.columns import one_array
 from riffle_spark.process.blocks.block import Batch, BoolArray, Declared, IndexArray, Update
-from riffle_spark.process.blocks.folding import hold
+from riffle_spark.process.blocks.folding import true_mask
 from riffle_spark.process.merging.merged_picks import is_ordered, ranks
 from riffle_spark.process.types.stage_specs import TableSpec
 from riffle_spark.state.formats.arrow_casts import cast_table
 
 __all__ = ["TableRows"]
 
+_NO_MATCH = -1
+_NOT_A_STREAM_ROW = -2
+
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """A ``BlockComputation`` of such a join. Of a key's rows the last one is kept, in the order of what ``by`` names;
-    of two that are alike there that of the later batch, and in one batch the one that is greater in its other columns.
-    Output modes make no difference.
+    """A ``BlockComputation`` of such a join.
+
+    The last row of a key is the greatest by the ``order_by`` columns. Of equal rows a later batch wins, and within a
+    batch the row that is greater in its other columns. Output modes make no difference.
     """
 
     spec: TableSpec
@@ -34,45 +39,49 @@ class TableRows:
         """Declare the table's columns as state."""
         spec = self.spec
         assert key.names == spec.keys.names, f"the key is {spec.keys.names}, not {key.names}"
-        needed = (spec.is_change, *spec.told.names, *spec.kept.names)
+        needed = (spec.is_change, *spec.stream_columns.names, *spec.table_columns.names)
         assert set(needed) <= set(rows.names), f"of {needed} the rows have {rows.names}"
-        kept = pa.schema([field.with_nullable(True) for field in spec.kept])
-        return Declared(kept, spec.answer, needed, per_key_group=False)
+        state = pa.schema([field.with_nullable(True) for field in spec.table_columns])
+        return Declared(state, spec.output, needed, per_key_group=False)
 
     def __call__(self, batch: Batch) -> Update:
-        """Let the changes in, and answer all other rows."""
-        is_change = hold(one_array(batch.rows.column(self.spec.is_change)))
-        changes = batch.rows.filter(pa.array(is_change)).select(self.spec.kept.names)
-        stored = np.flatnonzero(batch.found)
+        """Apply the changes, then join the rows of the stream."""
+        is_change = true_mask(one_array(batch.rows.column(self.spec.is_change)))
+        changes = batch.rows.filter(pa.array(is_change)).select(self.spec.table_columns.names)
+        stored = np.flatnonzero(batch.has_state)
         table = pa.concat_tables([batch.state.take(pa.array(stored)), cast_table(changes, batch.state.schema)])
-        table, owners = table.combine_chunks(), np.concatenate([stored, batch.codes[is_change]])
-        order, places = self._order(table, len(stored)), np.full(batch.keys.num_rows, -1)
-        places[owners[order]] = order  # the last one of a key stays
+        table = table.combine_chunks()
+        owners = np.concatenate([stored, batch.codes[is_change]])
+        order = self._order(table, len(stored))
+        places = np.full(batch.keys.num_rows, _NO_MATCH)
+        places[owners[order]] = order  # The last assignment to a key wins.
         changed = np.flatnonzero(places >= len(stored))
-        answers = self._answers(batch.rows, np.where(is_change, -2, places[batch.codes]), table)
-        return Update(answers, changed, table.take(pa.array(places[changed])), deleted=changed[:0])
+        output = self._join(batch.rows, np.where(is_change, _NOT_A_STREAM_ROW, places[batch.codes]), table)
+        return Update(output, changed, table.take(pa.array(places[changed])), deleted=changed[:0])
 
-    def _order(self, table: pa.Table, stored: int) -> IndexArray:
-        """Return the places of rows in their order; the first ones, so many as are stored, are of earlier batches."""
-        places, spec = np.arange(table.num_rows), self.spec
-        if table.num_rows == stored:
+    def _order(self, table: pa.Table, stored_count: int) -> IndexArray:
+        """Return the places of rows from the smallest to the greatest. The first ``stored_count`` rows are stored."""
+        places = np.arange(table.num_rows)
+        if table.num_rows == stored_count:
             return places
-        others = [field.name for field in spec.kept if field.name not in spec.by and is_ordered(field.type)]
-        return np.lexsort((_ranks(table, others), places >= stored, _ranks(table, spec.by)))
+        order_by = self.spec.order_by
+        others = [field.name for field in table.schema if field.name not in order_by and is_ordered(field.type)]
+        return np.lexsort((_ranks(table, others), places >= stored_count, _ranks(table, order_by)))
 
-    def _answers(self, rows: pa.Table, places: IndexArray, table: pa.Table) -> pa.Table:
-        """Return rows with those of the table at these places; -1 is nowhere, and less is no row of the stream."""
+    def _join(self, rows: pa.Table, places: IndexArray, table: pa.Table) -> pa.Table:
+        """Return rows of the stream, joined with the rows at these places of the table."""
         spec = self.spec
-        is_told: BoolArray = places >= (-1 if spec.alone else 0)
-        rows, places = rows.filter(pa.array(is_told)), places[is_told]
-        found = places >= 0
-        own = rows.select([*spec.keys.names, *spec.told.names]).columns
-        columns = [*own, *table.take(pa.array(places, mask=~found)).columns, pa.array(found)]
-        return pa.table(columns, schema=spec.answer)
+        is_emitted: BoolArray = places >= (_NO_MATCH if spec.keeps_unmatched else 0)
+        rows = rows.filter(pa.array(is_emitted))
+        places = places[is_emitted]
+        matches = places >= 0
+        stream_columns = rows.select([*spec.keys.names, *spec.stream_columns.names]).columns
+        table_columns = table.take(pa.array(places, mask=~matches)).columns
+        return pa.table([*stream_columns, *table_columns, pa.array(matches)], schema=spec.output)
 
 
 def _ranks(table: pa.Table, names: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Return numbers that are ordered as Spark orders rows by these columns; a null is less than all else."""
+    """Return integers with the order of rows by these columns in Spark, nulls first."""
     if not names:
         return np.zeros(table.num_rows, np.int64)
     return ranks(pa.StructArray.from_arrays([one_array(table.column(name)) for name in names], list(names)))

@@ -1,6 +1,4 @@
-"""What the stages of a query are to do, as Spark's plans said it: names, Arrow types and plain words alone, so that a
-slot needs no Spark to do it. Knows no plan, and no way to compute any of it.
-"""
+"""Specifications of a query's stateful stages: names, Arrow types and plain values that a slot reads without Spark."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -20,10 +18,10 @@ __all__ = [
     "Literal",
     "TableSpec",
     "TimeSpec",
-    "bare_name",
     "free_name",
-    "kind_of",
+    "stage_kind",
     "store_name",
+    "unnumbered_name",
 ]
 
 Literal = bool | int | float
@@ -36,10 +34,10 @@ _REFUSED = re.compile(r"[^a-z0-9._-]+|\.\.+")
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A column in which a function keeps what it has seen: one row, as it comes, or all rows of a key.
+    """One column of an aggregate function's buffer, of a single row or of all rows of a key.
 
-    ``literal`` is what it is for every row that comes, if that is always the same: such rows do not bring the column.
-    ``meaning`` is the function in SQL and Spark's name of the buffer: what has another meaning is another column.
+    ``literal`` is set if each row's buffer has this value. Rows do not carry such a column. ``meaning`` is the function
+    in SQL and Spark's name of the buffer. Columns with different meanings are never taken for each other.
     """
 
     name: str
@@ -50,38 +48,41 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class FunctionSpec:
-    """One aggregate function: Spark's name of its class, its buffers in Spark's order, and what else it was told.
+    """One aggregate function.
 
-    ``given`` is the column of the function's argument, or of its hash, where that is sent instead of one-row buffers:
-    then ``buffers`` is one column, of the function's result or of all that Spark evaluates. ``facts`` are what its
-    class says beside, by Spark's names: ``evalMode``, ``ignoreNulls``, ``delimiter``, ``relativeSD``. ``distinct`` says
-    what is in the first column of elements (``AggregateSpec``) of its rows, if it is over values that are each to count
-    once. ``own`` is a user's (``UserAggregate``), whose argument is a struct of what it is called with.
+    ``function`` is the name of Spark's class, and ``buffers`` are in Spark's order. If rows carry the function's
+    ``argument`` (or its hash) in place of one-row buffers, ``buffers`` has one column: the function's result, or the
+    struct that Spark evaluates. ``options`` are constructor arguments by Spark's names: ``evalMode``, ``ignoreNulls``,
+    ``delimiter``, ``relativeSD``. ``distinct`` is set if the function counts each value once. It is the value of the
+    first element column (see ``AggregateSpec``) in the rows for this function. ``user_function`` is a
+    ``UserAggregate``, and its argument is a struct of its columns.
     """
 
     function: str
     buffers: tuple[Buffer, ...]
-    given: Buffer | None = None
-    facts: tuple[tuple[str, str], ...] = ()
+    argument: Buffer | None = None
+    options: tuple[tuple[str, str], ...] = ()
     distinct: str | None = None
-    own: object | None = None
+    user_function: object | None = None
 
     @property
-    def taken(self) -> tuple[Buffer, ...]:
-        """What it takes of each row, and so what is kept of a key."""
-        return self.buffers if self.given is None else (self.given,)
+    def inputs(self) -> tuple[Buffer, ...]:
+        """The columns that are merged into the state of a key."""
+        return self.buffers if self.argument is None else (self.argument,)
 
     @property
-    def sent(self) -> tuple[Buffer, ...]:
-        """What a row brings, each a column."""
-        return tuple(buffer for buffer in self.taken if buffer.literal is None)
+    def row_buffers(self) -> tuple[Buffer, ...]:
+        """The inputs that rows carry: those that are not literals."""
+        return tuple(buffer for buffer in self.inputs if buffer.literal is None)
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSpec:
-    """How a stage's keys go by event time: ``column`` of the key is compared with the watermark, ``delay_ms`` behind
-    the newest row. ``start`` is the other end of a window, whose ``kind`` is ``time`` or ``session``; else it is none.
-    Without a delay there is no watermark, and no session ever leaves.
+    """The event time by which a stage's keys expire.
+
+    Key column ``column`` is compared with the watermark, which is ``delay_ms`` behind the newest row. Without a delay
+    there is no watermark, and sessions never end. For windows ``kind`` is ``time`` or ``session``, and ``start`` is the
+    column with the window's start.
     """
 
     column: str
@@ -92,11 +93,14 @@ class TimeSpec:
 
 @dataclass(frozen=True, slots=True)
 class AggregateSpec:
-    """An aggregate of one store, by its key columns and its functions. ``time`` is ``None`` where keys never leave.
-    ``keyless``: it groups by nothing, and has one key column, of whole numbers, that is 0 in all rows.
+    """An aggregate of one store.
 
-    ``elements`` are columns that stored keys have beside, where functions are over distinct values: for which function
-    a value counts, and the value. A row comes once for its group, with nulls there, and once for each such function.
+    Keys never expire without ``time``. With ``keyless`` the query has no grouping columns: its one key column is an
+    integer that is 0 in all rows.
+
+    ``elements`` is set if functions count distinct values: a column with the function and a column with the value,
+    both part of the stored key. A row is sent once for its group, with nulls in these columns, and once for each such
+    function.
     """
 
     store: str
@@ -108,88 +112,90 @@ class AggregateSpec:
 
     @property
     def rows(self) -> pa.Schema:
-        """The columns of the rows that come."""
-        sent = _fields(buffer for function in self.functions for buffer in function.sent)
-        return pa.schema([*self.keys, *self.elements, *sent])
+        """The columns of input rows."""
+        row_buffers = _fields(buffer for function in self.functions for buffer in function.row_buffers)
+        return pa.schema([*self.keys, *self.elements, *row_buffers])
 
     @property
-    def stored(self) -> pa.Schema:
-        """The columns of the key that state is kept by."""
-        return pa.schema([*self.routed, *self.elements])
+    def stored_key(self) -> pa.Schema:
+        """The columns of the key in the store."""
+        return pa.schema([*self.routing_key, *self.elements])
 
     @property
-    def routed(self) -> pa.Schema:
-        """The columns of the key that rows are routed by: sessions grow, so these are not."""
+    def routing_key(self) -> pa.Schema:
+        """The columns by which rows are routed. Both ends of a session are left out, because sessions grow."""
         ends = (self.time.start, self.time.column) if self.time and self.time.kind == "session" else ()
         return pa.schema([field for field in self.keys if field.name not in ends])
 
     @property
     def results(self) -> pa.Schema:
-        """The columns of merged buffers, or of the values that stand for them."""
+        """The columns of merged buffers, or of the results in their place."""
         return pa.schema(_fields(buffer for function in self.functions for buffer in function.buffers))
 
     @property
-    def answer(self) -> pa.Schema:
-        """The columns of what Spark evaluates: keys and results."""
+    def output(self) -> pa.Schema:
+        """The columns that Spark evaluates: keys and results."""
         return pa.schema([*self.keys, *self.results])
 
 
 @dataclass(frozen=True, slots=True)
 class DistinctSpec:
-    """Rows of which the first of each key passes. ``told`` are the columns of rows that pass, those of keys first.
+    """De-duplication: the first row of each key passes.
 
-    ``time`` says by which column rows are late, be it among those or one beside them; ``None``: they never are. ``due``
-    names the column by which keys leave: one of theirs, or else one that the state has of them, the first row's time
-    and the delay; ``None``: they never leave.
+    ``output`` are the columns of rows that pass, keys first. ``time`` is the column by which rows are late; without it
+    rows are never late. ``due`` is the column by which keys expire: a key column, or a state column with the time of
+    the first row plus the delay. Without it keys never expire.
     """
 
     store: str
     keys: pa.Schema
-    told: pa.Schema
+    output: pa.Schema
     time: TimeSpec | None
     due: str | None
 
     @property
-    def is_kept_for_a_while(self) -> bool:
-        """Whether keys are kept until the first row's time is over, and not by what they are."""
+    def stores_due(self) -> bool:
+        """Whether ``due`` is a state column."""
         return self.due is not None and self.due not in self.keys.names
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsSpec:
-    """A stage in which a user's own function gets the rows of each key. ``shown`` are the columns that it sees, by
-    their names and by those that they have in ``rows``; ``event_time`` is the column there that is compared with the
-    watermark, where the query has one.
+    """A stage that calls a user function with the rows of each key.
+
+    ``visible_columns`` are pairs (name in the function, name in ``rows``). ``event_time`` is the column of ``rows``
+    that is compared with the watermark, if the query has one.
     """
 
     store: str
     keys: pa.Schema
     rows: pa.Schema
-    shown: tuple[tuple[str, str], ...]
+    visible_columns: tuple[tuple[str, str], ...]
     output: pa.Schema
     event_time: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JoinSide:
-    """One of the two inputs of a join. ``told`` are its columns in pairs; those of them that are the key's have its
-    columns in ``of_key``. ``kept`` is what its rows are kept with: the others, and what is compared. ``passes`` is the
-    column that says which rows may have a partner; without one all may.
+    """One input of a stream-stream join.
 
-    A row leaves once the watermark has reached the time in column ``due``, moved by ``later_ms``; ``None``: never.
+    ``output`` are its columns in joined rows. ``key_backed`` maps those that have the value of a key column to that
+    column. ``buffered`` are the columns of its stored rows: the other output columns, and those that are compared.
+    Rows for which the boolean column ``filter_column`` is not true match nothing. Rows leave the buffer when the
+    watermark reaches column ``due`` plus ``eviction_delay_ms``. Without ``due`` they stay forever.
     """
 
-    told: pa.Schema
-    kept: pa.Schema
-    passes: str | None = None
+    output: pa.Schema
+    buffered: pa.Schema
+    filter_column: str | None = None
     due: str | None = None
-    later_ms: int = 0
-    of_key: tuple[tuple[str, str], ...] = ()
+    eviction_delay_ms: int = 0
+    key_backed: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What has to hold between a column of a left row and one of a right row, in Arrow's words: ``less_equal``."""
+    """A condition between a column of the left row and one of the right row, as an Arrow function (``less_equal``)."""
 
     left: str
     function: str
@@ -198,11 +204,12 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class JoinSpec:
-    """A join of two streams whose rows come together, those of the left side told by column ``is_left``. What a side
-    does not have is null in the other's rows. Rows without a partner are answered for the sides of ``outer``, and
-    with ``semi`` left rows alone, once they have one. ``late`` is the column by which rows of both sides are late.
+    """A join of two streams.
 
-    Two keys are the same where both are null: who wants no such pairs leaves such rows out.
+    Rows of both sides arrive in one table. Column ``is_left`` is true for the left side, and columns of the other side
+    are null. ``outer`` names the sides whose unmatched rows are emitted. With ``semi`` each left row is emitted once,
+    when it first matches. ``event_time`` is the column by which rows of both sides are late. Null keys are equal, so
+    the caller leaves out rows that must not match.
     """
 
     store: str
@@ -210,77 +217,80 @@ class JoinSpec:
     is_left: str
     left: JoinSide
     right: JoinSide
-    compared: tuple[Comparison, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
     outer: tuple[str, ...] = ()
     semi: bool = False
-    late: str | None = None
+    event_time: str | None = None
 
     @property
-    def answer(self) -> pa.Schema:
-        """The columns of what is answered: those of the left side, and where pairs are asked for of the right one."""
+    def output(self) -> pa.Schema:
+        """The columns of joined rows; those of the left side with ``semi``."""
         sides = (self.left,) if self.semi else (self.left, self.right)
-        return pa.schema([field.with_nullable(True) for side in sides for field in side.told])
+        return pa.schema([field.with_nullable(True) for side in sides for field in side.output])
 
     @property
-    def times(self) -> tuple[str, ...]:
-        """The columns of rows that say when they leave."""
+    def due_columns(self) -> tuple[str, ...]:
+        """The columns of input rows by which rows leave the buffers."""
         return tuple(dict.fromkeys(side.due for side in (self.left, self.right) if side.due is not None))
 
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """A table, and a stream that is joined with it; their rows come together, those that change the table are told by
-    column ``is_change``. ``told`` are the columns of the stream's rows and ``kept`` those of the table's, beside their
-    key; what a row does not have is null. ``by`` names the columns of these, or of the key, that say which row of a key
-    is the last one. ``found`` is the column that says of an answer whether the table had a row for it; only with
-    ``alone`` are those answered for which it had none.
+    """A join of a stream with a table that keeps the last row per key.
+
+    Rows of the stream and changes of the table arrive in one table. Column ``is_change`` is true for changes, and
+    columns that a row does not have are null. ``stream_columns`` and ``table_columns`` are without the key.
+    ``order_by`` names the columns that order the changes of a key. Output column ``match_column`` is true if the table
+    had a row for the key. Rows of the stream without a match are emitted only with ``keeps_unmatched``.
     """
 
     store: str
     keys: pa.Schema
     is_change: str
-    told: pa.Schema
-    kept: pa.Schema
-    by: tuple[str, ...]
-    found: str
-    alone: bool
+    stream_columns: pa.Schema
+    table_columns: pa.Schema
+    order_by: tuple[str, ...]
+    match_column: str
+    keeps_unmatched: bool
 
     @property
-    def answer(self) -> pa.Schema:
-        """The columns of what is answered."""
-        columns = [*self.keys, *self.told, *self.kept]
-        return pa.schema([*(one.with_nullable(True) for one in columns), pa.field(self.found, pa.bool_())])
+    def output(self) -> pa.Schema:
+        """The columns of joined rows."""
+        columns = [*self.keys, *self.stream_columns, *self.table_columns]
+        return pa.schema([*(field.with_nullable(True) for field in columns), pa.field(self.match_column, pa.bool_())])
 
 
 def _fields(buffers: Iterable[Buffer]) -> list[pa.Field]:
     return [pa.field(buffer.name, buffer.type) for buffer in buffers]
 
 
-def store_name(kind: str, keys: Iterable[str], taken: Mapping[str, object] | Collection[str]) -> str:
-    """Return a store's name: what it is and by which keys, so that stages before and behind it do not change it. A
-    second one of a name has ``-2`` at its end.
+def store_name(kind: str, keys: Iterable[str], used_names: Mapping[str, object] | Collection[str]) -> str:
+    """Return a store's name, made of its kind and keys, so that it does not depend on other stages.
+
+    A second store of the same kind and keys gets the suffix ``-2``.
     """
     plain = (_REFUSED.sub("_", key.lower()).strip("_.-") or "key" for key in keys)
     name = f"{kind}.{'-'.join(plain) or 'all'}"
-    return free_name(name[: _NAME_LENGTH - len("-99")].rstrip("_.-"), taken, "-")
+    return free_name(name[: _NAME_LENGTH - len("-99")].rstrip("_.-"), used_names, "-")
 
 
-def kind_of(store: str) -> str:
-    """Return what kind of a stage a store's name says; kinds of which one may become another in a query are one."""
-    told = store.partition(".")[0]
-    return _KINDS.get(told, told)
+def stage_kind(store: str) -> str:
+    """Return the kind of stage in a store's name. Kinds that may replace each other in a query are one kind."""
+    kind = store.partition(".")[0]
+    return _KINDS.get(kind, kind)
 
 
-def bare_name(store: str) -> str:
-    """Return a store's name without the number that tells it from others of one kind and the same keys."""
+def unnumbered_name(store: str) -> str:
+    """Return a store's name without its number."""
     return _NUMBER.sub("", store) if "." in store else store
 
 
-def free_name(name: str, taken: Mapping[str, object] | Collection[str], between: str = "_") -> str:
-    """Return a name that is not taken, in small letters or large: itself, or with the least number from 2 on."""
-    used = {one.lower() for one in taken}
-    number, found = 1, name
-    while found.lower() in used:
+def free_name(name: str, used_names: Mapping[str, object] | Collection[str], separator: str = "_") -> str:
+    """Return ``name`` if it is free, else with the smallest number from 2 on. Case is ignored."""
+    used = {used_name.lower() for used_name in used_names}
+    number = 1
+    candidate = name
+    while candidate.lower() in used:
         number += 1
-        found = f"{name}{between}{number}"
-    return found
+        candidate = f"{name}{separator}{number}"
+    return candidate

@@ -14,7 +14,7 @@ from riffle_spark.messages.upkeep_orders import UpkeepOrder
 from riffle_spark.protocol.batch.acceptance import acceptance_warnings
 from riffle_spark.protocol.batch.batch_report import BatchMeasures, BatchReport, SlotPlacement
 from riffle_spark.protocol.batch.enter import Decision, check_fixed, decide, groups_of, shards_of
-from riffle_spark.protocol.batch.idle import IdleHousekeeping
+from riffle_spark.protocol.batch.idle_loop import IdleLoop
 from riffle_spark.protocol.batch.orders import BatchRun, CacheEntries, order_for
 from riffle_spark.protocol.batch.records import Stamp, batch_record, claim_record, with_last_pass
 from riffle_spark.protocol.operator import Operator
@@ -51,7 +51,7 @@ class Driver:
         self.operations = Operations(settings.key_groups, settings.dispatch, ports.background.lock())
         discovery = Discovery(settings, ports.cluster, ports.background, ports.racks_of)
         self.ownership = Ownership(settings, discovery, self.operations)
-        self._idle = IdleHousekeeping(
+        self._idle_loop = IdleLoop(
             settings, self._log, self.operations, self.ownership, self._upkeep, self._rounds, ports
         )
         self._turn = ports.background.lock()
@@ -100,7 +100,7 @@ class Driver:
                 return False
             self._apply_requests()
             try:
-                return self._idle.check(
+                return self._idle_loop.check(
                     executors,
                     self._settings,
                     lambda: replace(self._upkeep_input(operators), home=self._home_for(executors)),
@@ -174,7 +174,7 @@ class Driver:
         self._rounds.forget()
         self._caches.forget()
         self.ownership.begin(tail, groups_of(self._settings, operators))
-        self._idle.begin(tail)
+        self._idle_loop.begin(tail)
         for warning in acceptance_warnings(tail, operators, self._settings.accept):
             self.ownership.placement.warn(warning)
         self._apply_requests()
@@ -231,7 +231,7 @@ class Driver:
                 self._deliver_sealed(work)
         with batch.phase("upkeep"):
             self._upkeep.plan(self._upkeep_input(operators), self._clock.seconds())
-        self._idle.batch_ended()
+        self._idle_loop.batch_ended()
         self.idle_operators = operators
         placement = SlotPlacement(layout, work.placed(), self.ownership, work.plan_fallbacks())
         return batch.committed(incoming, record, receipts, placement, self._upkeep.take_facts())
@@ -356,7 +356,7 @@ class Driver:
             key=self._home.key,
         )
         promised = self._upkeep.promise(tail.sequence + 1)
-        draft = replace(draft, promised=promised, orders=self._idle.orders())
+        draft = replace(draft, promised=promised, orders=self._idle_loop.orders())
         record = self._log.append(draft, manifest.changed(changes))
         self._upkeep.committed(record, manifest, changes)
         self.ownership.record_commit(record, manifest, changes, durable_receipts)

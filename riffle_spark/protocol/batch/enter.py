@@ -5,7 +5,7 @@ from enum import Enum
 
 from riffle_spark.errors import ConfigError, ConflictError, command
 from riffle_spark.protocol.batch.initial import check_initial
-from riffle_spark.protocol.batch.recorded_requests import read_requests
+from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.protocol.input_columns import is_same_name
 from riffle_spark.protocol.operator import TIMERS, Operator
 from riffle_spark.protocol.ownership.groups import Groups

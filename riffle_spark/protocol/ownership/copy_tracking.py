@@ -6,9 +6,9 @@ from riffle_spark.assign.model import Assignment
 from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ownership.idle_copies import IdleCopies
-from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.membership import Membership
 from riffle_spark.protocol.ownership.readiness import LagTrend, Readiness, readiness_of
+from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
 from riffle_spark.protocol.ownership.view import Situation, uses_pointers
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import Address, Entry, Manifest
@@ -21,7 +21,7 @@ class CopyTracking:
     """All reported copies. ``readiness`` covers the standbys and warm-ups of the last look, ``trend`` their lags."""
 
     def __init__(self) -> None:
-        self.known = KnownCopies()
+        self.known = ReportedCopies()
         self.idle = IdleCopies()
         self.trend = LagTrend()
         self.readiness: tuple[Readiness, ...] = ()

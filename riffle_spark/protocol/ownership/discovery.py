@@ -10,8 +10,8 @@ from riffle_spark.errors import UnavailableError
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.messages.upkeep_orders import Census, CensusOrder
 from riffle_spark.protocol.delays import Delays
-from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.membership import MemberChanges, Membership
+from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
 from riffle_spark.protocol.ports import Background, Cluster, Executor, RacksOf
 from riffle_spark.settings import Settings
 
@@ -79,7 +79,7 @@ class Discovery:
         self._unanswered.clear()
 
     def look(
-        self, executors: Sequence[Executor], membership: Membership, copies: KnownCopies, home: Home, now: float
+        self, executors: Sequence[Executor], membership: Membership, copies: ReportedCopies, home: Home, now: float
     ) -> list[MemberChanges]:
         """Bring members and copies up to date; return what changed, in order."""
         membership.executors = tuple(executors)
@@ -138,7 +138,7 @@ class Discovery:
         censuses: Sequence[Census],
         executors: Sequence[Executor],
         membership: Membership,
-        copies: KnownCopies,
+        copies: ReportedCopies,
         now: float,
     ) -> MemberChanges:
         """Add the members that censuses name, with their copies."""

@@ -11,8 +11,8 @@ from collections.abc import Collection, Set
 from riffle_spark.assign.model import Assignment, MemberId, TaskId
 from riffle_spark.messages.upkeep_orders import Drop
 from riffle_spark.protocol.ownership.groups import Groups
-from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.membership import Membership
+from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
 from riffle_spark.state.log.manifest import Address
 
 __all__ = ["IdleCopies"]
@@ -27,7 +27,7 @@ class IdleCopies:
     def record_assignment(
         self,
         assignment: Assignment,
-        copies: KnownCopies,
+        copies: ReportedCopies,
         membership: Membership,
         now: float,
         *,
@@ -44,7 +44,7 @@ class IdleCopies:
 
     def take_due(
         self,
-        copies: KnownCopies,
+        copies: ReportedCopies,
         live: Collection[MemberId],
         now: float,
         delay: float,

@@ -12,11 +12,11 @@ from riffle_spark.protocol.ownership.readiness import MemberState
 from riffle_spark.protocol.ports import Lock
 from riffle_spark.settings import LIVE, Settings, check_names
 
-__all__ = ["Operations", "OperatorOrders"]
+__all__ = ["Operations", "OperatorRequests"]
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorOrders:
+class OperatorRequests:
     """What stands asked for: pins by task, drained members, slots an executor at most, live settings, and a count
     of the requests that want an assignment.
     """
@@ -37,7 +37,7 @@ class Operations:
         self._key_groups = key_groups
         self._dispatch = dispatch
         self._lock = lock
-        self.orders = OperatorOrders()
+        self.orders = OperatorRequests()
         self.members: tuple[MemberState, ...] = ()
         self._known: dict[str, str] = {}
 
@@ -61,7 +61,7 @@ class Operations:
             raise _refused("in `hashed` dispatch the owner follows from the membership alone", "use `partition`")
         self._check_key_group(key_group)
 
-        def pinned(orders: OperatorOrders) -> OperatorOrders:
+        def pinned(orders: OperatorRequests) -> OperatorRequests:
             name = self._member(member)
             if name in orders.drained:
                 raise _refused(f"member {name} is being drained", "undrain it first, or pin to another one")
@@ -84,7 +84,7 @@ class Operations:
         Raises ``ConfigError`` if it is unknown, or the last one that is not drained.
         """
 
-        def drained(orders: OperatorOrders) -> OperatorOrders:
+        def drained(orders: OperatorRequests) -> OperatorRequests:
             name = self._member(member)
             if not any(m.state == "live" and self._name_of(m.id) not in orders.drained | {name} for m in self.members):
                 raise _refused(f"member {name} is the last one", "add an executor first")
@@ -101,7 +101,7 @@ class Operations:
         Raises ``ConfigError`` for what is neither a member nor drained.
         """
 
-        def undrained(orders: OperatorOrders) -> OperatorOrders:
+        def undrained(orders: OperatorRequests) -> OperatorRequests:
             found = next((m.id for m in self.members if member in (m.id, m.executor)), None)
             name = self._name_of(found or member)
             if found is None and name not in orders.drained:
@@ -145,12 +145,12 @@ class Operations:
         if fixed:
             raise _refused(f"{', '.join(fixed)} cannot change while a query runs", "set it and restart the query")
 
-        def changed(orders: OperatorOrders) -> OperatorOrders:
+        def changed(orders: OperatorRequests) -> OperatorRequests:
             return replace(orders, settings=(orders.settings or settings).but(**changes))
 
         return self._change(changed).settings or settings
 
-    def take_over(self, orders: OperatorOrders, *, alone: bool) -> None:
+    def take_over(self, orders: OperatorRequests, *, alone: bool) -> None:
         """Let what was asked of another driver stand: ``alone``, or beside what was asked of this one already."""
         self._change(
             lambda mine: replace(orders, requests=mine.requests) if alone else replace(
@@ -178,7 +178,7 @@ class Operations:
         if not self.members:
             raise _refused("the query has not run a batch yet", "ask again once it has")
 
-    def _change(self, change: Callable[[OperatorOrders], OperatorOrders]) -> OperatorOrders:
+    def _change(self, change: Callable[[OperatorRequests], OperatorRequests]) -> OperatorRequests:
         with self._lock:
             self.orders = replace(change(self.orders), requests=self.orders.requests + 1)
             return self.orders

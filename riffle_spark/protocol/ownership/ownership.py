@@ -84,7 +84,7 @@ class Ownership:
         self.copies.known.only_of(membership.live)
         awaited = membership.awaited(now, delay)
         for each in changes:
-            self.placement.homes.remember(each.left, awaited, self.placement.present)
+            self.placement.prior_owners.remember(each.left, awaited, self.placement.present)
         return any(changes)
 
     def record_receipts(self, receipts: Sequence[Receipt], now: float) -> None:

@@ -13,9 +13,9 @@ from riffle_spark.keygroups import few_key_groups_warning
 from riffle_spark.protocol.ownership import readiness, slots
 from riffle_spark.protocol.ownership.copy_tracking import CopyTracking
 from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups
-from riffle_spark.protocol.ownership.homes import Homes
 from riffle_spark.protocol.ownership.membership import LostMember, Membership
-from riffle_spark.protocol.ownership.operations import Operations, OperatorOrders
+from riffle_spark.protocol.ownership.operations import Operations, OperatorRequests
+from riffle_spark.protocol.ownership.prior_owners import PriorOwners
 from riffle_spark.protocol.ownership.rebalance import Rebalance, RebalanceListener, moves_of, notify
 from riffle_spark.protocol.ownership.rebalance_triggers import RebalanceTriggers
 from riffle_spark.protocol.ownership.view import Situation, assign_settings, recorded, view_of
@@ -42,7 +42,7 @@ class Placement:
         self.settings = settings
         self.present = Assignment({})
         self.layout: SlotLayout | None = None
-        self.homes = Homes()
+        self.prior_owners = PriorOwners()
         self.weights = Weights()
         self.triggers = RebalanceTriggers(self.weights)
         self.listener: RebalanceListener | None = None
@@ -56,7 +56,7 @@ class Placement:
 
     def begin(self, tail: Record | None, groups: Groups) -> None:
         """Start with the owners and standbys of the newest record, as far as their groups still exist."""
-        self.homes = Homes()
+        self.prior_owners = PriorOwners()
         self.layout = None
         self.groups = groups
         self.present = recorded(tail, groups) if tail else Assignment({})
@@ -113,8 +113,8 @@ class Placement:
     def awaited(self, now: float) -> tuple[list[LostMember], dict[TaskId, MemberId]]:
         """Return the lost members that are awaited, and the tasks that return to them or to members that are back."""
         awaited = self._membership.awaited(now, self.settings.scheduled_rebalance_max_delay)
-        homes = self.homes.of({*awaited, *self._membership.live})
-        return [self._membership.lost[member] for member in awaited], homes
+        prior_owners = self.prior_owners.of({*awaited, *self._membership.live})
+        return [self._membership.lost[member] for member in awaited], prior_owners
 
     def task_of(self, asked: int | tuple[str, int], store: str | None) -> TaskId:
         """Return the task of a key-group, or (topic, partition), and a store, which may be left out in one group."""
@@ -132,7 +132,7 @@ class Placement:
 
     def followed_by(self, store: str) -> dict[int, tuple[MemberId, ...]]:
         """Return, by key-group of a store, the members that will read its deltas, awaited ones included."""
-        return readiness.followed_by(self.present, self.homes, self.groups.of(store))
+        return readiness.followed_by(self.present, self.prior_owners, self.groups.of(store))
 
     @property
     def _key_groups(self) -> int:
@@ -158,7 +158,7 @@ class Placement:
             self.groups,
             pins={t: member for t, member in self.groups.only(orders.pins).items() if member in live},
             drained=orders.drained & set(live),
-            homes=self.homes.owners,
+            prior_owners=self.prior_owners.owners,
             weights=self.weights.latched,
             partitions=self._partitions,
             flooded=self.triggers.quarantine.flooded,
@@ -176,7 +176,7 @@ class Placement:
         fired = [self._has_requests(), self._tasks_changed(situation)]
         if self.settings.dispatch != "hashed":
             awaited = self._membership.awaited(situation.now, self.settings.scheduled_rebalance_max_delay)
-            fired.append(self.homes.give_up(awaited, self._membership.live))
+            fired.append(self.prior_owners.give_up(awaited, self._membership.live))
             fired.append(self.triggers.is_probe_due(situation, self._copies.readiness, self.settings))
         return any(fired)
 
@@ -194,12 +194,12 @@ class Placement:
         self._answered = orders
         self.present, self.layout = self._assigned(situation, orders)
         self.triggers.record_assignment(self.present, situation, self.settings)
-        self.homes.forget_returned(self.present)
+        self.prior_owners.forget_returned(self.present)
         self._copies.record_assignment(self.present, self._membership, self.groups, self.settings, situation.now)
         self._report(before, situation, self.layout)
         self._show(replace(situation, present=self.present))
 
-    def _assigned(self, situation: Situation, orders: OperatorOrders) -> tuple[Assignment, SlotLayout]:
+    def _assigned(self, situation: Situation, orders: OperatorRequests) -> tuple[Assignment, SlotLayout]:
         """Return the next assignment and its slots."""
         live = self._membership.live
         if self.settings.dispatch == "hashed" and self.shards is not None:
@@ -220,5 +220,5 @@ class Placement:
     def _show(self, situation: Situation) -> None:
         """Publish the members to operators."""
         awaited = self._membership.awaited(situation.now, self.settings.scheduled_rebalance_max_delay)
-        self.homes.awaited = frozenset(awaited)
+        self.prior_owners.awaited = frozenset(awaited)
         self._operations.saw(readiness.member_states(situation, awaited))

@@ -8,9 +8,9 @@ from typing import Literal
 
 from riffle_spark.assign.model import Assignment, MemberId, TaskId
 from riffle_spark.protocol.ownership.groups import GROUP, task
-from riffle_spark.protocol.ownership.homes import Homes
-from riffle_spark.protocol.ownership.known_copies import LEVEL, CopyLag
 from riffle_spark.protocol.ownership.membership import LiveMember, Membership
+from riffle_spark.protocol.ownership.prior_owners import PriorOwners
+from riffle_spark.protocol.ownership.reported_copies import LEVEL, CopyLag
 from riffle_spark.protocol.ownership.view import Situation
 
 __all__ = [
@@ -238,10 +238,10 @@ def with_load(
     return tuple(replace(state, load=round(load.get(state.id, 0.0), 1)) for state in states)
 
 
-def followed_by(present: Assignment, homes: Homes, group: str) -> dict[int, tuple[MemberId, ...]]:
+def followed_by(present: Assignment, prior_owners: PriorOwners, group: str) -> dict[int, tuple[MemberId, ...]]:
     """Return, by key-group of a group, who will read its deltas: those that it awaits, warm-ups, standbys."""
     copies, tasks = (present.warmups, present.standbys), [t for t in present.owners if t.group == group]
-    every = {t: [*homes.followers(t), *(m for held in copies for m in held.get(t, ()))] for t in tasks}
+    every = {t: [*prior_owners.followers(t), *(m for held in copies for m in held.get(t, ()))] for t in tasks}
     named = {t.key_group: tuple(filter(None, dict.fromkeys(members))) for t, members in every.items()}
     return {key_group: members for key_group, members in named.items() if members}
 

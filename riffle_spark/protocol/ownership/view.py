@@ -7,8 +7,8 @@ from functools import cached_property
 from riffle_spark.assign import model
 from riffle_spark.assign.assignor import assign_settings
 from riffle_spark.protocol.ownership.groups import Groups, task_named
-from riffle_spark.protocol.ownership.known_copies import KnownCopies, lag_without_copy
 from riffle_spark.protocol.ownership.membership import Membership
+from riffle_spark.protocol.ownership.reported_copies import ReportedCopies, lag_without_copy
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import EMPTY, Entry, Manifest
 from riffle_spark.state.log.record import Record
@@ -40,7 +40,7 @@ class Situation:
     """
 
     members: Membership
-    copies: KnownCopies
+    copies: ReportedCopies
     manifest: Manifest
     stores: tuple[str, ...]
     key_groups: Collection[int]
@@ -49,7 +49,7 @@ class Situation:
     groups: Groups = field(default_factory=Groups)
     pins: Mapping[model.TaskId, model.MemberId] = field(default_factory=dict)
     drained: frozenset[model.MemberId] = frozenset()
-    homes: Mapping[model.TaskId, model.MemberId] = field(default_factory=dict)
+    prior_owners: Mapping[model.TaskId, model.MemberId] = field(default_factory=dict)
     traffic: Mapping[model.TaskId, model.Traffic] = field(default_factory=dict)
     weights: Mapping[model.TaskId, int] = field(default_factory=dict)
     partitions: Sequence[tuple[str, int]] = ()
@@ -127,12 +127,12 @@ def view_of(situation: Situation, settings: Settings) -> model.View:
         warmups=_living(present.warmups, live - situation.flooded),
         lags=lags,
         pins=situation.pins,
-        homes={t: home for t, home in situation.homes.items() if home in live or home in awaited},
+        prior_owners={t: home for t, home in situation.prior_owners.items() if home in live or home in awaited},
         awaited=tuple(living.member() for living in awaited.values()),
         pointers=_pointers(present, lags, live) if uses_pointers(settings) else {},
         target=present.target,
         drained=situation.drained,
-        shunned=situation.quarantined,
+        quarantined=situation.quarantined,
     )
 
 

@@ -1,23 +1,21 @@
-"""In which rack each member stands, from host patterns and from what members report."""
+"""Find the rack of each member, from host patterns and from the rack that the member reports."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-__all__ = ["Topology"]
+__all__ = ["racks_of_members"]
 
 
-class Topology:
-    """Finds racks: that of the first pattern that fits the host, or else the member's own.
+def racks_of_members(
+    patterns: Sequence[tuple[str, str]], members: Sequence[tuple[str, str, str | None]]
+) -> dict[str, str | None]:
+    """Return the rack of each member: the rack of the first pattern that matches its host, else the reported rack.
 
-    ``patterns`` are pairs of a host pattern (``10.0.1.*``) and a rack. Upper and lower case are the same.
+    ``patterns`` are pairs of a host pattern (``10.0.1.*``), in upper or lower case, and a rack. ``members`` are triples
+    of id, host and reported rack. A rack is ``None`` if it is unknown.
     """
+    return {member: _rack_of_host(patterns, host.lower()) or reported for member, host, reported in members}
 
-    def __init__(self, patterns: Sequence[tuple[str, str]]) -> None:
-        self._patterns = [(pattern.lower(), rack) for pattern, rack in patterns]
 
-    def racks(self, members: Sequence[tuple[str, str, str | None]]) -> dict[str, str | None]:
-        """Return the rack of each member from (member, host, rack as it reports); ``None`` if unknown."""
-        return {member: self._rack_of_host(host) or own for member, host, own in members}
-
-    def _rack_of_host(self, host: str) -> str | None:
-        return next((rack for pattern, rack in self._patterns if fnmatchcase(host.lower(), pattern)), None)
+def _rack_of_host(patterns: Sequence[tuple[str, str]], host: str) -> str | None:
+    return next((rack for pattern, rack in patterns if fnmatchcase(host, pattern.lower())), None)

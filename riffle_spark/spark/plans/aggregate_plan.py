@@ -50,7 +50,7 @@ _NUMBERS: Final[Mapping[object, Callable[[str], Literal]]] = {
 @dataclass(frozen=True, slots=True)
 class AggregatePlan:
     """A stage that is an aggregate: its specification, and its two ends as pieces on the rows of each batch:
-    ``map_side`` makes ``spec.rows`` of what is below it, ``evaluation`` its result of ``spec.answer``. ``keys`` maps
+    ``map_side`` makes ``spec.rows`` of what is below it, ``evaluation`` its result of ``spec.output``. ``keys`` maps
     each key column to the SQL of its expression.
     """
 
@@ -99,7 +99,7 @@ def read_aggregate(reader: PlanReader, node: PlanNode, taken: tuple[str, ...] = 
     store = stored_as("exact" if elements.names else "aggregate", [*keys, *elements.keys], taken)
     is_keyless = all(key.column is None for key in keys)
     spec = AggregateSpec(store, key_schema, specs, time_of(keys), keyless=is_keyless, elements=rows.beside(map_side))
-    if not len(spec.routed):
+    if not len(spec.routing_key):
         raise ConfigError(
             "a session window alone is no key: as in Spark, sessions are those of another key",
             remedy="group by another column, too; by lit(0) for sessions of all rows",
@@ -181,9 +181,9 @@ def _elements_of(reader: PlanReader, parts: _Parts, random: frozenset[int], take
 def _results(
     reader: PlanReader, spec: AggregateSpec, keys: Sequence[GroupingKey], functions: Sequence[PlannedFunction]
 ) -> Node:
-    """Return the keys and the functions' results over a leaf of ``spec.answer``: Spark's expressions on its buffers."""
+    """Return the keys and the functions' results over a leaf of ``spec.output``: Spark's expressions on its buffers."""
     catalyst = reader.catalyst
-    leaf, columns = leaf_of(catalyst, spark_schema(spec.answer))
+    leaf, columns = leaf_of(catalyst, spark_schema(spec.output))
     builder, lower, upper = TreeBuilder(reader, columns), list[Node](), list[Node | int]()
     for key in keys:
         if key.column is not None:
@@ -283,11 +283,11 @@ class _Rows:
         for function, held, told in zip(self.functions, self._sent, specs, strict=True):
             is_sent = [function.is_given or buffer.literal is None for buffer in told.buffers]
             sent += [buffer for buffer, passes in zip(held, is_sent, strict=True) if passes]
-        names = [buffer.name for spec in specs for buffer in spec.sent]
+        names = [buffer.name for spec in specs for buffer in spec.row_buffers]
         plan = self._plan(sent, names, self.elements.taken_apart())
         if not self.elements.names:
             return plan
-        return self._beside(plan, [spec.distinct for spec in specs for _ in spec.sent])
+        return self._beside(plan, [spec.distinct for spec in specs for _ in spec.row_buffers])
 
     def beside(self, map_side: Node) -> pa.Schema:
         """Return the columns of elements that rows bring."""

@@ -69,7 +69,7 @@ def read_join(
         holes.append(Hole((side, 0, *(0 for _ in filters)), side))
     map_side = catalyst.filled("plans.logical.Union", catalyst.seq(plans))
     spec = rows.spec(arrow_schema(catalyst.frame(map_side)), taken)
-    leaf, names = leaf_of(catalyst, spark_schema(spec.answer))
+    leaf, names = leaf_of(catalyst, spark_schema(spec.output))
     builder = TreeBuilder(reader, names)
     lower = [builder.named(column.name, rows.answered(column), column.expression) for column in output]
     plan = catalyst.project(lower, leaf)

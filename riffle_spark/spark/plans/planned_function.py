@@ -160,7 +160,7 @@ class PlannedFunction:
         facts = tuple(_facts(self.kind, self.function))
         if answer is not None:
             sent = Buffer(free_name(self.name, taken), types[0], self.meaning)
-            return FunctionSpec(self.kind, (replace(sent, type=answer),), sent, facts, own=self.own)
+            return FunctionSpec(self.kind, (replace(sent, type=answer),), sent, facts, user_function=self.own)
         names = [str(attribute.name()) for attribute in self.attributes()]
         buffers, used = list[Buffer](), list(taken)
         for index, name in enumerate(names):
@@ -169,7 +169,7 @@ class PlannedFunction:
             buffers.append(Buffer(column, types[index], f"{self.text}: {name}", literals[index]))
             used.append(column)
         distinct = self.text if self.is_exact else None
-        return FunctionSpec(self.kind, tuple(buffers), facts=facts, distinct=distinct)
+        return FunctionSpec(self.kind, tuple(buffers), options=facts, distinct=distinct)
 
 
 def named_functions(

@@ -74,7 +74,7 @@ def read_table(
 
 def _evaluation(reader: PlanReader, node: PlanNode, rows: TableRows, spec: TableSpec) -> Node:
     """Return the plan of the join's rows, under its own attributes, of what slots answer."""
-    leaf, names = leaf_of(reader.catalyst, spark_schema(spec.answer))
+    leaf, names = leaf_of(reader.catalyst, spark_schema(spec.output))
     builder = TreeBuilder(reader, names)
     columns, passes = rows.results(reader.output(reader.found(node.handle))[1])
     if passes is not None:

@@ -79,7 +79,7 @@ class StateColumns:
 
     def values(self, batch: Batch) -> Iterator[Values | None]:
         """Yield the state of each key of a batch as a user sees it."""
-        has_state = batch.found.tolist()
+        has_state = batch.has_state.tolist()
         if self.extra:
             told = batch.state.column(self.extra[1].name).to_pylist()  # of before there were time-outs: null
             has_state = [found and one is not False for found, one in zip(has_state, told, strict=True)]
@@ -152,7 +152,7 @@ class GroupStates:
     def deleted(self) -> IndexArray:
         """Return which keys have none any more, and had one."""
         gone = np.array(self._deleted, np.int64)
-        return gone[self._batch.found[gone]]
+        return gone[self._batch.has_state[gone]]
 
     def staying(self) -> tuple[IndexArray, pa.Table]:
         """Return which keys have a state now, be it another one or the same, and these states."""

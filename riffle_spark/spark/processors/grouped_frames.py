@@ -47,7 +47,7 @@ class GroupedFrames:
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - the specification has them
         """Declare the columns of the state's fields and of time-outs."""
         kept = self._kept()
-        needed = tuple(dict.fromkeys(column for _, column in self.spec.shown if column not in key.names))
+        needed = tuple(dict.fromkeys(column for _, column in self.spec.visible_columns if column not in key.names))
         return Declared(
             kept.schema, self.spec.output, needed, per_key_group=False, time_mode=kept.time_mode, due=kept.due
         )
@@ -113,11 +113,11 @@ class GroupedFrames:
 
     @property
     def _names(self) -> list[str]:
-        return [name for name, _ in self.spec.shown]
+        return [name for name, _ in self.spec.visible_columns]
 
     def _shown(self, rows: pa.Table) -> pa.Table:
         """Return the columns that the function sees, by the names that it has for them: one may be there twice."""
-        return pa.Table.from_arrays([rows.column(column) for _, column in self.spec.shown], names=self._names)
+        return pa.Table.from_arrays([rows.column(column) for _, column in self.spec.visible_columns], names=self._names)
 
 
 def _changes(output: pa.Table, states: GroupStates) -> Update:

@@ -85,7 +85,7 @@ class GroupsStage:
     @property
     def shown(self) -> Mapping[str, str]:
         """The names under which the function sees columns of its rows."""
-        return {column: name for name, column in self.plan.spec.shown}
+        return {column: name for name, column in self.plan.spec.visible_columns}
 
     @property
     def initial(self) -> DataFrame | None:

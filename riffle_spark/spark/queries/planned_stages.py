@@ -15,7 +15,7 @@ from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.blocks.block import Computation
 from riffle_spark.process.plans import cut, rules
 from riffle_spark.process.stages import distinct_rows, merged_groups, paired_rows, session_groups, table_rows
-from riffle_spark.process.types.stage_specs import bare_name, kind_of
+from riffle_spark.process.types.stage_specs import stage_kind, unnumbered_name
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import routing
 from riffle_spark.spark.engine.spark_batch import DeliverySink
@@ -109,7 +109,7 @@ def _aggregate(query: cut_query.CutQuery, stage: cut.Stage, taken: tuple[str, ..
     plan = aggregate_plan.read_aggregate(query.reader, stage.node, taken)
     spec, said = plan.spec, list[str]()
     for function in spec.functions:
-        columns, meaning = ", ".join(f"{one.name} {one.type}" for one in function.taken), function.taken[0].meaning
+        columns, meaning = ", ".join(f"{one.name} {one.type}" for one in function.inputs), function.inputs[0].meaning
         said.append(f"{function.function}: {columns}; {meaning.rpartition(': ')[0] or meaning}")
     if spec.time is not None:
         said.append(f"late and due by {spec.time.column}, {spec.time.delay_ms} ms behind the newest row")
@@ -117,15 +117,15 @@ def _aggregate(query: cut_query.CutQuery, stage: cut.Stage, taken: tuple[str, ..
         stage,
         query.below(stage),
         spec.store,
-        spec.stored,
+        spec.stored_key,
         lambda mode: session_groups.groups_of(spec, mode),
         plan.map_side,
         plan.evaluation,
         # A row's own session is late or not before it is one with any other.
-        None if spec.time is None else LateRule(spec.time.column, "keys" if spec.routed == spec.keys else "rows"),
-        {**plan.keys, **{one.name: one.meaning for function in spec.functions for one in function.taken}},
+        None if spec.time is None else LateRule(spec.time.column, "keys" if spec.routing_key == spec.keys else "rows"),
+        {**plan.keys, **{one.name: one.meaning for function in spec.functions for one in function.inputs}},
         tuple(said),
-        kept=merged_groups.KeptBuffers.of(spec).schema if spec.routed == spec.keys else None,
+        kept=merged_groups.StoredBuffers.of(spec).schema if spec.routing_key == spec.keys else None,
     )
 
 
@@ -138,7 +138,7 @@ def _distinct(query: cut_query.CutQuery, stage: cut.Stage, taken: tuple[str, ...
         said.append(f"late by {late.column}; keys go by {spec.due}" if spec.due else f"late by {late.column}")
     if spec.due is None:
         said.append("keys are kept forever: no column of theirs has a watermark")
-    meanings = {spec.due: "until when a key is known"} if spec.due and spec.is_kept_for_a_while else {}
+    meanings = {spec.due: "until when a key is known"} if spec.due and spec.stores_due else {}
     return PlannedStage(
         stage,
         query.below(stage),
@@ -158,10 +158,12 @@ def _join(query: cut_query.CutQuery, stage: cut.Stage, taken: tuple[str, ...]) -
     spec, said = plan.spec, list[str]()
     for name, side in (("left", spec.left), ("right", spec.right)):
         leaves = (
-            f"leave {side.later_ms} ms after {side.due}" if side.due else "are kept forever: nothing bounds their time"
+            f"leave {side.eviction_delay_ms} ms after {side.due}"
+            if side.due
+            else "are kept forever: nothing bounds their time"
         )
-        said.append(f"{name} rows ({', '.join(side.kept.names)}) {leaves}")
-    said.extend(f"{one.left} {one.function} {one.right}" for one in spec.compared)
+        said.append(f"{name} rows ({', '.join(side.buffered.names)}) {leaves}")
+    said.extend(f"{one.left} {one.function} {one.right}" for one in spec.comparisons)
     return PlannedStage(
         stage,
         query.below(stage),
@@ -170,11 +172,11 @@ def _join(query: cut_query.CutQuery, stage: cut.Stage, taken: tuple[str, ...]) -
         lambda _mode: paired_rows.PairedRows(spec),
         plan.map_side,
         plan.evaluation,
-        None if spec.late is None else LateRule(spec.late, "rows"),
+        None if spec.event_time is None else LateRule(spec.event_time, "rows"),
         plan.meanings,
         tuple(said),
         # What is kept that long may be answered then; as in Spark, nobody waits for what is kept for ever.
-        shift_ms=-max([0, *(side.later_ms for side in (spec.left, spec.right) if side.due)]),
+        shift_ms=-max([0, *(side.eviction_delay_ms for side in (spec.left, spec.right) if side.due)]),
         closes=bool(spec.left.due or spec.right.due),
     )
 
@@ -203,7 +205,9 @@ def _groups(query: cut_query.CutQuery, stage: cut.Stage, taken: tuple[str, ...])
 def _table(query: cut_query.CutQuery, stage: cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
     plan = table_plan.read_table(query.reader, stage.node, taken, stage.read)
     spec = plan.spec
-    said = (f"the table has of each key the last row by {', '.join(spec.by)} ({', '.join(spec.kept.names)})",)
+    said = (
+        f"the table has of each key the last row by {', '.join(spec.order_by)} ({', '.join(spec.table_columns.names)})",
+    )
     return PlannedStage(
         stage,
         query.below(stage),
@@ -359,7 +363,7 @@ class _Names:
 def _check_keys(begun: Sequence[str], gone: Sequence[str], accepted: _Names) -> None:
     """Refuse a store that would begin empty where one of its kind goes: most likely it is that one, by other keys."""
     for store in begun:
-        earlier = next((one for one in gone if kind_of(one) == kind_of(store) and one not in accepted), None)
+        earlier = next((one for one in gone if stage_kind(one) == stage_kind(store) and one not in accepted), None)
         if "." in store and earlier is not None:
             raise ConfigError(
                 f"the query no longer has store {earlier!r}, and this store of the same kind would start without state",
@@ -374,7 +378,9 @@ def _check_keys(begun: Sequence[str], gone: Sequence[str], accepted: _Names) -> 
 def _check_order(changed: Sequence[str], kept: Set[str], accepted: _Names) -> None:
     """Refuse a stage that comes or goes beside others of its kind and keys: order alone says which store is whose."""
     for store in changed:
-        other = next((one for one in kept if bare_name(one) == bare_name(store) and store not in accepted), None)
+        other = next(
+            (one for one in kept if unnumbered_name(one) == unnumbered_name(store) and store not in accepted), None
+        )
         if other is not None:
             raise ConfigError(
                 f"stages of one kind with the same keys were added or removed, and {other!r} may belong to another one",

@@ -56,17 +56,17 @@ class StreamJob(StatefulJob):
 
     def end(self) -> None:
         """End what runs beside the batches, once the query has ended."""
-        self._stopped()
+        self._end_loop()
 
-    def _made(self, spark: SparkSession) -> RunningJob:
+    def _create_loop(self, spark: SparkSession) -> RunningJob:
         return RunningJob(self.operators, self.settings, spark, self._reached, "spark", self._tick, self._side)
 
-    def _hand_over(self, report: BatchReport) -> None:
+    def _call_on_report(self, report: BatchReport) -> None:
         if self._driver is not None:
             self._stored[report.version] = self._driver.stored_rows()
         for version in [one for one in self._stored if one not in {kept.version for kept in self.reports}]:
             del self._stored[version]
-        super()._hand_over(report)
+        super()._call_on_report(report)
 
 
 class StreamQuery(StreamingQuery):

@@ -1,6 +1,4 @@
-"""The disk that local copies lie on, and which files in a member's folder are ours. Knows Spark's own choice, file
-systems and names. Does not know what is in a file.
-"""
+"""The local disk below a member's folder, and the file names used in that folder."""
 
 import errno
 import os
@@ -15,6 +13,7 @@ from riffle_spark.state.log.manifest import Address
 
 __all__ = [
     "DamagedCopy",
+    "DiskUse",
     "IncomingFile",
     "SealedFile",
     "damaged",
@@ -24,24 +23,30 @@ __all__ = [
     "incoming_files",
     "is_member",
     "is_refusal",
+    "read_disk_use",
     "refuse_network",
     "sealed_files",
-    "use_of",
-    "used_share",
 ]
 
-_NETWORK = frozenset(
+_NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "lustre", "glusterfs", "ceph", "fuse.s3fs", "fuse.sshfs"}
 )
 _MOUNTS = Path("/proc/mounts")
 _REFUSALS = frozenset(
     {
-        errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EACCES, errno.EPERM, errno.ENOTDIR,
+        errno.ENOSPC,
+        errno.EROFS,
+        errno.EDQUOT,
+        errno.EIO,
+        errno.EFBIG,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENOTDIR,
     }
-)  # fmt: skip
-"""Full, read-only, over a quota, broken, or not to be written to."""
+)
+"""The disk is full, read-only, over its quota or broken, or this user may not write to it."""
 _ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")
-"""Blanks and the like in a mount's path."""
+"""An escaped blank or the like in a mount point."""
 _MEMBER = re.compile(r"m[0-9a-f]{12}\Z")
 _SEALED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\Z")
 _FETCHED = re.compile(r"([0-9]+)-([0-9]+-[0-9a-f]+)\.[0-9a-f]+\Z")
@@ -49,9 +54,10 @@ _INCOMING = re.compile(r"([0-9]{4,})\.([0-9]+-[0-9]+-[0-9a-f]+)\Z")
 
 
 def default_local_dir(environment: Mapping[str, str]) -> str:
-    """Return where Spark keeps local files on this executor, or the system's temporary folder.
+    """Return the folder for Spark's local files on this executor, or the system's temporary folder.
 
-    ``environment`` is the executor's own: for its Python workers Spark names a folder that goes with the executor.
+    ``environment`` is the executor's own, because Spark gives its Python workers a folder that is deleted with the
+    executor.
     """
     for variable in ("SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS", "LOCAL_DIRS"):
         if environment.get(variable):
@@ -60,82 +66,87 @@ def default_local_dir(environment: Mapping[str, str]) -> str:
 
 
 def is_refusal(error: OSError) -> bool:
-    """Tell whether an error means that a disk refuses, where a local file was read or written."""
+    """Tell whether an error of a local file means that its disk refuses to work."""
     return error.errno in _REFUSALS
 
 
 def disk_refused(problem: str, where: Path) -> LocalDiskError:
-    """Return the error of a local disk that refuses."""
+    """Return the error for a local disk that refuses to work."""
     return LocalDiskError(
         problem,
-        remedy="free space there, or set `local_dir` (spark.riffle.local_dir) to a folder that Spark may write to; "
-        "nothing is lost, copies are rebuilt",
+        remedy="Free space there, or set `local_dir` (spark.riffle.local_dir) to a folder that Spark may write to. "
+        "Nothing is lost: copies are rebuilt.",
         where=str(where),
         id="RIFFLE-0384",
     )
 
 
-def used_share(path: Path) -> float:
-    """Return how full the file system of ``path`` is, 0 to 1, as this user sees it: what is kept back counts as used.
+class DiskUse(NamedTuple):
+    """The share of a file system that is used, 0 to 1, and its bytes, used or free.
 
-    Raises ``OSError`` if there is no such path.
+    Blocks that are reserved for root count as used.
     """
-    return use_of(path)[0]
+
+    used_share: float
+    size_bytes: int
 
 
-def use_of(path: Path) -> tuple[float, int]:
-    """Return how full the file system of ``path`` is, as ``used_share`` does, and its bytes, used or free.
-
-    Raises ``OSError`` if there is no such path.
-    """
-    found = os.statvfs(path)
-    used = found.f_blocks - found.f_bfree
-    usable = used + found.f_bavail
-    return (used / usable if usable else 0.0), usable * found.f_frsize
+def read_disk_use(path: Path) -> DiskUse:
+    """Return how full the file system of ``path`` is. Raises ``OSError`` if the path does not exist."""
+    status = os.statvfs(path)
+    used = status.f_blocks - status.f_bfree
+    usable = used + status.f_bavail
+    return DiskUse(used / usable if usable else 0.0, usable * status.f_frsize)
 
 
 def refuse_network(base: Path) -> None:
-    """Raise ``ConfigError`` if ``base`` lies on a network file system: mapped files and locks need a local disk."""
-    kind = _file_system(base.resolve())
-    if kind in _NETWORK:
+    """Raise ``ConfigError`` if ``base`` is on a network file system: mapped files and locks need a local disk."""
+    file_system = _file_system(base.resolve())
+    if file_system in _NETWORK_FILE_SYSTEMS:
         raise ConfigError(
-            f"{base} lies on a network file system ({kind}); local copies need a local disk",
-            remedy="set `local_dir` (spark.riffle.local_dir) to a folder on a local disk",
+            f"Local copies need a local disk, but {base} is on a network file system ({file_system}).",
+            remedy="Set `local_dir` (spark.riffle.local_dir) to a folder on a local disk.",
             where="local_dir",
             id="RIFFLE-0385",
         )
 
 
 def _file_system(path: Path) -> str:
+    """Return the type of the file system that ``path`` is on, or an empty text if it is unknown."""
     try:
         mounts = [line.split(b" ")[1:3] for line in _MOUNTS.read_bytes().splitlines()]
     except OSError:
         return ""
-    named = [(os.fsdecode(_ESCAPED.sub(_byte, point)), os.fsdecode(kind)) for point, kind in mounts]
-    held = [(len(point), at, kind) for at, (point, kind) in enumerate(named) if path.is_relative_to(point)]
-    return max(held)[2] if held else ""  # of several at one place the last one lies on top
+    found = ""
+    longest = -1
+    for escaped_point, file_system in mounts:
+        point = os.fsdecode(_ESCAPED.sub(_unescaped, escaped_point))
+        if path.is_relative_to(point) and len(point) >= longest:  # the last mount at one point covers the others
+            longest = len(point)
+            found = os.fsdecode(file_system)
+    return found
 
 
-def _byte(escaped: re.Match[bytes]) -> bytes:
-    return bytes([int(escaped[1], 8)])
+def _unescaped(escape: re.Match[bytes]) -> bytes:
+    return bytes([int(escape[1], 8)])
 
 
 class DamagedCopy(CorruptStateError):
-    """A local copy cannot be read. Nothing is lost: ``where`` is its place, and it is rebuilt from the store."""
+    """A local copy cannot be read. Nothing is lost: ``where`` names its file, and it is rebuilt from the store."""
 
 
 def damaged(problem: object, where: Path | str) -> DamagedCopy:
-    """Return the error of a copy that cannot be read."""
+    """Return the error for a copy that cannot be read."""
     return DamagedCopy(
-        f"a local copy is damaged: {problem}",
-        remedy="nothing: it is rebuilt from the store",
+        f"A local copy is damaged: {problem}",
+        remedy="Do nothing. The copy is rebuilt from the store.",
         where=str(where),
         id="RIFFLE-0510",
     )
 
 
 class SealedFile(NamedTuple):
-    """The bytes of one attempt's delta, kept beside the copies."""
+    """A local file with bytes of one attempt's delta."""
 
     version: int
     attempt: str
@@ -143,7 +154,7 @@ class SealedFile(NamedTuple):
 
 
 class IncomingFile(NamedTuple):
-    """A snapshot that has come so far."""
+    """A partly fetched snapshot."""
 
     address: Address
     snapshot_id: str
@@ -156,24 +167,26 @@ def is_member(name: str) -> bool:
 
 
 def sealed_files(folder: Path) -> list[SealedFile]:
-    """Return the sealed deltas in ``folder``, the newest first."""
-    return _files_of_deltas(folder, _SEALED)
+    """Return the deltas in ``folder`` that this member sealed, newest first."""
+    return _delta_files(folder, _SEALED)
 
 
 def fetched_files(folder: Path) -> list[SealedFile]:
-    """Return the files in ``folder`` with parts of deltas that others sealed, the newest first."""
-    return _files_of_deltas(folder, _FETCHED)
+    """Return the files in ``folder`` with parts of deltas that other members sealed, newest first."""
+    return _delta_files(folder, _FETCHED)
 
 
-def _files_of_deltas(folder: Path, names: re.Pattern[str]) -> list[SealedFile]:
-    named = ((path, names.match(path.name)) for path in folder.glob("*"))
-    found = [SealedFile(int(said[1]), said[2], path) for path, said in named if said and path.is_file()]
-    return sorted(found, key=lambda file: (-file.version, file.attempt))
+def _delta_files(folder: Path, names: re.Pattern[str]) -> list[SealedFile]:
+    matches = ((path, names.match(path.name)) for path in folder.glob("*"))
+    files = [SealedFile(int(match[1]), match[2], path) for path, match in matches if match and path.is_file()]
+    return sorted(files, key=lambda file: (-file.version, file.attempt))
 
 
 def incoming_files(folder: Path) -> list[IncomingFile]:
-    """Return the half-fetched snapshots below ``folder``, by store."""
-    named = ((path, _INCOMING.match(path.name)) for path in folder.glob("*/*"))
+    """Return the partly fetched snapshots below ``folder``."""
+    matches = ((path, _INCOMING.match(path.name)) for path in folder.glob("*/*"))
     return [
-        IncomingFile((path.parent.name, int(said[1])), said[2], path) for path, said in named if said and path.is_file()
+        IncomingFile((path.parent.name, int(match[1])), match[2], path)
+        for path, match in matches
+        if match and path.is_file()
     ]

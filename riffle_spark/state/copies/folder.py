@@ -1,18 +1,23 @@
-"""A member's folder on local disk. Knows who may use it and where copies lie in it. Does not know what copies hold.
+"""A member's folder on the local disk: who may use it, and where its copies are.
 
-    <local_dir>/<root id>/<member>/owner                     whose folder it is: "<application>/<executor>"
+    <local_dir>/<root id>/<member>/owner                     the owning executor: "<application>/<executor>"
                                   /stacks/<store>/<0042>     which parts make up a copy
-                                  /stacks/<store>/<0042>.*   parts of it: snapshots, and what was merged
-                                  /sealed/<version>-<attempt> the deltas this member sealed, as bytes
+                                  /stacks/<store>/<0042>.*   parts of it: snapshots and merged parts
+                                  /sealed/<version>-<attempt> the deltas that this member sealed, as bytes
                                   /fetched/<version>-<attempt>.* parts of deltas that others sealed
-                                  /incoming/<store>/...      snapshots that are half fetched
+                                  /incoming/<store>/...      partly fetched snapshots
 
-Theory of operation. A folder outlives its executor. A new executor takes one whose owner is not alive, by writing its
-own id under an exclusive, non-blocking lock; every use holds a shared lock and finds its own id first. So a folder is
-never used by two executors, and a late task of a dead executor stops at the door. Claims on one host are taken one at
-a time. Every use sets the ``owner`` file's time. So a new executor finds the warmest of several folders, and folders to
-which no executor returns can be removed. Folders have mode 0700, because they hold rows. A folder of another user or a
-symbolic link is not used: its files may be forged.
+Theory of operation.
+
+1. A folder outlives its executor. A new executor takes over a folder whose owner is dead. It writes its own id to the
+   ``owner`` file under an exclusive, non-blocking lock.
+2. Every use holds a shared lock and first checks that ``owner`` names the user. So two executors never use one folder,
+   and a late task of a dead executor stops before it does anything.
+3. Claims on one host are made one at a time.
+4. Every use updates the time of the ``owner`` file. So a new executor finds the most recently used folder, and unused
+   folders can be deleted.
+5. Folders have mode 0700, because they hold rows. A folder of another user or a symbolic link is not used, because its
+   files may be forged.
 """
 
 import fcntl
@@ -23,27 +28,34 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from riffle_spark.errors import LocalDiskError, OutOfDate
 from riffle_spark.private_folders import PRIVATE, ForeignFolder, make_private, narrow
-from riffle_spark.state.copies.abandoned import claims_of, is_free, owners_in, remove_strays, unless_used
+from riffle_spark.state.copies.abandoned import (
+    is_free,
+    lock_claims,
+    lock_exclusively,
+    owner_files,
+    remove_leftovers,
+)
 from riffle_spark.state.copies.disk import SealedFile, disk_refused, fetched_files, refuse_network, sealed_files
 from riffle_spark.state.copies.stack import PART, STACKS, Stacks
 
 __all__ = ["Folder", "claim"]
 
-_LOOKS = 60
-_LOOK_SECONDS = 0.05
-_SPARE_FILES_MAX = 256
-_SPARE_BYTES_MIN = 256 << 10
-_SPARE_SHARE = 0.1
-"""Deltas that no stack has may be wanted by one that lags: as many bytes as this share of those that stacks have."""
-_PROBE_BYTES = 1 << 20
-_ADVANCING = "advancing"
+_CLAIM_TRIES: Final = 60
+_CLAIM_PAUSE_SECONDS: Final = 0.05
+_SPARE_FILES_MAX: Final = 256
+_SPARE_BYTES_MIN: Final = 256 << 10
+_SPARE_SHARE: Final = 0.1
+"""Deltas that no stack uses may be kept for stacks that lag, up to this share of the bytes that stacks use."""
+_PROBE_BYTES: Final = 1 << 20
+_ADVANCING: Final = "advancing"
 
 
 class Folder:
-    """One member's folder. ``member`` is its name, and the member's."""
+    """One member's folder. ``member`` is the name of the folder and of the member."""
 
     def __init__(self, path: Path, owner: str) -> None:
         self.path = path
@@ -56,7 +68,8 @@ class Folder:
     def used(self) -> Iterator[None]:
         """Hold the folder for its owner.
 
-        Raises ``OutOfDate`` if another executor has taken it over, or if it is gone: the next attempt claims anew.
+        Raises ``OutOfDate`` if another executor has taken it over or if it is gone. The next attempt claims a folder
+        again.
         """
         with self._on_disk():
             file = (self.path / "owner").open("r", errors="replace")
@@ -66,7 +79,7 @@ class Folder:
                 owner = file.read()
             if owner != self._owner:
                 raise OutOfDate(
-                    "this executor's folder was taken over by another one", where=str(self.path), id="RIFFLE-0386"
+                    "Another executor has taken over this executor's folder.", where=str(self.path), id="RIFFLE-0386"
                 )
             with self._on_disk():
                 os.utime(file.fileno())
@@ -74,19 +87,19 @@ class Folder:
 
     @contextmanager
     def _on_disk(self) -> Iterator[None]:
-        """Tell what the disk refuses in words of ours: the folder is gone, or it cannot be used."""
+        """Convert errors of the disk: the folder is gone, or the disk refuses."""
         try:
             yield
         except OSError as error:
             if not (self.path / "owner").exists():
                 raise OutOfDate(
-                    "this executor's folder is gone from its disk", where=str(self.path), id="RIFFLE-0387"
+                    "This executor's folder is gone from its disk.", where=str(self.path), id="RIFFLE-0387"
                 ) from error
-            raise disk_refused(f"a local copy cannot be kept: {error}", self.path) from error
+            raise disk_refused(f"Cannot keep local copies: {error}", self.path) from error
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold what one piece of upkeep at a time may do. Raises ``OutOfDate`` if another one is at work here."""
+    def locked_for_upkeep(self) -> Iterator[None]:
+        """Hold the folder's upkeep lock. Raises ``OutOfDate`` if another upkeep task holds it."""
         with self._on_disk():
             file = (self.path / "upkeep").open("a")
         with file:
@@ -94,23 +107,25 @@ class Folder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise OutOfDate(
-                    "another piece of upkeep is still at work", where=str(self.path), id="RIFFLE-0388"
+                    "Another upkeep task still runs in this folder.", where=str(self.path), id="RIFFLE-0388"
                 ) from None
             yield
 
     def tidy(self, added_before: float) -> bool:
-        """Remove what processes of this owner that died left half done, but of half-fetched snapshots only those not
-        added to since that time (seconds, Unix); return whether nobody was in, so that it was safe.
+        """Remove what dead processes of this owner left unfinished. Return ``False`` if the folder was in use.
+
+        Partly fetched snapshots are kept if they were added to since ``added_before`` (Unix time, seconds).
         """
-        with self._on_disk(), unless_used(self.path / "owner") as free:
-            if free and self.is_of_owner():
-                remove_strays(self.path, added_before)
-            return free
+        with self._on_disk(), lock_exclusively(self.path / "owner") as is_locked:
+            if is_locked and self.is_of_owner():
+                remove_leftovers(self.path, added_before)
+            return is_locked
 
     @contextmanager
-    def advancing(self) -> Iterator[None]:
-        """Have files of deltas stay for the length of the block, be they on a stack or not yet. Nobody waits: at the
-        moment that another process looks for those to remove, this does nothing.
+    def deltas_kept(self) -> Iterator[None]:
+        """Keep files of deltas from being deleted during the block, whether or not a stack lists them yet.
+
+        The lock does not wait. It has no effect while another process is choosing files to delete.
         """
         with self._on_disk():
             file = (self.path / _ADVANCING).open("a")
@@ -120,42 +135,40 @@ class Folder:
             yield
 
     def is_of_owner(self) -> bool:
-        """Tell whether the folder is still there and its owner's."""
+        """Tell whether the folder exists and belongs to its owner."""
         try:
             return (self.path / "owner").read_text(errors="replace") == self._owner
         except OSError:
             return False
 
     def stacks(self, store: str) -> Stacks:
-        """Return the stacks of a store. Whoever looks at many key-groups asks once."""
+        """Return the stacks of a store. Reuse the result for many key-groups: it lists the folder once."""
         return Stacks(self.path, store)
 
     def stores(self) -> list[str]:
         """Return the stores that have stacks here, sorted."""
         return sorted(path.name for path in self.path.glob("stacks/*"))
 
-    def held(self, store: str) -> set[int]:
-        """Return the key-groups of a store of which there is a copy, whatever it is worth."""
+    def key_groups(self, store: str) -> set[int]:
+        """Return the key-groups of a store that have a copy, even an unreadable one."""
         return set(self.stacks(store).key_groups())
 
     def copies(self) -> list[tuple[str, int]]:
-        """Return (store, key-group) of every current copy, sorted."""
+        """Return (store, key-group) of every copy, sorted."""
         return [(store, key_group) for store in self.stores() for key_group in self.stacks(store).key_groups()]
 
     def drop(self, store: str, key_group: int, stacks: Stacks | None = None) -> None:
-        """Remove the current copy of a key-group, if there is one; ``stacks`` are the store's where they were looked
-        at already.
-        """
+        """Remove a key-group's copy, if there is one. ``stacks`` are the store's, if they were listed before."""
         with self._on_disk():
             (stacks or self.stacks(store)).drop(key_group)
 
     def wipe(self) -> None:
-        """Remove everything but the claim: all copies, sealed deltas and what was half fetched."""
+        """Remove everything but the claim: copies, sealed deltas and partly fetched snapshots."""
         for path in [path for path in self.path.iterdir() if path.is_dir()]:
             shutil.rmtree(path, ignore_errors=True)
 
     def keep_sealed(self, version: int, attempt: str, data: bytes) -> bool:
-        """Keep the bytes of a sealed delta; return whether the disk took them (a failure harms nothing)."""
+        """Write a sealed delta to a local file. Return ``False`` if the disk refuses, which is harmless."""
         path = self.sealed / f"{version}-{attempt}"
         part = path.with_suffix(".part")
         try:
@@ -168,7 +181,7 @@ class Folder:
             return False
         return True
 
-    def try_disk(self) -> None:
+    def probe_disk(self) -> None:
         """Write some bytes here and remove them. Raises ``LocalDiskError`` if the disk refuses."""
         probe = self.path / "probe"
         with self._on_disk():
@@ -179,61 +192,65 @@ class Folder:
                     probe.unlink()
 
     def sealed_file(self, version: int, attempt: str) -> Path:
-        """Return where the sealed delta of an attempt lies, if it was kept."""
+        """Return the path of an attempt's sealed delta, which may not exist."""
         return self.sealed / f"{version}-{attempt}"
 
-    def fetched_file(self, version: int, attempt: str) -> Path:
+    def new_fetched_file(self, version: int, attempt: str) -> Path:
         """Return a new path for parts of a delta that another member sealed."""
         self.fetched.mkdir(PRIVATE, exist_ok=True)
         return self.fetched / f"{version}-{attempt}.{uuid.uuid4().hex}"
 
     def sealed_attempts(self) -> tuple[str, ...]:
-        """Return the attempts whose sealed deltas lie here, sorted."""
+        """Return the attempts whose sealed deltas are here, sorted."""
         return tuple(sorted(file.attempt for file in sealed_files(self.sealed)))
 
-    def forget_deltas(self) -> None:
-        """Remove files of deltas that no stack has any more, but for a few that a stack which lags may still want: they
-        are in the store. What is as new as the newest stack (the newest delta, where there is none) may be about to
-        be put on one, or folded, and stays; so does everything while somebody is about to.
+    def remove_unused_deltas(self) -> None:
+        """Remove files of deltas that no stack uses, except a few that a lagging stack may still need.
 
-        New is by epoch, then by version: stacks may be left of a line with higher versions that was rolled back.
+        A lagging stack can also get them from the store. Files as new as the newest stack (as the newest delta, if
+        there is no stack) are kept, because a task may be about to put them on a stack. While a task holds
+        ``deltas_kept``, nothing is removed. Files are ordered by epoch, then version, because a rolled back line may
+        have left stacks with higher versions.
         """
         deltas = self._deltas()
-        if not deltas or not self._nobody_advances():
+        if not deltas or not self._can_remove_deltas():
             return
         stores = [self.stacks(store) for store in self.stores()]
-        read = [stacks.read(key_group) for stacks in stores for key_group in stacks.key_groups()]
-        held = [stack for stack in read if stack is not None]
-        parts = {part for stack in held for part in stack.parts}
-        wanted = {part.file for part in parts}
-        newest = max(((stack.head.epoch, stack.head.version) for stack in held), default=_age(deltas[0]))
-        left = max(sum(part.length for part in parts) * _SPARE_SHARE, _SPARE_BYTES_MIN)
-        spare = [file for file in deltas if f"{file.path.parent.name}/{file.path.name}" not in wanted]
-        for number, file in enumerate(file for file in spare if _age(file) < newest):
+        stacks = [store.read(key_group) for store in stores for key_group in store.key_groups()]
+        readable = [stack for stack in stacks if stack is not None]
+        parts = {part for stack in readable for part in stack.parts}
+        listed = {part.file for part in parts}
+        newest = max(((stack.head.epoch, stack.head.version) for stack in readable), default=_age(deltas[0]))
+        spare_bytes = max(sum(part.length for part in parts) * _SPARE_SHARE, _SPARE_BYTES_MIN)
+        unlisted = [file for file in deltas if f"{file.path.parent.name}/{file.path.name}" not in listed]
+        for number, file in enumerate(file for file in unlisted if _age(file) < newest):
             with suppress(OSError):
-                left -= file.path.stat().st_size
-                if number >= _SPARE_FILES_MAX or left < 0 or file.path.parent == self.fetched:
+                spare_bytes -= file.path.stat().st_size
+                if number >= _SPARE_FILES_MAX or spare_bytes < 0 or file.path.parent == self.fetched:
                     file.path.unlink(missing_ok=True)
 
-    def forget_parts(self, reads: Callable[[bytes], bool], head_bytes: int) -> list[tuple[str, int]] | None:
-        """Remove files of parts of which ``reads``, given so many of their first bytes, says that nobody can read them,
-        and the copies that have such; return (store, key-group) of these. ``None`` while somebody is about to put parts
-        on stacks: then nothing is done.
+    def remove_undecryptable(
+        self, can_decrypt: Callable[[bytes], bool], header_bytes: int
+    ) -> list[tuple[str, int]] | None:
+        """Remove the part files whose header ``can_decrypt`` rejects, and the copies that use them.
+
+        Return (store, key-group) of the removed copies, or ``None`` if a task holds ``deltas_kept``. Then nothing is
+        removed.
         """
         files = [*(file.path for file in self._deltas()), *self.path.glob(f"{STACKS}/*/*{PART}")]
-        gone = {path for path in files if not reads(_head_of(path, head_bytes))}
-        if gone and not self._nobody_advances():
+        rejected = {path for path in files if not can_decrypt(_read_header(path, header_bytes))}
+        if rejected and not self._can_remove_deltas():
             return None
-        names = {str(path.relative_to(self.path)) for path in gone}
-        dropped = [copy for copy in self.copies() if self._drop_if_of(*copy, names)] if gone else []
-        for path in gone:
+        names = {str(path.relative_to(self.path)) for path in rejected}
+        dropped = [copy for copy in self.copies() if self._drop_if_using(*copy, names)] if rejected else []
+        for path in rejected:
             path.unlink(missing_ok=True)
         return dropped
 
-    def _drop_if_of(self, store: str, key_group: int, names: Collection[str]) -> bool:
+    def _drop_if_using(self, store: str, key_group: int, files: Collection[str]) -> bool:
         stacks = self.stacks(store)
         stack = stacks.read(key_group)
-        if stack is None or not any(part.file in names for part in stack.parts):
+        if stack is None or not any(part.file in files for part in stack.parts):
             return False
         self.drop(store, key_group, stacks)
         return True
@@ -242,10 +259,10 @@ class Folder:
         files = [*sealed_files(self.sealed), *fetched_files(self.fetched)]
         return sorted(files, key=_age, reverse=True)
 
-    def _nobody_advances(self) -> bool:
-        """Tell whether nobody is about to put files of deltas on stacks. Those that come from now on are new ones."""
+    def _can_remove_deltas(self) -> bool:
+        """Tell whether no task holds ``deltas_kept``. Files that tasks write after this call are new ones."""
         try:
-            with (self.path / _ADVANCING).open("rb") as file:  # whoever advances has made it: a full disk is no matter
+            with (self.path / _ADVANCING).open("rb") as file:  # not created here, so a full disk does not matter
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except FileNotFoundError:
             return True
@@ -255,11 +272,11 @@ class Folder:
 
 
 def _age(file: SealedFile) -> tuple[int, int]:
-    """Return what deltas are older or newer by: the epoch, then the version."""
+    """Return (epoch, version), by which deltas are ordered."""
     return int(file.attempt.partition("-")[0]), file.version
 
 
-def _head_of(path: Path, size_bytes: int) -> bytes:
+def _read_header(path: Path, size_bytes: int) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(size_bytes)
@@ -268,13 +285,12 @@ def _head_of(path: Path, size_bytes: int) -> bytes:
 
 
 def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> Folder:
-    """Return the folder of ``owner`` below ``base``: its own, else a free one, else a new one.
+    """Return the folder of ``owner`` below ``base``: its own, else the most recently used free one, else a new one.
 
-    ``live`` are the owners the driver sees alive; a folder of any other is free, and so is one whose owner's process
-    has ended on this machine, which is known here sooner than to the driver. Of several free ones the one used last is
-    taken; none is where a process that hangs has the lock of all claims. ``process`` names the owner's (``abandoned``
-    reads it), if that is known. Raises ``ConfigError`` on a network file system, ``LocalDiskError`` if the disk
-    refuses, or if ``base`` belongs to another user or is a symbolic link.
+    A folder is free if its owner is not among the ``live`` owners that the driver sees, or if the owner's process has
+    ended on this machine. No free folder is taken while another process holds the lock of all claims. ``process`` is
+    the owner's process, as ``abandoned.process_name`` returns it. Raises ``ConfigError`` on a network file system,
+    ``LocalDiskError`` if the disk refuses or if ``base`` belongs to another user or is a symbolic link.
     """
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
@@ -282,45 +298,44 @@ def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> F
         _narrow(base)
         refuse_network(base)
         try:
-            folder = _claimed(base, owner, live, process)
-        except TimeoutError:  # a process that hangs keeps all others from what is free, not from what is theirs
-            folder = _its_own(owners_in(base), owner, process) or _begun(base, owner, process)
+            folder = _claim_locked(base, owner, live, process)
+        except TimeoutError:  # without the lock only its own folder or a new one is safe to use
+            folder = _find_own(owner_files(base), owner, process) or _create(base, owner, process)
         _narrow(folder.path)
     except OSError as error:
-        raise disk_refused(f"no folder for local copies can be made: {error}", base) from error
+        raise disk_refused(f"Cannot create a folder for local copies: {error}", base) from error
     return folder
 
 
 def _narrow(folder: Path) -> None:
-    """Remove other users' rights to a folder, whatever umask or version made it. Raises ``LocalDiskError`` if another
-    user owns it.
-    """
+    """Remove other users' rights to a folder. Raises ``LocalDiskError`` if another user owns it."""
     try:
         narrow(folder)
     except ForeignFolder as foreign:
         raise LocalDiskError(
-            f"a folder for local copies {foreign}",
-            remedy="remove it, or set `local_dir` (spark.riffle.local_dir) to a folder of this user's own",
+            f"Cannot use the folder for local copies, because it {foreign}.",
+            remedy="Remove it, or set `local_dir` (spark.riffle.local_dir) to a folder that this user owns.",
             where=str(folder),
             id="RIFFLE-0389",
         ) from foreign
 
 
-def _claimed(base: Path, owner: str, live: Collection[str], process: str) -> Folder:
-    looks = 0
+def _claim_locked(base: Path, owner: str, live: Collection[str], process: str) -> Folder:
+    tries = 0
     while True:
-        with claims_of(base) as owners:
-            own = _its_own(owners, owner, process)
+        with lock_claims(base) as owners:
+            own = _find_own(owners, owner, process)
             free = [path for path in owners if own is None and is_free(path, live)]
-            taken = (Folder(path.parent, owner) for path in free if _take(path, owner, live, process))
-            if (found := own or next(taken, None)) is not None or not free or looks == _LOOKS:
-                return found or _begun(base, owner, process)
-        # A dead executor's Python worker is in there and about to notice; its copies are worth the wait, not others'.
-        looks += 1
-        time.sleep(_LOOK_SECONDS)
+            taken = (Folder(path.parent, owner) for path in free if _take_over(path, owner, live, process))
+            folder = own or next(taken, None)
+            if folder is not None or not free or tries == _CLAIM_TRIES:
+                return folder or _create(base, owner, process)
+        # A dead executor's Python worker still uses the free folder. Its copies are worth a short wait.
+        tries += 1
+        time.sleep(_CLAIM_PAUSE_SECONDS)
 
 
-def _its_own(owners: Iterable[Path], owner: str, process: str) -> Folder | None:
+def _find_own(owners: Iterable[Path], owner: str, process: str) -> Folder | None:
     for path in owners:
         if path.read_text(errors="replace") == owner:
             (path.parent / "process").write_text(process)
@@ -328,14 +343,14 @@ def _its_own(owners: Iterable[Path], owner: str, process: str) -> Folder | None:
     return None
 
 
-def _begun(base: Path, owner: str, process: str) -> Folder:
+def _create(base: Path, owner: str, process: str) -> Folder:
     folder = base / _new_name()
     folder.mkdir(PRIVATE)
-    return _signed(folder, owner, process)
+    return _sign(folder, owner, process)
 
 
-def _signed(folder: Path, owner: str, process: str) -> Folder:
-    """Say whose the folder is, its process first: with the one before, which has ended, it would be free at once."""
+def _sign(folder: Path, owner: str, process: str) -> Folder:
+    """Write the owner's process and then the owner. With the old process, which has ended, it would be free at once."""
     (folder / "process").write_text(process)
     (folder / "owner").write_text(owner)
     return Folder(folder, owner)
@@ -345,11 +360,11 @@ def _new_name() -> str:
     return f"m{uuid.uuid4().hex[:12]}"
 
 
-def _take(path: Path, owner: str, live: Collection[str], process: str) -> bool:
-    """Write ``owner`` into a free folder; what the one before left half done goes while nobody can be in it."""
-    with unless_used(path) as free:
-        if not free or not is_free(path, live):
+def _take_over(path: Path, owner: str, live: Collection[str], process: str) -> bool:
+    """Write ``owner`` into a free folder and remove what its last owner left unfinished, unless it is in use."""
+    with lock_exclusively(path) as is_locked:
+        if not is_locked or not is_free(path, live):
             return False
-        remove_strays(path.parent)
-        _signed(path.parent, owner, process)
+        remove_leftovers(path.parent)
+        _sign(path.parent, owner, process)
         return True

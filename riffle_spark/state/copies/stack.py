@@ -1,18 +1,19 @@
-"""Which parts make up one key-group's copy, and the small file that says so. Does not know what is in a part.
+"""The parts of each key-group's local copy, and the small files that list them.
 
-    <0042>.<number>-<copy>.stack       a list of parts; the one of the greatest number counts
+    <0042>.<number>-<copy>.stack       a list of parts; the one with the highest number is current
     <0042>.<unique>.part               a part that this member merged for this key-group
     <0042>.<unique>.<snapshot id>.part a snapshot of this key-group
 
-Theory of operation. A copy is a stack of parts, the oldest at the bottom; a row further up hides those of its key
-below. Parts lie in files that never change, and neither does a list of them: a longer or shorter one is a new file with
-the next number, written before the one before goes. So whoever reads finds one or the other, and nobody waits; a list
-that is torn, by a crash or in the midst of being written, is passed over. Nothing is synced, and nothing is renamed:
-to replace a file makes file systems write it out at once, 4 ms each. A part that no list has may be one that another
-process is about to put on a list: it stays while anybody is in the folder (``abandoned`` removes it).
+Theory of operation. A copy is a stack of parts, oldest first. A row hides the rows of its key in older parts.
 
-Of two processes that replace one list, one does. It holds a lock on the old one, for which nobody waits, until the new
-one is written and the old one gone; and the new one's name follows from the old one's, so it can be taken once.
+1. Part files and lists never change. A longer or shorter list is a new file with the next number. It is written before
+   the old list is deleted, so a reader finds one or the other without waiting. A torn list fails its checksum and is
+   ignored.
+2. Nothing is synced or renamed. Replacing a file makes file systems write it out at once, which takes 4 ms.
+3. A part that no list names may be one that another process is about to list. It is deleted only while no process uses
+   the folder (``abandoned``).
+4. If two processes replace the same list, one of them succeeds. It holds a non-blocking lock on the old list until the
+   new one is written and the old one deleted. The new name follows from the old one, so it can be created only once.
 """
 
 import errno
@@ -38,22 +39,24 @@ from riffle_spark.state.schemas.history import FIRST
 __all__ = ["LIST", "PART", "STACKS", "Signature", "Stack", "StackedPart", "Stacks", "signature_of"]
 
 Signature = tuple[int, int, int, int]
-"""Inode, bytes, and when content and inode changed last (ns): whatever writes to a file changes one of them."""
-_KEPT_MOST = 65_536
+"""A file's inode, size, and last changes of content and inode (ns). Every write to a file changes one of them."""
+_CACHED_LISTS_MAX = 65_536
 _TRIES = 3
 _FORMAT = 2
-"""The seed of a list's checksum: a list of another format is none."""
+"""The seed of a list's checksum, so that a list of another format is ignored."""
 _FILE = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/){1,3}[A-Za-z0-9_-][A-Za-z0-9._-]*\Z")
 LIST = ".stack"
 STACKS = "stacks"
-"""The folder of lists and of parts that are one key-group's alone."""
+"""The folder of the lists and of the parts that belong to one key-group."""
 PART = ".part"
-_OURS = re.compile(r"([0-9]{4,5})\.([0-9]{10,18})(-[0-9a-f]+\.stack)\Z")
+_LIST_NAME = re.compile(r"([0-9]{4,5})\.([0-9]{10,18})(-[0-9a-f]+\.stack)\Z")
 
 
 class StackedPart(NamedTuple):
-    """A part: its file below the member's folder, the range in it, the checksum (XXH3-64) of these bytes, its rows, the
-    epoch of the newest of them, and the id of the declaration by which this member wrote it anew, if it did.
+    """A part of a stack: a byte range of a file below the member's folder.
+
+    ``checksum`` is the XXH3-64 of the bytes and ``epoch`` that of the newest row. ``declaration`` is the id of the
+    store's declaration under which this member rewrote the part, if it did.
     """
 
     file: str
@@ -67,12 +70,12 @@ class StackedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The parts that lead to ``head``, the oldest first."""
+    """The parts of a copy at ``head``, oldest first."""
 
     head: Head = EMPTY_HEAD
     parts: tuple[StackedPart, ...] = ()
 
-    def extended(self, head: Head, parts: Iterable[StackedPart]) -> "Stack":
+    def with_parts(self, head: Head, parts: Iterable[StackedPart]) -> "Stack":
         """Return the stack with more parts on top."""
         return Stack(head, (*self.parts, *parts))
 
@@ -82,32 +85,34 @@ class Stack:
         return sum(part.length for part in self.parts)
 
     def to_bytes(self, address: Address) -> bytes:
-        """Return the stack as a file holds it: a checksum, a line feed, one line of JSON that names the key-group."""
+        """Return the bytes of the list file: a checksum, a line feed, and one line of JSON that names the key-group."""
         rows = [[*part[:3], f"{part.checksum:016x}", *part[4:]] for part in self.parts]
         body = json.dumps([*address, *self.head, rows], separators=(",", ":")).encode()
         return b"%s\n%s" % (_checksum(body), body)
 
     @staticmethod
     def from_bytes(data: bytes, address: Address) -> "Stack | None":
-        """Return the stack that ``to_bytes`` gave, ``None`` for anything else."""
-        said, _, body = data.partition(b"\n")
-        if said != _checksum(body):
+        """Return the stack that ``to_bytes`` wrote for this key-group, or ``None`` for any other bytes."""
+        checksum, _, body = data.partition(b"\n")
+        if checksum != _checksum(body):
             return None
         try:
             store, key_group, version, attempt, rows = json.loads(body)
-            parts = tuple(StackedPart(name, at, length, int(sum_, 16), *rest) for name, at, length, sum_, *rest in rows)
+            parts = tuple(
+                StackedPart(file, start, length, int(digits, 16), *rest) for file, start, length, digits, *rest in rows
+            )
             head = Head(version, attempt)
-            is_ours = (store, key_group) == address and is_possible(head) and all(map(_is_possible, parts))
-            return Stack(head, parts) if is_ours else None
+            is_valid = (store, key_group) == address and is_possible(head) and all(map(_is_possible, parts))
+            return Stack(head, parts) if is_valid else None
         except UNREADABLE:
             return None
 
 
 class Stacks:
-    """The stacks of one ``store`` in one member's folder, as one task sees them: they are listed once, and again where
-    a list turns out to be gone. One that another process begins meanwhile is seen by those who look again.
+    """The stacks of one ``store`` in one member's folder, as one task sees them.
 
-    Lists that were read are kept in this process.
+    The folder is listed once, and again if a list has disappeared. ``refresh`` makes stacks visible that another
+    process has started since. Lists that were read are cached in this process.
     """
 
     def __init__(self, folder: Path, store: str) -> None:
@@ -116,8 +121,8 @@ class Stacks:
         self._path = f"{folder}/{self._prefix}"
         self._names: dict[int, list[str]] | None = None
 
-    def look_again(self) -> None:
-        """List the stacks anew when one is needed next."""
+    def refresh(self) -> None:
+        """List the folder again when a stack is needed next."""
         self._names = None
 
     def key_groups(self) -> list[int]:
@@ -129,24 +134,24 @@ class Stacks:
         return self._listed()[key_group][-1]
 
     def _listed(self) -> dict[int, list[str]]:
-        """Return the names of lists by key-group, the newest last."""
+        """Return the names of the lists by key-group, newest last."""
         if self._names is None:
             self._names = {}
             with suppress(FileNotFoundError, NotADirectoryError):
-                for name in sorted(os.listdir(self._path)):  # noqa: PTH208 - names alone
-                    if named := _OURS.match(name):
-                        self._names.setdefault(int(named[1]), []).append(name)
+                for name in sorted(os.listdir(self._path)):  # noqa: PTH208 - only names are needed
+                    if match := _LIST_NAME.match(name):
+                        self._names.setdefault(int(match[1]), []).append(name)
         return self._names
 
     def has(self, key_group: int) -> bool:
-        """Tell whether a key-group has a stack, whatever it is worth; its newest list is looked for on the disk."""
+        """Tell whether a key-group has a list on the disk, even if it cannot be read."""
         names = self._listed().get(key_group)
         if names and not os.path.exists(self._path + names[-1]):  # noqa: PTH110 - half the time
-            self.look_again()  # another process has put a new one in its place, or none
+            self.refresh()  # another process has replaced or dropped it
         return key_group in self._listed()
 
     def read(self, key_group: int) -> Stack | None:
-        """Return a key-group's stack, ``None`` if there is none that can be read."""
+        """Return a key-group's stack, or ``None`` if it has no readable list."""
         for _ in range(_TRIES):
             for name in reversed(self._listed().get(key_group, ())):
                 stack = self._read(key_group, name)
@@ -158,143 +163,140 @@ class Stacks:
 
     def _read(self, key_group: int, name: str) -> Stack | None:
         path = self._path + name
-        kept = _kept.get(path)
-        if kept is not None:
-            return kept
+        cached = _cached_stacks.get(path)
+        if cached is not None:
+            return cached
         try:
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - half the time of Path.read_bytes
                 stack = Stack.from_bytes(file.read(), (self.store, key_group))
         except OSError:
             return None
         if stack is not None:
-            _keep(path, stack)
+            _cache(path, stack)
         return stack
 
-    def switch(self, key_group: int, before: Stack | None, stack: Stack) -> bool:
-        """Make ``stack`` the key-group's, and remove the files that it alone had and has no more.
+    def replace(self, key_group: int, expected: Stack | None, stack: Stack) -> bool:
+        """Replace the key-group's stack, if it still is ``expected``, and delete the files that only the old one used.
 
-        Return ``False``, with nothing done, if the stack is not ``before`` any more: another process was quicker.
-        Raises ``OSError`` if the disk refuses; what was to be the key-group's alone then goes.
+        Return ``False`` and change nothing if another process has replaced it first. Raises ``OSError`` if the disk
+        refuses; the files that only the new stack would have used are then deleted.
         """
-        if not self._is_still(key_group, before):
+        if not self._is_current(key_group, expected):
             return False
         names = self._listed().get(key_group, [])
-        name = _next(names[-1]) if names else f"{key_group:04d}.{0:010d}-{uuid.uuid4().hex[:8]}{LIST}"
-        is_switched = False
+        name = _next_name(names[-1]) if names else f"{key_group:04d}.{0:010d}-{uuid.uuid4().hex[:8]}{LIST}"
+        is_replaced = False
         try:
-            with self._held(names) as is_mine:
-                is_switched = is_mine and self._put(name, stack.to_bytes((self.store, key_group)))
-                if is_switched:
-                    _keep(self._path + name, stack)
+            with self._locked(names) as is_locked:
+                is_replaced = is_locked and self._create(name, stack.to_bytes((self.store, key_group)))
+                if is_replaced:
+                    _cache(self._path + name, stack)
                     self._listed()[key_group] = [name]
                     self._remove(names)
         except OSError:
-            if not is_switched:
+            if not is_replaced:
                 with suppress(OSError):
-                    self._remove(self._own(stack, before))
+                    self._remove(self._own_files(stack, expected))
             raise
-        if not is_switched:
-            self.look_again()
-        elif before is not None:
-            self._remove(self._own(before, stack))
-        return is_switched
+        if not is_replaced:
+            self.refresh()
+        elif expected is not None:
+            self._remove(self._own_files(expected, stack))
+        return is_replaced
 
     @contextmanager
-    def _held(self, names: Sequence[str]) -> Iterator[bool]:
-        """Hold a key-group's lists against others who would replace them; yield whether all are there and were free.
-
-        One that hangs meanwhile keeps them from it: they go on with what they have, as ever.
-        """
-        held: list[int] = []
-        is_mine = False
+    def _locked(self, names: Sequence[str]) -> Iterator[bool]:
+        """Lock a key-group's lists against replacement, without waiting. Yield whether all exist and were unlocked."""
+        descriptors: list[int] = []
+        is_locked = False
         try:
             with suppress(FileNotFoundError, BlockingIOError):
                 for name in names:
-                    held.append(os.open(self._path + name, os.O_RDONLY))
-                    fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_mine = all(os.fstat(one).st_nlink for one in held)
-            yield is_mine
+                    descriptors.append(os.open(self._path + name, os.O_RDONLY))
+                    fcntl.flock(descriptors[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_locked = all(os.fstat(descriptor).st_nlink for descriptor in descriptors)
+            yield is_locked
         finally:
-            for descriptor in held:
+            for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _put(self, name: str, data: bytes) -> bool:
-        """Write a list; return whether its name was free."""
+    def _create(self, name: str, data: bytes) -> bool:
+        """Write a list. Return ``False`` if its name is taken."""
         try:
             _write(self._path + name, data)
         except FileExistsError:
             return False
         except FileNotFoundError:
             make_private(Path(self._path))
-            return self._put(name, data)
+            return self._create(name, data)
         except OSError:
             with suppress(OSError):
                 self._remove([name])
             raise
         return True
 
-    def _own(self, stack: Stack, but: Stack | None = None) -> list[str]:
-        """Return the names of a stack's files that are the key-group's alone, without those that another one has."""
+    def _own_files(self, stack: Stack, other: Stack | None = None) -> list[str]:
+        """Return the names of a stack's files that belong to this key-group and that ``other`` does not use."""
         files = {part.file for part in stack.parts}
-        if but is not None:
-            files -= {part.file for part in but.parts}
+        if other is not None:
+            files -= {part.file for part in other.parts}
         return [file[len(self._prefix) :] for file in files if file.startswith(self._prefix)]
 
-    def _is_still(self, key_group: int, before: Stack | None) -> bool:
-        if self.read(key_group) != before:
+    def _is_current(self, key_group: int, stack: Stack | None) -> bool:
+        if self.read(key_group) != stack:
             return False
-        return before is None or (self.has(key_group) and self.read(key_group) == before)
+        return stack is None or (self.has(key_group) and self.read(key_group) == stack)
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
-            _kept.pop(self._path + name, None)
+            _cached_stacks.pop(self._path + name, None)
             with suppress(FileNotFoundError):
                 os.unlink(self._path + name)  # noqa: PTH108 - half the time of Path.unlink
 
-    def replaced(self, key_group: int, some: Sequence[StackedPart], merged: StackedPart) -> Stack | None:
-        """Put one part in the place of those next to each other that were merged to it, and return the stack.
+    def replace_parts(self, key_group: int, parts: Sequence[StackedPart], merged: StackedPart) -> Stack | None:
+        """Replace adjacent parts by the one that they were merged into, and return the new stack.
 
-        Where they are not there any more nothing is done.
+        Return ``None`` and change nothing if the stack no longer holds these parts.
         """
         for _ in range(_TRIES):
-            now = self.read(key_group)
-            at = _place_of(some, now.parts) if now is not None else None
-            if now is None or at is None:
+            current = self.read(key_group)
+            start = _find_adjacent(parts, current.parts) if current is not None else None
+            if current is None or start is None:
                 break
-            stack = Stack(now.head, (*now.parts[:at], merged, *now.parts[at + len(some) :]))
-            if self.switch(key_group, now, stack):
+            stack = Stack(current.head, (*current.parts[:start], merged, *current.parts[start + len(parts) :]))
+            if self.replace(key_group, current, stack):
                 return stack
         return None
 
     def drop(self, key_group: int) -> None:
-        """Remove a key-group's stack, if there is one, with the files that it alone had."""
+        """Delete a key-group's stack, if there is one, with the files that only it used."""
         for _ in range(_TRIES):
-            self.has(key_group)  # another process may have put another one in its place
+            self.has(key_group)  # lists the folder again if another process has replaced the list
             names = self._listed().get(key_group, [])
-            with self._held(names) as is_mine:
-                if is_mine:
+            with self._locked(names) as is_locked:
+                if is_locked:
                     self._drop(key_group, names)
                     return
-            self.look_again()
-        self._drop(key_group, self._listed().get(key_group, []))  # whoever hangs with a list keeps nobody from this
+            self.refresh()
+        self._drop(key_group, self._listed().get(key_group, []))  # the process that holds the lock may hang
 
     def _drop(self, key_group: int, names: Sequence[str]) -> None:
-        read = [self._read(key_group, name) for name in names]
+        stacks = [self._read(key_group, name) for name in names]
         self._listed().pop(key_group, None)
         self._remove(names)
-        for stack in read:
+        for stack in stacks:
             if stack is not None:
-                self._remove(self._own(stack))
+                self._remove(self._own_files(stack))
 
-    def fresh(self, key_group: int, snapshot_id: str = "") -> Path:
-        """Return a new path for a file that only this key-group has: a snapshot, or a merged part if there is no id."""
-        of_snapshot = f".{snapshot_id}" if snapshot_id else ""
-        path = Path(f"{self._path}{key_group:04d}.{uuid.uuid4().hex}{of_snapshot}{PART}")
+    def new_file(self, key_group: int, snapshot_id: str = "") -> Path:
+        """Return a new path for a file of this key-group alone: a snapshot, or a merged part if there is no id."""
+        infix = f".{snapshot_id}" if snapshot_id else ""
+        path = Path(f"{self._path}{key_group:04d}.{uuid.uuid4().hex}{infix}{PART}")
         make_private(path.parent)
         return path
 
     def name_of(self, path: Path) -> str:
-        """Return a file's name as stacks have it."""
+        """Return a file's name as ``StackedPart.file`` holds it."""
         return self._prefix + path.name
 
 
@@ -303,39 +305,45 @@ def _checksum(body: bytes) -> bytes:
 
 
 def _is_possible(part: StackedPart) -> bool:
-    """Tell whether a part lies in a file below the member's folder, somewhere."""
-    _, start, length, _, *others = part
-    return _FILE.match(part.file) is not None and start >= 0 <= length and all(type(one) is int for one in others)
+    """Tell whether a part can be a range of a file below the member's folder."""
+    numbers = part[4:]
+    return (
+        _FILE.match(part.file) is not None
+        and part.start >= 0 <= part.length
+        and all(type(number) is int for number in numbers)
+    )
 
 
-def _next(name: str) -> str:
-    """Return the name of the list that takes a list's place."""
-    found = _OURS.match(name)
-    assert found is not None, "names are of lists"
-    return f"{found[1]}.{int(found[2]) + 1:010d}{found[3]}"
+def _next_name(name: str) -> str:
+    """Return the name of the list that replaces a list."""
+    match = _LIST_NAME.match(name)
+    assert match is not None
+    return f"{match[1]}.{int(match[2]) + 1:010d}{match[3]}"
 
 
-def _place_of(some: Sequence[StackedPart], parts: Sequence[StackedPart]) -> int | None:
-    places = (at for at in range(len(parts) - len(some) + 1) if tuple(parts[at : at + len(some)]) == tuple(some))
-    return next(places, None)
+def _find_adjacent(adjacent: Sequence[StackedPart], parts: Sequence[StackedPart]) -> int | None:
+    """Return the index of the first of these adjacent parts, or ``None`` if they are not there."""
+    count = len(adjacent)
+    starts = (i for i in range(len(parts) - count + 1) if tuple(parts[i : i + count]) == tuple(adjacent))
+    return next(starts, None)
 
 
-_kept: dict[str, Stack] = {}
+_cached_stacks: dict[str, Stack] = {}
 
 
-def _keep(path: str, stack: Stack) -> None:
-    if len(_kept) >= _KEPT_MOST:
-        _kept.clear()
-    _kept[path] = stack
+def _cache(path: str, stack: Stack) -> None:
+    if len(_cached_stacks) >= _CACHED_LISTS_MAX:
+        _cached_stacks.clear()
+    _cached_stacks[path] = stack
 
 
 def signature_of(path: str) -> Signature | None:
-    """Return what tells a file from one that was changed, ``None`` if there is none."""
+    """Return a signature that changes with every write to a file, or ``None`` if there is no file."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - half the time of Path.stat
+        status = os.stat(path)  # noqa: PTH116 - half the time of Path.stat
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _write(path: str, data: bytes) -> None:

@@ -147,7 +147,7 @@ class Follower:
     def _begin_all(self, those: Sequence[CopyProgress]) -> None:
         """Have new copies stand where their chains begin, but for those where another process was quicker."""
         for store in {one.address[0] for one in those}:
-            self._planner.stacks(store).look_again()  # a slot may have restored some while bytes were on their way
+            self._planner.stacks(store).refresh()  # a slot may have restored some while bytes were on their way
         for one in those:
             try:
                 self._begin(one)

@@ -291,7 +291,7 @@ def kept_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, S
         return {}
     head = next(iter(parts)).head
     epoch = head.epoch
-    path = folder.fetched_file(head.version, head.attempt)
+    path = folder.new_fetched_file(head.version, head.attempt)
     name, kept, start = f"{path.parent.name}/{path.name}", {}, 0
     with path.open("wb") as file:
         for link, data in parts.items():

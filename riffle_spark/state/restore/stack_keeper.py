@@ -107,7 +107,7 @@ class StackKeeper:
         ``CorruptStateError`` if an object is damaged or missing, ``UnavailableError`` if the store refuses, ``OSError``
         if the local disk does.
         """
-        with self._folder.advancing():
+        with self._folder.deltas_kept():
             opened, brought = self._brought(entries)
         self._parts.let_go()
         return opened, brought
@@ -127,7 +127,7 @@ class StackKeeper:
             if not broken:
                 return opened, Brought(restores, folds)
             self._parts.look_again()
-            self._stacks.look_again()
+            self._stacks.refresh()
             for key_group in broken:
                 if self._stacks.read(key_group) == stacks[key_group]:  # else another process has replaced it meanwhile
                     self._stacks.drop(key_group)
@@ -160,7 +160,7 @@ class StackKeeper:
         parts = self._parts_of([link for one in work for link in one.plan.links])
         bases = self._bases([one for one in work if one.plan.action == "restore"])
         if bases:
-            self._stacks.look_again()  # upkeep may have been quicker
+            self._stacks.refresh()  # upkeep may have been quicker
         for one in work:
             added = [parts[link] for link in one.plan.links]
             stacks[one.key_group] = self._switched(one, bases.get(one.key_group, ()), added)
@@ -175,8 +175,8 @@ class StackKeeper:
         for _ in range(_TRIES):
             bottom = before if one.plan.action == "fold" else Stack(one.plan.base, tuple(base))
             assert bottom is not None, "links are added to a copy that is there"
-            stack = bottom.extended(one.plan.entry.head, added)
-            if self._stacks.switch(one.key_group, before, stack):
+            stack = bottom.with_parts(one.plan.entry.head, added)
+            if self._stacks.replace(one.key_group, before, stack):
                 return stack
             now = self._stacks.read(one.key_group)
             if before is None or now is None or now.head != before.head:
@@ -199,7 +199,7 @@ class StackKeeper:
     def _bases(self, work: Iterable[_Work]) -> dict[int, tuple[StackedPart, ...]]:
         store = self._schema.store
         wanted = [
-            WantedSnapshot(store, one.key_group, snapshot, self._stacks.fresh(one.key_group, snapshot.id))
+            WantedSnapshot(store, one.key_group, snapshot, self._stacks.new_file(one.key_group, snapshot.id))
             for one in work if (snapshot := one.plan.entry.snapshot) is not None
         ]  # fmt: skip
         try:
@@ -239,7 +239,7 @@ class StackKeeper:
         """
         self._parts.look_again()
         if not self._stacks.has(key_group):
-            self._stacks.look_again()
+            self._stacks.refresh()
         try:
             stack = self.bring({key_group: entry})[0][key_group].stack
         except OutOfDate:
@@ -276,7 +276,7 @@ class StackKeeper:
             for _ in range(_TRIES):
                 before = self._stacks.read(key_group)
                 begin = cache_begins_at(before.head if before else None, entry, at_hand=at_hand)
-                if begin is None or self._stacks.switch(key_group, before, Stack(begin)):
+                if begin is None or self._stacks.replace(key_group, before, Stack(begin)):
                     break
             # A run that was given up may have begun it: the last link's rows are in no part of it.
             is_begun = begin is None and before == Stack(entry.head) and link.rows > 0

@@ -152,7 +152,7 @@ class StackParts:
 
     def _written(self, key_group: int, data: bytes, rows: int, epoch: int) -> StackedPart:
         """Write a part's bytes, not yet encrypted, as a file that only this key-group has."""
-        path = self._stacks.fresh(key_group)
+        path = self._stacks.new_file(key_group)
         name = self._stacks.name_of(path)
         data = self._sealed(data, place_of(name, self._schema.store, key_group))
         try:
@@ -193,7 +193,7 @@ class StackParts:
         table = merged_rows(self.runs(key_group, parts, timer_ms), self._schema, bottom=bottom)
         data = part_codec.encode(table, self._schema.due)
         part = self._written(key_group, data, table.num_rows, max((part.epoch for part in parts), default=FIRST))
-        if self._stacks.replaced(key_group, parts, part) is None:
+        if self._stacks.replace_parts(key_group, parts, part) is None:
             self.discard([part])
         else:
             self._files.forget(parts)
@@ -254,7 +254,7 @@ class StackFollower:
 
     def advance(self, those: Sequence[CopyProgress]) -> int:
         """Add the links that these copies lack, as far as the budget goes; return how many."""
-        with self._folder.advancing():
+        with self._folder.deltas_kept():
             return self._advanced(those)
 
     def _advanced(self, those: Sequence[CopyProgress]) -> int:
@@ -323,8 +323,8 @@ class StackFollower:
                 "the copy went while it followed", remedy="nothing: the next piece restores it", id="RIFFLE-0465"
             )
         if before.head == one.at:
-            stack = before.extended(links[-1].head, [coming[link] for link in links])
-            if self._stacks.switch(key_group, before, stack):
+            stack = before.with_parts(links[-1].head, [coming[link] for link in links])
+            if self._stacks.replace(key_group, before, stack):
                 return stack
         raise OutOfDate(
             "another process moved the copy", remedy="nothing: the next piece looks again", id="RIFFLE-0466"
@@ -335,14 +335,14 @@ class StackFollower:
         key_group, snapshot = one.address[1], one.entry.snapshot
         parts: tuple[StackedPart, ...] = ()
         if snapshot is not None:
-            wanted = WantedSnapshot(*one.address, snapshot, self._stacks.fresh(key_group, snapshot.id))
+            wanted = WantedSnapshot(*one.address, snapshot, self._stacks.new_file(key_group, snapshot.id))
             came = self._incoming.move(one.address, snapshot, wanted.path)
             try:
                 parts = (self._parts.base(wanted, self._came(wanted, came)),)
             except Exception:
                 wanted.path.unlink(missing_ok=True)
                 raise
-        if self._stacks.switch(key_group, self._stacks.read(key_group), Stack(one.entry.base, parts)):
+        if self._stacks.replace(key_group, self._stacks.read(key_group), Stack(one.entry.base, parts)):
             return True
         self._parts.discard(parts)
         return False

@@ -35,7 +35,7 @@ from riffle_spark.messages.upkeep_orders import (
 )  # fmt: skip
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.process.types import spark_schemas
-from riffle_spark.protocol.batch.recorded_requests import apply_settings, read_requests
+from riffle_spark.protocol.batch.stored_requests import apply_stored_settings, read_requests
 from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ownership.view import recorded
 from riffle_spark.protocol.ownership.weights import Weights
@@ -123,7 +123,7 @@ def _record(data: bytes) -> None:
     recorded(record)
     Weights().go_on(record.weights, Groups())
     will = read_requests(record.orders)
-    apply_settings(Settings(), will.settings)
+    apply_stored_settings(Settings(), will.settings)
     for store, text in record.schemas.items():
         schema_of_text(store, text)
         meanings_in(text)

@@ -14,7 +14,7 @@ import urllib3
 from botocore.awsrequest import AWSResponse
 
 from riffle_spark.errors import RiffleError
-from riffle_spark.state.copies.abandoned import is_dead, is_free, remove_strays
+from riffle_spark.state.copies.abandoned import is_dead, is_free, remove_leftovers
 from riffle_spark.state.copies.disk import incoming_files
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import Stack
@@ -108,16 +108,16 @@ def read_folder(data: bytes, folder: Path) -> None:
     for store, key_group in found.copies():
         stacks = found.stacks(store)
         with suppress(OSError):  # as it says: a folder of a list's name, which no disk takes for one
-            stacks.switch(key_group, stacks.read(key_group), Stack())
+            stacks.replace(key_group, stacks.read(key_group), Stack())
     found.sealed_attempts()
-    found.forget_deltas()
+    found.remove_unused_deltas()
     incoming_files(member / "incoming")
     for known in ("owner", "process"):
         if (member / known).is_file():
             is_dead((member / known).read_text(errors="replace"))
     if (member / "owner").is_file():
         is_free(member / "owner", ["app/2"])
-    remove_strays(member, 0.0)
+    remove_leftovers(member, 0.0)
 
 
 def _put(member: bytes, name: bytes) -> None:

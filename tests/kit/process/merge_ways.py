@@ -48,7 +48,7 @@ def merged_ways(
     """Yield for each way what is finished for each group; ``buffer`` makes a row's buffer of its value."""
     made = [buffer(value) for value in rows.values]
     columns = [pa.array([row[i] for row in made], type) for i, type in enumerate(types)]
-    codes, state = np.array(rows.codes, dtype=np.int64), merge.state(types)
+    codes, state = np.array(rows.codes, dtype=np.int64), merge.state_types(types)
     nothing: Columns = [pa.nulls(SIZE, type) for type in state]
     kept, partial = nothing, [nothing]
     for start, end in zip([0, *rows.ends], rows.ends, strict=False):
@@ -58,7 +58,7 @@ def merged_ways(
     ways = [kept, merge.fold(columns, nothing, Groups(codes, SIZE))]
     every = [pa.concat_arrays(parts) for parts in zip(*partial, strict=True)]
     of_groups = Groups(np.tile(np.arange(SIZE), len(partial)), SIZE)
-    ways.append(merge.united(every, of_groups))
+    ways.append(merge.merge(every, of_groups))
     if list(state) == list(types):
         ways.append(merge.fold(every, nothing, of_groups))
     ways.append(merge.fold([column.slice(0, 0) for column in columns], kept, Groups(codes[:0], SIZE)))

@@ -20,14 +20,14 @@ WINDOW = TimeSpec("window_end", 3, "time", "window_start")
 SESSION = TimeSpec("window_end", 3, "session", "window_start")
 FUNCTIONS = (
     FunctionSpec("Count", (Buffer("visits", pa.int64(), "count(1): count", 1),)),
-    FunctionSpec("Sum", (Buffer("seconds", pa.int64(), "sum(seconds): sum"),), facts=(("evalMode", "ANSI"),)),
+    FunctionSpec("Sum", (Buffer("seconds", pa.int64(), "sum(seconds): sum"),), options=(("evalMode", "ANSI"),)),
     FunctionSpec(
         "Average",
         (
             Buffer("mean_sum", pa.float64(), "avg(seconds): sum"),
             Buffer("mean_count", pa.int64(), "avg(seconds): count"),
         ),
-        facts=(("evalMode", "ANSI"),),
+        options=(("evalMode", "ANSI"),),
     ),
     FunctionSpec(
         "CollectList",
@@ -46,7 +46,7 @@ def spec(time: TimeSpec | None = WINDOW, functions: tuple[FunctionSpec, ...] = F
 def operator(given: AggregateSpec, compute: Computation, delay_ms: int | None = None) -> Stateful:
     """Return it as an operator whose late rows go by the time of their key."""
     watermark = (given.time.column, f"{delay_ms} milliseconds") if given.time and delay_ms is not None else None
-    return Stateful("visits", given.routed.names, compute, watermark=watermark)
+    return Stateful("visits", given.routing_key.names, compute, watermark=watermark)
 
 
 @dataclass

@@ -64,7 +64,7 @@ class Once:
     def __call__(self, batch: Batch) -> Update:
         """Keep the times of new keys."""
         first = np.unique(batch.codes, return_index=True)[1]
-        new = np.flatnonzero(~batch.found)
+        new = np.flatnonzero(~batch.has_state)
         rows, passed = batch.rows.take(pa.array(first[new])), batch.keys.take(pa.array(new))
         until = pa.array(rows["ts"].cast(pa.int64()).to_numpy() + KEPT_MS)
         return Update(_told(passed, rows["v"].to_numpy(), None), new, pa.table([until], ["until"]), deleted=new[:0])

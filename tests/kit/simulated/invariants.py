@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from riffle_spark import keygroups
-from riffle_spark.protocol.batch.recorded_requests import without_key_groups
+from riffle_spark.protocol.batch.stored_requests import without_key_groups
 from riffle_spark.state.copies.disk import DamagedCopy
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import Stack

@@ -15,8 +15,8 @@ from riffle_spark.assign.validity import violations
 from riffle_spark.messages.upkeep_orders import Census, Drop
 from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups
 from riffle_spark.protocol.ownership.idle_copies import IdleCopies
-from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.membership import Membership
+from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
 from riffle_spark.protocol.ownership.view import view_of
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import Stacks
@@ -60,7 +60,12 @@ def check_valid(world: World) -> None:
 def _check_standbys(world: World, view: View) -> None:
     settings, present = world.driver.settings, world.driver.ownership.placement.present
     allowed = [one for one in view.members if one.id not in view.drained and is_allowed(one, assign_settings(settings))]
-    if settings.dispatch == "hashed" or settings.standby_mode != "replay" or settings.forced_awareness or view.shunned:
+    if (
+        settings.dispatch == "hashed"
+        or settings.standby_mode != "replay"
+        or settings.forced_awareness
+        or view.quarantined
+    ):
         return
     wanted = min(settings.num_standbys, len(allowed or view.members) - 1)
     counts = {one.id: len(present.standbys.get(one.id, ())) for one in view.tasks if one.kind == "stateful"}
@@ -85,17 +90,17 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
     unanswered: dict[int, set[tuple[str, Address]]] = {}
     needed: dict[int, Callable[[str, Address], bool]] = {}
     idle: dict[int, dict[tuple[str, Address], float]] = {}
-    counted, assigned, due = KnownCopies.counted, IdleCopies.record_assignment, IdleCopies.take_due
+    counted, assigned, due = ReportedCopies.counted, IdleCopies.record_assignment, IdleCopies.take_due
     drop = _Piece._drop  # private: what removes copies
 
-    def count(self: KnownCopies, census: Census) -> None:
+    def count(self: ReportedCopies, census: Census) -> None:
         counted(self, census)
         unanswered.setdefault(id(self), set()).update((census.member, address) for address in self.of(census.member))
         found = {(store, key_group) for store, key_group, _, _ in census.copies}
         assert self.of(census.member).keys() == found, f"{census.member} is taken to have other copies than it said"
 
     def answer(
-        self: IdleCopies, found: Assignment, copies: KnownCopies, members: Membership, now: float, *, pointers: bool,
+        self: IdleCopies, found: Assignment, copies: ReportedCopies, members: Membership, now: float, *, pointers: bool,
         groups: Groups = ONE_GROUP,
     ) -> None:  # fmt: skip
         assigned(self, found, copies, members, now, pointers=pointers, groups=groups)
@@ -113,7 +118,7 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
         idle[id(copies)] = {one: before.get(one, now) for one in held if not needed[id(copies)](*one)}
 
     def clean(
-        self: IdleCopies, copies: KnownCopies, live: Collection[str], now: float, delay: float, *,
+        self: IdleCopies, copies: ReportedCopies, live: Collection[str], now: float, delay: float, *,
         at_once: Set[str] = frozenset(),
     ) -> dict[str, list[Drop]]:  # fmt: skip
         drops = due(self, copies, live, now, delay, at_once=at_once)
@@ -128,7 +133,7 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
         heads = {(one.store, one.key_group): one.head for one in self._order.drops}
         drop(self, _Watched(folder, heads))
 
-    patch.setattr(KnownCopies, "counted", count)
+    patch.setattr(ReportedCopies, "counted", count)
     patch.setattr(IdleCopies, "record_assignment", answer)
     patch.setattr(IdleCopies, "take_due", clean)
     patch.setattr(_Piece, "_drop", drop_all)  # private: as above

@@ -51,9 +51,13 @@ def unremembered() -> Iterator[None]:
     """Look at copies as a process that has just begun does, and leave what this one knows of files as it is: what a
     look has found whole the product must not take for looked at.
     """
-    files, held, kept = part_files._files, part_files._held, stack._kept  # private: what a process keeps
-    part_files._files, part_files._held, stack._kept = OrderedDict(), part_files._Held(), {}  # private: as above
+    files, held, kept = part_files._files, part_files._held, stack._cached_stacks  # private: what a process keeps
+    part_files._files, part_files._held, stack._cached_stacks = (
+        OrderedDict(),
+        part_files._Held(),
+        {},
+    )  # private: as above
     try:
         yield
     finally:
-        part_files._files, part_files._held, stack._kept = files, held, kept  # private: as above
+        part_files._files, part_files._held, stack._cached_stacks = files, held, kept  # private: as above

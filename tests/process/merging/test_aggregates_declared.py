@@ -49,7 +49,7 @@ def test_only_the_columns_that_are_read_are_asked_for() -> None:
 def test_an_integer_sum_that_does_not_fit_is_an_error(batches: list[list[int]]) -> None:
     """A sum beyond int64, in a batch or over several, is refused with column, key, store and remedy named."""
     keyed = Keyed(aggregate(total=sum_("v")), rows_of([1], pa.int64()).schema)
-    with pytest.raises(UserFunctionError, match=r"sum_\('v'\) does not fit int64") as error:  # noqa: PT012
+    with pytest.raises(UserFunctionError, match="RIFFLE-0173") as error:  # noqa: PT012
         for values in batches:
             keyed.feed(rows_of([0, *values], pa.int64(), ["b"] + ["a"] * len(values)))
     assert "decimal(38, 0)" in error.value.remedy
@@ -65,7 +65,7 @@ def test_a_decimal_sum_that_does_not_fit_says_what_makes_room(kind: pa.DataType,
     whole = "9" * (38 - kind.scale)
     largest = Decimal(f"{whole}.{'9' * kind.scale}")
     keyed = Keyed(aggregate(total=sum_("v")), rows_of([Decimal(1)], kind).schema)
-    with pytest.raises(UserFunctionError, match=r"sum_\('v'\) does not fit decimal128\(38, ") as error:
+    with pytest.raises(UserFunctionError, match="RIFFLE-0173") as error:
         keyed.feed(rows_of([largest, largest], kind))
     assert remedy in error.value.remedy
     assert "decimal(38, 0)" not in error.value.remedy
@@ -86,7 +86,7 @@ def test_a_key_that_python_has_no_date_for_is_named_by_its_number(kind: pa.DataT
     """The error tells what is wrong with the sum, and not that its own words cannot be made."""
     schema = pa.schema([("k", kind), ("v", pa.int64())])
     keyed = Keyed(aggregate(total=sum_("v")), schema)
-    with pytest.raises(UserFunctionError, match="does not fit int64") as error:
+    with pytest.raises(UserFunctionError, match="RIFFLE-0173") as error:
         keyed.feed(pa.table([pa.array([value, value], kind), [2**63 - 1, 1]], schema=schema))
     assert error.value.where == f"store 'totals', key {{'k': {value}}}"
 
@@ -104,14 +104,14 @@ def test_a_decimal_sum_that_does_not_fit_is_an_error(sign: int, times: int) -> N
     most = Decimal(sign) * Decimal(6).scaleb(35)
     keyed = Keyed(aggregate(total=sum_("v")), pa.schema([("k", pa.string()), ("v", pa.decimal128(38, 2))]))
     assert keyed.feed(rows_of([most], pa.decimal128(38, 2)))[0]["total"] == most
-    with pytest.raises(UserFunctionError, match="does not fit decimal128"):
+    with pytest.raises(UserFunctionError, match="RIFFLE-0173"):
         keyed.feed(rows_of([most] * (times - 1), pa.decimal128(38, 2)))
 
 
 def test_a_decimal_mean_that_does_not_fit_is_an_error() -> None:
     """A mean that has no room for its four more digits is refused, not cut."""
     keyed = Keyed(aggregate(m=mean("v")), pa.schema([("k", pa.string()), ("v", pa.decimal128(38, 0))]))
-    with pytest.raises(UserFunctionError, match=r"mean\('v'\) does not fit decimal128\(38, 4\)"):
+    with pytest.raises(UserFunctionError, match="RIFFLE-0173"):
         keyed.feed(rows_of([Decimal(10) ** 37], pa.decimal128(38, 0)))
 
 
@@ -141,15 +141,15 @@ def test_what_cannot_be_aggregated_is_refused(case: str) -> None:
 def test_a_name_that_is_taken_is_refused(compute: Any) -> None:
     """An aggregate may not be named as a key column, nor its state as another's."""
     rows = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-    with pytest.raises(ConfigError, match="more than one column named"):
+    with pytest.raises(ConfigError, match="RIFFLE-0178"):
         compute.declare(pa.schema([rows.field("k")]), rows)
 
 
 def test_what_is_no_aggregate_is_refused_at_once() -> None:
     """Nothing at all, or something else than riffle's aggregates, fails where it is written."""
-    with pytest.raises(ConfigError, match="nothing"):
+    with pytest.raises(ConfigError, match="RIFFLE-0174"):
         aggregate()
-    with pytest.raises(ConfigError, match=r"aggregate\(total=\.\.\.\) was given a function"):
+    with pytest.raises(ConfigError, match="RIFFLE-0175"):
         aggregate(total=sum_)  # type: ignore[arg-type]
 
 

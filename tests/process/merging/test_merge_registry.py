@@ -29,10 +29,10 @@ def test_a_known_function_is_a_plain_object(name: str) -> None:
 
 
 def test_a_plan_says_what_else_matters() -> None:
-    """Spark's mode of overflow, the delimiter and the bound reach the function."""
-    options = MergeOptions(overflow="ANSI", delimiter="; ", collected_max=7)
+    """Spark's mode of overflow, and the delimiter reach the function."""
+    options = MergeOptions(overflow="ANSI", delimiter="; ")
     assert merge_function("Sum", [pa.int64()], options) == MergedSum("ANSI")
-    assert merge_function("ListAgg", [pa.string()], options) == MergedText(7, "; ")
+    assert merge_function("ListAgg", [pa.string()], options) == MergedText(10_000, "; ")
 
 
 def test_functions_of_values_and_hashes_are_known() -> None:
@@ -40,7 +40,7 @@ def test_functions_of_values_and_hashes_are_known() -> None:
     assert _MERGES.keys() >= COLLECTED | HASHED
 
 
-@pytest.mark.parametrize(("name", "way_out"), [("Mode", "Count by key and value"), ("MyOwn", "Use another one")])
+@pytest.mark.parametrize(("name", "way_out"), [("Mode", "Count by key and value"), ("MyOwn", "Use another function")])
 def test_an_unknown_function_is_refused_by_name(name: str, way_out: str) -> None:
     """A function that is not known is refused with Spark's name and what to do instead."""
     with pytest.raises(ConfigError, match=name) as refused:

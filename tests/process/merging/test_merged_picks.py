@@ -147,5 +147,5 @@ def test_picks_go_by_the_order_of_rows(latest: bool, ignores_nulls: bool, rows: 
 def test_what_spark_does_not_order_is_refused(type: pa.DataType) -> None:
     """Values without an order in Spark have no extreme."""
     assert not is_ordered(type)
-    assert not MergedExtreme(greatest=True).state([type])
-    assert not MergedExtremeBy(greatest=True).state([pa.int64(), type])
+    assert not MergedExtreme(greatest=True).state_types([type])
+    assert not MergedExtremeBy(greatest=True).state_types([pa.int64(), type])

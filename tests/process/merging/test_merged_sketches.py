@@ -47,8 +47,8 @@ def test_what_is_kept_grows_with_the_values() -> None:
     rows = DrawnRows([0, 0, 1], [5, 5, 7], [1, 3])
     merge = MergedDistinct(0.05)
     assert len(list(merged_ways(merge, [pa.int64()], rows, lambda hashed: (hashed,)))) == 4
-    assert merge.state([pa.int64()]) == [pa.list_(pa.int16())]
-    assert MergedDistinct(0.01).state([pa.int64()]) == [pa.list_(pa.int32())]
+    assert merge.state_types([pa.int64()]) == [pa.list_(pa.int16())]
+    assert MergedDistinct(0.01).state_types([pa.int64()]) == [pa.list_(pa.int32())]
 
 
 PERCENTAGES = (0.0, 0.1, 0.25, 0.5, 0.9, 1.0)
@@ -82,7 +82,7 @@ def test_many_values_have_ranks_that_are_hardly_off(order: str) -> None:
     accuracy, size, batches = 50, 60_000, 40
     wanted = tuple(np.linspace(0, 1, 101))
     merge = MergedQuantiles(accuracy, wanted)
-    (kind,) = merge.state([pa.int64()])
+    (kind,) = merge.state_types([pa.int64()])
     kept = [pa.nulls(2, kind)]
     for batch in np.array_split(ORDERS[order](size), batches):
         rows = pa.array(np.append(batch, 7), pa.int64())
@@ -99,11 +99,11 @@ def test_many_values_have_ranks_that_are_hardly_off(order: str) -> None:
 def test_sketches_of_several_groups_become_one() -> None:
     """As sessions do: ranks are those among all values."""
     merge = MergedQuantiles(50, (0.25, 0.5))
-    (kind,) = merge.state([pa.float64()])
+    (kind,) = merge.state_types([pa.float64()])
     values = np.random.default_rng(5).permutation(20_000) / 20_000
     codes = np.arange(len(values)) % 5
     kept = merge.fold([pa.array(values)], [pa.nulls(5, kind)], Groups(codes, 5))
-    united = merge.united(kept, Groups(np.array([0, 0, 2, 0, 0]), 3))
+    united = merge.merge(kept, Groups(np.array([0, 0, 2, 0, 0]), 3))
     (first, none, last) = merge.finish(united)[0].to_pylist()
     assert first == pytest.approx([0.25, 0.5], abs=1 / 50)
     assert last == pytest.approx([0.25, 0.5], abs=1 / 50)

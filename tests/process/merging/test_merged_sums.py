@@ -63,7 +63,7 @@ def test_long_sums_that_do_not_fit_fail_in_ansi_mode(rows: DrawnRows[int]) -> No
     if max(sums) < 2**63:
         assert all([found or 0 for (found,) in way] == sums for way in ways)
     else:
-        with pytest.raises(UserFunctionError, match="ARITHMETIC_OVERFLOW"):
+        with pytest.raises(UserFunctionError, match="RIFFLE-0182"):
             list(ways)
 
 
@@ -153,7 +153,7 @@ def test_intervals_fail_in_either_mode_or_are_null_if_tried(rows: DrawnRows[time
         (MergedSum("LEGACY"), buffers[:1], lambda value: (value,)),
     ):
         if max(micros) >= 2**63:
-            with pytest.raises(UserFunctionError, match="ARITHMETIC_OVERFLOW"):
+            with pytest.raises(UserFunctionError, match="RIFFLE-0182"):
                 list(merged_ways(merge, types, rows, buffer))
         else:
             assert len(list(merged_ways(merge, types, rows, buffer))) == 5

@@ -144,7 +144,7 @@ def merged(form: RowForm, rows: pa.Table, one_by_one: bool) -> pa.Table:
     for function in form.functions:
         buffers = [rows[name].combine_chunks() for name in function.columns]
         merge = merge_function(function.name, [buffer.type for buffer in buffers], function.options)
-        types = merge.state([buffer.type for buffer in buffers])
+        types = merge.state_types([buffer.type for buffer in buffers])
         nothing = [pa.nulls(size, type) for type in types]
         kept, partial = nothing, []
         for start in range(0, len(codes), BATCH):

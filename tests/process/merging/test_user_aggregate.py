@@ -25,7 +25,7 @@ NUMBERS = st.none() | st.integers(-9, 9)
 
 def merged(own: UserAggregate, type: pa.DataType) -> MergedByUser:
     """Return how it merges over such arguments."""
-    found = merge_function("PythonUDAF", [type], MergeOptions.of_facts((), own))
+    found = merge_function("PythonUDAF", [type], MergeOptions.from_spec((), own))
     assert isinstance(found, MergedByUser)
     return found
 
@@ -64,7 +64,7 @@ def test_the_greatest_rows_are_kept(rows: DrawnRows[tuple[int | None, str | None
 @pytest.mark.parametrize("type", [pa.int64(), PAIR, pa.struct([("0", pa.list_(pa.int64()))])])
 def test_other_arguments_are_refused_when_the_query_is_built(type: pa.DataType) -> None:
     """A function that is called with too many columns, or with those that cannot become what it declares."""
-    with pytest.raises(ConfigError, match="cannot be kept with buffers of"):
+    with pytest.raises(ConfigError, match="RIFFLE-0180"):
         merged(Latest(3), type)
 
 
@@ -97,14 +97,14 @@ def test_what_breaks_its_declaration_is_told(name: str, monkeypatch: pytest.Monk
 def test_a_value_that_cannot_become_what_is_declared_is_told() -> None:
     """A fraction is no whole number."""
     own = merged(Latest(3), pa.struct([("0", pa.float64())]))
-    with pytest.raises(UserFunctionError, match="An argument of Latest") as error:
+    with pytest.raises(UserFunctionError, match="RIFFLE-0186") as error:
         _folded(own, {"0": 1.5})
     _names(error.value, "Latest")
 
 
 def _folded(own: MergedByUser, value: dict[str, object]) -> list[pa.Array]:
     type = pa.struct([("0", pa.float64() if isinstance(value["0"], float) else pa.int64())])
-    (state,) = own.state([type])
+    (state,) = own.state_types([type])
     groups = Groups(np.array([1, 0], dtype=np.int64), 2)
     return own.fold([pa.array([value, value], type)], [pa.nulls(2, state)], groups)
 

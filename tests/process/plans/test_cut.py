@@ -140,7 +140,7 @@ def test_a_stage_behind_an_aggregate_that_answers_again_is_refused(version: str)
     """In append mode an aggregate answers each key once, so another stage may read its results."""
     cut_plan = cut(plan_of(version, "window of windows").plan)
     check_rules(cut_plan, "append")
-    with pytest.raises(ConfigError, match="count twice"):
+    with pytest.raises(ConfigError, match="RIFFLE-0190"):
         check_rules(cut_plan, "update")
 
 

@@ -31,7 +31,7 @@ SPEC = AggregateSpec(
         FunctionSpec("Count", (Buffer("visits", pa.int64(), "count(1): count", 1),)),
         FunctionSpec("Count", (Buffer("users", pa.int64(), f"{OF_USERS}: count", 1),), distinct=OF_USERS),
         FunctionSpec(
-            "Sum", (Buffer("seconds", pa.int64(), f"{OF_SECONDS}: sum"),), facts=(("evalMode", "ANSI"),),
+            "Sum", (Buffer("seconds", pa.int64(), f"{OF_SECONDS}: sum"),), options=(("evalMode", "ANSI"),),
             distinct=OF_SECONDS,
         ),
     ),
@@ -92,13 +92,16 @@ def rows_of(visits: Sequence[Visit]) -> pa.Table:
 def operator(mode: OutputMode) -> Stateful:
     """Return the aggregate as an operator whose late rows go by the end of their window."""
     return Stateful(
-        "visits", SPEC.stored.names, DistinctGroups(SPEC, mode), watermark=("window_end", f"{DELAY_MS} milliseconds")
+        "visits",
+        SPEC.stored_key.names,
+        DistinctGroups(SPEC, mode),
+        watermark=("window_end", f"{DELAY_MS} milliseconds"),
     )
 
 
 def answers_of(rows: Sequence[dict[str, object]]) -> list[Answer]:
     """Return what was delivered as a model says it."""
-    told = pa.Table.from_pylist(list(rows), SPEC.answer)
+    told = pa.Table.from_pylist(list(rows), SPEC.output)
     plain = [told.column(1).cast(pa.int64()), *told.columns[2:]]
     return list(zip(*(column.to_pylist() for column in plain), strict=True))
 
@@ -131,7 +134,7 @@ def test_complete_mode_answers_groups_alone() -> None:
     """Elements are read with them, and are no groups."""
     told = list[list[Answer]]()
     compute = DistinctGroups(replace(SPEC, time=None), "complete")
-    with Harness(Stateful("visits", SPEC.stored.names, compute), SPEC.rows) as query:
+    with Harness(Stateful("visits", SPEC.stored_key.names, compute), SPEC.rows) as query:
         for users in ("xy", "yx", ""):
             told.append(answers_of(query.feed(rows_of([Visit(10, "a", user, 2) for user in users]))))
     assert told == [[(10, "a", 2, 2, 2)], [(10, "a", 4, 2, 2)], [(10, "a", 4, 2, 2)]]
@@ -143,11 +146,11 @@ def test_a_group_and_its_values_lie_together() -> None:
         query.feed(rows_of([Visit(10, "a", f"user {number}", number) for number in range(40)]))
         assert len(query.state()) == 81
     compute = DistinctGroups(SPEC, "update")
-    declared = compute.declare(SPEC.stored, SPEC.rows)
-    schema = on_store(compute, "visits").schema("visits", SPEC.stored, declared)
+    declared = compute.declare(SPEC.stored_key, SPEC.rows)
+    schema = on_store(compute, "visits").schema("visits", SPEC.stored_key, declared)
     assert declared.routed_by == schema.routing == ("window_start", "window_end", "page")
     assert schema_of_text("visits", schema.to_text()) == schema
-    plain = PlainColumns("visits", SPEC.stored, declared.state, declared.due, declared.time_mode)
+    plain = PlainColumns("visits", SPEC.stored_key, declared.state, declared.due, declared.time_mode)
     assert not plain.can_read(schema.to_text())
 
 

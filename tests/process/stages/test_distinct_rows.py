@@ -92,7 +92,9 @@ class Model:
 
 def rows_of(clicks: Sequence[Click], spec: DistinctSpec) -> pa.Table:
     """Return what comes."""
-    return pa.table({one.name: pa.array([getattr(click, one.name) for click in clicks], one.type) for one in spec.told})
+    return pa.table(
+        {one.name: pa.array([getattr(click, one.name) for click in clicks], one.type) for one in spec.output}
+    )
 
 
 def clicks_of(table: pa.Table) -> list[Click]:
@@ -117,12 +119,12 @@ def test_rows_that_pass_are_those_of_a_model(name: str, batches: list[tuple[list
     """Late and equal times, nulls, batches without rows, restarts and lost executors."""
     form, model = FORMS[name], Model(FORMS[name])
     late = LateRule("at", "rows") if form.time else None
-    with Harness(Stateful("clicks", form.key, DistinctRows(form.spec)), form.spec.told, late=late) as query:
+    with Harness(Stateful("clicks", form.key, DistinctRows(form.spec)), form.spec.output, late=late) as query:
         for clicks, later, event in batches:
             moved = [one._replace(at=None if one.at is None else one.at + 1000 * later) for one in clicks]
             if late:
                 query.advance_watermark(model.watermark_ms)
-            passed = pa.Table.from_pylist(query.feed(rows_of(moved, form.spec)), form.spec.told)
+            passed = pa.Table.from_pylist(query.feed(rows_of(moved, form.spec)), form.spec.output)
             assert sorted(clicks_of(passed), key=repr) == sorted(model.batch(moved), key=repr)
             if event:
                 query.crash(lose_copies=event == "crash")

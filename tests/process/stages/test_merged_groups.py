@@ -72,7 +72,7 @@ def rows_of(visits: Sequence[Visit], given: AggregateSpec) -> pa.Table:
 
 def answers_of(rows: Sequence[dict[str, object]]) -> list[Answer]:
     """Return what was delivered as a model says it."""
-    told = pa.Table.from_pylist(list(rows), spec().answer)
+    told = pa.Table.from_pylist(list(rows), spec().output)
     plain = [told.column(0).cast(pa.int64()), told.column(1).cast(pa.int64()), *told.columns[2:]]
     return [(*row[:-1], tuple(row[-1])) for row in zip(*(column.to_pylist() for column in plain), strict=True)]
 
@@ -170,7 +170,7 @@ def test_it_is_a_plain_object() -> None:
 def test_what_is_wrong_with_a_key_names_it() -> None:
     """A sum that does not fit tells the store and the key, and that only under ANSI."""
     huge = [Visit(10, "a", 2**62, None)] * 2
-    with pytest.raises(UserFunctionError, match="OVERFLOW") as raised:
+    with pytest.raises(UserFunctionError, match="RIFFLE-0182") as raised:
         MergedGroups(spec(), "update")(batch_of(spec(), huge, huge[:1]))
     assert "store 'visits'" in str(raised.value)
     assert "'page': 'a'" in str(raised.value)
@@ -179,5 +179,5 @@ def test_what_is_wrong_with_a_key_names_it() -> None:
 def test_an_unknown_function_is_refused_when_it_is_declared() -> None:
     """By its name."""
     given = spec(functions=(FunctionSpec("Mode", (Buffer("often", pa.int64(), "mode(n)"),)),))
-    with pytest.raises(ConfigError, match="Mode"):
+    with pytest.raises(ConfigError, match="RIFFLE-0179"):
         MergedGroups(given, "update").declare(given.keys, given.rows)

@@ -36,7 +36,7 @@ INNER = JoinSpec(
         "event_time", AFTER_MS, (("page", "k"),),
     ),
     JoinSide(pa.schema(_RIGHT), pa.schema(_RIGHT), "passes", "event_time", BEFORE_MS),
-    (Comparison("low", "less_equal", "bt"), Comparison("high", "greater_equal", "bt")), late="event_time",
+    (Comparison("low", "less_equal", "bt"), Comparison("high", "greater_equal", "bt")), event_time="event_time",
 )  # fmt: skip
 SPECS = {
     "inner": INNER,
@@ -140,7 +140,7 @@ def answers_of(rows: Sequence[dict[str, object]], spec: JoinSpec) -> list[Answer
     """Return what was delivered as a model says it."""
     columns = [
         pc.divide(one.cast(pa.int64()), 1000) if pa.types.is_timestamp(one.type) else one
-        for one in pa.Table.from_pylist(list(rows), spec.answer).columns
+        for one in pa.Table.from_pylist(list(rows), spec.output).columns
     ]
     return sorted(zip(*(one.to_pylist() for one in columns), strict=True), key=repr)
 
@@ -181,7 +181,7 @@ def test_pairs_are_those_of_lists(kind: str, batches: list[tuple[list[Row], int,
 
 def test_many_pairs_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs of one key are looked at some at a time, and all of them are answered."""
-    monkeypatch.setattr(paired_rows, "_AT_ONCE", 7)
+    monkeypatch.setattr(paired_rows, "_PAIRS_AT_ONCE", 7)
     rows = [Row(number % 2 == 0, "a", 1000, number, True) for number in range(30)]
     with harness(INNER) as query:
         assert len(query.feed(table_of(rows))) == 15 * 15
@@ -190,9 +190,11 @@ def test_many_pairs_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_side_of_keys_alone_is_kept_too() -> None:
     """A row of which nothing is kept beside its key is a partner all the same, and rows without a time never leave."""
-    told = replace(INNER.right, told=pa.schema([("j", pa.string())]), kept=pa.schema([]), of_key=(("j", "k"),))
+    told = replace(
+        INNER.right, output=pa.schema([("j", pa.string())]), buffered=pa.schema([]), key_backed=(("j", "k"),)
+    )
     with harness(
-        replace(INNER, left=replace(INNER.left, due=None), right=replace(told, due=None), compared=())
+        replace(INNER, left=replace(INNER.left, due=None), right=replace(told, due=None), comparisons=())
     ) as query:
         query.feed(table_of([Row(False, "a", 3000, 2, True)]))
         query.advance_watermark(1_000_000)

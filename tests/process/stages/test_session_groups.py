@@ -102,7 +102,7 @@ def rows_of(visits: Sequence[Visit]) -> pa.Table:
 
 def answers_of(rows: Sequence[dict[str, object]]) -> list[Answer]:
     """Return what was delivered as a model says it."""
-    told = pa.Table.from_pylist(list(rows), GIVEN.answer)
+    told = pa.Table.from_pylist(list(rows), GIVEN.output)
     plain = [told.column(0).cast(pa.int64()), told.column(1).cast(pa.int64()), *told.columns[2:]]
     rows_told = zip(*(column.to_pylist() for column in plain), strict=True)
     return sorted(((*row[:-1], tuple(sorted(row[-1]))) for row in rows_told), key=repr)
@@ -139,7 +139,7 @@ def test_sessions_are_those_of_a_list(mode: OutputMode, batches: list[tuple[list
 
 def batch_of(visits: Sequence[Visit]) -> Batch:
     """Return a call of rows of new keys."""
-    kept = SessionGroups(GIVEN, "append").declare(GIVEN.routed, GIVEN.rows).state
+    kept = SessionGroups(GIVEN, "append").declare(GIVEN.routing_key, GIVEN.rows).state
     pages = sorted({str(visit.page) for visit in visits})
     state = pa.table([pa.nulls(len(pages), field.type) for field in kept], schema=kept)
     codes, found = np.array([pages.index(str(visit.page)) for visit in visits]), np.zeros(len(pages), np.bool_)
@@ -164,7 +164,7 @@ def test_a_column_that_is_new_begins_at_nothing() -> None:
     without = first.state.set_column(3, "seconds", pa.nulls(1, pa.list_(pa.int64())))
     again = batch_of([Visit(3, 9, "a", 7, None)])
     assert first.state.column_names[3] == "seconds"
-    update = compute(Batch(again.rows, again.codes, again.keys, without, ~again.found, 2, 0, None, None, "visits"))
+    update = compute(Batch(again.rows, again.codes, again.keys, without, ~again.has_state, 2, 0, None, None, "visits"))
     told = {name: update.state.column(name).to_pylist()[0] for name in ("visits", "seconds", "seen")}
     assert told == {"visits": [3, 1], "seconds": [7, None], "seen": [["x", "y"], ["z"]]}
 
@@ -177,6 +177,6 @@ def test_it_is_a_plain_object() -> None:
 
 def test_a_session_is_no_column_of_the_key_that_is_kept() -> None:
     """A window of one length is; what computes on each is told by that."""
-    assert (spec().routed.names, GIVEN.routed.names) == (["window_start", "window_end", "page"], ["page"])
+    assert (spec().routing_key.names, GIVEN.routing_key.names) == (["window_start", "window_end", "page"], ["page"])
     assert groups_of(spec(), "append") == MergedGroups(spec(), "append")
     assert groups_of(GIVEN, "append") == SessionGroups(GIVEN, "append")

@@ -19,7 +19,7 @@ KEYS = pa.schema([("k", pa.string())])
 TOLD = pa.schema([("n", pa.int64())])
 KEPT = pa.schema([("name", pa.string()), ("tags", pa.map_(pa.string(), pa.int64())), ("at", pa.int64())])
 ROWS = pa.schema([*KEYS, ("is_change", pa.bool_()), *TOLD, *KEPT])
-SPEC = TableSpec("table.k", KEYS, "is_change", TOLD, KEPT, ("at",), "found", alone=True)
+SPEC = TableSpec("table.k", KEYS, "is_change", TOLD, KEPT, ("at",), "found", keeps_unmatched=True)
 
 
 class Change(NamedTuple):
@@ -78,7 +78,7 @@ _BATCH = st.lists(st.one_of(_CHANGE, st.builds(Event, _KEY, st.integers(0, 2))),
 @given(st.booleans(), st.lists(st.tuples(_BATCH, st.sampled_from(["", "", "restart", "crash"])), max_size=5))
 def test_each_row_is_answered_with_the_last_row_of_its_key(alone: bool, batches: list[tuple[list[Row], str]]) -> None:
     """Changes of its own batch count, changes that are older than what is known do not; whatever order rows come in."""
-    table, spec = dict[str | None, Change](), replace(SPEC, alone=alone)
+    table, spec = dict[str | None, Change](), replace(SPEC, keeps_unmatched=alone)
     with Harness(Stateful("table.k", "k", TableRows(spec)), ROWS) as query:
         for batch, event in batches:
             told = query.feed([row_of(row) for row in batch])

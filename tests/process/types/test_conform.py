@@ -76,7 +76,7 @@ def test_a_type_that_fits_in_the_declared_one_is_widened(
 @pytest.mark.parametrize(("returned", "declared"), REFUSED, ids=str)
 def test_a_type_that_may_not_fit_is_refused_even_when_empty(returned: pa.DataType, declared: pa.DataType) -> None:
     """What could fail on other values fails at once, so that a job does not break on its thousandth batch."""
-    with pytest.raises(UserFunctionError, match="<- cannot become"):
+    with pytest.raises(UserFunctionError, match="RIFFLE-0200"):
         _conform(pa.table({"a": pa.array([], returned)}), pa.schema([("a", declared)]))
 
 
@@ -112,13 +112,13 @@ def test_other_columns_show_both_schemas_column_by_column() -> None:
 
 def test_a_null_in_a_column_declared_not_null_is_refused() -> None:
     """The column is named."""
-    with pytest.raises(UserFunctionError, match="nulls in column 'a'"):
+    with pytest.raises(UserFunctionError, match="RIFFLE-0201"):
         _conform(pa.table({"a": [1, None]}), pa.schema([pa.field("a", pa.int64(), nullable=False)]))
 
 
 def test_a_timestamp_finer_than_declared_is_refused() -> None:
     """Nothing is cut off silently."""
-    with pytest.raises(UserFunctionError, match=r"values in column 'a' that timestamp\[us\] cannot hold"):
+    with pytest.raises(UserFunctionError, match="RIFFLE-0202"):
         _conform(pa.table({"a": pa.array([1], pa.timestamp("ns"))}), pa.schema([("a", pa.timestamp("us"))]))
 
 
@@ -127,5 +127,5 @@ def test_a_timestamp_finer_than_declared_is_refused() -> None:
 )
 def test_what_is_no_table_is_refused(returned: object) -> None:
     """The type that came instead is named."""
-    with pytest.raises(UserFunctionError, match=rf"is a .*{type(returned).__name__}, not a pyarrow.Table"):
+    with pytest.raises(UserFunctionError, match="RIFFLE-0199"):
         _conform(returned, pa.schema([("a", pa.int64())]))

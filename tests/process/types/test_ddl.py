@@ -54,7 +54,7 @@ def test_not_null_and_comments_are_understood() -> None:
 @pytest.mark.parametrize("text", ddl_texts.REFUSED + ddl_texts.REFUSED_FIRST + ddl_texts.NOT_KEPT)
 def test_a_text_that_cannot_be_read_is_refused(text: str) -> None:
     """What Spark's parser refuses, and what cannot be kept, is a ``ConfigError`` that shows the text."""
-    with pytest.raises(ConfigError, match=r"cannot be read|no column"):
+    with pytest.raises(ConfigError, match="RIFFLE-0206"):
         schema_of_ddl(text)
 
 
@@ -82,7 +82,7 @@ def test_a_text_of_bounded_length_is_refused(kind: str) -> None:
 
 def test_a_name_that_comes_twice_is_refused() -> None:
     """State and results are columns by name."""
-    with pytest.raises(ConfigError, match="twice: a"):
+    with pytest.raises(ConfigError, match="RIFFLE-0205"):
         schema_of_ddl("a int, b int, a long")
 
 
@@ -148,5 +148,5 @@ def test_the_json_of_one_type_is_one_column() -> None:
 def test_types_that_are_nested_too_deep_are_refused(read: Callable[[str], pa.Schema]) -> None:
     """Nobody has such state; nor is it Python's error."""
     deep = "array<" * 9000 if read is schema_of_ddl else '{"type": "array", "elementType": ' * 90_000
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"RIFFLE-0206|RIFFLE-0207"):
         read(deep)

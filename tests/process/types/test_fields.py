@@ -240,7 +240,7 @@ def test_a_number_that_is_out_of_range_is_told_with_its_field() -> None:
 
 def test_types_that_spark_does_not_have_are_refused() -> None:
     """A field must be of a type whose values are known."""
-    with pytest.raises(ConfigError, match="cannot hold"):
+    with pytest.raises(ConfigError, match="RIFFLE-0203"):
         Fields(pa.schema([("a", pa.uint8())]))
 
 

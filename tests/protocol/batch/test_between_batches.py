@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from riffle_spark import RebalanceListener
-from riffle_spark.protocol.batch.recorded_requests import read_requests
+from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.testing import InlineBackground
 from tests.kit.simulated.elastic_world import Elastic
@@ -80,7 +80,7 @@ def test_a_lost_member_is_noticed_waited_for_and_replaced(tmp_path: Path) -> Non
     assert tail is not None
     told = read_requests(tail.orders)
     assert (tail.kind, [wait.member.id for wait in told.awaited]) == ("orders", [member])
-    assert told.homes == dict.fromkeys(map(task, lost), member)
+    assert told.prior_owners == dict.fromkeys(map(task, lost), member)
     world.clock.advance(DELAY)
     world.rest(10)
     assert {len(members) for members in world.ownership.placement.present.standbys.values()} == {1}

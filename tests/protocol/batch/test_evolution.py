@@ -89,7 +89,7 @@ def test_any_other_change_is_refused_and_nothing_is_touched(change: str, tmp_pat
     world.operators = [keeping(REFUSED[change])]
     world.start()
     before = world.memory.list("")
-    with pytest.raises(ConfigError, match="another schema") as caught:
+    with pytest.raises(ConfigError, match="RIFFLE-0223") as caught:
         world.batch(1, rows_of(("a", 1, 0)))
     assert "stored:   k: string | n: int32, last: string" in caught.value.problem
     assert world.memory.list("") == before

@@ -198,7 +198,7 @@ def test_a_cache_has_no_hole_where_a_commit_was_unclear(tmp_path: Path, same_run
     record = paths.record(world.log().tail.sequence + 1)  # type: ignore[union-attr]
     world.store.script(Fault("answer_lost", "put", record), Fault("unavailable", "put", record, times=None))
     world.store.script(Fault("unavailable", "get", record, times=None))
-    with pytest.raises(UnavailableError, match="unclear"):
+    with pytest.raises(UnavailableError, match="RIFFLE-0421"):
         world.feed()
     world.store.heal()
     if not same_run:

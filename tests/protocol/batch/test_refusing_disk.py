@@ -101,7 +101,7 @@ def test_where_nobody_else_is_left_the_error_says_so_and_the_next_try_is_a_fresh
     for again in ("the same driver", "a new driver"):
         for disk in (first, second):
             disk.refuse()
-        with pytest.raises(LocalDiskError, match="no executor is left") as refused:
+        with pytest.raises(LocalDiskError, match="RIFFLE-0514") as refused:
             world.batch(world.version + 1, one(1))
         assert "or add an executor" in refused.value.remedy
         assert isinstance(refused.value, UnavailableError)
@@ -143,7 +143,7 @@ def test_an_error_of_the_users_function_or_of_the_store_is_not_the_disks(tmp_pat
     declared = arrow_function(explode, state=schema, output=pa.schema([("k", pa.string())]))
     world = Elastic(tmp_path, operators=[operator_of("totals", ["k"], declared, (), ROWS)])
     world.batch(0, one(0))
-    with pytest.raises(UserFunctionError, match="No space left"):
+    with pytest.raises(UserFunctionError, match="RIFFLE-0198"):
         world.batch(1, one(3))
     world.store.script(Fault("unavailable", "put", "delta/"))
     with pytest.raises(UnavailableError) as away:

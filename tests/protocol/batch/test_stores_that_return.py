@@ -75,7 +75,7 @@ def test_a_store_that_lacks_batches_is_refused_by_name(without: str, tmp_path: P
     world = with_a_gap(tmp_path, WITHOUT[without])
     restarted(world, [totals(), tails()])
     before = world.memory.list("")
-    with pytest.raises(ConflictError, match="'totals' has the rows up to batch 3, the query is at batch 6") as caught:
+    with pytest.raises(ConflictError, match="RIFFLE-0221") as caught:
         world.batch(7, one(1))
     assert "accept = 'totals'" in caught.value.remedy
     assert world.memory.list("") == before
@@ -155,7 +155,7 @@ def test_every_record_after_the_gap_keeps_it_until_the_store_returns(tmp_path: P
         world.batch(version, one(1))
     assert tail_of(world).stale_stores == {"totals": 3}
     restarted(world, [totals(), tails()])
-    with pytest.raises(ConflictError, match="up to batch 3, the query is at batch 29"):
+    with pytest.raises(ConflictError, match="RIFFLE-0221"):
         world.batch(30, one(1))
 
 
@@ -174,7 +174,7 @@ def test_a_rollback_into_the_gap_keeps_it(tmp_path: Path) -> None:
     world = with_a_gap(tmp_path / "world", WITHOUT["left out"], retained_versions=100)
     rollback(world.home.root, 5, checkpoint_in(tmp_path / "checkpoint", "query", 7), execute=True)
     restarted(world, [totals(), tails()])
-    with pytest.raises(ConflictError, match="up to batch 3, the query is at batch 5"):
+    with pytest.raises(ConflictError, match="RIFFLE-0221"):
         world.batch(6, one(1))
 
 
@@ -192,7 +192,7 @@ def test_adopted_state_keeps_the_gap(tmp_path: Path) -> None:
     adopt(world.home.root, checkpoint_in(tmp_path / "checkpoint", "another", 1), execute=True)
     world.query_id = "another"
     restarted(world, [totals(), tails()])
-    with pytest.raises(ConflictError, match="'totals' lacks rows from before the first batch") as caught:
+    with pytest.raises(ConflictError, match="RIFFLE-0221") as caught:
         world.batch(1, one(1))
     assert "accept = 'totals'" in caught.value.remedy
     assert "roll back" not in caught.value.remedy

@@ -170,7 +170,7 @@ def test_listeners_and_assignors_know_partitions_not_shards(tmp_path: Path, disp
     assert place.topic is not None
     assert place.partition is not None
     assert world.driver.ownership.placement.task_of((place.topic, place.partition), None) == task(0)
-    with pytest.raises(ConfigError, match="is no partition that the query has read"):
+    with pytest.raises(ConfigError, match="RIFFLE-0239"):
         world.driver.ownership.placement.task_of(("orders", 0), None)
 
 
@@ -197,7 +197,7 @@ def test_where_a_key_is_agrees_with_who_ran_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", [7, ("a", "b"), {"other": "a"}, {"k": 7}])
 def test_what_is_no_key_is_refused_with_its_columns(key: object) -> None:
     """A value, or of several columns a tuple or a mapping."""
-    with pytest.raises(ConfigError, match=r"is no key of store 'totals'(.|\n)*k \(string\)"):
+    with pytest.raises(ConfigError, match="RIFFLE-0232"):
         totals().key_group_of(key, 6)
 
 
@@ -239,7 +239,7 @@ def test_what_is_no_key_group_cannot_be_pinned(tmp_path: Path, odd: object) -> N
     """A record could not be read again that names it. Numbers of NumPy are numbers."""
     world = Elastic(tmp_path)
     world.feed()
-    with pytest.raises(ConfigError, match="is no key-group"):
+    with pytest.raises(ConfigError, match="RIFFLE-0242"):
         world.ownership.placement.task_of(odd, None)  # type: ignore[arg-type]
     assert world.ownership.placement.task_of(np.int64(2), None) == task(2)  # type: ignore[arg-type]
 
@@ -250,7 +250,7 @@ def test_a_shard_that_no_partition_has_cannot_be_pinned(tmp_path: Path) -> None:
     world.batch(0, of_partition(one(1), 2), offsets=offsets(0, 0, 1))
     read = len(world.driver.ownership.placement.shards or ())
     assert world.driver.ownership.placement.task_of(read - 1, None) == task(read - 1)
-    with pytest.raises(ConfigError, match="is no partition that the query has read"):
+    with pytest.raises(ConfigError, match="RIFFLE-0239"):
         world.driver.ownership.placement.task_of(read, None)
 
 

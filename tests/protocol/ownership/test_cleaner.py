@@ -12,8 +12,8 @@ from riffle_spark.assign.model import Assignment
 from riffle_spark.messages.upkeep_orders import Census
 from riffle_spark.protocol.ownership.groups import ONE_GROUP, task
 from riffle_spark.protocol.ownership.idle_copies import IdleCopies
-from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.membership import Membership
+from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.state.log.manifest import Head
 from tests.kit.simulated.elastic_world import Elastic
@@ -37,7 +37,7 @@ class Interleaved:
 
     def __init__(self) -> None:
         self.idle = IdleCopies()
-        self.copies = KnownCopies()
+        self.copies = ReportedCopies()
         self.members = Membership()
         self.now = 0.0
         self.unanswered: set[tuple[str, int]] = set()

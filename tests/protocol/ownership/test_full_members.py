@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from riffle_spark.assign.model import Assignment
 from riffle_spark.protocol.ownership.groups import task
-from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.membership import LiveMember, Membership
 from riffle_spark.protocol.ownership.quarantine import Quarantine
+from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
 from riffle_spark.protocol.ownership.view import Situation, room_of
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.settings import Settings
@@ -28,7 +28,7 @@ def on_disks(used: Mapping[str, float], owners: str) -> Situation:
         members.record_usage(name, (share, GB))
     present = Assignment({task(n): owner for n, owner in enumerate(owners)})
     return WorldSituation(
-        members, KnownCopies(), Manifest(), (), range(len(owners)), 0.0, present, sizes=sizes,
+        members, ReportedCopies(), Manifest(), (), range(len(owners)), 0.0, present, sizes=sizes,
         memory=dict.fromkeys(map(task, sizes), GB / 10),
     )  # fmt: skip
 

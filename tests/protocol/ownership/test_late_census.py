@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from riffle_spark.protocol.ownership.discovery import Discovery
-from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.membership import Membership
+from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
 from riffle_spark.settings import Settings
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.testing import InlineBackground, SimCluster, home_of
@@ -18,7 +18,7 @@ def test_a_census_that_comes_after_its_executor_was_set_aside_is_asked_again_lat
     cluster = SimCluster(home_of("memory://late", tmp_path), MemoryStore("late"))
     background = InlineBackground(deferred=True)
     discovery = Discovery(Settings(), cluster, background, lambda _: {})
-    members, copies = Membership(), KnownCopies()
+    members, copies = Membership(), ReportedCopies()
     home = replace(cluster.home, live=frozenset({"app/1", "app/2"}))
 
     def live(now: float) -> set[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from riffle_spark.assign.model import Assignment
 from riffle_spark.protocol.ownership.groups import task
-from riffle_spark.protocol.ownership.homes import Homes
+from riffle_spark.protocol.ownership.prior_owners import PriorOwners
 from tests.kit.simulated.elastic_world import Elastic
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
@@ -238,12 +238,12 @@ def test_an_awaited_member_is_named_as_follower_of_all_it_had(tmp_path: Path) ->
 def test_a_task_is_its_first_members_as_long_as_that_one_is_waited_for() -> None:
     """Who stood in for it and is lost too gets back only what was its own; once nobody waits, it is the last one's."""
 
-    def owned(homes: Homes, by: str, *awaited: str) -> dict[int, str]:
-        homes.remember([by], awaited, Assignment({task(0): by, task(1): "b"}))
-        return {t.key_group: home for t, home in homes.owners.items()}
+    def owned(prior_owners: PriorOwners, by: str, *awaited: str) -> dict[int, str]:
+        prior_owners.remember([by], awaited, Assignment({task(0): by, task(1): "b"}))
+        return {t.key_group: home for t, home in prior_owners.owners.items()}
 
-    homes = Homes()
-    assert owned(homes, "a", "a") == {0: "a"}
-    assert owned(homes, "b", "a", "b") == {0: "a", 1: "b"}
-    assert owned(homes, "b", "b") == {0: "b", 1: "b"}
-    assert owned(Homes(), "a") == {}
+    prior_owners = PriorOwners()
+    assert owned(prior_owners, "a", "a") == {0: "a"}
+    assert owned(prior_owners, "b", "a", "b") == {0: "a", 1: "b"}
+    assert owned(prior_owners, "b", "b") == {0: "b", 1: "b"}
+    assert owned(PriorOwners(), "a") == {}

@@ -12,9 +12,9 @@ from riffle_spark.assign.model import Assignment, AssignSettings, View
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.ownership.groups import task
-from riffle_spark.protocol.ownership.known_copies import KnownCopies
 from riffle_spark.protocol.ownership.membership import Membership
 from riffle_spark.protocol.ownership.rebalance_triggers import RebalanceTriggers
+from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
 from riffle_spark.protocol.ownership.triggers import Measured, Patience
 from riffle_spark.protocol.ownership.view import Situation
 from riffle_spark.protocol.ownership.weights import Weights
@@ -180,7 +180,7 @@ def test_probing_rebalances_go_by_the_traffic_that_the_first_of_them_measured() 
     triggers = RebalanceTriggers(weights)
     partitions = (("events", 0), ("events", 1))
     situation = Situation(
-        Membership(), KnownCopies(), Manifest(), (), range(2), 0.0, Assignment({}), partitions=partitions
+        Membership(), ReportedCopies(), Manifest(), (), range(2), 0.0, Assignment({}), partitions=partitions
     )
 
     def local_racks(*, needs_probe: bool) -> list[list[str]]:

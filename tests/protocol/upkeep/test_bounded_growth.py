@@ -127,7 +127,7 @@ def test_snapshots_that_come_while_a_record_is_unclear_go_if_none_lists_them(tmp
     before = snapshots_of(world)
     world.driver.operations.pin(0, "1")
     world.store.script(*[Fault("unavailable", method, paths.LOG, times=None) for method in ("put", "get")])
-    with pytest.raises(UnavailableError, match="unclear"):
+    with pytest.raises(UnavailableError, match="RIFFLE-0421"):
         world.rest(2)
     world.background.run()
     world.rest(1, 0.5)

@@ -82,7 +82,7 @@ def test_who_asks_for_a_clean_up_is_told_of_the_one_that_does_not_answer(tmp_pat
     world.feed(2)
     world.cluster.frozen.add("2")
     began = world.clock.seconds()
-    with pytest.raises(UnavailableError, match="did not come to it"):
+    with pytest.raises(UnavailableError, match="RIFFLE-0243"):
         world.driver.clean_up()
     assert world.clock.seconds() - began < 2 * (TIMEOUT + 2)
     world.cluster.frozen.clear()

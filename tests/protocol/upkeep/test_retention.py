@@ -340,7 +340,7 @@ def test_an_unclear_commit_does_not_confuse_what_may_go_i5(tmp_path: Path) -> No
     history.look()
     record = paths.record(2)
     world.store.script(Fault("answer_lost", "put", record, times=None), Fault("unavailable", "get", record, times=None))
-    with pytest.raises(UnavailableError, match="unclear"):
+    with pytest.raises(UnavailableError, match="RIFFLE-0421"):
         world.batch(1, everything)
     world.store.heal()
     assert world.batch(1, everything).decision == "repeat"
@@ -371,7 +371,7 @@ def test_what_was_swept_long_ago_is_not_looked_for_after_an_unclear_record(
     world.driver.operations.pin(0, "1")
     away = [Fault("unavailable", method, paths.LOG, times=None) for method in ("put", "get")]
     world.store.script(*away)
-    with pytest.raises(UnavailableError, match="unclear"):
+    with pytest.raises(UnavailableError, match="RIFFLE-0421"):
         world.rest(2)
     world.store.heal()
     world.store.calls.clear()

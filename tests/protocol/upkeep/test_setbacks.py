@@ -174,7 +174,7 @@ def test_an_executor_that_does_not_come_to_its_work_is_delayed_and_keeps_what_it
         reports = long_run(world, 0.5)
         tried = [orders["1"] for orders in rounds.orders if "1" in orders]
         assert 0 < len(tried) <= TRIES + 1800 // LONGEST_SECONDS
-        assert warnings(reports, "another piece of upkeep is still at work")
+        assert warnings(reports, "RIFFLE-0388")
         assert world.copies_of("1") & idle
     long_run(world, 0.2)
     assert world.copies_of("1") == world.owned("1")

@@ -119,7 +119,7 @@ def test_a_batch_that_does_not_end_is_told_of() -> None:
     running = threading.Thread(target=batch)
     running.start()
     assert inside.wait(SOON)
-    with pytest.raises(UnavailableError, match="did not end"), gate.quiet(0.1):
+    with pytest.raises(UnavailableError, match="RIFFLE-0274"), gate.quiet(0.1):
         pass
     go_on.set()
     running.join(SOON)

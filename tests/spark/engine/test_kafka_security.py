@@ -86,7 +86,7 @@ class TestMapping:
         """It is told by its first bytes, for a store may have any name."""
         (tmp_path / "trust.jks").write_bytes(b"\xfe\xed\xfe\xed\0\0\0\2")
         options = {"kafka.security.protocol": "SSL", "kafka.ssl.truststore.location": str(tmp_path / "trust.jks")}
-        with pytest.raises(ConfigError, match="JKS") as caught:
+        with pytest.raises(ConfigError, match="RIFFLE-0281") as caught:
             security_of(options)
         assert "PEM" in caught.value.remedy
 
@@ -95,7 +95,7 @@ class TestMapping:
         store = tmp_path / "trust.p12"
         store.write_bytes(authority.trust_store("right"))
         options = {"kafka.security.protocol": "SSL", "kafka.ssl.truststore.location": str(store)}
-        with pytest.raises(ConfigError, match="does not open") as caught:
+        with pytest.raises(ConfigError, match="RIFFLE-0281") as caught:
             security_of({**options, "kafka.ssl.truststore.password": "hunter2"})
         assert "hunter2" not in str(caught.value)
 

@@ -275,7 +275,7 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(query: Query) -> None:
     offsets = query.folder / "checkpoint" / "offsets"
     offsets.mkdir(parents=True)
     (offsets / "0").write_text('v1\n{}\n{}\n{"not":"a tick"}')
-    with pytest.raises(UnavailableError, match="checkpoint cannot be read"):
+    with pytest.raises(UnavailableError, match="RIFFLE-0297"):
         Tick(query.spark, str(query.folder / "checkpoint")).beside(query.feed.stream(query.spark))
 
 

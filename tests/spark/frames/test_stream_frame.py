@@ -240,7 +240,7 @@ def test_options_are_found_wherever_the_frame_went(events: DataFrame, plain: Dat
         (lambda plain: riffle_spark.on(plain, root="file:///other"), "root file:///other, and was wrapped again"),
         (lambda plain: riffle_spark.on(plain, root="/other"), "'/other' is not the URL"),
         (lambda plain: riffle_spark.on(plain, settings=Settings(root="s3a://bucket/p")), "'s3a://bucket/p' is not the"),
-        (lambda plain: riffle_spark.on(plain, settings=ROOT), "settings = .* is not allowed"),  # type: ignore[arg-type]
+        (lambda plain: riffle_spark.on(plain, settings=ROOT), "RIFFLE-0381"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_wrapped_is_refused(made: Made, told: str, plain: DataFrame) -> None:

@@ -172,7 +172,7 @@ def test_the_specification_says_types_literals_meanings_and_time(events: DataFra
     ]  # fmt: skip
     assert [buffer.name for buffer in total.buffers] == ["sum(price)", "sum(price)_isEmpty"]
     assert [one.function for one in spec.functions] == ["Count", "Average", "Sum", "Max", "Max"]
-    assert dict(total.facts)["evalMode"] in ("ANSI", "LEGACY")
+    assert dict(total.options)["evalMode"] in ("ANSI", "LEGACY")
     assert spec.rows.names == [
         *spec.keys.names,
         "mean_sum",
@@ -200,7 +200,7 @@ def test_names_of_columns_and_stores_hold_when_the_query_is_written_anew(events:
     )
     assert called("some") == called("others")
     assert called("some").functions[0].buffers[0].meaning == "sum(d): sum"
-    with pytest.raises(ConfigError, match="cannot be a store name"):
+    with pytest.raises(ConfigError, match="RIFFLE-0410"):
         spec_of(events.groupBy(F.col("page").alias("p", metadata={"riffle.store": "a b"})).count())
 
 
@@ -249,11 +249,11 @@ def test_sessions_are_those_of_spark(rows: DataFrame, events: DataFrame) -> None
         .toArrow()
         .cast(plan.spec.rows)
     )
-    operator = Stateful("sessions", plan.spec.routed.names, groups_of(plan.spec, "complete"))
+    operator = Stateful("sessions", plan.spec.routing_key.names, groups_of(plan.spec, "complete"))
     with Harness(operator, plan.spec.rows) as slots:
         found = [tuple(row.values()) for row in slots.feed(sent)]
     told = in_sessions(rows).selectExpr("session_window.start", "session_window.end", "page", "c", "t").toArrow()
-    expected = told.rename_columns(plan.spec.answer.names).cast(plan.spec.answer).to_pylist()
+    expected = told.rename_columns(plan.spec.output.names).cast(plan.spec.output).to_pylist()
     assert sorted(found) == sorted(tuple(row.values()) for row in expected)
     assert 3 < len(found) < sent.num_rows
 
@@ -313,10 +313,10 @@ def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: Data
         .toArrow()
         .cast(plan.spec.rows)
     )
-    operator = Stateful("values", plan.spec.stored.names, groups_of(plan.spec, "complete"))
+    operator = Stateful("values", plan.spec.stored_key.names, groups_of(plan.spec, "complete"))
     with Harness(operator, plan.spec.rows) as slots:
         slots.feed(sent.slice(0, sent.num_rows // 2))
-        told = pa.Table.from_pylist(slots.feed(sent.slice(sent.num_rows // 2)), schema=plan.spec.answer)
+        told = pa.Table.from_pylist(slots.feed(sent.slice(sent.num_rows // 2)), schema=plan.spec.output)
     result = evaluated(plan, rdd_of(rows.sparkSession.createDataFrame(told)))
     found = spark.frame(cut.top.on({stage.number: result})).collect()
     assert _in_order(found) == _in_order(query(rows).collect())
@@ -341,14 +341,14 @@ def test_what_values_mean_is_told(events: DataFrame) -> None:
     spec = spec_of(events.groupBy("page").agg(F.count_distinct("n").alias("page_2"), F.count("*").alias("c")))
     assert (spec.store, spec.elements.names) == ("exact.page-n", ["distinct_for", "n"])
     assert [one.distinct for one in spec.functions] == ["count(DISTINCT n)", None]
-    assert (spec.routed.names, spec.stored.names) == (["page"], ["page", "distinct_for", "n"])
+    assert (spec.routing_key.names, spec.stored_key.names) == (["page"], ["page", "distinct_for", "n"])
 
 
 def test_values_of_sessions_do_not_count_once(events: DataFrame) -> None:
     """A session's ends change, and values are kept by them; nor is a session a key by itself, as in Spark."""
-    with pytest.raises(ConfigError, match="a session window alone is no key"):
+    with pytest.raises(ConfigError, match="RIFFLE-0316"):
         spec_of(events.groupBy(F.session_window("at", "5 seconds")).count())
-    with pytest.raises(ConfigError, match="distinct aggregates of session windows"):
+    with pytest.raises(ConfigError, match="RIFFLE-0190"):
         spec_of(events.groupBy(F.session_window("at", "5 seconds"), "page").agg(F.count_distinct("n")))
 
 
@@ -358,7 +358,7 @@ def test_a_session_is_told_as_one_with_a_watermark_or_without(events: DataFrame)
     ends = "session_window_end", "session_window_start"
     assert spec.time == TimeSpec(ends[0], None, "session", ends[1])
     assert timed.time == TimeSpec(ends[0], 3000, "session", ends[1])
-    assert spec.routed.names == timed.routed.names == ["page"]
+    assert spec.routing_key.names == timed.routing_key.names == ["page"]
 
 
 def test_what_groups_by_nothing_says_so(events: DataFrame) -> None:
@@ -391,7 +391,7 @@ def test_a_pivot_is_refused_with_what_to_write_for_it(events: DataFrame) -> None
     timed = events.withWatermark("at", "10 seconds").groupBy(F.window("at", "10 seconds"))
     cut = cut_of(timed.pivot("page", ["p0", "p1"]).sum("n"))
     first, second = cut.stages
-    with pytest.raises(ConfigError, match=r"(?s)pivotfirst.*FILTER"):
+    with pytest.raises(ConfigError, match="RIFFLE-0190"):
         read_aggregate(cut.reader, second.node, (read_aggregate(cut.reader, first.node).spec.store,))
 
 
@@ -400,14 +400,14 @@ def test_a_users_function_is_told_as_one(events: DataFrame) -> None:
     latest = user_aggregate(Latest(3))
     spec = spec_of(events.groupBy("page").agg(F.count("*").alias("c"), latest("n").alias("l")))
     (_, told) = spec.functions
-    assert (told.own, told.given) == (Latest(3), Buffer("l", pa.struct([("0", pa.int64())]), "Latest(n)"))
-    assert spec.answer.field("l").type == pa.list_(pa.int64())
+    assert (told.user_function, told.argument) == (Latest(3), Buffer("l", pa.struct([("0", pa.int64())]), "Latest(n)"))
+    assert spec.output.field("l").type == pa.list_(pa.int64())
 
 
 @pytest.mark.parametrize("wrong", [Latest, max, "Latest"])
 def test_what_is_no_function_of_a_users_is_refused(wrong: object) -> None:
     """Where it is given."""
-    with pytest.raises(ConfigError, match="was given"):
+    with pytest.raises(ConfigError, match="RIFFLE-0317"):
         user_aggregate(wrong)  # type: ignore[arg-type]
 
 
@@ -418,7 +418,7 @@ def test_an_aggregate_function_of_pandas_is_refused(events: DataFrame) -> None:
     def longest(texts: pd.Series) -> int:
         return int(texts.str.len().max())
 
-    with pytest.raises(ConfigError, match="all rows of a group at once"):
+    with pytest.raises(ConfigError, match="RIFFLE-0190"):
         spec_of(events.groupBy("page").agg(longest("page")))
 
 
@@ -436,7 +436,7 @@ def test_an_aggregate_function_of_pandas_is_refused(events: DataFrame) -> None:
 )
 def test_what_cannot_be_a_key_is_refused(events: DataFrame, key: str, told: str) -> None:
     """Keys are columns of plain types, and the same whenever a batch runs again."""
-    with pytest.raises(ConfigError, match=f"(?s){told}"):
+    with pytest.raises(ConfigError, match="RIFFLE-0190"):
         spec_of(events.groupBy(F.expr(key).alias("k")).count())
 
 
@@ -444,7 +444,7 @@ def test_what_is_made_of_what_is_random_is_no_key(events: DataFrame) -> None:
     """Behind whatever is between; beside a key it may be there."""
     drawn = events.withColumn("drawn", F.rand()).where("n > 1").withColumnRenamed("drawn", "r")
     for key in (F.col("r"), F.floor(F.col("r") * 3)):
-        with pytest.raises(ConfigError, match="not deterministic"):
+        with pytest.raises(ConfigError, match="RIFFLE-0190"):
             spec_of(drawn.groupBy("page", key).count())
     assert spec_of(drawn.groupBy("page", F.expr("n % 2 AS odd")).agg(F.max("r"))).keys.names == ["page", "odd"]
 
@@ -460,7 +460,7 @@ def test_what_is_made_of_what_is_random_is_no_key(events: DataFrame) -> None:
 def test_a_type_that_cannot_be_kept_is_refused_by_its_column(events: DataFrame, sent: str, told: str) -> None:
     """The message names the user's column and not that of a buffer."""
     query = events.select("page", F.expr(sent).alias("span")).groupBy("page").agg(F.first("span").alias("since"))
-    with pytest.raises(ConfigError, match=rf"column {told}.*cannot keep \[first\(span\)\]"):
+    with pytest.raises(ConfigError, match="RIFFLE-0204"):
         spec_of(query)
 
 

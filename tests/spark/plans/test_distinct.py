@@ -99,8 +99,8 @@ def passed(query: DataFrame, rows: DataFrame) -> list[Row]:
     first = dict[tuple[object, ...], Row]()
     for row in sent.collect():
         first.setdefault(tuple(row[: len(plan.spec.keys)]), row)
-    told = [row[: len(plan.spec.told)] for row in first.values()]
-    state = sent.sparkSession.createDataFrame(told, spark_schema(plan.spec.told))
+    told = [row[: len(plan.spec.output)] for row in first.values()]
+    state = sent.sparkSession.createDataFrame(told, spark_schema(plan.spec.output))
     leaf = spark.rows(plan.evaluation.leaf(plan.evaluation.holes[0]).output(), rdd_of(state))
     top = cut_of(query).top
     return spark.frame(top.on({0: plan.evaluation.on({0: leaf})})).collect()

@@ -65,7 +65,7 @@ def read(query: DataFrame) -> JoinPlan:
 
 def leaves(side: JoinSide) -> tuple[list[str], tuple[str | None, int]]:
     """Return what is kept of a side, and when it leaves."""
-    return side.kept.names, (side.due, side.later_ms)
+    return side.buffered.names, (side.due, side.eviction_delay_ms)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -73,10 +73,10 @@ def test_keys_conditions_and_bounds_are_those_of_spark(name: str, sides: tuple[D
     """Bounds are those of its helper, asked with event times alone: a number is no time."""
     form = FORMS[name]
     spec = read(sides[0].join(sides[1], F.expr(form.condition), form.how)).spec
-    compared = [f"{one.left} {one.function} {one.right}" for one in spec.compared]
+    compared = [f"{one.left} {one.function} {one.right}" for one in spec.comparisons]
     assert (spec.keys.names, sorted(compared)) == (form.keys, sorted(form.compared))
     assert (leaves(spec.left), leaves(spec.right)) == (form.left, form.right)
-    assert (spec.left.passes is not None, spec.late) == (form.passes, "event_time")
+    assert (spec.left.filter_column is not None, spec.event_time) == (form.passes, "event_time")
 
 
 @pytest.mark.parametrize("how", ["left_outer", "full_outer", "left_semi"])
@@ -85,9 +85,9 @@ def test_a_condition_that_only_spark_has_is_refused_where_partners_count(
 ) -> None:
     """An inner join leaves it to Spark, behind the pairs."""
     condition = F.expr(f"{WITHIN} AND n + m > 3")
-    with pytest.raises(ConfigError, match=r"no comparison is refused.*a\.n > 3 - b\.m|no comparison is refused"):
+    with pytest.raises(ConfigError, match="RIFFLE-0190"):
         read(sides[0].join(sides[1], condition, how))
-    assert read(sides[0].join(sides[1], condition)).spec.compared != ()
+    assert read(sides[0].join(sides[1], condition)).spec.comparisons != ()
 
 
 READERS: dict[str, tuple[Callable[[DataFrame], DataFrame], list[str], list[str], list[str]]] = {
@@ -109,10 +109,13 @@ def test_columns_that_nobody_reads_are_neither_kept_nor_answered(name: str, side
     """Of a wide stream a join keeps what follows it asks for, and what its condition compares."""
     behind, told, left, right = READERS[name]
     spec = read(behind(sides[0].join(sides[1], F.expr(WITHIN)))).spec
-    assert (spec.answer.names, spec.left.kept.names, spec.right.kept.names) == (told, left, right)
+    assert (spec.output.names, spec.left.buffered.names, spec.right.buffered.names) == (told, left, right)
 
 
 def test_a_time_that_nobody_reads_makes_no_row_late(sides: tuple[DataFrame, DataFrame]) -> None:
     """As in Spark, which takes it away below the join; without a bound of time nobody needs it there."""
     joined = sides[0].join(sides[1], F.expr("k = j"))
-    assert (read(joined.select("n", "m")).spec.late, read(joined.select("n", "at")).spec.late) == (None, "event_time")
+    assert (read(joined.select("n", "m")).spec.event_time, read(joined.select("n", "at")).spec.event_time) == (
+        None,
+        "event_time",
+    )

@@ -73,7 +73,12 @@ def test_what_the_query_makes_of_a_table_is_kept_and_no_more(name: str, streams:
     """Beside the key, and that by which a change is the last one; of the stream what is read travels."""
     query, keys, told, kept = FORMS[name]
     spec = read(query(*streams))
-    assert (spec.keys.names, spec.told.names, spec.kept.names, spec.by) == (keys, told, kept, ("v",))
+    assert (spec.keys.names, spec.stream_columns.names, spec.table_columns.names, spec.order_by) == (
+        keys,
+        told,
+        kept,
+        ("v",),
+    )
     assert spec.store == "table.k"
 
 
@@ -101,7 +106,7 @@ def test_what_is_no_table_is_refused_where_it_is_written(streams: tuple[DataFram
     for key, by in (("k", "v + 1"), ("k", []), ([], "v")):
         with pytest.raises((ConfigError, AnalysisException)):
             riffle_spark.latest(changes, key, by=by)
-    with pytest.raises(ConfigError, match="was given a static frame"):
+    with pytest.raises(ConfigError, match="RIFFLE-0304"):
         riffle_spark.latest(changes.sparkSession.range(3), "id", by="id")
-    with pytest.raises(ConfigError, match="none is greater"):
+    with pytest.raises(ConfigError, match="RIFFLE-0191"):
         read(events.join(riffle_spark.latest(changes, "k", by="tags"), "k"))

@@ -128,7 +128,7 @@ def test_deleted_variables_are_told() -> None:
 def misused(*, mode: TimeMode = "ProcessingTime", **told: Callable[..., Any]) -> str:
     """Run a batch in which a processor misuses its handle; return what the error says."""
     run = Run(Told(**told), mode=mode)
-    with pytest.raises(UserFunctionError, match="PySparkRuntimeError") as caught:
+    with pytest.raises(UserFunctionError, match="RIFFLE-0193") as caught:
         run.batch({"a": [1]})
     return caught.value.problem
 
@@ -169,7 +169,7 @@ def test_state_is_of_no_key_before_and_after_there_is_one() -> None:
 
     run = Run(Told(init=init))
     see("look")
-    with pytest.raises(UserFunctionError, match="Implicit key not found in state store for stateName=v"):
+    with pytest.raises(UserFunctionError, match="RIFFLE-0193"):
         run.batch({"a": [1]})
 
     def close(one: Any) -> None:
@@ -177,7 +177,7 @@ def test_state_is_of_no_key_before_and_after_there_is_one() -> None:
             one.state.get()
 
     run = Run(Told(init=init, close=close))
-    with pytest.raises(UserFunctionError, match=r"close:(.|\n)*INTERNAL_ERROR_TWS"):
+    with pytest.raises(UserFunctionError, match="RIFFLE-0193"):
         run.batch({"a": [1]})
 
 
@@ -189,14 +189,14 @@ def test_timers_cannot_be_used_when_all_is_done() -> None:
             one.handle.registerTimer(1)
 
     run = Run(Told(close=close))
-    with pytest.raises(UserFunctionError, match="register_timer with invalid handle state=TIMER_PROCESSED"):
+    with pytest.raises(UserFunctionError, match="RIFFLE-0193"):
         run.batch({"a": [1]})
 
 
 def test_an_init_that_declares_something_else_on_executors_is_refused() -> None:
     """State would be written under a schema that nobody checked."""
     run = Run(Told(init=lambda _, h: h.getValueState("a" if h.phase == "PRE_INIT" else "b", "n long")))
-    with pytest.raises(ConfigError, match="init declared value b and, on the driver, value a"):
+    with pytest.raises(ConfigError, match="RIFFLE-0321"):
         run.batch({"a": [1]})
 
 
@@ -243,5 +243,5 @@ def test_timers_fire_with_their_key_and_time() -> None:
 def test_a_time_must_be_a_number_that_spark_could_send(due: Any) -> None:
     """A whole number of 64 bits."""
     run = Run(Told(rows=lambda one, *_: one.handle.registerTimer(due)))
-    with pytest.raises(UserFunctionError, match=r"TypeError|ValueError"):
+    with pytest.raises(UserFunctionError, match="RIFFLE-0193"):
         run.batch({"a": [1]})

@@ -156,5 +156,5 @@ def test_a_number_that_no_column_holds_fails_the_batch() -> None:
     processor = Told(init=states, rows=lambda one, key, *_: one.strict.update((1, 1 if key == ("a",) else 1000)))
     run = Run(processor)
     run.batch({"a": [1]})
-    with pytest.raises(Exception, match="1000 of int is no int8, b"):
+    with pytest.raises(Exception, match="RIFFLE-0193"):
         run.batch({"a": [1], "b": [1]})

@@ -99,7 +99,7 @@ def test_a_query_that_drops_topic_and_partition_is_refused_as_it_starts(
     spark: SparkSession, tmp_path: Path, query: Query, store: str, remedy: str, dispatch: str
 ) -> None:
     """The message names the operator and what to do. Nothing is written."""
-    with pytest.raises(ConfigError, match=f"dispatch = {dispatch} routes rows by topic and partition") as caught:
+    with pytest.raises(ConfigError, match="RIFFLE-0326") as caught:
         started(
             spark, tmp_path, query, dispatch, "append" if remedy.startswith("join") or query is chained else "update"
         )
@@ -110,7 +110,7 @@ def test_a_query_that_drops_topic_and_partition_is_refused_as_it_starts(
 
 def test_several_streams_are_refused_as_the_query_starts(spark: SparkSession, tmp_path: Path) -> None:
     """The rows of a batch would have no topic of their own."""
-    with pytest.raises(ConfigError, match="several operators of this query read streams"):
+    with pytest.raises(ConfigError, match="RIFFLE-0325"):
         started(spark, tmp_path, of_two, "partition", "append")
     assert records(f"file://{tmp_path}/state") == []
 

@@ -163,16 +163,16 @@ def test_late_rows_go_to_one_place(spark: SparkSession, feed: Feed, tmp_path: Pa
     """What cannot take rows is refused at once, and two places are where the query is made, as other settings are. One
     stream may tell it for all.
     """
-    with pytest.raises(ConfigError, match="two or three arguments"):
+    with pytest.raises(ConfigError, match="RIFFLE-0288"):
         riffle_spark.on(feed.stream(spark), late_rows=lambda rows: rows)
     left, right = (riffle_spark.on(feed.stream(spark), late_rows=f"{tmp_path}/{name}") for name in "ab")
-    with pytest.raises(ConfigError, match="go to different places"):
+    with pytest.raises(ConfigError, match="RIFFLE-0350"):
         left.union(right).writeStream  # noqa: B018 - it is where options are looked at
     both = riffle_spark.on(feed.stream(spark), settings=Settings(key_groups=4)).union(left)
     told = options_in(both)
     assert (told.late_rows, told.settings) == (f"{tmp_path}/a", Settings(key_groups=4))
-    with pytest.raises(ConfigError, match="late_rows and dead_letters are one folder"):
+    with pytest.raises(ConfigError, match="RIFFLE-0349"):
         riffle_spark.on(left, dead_letters=f"{tmp_path}/a").writeStream  # noqa: B018 - the same
     others = riffle_spark.on(feed.stream(spark), root="file:///state", settings=Settings(key_groups=8))
-    with pytest.raises(ConfigError, match="frames whose settings differ"):
+    with pytest.raises(ConfigError, match="RIFFLE-0350"):
         both.union(others).writeStream  # noqa: B018 - the same

@@ -94,7 +94,7 @@ def test_a_query_goes_on_with_the_state_of_a_job(spark: SparkSession, tmp_path: 
     for name in ("1", ".1.crc"):
         (counting.checkpoint / "commits" / name).unlink()
     counting.add(2)
-    with pytest.raises(ConfigError, match=r"option\('riffle.take_over', 'visits,total,mean_sum,mean_count,most'\)"):
+    with pytest.raises(ConfigError, match="RIFFLE-0333"):
         counting.run_query()
     counting.fails = True
     with pytest.raises(StreamingQueryException, match="the sink is full"):
@@ -170,7 +170,7 @@ def test_names_are_listed_as_they_are() -> None:
     odd = pa.schema(dict.fromkeys(["max_by(n, at)", "sum((n + 1))", "at"], pa.int64()))
     key = pa.schema({"page": pa.string()})
     stored = {"totals": PlainColumns("totals", key, odd).to_text()}
-    with pytest.raises(ConfigError, match=r"option.'riffle.take_over', 'at'. goes on"):
+    with pytest.raises(ConfigError, match="RIFFLE-0333"):
         check_stored([stage(odd, key)], stored, None, "max_by(n, at), sum((n + 1))")
     check_stored([stage(odd, key)], stored, None, "max_by(n, at),sum((n + 1)),at")
     check_stored([stage(odd.remove(1), key)], stored, "sum((n + 1))", "max_by(n, at), at")
@@ -190,7 +190,7 @@ def test_windows_that_end_and_complete_results_do_not_share_a_store(time: TimeMo
     query = replace(stage(STATE, key), late=LateRule("end", "keys"))
     schema = PlainColumns("totals", key, STATE, None if time == "None" else "end", time)
     stored = {"totals": text_after(None, schema, 0, query.meanings)}
-    with pytest.raises(ConfigError, match=f"(?s)outputMode.'{mode}'. cannot continue.*{earlier}.*riffle.stores"):
+    with pytest.raises(ConfigError, match="RIFFLE-0327"):
         check_mode([query], stored, mode)
     for same in {"complete", "append", "update"} - ({mode} if time != "None" else {"append", "update"}):
         check_mode([query], stored, same)
@@ -203,12 +203,12 @@ def test_a_store_of_other_keys_does_not_start_silently(accepted: str) -> None:
     """If a store of other keys replaces one of its kind, the error says so and what to do."""
     query = replace(stage(STATE, pa.schema({"n": pa.int64()})), store="aggregate.n-page")
     nothing: dict[str, dict[str, str]] = {"aggregate.page-n": {}}
-    with pytest.raises(ConfigError, match=r"(?s)no longer has store 'aggregate.page-n'.*same order.*accept"):
+    with pytest.raises(ConfigError, match="RIFFLE-0330"):
         check_stored([query], nothing, accepted, None)
     check_stored([query], nothing, "aggregate.page-n", None)
     for begins, goes in (("exact.page-n", "aggregate.page"), ("within.n", "distinct.n"), ("processor.n", "groups.n")):
         for store, before in ((begins, goes), (goes, begins)):
-            with pytest.raises(ConfigError, match=f"no longer has store '{before}'"):
+            with pytest.raises(ConfigError, match="RIFFLE-0330"):
                 check_stored([replace(query, store=store)], {before: {}}, accepted, None)
     check_stored([query], {**nothing, "aggregate.n-page": {}}, accepted, None)
     check_stored([query], {"distinct.page": {}}, accepted, None)
@@ -220,7 +220,7 @@ def test_a_stage_that_comes_or_goes_beside_one_of_its_name_is_refused() -> None:
     first, second = (replace(stage(STATE, pa.schema({"page": pa.string()})), store=name) for name in ("a.n", "a.n-2"))
     for stages, before in (([first, second], ["a.n"]), ([first], ["a.n", "a.n-2"]), ([second], ["a.n", "a.n-2"])):
         stored = dict.fromkeys(before, nothing)
-        with pytest.raises(ConfigError, match=r"(?s)were added or removed.*in their order.*riffle.stores.*accept"):
+        with pytest.raises(ConfigError, match="RIFFLE-0331"):
             check_stored(stages, stored, None, None)
         check_stored(stages, stored, "a.n-2, a.n", None)
     check_stored([first, second], dict.fromkeys(["a.n", "a.n-2"], nothing), None, None)

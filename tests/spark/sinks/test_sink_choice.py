@@ -345,9 +345,9 @@ def test_delta_takes_no_changes() -> None:
     """Update mode is refused for a table and for a path, as Delta's own sink refuses it."""
     frame: Any = Told()
     frame.sparkSession = DeltaCatalog("seen")
-    with pytest.raises(ConfigError, match="not there for Delta"):
+    with pytest.raises(ConfigError, match="RIFFLE-0361"):
         sink_of(frame, told(table="seen", outputMode="update"))
-    with pytest.raises(ConfigError, match="not there for Delta"):
+    with pytest.raises(ConfigError, match="RIFFLE-0361"):
         sink_choice._batch_writer(told("/x", format="delta", outputMode="update"), "delta")
 
 
@@ -429,7 +429,7 @@ def test_a_column_that_is_not_there_is_sparks_error(spark: SparkSession) -> None
 
 def test_a_query_that_spark_runs_has_no_delivery_ids() -> None:
     """Spark would take no notice of the option."""
-    with pytest.raises(ConfigError, match="no stateful operator"):
+    with pytest.raises(ConfigError, match="RIFFLE-0354"):
         check_sparks_own(told(format="noop", option=BY_ID))
     check_sparks_own(told(format="noop"))
 

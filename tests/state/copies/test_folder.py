@@ -92,7 +92,7 @@ def test_a_dangling_link_is_refused(tmp_path: Path) -> None:
     """Nothing is made where it leads to."""
     base = tmp_path / "root"
     base.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LocalDiskError, match="is a symbolic link"):
+    with pytest.raises(LocalDiskError, match="RIFFLE-0389"):
         claim(base, "app/1", ["app/1"])
     assert not (tmp_path / "elsewhere").exists()
 
@@ -118,7 +118,7 @@ def test_a_members_folder_that_may_be_forged_is_not_used(tmp_path: Path, kind: s
 def test_a_fifo_in_the_place_of_the_lock_does_not_block(tmp_path: Path) -> None:
     """A folder that others could write to may hold one: the executor raises instead."""
     os.mkfifo(tmp_path / ".claims")
-    with pytest.raises(LocalDiskError, match="claims"):
+    with pytest.raises(LocalDiskError, match="RIFFLE-0384"):
         claim(tmp_path, "app/1", ["app/1"])
 
 
@@ -128,8 +128,8 @@ def test_folders_below_are_private_too(tmp_path: Path) -> None:
     try:
         folder = claim(tmp_path / "root", "app/1", ["app/1"])
         folder.keep_sealed(1, "1-aa", b"rows")
-        folder.fetched_file(1, "1-aa")
-        folder.stacks("totals").fresh(3)
+        folder.new_fetched_file(1, "1-aa")
+        folder.stacks("totals").new_file(3)
         IncomingSnapshots(folder.path).add(("totals", 3), Snapshot("3-1-aa", Head(3, "1-aa"), 9, 0, 1), 0, b"rows")
         made = [path for path in folder.path.parent.rglob("*") if path.is_dir()]
     finally:
@@ -144,13 +144,13 @@ def test_files_that_nobody_can_read_go_with_the_copies_that_have_them(tmp_path: 
     for version, data in enumerate((b"old row", b"new row")):
         folder.keep_sealed(version, "1-aa", data)
         part = StackedPart(f"sealed/{version}-1-aa", 0, 7, 0, 1, 1)
-        assert folder.stacks("store").switch(version, None, Stack(Head(version, "1-aa"), (part,)))
-    own = folder.stacks("store").fresh(2)
+        assert folder.stacks("store").replace(version, None, Stack(Head(version, "1-aa"), (part,)))
+    own = folder.stacks("store").new_file(2)
     own.write_bytes(b"old one, on no stack")
-    with folder.advancing():
-        assert folder.forget_parts(lambda head: head == b"new", 3) is None
+    with folder.deltas_kept():
+        assert folder.remove_undecryptable(lambda head: head == b"new", 3) is None
     assert len(folder.copies()) == 2
-    assert folder.forget_parts(lambda head: head == b"new", 3) == [("store", 0)]
+    assert folder.remove_undecryptable(lambda head: head == b"new", 3) == [("store", 0)]
     assert folder.copies() == [("store", 1)]
     assert [path.name for path in folder.sealed.iterdir()] == ["1-1-aa"]
     assert not own.exists()
@@ -169,7 +169,7 @@ def test_a_folder_outlives_its_executor(tmp_path: Path) -> None:
     taken = claim(tmp_path, "app/2", ["app/2"])
     assert (taken.path / "mark").read_text() == "warm"
     assert not lost.is_of_owner()
-    with pytest.raises(OutOfDate, match="taken over"), lost.used():
+    with pytest.raises(OutOfDate, match="RIFFLE-0386"), lost.used():
         pass
     with taken.used():
         pass
@@ -177,7 +177,7 @@ def test_a_folder_outlives_its_executor(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A late task of a dead executor still holds its folder: the new one gets another."""
-    monkeypatch.setattr(folder_module, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(folder_module, "_CLAIM_PAUSE_SECONDS", 0.0)
     lost = claim(tmp_path, "app/1", ["app/1"])
     with lost.used():
         assert claim(tmp_path, "app/2", ["app/2"]).path != lost.path
@@ -217,7 +217,7 @@ def test_a_process_that_hangs_in_a_claim_keeps_nobody_from_a_folder(
     stay, and each finds its own again.
     """
     left = claim(tmp_path, "app/1", ["app/1"])
-    monkeypatch.setattr(abandoned, "_LOOKS", 2)
+    monkeypatch.setattr(abandoned, "_LOCK_TRIES", 2)
     with (tmp_path / ".claims").open("a") as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
         begun = claim(tmp_path, "app/2", ["app/2"])
@@ -238,19 +238,18 @@ def test_of_several_free_folders_the_one_used_last_is_taken(tmp_path: Path) -> N
 
 
 def test_whoever_takes_a_folder_over_finds_nothing_half_done(tmp_path: Path) -> None:
-    """Files that no stack has go with their executor, and what versions before kept; whole copies stay."""
+    """Files that no stack has go with their executor; whole copies stay."""
     lost = claim(tmp_path, "app/1", ["app/1"])
     stacks = lost.stacks("s")
-    whole, half = stacks.fresh(7), stacks.fresh(7)
+    whole, half = stacks.new_file(7), stacks.new_file(7)
     for path in (whole, half):
         path.write_bytes(b"x")
-    assert stacks.switch(7, None, Stack(Head(1, "1-aa"), (StackedPart(stacks.name_of(whole), 0, 1, 0, 1, 1),)))
-    (lost.path / "copies" / "s" / "0007.aa").mkdir(parents=True)
+    assert stacks.replace(7, None, Stack(Head(1, "1-aa"), (StackedPart(stacks.name_of(whole), 0, 1, 0, 1, 1),)))
     lost.keep_sealed(1, "1-aa", b"x")
     (lost.sealed / "2-1-bb.part").write_bytes(b"x")
     taken = claim(tmp_path, "app/2", ["app/2"])
     assert taken.path == lost.path
-    assert (whole.exists(), half.exists(), (taken.path / "copies").exists()) == (True, False, False)
+    assert (whole.exists(), half.exists()) == (True, False)
     assert taken.sealed_attempts() == ("1-aa",)
     assert taken.copies() == [("s", 7)]
 
@@ -259,20 +258,20 @@ def test_what_was_just_taken_is_not_free(tmp_path: Path, monkeypatch: pytest.Mon
     """Whoever waited for the lock of all claims does not take what its new owner took a moment ago, though the process
     of the one before has ended.
     """
-    live, runs = ["app/1", "app/2", "app/3"], abandoned.named(os.getpid())
+    live, runs = ["app/1", "app/2", "app/3"], abandoned.process_name(os.getpid())
     number, _, machine = runs.split()
     left = claim(tmp_path, "app/1", live, f"{number} 1 {machine}")
     waited: list[Path] = []
 
     @contextmanager
     def somebody_waits(base: Path) -> Iterator[list[Path]]:
-        with abandoned.claims_of(base) as owners:
+        with abandoned.lock_claims(base) as owners:
             yield owners
         with monkeypatch.context() as patch:
-            patch.setattr(folder_module, "claims_of", abandoned.claims_of)
+            patch.setattr(folder_module, "lock_claims", abandoned.lock_claims)
             waited.append(claim(base, "app/3", live, runs).path)
 
-    monkeypatch.setattr(folder_module, "claims_of", somebody_waits)
+    monkeypatch.setattr(folder_module, "lock_claims", somebody_waits)
     taken = claim(tmp_path, "app/2", live, runs)
     assert taken.path == left.path != waited[0]
     assert taken.is_of_owner()
@@ -322,8 +321,8 @@ def test_a_folder_that_is_gone_is_claimed_anew(tmp_path: Path) -> None:
     """A cleaner of temporary files took it: every use says so, and the next attempt gets a new one."""
     gone = claim(tmp_path, "app/1", ["app/1"])
     shutil.rmtree(gone.path)
-    for use in (gone.used, gone.alone, gone.advancing):
-        with pytest.raises(OutOfDate, match="is gone"), use():
+    for use in (gone.used, gone.locked_for_upkeep, gone.deltas_kept):
+        with pytest.raises(OutOfDate, match="RIFFLE-0387"), use():
             pass
     assert not gone.path.exists()
     assert not gone.is_of_owner()
@@ -334,9 +333,9 @@ def test_a_folder_that_is_gone_is_claimed_anew(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_is_told_with_its_remedy(tmp_path: Path) -> None:
     """What the disk refuses is no bare OSError: it names the folder, and the setting that says where it is."""
     folder = claim(tmp_path, "app/1", ["app/1"])
-    for name, use in (("upkeep", folder.alone), ("advancing", folder.advancing)):
+    for name, use in (("upkeep", folder.locked_for_upkeep), ("advancing", folder.deltas_kept)):
         (folder.path / name).mkdir()
-        with pytest.raises(UnavailableError, match="cannot be kept") as caught, use():
+        with pytest.raises(UnavailableError, match="RIFFLE-0384") as caught, use():
             pass
         assert "local_dir" in caught.value.remedy
         assert caught.value.where == str(folder.path)
@@ -354,15 +353,15 @@ def test_files_of_deltas_go_once_no_stack_has_them(tmp_path: Path, monkeypatch: 
     folder = claim(tmp_path, "app/1", ())
     for version in range(9):
         assert folder.keep_sealed(version, "1-aa", b"x" * 9)
-        folder.fetched_file(version, "1-bb").write_bytes(b"y")
+        folder.new_fetched_file(version, "1-bb").write_bytes(b"y")
     part = StackedPart("sealed/3-1-aa", 0, 9, 0, 1, 1)
-    assert folder.stacks("s").switch(1, None, Stack(Head(7, "1-aa"), (part,)))
-    folder.forget_deltas()
+    assert folder.stacks("s").replace(1, None, Stack(Head(7, "1-aa"), (part,)))
+    folder.remove_unused_deltas()
     assert sorted(path.name for path in folder.sealed.iterdir()) == [f"{n}-1-aa" for n in (3, 6, 7, 8)]
     assert sorted(path.name[:4] for path in folder.fetched.iterdir()) == ["7-1-", "8-1-"]
     refused = Folder(tmp_path / "absent", "app/1")
     assert not refused.keep_sealed(1, "1-aa", b"x")
-    refused.forget_deltas()
+    refused.remove_unused_deltas()
 
 
 def test_a_disk_that_refuses_takes_nothing_that_somebody_is_about_to_put_on_a_stack(
@@ -370,8 +369,8 @@ def test_a_disk_that_refuses_takes_nothing_that_somebody_is_about_to_put_on_a_st
 ) -> None:
     """Whether somebody is can be seen where nothing can be written any more; where it cannot be, all of it stays."""
     folder = claim(tmp_path, "app/1", ())
-    assert folder.stacks("s").switch(1, None, Stack(Head(9, "1-aa")))
-    fetched = folder.fetched_file(1, "1-bb")
+    assert folder.stacks("s").replace(1, None, Stack(Head(9, "1-aa")))
+    fetched = folder.new_fetched_file(1, "1-bb")
     fetched.write_bytes(b"x")
     opened, refused = Path.open, {"a"}
 
@@ -380,15 +379,15 @@ def test_a_disk_that_refuses_takes_nothing_that_somebody_is_about_to_put_on_a_st
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return opened(path, mode, *given, **more)
 
-    with folder.advancing():
+    with folder.deltas_kept():
         monkeypatch.setattr(Path, "open", refusing)
-        folder.forget_deltas()
+        folder.remove_unused_deltas()
         assert fetched.exists()
         refused.add("rb")
-        folder.forget_deltas()
+        folder.remove_unused_deltas()
         assert fetched.exists()
     refused.clear()
-    folder.forget_deltas()
+    folder.remove_unused_deltas()
     assert not fetched.exists()
 
 
@@ -396,15 +395,15 @@ def test_what_stacks_of_any_store_have_stays(tmp_path: Path) -> None:
     """Whether it is looked for among deltas, or among what an executor that died left half done."""
     folder, wanted = claim(tmp_path, "app/1", ()), set[Path]()
     for number, store in enumerate(("a", "b", "c")):
-        own, fetched = folder.stacks(store).fresh(1), folder.fetched_file(number, "1-bb")
+        own, fetched = folder.stacks(store).new_file(1), folder.new_fetched_file(number, "1-bb")
         for path in (own, fetched):
             path.write_bytes(b"x")
         parts = tuple(StackedPart(str(path.relative_to(folder.path)), 0, 1, 0, 1, 1) for path in (own, fetched))
-        assert folder.stacks(store).switch(1, None, Stack(Head(9, "1-aa"), parts))
+        assert folder.stacks(store).replace(1, None, Stack(Head(9, "1-aa"), parts))
         wanted |= {own, fetched}
-    for path in (folder.stacks("a").fresh(1), folder.fetched_file(1, "1-cc")):
+    for path in (folder.stacks("a").new_file(1), folder.new_fetched_file(1, "1-cc")):
         path.write_bytes(b"x")
-    folder.forget_deltas()
+    folder.remove_unused_deltas()
     assert claim(tmp_path, "app/2", ()).path == folder.path
     assert {*folder.path.glob("stacks/*/*.part"), *folder.fetched.iterdir()} == wanted
 
@@ -412,11 +411,11 @@ def test_what_stacks_of_any_store_have_stays(tmp_path: Path) -> None:
 def test_deltas_after_a_rollback_are_newer_than_stacks_of_before(tmp_path: Path) -> None:
     """Versions begin again below those of stacks that nobody has touched since: what was sealed last is wanted next."""
     folder = claim(tmp_path, "app/1", ())
-    assert folder.stacks("s").switch(1, None, Stack(Head(50, "1-aa")))
+    assert folder.stacks("s").replace(1, None, Stack(Head(50, "1-aa")))
     for version in (11, 12):
         assert folder.keep_sealed(version, "2-bb", bytes(300 << 10))
     assert folder.keep_sealed(49, "1-aa", bytes(300 << 10))
-    folder.forget_deltas()
+    folder.remove_unused_deltas()
     assert sorted(path.name for path in folder.sealed.iterdir()) == ["11-2-bb", "12-2-bb"]
 
 
@@ -425,7 +424,7 @@ def test_deltas_of_variables_alone_are_bounded(tmp_path: Path) -> None:
     folder = claim(tmp_path, "app/1", ())
     for version in range(300):
         assert folder.keep_sealed(version, "1-aa", b"x" * 2048)
-    folder.forget_deltas()
+    folder.remove_unused_deltas()
     kept = sorted(int(path.name.partition("-")[0]) for path in folder.sealed.iterdir())
     assert kept == list(range(171, 300)), "256 KiB, and the newest"
 
@@ -474,16 +473,16 @@ def test_what_is_kept_back_from_users_counts_as_used(tmp_path: Path, monkeypatch
     found = os.statvfs(tmp_path)
     kept_back = os.statvfs_result((4096, 4096, 100, 30, 10, *found[5:]))
     monkeypatch.setattr(os, "statvfs", lambda _: kept_back)
-    assert disk.use_of(tmp_path) == (70 / 80, 80 * 4096)
+    assert disk.read_disk_use(tmp_path) == (70 / 80, 80 * 4096)
 
 
 def test_trying_the_disk_leaves_nothing_there(tmp_path: Path) -> None:
     """A file of a mebibyte is written and removed, whether or not one is left of an earlier try."""
     folder = claim(tmp_path, "app/1", ())
     before = sorted(folder.path.rglob("*"))
-    folder.try_disk()
+    folder.probe_disk()
     (folder.path / "probe").write_bytes(b"left")
-    folder.try_disk()
+    folder.probe_disk()
     assert sorted(folder.path.rglob("*")) == before
 
 

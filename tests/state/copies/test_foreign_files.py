@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.state.copies import folder as folder_module
-from riffle_spark.state.copies.abandoned import remove_folders, remove_strays
+from riffle_spark.state.copies.abandoned import remove_folders, remove_leftovers
 from riffle_spark.state.copies.folder import Folder, claim
 from riffle_spark.state.copies.stack import Stack
 from riffle_spark.state.log.manifest import Head, Snapshot
@@ -48,8 +48,8 @@ def test_sealed_deltas_are_counted_beside_foreign_files(folder: Folder, monkeypa
     monkeypatch.setattr(folder_module, "_SPARE_FILES_MAX", 0)
     left = litter(folder.sealed)
     assert folder.sealed_attempts() == ("1-aa", "1-aa")
-    assert folder.stacks("s").switch(1, None, Stack(Head(6, "1-aa")))
-    folder.forget_deltas()
+    assert folder.stacks("s").replace(1, None, Stack(Head(6, "1-aa")))
+    folder.remove_unused_deltas()
     assert folder.sealed_attempts() == ("1-aa",)
     assert folder.sealed_file(6, "1-aa").exists()
     assert all(path.exists() for path in left)
@@ -58,7 +58,7 @@ def test_sealed_deltas_are_counted_beside_foreign_files(folder: Folder, monkeypa
 def test_stacks_are_found_beside_foreign_files(folder: Folder) -> None:
     """Stacks are found, switched and dropped as if nothing else were there."""
     left = litter(folder.path / "stacks", folder.path / "stacks" / "s")
-    assert folder.stacks("s").switch(7, None, Stack(Head(6, "1-aa")))
+    assert folder.stacks("s").replace(7, None, Stack(Head(6, "1-aa")))
     assert folder.copies() == [("s", 7)]
     for key_group in (7, 8, 9):
         folder.drop("s", key_group)
@@ -86,7 +86,7 @@ def test_a_folder_is_taken_over_and_tidied_around_them(folder: Folder, tmp_path:
     assert folder.tidy(time.time() + 60)
     taken = claim(tmp_path / "base", "app/2", ["app/2"])
     assert taken.path == folder.path
-    remove_strays(taken.path, time.time() + 60)
+    remove_leftovers(taken.path, time.time() + 60)
     assert remove_folders(tmp_path / "base", ["app/2"], time.time() + 60) == 0
     assert all(path.exists() for path in left)
 

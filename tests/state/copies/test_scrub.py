@@ -47,10 +47,10 @@ def test_what_was_just_written_and_is_not_there_is_the_disks_fault(place: Place)
     assert stack is not None
     part = next(part for part in stack.parts if part.file.endswith(file.name))
     os.truncate(file, part.length - 1)
-    with pytest.raises(LocalDiskError, match="just written"):
+    with pytest.raises(LocalDiskError, match="RIFFLE-0384"):
         PartFiles(place.folder.path).found_whole(part)
     file.unlink()
-    with pytest.raises(LocalDiskError, match="just written"):
+    with pytest.raises(LocalDiskError, match="RIFFLE-0384"):
         PartFiles(place.folder.path).found_whole(part)
 
 
@@ -93,10 +93,10 @@ def test_a_part_that_was_merged_meanwhile_is_no_damage(place: Place, monkeypatch
 
     def overtaken(path: Path, *how):  # type: ignore[no-untyped-def]
         if path == part and path.exists():
-            merged = stacks.fresh(2)
+            merged = stacks.new_file(2)
             shutil.copyfile(part, merged)
             now = before.parts[0]._replace(file=stacks.name_of(merged))
-            assert stacks.switch(2, before, Stack(before.head, (now,)))
+            assert stacks.replace(2, before, Stack(before.head, (now,)))
             path.unlink(missing_ok=True)
         return opening(path, *how)
 

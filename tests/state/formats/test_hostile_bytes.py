@@ -57,7 +57,7 @@ def test_a_part_that_would_unpack_to_much_more_is_refused_before() -> None:
     assert part_codec.opened(data, "part").num_rows == 1 << 16
     assert told in data
     for length in (1 << 40, (1 << 63) - 1, (1 << 30) + 1):
-        with pytest.raises(CorruptStateError, match=r"unpacked.*\[part\]"):
+        with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
             part_codec.opened(data.replace(told, struct.pack("<q", length), 1), "part")
 
 
@@ -67,7 +67,7 @@ def test_a_small_part_does_not_ask_for_much(data: bytes) -> None:
     told = struct.pack("<q", 8 * 5000)
     assert told in data
     for length in (20 << 20, 64 << 20, 1 << 30):
-        with pytest.raises(CorruptStateError, match=r"unpacked.*\[part\]"):
+        with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
             part_codec.opened(data.replace(told, struct.pack("<q", length)), "part")
 
 
@@ -92,7 +92,7 @@ def written(table: pa.Table) -> bytes:
 def test_elements_of_nulls_are_counted_too() -> None:
     """A list of nothing but nulls takes an offset, however long it is."""
     column = pa.ListArray.from_arrays(pa.array([0, 1 << 30], pa.int32()), pa.nulls(1 << 30))
-    with pytest.raises(CorruptStateError, match="rows"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
         part_codec.opened(written(pa.table({"n": column})), "part")
 
 
@@ -128,7 +128,7 @@ def test_a_lack_of_memory_tells_nothing_of_the_bytes(tmp_path: Path) -> None:
 def test_a_part_of_more_rows_than_its_bytes_can_tell_of_is_refused() -> None:
     """A column of nulls takes no bytes, but rows that are made of it do."""
     table = pa.table({part_codec.HASH: pa.array([], pa.uint64())})
-    with pytest.raises(CorruptStateError, match="rows"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
         part_codec.opened(written(pa.table({"n": pa.nulls(1 << 25)})), "part")
     assert part_codec.opened(part_codec.encode(table), "part").num_rows == 0
 
@@ -150,7 +150,7 @@ def test_a_part_in_a_way_that_arrow_has_given_up_is_refused(
     with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="zstd", **options)) as writer:
         writer.write_batch(rows, custom_metadata=metadata)
     assert pa.ipc.open_stream(sink.getvalue()).read_all().num_rows == 5000
-    with pytest.raises(CorruptStateError, match="not an Arrow stream"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
         part_codec.opened(sink.getvalue(), "part")
 
 
@@ -179,10 +179,10 @@ WIDE = [
 def test_columns_are_told_of_once() -> None:
     """A name of some KiB that is told of by some thousand columns would be gigabytes; what Arrow writes is read."""
     named = pa.schema([pa.field("n" * 30_000, pa.int8()), *[pa.field("n", pa.int8())] * 4000])
-    with pytest.raises(CorruptStateError, match="more than once"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0391"):
         unpacked(base64.b64encode(shared(named)).decode())
     part = shared(named.with_metadata({"riffle.format": "1"})) + b"\xff\xff\xff\xff\0\0\0\0"
-    with pytest.raises(CorruptStateError, match="more than once"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
         part_codec.opened(part, "part")
     for some in (named, pa.schema(WIDE), pa.schema(WIDE, {"riffle.format": "1"})):
         arrow_messages.check_schema(memoryview(some.serialize()))
@@ -196,7 +196,7 @@ def test_a_value_that_stands_once_for_many_rows_is_not_written_out() -> None:
     for column in (rows, pa.ListArray.from_arrays(pa.array([0, 1000], pa.int32()), rows)):
         kind = pa.string() if column is rows else pa.list_(pa.string())
         part = part_codec.opened(part_codec.encode(pa.table({"k": column})), "part")
-        with pytest.raises(CorruptStateError, match="does not fit"):
+        with pytest.raises(CorruptStateError, match="RIFFLE-0401"):
             part_codec.fitted(part, pa.schema([("k", kind)]))
 
 
@@ -205,7 +205,7 @@ def test_offsets_that_lead_out_of_a_part_are_refused() -> None:
     data = part_codec.encode(pa.table({"k": ["aaaa", "bbbb", "cccc"]}))
     wrong = data.replace(struct.pack("<4i", 0, 4, 8, 12), struct.pack("<4i", 0, 1 << 30, 8, 12))
     assert wrong != data
-    with pytest.raises(CorruptStateError, match="not an Arrow stream"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
         part_codec.decode(wrong, part_codec.checksum(wrong), "part")
 
 
@@ -216,15 +216,15 @@ def test_names_that_are_no_text_are_refused_at_any_depth() -> None:
     data, schema = part_codec.encode(table), table.schema.serialize().to_pybytes()
     for name in (b"column", b"outer", b"inner"):
         wrong = name.replace(b"e", b"\xff").replace(b"u", b"\xfe")
-        with pytest.raises(CorruptStateError, match="not an Arrow stream"):
+        with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
             part_codec.opened(data.replace(name, wrong), "part")
-        with pytest.raises(CorruptStateError, match="cannot be read"):
+        with pytest.raises(CorruptStateError, match="RIFFLE-0391"):
             unpacked(base64.b64encode(schema.replace(name, wrong)).decode())
 
 
 def test_a_schema_has_no_column_twice() -> None:
     """Its columns are asked for by name."""
-    with pytest.raises(CorruptStateError, match="a column stands there twice"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0391"):
         unpacked(packed(pa.schema([("count", pa.int64()), ("n", pa.int8()), ("count", pa.int8())])))
 
 
@@ -235,7 +235,7 @@ def test_damaged_records_of_format_1_leave_no_memory_behind() -> None:
     told = {"magic": "riffle-log", "format": 1, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}"}
     before = address_space()
     for _ in range(30):
-        with pytest.raises(CorruptStateError, match="cannot be read"):
+        with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
             decode(json.dumps(told).encode() + b"\n" + packed, "log/0")
     assert address_space() - before < 256 << 20
 
@@ -248,7 +248,7 @@ def address_space() -> int:
 @pytest.mark.parametrize("name", ["../../x", "a/b", ".hidden", "", "log", "a\0b", "é", "x" * 65, "a..b"])
 def test_a_record_cannot_name_a_store_that_is_elsewhere(name: str) -> None:
     """Names of objects and of local folders are made of it."""
-    with pytest.raises(CorruptStateError, match="cannot be a store name"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
         decode(encode(one_entry(name, Entry())), "log/0")
 
 
@@ -269,7 +269,7 @@ HEAD = Head(1, "1-" + "0" * 32)
 )
 def test_a_record_cannot_name_an_object_that_is_elsewhere(entry: Entry) -> None:
     """Attempts and snapshots are parts of names, too; ranges are from 0 up."""
-    with pytest.raises(CorruptStateError, match="cannot be read"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
         decode(encode(one_entry("totals", entry)), "log/0")
 
 
@@ -284,7 +284,7 @@ def test_a_worlds_names_are_numbered_and_nothing_else() -> None:
     names = {"m{}": "m0", "m{:04}": "m0000", "{0.__class__}": "{0.__class__}", "{:999999999}": "{:999999999}"}
     for said, meant in names.items():
         assert [one.member.id for one in world_of({**world, "members": [{"id": said}]}).members] == [meant]
-    with pytest.raises(ConfigError, match="count"):
+    with pytest.raises(ConfigError, match="RIFFLE-0249"):
         world_of({**world, "members": [{"id": "m{}", "count": 10**12}]})
 
 

@@ -45,5 +45,5 @@ def test_keys_without_columns_or_of_wrong_types_are_refused() -> None:
     """A key needs a column, and one that Spark can group by."""
     with pytest.raises(ConfigError):
         encode_keys([])
-    with pytest.raises(ConfigError, match="list"):
+    with pytest.raises(ConfigError, match="RIFFLE-0119"):
         encode_keys([pa.array([[1]])])

@@ -60,7 +60,7 @@ def test_offsets_are_checked_of_text_that_is_not() -> None:
         with pytest.raises(pa.ArrowInvalid, match=r"offset"):
             check_buffers(pa.table({"c": column}))
         data = part_codec.encode(pa.table({"c": column}))
-        with pytest.raises(CorruptStateError, match=r"offset.*\[part\]"):
+        with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
             part_codec.decode(data, part_codec.checksum(data), "part")
 
 
@@ -119,7 +119,7 @@ def test_elements_without_bytes_are_refused_before_what_reading_bounds(kind: pa.
     """A part of some bytes must not tell of a billion elements. Nothing is committed, and fewer are."""
     rows = [{"k": 1}]
     with growing(pa.chunked_array([nothing_but_elements(1 << 21, kind)])) as query:
-        with pytest.raises(ConfigError, match=r"cannot be read again.*2097152 rows"):
+        with pytest.raises(ConfigError, match="RIFFLE-0396"):
             query.feed(rows)
         assert query.table().num_rows == 0
     with growing(pa.chunked_array([nothing_but_elements(1 << 20, kind)])) as query:
@@ -133,7 +133,7 @@ def test_a_column_beyond_32_bits_is_refused_in_words_of_ours() -> None:
     """Arrow counts a column's bytes and elements in 32 bits. Nothing is committed, and the query goes on."""
     values = pa.chunked_array([nothing_but_elements(1 << 30)] * 3)
     with growing(values) as query:
-        with pytest.raises(ConfigError, match=r"(?s)2 GiB of text or bytes, or 2\^31 elements.*maxOffsetsPerTrigger"):
+        with pytest.raises(ConfigError, match="RIFFLE-0394"):
             query.feed([{"k": number} for number in range(3)])
         assert query.table().num_rows == 0
 

@@ -93,7 +93,7 @@ def test_a_record_that_others_have_gone_on_from_stays_though_its_driver_was_away
     log = Log(faulty, ROOT, lambda: clocks[-1])
     log.open()
     faulty.script(Fault("unavailable", "get", paths.LOG, times=None))
-    with pytest.raises(UnavailableError, match="unclear"):
+    with pytest.raises(UnavailableError, match="RIFFLE-0421"):
         log.append(drafted("a", 3), log.manifest)
     others = opened(store)
     others.append(drafted("b", 4), others.manifest)
@@ -113,7 +113,7 @@ def test_a_record_that_is_found_to_be_ours_after_long_was_the_newest_long_ago_i4
     log = Log(faulty, ROOT, lambda: clocks[-1])
     log.open()
     faulty.script(Fault("unavailable", "get", paths.LOG, times=None))
-    with pytest.raises(UnavailableError, match="unclear"):
+    with pytest.raises(UnavailableError, match="RIFFLE-0421"):
         log.append(drafted("a", 3), log.manifest)
     faulty.heal()
     others = opened(store)
@@ -236,7 +236,7 @@ def test_a_store_that_stays_away_leaves_the_append_unclear(kind: str) -> None:
     log = grown(store, 3)
     following = log.manifest.changed(manifest(kg0=(2,)).entries)
     store.script(Fault(kind, "", paths.LOG, times=None), Fault("unavailable", "get", paths.LOG, times=None))  # type: ignore[arg-type]
-    with pytest.raises(UnavailableError, match="unclear whether record 3") as caught:
+    with pytest.raises(UnavailableError, match="RIFFLE-0421") as caught:
         log.append(drafted("mine", 2), following)
     assert caught.value.where == paths.record(3)
     assert log.unclear
@@ -290,7 +290,7 @@ def test_a_second_driver_fences_the_first_i4() -> None:
     assert first.next_is_absent()
     second.append(drafted("second", 2), second.manifest)
     assert not first.next_is_absent()
-    with pytest.raises(FencedError, match="record 3"):
+    with pytest.raises(FencedError, match="RIFFLE-0422"):
         first.append(drafted("first", 2), first.manifest)
     assert opened(store).tail == second.tail
 
@@ -335,9 +335,9 @@ def test_a_log_that_does_not_end_is_not_read_for_ever(monkeypatch: pytest.Monkey
     log = grown(store, 3)
     assert len(list(log.after(-1))) == 3
     log.append(drafted("more", 2), log.manifest)
-    with pytest.raises(UnavailableError, match="grows faster"):
+    with pytest.raises(UnavailableError, match="RIFFLE-0409"):
         list(log.after(-1))
-    with pytest.raises(UnavailableError, match="grows faster"):
+    with pytest.raises(UnavailableError, match="RIFFLE-0409"):
         opened(store)
 
 
@@ -366,7 +366,7 @@ def test_a_record_far_beyond_all_others_is_refused_before_anything_is_counted_fr
     assert tail is not None
     far = replace(tail, sequence=10**18, full=10**18)
     store.put_if_absent(paths.record(far.sequence), encode(far))
-    with pytest.raises(CorruptStateError, match="far beyond all others") as caught:
+    with pytest.raises(CorruptStateError, match="RIFFLE-0413") as caught:
         opened(store)
     assert caught.value.where == paths.record(far.sequence)
     assert "move it elsewhere" in caught.value.remedy
@@ -378,6 +378,6 @@ def test_a_rollback_does_not_pass_over_a_record_far_beyond_all_others() -> None:
     store = MemoryStore()
     grown(store, 3)
     store.put_if_absent(far := paths.record(10**20 - 1), store.get(paths.record(0)) or b"")
-    with pytest.raises(CorruptStateError, match=r"far beyond all others(.|\n)*move it elsewhere") as caught:
+    with pytest.raises(CorruptStateError, match="RIFFLE-0413") as caught:
         Log(store, ROOT).open(broken=True)
     assert caught.value.where == far

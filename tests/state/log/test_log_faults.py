@@ -30,7 +30,7 @@ def test_a_lost_record_in_the_middle_is_refused_with_the_remedy() -> None:
     store = MemoryStore()
     grown(store, 6)
     store.delete([paths.record(3), paths.record(4)])
-    with pytest.raises(ConflictError, match=r"has lost record 3 of its log and 1 more") as caught:
+    with pytest.raises(ConflictError, match="RIFFLE-0406") as caught:
         opened(store)
     newest = Log(store, ROOT).open(broken=True)
     assert newest is not None
@@ -44,11 +44,11 @@ def test_what_lies_among_the_records_is_named() -> None:
     store = MemoryStore()
     grown(store, 2)
     store.put_if_absent("log/README", b"x")
-    with pytest.raises(ConfigError, match=r"in the log of .*none of riffle's \[log/README\]\n.*move it elsewhere"):
+    with pytest.raises(ConfigError, match="RIFFLE-0412"):
         opened(store)
     empty = MemoryStore()
     empty.put_if_absent("thesis.txt", b"x")
-    with pytest.raises(ConfigError, match="holds objects, but not a riffle log"):
+    with pytest.raises(ConfigError, match="RIFFLE-0411"):
         opened(empty)
 
 
@@ -57,7 +57,7 @@ def test_a_newest_record_that_lost_its_head_has_the_remedy_of_a_damaged_one() ->
     store = MemoryStore()
     grown(store, 3)
     altered(store, 2, lambda _: b"")
-    with pytest.raises(CorruptStateError, match=r"not a riffle log record(.|\n)*backup, or roll back to a version"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0415"):
         opened(store)
 
 
@@ -97,7 +97,7 @@ def test_a_lost_full_record_is_named() -> None:
     store = MemoryStore()
     grown(store, 20)
     store.delete([paths.record(s) for s in range(17)])
-    with pytest.raises(CorruptStateError, match="missing") as caught:
+    with pytest.raises(CorruptStateError, match="RIFFLE-0408") as caught:
         opened(store)
     assert caught.value.where == paths.record(16)
 
@@ -122,7 +122,7 @@ def test_a_log_that_goes_on_while_it_is_read_is_no_damage(gone: int, *, broken: 
 
     store = Slow()
     grown(store, 20)
-    with pytest.raises(UnavailableError, match="went on"):
+    with pytest.raises(UnavailableError, match="RIFFLE-0402"):
         Log(store, ROOT).open(broken=broken)
 
 
@@ -172,6 +172,6 @@ def test_a_root_that_is_not_ours_is_refused(name: str) -> None:
     """Objects that no riffle log explains: nothing is written among them."""
     store = MemoryStore()
     store.put_if_absent(name, b"mine")
-    with pytest.raises(ConfigError, match="not a riffle log") as caught:
+    with pytest.raises(ConfigError, match="RIFFLE-0411") as caught:
         opened(store)
     assert "root" in caught.value.remedy

@@ -113,7 +113,7 @@ def test_without_these_settings_nothing_is_said_of_them(scripted: ScriptedServer
 
 def test_an_algorithm_without_a_key_and_a_key_exclude_each_other() -> None:
     """Only one of them could be meant."""
-    with pytest.raises(ConfigError, match="uses no key") as caught:
+    with pytest.raises(ConfigError, match="RIFFLE-0457") as caught:
         StoreOptions(s3_server_side_encryption="AES256", s3_kms_key="aws/s3")
     assert "s3_kms_key" in caught.value.remedy
     assert StoreOptions(s3_server_side_encryption="aws:kms", s3_kms_key="aws/s3").s3_kms_key == "aws/s3"
@@ -122,5 +122,5 @@ def test_an_algorithm_without_a_key_and_a_key_exclude_each_other() -> None:
 @pytest.mark.parametrize("value", ["", "aes256", "SSE-S3"])
 def test_an_unknown_or_empty_algorithm_is_refused(value: str) -> None:
     """It may come of a variable that is not set."""
-    with pytest.raises(ConfigError, match="s3_server_side_encryption"):
+    with pytest.raises(ConfigError, match="RIFFLE-0249"):
         Settings(s3_server_side_encryption=value)

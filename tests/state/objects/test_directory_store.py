@@ -171,7 +171,7 @@ class TestDirectory:
     def test_a_file_in_the_way_is_a_wrong_root(self, root: Path) -> None:
         """A root that cannot be a directory is refused with its name, not with a traceback of the file system."""
         root.write_bytes(b"")
-        with pytest.raises(ConfigError, match="root") as caught:
+        with pytest.raises(ConfigError, match="RIFFLE-0424") as caught:
             open_store(f"file://{root}/below").put_if_absent("log/1", b"")
         assert str(root) in caught.value.where
         assert caught.value.remedy
@@ -211,7 +211,7 @@ class TestDirectory:
     @pytest.mark.parametrize("root", ["/proc/nobody-makes-this", "/proc/nobody-makes-this/root", "/dev/null/root"])
     def test_a_root_that_cannot_be_made_is_refused(self, root: str) -> None:
         """No other try would do better, so it is not told as a store that fails."""
-        with pytest.raises(RefusedError, match="directory") as caught:
+        with pytest.raises(RefusedError, match="RIFFLE-0424") as caught:
             open_store(f"file://{root}").put_if_absent("log/1", b"abc")
         assert "`root`" in caught.value.remedy
 
@@ -252,7 +252,7 @@ class TestMode:
     @pytest.mark.parametrize("said", ["0755", "0400", "rw-r-----", 640, True])
     def test_what_is_no_mode_of_a_file_of_ours_is_refused(self, said: object) -> None:
         """Nobody executes state, and its owner reads and writes it."""
-        with pytest.raises(ConfigError, match="octal") as caught:
+        with pytest.raises(ConfigError, match="RIFFLE-0249") as caught:
             Settings(root_file_mode=said)  # type: ignore[arg-type]
         assert "root_file_mode" in caught.value.where
 
@@ -270,5 +270,5 @@ def test_a_fifo_with_the_name_of_an_object_does_not_block(tmp_path: Path, read: 
     """Who may write to the root can put one there: it is refused as what is no object."""
     os.mkfifo(tmp_path / "record")
     store = DirectoryStore(tmp_path)
-    with pytest.raises(RefusedError, match="not a regular file"):
+    with pytest.raises(RefusedError, match="RIFFLE-0424"):
         store.get("record") if read == "get" else store.copy_to("record", 0, 9, print)

@@ -66,7 +66,7 @@ def test_whatever_takes_a_log_over_finds_it_out(kind: Kind) -> None:
     store = FaultyStore(MemoryStore(), [Fault("overwrites", times=None)])
     log = Log(store, "memory://x")
     log.open()
-    with pytest.raises(ConfigError, match="overwrites objects"):
+    with pytest.raises(ConfigError, match="RIFFLE-0459"):
         log.append(replace(FIRST, kind=kind), Manifest())
     assert log.read(0).kind == kind
     assert [name for method, name in store.calls if method == "put"] == [paths.record(0)] * 2

@@ -91,10 +91,10 @@ def test_a_setting_that_somebody_mistook_for_a_place_of_credentials_is_not_repea
     """A file or a Spark configuration with access keys is refused by the names alone."""
     path = tmp_path / "riffle.toml"
     path.write_text(f's3_secret_access_key = "{PLANTED}"\n')
-    with pytest.raises(ConfigError, match="s3_secret_access_key") as caught:
+    with pytest.raises(ConfigError, match="RIFFLE-0480") as caught:
         read_toml(path)
     assert PLANTED not in str(caught.value)
-    with pytest.raises(ConfigError, match="s3_secret_access_key") as caught:
+    with pytest.raises(ConfigError, match="RIFFLE-0480") as caught:
         from_sources(None, {"spark.riffle.s3_secret_access_key": PLANTED})
     assert PLANTED not in str(caught.value)
 
@@ -169,7 +169,7 @@ def test_what_holds_no_secret_is_shown_as_it_is(url: str) -> None:
 @pytest.mark.parametrize("name", ["s3_kms_key", "s3_endpoint"])
 def test_an_option_of_a_store_that_is_empty_or_more_than_a_line_is_refused(name: str, value: str) -> None:
     """Nobody's state goes elsewhere, or without its key, for a variable that is not set."""
-    with pytest.raises(ConfigError, match=f"{name} is empty"):
+    with pytest.raises(ConfigError, match="RIFFLE-0458"):
         StoreOptions(**{name: value})  # type: ignore[arg-type]
 
 

@@ -116,7 +116,7 @@ def test_a_copy_beyond_the_named_head_stops_the_caller(place: Place) -> None:
     place.seal(1, {1: {"a": 2}})
     place.bring()
     for entries in (old, {1: EMPTY}):
-        with pytest.raises(OutOfDate, match="version 1 of epoch 1") as caught:
+        with pytest.raises(OutOfDate, match="RIFFLE-0463") as caught:
             place.bring(entries)
         assert caught.value.where == "totals, key-group 1"
     assert place.bring().restores == 0
@@ -151,7 +151,7 @@ def test_another_attempt_of_the_same_version_is_another_head(place: Place) -> No
     stacks = place.folder.stacks("totals")
     stack = stacks.read(1)
     assert stack is not None
-    assert stacks.switch(1, stack, stack.extended(Head(0, attempt(77)), stack.parts))
+    assert stacks.replace(1, stack, stack.with_parts(Head(0, attempt(77)), stack.parts))
     place.seal(1, {1: {"a": 5}})
     assert place.bring().restores == 1
 

@@ -120,7 +120,7 @@ def test_a_disk_that_does_not_keep_what_came_in_ranges_is_one_that_refuses(
 ) -> None:
     """No object is blamed: the bytes that came were right. The next try works."""
     harm_one(monkeypatch, HARMS[harm])
-    with pytest.raises(LocalDiskError, match="a snapshot that was just fetched") as caught:
+    with pytest.raises(LocalDiskError, match="RIFFLE-0384") as caught:
         place.bring()
     assert "local_dir" in caught.value.remedy
     assert caught.value.where.startswith(str(place.folder.path))
@@ -137,7 +137,7 @@ def test_a_disk_that_gives_other_bytes_once_is_one_that_refuses(place: Place, mo
         return bytes(len(found)) if path.suffix == ".part" and left and left.pop() else found
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    with pytest.raises(LocalDiskError, match="a snapshot that was just fetched"):
+    with pytest.raises(LocalDiskError, match="RIFFLE-0384"):
         place.bring()
     assert place.bring().restores == 6
 
@@ -153,7 +153,7 @@ def test_who_finds_its_file_gone_while_it_fetches_is_told_so(place: Place, monke
             path.unlink()
 
     monkeypatch.setattr(Path, "touch", touched)
-    with pytest.raises(LocalDiskError, match="is being fetched is gone"):
+    with pytest.raises(LocalDiskError, match="RIFFLE-0384"):
         place.bring()
     assert place.bring().restores == 6
 

@@ -204,7 +204,7 @@ def test_what_holds_nothing_holds_nothing_with_other_fields(key: pa.Schema | Non
 def test_a_map_that_was_written_as_another_kind_is_refused() -> None:
     """What became of older parts no history says of: roots of before may have such."""
     before = Variable("v", "value", VALUE)
-    with pytest.raises(CorruptStateError, match="written as struct"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0471"):
         Variable("v", "map", VALUE, VALUE).fitted(pa.array([{"n": 1}], before.type))
 
 

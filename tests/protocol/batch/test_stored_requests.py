@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from riffle_spark.errors import CorruptStateError, FencedError, UnavailableError
 from riffle_spark.offline.recovery import rollback
 from riffle_spark.offline.switch import switch_dispatch
-from riffle_spark.protocol.batch.recorded_requests import (
+from riffle_spark.protocol.batch.stored_requests import (
     AwaitedMember,
-    RecordedRequests,
-    apply_settings,
+    StoredRequests,
+    apply_stored_settings,
     changed_settings,
     read_requests,
 )
@@ -43,7 +43,7 @@ AWAITED = st.lists(st.builds(AwaitedMember, NUMBERS, MEMBERS), max_size=3, uniqu
     lambda waits: tuple(sorted(waits, key=lambda wait: wait.member.id))
 )
 WILLS = st.builds(
-    RecordedRequests, st.lists(NAMES, max_size=3, unique=True).map(lambda names: tuple(sorted(names))), BY_TASK,
+    StoredRequests, st.lists(NAMES, max_size=3, unique=True).map(lambda names: tuple(sorted(names))), BY_TASK,
     st.none() | st.integers(1, 64), RESERVED, AWAITED, BY_TASK, OTHERS,
 )  # fmt: skip
 
@@ -57,11 +57,11 @@ class BehindClock(ManualClock):
 
 
 @given(WILLS)
-def test_requests_are_read_as_they_were_written(requests: RecordedRequests) -> None:
+def test_a_will_is_read_as_it_was_written(will: StoredRequests) -> None:
     """What a later version keeps beside it included; what nobody asked for takes no byte."""
-    assert read_requests(requests.to_json()) == requests
-    assert RecordedRequests().to_json() == {}
-    assert not requests.differs_from(replace(requests, homes={}))
+    assert read_requests(will.to_json()) == will
+    assert StoredRequests().to_json() == {}
+    assert not will.differs_from(replace(will, prior_owners={}))
 
 
 @given(st.sampled_from(OURS), JSON)
@@ -78,9 +78,9 @@ def test_settings_are_those_that_differ_and_come_back_checked() -> None:
     now = started.but(num_standbys=2, rack_aware_assignment_tags=["zone"])
     told = changed_settings(started, now)
     assert told == {"num_standbys": 2, "rack_aware_assignment_tags": ["zone"]}
-    assert apply_settings(started, told) == (now, {})
+    assert apply_stored_settings(started, told) == (now, {})
     strange = {"of_tomorrow": [1], "max_warmup_replicas": -1, "key_groups": 8}
-    assert apply_settings(started, {**told, **strange}) == (now, strange)
+    assert apply_stored_settings(started, {**told, **strange}) == (now, strange)
 
 
 def running(tmp_path: Path, executors: tuple[str, ...] = THREE, **changed: Any) -> Elastic:
@@ -220,7 +220,7 @@ def test_an_unclear_will_is_settled_by_the_next_look_or_batch(tmp_path: Path, ki
     world = running(tmp_path)
     world.driver.operations.drain("1")
     world.store.script(Fault(kind, "put", paths.LOG, times=None), Fault("unavailable", "get", paths.LOG, times=None))
-    with pytest.raises(UnavailableError, match="unclear"):
+    with pytest.raises(UnavailableError, match="RIFFLE-0421"):
         world.rest()
     puts = world.store.calls.count(("put", paths.record(5)))
     world.rest(1, 0.5)
@@ -376,7 +376,7 @@ def test_a_will_that_this_version_cannot_read_is_refused_and_kept(tmp_path: Path
     log.append(replace(log.tail, kind="orders", commit_id="x", orders={"drained": 7}), log.manifest)
     world.start()
     before = world.memory.list("")
-    with pytest.raises(CorruptStateError, match="what operators asked for"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0227"):
         world.feed()
     assert world.memory.list("") == before
 

@@ -1,4 +1,4 @@
-"""``./run house``: measure the structure of the product; ``--draw`` draws the import graph into the docs."""
+"""``./run structure``: measure the structure of the product; ``--draw`` draws the import graph into the docs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.house.imports import Module, cycles, read_product
-from tests.house.picture import drawn, placed_in
 from tests.kit.folders import CHECKOUT
+from tests.structure.graph_page import draw_graph, replace_graph
+from tests.structure.product import Module, find_cycles, read_product
 
 __all__ = ["Figure", "figures", "main"]
 
@@ -42,12 +42,12 @@ def figures(checkout: Path) -> Iterator[Figure]:
     product = read_product(checkout)
     modules = product.modules.values()
     yield Figure("files", len(product.modules), None, [])
-    yield Figure("packages", len(product.rooms), None, [])
+    yield Figure("packages", len(product.packages), None, [])
     yield _largest("lines of the largest file", {module.name: module.lines for module in modules}, FILE_LINES_MAX)
     functions = {name: lines for module in modules for name, lines in _function_lines(module)}
     yield _largest("lines of the largest function", functions, FUNCTION_LINES_MAX)
     yield _cycles("import cycles between files", product.graph)
-    yield _cycles("import cycles between packages", product.room_graph)
+    yield _cycles("import cycles between packages", product.package_graph)
 
 
 def _function_lines(module: Module) -> Iterator[tuple[str, int]]:
@@ -61,15 +61,15 @@ def _largest(name: str, sizes: dict[str, int], limit: int) -> Figure:
 
 
 def _cycles(name: str, graph: dict[str, set[str]]) -> Figure:
-    found = cycles(graph)
-    return Figure(name, len(found), 0, [" ".join(members) for members in found])
+    cycles = find_cycles(graph)
+    return Figure(name, len(cycles), 0, [" ".join(cycle) for cycle in cycles])
 
 
 def main(arguments: list[str]) -> int:
     """Print the figures and what exceeds a limit; return the number of exceeded limits."""
     if "--draw" in arguments:
         page = CHECKOUT / PAGE
-        page.write_text(placed_in(page.read_text(), drawn(read_product(CHECKOUT))))
+        page.write_text(replace_graph(page.read_text(), draw_graph(read_product(CHECKOUT))))
     exceeded = 0
     for figure in figures(CHECKOUT):
         print(figure)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from riffle_spark.messages.upkeep_orders import Census
 from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.protocol.operator import operator_of
-from riffle_spark.protocol.ownership.known_copies import CopyLag, KnownCopies, lag_without_copy
+from riffle_spark.protocol.ownership.reported_copies import CopyLag, ReportedCopies, lag_without_copy
 from riffle_spark.state.copies import folder
 from riffle_spark.state.copies.folder import claim
 from riffle_spark.state.formats import part_codec
@@ -39,7 +39,7 @@ class Past:
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
-        self.copies = KnownCopies()
+        self.copies = ReportedCopies()
         self.entry = EMPTY
         self.heads = [EMPTY_HEAD]
         self.every: list[Link] = []
@@ -164,7 +164,7 @@ class Real:
     def __init__(self, local: Path) -> None:
         self.objects = MemoryStore(f"{local.name}-copies")
         self.entry: Entry = EMPTY
-        self.copies = KnownCopies()
+        self.copies = ReportedCopies()
         self.sequence = 0
         self.folder = claim(local / "mine", "owner", ())
         self.elsewhere = claim(local / "other", "other", ())

@@ -13,8 +13,8 @@ from riffle_spark.state.log.record import RecordedMember
 
 __all__ = [
     "AwaitedMember",
-    "RecordedRequests",
-    "apply_settings",
+    "StoredRequests",
+    "apply_stored_settings",
     "changed_settings",
     "read_requests",
     "without_key_groups",
@@ -32,11 +32,11 @@ class AwaitedMember:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedRequests:
+class StoredRequests:
     """Requests in effect: drained members, pins by task, at most ``slots`` per executor, and changed live settings.
 
-    ``slots`` is ``None`` for one slot per core. ``awaited`` are lost members, and ``homes`` the member to which each of
-    their tasks returns. ``unknown_fields`` were written by a later version and are kept.
+    ``slots`` is ``None`` for one slot per core. ``awaited`` are lost members, and ``prior_owners`` names the member to
+    which each of their tasks returns. ``unknown_fields`` were written by a later version and are kept.
     """
 
     drained: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class RecordedRequests:
     slots: int | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     awaited: tuple[AwaitedMember, ...] = ()
-    homes: Mapping[TaskId, str] = field(default_factory=dict)
+    prior_owners: Mapping[TaskId, str] = field(default_factory=dict)
     unknown_fields: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
@@ -55,34 +55,34 @@ class RecordedRequests:
             "slots": self.slots,
             "settings": dict(sorted(self.settings.items())),
             "awaited": {waiting.member.id: [waiting.since_ms, waiting.member.to_json()] for waiting in self.awaited},
-            "homes": {named(task): member for task, member in sorted(self.homes.items())},
+            "homes": {named(task): member for task, member in sorted(self.prior_owners.items())},
         }
         return {
             **self.unknown_fields,
             **{name: value for name, value in entries.items() if value not in (None, [], {})},
         }
 
-    def differs_from(self, recorded: "RecordedRequests") -> bool:
+    def differs_from(self, recorded: "StoredRequests") -> bool:
         """Whether these requests deserve a record of their own. Homes alone do not: they change with every return."""
-        return replace(self, homes={}) != replace(recorded, homes={})
+        return replace(self, prior_owners={}) != replace(recorded, prior_owners={})
 
 
 def without_key_groups(orders: Mapping[str, object]) -> dict[str, object]:
-    """Return a record's field without pins and homes, for a change that renumbers key-groups."""
+    """Return a record's field without pins and prior_owners, for a change that renumbers key-groups."""
     return {name: value for name, value in orders.items() if name not in ("pins", "homes")}
 
 
-def read_requests(orders: Mapping[str, object]) -> RecordedRequests:
+def read_requests(orders: Mapping[str, object]) -> StoredRequests:
     """Read a record's field. Raises ``CorruptStateError`` if this version cannot read it."""
     try:
         awaited = _mapping(orders, "awaited")
-        return RecordedRequests(
+        return StoredRequests(
             drained=_member_names(orders.get("drained", [])),
             pins=_by_task(orders, "pins"),
             slots=_slot_limit(orders.get("slots")),
             settings=_mapping(orders, "settings"),
             awaited=tuple(_awaited_member(name, awaited[name]) for name in sorted(awaited)),
-            homes=_by_task(orders, "homes"),
+            prior_owners=_by_task(orders, "homes"),
             unknown_fields={name: value for name, value in orders.items() if name not in _FIELDS},
         )
     except (TypeError, ValueError) as error:
@@ -146,7 +146,7 @@ def changed_settings(started: Settings, current: Settings) -> dict[str, object]:
     return changed
 
 
-def apply_settings(started: Settings, changes: Mapping[str, object]) -> tuple[Settings, dict[str, object]]:
+def apply_stored_settings(started: Settings, changes: Mapping[str, object]) -> tuple[Settings, dict[str, object]]:
     """Return the settings with recorded changes, and the changes that this version does not know or allow."""
     settings = started
     refused = {name: value for name, value in changes.items() if name not in LIVE}

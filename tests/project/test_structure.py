@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.__main__ import figures
-from tests.house.imports import cycles, read_product
-from tests.house.picture import drawn, placed_in
 from tests.kit.folders import CHECKOUT
+from tests.structure.__main__ import figures
+from tests.structure.graph_page import draw_graph, replace_graph
+from tests.structure.product import read_product
 
 LONG_FILE = '"""Much."""\n' + "x = 1\n" * 510
 LONG_FUNCTION = "def much():\n" + "    x = 1\n" * 60
 
 
-def written(folder: Path, files: dict[str, str]) -> Path:
+def write_package(folder: Path, files: dict[str, str]) -> Path:
     """Write a small package of these files."""
     for name, text in {"__init__.py": "", **files}.items():
         path = folder / "riffle_spark" / name
@@ -50,8 +50,7 @@ def test_an_exceeded_limit_is_reported_with_its_place(
     tmp_path: Path, files: dict[str, str], figure: str, place: str
 ) -> None:
     """A figure over its limit names the place that exceeds it."""
-    found = exceeded(written(tmp_path, {"b/part.py": "", **files}))
-    assert place in found[figure]
+    assert place in exceeded(write_package(tmp_path, {"b/part.py": "", **files}))[figure]
 
 
 def test_this_checkout_keeps_its_limits() -> None:
@@ -62,9 +61,4 @@ def test_this_checkout_keeps_its_limits() -> None:
 def test_the_drawn_graph_is_up_to_date() -> None:
     """The picture in the architecture page is what the command draws."""
     page = (CHECKOUT / "docs" / "architecture.md").read_text()
-    assert placed_in(page, drawn(read_product(CHECKOUT))) == page
-
-
-def test_nodes_of_one_cycle_are_reported_together() -> None:
-    """Nodes of one cycle are reported together; nodes that only lead to it are not reported."""
-    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == [["b", "c"]]
+    assert replace_graph(page, draw_graph(read_product(CHECKOUT))) == page

@@ -4,10 +4,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 from riffle_spark.assign.model import Assignment, MemberId, TaskId
 
-__all__ = ["Homes"]
+__all__ = ["PriorOwners"]
 
 
-class Homes:
+class PriorOwners:
     """The tasks that lost members owned.
 
     A task keeps its home while that member is awaited and, once the member is back, until it owns the task again.

@@ -17,7 +17,7 @@ from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.messages.upkeep_orders import Census
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Address, Entry, Head, Link, Manifest
 
-__all__ = ["CopyLag", "KnownCopies", "lag_without_copy"]
+__all__ = ["CopyLag", "ReportedCopies", "lag_without_copy"]
 
 _SEALED_REMEMBERED = 256
 
@@ -47,7 +47,7 @@ class _Trail:
     links: list[tuple[int, Link]]
 
 
-class KnownCopies:
+class ReportedCopies:
     """The heads of all reported copies, by member."""
 
     def __init__(self) -> None:

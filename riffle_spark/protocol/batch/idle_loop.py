@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from riffle_spark.errors import UnavailableError
-from riffle_spark.protocol.batch.recorded_requests import (
+from riffle_spark.protocol.batch.records import Stamp, requests_record
+from riffle_spark.protocol.batch.stored_requests import (
     AwaitedMember,
-    RecordedRequests,
-    apply_settings,
+    StoredRequests,
+    apply_stored_settings,
     changed_settings,
     read_requests,
 )
-from riffle_spark.protocol.batch.records import Stamp, requests_record
 from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.ownership.groups import named
 from riffle_spark.protocol.ownership.membership import LiveMember, LostMember
-from riffle_spark.protocol.ownership.operations import Operations, OperatorOrders
+from riffle_spark.protocol.ownership.operations import Operations, OperatorRequests
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import DriverPorts, Executor
 from riffle_spark.protocol.upkeep.rounds import Rounds
@@ -31,14 +31,14 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import sent_since
 
-__all__ = ["IDLE_SECONDS", "IdleHousekeeping"]
+__all__ = ["IDLE_SECONDS", "IdleLoop"]
 
 IDLE_SECONDS = 1.0
 """Housekeeping starts this long after a batch, because the next batch would do the same work."""
 _RECORD = "record"
 
 
-class IdleHousekeeping:
+class IdleLoop:
     """One driver's housekeeping between batches. ``settings`` are those of the start of the query."""
 
     def __init__(
@@ -60,7 +60,7 @@ class IdleHousekeeping:
         self._ports = ports
         self._clock_origin_ms = ports.clock.wall_ms() - ports.clock.seconds() * 1000
         self._epoch: int | None = None
-        self._kept_requests = RecordedRequests()
+        self._kept_requests = StoredRequests()
         """Settings and fields in the log that this version does not know. Each record repeats them."""
         self._batch_ended_at = 0.0
         self._has_open_upkeep = False
@@ -72,21 +72,21 @@ class IdleHousekeeping:
         Requests made to this driver are newer than those in its own record. If another driver ran in between, its
         record is newer.
         """
-        recorded = read_requests(tail.orders) if tail else RecordedRequests()
-        settings, refused_settings = apply_settings(self._started_settings, recorded.settings)
-        self._kept_requests = RecordedRequests(settings=refused_settings, unknown_fields=recorded.unknown_fields)
+        recorded = read_requests(tail.orders) if tail else StoredRequests()
+        settings, refused_settings = apply_stored_settings(self._started_settings, recorded.settings)
+        self._kept_requests = StoredRequests(settings=refused_settings, unknown_fields=recorded.unknown_fields)
         placement = self._ownership.placement
         placement.weights.go_on(self._log.weights, placement.groups)
         lost_members = {waiting.member.id: self._lost_member(waiting) for waiting in recorded.awaited}
         self._ownership.membership.lost.update(lost_members)
-        placement.homes.resume(placement.groups.only(recorded.homes))
+        placement.prior_owners.resume(placement.groups.only(recorded.prior_owners))
         own_epoch = self._epoch
         self._epoch = self._log.tail.epoch if self._log.tail else None
         if tail is None or tail.epoch == own_epoch:
             return
         has_run = own_epoch is not None
         pins = placement.groups.only(recorded.pins)
-        orders = OperatorOrders(
+        orders = OperatorRequests(
             pins,
             frozenset(recorded.drained),
             recorded.slots,
@@ -108,9 +108,9 @@ class IdleHousekeeping:
         """Return the operator requests for the next record."""
         return self._requests().to_json()
 
-    def _requests(self) -> RecordedRequests:
+    def _requests(self) -> StoredRequests:
         orders = self._operations.orders
-        lost, homes = self._ownership.placement.awaited(self._ports.clock.seconds())
+        lost, prior_owners = self._ownership.placement.awaited(self._ports.clock.seconds())
         changed = changed_settings(self._started_settings, orders.settings) if orders.settings else {}
         return replace(
             self._kept_requests,
@@ -118,7 +118,7 @@ class IdleHousekeeping:
             pins=dict(orders.pins),
             slots=orders.slots,
             settings={**self._kept_requests.settings, **changed},
-            homes=homes,
+            prior_owners=prior_owners,
             awaited=tuple(
                 AwaitedMember(round(self._clock_origin_ms + member.since * 1000), member.living.recorded())
                 for member in lost
@@ -217,7 +217,7 @@ class IdleHousekeeping:
         self._upkeep.start(None, tail, self._log.manifest)
 
 
-def _requests_in_effect(requests: RecordedRequests, refused_settings: Mapping[str, object]) -> str:
+def _requests_in_effect(requests: StoredRequests, refused_settings: Mapping[str, object]) -> str:
     """Return a list of the requests for a warning, empty if there are none."""
     phrases = []
     if requests.drained:

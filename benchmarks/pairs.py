@@ -1,0 +1,218 @@
+"""Compare the CPU time of batches with those of another commit, in interleaved pairs.
+
+./run bench pairs COMMIT [--pairs 20] [--warm 15] [--only window,session,...] [--json]
+
+For each query two drivers run at once: one on the product of COMMIT, one on this tree's. Each waits for its turn. A
+pair is one batch of either, with equal rows; every other pair starts with the other driver. The figure of a batch is
+the CPU time of the driver's whole process tree: Python, the JVM and the Python workers. The ratio of a query is the
+median over its pairs, with the 95 % interval of a bootstrap with a fixed seed.
+
+The exit code is 1 if an interval lies above 1.03, so that the slowdown is not explained by chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+import riffle_spark as riffle
+from benchmarks.blocks import block_feeds as feeds
+from benchmarks.blocks.block_feeds import Batch
+from benchmarks.blocks.block_queries import BLOCKS
+from benchmarks.kit.side import HERE, Code, at_revision
+from benchmarks.kit.streams import session
+
+PAIRS = 20
+WARM_BATCHES = 15
+ROWS = 100_000
+KEYS = 50_000
+SLOWER_ALLOWED = 1.03
+RESAMPLES = 10_000
+SEED = 20_260_101
+QUERIES = ("window", "session", "dedup", "join", "groups", "chain", "totals", "frames")
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+CHILDREN_TIMES = slice(11, 15)
+"""utime, stime, cutime and cstime in ``/proc/PID/stat``, counted from behind the program's name."""
+
+
+class CountFrames(StatefulProcessor):
+    """Running count per key over pandas frames."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state."""
+        self._count = handle.getValueState("count", "count long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
+        """Count the rows of one key."""
+        before = self._count.get()
+        count = (before[0] if before is not None else 0) + sum(len(frame) for frame in rows)
+        self._count.update((count,))
+        yield pd.DataFrame({"key": [key[0]], "count": [count]})
+
+
+def _totals(frame: DataFrame) -> DataFrame:
+    return frame.groupBy("key").agg(F.count("*").alias("rows"), F.sum("amount").alias("total"))
+
+
+def _frames(frame: DataFrame) -> DataFrame:
+    grouped = frame.groupBy("key")
+    return grouped.transformWithStateInPandas(CountFrames(), "key long, count long", "update", "none")
+
+
+PLAIN: Mapping[str, Callable[[DataFrame], DataFrame]] = {"totals": _totals, "frames": _frames}
+
+
+def _batches(query: str, count: int) -> Iterator[Batch]:
+    if query in PLAIN:
+        return feeds.drawn(KEYS, ROWS if query == "totals" else ROWS // 5, count)
+    return BLOCKS[query].feed({"keys": KEYS, "rows": ROWS, "batches": count})
+
+
+def run_side(query: str, folder: Path) -> None:
+    """Start the query on an empty folder; run one batch for each line of the standard input, and answer each."""
+    block = BLOCKS.get(query, BLOCKS["count"])
+    reader = session(**{"spark.scheduler.mode": "FAIR", "spark.ui.showConsoleProgress": "false"}).readStream.schema(
+        block.schema
+    )
+    settings = riffle.Settings(root=f"file://{folder}/state", local_dir=f"{folder}/copies")
+    streams = {}
+    for name in block.streams:
+        (folder / "in" / name).mkdir(parents=True)
+        streams[name] = riffle.on(reader.parquet(f"{folder}/in/{name}"), settings=settings)
+    frame = PLAIN[query](streams["rows"]) if query in PLAIN else block.build(streams)
+    writer = frame.writeStream.outputMode(block.mode).format("noop")
+    running = writer.option("checkpointLocation", f"{folder}/checkpoint").start()
+    print("ready", flush=True)
+    for number, _ in enumerate(sys.stdin):
+        for name in block.streams:
+            file = Path(name, f"{number:06d}.parquet")
+            (folder / "all" / file).replace(folder / "in" / file)
+        running.processAllAvailable()
+        print("done", flush=True)
+    running.stop()
+
+
+class SideProcess:
+    """A driver of one side that waits for its turn."""
+
+    def __init__(self, query: str, code: Code, folder: Path, batches: int) -> None:
+        feeds.write(folder / "all", _batches(query, batches))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.pairs", "--side", query, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=code.folder,
+            env={**os.environ, **code.environment},
+        )
+        self._expect("ready")
+
+    def batch_cpu_s(self) -> float:
+        """Run one batch; return the CPU seconds of all processes below the driver."""
+        before = tree_cpu_s(self._process.pid)
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        self._expect("done")
+        return tree_cpu_s(self._process.pid) - before
+
+    def stop(self) -> None:
+        """End the driver."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+    def _expect(self, word: str) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.strip() == word:
+                return
+        raise RuntimeError(f"a driver ended before it was {word}, with exit code {self._process.wait(60)}")
+
+
+def tree_cpu_s(pid: int) -> float:
+    """Return the CPU seconds that a process and its descendants have used, also those that ended and were reaped."""
+    ticks, waiting = 0, [pid]
+    while waiting:
+        current = waiting.pop()
+        try:
+            fields = Path(f"/proc/{current}/stat").read_text().rpartition(")")[2].split()
+            children = [path.read_text().split() for path in Path(f"/proc/{current}/task").glob("*/children")]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        ticks += sum(map(int, fields[CHILDREN_TIMES]))
+        waiting += [int(child) for several in children for child in several]
+    return ticks / TICKS_PER_SECOND
+
+
+@contextmanager
+def _sides(query: str, before: Code, batches: int) -> Iterator[tuple[SideProcess, SideProcess]]:
+    base = Path(tempfile.mkdtemp(prefix="riffle-pairs-"))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, base, ignore_errors=True)
+        sides = []
+        for name, code in (("before", before), ("now", HERE)):
+            sides.append(SideProcess(query, code, base / name, batches))
+            stack.callback(sides[-1].stop)
+        yield sides[0], sides[1]
+
+
+def compare(query: str, before: Code, pairs: int, warm: int) -> dict[str, float]:
+    """Return the median ratio of CPU times (now to before), its 95 % interval, and both medians in seconds."""
+    times: list[list[float]] = []
+    with _sides(query, before, warm + pairs) as sides:
+        for number in range(warm + pairs):
+            order = (0, 1) if number % 2 == 0 else (1, 0)
+            seconds = {index: sides[index].batch_cpu_s() for index in order}
+            times.append([seconds[0], seconds[1]])
+    measured = np.array(times[warm:])
+    ratios = measured[:, 1] / measured[:, 0]
+    picks = np.random.default_rng(SEED).integers(0, pairs, (RESAMPLES, pairs))
+    low, high = np.percentile(np.median(ratios[picks], axis=1), [2.5, 97.5])
+    before_s, now_s = np.median(measured, axis=0)
+    return {"ratio": np.median(ratios), "low": low, "high": high, "before_s": before_s, "now_s": now_s}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compare all queries; return 1 if one is slower than chance explains."""
+    parser = argparse.ArgumentParser(prog="./run bench pairs", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("commit")
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--warm", type=int, default=WARM_BATCHES)
+    parser.add_argument("--only", default=",".join(QUERIES))
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    figures = {}
+    with at_revision(options.commit) as before:
+        for query in options.only.split(","):
+            figures[query] = {
+                name: round(float(value), 4)
+                for name, value in compare(query, before, options.pairs, options.warm).items()
+            }
+            if not options.json:
+                print(query, figures[query], flush=True)
+    if options.json:
+        print(json.dumps({"commit": options.commit, "pairs": options.pairs, "cpu": figures}))
+    return int(any(figure["low"] > SLOWER_ALLOWED for figure in figures.values()))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--side"]:
+        run_side(sys.argv[2], Path(sys.argv[3]))
+    else:
+        sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,66 @@
+"""Every error of the product has an id, and ``docs/errors.md`` lists it with the words of the source."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from riffle_spark.errors import ConfigError
+from tests.kit import errors_reference as reference
+from tests.kit.folders import CHECKOUT
+
+ROOT = "RiffleError"
+INTERNAL = {"SharedKey", "FailedKeys"}
+"""Exceptions that the product catches itself, or that carry the id of another one."""
+
+
+@pytest.fixture(scope="module")
+def messages() -> list[reference.Message]:
+    """Return all messages of the source."""
+    return reference.messages()
+
+
+def test_the_page_has_the_words_of_the_source(messages: list[reference.Message]) -> None:
+    """Run ``./run reference`` after changing a message."""
+    assert reference.PAGE.read_text() == reference.page(messages)
+
+
+def test_an_id_has_one_message(messages: list[reference.Message]) -> None:
+    """Two places share an id only if class and message are the same."""
+    texts: dict[str, set[tuple[str, str]]] = {}
+    for message in messages:
+        texts.setdefault(message.id, set()).add((message.kind, message.problem))
+    assert {id: several for id, several in texts.items() if len(several) > 1} == {}
+
+
+def test_every_error_that_is_made_has_an_id() -> None:
+    """An error without an id could not be looked up."""
+    trees = {path: ast.parse(path.read_text()) for path in (CHECKOUT / "riffle_spark").rglob("*.py")}
+    classes = {ROOT}
+    while (
+        more := {
+            node.name
+            for tree in trees.values()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef) and classes & set(map(ast.unparse, node.bases))
+        }
+        - classes
+    ):
+        classes |= more
+    bare = [
+        f"{path.relative_to(CHECKOUT)}:{node.lineno}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).removeprefix("errors.") in classes - INTERNAL
+        and not any(keyword.arg == "id" for keyword in node.keywords)
+    ]
+    assert bare == []
+
+
+def test_an_error_shows_its_id() -> None:
+    """The id is the first thing that a log line or a traceback shows."""
+    error = ConfigError("a fact", remedy="do it", where="here", id="RIFFLE-9999")
+    assert error.id == "RIFFLE-9999"
+    assert str(error) == "[RIFFLE-9999] a fact [here]\n  What to do: do it"

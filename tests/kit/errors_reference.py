@@ -1,0 +1,285 @@
+"""Write ``docs/errors.md``: every message of the product, by id.
+
+The generator reads the source, not a running program. A message is a call with ``id="RIFFLE-nnnn"`` or with such an id
+as an argument, or the text of a warning that starts with ``[RIFFLE-nnnn]``:
+
+1. Its class is the class that is called, or the class that the called function returns.
+2. Its template and its remedy are the arguments ``problem`` and ``remedy``. A variable is replaced by what is assigned
+   to it in the same function, a constant by its value. What only a run knows is shown in braces.
+3. Its cause is the comment ``# Cause: ...`` above the statement. A message without one states its cause itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from riffle_spark import errors
+from riffle_spark.console.main import exit_code
+from tests.kit.folders import CHECKOUT
+
+__all__ = ["PAGE", "Message", "messages", "page"]
+
+PAGE = CHECKOUT / "docs" / "errors.md"
+WARNING = "warning"
+
+_DEPTH_MAX = 4
+
+_ID = re.compile(r"RIFFLE-\d{4}")
+_WARNING_ID = re.compile(r"\[(RIFFLE-\d{4})\] ")
+_CAUSE = re.compile(r"^\s*# Cause: (.*)$")
+_COMMENT = re.compile(r"^\s*# ?(.*)$")
+_CLASS_OF_RULES = "RefusedError"
+_POSITIONS = {"problem": 0, "remedy": 1}
+_EXIT_HEAD = "| class | meaning | exit code of `riffle` |\n| --- | --- | --- |\n"
+_HEAD = "| id | message | cause | remedy |\n| --- | --- | --- | --- |\n"
+_INTRODUCTION = """\
+# Errors and warnings
+
+This page lists every message of riffle_spark by its id. Operators look up what a message means; alerts and log filters
+match the id, because the wording may change between releases.
+
+An error shows as `[RIFFLE-0123] message [where]`, followed by its remedy. In Python the parts are `error.id`,
+`error.problem`, `error.where` and `error.remedy`. Braces stand for values of the run.
+`./run reference` writes this page.
+
+## Classes
+
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of the product: its id, class, texts, and the place in the source."""
+
+    id: str
+    kind: str
+    problem: str
+    remedy: str
+    cause: str
+    place: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """One module: its tree, its lines and its module-level names."""
+
+    path: Path
+
+    @cached_property
+    def text(self) -> str:
+        """The module's source."""
+        return self.path.read_text()
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The module's syntax tree."""
+        return ast.parse(self.text)
+
+    @cached_property
+    def constants(self) -> dict[str, ast.expr]:
+        """Module-level constants by name."""
+        return dict(_assignments(self.tree.body))
+
+    @cached_property
+    def functions(self) -> dict[str, ast.FunctionDef]:
+        """Functions and methods by name."""
+        return {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)}
+
+    @cached_property
+    def origins(self) -> dict[str, Path]:
+        """The files that names are imported from."""
+        return {
+            alias.asname or alias.name: CHECKOUT / (node.module.replace(".", "/") + ".py")
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.ImportFrom) and node.module
+            for alias in node.names
+        }
+
+    def cause(self, line: int) -> str:
+        """Return the text of a ``# Cause:`` comment that ends above a line."""
+        lines = self.text.splitlines()
+        comment: list[str] = []
+        for number in range(line - 2, -1, -1):
+            if found := _CAUSE.match(lines[number]):
+                return " ".join([found[1], *comment])
+            if not (found := _COMMENT.match(lines[number])):
+                break
+            comment.insert(0, found[1])
+        return ""
+
+
+@dataclass
+class Reader:
+    """Reads messages of modules; keeps the modules that it has read."""
+
+    sources: dict[Path, Source] = field(default_factory=dict)
+
+    def source(self, path: Path) -> Source:
+        """Return a module, read once."""
+        return self.sources.setdefault(path, Source(path))
+
+    def messages(self, path: Path) -> Iterator[Message]:
+        """Yield the messages of one module."""
+        source = self.source(path)
+        place = str(path.relative_to(CHECKOUT))
+        for statement, function in _statements(source.tree):
+            names = {**source.constants, **dict(_assignments(ast.walk(function) if function else []))}
+            for call in (node for node in _own_nodes(statement) if isinstance(node, ast.Call)):
+                if id := _id_of(call):
+                    yield self._error(source, call, id, names, f"{place}:{call.lineno}", source.cause(statement.lineno))
+            for text in (node for node in _own_nodes(statement) if isinstance(node, ast.Constant | ast.JoinedStr)):
+                template = self.template(source, text, names)
+                if found := _WARNING_ID.match(template):
+                    problem = template[found.end() :]
+                    yield Message(
+                        found[1], WARNING, problem, "", source.cause(statement.lineno), f"{place}:{text.lineno}"
+                    )
+
+    def _error(
+        self, source: Source, call: ast.Call, id: str, names: Mapping[str, ast.expr], place: str, cause: str
+    ) -> Message:
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
+        home = self.source(source.origins[name]) if name in source.origins else source
+        maker = home.functions.get(name) if home.path.exists() else None
+        texts = {key: self.template(source, value, names) for key, value in _arguments(call, maker).items()}
+        kind = _CLASS_OF_RULES if name == "Rule" else name
+        if "kind" in texts:
+            kind = texts["kind"].strip("{}")
+        elif maker is not None and maker.returns is not None:
+            kind = ast.unparse(maker.returns).split(".")[-1]
+            texts |= self._made(home, maker, texts)
+        return Message(id, kind, texts.get("problem", ""), texts.get("remedy", ""), cause, place)
+
+    def _made(self, home: Source, maker: ast.FunctionDef, arguments: Mapping[str, str]) -> dict[str, str]:
+        """Return the texts of the error that a function makes, with the arguments of one call of it."""
+        names = {**home.constants, **dict(_assignments(ast.walk(maker)))}
+        inner = next((node for node in ast.walk(maker) if isinstance(node, ast.Call) and _passes_id(node)), None)
+        texts: dict[str, str] = {}
+        for key, value in _arguments(inner, None).items() if inner is not None else ():
+            if key in _POSITIONS:
+                texts[key] = self.template(home, value, names)
+                for parameter, text in arguments.items():
+                    texts[key] = texts[key].replace("{" + parameter + "}", text)
+        return texts
+
+    def template(self, source: Source, node: ast.expr, names: Mapping[str, ast.expr], depth: int = 0) -> str:  # noqa: PLR0911 - a return for each kind of node
+        """Return an expression as text, with braces around what only a run knows."""
+        if isinstance(node, ast.Constant):
+            return node.value if isinstance(node.value, str) else str(node.value)
+        if isinstance(node, ast.JoinedStr):
+            return "".join(self.template(source, part, names, depth) for part in node.values)
+        if isinstance(node, ast.FormattedValue):
+            return self.template(source, node.value, names, depth) if _is_text(node.value) else _braced(node.value)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            return self.template(source, node.left, names, depth) + self.template(source, node.right, names, depth)
+        if isinstance(node, ast.IfExp):
+            return " / ".join(filter(None, (self.template(source, x, names, depth) for x in (node.body, node.orelse))))
+        if isinstance(node, ast.Name) and depth < _DEPTH_MAX:
+            if node.id in names and names[node.id] is not node:
+                return self.template(source, names[node.id], {**names, node.id: node}, depth + 1)
+            constant = self._imported(source, node.id)
+            if constant is not None:
+                return self.template(source, constant, names, depth + 1)
+        return _braced(node)
+
+    def _imported(self, source: Source, name: str) -> ast.expr | None:
+        path = source.origins.get(name)
+        if path is None or not path.exists() or not name.isupper():
+            return None
+        return self.source(path).constants.get(name)
+
+
+def messages(checkout: Path = CHECKOUT) -> list[Message]:
+    """Return all messages of the product, by id."""
+    reader = Reader()
+    files = sorted((checkout / "riffle_spark").rglob("*.py"))
+    return sorted((message for path in files for message in reader.messages(path)), key=lambda message: message.id)
+
+
+def page(found: list[Message]) -> str:
+    """Return ``docs/errors.md``. Messages that several places raise with the same words are one row."""
+    kinds = [getattr(errors, name) for name in errors.__all__ if isinstance(getattr(errors, name), type)]
+    text = _INTRODUCTION + _EXIT_HEAD
+    for kind in kinds:
+        summary = (kind.__doc__ or "").strip().splitlines()[0]
+        text += f"| `{kind.__name__}` | {summary} | {exit_code(kind)} |\n"
+    names = [kind.__name__ for kind in kinds]
+    for name in [*names, *sorted({message.kind for message in found} - set(names) - {WARNING}), WARNING]:
+        rows = dict.fromkeys(
+            f"| {m.id} | {_cell(m.problem)} | {_cell(m.cause)} | {_cell(m.remedy)} |\n" for m in found if m.kind == name
+        )
+        if rows:
+            title = "Warnings" if name == WARNING else name
+            text += f"\n## {title}\n\n{_HEAD}" + "".join(rows)
+    return text
+
+
+def _statements(
+    tree: ast.AST, function: ast.FunctionDef | None = None
+) -> Iterator[tuple[ast.stmt, ast.FunctionDef | None]]:
+    """Yield each statement with the function that it is in."""
+    for node in ast.iter_child_nodes(tree):
+        inner = node if isinstance(node, ast.FunctionDef) else function
+        if isinstance(node, ast.stmt):
+            yield node, function
+        yield from _statements(node, inner)
+
+
+def _own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
+    """Yield a statement's nodes, without those of statements inside it and without the parts of an f-string."""
+    for node in ast.iter_child_nodes(statement):
+        if not isinstance(node, ast.stmt):
+            yield node
+            if not isinstance(node, ast.JoinedStr):
+                yield from _own_nodes(node)
+
+
+def _assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
+    """Yield names with the last value assigned to each; text that is added to a name counts as part of it."""
+    values: dict[str, ast.expr] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            values[node.targets[0].id] = node.value
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+            values[node.target.id] = node.value
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id in values:
+            values[node.target.id] = ast.BinOp(values[node.target.id], ast.Add(), node.value)
+    yield from values.items()
+
+
+def _id_of(call: ast.Call) -> str:
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    ids = [a.value for a in arguments if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+    return next((id for id in ids if _ID.fullmatch(id)), "")
+
+
+def _passes_id(call: ast.Call) -> bool:
+    return any(keyword.arg == "id" and not isinstance(keyword.value, ast.Constant) for keyword in call.keywords)
+
+
+def _arguments(call: ast.Call, maker: ast.FunctionDef | None) -> dict[str, ast.expr]:
+    """Return a call's arguments by name; an error class takes its problem first."""
+    names = [a.arg for a in maker.args.args if a.arg not in {"self", "cls"}] if maker else list(_POSITIONS)
+    given = dict(zip(names, call.args, strict=False))
+    return {**given, **{keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}}
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant | ast.JoinedStr) or (isinstance(node, ast.Name) and node.id.isupper())
+
+
+def _braced(node: ast.expr) -> str:
+    return "{" + ast.unparse(node) + "}"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(messages()))
