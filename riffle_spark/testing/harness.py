@@ -43,7 +43,7 @@ from riffle_spark.state.schemas.variable_kinds import DUE, TIMER, VARIABLE, Vari
 from riffle_spark.testing.simulated_work import Crashed, Faults, SimSink, SimWork, Step, prepared
 from riffle_spark.testing.simulation import InlineBackground, ManualClock, SimCluster, home_of
 from riffle_spark.unknown_names import check_known
-from riffle_spark.worker.dead_letters import taken_apart
+from riffle_spark.worker.dead_letters import split_letters
 from riffle_spark.worker.member_folders import home_with_keys, keys_of
 
 __all__ = ["Contents", "Harness", "Key"]
@@ -275,7 +275,7 @@ class Harness:
 
     def _take(self, rows: pa.Table, delivery: Delivery) -> None:
         if self._has_letters:
-            rows, letters = taken_apart(rows)
+            rows, letters = split_letters(rows)
             self.letters = readable_rows(letters)
         self._sink(rows, delivery)
         self.output, self._delivered = rows, readable_rows(rows)

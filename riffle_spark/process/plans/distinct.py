@@ -49,7 +49,7 @@ class DistinctRows:
     @property
     def sent(self) -> dict[str, Value]:
         """The columns of rows that are sent, as expressions."""
-        parts = {name: part for key in self.keys for name, part in key.taken_apart().items()}
+        parts = {name: part for key in self.keys for name, part in key.split_letters().items()}
         columns = {name: without_collation(column, column.expression) for name, column in self.others.items()}
         return {**parts, **columns, **self.beside}
 

@@ -98,7 +98,7 @@ class GroupingKey:
         """The names of its key columns."""
         return [part.column for part in self.parts]
 
-    def taken_apart(self) -> Mapping[str, Value]:
+    def split_letters(self) -> Mapping[str, Value]:
         """Return its key columns, as expressions of a row."""
         return {part.column: _part_of(self.expression, part) for part in self.parts}
 
@@ -149,9 +149,9 @@ class Elements:
         """The names of the columns."""
         return [self.mark, *(column for key in self.keys for column in key.columns)] if self.values else []
 
-    def taken_apart(self) -> dict[str, Value]:
+    def split_letters(self) -> dict[str, Value]:
         """Return the columns of values, as expressions of a row, and then for each function whether there is one."""
-        columns = {name: part for key in self.keys for name, part in key.taken_apart().items()}
+        columns = {name: part for key in self.keys for name, part in key.split_letters().items()}
         return columns | {f"passes {index}": each.passes for index, each in enumerate(self.values)}
 
 

@@ -43,7 +43,7 @@ class SeenRows:
 
     def __post_init__(self) -> None:
         for key in self.keys:
-            self.parts.update(key.taken_apart())
+            self.parts.update(key.split_letters())
         for name, part in self.parts.items():
             if isinstance(part, Expression) and part.kind == "AttributeReference":
                 self._names[part.id] = name

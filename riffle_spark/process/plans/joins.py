@@ -181,7 +181,7 @@ class JoinRows:
         """Yield the columns of one side's rows."""
         times = [None if time is None else end_value(time) for time in self.found.times]
         yield self.is_left, literal(side == 0)
-        parts = [part for key in self.found.keys[side] for part in key.taken_apart().values()]
+        parts = [part for key in self.found.keys[side] for part in key.split_letters().values()]
         yield from zip(self.key_columns, parts, strict=True)
         if self.event_time is not None:
             own, other = times[side], times[1 - side]

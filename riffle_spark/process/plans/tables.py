@@ -183,7 +183,7 @@ class TableRows:
         """Yield the columns of one side's rows."""
         side = self.found.table.side
         yield self.is_change, literal(at == side)
-        parts = [part for key in self.found.keys[at] for part in key.taken_apart().values()]
+        parts = [part for key in self.found.keys[at] for part in key.split_letters().values()]
         yield from zip(self.key_columns, parts, strict=True)
         for of, names in ((1 - side, self.of_stream), (side, self.kept)):
             columns = {column.id: column for column in self.found.outputs[of]}

@@ -243,7 +243,9 @@ class _Rows:
         if initial:
             output = output.appendedAll(catalyst.seq(initial))
         self._lower = catalyst.project_to(output, self.below)
-        self._key_columns = [builder.named(name, part) for key in self.keys for name, part in key.taken_apart().items()]
+        self._key_columns = [
+            builder.named(name, part) for key in self.keys for name, part in key.split_letters().items()
+        ]
 
     def specs(self) -> tuple[tuple[FunctionSpec, ...], pa.Schema]:
         """Return the specification of each function, and the schema of the key columns."""
@@ -284,7 +286,7 @@ class _Rows:
             is_sent = [function.is_given or buffer.literal is None for buffer in told.buffers]
             sent += [buffer for buffer, passes in zip(held, is_sent, strict=True) if passes]
         names = [buffer.name for spec in specs for buffer in spec.row_buffers]
-        plan = self._plan(sent, names, self.elements.taken_apart())
+        plan = self._plan(sent, names, self.elements.split_letters())
         if not self.elements.names:
             return plan
         return self._beside(plan, [spec.distinct for spec in specs for _ in spec.row_buffers])

@@ -85,7 +85,7 @@ def test_a_struct_is_taken_apart_and_put_together() -> None:
     struct = column("s", {"type": "struct", "fields": fields})
     (key,) = read_keys(keyed([struct]))
     assert key.columns == ["s_is_null", "s_a"]
-    assert key.taken_apart() == {
+    assert key.split_letters() == {
         "s_is_null": is_null(struct.expression),
         "s_a": Built("field", (struct.expression,), 0),
     }
@@ -164,7 +164,7 @@ def test_a_value_counts_once_only_in_rows_that_pass_the_filter() -> None:
     function = Expression("AggregateExpression", (counted, condition), {"isDistinct": True}, 3)
     elements = read_elements([(function, "count(DISTINCT n)", keyed([argument]))], ["page", "n"])
     assert elements.names == ["distinct_for", "n_2"]
-    assert elements.taken_apart() == {
+    assert elements.split_letters() == {
         "n_2": argument.expression,
         "passes 0": Built("if", (is_null(argument.expression), literal(False), condition)),
     }
