@@ -68,7 +68,7 @@ def checkpoint_in(folder: Path, query_id: str, batches: int) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("without", WITHOUT)
+@pytest.mark.parametrize("without", ["not durable", "left out"])
 def test_a_store_that_lacks_batches_is_refused_by_name(without: str, tmp_path: Path) -> None:
     """The message names the store and both batches; nothing is written, and the job without it runs on."""
     world = with_a_gap(tmp_path, WITHOUT[without])
@@ -82,8 +82,7 @@ def test_a_store_that_lacks_batches_is_refused_by_name(without: str, tmp_path: P
     assert world.batch(7, one(1)).decision == "run"
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["copies at hand", "copies lost"])
-@pytest.mark.parametrize("without", WITHOUT)
+@pytest.mark.parametrize(("without", "lost"), [("not durable", False), ("left out", True)])
 def test_an_accepted_store_continues_with_what_it_has(without: str, lost: bool, tmp_path: Path) -> None:
     """Four batches and those since its return, not what a cache of its name held; a warning says so once."""
     world = with_a_gap(tmp_path, WITHOUT[without])

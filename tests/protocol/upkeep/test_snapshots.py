@@ -248,14 +248,14 @@ def test_chains_stay_short_where_every_driver_runs_one_batch(tmp_path: Path, wai
     """
     world = World(tmp_path, operators=[totals()], snapshot_chain_links=4, retained_versions=3)
     history, longest = History(world), []
-    for version in range(40):
+    for version in range(20):
         world.start(InlineBackground(deferred=waits))
         world.background.submit(lambda: None)
         assert world.batch(version, rows_of(*((f"k{n}", 1, n) for n in range(20)))).warnings == ()
         history.look()
         longest.append(max(len(entry.chain) for entry in world.log().manifest.entries.values()))
     assert max(longest) <= 2 * 4 + 1, longest
-    assert world.state("totals") == {f"k{n}": (40, 40) for n in range(20)}
+    assert world.state("totals") == {f"k{n}": (20, 20) for n in range(20)}
 
 
 def test_what_is_overdue_is_taken_a_few_at_a_time_and_once_a_start(
