@@ -45,14 +45,14 @@ def scale_out(tasks: int, members: int) -> View:
         group, part = number % GROUPS, number // GROUPS
         near = {racks[(number + step) % len(racks)]: 1 for step in (0, 1)}
         other = {racks[(part + step) % len(racks)]: 1 for step in (0, 2)}
-        each = TaskId(f"s{group}", part)
-        made.append(Task(each, size=150_000, owner_traffic=Traffic(1, near), standby_traffic=Traffic(1, other)))
+        task_id = TaskId(f"s{group}", part)
+        made.append(Task(task_id, size=150_000, owner_traffic=Traffic(1, near), standby_traffic=Traffic(1, other)))
         owner = old[(part * GROUPS + group) % len(old)]
         second = old[(part * GROUPS + group + 1 + part % 3) % len(old)]
-        owners[each], lags[each] = owner, {owner: 0}
+        owners[task_id], lags[task_id] = owner, {owner: 0}
         if second != owner:
-            standbys[each] = (second,)
-            lags[each][second] = 3_000
+            standbys[task_id] = (second,)
+            lags[task_id][second] = 3_000
     joined = tuple(Member(name, 4, racks[n % len(racks)]) for n, name in enumerate(names))
     return View(joined, tuple(made), owners, standbys, lags=lags)
 
@@ -206,12 +206,12 @@ def day() -> dict[str, Any]:
     try:
         from riffle_spark.protocol.ownership.triggers import Patience, Probes, outside_band
         from riffle_spark.simulate.play import Rules, play
-        from riffle_spark.simulate.policy import OURS, POLICIES
+        from riffle_spark.simulate.policy import RIFFLE
         from riffle_spark.simulate.world_file import read_world
     except ImportError:
         return {}
     started = time.process_time()
-    done = play(read_world("day"), POLICIES[OURS], Rules(Probes(), Patience(), outside_band))
+    done = play(read_world("day"), RIFFLE, Rules(Probes(), Patience(), outside_band))
     taken = time.process_time() - started
     return {"day_s": round(taken, 1), "day_assigned": done.assigned, "day_moves": done.moves}
 

@@ -126,8 +126,8 @@ def map_(run: Player) -> Figures:
 
 
 def _compared(run: Player, load: str, sizes: dict[str, int], spark_version: str = NEW_SPARK) -> Compared:
-    mine = Side(load, "riffle", {**sizes, "batches": WARM_UP + OURS}, OURS, spark_version)
-    found = run.in_turn(mine, "riffle", "before")
+    side = Side(load, "riffle", {**sizes, "batches": WARM_UP + OURS}, OURS, spark_version)
+    found = run.in_turn(side, "riffle", "before")
     theirs = Side(load, "spark", {**sizes, "batches": THEIR_WARM_UP + THEIRS}, THEIRS, spark_version)
     return Compared(found["riffle"], found["before"], run(theirs))
 

@@ -1,13 +1,13 @@
 """Placed, warm and elastic keyed state for PySpark Structured Streaming.
 
-Names are loaded when they are first used: importing ``riffle_spark`` imports neither pyspark nor pyarrow.
+Names are loaded on first use. Importing ``riffle_spark`` imports neither pyspark nor pyarrow.
 """
 
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from riffle_spark.log_lines import keep_printable
+from riffle_spark.log_lines import escape_log_records
 
 if TYPE_CHECKING:
     from riffle_spark.offline.recovery import adopt, rollback
@@ -84,8 +84,8 @@ _HOMES = {
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
-keep_printable()
-if sys.platform != "win32":  # where Python tells no limits
+escape_log_records()
+if sys.platform != "win32":  # no address limits there
     import_module("riffle_spark.state.copies.mapped_bytes").reserve_no_addresses()
 
 

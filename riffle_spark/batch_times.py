@@ -1,25 +1,25 @@
-"""What time a batch has, and what its timers go by. Knows Spark's words for it. Does not know timers."""
+"""The times of a batch: processing time, watermark, and what its timers compare with."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast, get_args
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["TimeMode", "Times", "time_mode_of"]
+__all__ = ["TimeMode", "Times", "parse_time_mode"]
 
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
-"""What timers go by, in Spark's words: nothing, the batch's time, or the watermark."""
+"""What timers compare with, in Spark's words: nothing, the batch's time, or the watermark."""
 
 
-def time_mode_of(given: str) -> TimeMode:
-    """Return the time mode that a user wrote, in letters of any case. Raises ``ConfigError`` for what is none."""
+def parse_time_mode(text: str) -> TimeMode:
+    """Return the time mode for ``text`` in any case. Raises ``ConfigError`` for an unknown mode."""
     modes = get_args(TimeMode)
     for mode in modes:
-        if mode.lower() == str(given).lower():
+        if mode.lower() == str(text).lower():
             return cast(TimeMode, mode)
     raise ConfigError(
-        f"time_mode = {given!r} is unknown",
-        remedy=f"use one of {', '.join(modes)}",
+        f"Unknown time_mode {text!r}.",
+        remedy=f"Use one of {', '.join(modes)}.",
         where="time_mode",
         id="RIFFLE-0111",
     )
@@ -27,8 +27,10 @@ def time_mode_of(given: str) -> TimeMode:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What time it is: the batch's, the watermark, and that of a last pass of timers, if there is to be one. Rows are
-    late by the watermark ``late_ms``.
+    """The times of one batch, in milliseconds since the epoch.
+
+    ``last_pass_ms`` is the watermark of a second pass of timers, if there is one. Rows at or before ``late_ms`` are
+    late.
     """
 
     mode: TimeMode
@@ -39,7 +41,7 @@ class Times:
 
     @property
     def passes(self) -> list[tuple[int, int | None]]:
-        """Return for each pass of timers the time by which they are due, and the watermark."""
+        """The passes of timers, each as (time at which timers are due, watermark)."""
         if self.mode == "ProcessingTime":
             return [(self.now_ms, self.watermark_ms)]
         if self.mode == "None":

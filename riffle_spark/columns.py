@@ -1,7 +1,6 @@
-"""Arrow columns as NumPy arrays and back. Knows Arrow's buffers. Does not know keys, hashes or any stored format.
+"""Conversion between Arrow columns and NumPy arrays, as views if possible.
 
-Everything here is a view where it can be and one vectorised pass where it cannot. Bytes of any length travel as one
-buffer with n + 1 offsets, as Arrow itself keeps them.
+Variable-length values are one buffer with n + 1 offsets, as in Arrow.
 """
 
 from typing import TypeAlias
@@ -35,35 +34,35 @@ _RAW: dict[int, np.dtype[np.generic]] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 
 
 _TEXT_NAMES = ("string", "binary", "large_string", "large_binary", "string_view", "binary_view")
 _TEXT_OR_BYTES = [getattr(pa.types, f"is_{name}") for name in _TEXT_NAMES if hasattr(pa.types, f"is_{name}")]
-"""The views came with pyarrow 16."""
+"""The string and binary views exist since pyarrow 16."""
 
 
 def with_long_offsets(column: Column) -> pa.Array:
-    """Return the column as one array, text and bytes with 64-bit offsets."""
+    """Return the column as one array, strings and bytes as large binary."""
     if is_text_or_bytes(column.type):
         column = column.cast(pa.large_binary())
     return one_array(column)
 
 
 def one_array(column: Column) -> pa.Array:
-    """Return the column as one array: as it is where it is one already, else copied together."""
+    """Return the column as one array, copied only if it has several chunks."""
     if isinstance(column, pa.ChunkedArray):
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column
 
 
 def is_text_or_bytes(kind: pa.DataType) -> bool:
-    """Tell whether values are strings or bytes of any length."""
+    """Return whether values are strings or variable-length bytes."""
     return any(fits(kind) for fits in _TEXT_OR_BYTES)
 
 
 def fixed_width(kind: pa.DataType) -> int:
-    """Return the bytes of one value as packed on its own: 1 for a boolean."""
+    """Return the width of one value in bytes, 1 for a boolean."""
     return 1 if pa.types.is_boolean(kind) else kind.bit_width // 8
 
 
 def valid_mask(array: pa.Array) -> Mask | None:
-    """Return which values are not null, or ``None`` where all are there."""
+    """Return which values are not null, or ``None`` if no value is null."""
     if array.null_count == 0:
         return None
     mask: Mask = array.is_valid().to_numpy(zero_copy_only=False)
@@ -71,7 +70,7 @@ def valid_mask(array: pa.Array) -> Mask | None:
 
 
 def fixed_values(array: pa.Array) -> npt.NDArray[np.generic]:
-    """Return the bits of fixed-width values, little-endian: unsigned up to 8 bytes, void above. Nulls hold anything."""
+    """Return the bits of fixed-width values, little-endian: unsigned up to 8 bytes, void above. Nulls are arbitrary."""
     count, start, width = len(array), array.offset, fixed_width(array.type)
     kind: np.dtype[np.generic] = _RAW.get(width) or np.dtype(f"V{width}")
     data = array.buffers()[1]
@@ -84,7 +83,7 @@ def fixed_values(array: pa.Array) -> npt.NDArray[np.generic]:
 
 
 def byte_slices(array: pa.Array) -> tuple[Bytes, Offsets]:
-    """Return the bytes behind a large binary array and its n + 1 offsets into them. Nulls may have a length."""
+    """Return the bytes of a large binary array and its n + 1 offsets. Nulls may have a length."""
     _, ends, data = array.buffers()
     if ends is None or len(array) == 0:
         return np.zeros(0, dtype=np.uint8), np.zeros(1, dtype=np.int64)
@@ -94,12 +93,14 @@ def byte_slices(array: pa.Array) -> tuple[Bytes, Offsets]:
 
 def binary_column(data: npt.NDArray[np.generic] | bytes, offsets: Offsets) -> pa.Array:
     """Return a large binary array over the bytes, without a copy."""
-    where = pa.py_buffer(np.ascontiguousarray(offsets, dtype=np.int64))
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, [None, where, pa.py_buffer(data)])
+    offset_buffer = pa.py_buffer(np.ascontiguousarray(offsets, dtype=np.int64))
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(offsets) - 1, [None, offset_buffer, pa.py_buffer(data)]
+    )
 
 
 def positions_of(lengths: npt.NDArray[np.integer]) -> Offsets:
-    """Return the n + 1 offsets of n things of these lengths that stand one after the other."""
+    """Return the n + 1 offsets of n consecutive values of these lengths."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

@@ -1,24 +1,24 @@
-"""The errors users catch, sorted by who must act. Knows no cause in particular.
+"""The errors that users catch, one class per required reaction.
 
     RiffleError
     +-- ConfigError        fix the call, the setting or the job's code
-    |   +-- RefusedError        a store, or what is encrypted, opens to others only: give the rights or the key
-    |   +-- UserFunctionError   the user's function raised, or returned what it must not
-    +-- ConflictError      what was handed in does not fit what is stored: follow the remedy
-    |   +-- Misplaced      a slot ran where its copies are not: reassign and run again (internal, retried)
-    |   +-- OutOfDate      an attempt is behind its own copies (internal, retried)
+    |   +-- RefusedError        a store, or what is encrypted, needs rights or a key that this process lacks
+    |   +-- UserFunctionError   the user's function raised or broke its declaration
+    +-- ConflictError      the call does not match the stored state: follow the remedy
+    |   +-- Misplaced      a slot ran without its copies: reassign and run again (internal, retried)
+    |   +-- OutOfDate      local copies are newer than the attempt's base (internal, retried)
     +-- FencedError        a newer driver owns the state: stop
-    +-- UnavailableError   something outside did not answer in time: retry later
-    |   +-- LocalDiskError an executor's own disk refuses: its work goes elsewhere for a while (internal, retried)
-    +-- CorruptStateError  stored bytes are missing or are not what was written: an operator must look
+    +-- UnavailableError   a service did not answer in time: retry later
+    |   +-- LocalDiskError an executor's disk failed: its work moves for a while (internal, retried)
+    +-- CorruptStateError  stored bytes are missing or were altered: an operator must look
 
-Errors carry fields; the sentence is made in ``__str__``, of printable characters. Each says what to do, in ``remedy``.
+``__str__`` builds the text from the fields and escapes unprintable characters.
 """
 
 import shlex
 from typing import Final
 
-from riffle_spark.printable import LINES, shown
+from riffle_spark.printable import LINE_BREAKS, escape_unprintable
 
 __all__ = [
     "ConfigError",
@@ -38,37 +38,45 @@ __all__ = [
 
 
 UNREADABLE: Final = (
-    ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, AssertionError, EOFError,
-)  # fmt: skip
-"""What Python raises where bytes are not what was written: decoders make errors of ours of it."""
-_NO_MEMORY = "Cannot allocate memory", "not enough memory", "allocation_failed"
-"""What Arrow repeats of the system, zstd and LZ4 where memory was refused, as an ``OSError`` without a number."""
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    AssertionError,
+    EOFError,
+)
+"""What decoders raise for altered bytes. Readers convert it to ``CorruptStateError`` or ``ConfigError``."""
+_NO_MEMORY = ("Cannot allocate memory", "not enough memory", "allocation_failed")
+"""Texts of ``OSError`` that Arrow raises if the system, zstd or LZ4 could not allocate memory."""
 
 
 def raise_if_memory(error: BaseException) -> None:
-    """Raise ``MemoryError`` if an error says that memory was refused: of the bytes that were read it says nothing, and
-    nobody may drop or restore them for it. Arrow's own is an ``ArrowException`` among others.
+    """Raise ``MemoryError`` if ``error`` is a failed allocation.
+
+    It does not mean that the bytes read are damaged, so no copy may be dropped or restored because of it.
     """
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and any(map(str(error).count, _NO_MEMORY))):
         raise MemoryError(str(error)) from error
 
 
 def command(verb: str, *flags: str, **options: object) -> str:
-    """Return a command for a remedy, as a shell takes it.
+    """Return a ``riffle`` command line for a remedy, quoted for a shell.
 
     >>> command("rollback", "--execute", root="file:///my state", checkpoint="CHECKPOINT", to=7)
     "riffle rollback --root 'file:///my state' --checkpoint CHECKPOINT --to 7 --execute"
     """
-    given = (f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items())
-    return " ".join(["riffle", verb, *given, *flags])
+    arguments = (f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items())
+    return " ".join(["riffle", verb, *arguments, *flags])
 
 
 class RiffleError(Exception):
-    """The root of every error that riffle raises on purpose.
+    """The base class of all errors of riffle_spark.
 
     Attributes:
-        problem: one sentence that states what is wrong, with the offending value.
-        remedy: one imperative sentence that says what to do; empty if there is nothing to do.
+        problem: one sentence with the fact and the offending value.
+        remedy: one imperative sentence; empty if there is nothing to do.
         where: the object, setting, store or key-group concerned; empty if there is none.
         id: the message's stable id, such as ``RIFFLE-0123``; ``docs/errors.md`` lists all of them.
     """
@@ -86,14 +94,14 @@ class RiffleError(Exception):
         return (_rebuild, (type(self), self.args), self.__dict__)
 
     def __str__(self) -> str:
-        place = f" [{shown(self.where)}]" if self.where else ""
-        remedy = f"\n  What to do: {shown(self.remedy)}" if self.remedy else ""
+        place = f" [{escape_unprintable(self.where)}]" if self.where else ""
+        remedy = f"\n  What to do: {escape_unprintable(self.remedy)}" if self.remedy else ""
         label = f"[{self.id}] " if self.id else ""
-        return f"{label}{shown(self.problem, LINES)}{place}{remedy}"
+        return f"{label}{escape_unprintable(self.problem, LINE_BREAKS)}{place}{remedy}"
 
 
 def _rebuild(kind: type[RiffleError], args: tuple[object, ...]) -> RiffleError:
-    """Return an error without its fields, which follow: a subclass may be made with others."""
+    """Unpickle an error without its constructor, whose parameters differ by subclass. The fields follow."""
     return kind.__new__(kind, *args)
 
 
@@ -102,15 +110,15 @@ class ConfigError(RiffleError):
 
 
 class RefusedError(ConfigError):
-    """Rights, credentials or a key are missing: nothing is known of what could not be read."""
+    """Rights, credentials or a key are missing, so the state could not be read."""
 
 
 class UserFunctionError(ConfigError):
-    """The user's function raised or broke its declaration; the batch failed and nothing was committed."""
+    """The user's function raised an error or broke its declaration. The batch failed; nothing was committed."""
 
 
 class ConflictError(RiffleError):
-    """What was handed in does not fit what is stored."""
+    """The call or the job does not match the stored state."""
 
 
 class Misplaced(ConflictError):
@@ -118,7 +126,7 @@ class Misplaced(ConflictError):
 
 
 class OutOfDate(ConflictError):
-    """An attempt found copies that are already beyond the base it was given."""
+    """An attempt found local copies that are newer than its base."""
 
 
 class FencedError(RiffleError):
@@ -130,7 +138,7 @@ class UnavailableError(RiffleError):
 
 
 class LocalDiskError(UnavailableError):
-    """The disk that local copies lie on refuses: it is full, read-only, over its quota or broken. Nothing is lost."""
+    """The disk with local copies is full, read-only, over its quota or broken. No data is lost."""
 
 
 class CorruptStateError(RiffleError):

@@ -1,7 +1,7 @@
-"""From a key to its key-group. Knows Spark's hash of every atomic type. Does not know who owns a key-group.
+"""The mapping from a key to its key-group.
 
-``key_group = pmod(xxhash64(column, column, ...), total)``. Spark computes it where rows are routed and Python where
-they arrive; both must agree for ever, so the bytes that are hashed are written down in ``docs/key-groups.md``.
+``key_group = pmod(xxhash64(column, column, ...), total)``. Spark computes it when it routes rows, and Python when they
+arrive. Both must always agree, so ``docs/key-groups.md`` specifies the hashed bytes of each type.
 """
 
 from bisect import bisect_right
@@ -40,15 +40,15 @@ _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 def key_groups(columns: Sequence[Column], total: int) -> npt.NDArray[np.int32]:
-    """Return the key-group of every row: what Spark's ``pmod(xxhash64(columns), total)`` gives."""
+    """Return the key-group of every row, equal to Spark's ``pmod(xxhash64(columns), total)``."""
     check_total(total)
     return (key_hashes(columns).view(np.int64) % total).astype(np.int32)
 
 
 def key_hashes(columns: Sequence[Column]) -> Words:
-    """Return Spark's ``xxhash64(columns)`` of every row, as unsigned bits. A null leaves the hash as it is."""
+    """Return Spark's ``xxhash64(columns)`` of every row as unsigned bits. A null does not change the hash."""
     if not columns:
-        raise ConfigError("a key needs at least one column", remedy="name the key columns", id="RIFFLE-0116")
+        raise ConfigError("A key needs at least one column.", remedy="Name the key columns.", id="RIFFLE-0116")
     hashes = np.full(len(columns[0]), SEED, dtype=np.uint64)
     for position, column in enumerate(columns):
         check_key_type(f"key column {position}", column.type)
@@ -74,20 +74,20 @@ def _hash_column(array: pa.Array, kind: pa.DataType, seeds: Words) -> Words:
 
 
 def _hash_floats(values: npt.NDArray[np.generic], seeds: Words) -> Words:
-    """Hash the bits, after -0.0 became 0.0 and every NaN Java's one NaN."""
+    """Hash the bits, with -0.0 as 0.0 and every NaN as Java's canonical NaN."""
     if values.dtype.itemsize == 4:
         return hash_ints(canonical_floats(values.view(np.float32)).view(np.uint32), seeds)
     return hash_longs(canonical_floats(values.view(np.float64)).view(np.uint64), seeds)
 
 
 def canonical_floats(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    """Return the values with one zero and one NaN, the positive quiet one."""
+    """Return the values with -0.0 as 0.0 and every NaN as the positive quiet NaN."""
     one_zero = values + values.dtype.type(0)
     return np.where(np.isnan(one_zero), values.dtype.type(np.nan), one_zero)
 
 
 def _hash_decimals(values: npt.NDArray[np.generic], precision: int, seeds: Words) -> Words:
-    """Hash the unscaled number: as a long where Spark keeps it so, else its shortest big-endian two's complement."""
+    """Hash the unscaled number: as a long up to 18 digits, else as its shortest big-endian two's complement."""
     halves = np.ascontiguousarray(values).view(np.uint64).reshape(-1, 2)
     if precision <= LONG_DECIMAL_DIGITS:
         return hash_longs(halves[:, 0].copy(), seeds)
@@ -99,44 +99,43 @@ def _hash_decimals(values: npt.NDArray[np.generic], precision: int, seeds: Words
 
 
 def spark_hash(columns: Sequence[str]) -> str:
-    """Return the SQL text by which Spark computes the same hash, as a long."""
+    """Return the SQL expression for the same hash in Spark, of type long."""
     if not columns:
-        raise ConfigError("a key needs at least one column", remedy="name the key columns", id="RIFFLE-0117")
+        raise ConfigError("A key needs at least one column.", remedy="Name the key columns.", id="RIFFLE-0117")
     return "xxhash64(" + ", ".join("`" + name.replace("`", "``") + "`" for name in columns) + ")"
 
 
 def spark_expression(columns: Sequence[str], total: int) -> str:
-    """Return the SQL text by which Spark computes the same key-group, as an int."""
+    """Return the SQL expression for the same key-group in Spark, of type int."""
     check_total(total)
     return f"cast(pmod({spark_hash(columns)}, {total}L) as int)"
 
 
 def check_total(total: int) -> None:
-    """Raise ``ConfigError`` unless there can be that many key-groups."""
+    """Raise ``ConfigError`` if ``total`` is not a valid number of key-groups."""
     if isinstance(total, bool) or not isinstance(total, int) or not 1 <= total <= TOTAL_MAX:
         raise ConfigError(
-            f"there cannot be {total!r} key-groups",
-            remedy=f"choose 1 to {TOTAL_MAX}",
+            f"Invalid number of key-groups: {total!r}.",
+            remedy=f"Use an integer from 1 to {TOTAL_MAX}.",
             where="key_groups",
             id="RIFFLE-0118",
         )
 
 
 def check_key_type(name: str, kind: pa.DataType) -> None:
-    """Raise ``ConfigError`` unless Spark can group by the type and hash it alike everywhere.
+    """Raise ``ConfigError`` if a key column cannot have this type.
 
-    A string column with a collation looks like any other in Arrow; it is hashed by its bytes here and by its collation
-    key in Spark, so the Spark side must refuse it.
+    A collated string column looks like any other string column in Arrow. Spark hashes its collation key and Python its
+    bytes, so the Spark side must refuse it.
     """
-    named = pa.types
     plain = kind in _AS_INT or kind in _AS_LONG or is_text_or_bytes(kind)
-    timestamp = named.is_timestamp(kind) and kind.unit == "us"
-    decimal = named.is_decimal128(kind) and kind.scale >= 0
-    if not (plain or timestamp or decimal or named.is_float32(kind) or named.is_float64(kind)):
+    timestamp = pa.types.is_timestamp(kind) and kind.unit == "us"
+    decimal = pa.types.is_decimal128(kind) and kind.scale >= 0
+    if not (plain or timestamp or decimal or pa.types.is_float32(kind) or pa.types.is_float64(kind)):
         raise ConfigError(
-            f"a key cannot be of type {kind}",
-            remedy="use boolean, byte, short, int, long, float, double, decimal, string, binary, date, timestamp or "
-            "day-time interval as Spark gives them; of a map, array, struct or variant take the fields you need",
+            f"A key column cannot have type {kind}.",
+            remedy="Use boolean, byte, short, int, long, float, double, decimal, string, binary, date, timestamp or "
+            "day-time interval. Extract the needed fields of a map, array, struct or variant.",
             where=name,
             id="RIFFLE-0119",
         )
@@ -144,30 +143,30 @@ def check_key_type(name: str, kind: pa.DataType) -> None:
 
 @lru_cache(maxsize=64)
 def slot_numbers(count: int) -> tuple[int, ...]:
-    """Return for each partition i of ``count`` the smallest number that Spark's hash partitioning sends there."""
+    """Return for each of ``count`` partitions the smallest integer that Spark's hash partitioning maps to it."""
     if count < 1:
-        raise ConfigError(f"there cannot be {count} slots", remedy="use at least one slot", id="RIFFLE-0120")
-    tried = 16 * count
+        raise ConfigError(f"Invalid number of slots: {count}.", remedy="Use at least one slot.", id="RIFFLE-0120")
+    candidates = 16 * count
     while True:
-        partitions, first = np.unique(murmur3_int(np.arange(tried)) % count, return_index=True)
+        partitions, first = np.unique(murmur3_int(np.arange(candidates)) % count, return_index=True)
         if len(partitions) == count:
             return tuple(first.tolist())
-        tried *= 2
+        candidates *= 2
 
 
 def few_key_groups_warning(total: int, slots: int) -> str | None:
-    """Return a sentence if so few key-groups cannot be spread evenly over the slots: under four for each."""
+    """Return a warning if there are fewer than four key-groups per slot."""
     if total >= 4 * slots:
         return None
     return (
-        f"{total} key-groups over {slots} slots cannot be balanced well: use at least {4 * slots} key-groups "
-        "(fixed when the state is first written) or fewer slots"
+        f"[RIFFLE-0951] {total} key-groups cannot be balanced over {slots} slots. Use fewer slots, or at least "
+        f"{4 * slots} key-groups. The number is fixed when the state is first written."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class KeyGroupRanges:
-    """A set of key-groups as sorted ranges, both ends included: ``0-63,70``."""
+    """A set of key-groups as sorted, inclusive ranges, such as ``0-63,70``."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
@@ -176,14 +175,14 @@ class KeyGroupRanges:
         ends_meet = any(first[1] + 1 >= second[0] for first, second in zip(self.ranges, self.ranges[1:], strict=False))
         if edges != sorted(edges) or ends_meet or (edges and edges[0] < 0):
             raise ConfigError(
-                f"not sorted, separate ranges of key-groups: {self.ranges}",
-                remedy="use KeyGroupRanges.of",
+                f"Ranges of key-groups are not sorted and separate: {self.ranges}.",
+                remedy="Use KeyGroupRanges.of.",
                 id="RIFFLE-0121",
             )
 
     @classmethod
     def of(cls, key_groups: Iterable[int]) -> "KeyGroupRanges":
-        """Build from key-groups in any order, repeated or not."""
+        """Return the ranges of key-groups in any order, with or without repetitions."""
         ranges: list[tuple[int, int]] = []
         for group in sorted(set(key_groups)):
             if ranges and ranges[-1][1] + 1 == group:
@@ -194,20 +193,20 @@ class KeyGroupRanges:
 
     @classmethod
     def parse(cls, text: str) -> "KeyGroupRanges":
-        """Read what ``str`` writes."""
+        """Parse the text that ``str`` returns. Raises ``ConfigError`` for other text."""
         try:
-            pairs = [part.split("-") for part in text.split(",") if part]
-            return cls(tuple((int(pair[0]), int(pair[-1])) for pair in pairs if _is_range(pair)))
+            ends = [part.partition("-") for part in text.split(",") if part]
+            return cls(tuple((int(first), int(last) if dash else int(first)) for first, dash, last in ends))
         except ValueError as error:
             raise ConfigError(
-                f"not ranges of key-groups: {text!r}", remedy="write them like 0-63,70", id="RIFFLE-0122"
+                f"Invalid ranges of key-groups: {text!r}.", remedy="Use the form 0-63,70.", id="RIFFLE-0122"
             ) from error
 
     def __contains__(self, key_group: object) -> bool:
         if not isinstance(key_group, (int, np.integer)):
             return False
-        at = bisect_right(self.ranges, (int(key_group), TOTAL_MAX))
-        return at > 0 and int(key_group) <= self.ranges[at - 1][1]
+        index = bisect_right(self.ranges, (int(key_group), TOTAL_MAX))
+        return index > 0 and int(key_group) <= self.ranges[index - 1][1]
 
     def __iter__(self) -> Iterator[int]:
         for first, last in self.ranges:
@@ -218,9 +217,3 @@ class KeyGroupRanges:
 
     def __str__(self) -> str:
         return ",".join(f"{first}-{last}" if first < last else f"{first}" for first, last in self.ranges)
-
-
-def _is_range(pair: list[str]) -> bool:
-    if len(pair) > 2:
-        raise ValueError(pair)
-    return True

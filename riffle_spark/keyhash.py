@@ -1,8 +1,8 @@
-"""The two hashes of Spark, over whole columns. Knows bits, bytes and seeds. Does not know Arrow types or key-groups.
+"""Spark's hashes XXH64 and Murmur3, vectorised over columns.
 
-XXH64 is that of the published specification; Spark hashes 4-byte values, 8-byte values and bytes with it, and lets the
-hash of one column be the seed of the next, so every function here takes one seed a row. Murmur3 is the 32-bit variant,
-needed for integers alone: Spark's hash partitioning of slot numbers.
+XXH64 follows its published specification. Spark applies it to 4-byte values, 8-byte values and bytes, and uses the hash
+of one column as the seed of the next. So windows function takes one seed per row. Murmur3 is the 32-bit variant for
+integers: Spark partitions slot numbers with it.
 """
 
 from typing import Final, TypeAlias
@@ -23,7 +23,7 @@ P4: Final = np.uint64(0x85EBCA77C2B2AE63)
 P5: Final = np.uint64(0x27D4EB2F165667C5)
 
 SHORT_BYTES_MAX: Final = 31
-"""Above it the bytes are hashed one row at a time: four accumulators a row would cost more than they save."""
+"""Longer values are hashed row by row: vectorising XXH64's four accumulators would cost more than it saves."""
 
 
 def hash_ints(values: npt.NDArray[np.uint32], seeds: Words) -> Words:
@@ -37,7 +37,7 @@ def hash_longs(values: Words, seeds: Words) -> Words:
 
 
 def hash_bytes(data: npt.NDArray[np.uint8], starts: Positions, lengths: Positions, seeds: Words) -> Words:
-    """Return XXH64 of ``data[starts[i] : starts[i] + lengths[i]]`` for every row i."""
+    """Return XXH64 of ``data[starts[i] : starts[i] + lengths[i]]`` for windows row i."""
     hashes = np.empty(len(starts), dtype=np.uint64)
     short = lengths <= SHORT_BYTES_MAX
     if bool(short.all()):
@@ -50,7 +50,7 @@ def hash_bytes(data: npt.NDArray[np.uint8], starts: Positions, lengths: Position
 
 
 def _hash_short(data: npt.NDArray[np.uint8], starts: Positions, lengths: Positions, seeds: Words) -> Words:
-    """Take whole words, then a half word, then single bytes, of all rows at once."""
+    """Hash 8-byte words, then a 4-byte word, then single bytes, for all rows at once."""
     hashes = seeds + P5 + lengths.astype(np.uint64)
     longest = int(lengths.max(initial=0))
     for begin in range(0, longest - 7, 8):
@@ -58,9 +58,9 @@ def _hash_short(data: npt.NDArray[np.uint8], starts: Positions, lengths: Positio
         hashes[rows] = _mix_long(hashes[rows], _loads(data, starts[rows] + begin, "<u8"))
     rows = np.flatnonzero(lengths & 4)
     hashes[rows] = _mix_int(hashes[rows], _loads(data, starts[rows] + (lengths[rows] & -8), "<u4"))
-    for left in (0, 1, 2):
-        rows = np.flatnonzero((lengths & 3) > left)
-        hashes[rows] = _mix_byte(hashes[rows], data[starts[rows] + (lengths[rows] & -4) + left].astype(np.uint64))
+    for index in (0, 1, 2):
+        rows = np.flatnonzero((lengths & 3) > index)
+        hashes[rows] = _mix_byte(hashes[rows], data[starts[rows] + (lengths[rows] & -4) + index].astype(np.uint64))
     return _avalanche(hashes)
 
 
@@ -69,8 +69,8 @@ def _loads(data: npt.NDArray[np.uint8], positions: Positions, kind: str) -> Word
     width = np.dtype(kind).itemsize
     if not len(positions):
         return np.zeros(0, dtype=np.uint64)
-    every: npt.NDArray[np.generic] = np.ndarray((len(data) - width + 1,), dtype=kind, buffer=data, strides=(1,))
-    return every[positions].astype(np.uint64)
+    windows: npt.NDArray[np.generic] = np.ndarray((len(data) - width + 1,), dtype=kind, buffer=data, strides=(1,))
+    return windows[positions].astype(np.uint64)
 
 
 def _rotate(values: Words, bits: int) -> Words:

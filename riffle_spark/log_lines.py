@@ -1,22 +1,25 @@
-"""What the package's logger says, as a log may have it: whoever reads it does so in a terminal. Knows no message."""
+"""Escape unprintable characters in the log of ``riffle_spark``, because logs are read in terminals."""
 
 import logging
 import traceback
 
-from riffle_spark.printable import LINES, shown
+from riffle_spark.printable import LINE_BREAKS, escape_unprintable
 
-__all__ = ["keep_printable"]
-
-
-def keep_printable() -> None:
-    """Have all that the package logs written in printable characters. Idempotent."""
-    logging.getLogger("riffle_spark").addFilter(_printable)
+__all__ = ["escape_log_records"]
 
 
-def _printable(record: logging.LogRecord) -> bool:
-    said = record.getMessage()
-    if shown(said, LINES) != said:
-        record.msg, record.args = shown(said, LINES), ()
-    if record.exc_info and record.exc_text is None:  # which handlers write, once it is there, and do not make anew
-        record.exc_text = shown("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"), LINES)
+def escape_log_records() -> None:
+    """Add the filter that escapes unprintable characters to the logger ``riffle_spark``. Idempotent."""
+    logging.getLogger("riffle_spark").addFilter(_escape)
+
+
+def _escape(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    escaped = escape_unprintable(message, LINE_BREAKS)
+    if escaped != message:
+        record.msg = escaped
+        record.args = ()
+    if record.exc_info and record.exc_text is None:  # handlers reuse exc_text and do not format the traceback again
+        trace = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
+        record.exc_text = escape_unprintable(trace, LINE_BREAKS)
     return True

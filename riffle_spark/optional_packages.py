@@ -1,4 +1,4 @@
-"""Packages that are needed for some settings and calls only, checked before a query starts."""
+"""Checks for optional packages before a query starts."""
 
 from importlib import import_module
 
@@ -13,7 +13,7 @@ def check_importable(module: str, needed_by: str, remedy: str, where: str = "") 
         import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"{needed_by} needs {module}, which cannot be imported ({error})",
+            f"{needed_by} needs {module}, which cannot be imported: {error}.",
             remedy=remedy,
             where=where,
             id="RIFFLE-0162",

@@ -1,23 +1,23 @@
-"""Text as terminals and logs may have it: what comes from names, records or a server's answer may hold characters that
-a terminal obeys, or that turn around what follows.
+"""Escape characters that a terminal would interpret.
+
+Names, records and answers of servers can contain control characters and characters that change the text direction.
 """
 
 import json
 from typing import Final
 
-__all__ = ["LINES", "shown"]
+__all__ = ["LINE_BREAKS", "escape_unprintable"]
 
-LINES: Final = "\n\t"
-"""What texts of several lines keep."""
+LINE_BREAKS: Final = "\n\t"
+"""The control characters that texts of several lines keep."""
 
 
-def shown(text: str, keep: str = "") -> str:
-    r"""Return a text with each character that is not printable written as JSON writes it, but for those to ``keep``:
-    so JSON stays what it is.
+def escape_unprintable(text: str, keep: str = "") -> str:
+    r"""Escape each character that is not printable as JSON does, except those in ``keep``. JSON stays valid.
 
-    >>> shown("a\x1b[2J\n")
+    >>> escape_unprintable("a\x1b[2J\n")
     'a\\u001b[2J\\n'
     """
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() or each in keep else json.dumps(each)[1:-1] for each in text)
+    return "".join(char if char.isprintable() or char in keep else json.dumps(char)[1:-1] for char in text)

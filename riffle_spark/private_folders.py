@@ -62,7 +62,7 @@ def narrow(path: Path) -> None:
 
 
 def is_private(path: Path) -> bool:
-    """Tell whether a path is a folder of this user, not a symbolic link, that no other user can write to."""
+    """Return whether a path is a folder of this user that no other user can write to, and not a symbolic link."""
     try:
         status = path.lstat()
     except OSError:

@@ -1,9 +1,9 @@
-"""All settings, each in one line, and where they came from. Knows names, ranges and sources. Does not know what they
-steer.
+"""All settings: their names, ranges and defaults, and the sources that they are read from.
 
-A line of ``Settings`` says all there is to say of a setting; checks, liveness, the reference page and the example file
-are made of it. Precedence: defaults < conf/riffle.toml < ``spark.riffle.*`` of the Spark configuration < code.
-Durations are seconds, or text such as ``"10 min"``; shares are fractions, or text such as ``"20 %"``.
+Each field of ``Settings`` declares one setting. Validation, the list of live settings, docs/configuration.md and
+conf/riffle.toml are derived from these declarations. Precedence: defaults < conf/riffle.toml < ``spark.riffle.*`` of
+the Spark configuration < code. Durations are seconds or text such as ``"10 min"``. Shares are fractions or text such as
+``"20 %"``.
 """
 
 import sys
@@ -27,306 +27,241 @@ else:
 __all__ = [
     "CONF_PREFIX",
     "DISPATCHES",
-    "LINES",
     "LIVE",
+    "SETTING_LINES",
     "Settings",
     "check_names",
     "from_sources",
-    "hasty",
     "read_toml",
+    "short_interval_warnings",
 ]
 
 CONF_PREFIX = "spark.riffle."
 DISPATCHES: Final = ("key_group", "partition", "hashed")
 _SHORTEST_PROBING_SECONDS = 60.0
-_OTHERS_STRATEGIES: Final = {"NONE": "none", "min_traffic": "min_cost", "balanced_min_cost": "balance_subtopology"}
-"""KIP-925's own names."""
+_STRATEGY_SYNONYMS: Final = {"NONE": "none", "min_traffic": "min_cost", "balanced_min_cost": "balance_subtopology"}
+"""The names that KIP-925 and Kafka use for these strategies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Every setting, validated. Make one with keyword arguments; what is not given stays the default.
+    """Every setting of a query, validated. Settings that are not passed keep their default.
 
-    ``root`` is where state is kept: ``s3://bucket/prefix`` or ``file:///path``. A wrong value raises ``ConfigError``
-    that names the setting, the value, the range and where it came from. Units: seconds, records, shares of one.
+    docs/configuration.md lists each setting with its unit, range and meaning. ``root`` (``s3://bucket/prefix`` or
+    ``file:///path``) is where the state is stored. Units are seconds, records, bytes, and shares of one.
+
+    Raises ``ConfigError`` for an unknown name or a value outside its range. The error names the setting, the value, the
+    range and the source.
 
     >>> Settings(root="file:///tmp/state", probing_rebalance_interval="5 min").probing_rebalance_interval
     300.0
     """
 
-    # Default, range, meaning. The order is that of the reference page and of conf/riffle.toml: ./run reference.
+    # Default, range, meaning. docs/configuration.md and conf/riffle.toml list them in this order: ./run reference.
     # fmt: off
     root: str | None = setting(
         None, optional(text.of("`s3://bucket/prefix` or `file:///path`")),
-        "where state is; one root a query. Must be set somewhere. `file://` only where all executors see the same "
-        "folder", fixed="with the state", example="s3://my-bucket/state/totals", section="Where state is kept",
-        users=("every job: it has no default", "a team that moves a query to another bucket"))
+        "where the state is stored. Each query needs its own root. Required. Use `file://` only if all executors share "
+        "this folder", fixed="with the state", example="s3://my-bucket/state/totals", section="Where state is kept")
     root_file_mode: str | None = setting(
         None, optional(values.file_mode),
         "the mode of files below a `file://` root. Users who may read a file may also enter its folder. Not set: the "
-        "umask decides", example="0640",
-        users=("clusters on NFS or HPC storage where another account reads the root",
-               "hosts with an umask that hides files from a backup account"))
+        "umask decides", example="0640")
     s3_endpoint: str | None = setting(
         None, unset_or(text.of("URL")),
-        "an S3-compatible server, with conditional puts (`If-None-Match`); not set: AWS, empty: refused", example="http://127.0.0.1:9000",
-        users=("users of MinIO, Ceph or another S3-compatible server", "networks with a VPC endpoint of their own"))
+        "the URL of an S3-compatible server. It must support conditional puts (`If-None-Match`). Not set: AWS. Empty: "
+        "refused", example="http://127.0.0.1:9000")
     s3_region: str | None = setting(
         None, optional(text.of("text")),
-        "the region of the bucket; not set: what AWS's environment and files say", example="eu-central-1",
-        users=("executors without AWS_REGION in their environment",
-               "jobs whose bucket is in another region than the cluster"))
+        "the region of the bucket. Not set: the region in AWS's environment variables and files",
+        example="eu-central-1")
     s3_kms_key: str | None = setting(
         None, unset_or(text.of("key id or ARN")),
-        "encrypt what is put with this key (SSE-KMS), `aws/s3` for the account's own; not set: as the bucket says, "
-        "empty: refused",
-        example="arn:aws:kms:eu-central-1:111122223333:key/1234abcd",
-        users=("accounts that must encrypt with a key of their own",
-               "teams that share a bucket and separate access by key"))
+        "the KMS key that encrypts every put (SSE-KMS), or `aws/s3` for the account's own key. Not set: the bucket's "
+        "default. Empty: refused",
+        example="arn:aws:kms:eu-central-1:111122223333:key/1234abcd")
     s3_server_side_encryption: str | None = setting(
         None, unset_or(one_of("AES256", "aws:kms")),
         "the encryption header of every put, for buckets whose policy demands it: `AES256` (SSE-S3), or `aws:kms` "
-        "with the account's own key; not set: as `s3_kms_key` and the bucket say, empty: refused", example="AES256",
-        users=("buckets whose policy demands the header AES256",
-               "buckets whose policy demands aws:kms with the account's own key"))
+        "with the account's own key. Not set: `s3_kms_key` and the bucket decide. Empty: refused", example="AES256")
     s3_requester_pays: bool = setting(
-        False, values.flag, "every request says that the requester pays, for buckets that demand it",
-        users=("jobs that keep state in a requester-pays bucket",
-               "teams whose storage account charges each client account"))
+        False, values.flag, "adds the requester-pays header to every request")
     s3_patience: float = setting(
         60.0, seconds(0.0),
-        "how long a call is sent again, also beyond its 4 attempts, while the server does not answer or is busy: an "
-        "outage that ends by then fails no batch",
-        users=("on-premises stores with restarts of minutes: raise it",
-               "jobs with a strict deadline per batch: lower it"))
+        "how long a call is retried, beyond its 4 attempts, while the server does not answer or is busy. A shorter "
+        "outage fails no batch")
     local_dir: str | None = setting(
         None, optional(values.folder),
-        "copies of the state, one folder an executor, on a local disk; network file systems are refused. Not set: what "
-        "`SPARK_LOCAL_DIRS` names on the executor", example="/mnt/nvme/riffle",
-        users=("hosts with a fast disk that SPARK_LOCAL_DIRS does not name",
-               "pods with a volume that outlives the executor"))
+        "the folder for copies of the state, on a local disk of each executor. Network file systems are refused. Not "
+        "set: the folders in the executor's `SPARK_LOCAL_DIRS`", example="/mnt/nvme/riffle")
     encryption_keys: str | None = setting(
         None, unset_or(text.of("`file:/path` or `env:NAME`")),
-        "where driver and executors find the [keys](operations.md#encryption) that deltas, snapshots and local copies "
-        "are encrypted with; not set: they are not, empty: refused", example="file:/run/secrets/riffle-keys",
-        users=("jobs with personal data that may not be stored in the clear", "teams that rotate keys on a schedule"))
+        "where driver and executors read the [keys](operations.md#encryption) that encrypt deltas, snapshots and local "
+        "copies. Not set: no encryption. Empty: refused", example="file:/run/secrets/riffle-keys")
 
     accept: tuple[str, ...] = setting(
         (), names, "names of stores and results that continue although [the job was "
-        "changed](operations.md#change-a-job-between-two-runs). Remove a name once a batch is committed",
-        example=["totals"],
-        users=("a developer who changed a job on purpose, once per change",
-               "an operator who continues a query after a store was left out"))
+        "changed](operations.md#change-a-job-between-two-runs). Remove a name after the next committed batch",
+        example=["totals"])
 
     key_groups: int = setting(
-        128, whole(1, 32_768), "how many parts the key space has; another number than the stored one is refused. Under "
-        "four for each slot is a warning", fixed="[by a procedure](dispatch.md#another-number-of-key-groups)",
-        section="Keys",
-        users=("clusters with more than 32 task slots: raise it before the first batch",
-               "small jobs of one or two slots that want fewer objects: lower it"))
+        128, whole(1, 32_768), "the number of key-groups. Another number than the stored one is refused. Fewer than "
+        "four per slot cause a warning", fixed="[by a procedure](dispatch.md#another-number-of-key-groups)",
+        section="Keys")
     dispatch: str = setting(
         "key_group", one_of(*DISPATCHES),
-        "how rows find their slot: by key, or by the (topic, partition) that they come from",
-        fixed="[by a procedure](dispatch.md)",
-        users=("one topic per tenant, whose state has to stay apart",
-               "jobs whose Kafka partitions are already by key, to save the shuffle"))
+        "how rows are routed to slots: by key, or by the (topic, partition) that they were read from",
+        fixed="[by a procedure](dispatch.md)")
 
     assignor: str | Callable[..., object] = setting(  # noqa: RUF009 - as all of them
         "high_availability", replace(values.function, words="`high_availability`, `sticky`, `hash`, or the dotted path "
         "of your own; in code also a function or class"),
-        "who decides about owners; where [your own](own-assignor.md) raises or answers what cannot be, a warning says "
-        "so, and the last assignment stays", of_assignment=True, section="Who owns what",
-        users=("teams with rules of placement of their own", "users of fixed clusters without moves: sticky or hash"))
+        "which assignor chooses the owners. If [your own](own-assignor.md) assignor raises an error or returns an "
+        "invalid assignment, a warning reports it and the last assignment stays",
+        of_assignment=True, section="Who owns what")
     acceptable_recovery_lag: int = setting(
-        10_000, whole(0).of("records"), "a copy this many changed records behind still counts as caught up",
-        live=True, of_assignment=True,
-        users=("queries with fast changing state: raise it so that standbys count as caught up",
-               "queries that need short catch-up after a move: lower it"))
+        10_000, whole(0).of("records"), "a copy that is at most this many changed records behind counts as caught up",
+        live=True, of_assignment=True)
     num_standbys: int = setting(
-        0, whole(0), "spare copies of each key-group on other members; production queries should use 1",
-        live=True, of_assignment=True,
-        users=("production queries that must survive a lost executor without a restore",
-               "clusters of spot instances: 2 copies"))
+        0, whole(0), "the number of spare copies of each key-group on other members. Use 1 in production",
+        live=True, of_assignment=True)
     standby_mode: str = setting(
         "replay", one_of("replay", "snapshot_pointer"),
-        "spare copies follow every change, or only know which snapshot to fetch", of_assignment=True,
-        users=("clusters with small disks that only want to know the snapshot",
-               "queries with large state and rare losses"))
+        "whether spare copies apply every change, or only store which snapshot to fetch", of_assignment=True)
     max_warmup_replicas: int = setting(
-        2, whole(1), "copies that warm up at once in order to move", live=True, of_assignment=True,
-        users=("operators who scale out quickly: raise it", "clusters with a narrow network: lower it"))
+        2, whole(1), "how many copies may warm up at the same time", live=True, of_assignment=True)
     probing_rebalance_interval: float = setting(
-        600.0, seconds(0.001), "warm-ups are looked after when all are warm, and after this time if one is; below "
-        "1 min, as in tests, a warning says so", live=True, of_assignment=True,
-        users=("tests and demos, which want moves within seconds",
-               "large states whose warm-ups take longer than ten minutes"))
+        600.0, seconds(0.001), "how often running warm-ups cause a new assignment if not all have caught up. If all "
+        "have, it is computed at once. Below 1 min, as in tests, there is a warning", live=True, of_assignment=True)
     scheduled_rebalance_max_delay: float = setting(
-        300.0, seconds(0), "how long a lost member's key-groups wait for it before they are assigned for good; lost "
-        "standbys are replaced at once", live=True, of_assignment=True,
-        users=("rolling restarts that take longer than five minutes", "clusters whose lost executors never return: 0"))
+        300.0, seconds(0), "how long the key-groups of a lost member wait for its return before other members own them "
+        "for good. Lost standbys are replaced at once", live=True, of_assignment=True)
     balance_band: float = setting(
-        0.2, share, "measured work per slot within this share of the mean moves nothing", live=True, of_assignment=True,
-        users=("queries with skewed keys that move too often: raise it", "clusters close to their capacity: lower it"))
+        0.2, share, "nothing moves if each member's measured work per slot is within this share of the mean",
+        live=True, of_assignment=True)
     store_groups: tuple[tuple[str, str], ...] = setting(
-        (), values.groups, "the [co-location group](assignor.md#several-groups-in-a-query) of a store, where it is not "
-        "that of all others: stores of one group have one owner a key-group", example=["models=heavy"],
-        users=("queries in which one heavy store needs other owners than the rest",
-               "teams that isolate a memory-hungry model"))
+        (), values.groups, "the [co-location group](assignor.md#several-groups-in-a-query) of a store. All other "
+        "stores are in one group. The stores of a group have the same owner per key-group", example=["models=heavy"])
     include: tuple[tuple[str, str], ...] = setting(
         (), values.pairs_such_as("rack=a").of("`tag=value`"),
-        "only members with one of these attributes own or keep anything in the end; `id` and `rack` are attributes, "
-        "too. Where no live member has one, all count, and a warning says so",
-        live=True, of_assignment=True, example=["disk=ssd"],
-        users=("clusters in which only some hosts have a fast disk",
-               "tests of new hardware with a part of the members"))
+        "only members with one of these attributes own key-groups or keep copies in the end. `id` and `rack` are "
+        "attributes, too. If no live member matches, all members count, with a warning",
+        live=True, of_assignment=True, example=["disk=ssd"])
     exclude: tuple[tuple[str, str], ...] = setting(
         (), values.pairs_such_as("rack=a").of("`tag=value`"),
-        "members with one of these attributes give everything away, warm, as if drained",
-        live=True, of_assignment=True, example=["rack=c"],
-        users=("operators who empty a rack before maintenance", "operators who suspect a host"))
+        "members with one of these attributes are drained: other members warm up and take over their key-groups",
+        live=True, of_assignment=True, example=["rack=c"])
     rebalance_enable: str = setting(
-        "all", one_of("all", "owners", "standbys", "none"), "what may move to be better placed; what has no owner is "
-        "always placed, and pins and drains are obeyed", live=True, of_assignment=True,
-        users=("operators who freeze moves during an incident", "maintenance windows in which only standbys may move"))
+        "all", one_of("all", "owners", "standbys", "none"), "which copies may move to be placed better. Key-groups "
+        "without an owner are always placed. Pins and drains always apply", live=True, of_assignment=True)
 
     rack_aware_assignment_strategy: str = setting(
-        "none", one_of("none", "min_cost", "balance_subtopology", also=_OTHERS_STRATEGIES),
-        "whether racks decide, and whether before or after the spread of groups; `balanced_min_cost` is another name "
-        "of `balance_subtopology`, `min_traffic` of `min_cost`", live=True, of_assignment=True,
-        section="Racks and tags",
-        users=("clusters over several zones that pay for traffic between them",
-               "Kafka clusters with followers that serve reads in each rack"))
+        "none", one_of("none", "min_cost", "balance_subtopology", also=_STRATEGY_SYNONYMS),
+        "whether racks influence the assignment, before (`min_cost`) or after (`balance_subtopology`) the spread of "
+        "groups. `min_traffic` and `balanced_min_cost` are synonyms", live=True, of_assignment=True,
+        section="Racks and tags")
     rack_aware_assignment_traffic_cost: int = setting(
-        10, whole(0), "what a row that is read across racks costs", live=True, of_assignment=True,
-        users=("clusters with expensive traffic between zones: raise it",
-               "configurations taken over from Kafka Streams"))
+        10, whole(0), "the cost of a row that is read across racks", live=True, of_assignment=True)
     rack_aware_assignment_non_overlap_cost: int = setting(
-        1, whole(0), "what a move costs beside the traffic", live=True, of_assignment=True,
-        users=("queries with large state that should hardly move: raise it",
-               "configurations taken over from Kafka Streams"))
+        1, whole(0), "the cost of a move, in addition to the traffic", live=True, of_assignment=True)
     rack_aware_assignment_tags: tuple[str, ...] = setting(
         (), names, "standbys are spread over the values of these tags first", live=True, of_assignment=True,
-        example=["zone"],
-        users=("clusters over several zones that must survive the loss of one",
-               "clusters with several power domains in one rack"))
+        example=["zone"])
     forced_awareness: tuple[tuple[str, tuple[str, ...]], ...] = setting(
-        (), values.values_by_tag, "values that a tag should have: copies of a key-group are spread over all of them, "
-        "and what belongs to a value without a member stays unassigned, with a warning", live=True, of_assignment=True,
-        example=["zone=a", "zone=b"],
-        users=("clusters whose zone may be empty for a while and must not be filled from others",
-               "operators who plan the room for a zone that returns"))
+        (), values.values_by_tag, "the values that a tag should have. The copies of a key-group are spread over all of "
+        "them. The share of a value without a member stays unassigned, with a warning", live=True, of_assignment=True,
+        example=["zone=a", "zone=b"])
     member_racks: tuple[tuple[str, str], ...] = setting(
         (), values.pairs_such_as("10.0.1.*=rack-a").of("`pattern=rack`"),
-        "racks of hosts; the first pattern that fits counts, upper and lower case are "
-        "one", example=["10.0.1.*=rack-a", "10.0.2.*=rack-b"],
-        users=("on-premises clusters whose host names or addresses encode the rack",
-               "YARN clusters, which give all executors the same environment"))
+        "the racks of hosts. The first pattern that matches counts. Case is ignored",
+        example=["10.0.1.*=rack-a", "10.0.2.*=rack-b"])
 
     local_disk_limit: float = setting(
-        0.8, share, "nothing new is placed on a member whose disk is fuller, and no standby or warm-up is begun there; "
-        "what has to be refused is a warning. Half-way from here to 100 % a disk is emptied by degrees, "
-        "`max_warmup_replicas` key-groups at a time; three quarters of the way standbys and warm-ups go at once",
-        live=True, section="Copies on local disks",
-        users=("hosts that share the disk with other services: lower it", "dedicated state disks: raise it"))
+        0.8, share, "a member whose disk is fuller gets no new key-groups, standbys or warm-ups, and refusals cause a "
+        "warning. Half-way from here to 100 %, key-groups leave it, `max_warmup_replicas` at a time. At three "
+        "quarters of the way, its standbys and warm-ups are removed at once",
+        live=True, section="Copies on local disks")
     local_memory_limit: float = setting(
-        0.9, share, "nothing new is placed on a member whose Python workers take more of the memory that they have or "
-        "could have; half-way from here to 100 % it gives up what it owns by degrees", live=True,
-        users=("pods with a hard memory limit: lower it", "hosts without other programs: raise it"))
+        0.9, share, "a member whose Python workers use a larger share of their memory gets no new key-groups. Half-way "
+        "from here to 100 %, key-groups leave it step by step", live=True)
     state_cleanup_delay: float = setting(
-        600.0, seconds(0), "how long copies stay that the assignment needs no more", live=True,
-        users=("clusters with small disks: lower it", "clusters whose executors come and go within the hour: raise it"))
+        600.0, seconds(0), "how long copies are kept that no assignment needs", live=True)
     folder_cleanup_delay: float = setting(
-        86_400.0, seconds(0), "how long the folder of a dead executor is kept, so that a new executor can use it",
-        users=("hosts with persistent disks and pauses of days: raise it",
-               "hosts that many applications share: lower it"))
+        86_400.0, seconds(0), "how long the folder of a dead executor is kept, so that a new executor can use it")
     upkeep_bandwidth: int = setting(
         50_000_000, whole(0).of("bytes a second"),
-        "what an executor fetches beside the batches at most; 0 for no bound", live=True,
-        users=("networks that batches need for themselves: lower it",
-               "clusters with 10 Gbit/s and large standbys: raise it"))
+        "how much an executor fetches in the background at most. 0: no limit", live=True)
     upkeep_timeout: float = setting(
-        60.0, seconds(1), "how much longer than its second a piece of upkeep, or a census, may run before it is [given "
-        "up](operations.md#upkeep-that-does-not-end)", live=True,
-        users=("hosts with slow disks whose pieces are given up: raise it",
-               "clusters that must notice a hanging disk soon: lower it"))
+        60.0, seconds(1), "how long a piece of upkeep, or a census, may run beyond its second before it is [given "
+        "up](operations.md#upkeep-that-does-not-end)", live=True)
 
     batch_attempts: int = setting(
-        4, whole(1, 20), "how often one batch is run when it loses its place or a block or a disk refuses, before that "
-        "is the query's failure", section="Batches",
-        users=("clusters of spot instances that lose several executors in a batch: raise it",
-               "tests that must fail at the first loss: 1"))
+        4, whole(1, 20), "how often a batch runs, if it loses its place or a block or a disk refuses, before the query "
+        "fails", section="Batches")
     deliver_after_commit: bool = setting(
         False, values.flag, "exact output even of [functions that differ from run to "
-        "run](sinks.md#functions-that-differ-from-run-to-run), at the price of writing it beside the state",
-        users=("jobs with random numbers or clocks in their function", "jobs that call services whose answers change"))
+        "run](sinks.md#functions-that-differ-from-run-to-run). The output is also written beside the state")
     initial_rebalance_delay: float = setting(
-        30.0, seconds(0), "how long a start waits for the expected executors; and for any executor at all",
-        users=("clusters that take minutes to start all executors: raise it", "local runs and tests: 0"))
+        30.0, seconds(0), "how long a start waits for the expected executors, and for any executor at all")
     expected_executors: int = setting(
-        0, whole(0), "how many executors a start waits for; 0: as many as `spark.executor.instances` says, else one",
-        users=("dynamic allocation, where Spark names no number",
-               "jobs that should start before all executors are there"))
+        0, whole(0), "how many executors a start waits for. 0: the value of `spark.executor.instances`, or one")
     report_file: str | None = setting(
-        None, optional(text.of("path on the driver")), "append each `BatchReport` as a line of JSON",
-        example="/var/log/riffle/totals.jsonl",
-        users=("jobs without code of their own for reports, such as wrapped queries",
-               "benchmarks and tests that read the reports"))
+        None, optional(text.of("path on the driver")), "append each `BatchReport` to this file as a line of JSON",
+        example="/var/log/riffle/totals.jsonl")
 
     snapshot_chain_links: int = setting(
-        32, whole(2), "a snapshot is also due when these changes are this many; spread over key-groups, down to about "
-        "half of it", section="What is kept, and for how long",
-        users=("queries that must restore quickly: lower it", "stores with expensive puts: raise it"))
+        32, whole(2), "a snapshot is due after this many changes at the latest. The limit varies by key-group, down to "
+        "about half of it", section="What is kept, and for how long")
     retained_versions: int = setting(
-        100, whole(2).of("records"), "records that can be rolled back to; a snapshot is also due when the oldest "
-        "change is this many versions old", live=True,
-        users=("teams that must be able to roll back far: raise it", "large states with costly storage: lower it"))
+        100, whole(2).of("records"), "how many records a rollback can return to. A snapshot is also due when the "
+        "oldest change is this many versions old", live=True)
     retained_for: float = setting(
-        3600.0, seconds(0), "younger records are kept, however many; those of two minutes always are", live=True,
-        users=("teams that notice errors only after a day: raise it", "queries of which no rollback is needed: 0"))
+        3600.0, seconds(0), "younger records are kept, in any number. Records of the last two minutes are always kept",
+        live=True)
     orphan_scan_interval: float = setting(
-        86_400.0, seconds(1), "how often a LIST looks for objects that nothing lists; also once after each start",
-        users=("buckets with millions of objects, where a LIST is expensive: raise it",
-               "clusters with frequent crashes: lower it"))
+        86_400.0, seconds(1), "how often a LIST searches for objects that no record lists. It also runs once after "
+        "each start")
     # fmt: on
 
-    def __new__(cls, /, **given: object) -> "Settings":
-        """Remember what was said, even where it equals the default: it must win over files and the Spark
-        configuration. Raises ``ConfigError`` for a name that no setting has.
+    def __new__(cls, /, **explicit: object) -> "Settings":
+        """Store which settings were passed: they override files and the Spark configuration even if they equal the
+        default. Raises ``ConfigError`` for an unknown name.
         """
-        check_names(given, "code")
+        check_names(explicit, "code")
         self = object.__new__(cls)
-        object.__setattr__(self, "_given", tuple(given))
+        object.__setattr__(self, "_explicit", tuple(explicit))
         return self
+
+    def __post_init__(self) -> None:
+        for name in SETTING_LINES:
+            object.__setattr__(self, name, _checked(name, getattr(self, name), "code"))
+        _check_packages(self)
 
     @property
     def local_disk_high(self) -> float:
-        """Return from which share on a disk is emptied by degrees: half-way from ``local_disk_limit`` to 1."""
+        """The used share at which key-groups start to leave a disk: half-way from ``local_disk_limit`` to 1."""
         return (1 + self.local_disk_limit) / 2
 
     @property
     def local_disk_flood(self) -> float:
-        """Return from which share on a disk keeps only what its member owns: three quarters of the way to 1."""
+        """The used share at which a disk keeps only owned copies: three quarters from ``local_disk_limit`` to 1."""
         return (3 + self.local_disk_limit) / 4
 
     @property
     def local_memory_high(self) -> float:
-        """Return from which share on a member gives up key-groups: half-way from ``local_memory_limit`` to 1."""
+        """The used share at which key-groups start to leave a member: half-way from ``local_memory_limit`` to 1."""
         return (1 + self.local_memory_limit) / 2
 
-    def __post_init__(self) -> None:
-        for name in LINES:
-            object.__setattr__(self, name, _checked(name, getattr(self, name), "code"))
-        _check_packages(self)
-
     def given(self) -> dict[str, object]:
-        """Return the settings that were said when this was made, validated."""
-        said: tuple[str, ...] = getattr(self, "_given", ())
-        return {name: getattr(self, name) for name in said}
+        """Return the settings that were passed explicitly, validated."""
+        explicit: tuple[str, ...] = getattr(self, "_explicit", ())
+        return {name: getattr(self, name) for name in explicit}
 
     def but(self, /, **changes: object) -> "Settings":
-        """Return these settings with some changed; said are then those said before and the changed ones.
+        """Return these settings with some of them changed. Raises ``ConfigError`` as the constructor does.
 
-        ``dataclasses.replace`` would say every setting, and so shut out files and the Spark configuration.
+        Only settings that were passed before or are changed now count as explicit. ``dataclasses.replace`` would make
+        all of them explicit, so that files and the Spark configuration had no effect.
 
         >>> Settings(key_groups=16).but(batch_attempts=2).given()
         {'key_groups': 16, 'batch_attempts': 2}
@@ -334,18 +269,20 @@ class Settings:
         return Settings(**{**self.given(), **changes})  # type: ignore[arg-type]
 
 
-LINES: Final[Mapping[str, values.SettingLine]] = {each.name: each.metadata["line"] for each in fields(Settings)}
-"""All settings, in order."""
-LIVE: Final = frozenset(name for name, line in LINES.items() if line.live)
-"""Settings that can change while a query runs; the others take a restart, and some never change."""
+SETTING_LINES: Final[Mapping[str, values.SettingLine]] = {
+    field.name: field.metadata["line"] for field in fields(Settings)
+}
+"""The declaration of each setting, in order."""
+LIVE: Final = frozenset(name for name, line in SETTING_LINES.items() if line.live)
+"""The settings that can change while a query runs."""
 
 
 def _checked(name: str, value: object, source: str) -> object:
-    return values.checked(name, value, LINES[name].allowed, remedy=f"correct it in {source}", where=name)
+    return values.checked(name, value, SETTING_LINES[name].allowed, remedy=f"Correct it in {source}.", where=name)
 
 
 def _check_packages(settings: Settings) -> None:
-    """Refuse settings that need SciPy if it is not installed. Otherwise a query would fail when it chooses owners."""
+    """Refuse settings that need SciPy if it is not installed. Otherwise a running query would fail."""
     name = "rack_aware_assignment_strategy"
     strategy = settings.rack_aware_assignment_strategy
     if strategy != "none":
@@ -353,65 +290,70 @@ def _check_packages(settings: Settings) -> None:
         check_importable("scipy.optimize", f"{name} = {strategy}", remedy, where=name)
 
 
-def check_names(said: Iterable[str], source: str) -> None:
-    """Raise ``ConfigError`` for a name that no setting has, with the nearest one, or with what replaces it."""
-    check_not_removed(said, source)
-    check_known("setting", said, LINES, source=source)
+def check_names(setting_names: Iterable[str], source: str) -> None:
+    """Raise ``ConfigError`` for an unknown or removed setting."""
+    check_not_removed(setting_names, source)
+    check_known("setting", setting_names, SETTING_LINES, source=source)
 
 
-def hasty(settings: Settings) -> tuple[str, ...]:
-    """Return a warning for each setting that is shorter than is good for a query that runs for long."""
+def short_interval_warnings(settings: Settings) -> tuple[str, ...]:
+    """Return a warning if ``probing_rebalance_interval`` is shorter than a production query needs."""
     interval = settings.probing_rebalance_interval
     if interval >= _SHORTEST_PROBING_SECONDS:
         return ()
     return (
-        f"probing_rebalance_interval = {interval:g} s is for tests: below a minute, the assignment is looked at anew "
-        "more often than copies warm up",
+        f"[RIFFLE-0950] probing_rebalance_interval = {interval:g} s is only suitable for tests. Use at least 1 min: "
+        "copies need longer to warm up.",
     )
 
 
 def read_toml(path: Path) -> dict[str, object]:
-    """Return the settings of a TOML file: its top level, or its ``[riffle]`` table. Raises ``ConfigError`` if it is
-    not TOML.
+    """Return the settings of a TOML file: those of its ``[riffle]`` table, or those at its top level.
+
+    Raises ``ConfigError`` if the file cannot be read, is not TOML, or has unknown names or wrong values.
     """
     try:
         body = tomllib.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"cannot read settings: {error}", remedy="correct the file or its path", where=str(path), id="RIFFLE-0250"
+            f"Cannot read settings: {error}.", remedy="Correct the file or its path.", where=str(path), id="RIFFLE-0250"
         ) from None
     table = body.get("riffle", body)
-    beside = sorted(LINES.keys() & body.keys()) if table is not body else []
-    if beside or not isinstance(table, dict):
-        raise ConfigError(
-            f"{beside[0]} stands beside the table [riffle], where nobody reads it" if beside else "riffle is no table",
-            remedy="write all settings into the table [riffle], or all at the top level",
-            where=str(path),
-            id="RIFFLE-0251",
-        )
+    if not isinstance(table, dict):
+        raise _misplaced_settings("riffle is not a table.", path)
+    if outside := sorted(SETTING_LINES.keys() & body.keys()) if table is not body else []:
+        raise _misplaced_settings(f"Setting {outside[0]} is outside the table [riffle] and would be ignored.", path)
     check_not_removed(table, str(path))
-    check_known("setting", table, [*LINES, *(["riffle"] if table is body else [])], source=str(path))
+    tables = ["riffle"] if table is body else []
+    check_known("setting", table, [*SETTING_LINES, *tables], source=str(path))
     return {name: _checked(name, value, str(path)) for name, value in table.items()}
+
+
+def _misplaced_settings(problem: str, path: Path) -> ConfigError:
+    remedy = "Write all settings into the table [riffle], or all at the top level."
+    return ConfigError(problem, remedy=remedy, where=str(path), id="RIFFLE-0251")
 
 
 def from_sources(
     code: Settings | None = None, conf: Mapping[str, str] | None = None, toml: Path | None = None
 ) -> Settings:
-    """Return the settings in force: defaults < ``toml`` < ``conf`` (keys ``spark.riffle.*``) < ``code``.
+    """Return the settings in effect: defaults < ``toml`` < ``conf`` (keys ``spark.riffle.*``) < ``code``.
 
-    ``spark.riffle.conf_file`` in ``conf`` names another TOML file. Raises ``ConfigError`` for unknown names and wrong
-    values.
+    ``spark.riffle.conf_file`` in ``conf`` names another TOML file, which must exist. ``toml`` may be missing. Raises
+    ``ConfigError`` for unknown names and wrong values.
     """
-    named = dict(conf or {})
-    chosen = named.pop(f"{CONF_PREFIX}conf_file", None)
-    path = Path(chosen) if chosen else toml
-    found: dict[str, object] = dict(read_toml(path)) if path is not None and (chosen or path.exists()) else {}
-    ours = sorted(key for key in named if key.startswith(CONF_PREFIX))
-    check_not_removed((key.removeprefix(CONF_PREFIX) for key in ours), "the Spark configuration", CONF_PREFIX)
-    for key, value in sorted(named.items()):
-        if key.startswith(CONF_PREFIX):
-            name, source = key.removeprefix(CONF_PREFIX), f"the Spark configuration ({key})"
-            check_names([name], source)
-            found[name] = _checked(name, value, source)
-    found.update(code.given() if code else {})
-    return Settings(**found)  # type: ignore[arg-type]
+    conf_values = {
+        key.removeprefix(CONF_PREFIX): value for key, value in (conf or {}).items() if key.startswith(CONF_PREFIX)
+    }
+    conf_file = conf_values.pop("conf_file", None)
+    path = Path(conf_file) if conf_file else toml
+    merged: dict[str, object] = {}
+    if path is not None and (conf_file or path.exists()):
+        merged.update(read_toml(path))
+    check_not_removed(sorted(conf_values), "the Spark configuration", CONF_PREFIX)
+    for name, value in sorted(conf_values.items()):
+        source = f"the Spark configuration ({CONF_PREFIX}{name})"
+        check_known("setting", [name], SETTING_LINES, source=source)
+        merged[name] = _checked(name, value, source)
+    merged.update(code.given() if code else {})
+    return Settings(**merged)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Names that somebody wrote and that there are not. Knows how to find the nearest one. Does not know what is named."""
+"""Errors for unknown names, with the nearest known name."""
 
 import difflib
 from collections.abc import Collection, Iterable
@@ -8,26 +8,31 @@ from riffle_spark.errors import ConfigError
 
 __all__ = ["check_known", "nearest", "unknown"]
 
-_NEAR: Final = 0.6
-"""How alike two names are, from 0 to 1, if one may have been meant by the other."""
-_FEW: Final = 12
+_SIMILARITY_MIN: Final = 0.6
+_LISTED_MAX: Final = 12
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that was most likely meant, '' if none is near."""
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=_NEAR)), "")
+def nearest(name: str, known_names: Iterable[str]) -> str:
+    """Return the known name that is most similar to ``name``, or '' if no name is similar."""
+    return next(iter(difflib.get_close_matches(name, sorted(known_names), n=1, cutoff=_SIMILARITY_MIN)), "")
 
 
-def unknown(what: str, name: object, known: Iterable[str], *, source: str, where: str = "") -> ConfigError:
-    """Return the error for a name that is not among ``known``; ``source`` says where to correct it."""
-    names = sorted(known)
-    near, others = nearest(str(name), names), f", or say one of {', '.join(names)}" if 0 < len(names) <= _FEW else ""
-    meant = f"did you mean {near!r}? Correct it in {source}" if near else f"leave it out of {source}{others}"
-    return ConfigError(f"there is no {what} {name!r}", remedy=meant, where=where or str(name), id="RIFFLE-0480")
+def unknown(kind: str, name: object, known_names: Iterable[str], *, source: str, where: str = "") -> ConfigError:
+    """Return the error for a name that is not among ``known_names``. ``source`` is the place to correct."""
+    similar = nearest(str(name), known_names)
+    if similar:
+        remedy = f"Did you mean {similar!r}? Correct it in {source}."
+    else:
+        remedy = f"Remove it from {source}."
+        if 0 < len(names := sorted(known_names)) <= _LISTED_MAX:
+            remedy += f" Known names: {', '.join(names)}."
+    return ConfigError(f"Unknown {kind} {name!r}.", remedy=remedy, where=where or str(name), id="RIFFLE-0480")
 
 
-def check_known(what: str, given: Iterable[object], known: Collection[str], *, source: str, where: str = "") -> None:
-    """Raise ``ConfigError`` for the first name given that is not among ``known``."""
-    for name in given:
-        if name not in known:
-            raise unknown(what, name, known, source=source, where=where)
+def check_known(
+    kind: str, names: Iterable[object], known_names: Collection[str], *, source: str, where: str = ""
+) -> None:
+    """Raise ``ConfigError`` for the first name that is not among ``known_names``."""
+    for name in names:
+        if name not in known_names:
+            raise unknown(kind, name, known_names, source=source, where=where)

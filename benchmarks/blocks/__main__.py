@@ -124,9 +124,7 @@ def chain(run: Player) -> Figures:
     """Windows of windows in one query, against the two stages each in a query of its own."""
     sides = (_side("chain", keys=10_000), _side("window", keys=10_000), _side("second_alone", keys=10_000))
     # A window of a minute closes with every sixth batch.
-    both, first, second = (
-        _median_s(run.in_turn(replace(side, closes=False), "riffle")["riffle"]) for side in sides
-    )  # fmt: skip
+    both, first, second = (_median_s(run.in_turn(replace(side, closes=False), "riffle")["riffle"]) for side in sides)
     return {
         "chain_ratio": both / (first + second),
         "chain_batch_s": both,

@@ -14,9 +14,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 __all__ = [
-    "COHORTS", "DEDUP_DELAY_S", "JOIN_STEP_S", "STEP_S", "Batch", "closing", "drawn", "joined", "once", "totals",
-    "visits", "windowed", "write",
-]  # fmt: skip
+    "COHORTS",
+    "DEDUP_DELAY_S",
+    "JOIN_STEP_S",
+    "STEP_S",
+    "Batch",
+    "closing",
+    "drawn",
+    "joined",
+    "once",
+    "totals",
+    "visits",
+    "windowed",
+    "write",
+]
 
 SEED = 20_260_101
 START_US = 1_767_225_600_000_000

@@ -98,9 +98,11 @@ def _streams(block: Block, spec: Mapping[str, Any], **conf: str) -> dict[str, Da
 
 def _settings(spec: Mapping[str, Any]) -> riffle.Settings:
     return riffle.Settings(
-        root=spec["root"], s3_endpoint=spec["endpoint"], s3_region="us-east-1",
+        root=spec["root"],
+        s3_endpoint=spec["endpoint"],
+        s3_region="us-east-1",
         local_dir=f"{spec['folder']}/copies",
-    )  # fmt: skip
+    )
 
 
 def _written(block: Block, spec: Mapping[str, Any]) -> StreamingQuery:

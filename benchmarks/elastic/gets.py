@@ -79,8 +79,8 @@ def _warm(share: _Share) -> None:
 def _get(share: _Share) -> tuple[int, float, float]:
     client = boto3.client("s3", **share.client, config=Config(max_pool_connections=share.threads))  # type: ignore[call-overload]
 
-    def get(wanted: Span) -> int:
-        answer = client.get_object(Bucket=share.bucket, Key=wanted.name, Range=f"bytes={wanted.start}-{wanted.end - 1}")
+    def get(span: Span) -> int:
+        answer = client.get_object(Bucket=share.bucket, Key=span.name, Range=f"bytes={span.start}-{span.end - 1}")
         return len(answer["Body"].read())
 
     started = time.monotonic()

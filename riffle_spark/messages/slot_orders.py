@@ -77,8 +77,8 @@ class Home:
     """Where state lives: the root and how to reach it, the local folder, and which executors the driver sees alive.
 
     ``log_id`` keeps copies of a root apart from those of one that was emptied and begun again. ``encryption_keys``
-    names where each process finds its keys, and ``key`` tells that of new parts (``Keys.told``); empty where nothing is
-    encrypted.
+    names where each process finds its keys, and ``key`` is that of new parts (``Keys.write_key``). Both are empty if
+    nothing is encrypted.
     """
 
     root: str

@@ -1,20 +1,20 @@
-"""What `riffle verify` says: findings, and what was looked at. Knows no object."""
+"""The results of `riffle verify`."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from riffle_spark.printable import shown
+from riffle_spark.printable import escape_unprintable
 
 __all__ = ["Finding", "Level", "Verified"]
 
 Level = Literal["state", "rollback", "unread", "note"]
+"""The effect of a finding: it breaks the newest ``state``, only a ``rollback`` to an older batch, or nothing
+(``note``). ``unread``: the object could not be checked, because its encryption key is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong with an object. ``level``: it keeps the query from its ``state``; or only from a
-    ``rollback`` to some older batch; or it is ``unread`` for want of a key; or it is a ``note``, and harms nothing.
-    """
+    """One problem of an object, store or checkpoint."""
 
     level: Level
     where: str
@@ -22,13 +22,13 @@ class Finding:
     remedy: str
 
     def __str__(self) -> str:
-        problem, where, remedy = map(shown, (self.problem, self.where, self.remedy))
+        problem, where, remedy = map(escape_unprintable, (self.problem, self.where, self.remedy))
         return f"{self.level}: {problem} [{where}]\n  What to do: {remedy}"
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was looked at, and what was found. ``version`` is the newest batch whose record can be read."""
+    """The result of one `riffle verify`. ``version`` is the newest batch whose record can be read."""
 
     records: int
     objects: int
@@ -36,14 +36,14 @@ class Verified:
     version: int | None
     findings: tuple[Finding, ...]
     way_back: str | None = None
-    """Where the newest batch's state is damaged, the newest one that is whole, with the command that leads there."""
+    """If the newest state is damaged: the newest undamaged batch, and the command that returns to it."""
 
     @property
     def is_damaged(self) -> bool:
-        """Whether something is wrong with what could be read."""
+        """Whether an object that could be read is damaged."""
         return any(finding.level in ("state", "rollback") for finding in self.findings)
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether everything was read and nothing is damaged."""
         return all(finding.level == "note" for finding in self.findings)

@@ -1,7 +1,4 @@
-"""When what failed is tried again. Knows times as it is told. Does not know what it is that failed.
-
-Each failure in a row doubles the delay, up to a longest one. Nothing here waits: whoever tries asks first.
-"""
+"""Decide when something that failed may be tried again. Each failure in a row doubles the delay, up to a maximum."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -9,54 +6,55 @@ from typing import Generic, TypeVar
 
 __all__ = ["Delays"]
 
-What = TypeVar("What", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class _Failed:
-    tries: int
+class _Delay:
+    failures: int
     until: float
 
 
-class Delays(Generic[What]):
-    """Delays of ``first_seconds`` after the first failure, and of ``longest_seconds`` at most. A failure more than
-    ``forgotten_after`` seconds after a delay was over begins a new row (``None``: never).
+class Delays(Generic[Key]):
+    """Delays of ``first_seconds`` after the first failure, and of ``longest_seconds`` at most.
+
+    A failure more than ``forgotten_after`` seconds after the end of a delay counts as the first (``None``: never).
     """
 
     def __init__(self, first_seconds: float, longest_seconds: float, forgotten_after: float | None = None) -> None:
         self._first_seconds = first_seconds
         self._longest_seconds = longest_seconds
         self._forgotten_after = forgotten_after
-        self._failed: dict[What, _Failed] = {}
+        self._delays: dict[Key, _Delay] = {}
 
-    def failed(self, what: What, now: float) -> float:
-        """Note one more failure; return for how many seconds it is not to be tried."""
-        found = self._failed.get(what)
-        if found and self._forgotten_after is not None and now > found.until + self._forgotten_after:
-            self.forget(what)
-        tries = self.tries(what) + 1
-        seconds = float(min(self._first_seconds * 2 ** min(tries - 1, 32), self._longest_seconds))
-        self._failed[what] = _Failed(tries, now + seconds)
+    def record_failure(self, key: Key, now: float) -> float:
+        """Record one more failure; return the delay in seconds."""
+        delay = self._delays.get(key)
+        if delay and self._forgotten_after is not None and now > delay.until + self._forgotten_after:
+            self.forget(key)
+        failures = self.failures(key) + 1
+        seconds = float(min(self._first_seconds * 2 ** min(failures - 1, 32), self._longest_seconds))
+        self._delays[key] = _Delay(failures, now + seconds)
         return seconds
 
-    def tries(self, what: What) -> int:
-        """Return how often it has failed in a row."""
-        found = self._failed.get(what)
-        return found.tries if found else 0
+    def failures(self, key: Key) -> int:
+        """Return the number of failures in a row."""
+        delay = self._delays.get(key)
+        return delay.failures if delay else 0
 
-    def holds(self, what: What, now: float) -> bool:
-        """Tell whether it is too early to try it."""
-        found = self._failed.get(what)
-        return found is not None and now < found.until
+    def is_delayed(self, key: Key, now: float) -> bool:
+        """Return whether it is too early to try again."""
+        delay = self._delays.get(key)
+        return delay is not None and now < delay.until
 
-    def forget(self, what: What) -> None:
-        """Note that it worked, or is wanted at once."""
-        self._failed.pop(what, None)
+    def forget(self, key: Key) -> None:
+        """Forget the failures, after a success or to try at once."""
+        self._delays.pop(key, None)
 
-    def forget_but(self, is_kept: Callable[[What], bool]) -> None:
-        """Forget the failures of all others: of what is gone for good."""
-        self._failed = {what: failed for what, failed in self._failed.items() if is_kept(what)}
+    def keep_only(self, is_kept: Callable[[Key], bool]) -> None:
+        """Forget the failures of all other keys."""
+        self._delays = {key: delay for key, delay in self._delays.items() if is_kept(key)}
 
     def clear(self) -> None:
         """Forget every failure."""
-        self._failed.clear()
+        self._delays.clear()

@@ -67,7 +67,7 @@ class RunningJob:
         placement = self.driver.ownership.placement
         self._operators = JobOperators(operators, self._settings, watermark_source, placement.weights)
         self.lookup = KeyLookup(placement, self._operators)
-        self._frames = PlacedFrames(kept=len(Groups.of_query(stores, self._settings.store_groups).names))
+        self._frames = PlacedFrames(capacity=len(Groups.of_query(stores, self._settings.store_groups).names))
         self._run_id: str | None = None
         self._calls = JobCalls(self._home.root)
         self._policy: WatermarkPolicy = "min"
@@ -135,7 +135,7 @@ class RunningJob:
         inventory.await_executors(batch.sparkSession, self._settings, expected)
         if self._settings.rack_aware_assignment_strategy != "none":
             kafka = kafka_of(batch)
-            self.driver.ownership.placement.weights.reads(partition_racks(*kafka) if kafka else {})
+            self.driver.ownership.placement.weights.set_partition_racks(partition_racks(*kafka) if kafka else {})
             self._operators.forget()
 
     def _work(self, batch: DataFrame, rows: DataFrame, operators: Sequence[Operator]) -> SparkWork:
@@ -166,7 +166,7 @@ class RunningJob:
         A failure is logged as a warning, and the next call is delayed.
         """
         seconds = self._clock.seconds()
-        if not self.driver.idle_operators or self._failures.holds(_LOOK, seconds):
+        if not self.driver.idle_operators or self._failures.is_delayed(_LOOK, seconds):
             return True
         try:
             is_active = inventory.is_active(self._spark, self._query_id, self._run_id)
@@ -177,7 +177,7 @@ class RunningJob:
         try:
             self.driver.between_batches(executors)
         except Exception as error:  # noqa: BLE001 - a failure between batches must not fail the query
-            self._failures.failed(_LOOK, seconds)
+            self._failures.record_failure(_LOOK, seconds)
             _logger.warning("[RIFFLE-0309] Work between batches failed and is retried later: %s", error)
         else:
             self._failures.forget(_LOOK)

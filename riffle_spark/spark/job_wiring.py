@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
-from riffle_spark.protocol.ownership.slots import without_effect
-from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, hasty
+from riffle_spark.protocol.ownership.slots import settings_without_effect
+from riffle_spark.settings import CONF_PREFIX, Settings, from_sources, short_interval_warnings
 from riffle_spark.spark.engine import inventory, jvm
 from riffle_spark.spark.engine.background import BackgroundThread, SystemClock, random_id
 from riffle_spark.spark.engine.cluster import SparkCluster
@@ -72,9 +72,9 @@ def wire_job(
 
 def _check_settings(settings: Settings, stores: Sequence[str]) -> None:
     """Warn about settings that are risky or have no effect. Raise ``ConfigError`` if one names an unknown store."""
-    for warning in hasty(settings):
+    for warning in short_interval_warnings(settings):
         _logger.warning("%s", warning)
-    unused = without_effect(settings)
+    unused = settings_without_effect(settings)
     if unused:
         _logger.warning("[RIFFLE-0312] With dispatch = hashed these settings have no effect: %s.", ", ".join(unused))
     grouped_stores = [store for store, _ in settings.store_groups]

@@ -13,7 +13,7 @@ from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver
 from riffle_spark.protocol.ownership.readiness import KeyPlace, MemberState, Readiness
 from riffle_spark.protocol.ownership.rebalance import RebalanceListener, check_listener
-from riffle_spark.settings import Settings, hasty
+from riffle_spark.settings import Settings, short_interval_warnings
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.background import Gate, Stopped
 from riffle_spark.spark.engine.jvm import Py4JJavaError, is_interruption
@@ -276,7 +276,7 @@ class JobOperations:
         """Change live settings (docs/configuration.md) from the next batch on. Return the settings in effect."""
         driver = self._running_driver()
         changed = driver.operations.reconfigure(driver.settings, changes)
-        for warning in hasty(Settings(**{name: getattr(changed, name) for name in changes})):
+        for warning in short_interval_warnings(Settings(**{name: getattr(changed, name) for name in changes})):
             _logger.warning("%s", warning)
         return changed
 

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import DataType
 
-from riffle_spark.batch_times import TimeMode, Times, time_mode_of
+from riffle_spark.batch_times import TimeMode, Times, parse_time_mode
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import USUAL_INITIAL
 from riffle_spark.process.blocks.block import Declared
@@ -248,7 +248,7 @@ def _check_modes(output_mode: str, time_mode: str) -> TimeMode:
             where="output_mode",
             id="RIFFLE-0383",
         )
-    return time_mode_of(time_mode)
+    return parse_time_mode(time_mode)
 
 
 def _pandas_settings() -> dict[str, object]:

@@ -136,7 +136,7 @@ class SimWork:
         lose_block: a store whose result is computed again before the sink reads it.
         initial: initial state by store.
 
-    ``drained`` counts the calls of ``drain``.
+    ``drained`` counts the calls of ``drain``, ``partition_reads`` those of ``partitions``.
     """
 
     def __init__(
@@ -160,6 +160,7 @@ class SimWork:
         self._attempts: dict[str, list[Attempt]] = {}
         self._answers: dict[str, list[pa.Table]] = {}
         self.drained = 0
+        self.partition_reads = 0
 
     def executors(self) -> Sequence[Executor]:
         """Return the live executors, sorted by id."""
@@ -171,6 +172,7 @@ class SimWork:
 
     def partitions(self, most: int) -> Sequence[Partition]:
         """Return the distinct (topic, partition) of the rows, or ``most`` of them."""
+        self.partition_reads += 1
         columns = self._rows.group_by(["topic", "partition"]).aggregate([]).to_pydict()
         return list(zip(columns["topic"], columns["partition"], strict=True))[:most]
 

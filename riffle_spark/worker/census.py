@@ -11,7 +11,7 @@ from riffle_spark.messages.upkeep_orders import Census, CensusOrder
 from riffle_spark.state.copies.abandoned import remove_folders
 from riffle_spark.state.copies.disk import read_disk_use
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.restore.copy_progress import head_of
+from riffle_spark.state.restore.copy_progress import read_head
 from riffle_spark.worker.member_folders import drop_unreadable, folder_of, keys_of
 from riffle_spark.worker.memory_use import memory_use
 
@@ -49,7 +49,7 @@ def take_census(order: CensusOrder, executor: str) -> Census:
 
 def _copies(folder: Folder) -> tuple[tuple[str, int, int, str], ...]:
     stacks = functools.cache(folder.stacks)
-    heads = ((store, key_group, head_of(folder, stacks(store), key_group)) for store, key_group in folder.copies())
+    heads = ((store, key_group, read_head(folder, stacks(store), key_group)) for store, key_group in folder.copies())
     return tuple((store, key_group, *head) for store, key_group, head in heads if head is not None)
 
 

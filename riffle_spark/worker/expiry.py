@@ -13,7 +13,7 @@ from riffle_spark.state.copies.run import (
     Indices,
     Run,
     RunsOfKeyGroup,
-    due_rows,
+    find_due_rows,
     first_due_ms,
     known_first_ms,
     newest_by_group,
@@ -93,7 +93,7 @@ def _with_due_rows(
         for kg, ms in sorted(first_ms.items())
         if ms <= until_ms and kg in stacks
     ]
-    due = due_rows(schema, below, until_ms)
+    due = find_due_rows(schema, below, until_ms)
     if not due.rows.num_rows:
         return changes
     not_deleted = pa.array(np.zeros(len(due.hashes), dtype=np.bool_))

@@ -12,7 +12,7 @@ from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, Order
 from riffle_spark.process.blocks.folding import group_keys
-from riffle_spark.state.copies.run import Hashes, WantedKeys, look_up, merged, newest_by_group
+from riffle_spark.state.copies.run import Hashes, WantedKeys, look_up, merge_runs, newest_by_group
 from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.state.formats.key_codec import differing, encode_keys
 from riffle_spark.state.formats.part_codec import HASH as STORED_HASH
@@ -165,7 +165,7 @@ def with_stored(schema: PlainColumns, touched: TouchedKeys, stacks: Mapping[int,
     """Return the touched keys and all other keys in the stacks, which have no rows."""
     names = schema.key.names
     groups = sorted(stacks)
-    stored = [merged(stacks[key_group].runs, names, schema.row_schema, bottom=True) for key_group in groups]
+    stored = [merge_runs(stacks[key_group].runs, names, schema.row_schema, bottom=True) for key_group in groups]
     keys = pa.concat_tables([touched.keys, *(cast_table(table.select(names), touched.keys.schema) for table in stored)])
     hashes = np.concatenate([touched.hashes, *(table.column(STORED_HASH).to_numpy() for table in stored)])
     of_stored = np.repeat(np.array(groups, np.int32), [table.num_rows for table in stored])

@@ -16,7 +16,7 @@ from riffle_spark.state.copies.disk import default_local_dir
 from riffle_spark.state.copies.folder import Folder, claim
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Head, Manifest
-from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, keys_of_text, text_of
+from riffle_spark.state.objects.encryption import HEADER_BYTES_MAX, Keys, parse_keys, read_key_source
 from riffle_spark.state.objects.open import StoreOptions, open_store, root_id
 from riffle_spark.state.objects.store import ObjectStore
 
@@ -83,17 +83,17 @@ def keys_of(home: Home) -> Keys | None:
     missing.
     """
     keys = keys_in(home.encryption_keys or None, home.options.s3_region)
-    return keys.writing(home.key) if keys is not None and home.key else keys
+    return keys.with_write_key(home.key) if keys is not None and home.key else keys
 
 
 def keys_in(source: str | None, region: str | None) -> Keys | None:
     """Return the keys in a source as ``encryption_keys`` names it, ``None`` for ``None``. Empty text is refused."""
     if source is None:
         return None
-    text = text_of(source)
+    text = read_key_source(source)
     cached = _keys.get(source)
     if cached is None or cached[0] != text:
-        cached = _keys[source] = text, keys_of_text(text, source, lambda wrapped: _unwrapped(wrapped, region))
+        cached = _keys[source] = text, parse_keys(text, source, lambda wrapped: _unwrapped(wrapped, region))
     return cached[1]
 
 
@@ -102,11 +102,11 @@ def drop_unreadable(folder: Folder, keys: Keys | None, *, anew: bool = False) ->
 
     Checks all files once, and again if the list has changed or with ``anew``.
     """
-    if keys is None or (not anew and _cleaned_for.get(folder.path) == keys.listed):
+    if keys is None or (not anew and _cleaned_for.get(folder.path) == keys.fingerprint):
         return []
-    dropped = folder.remove_undecryptable(keys.reads, HEADER_BYTES_MAX)
+    dropped = folder.remove_undecryptable(keys.can_decrypt, HEADER_BYTES_MAX)
     if dropped is not None:
-        _cleaned_for[folder.path] = keys.listed
+        _cleaned_for[folder.path] = keys.fingerprint
     return dropped or []
 
 
@@ -120,7 +120,7 @@ def home_with_keys(home: Home, settings: Settings) -> Home:
     """Return the home with the source of the keys and the key to write with. Raises as ``keys_of``."""
     home = replace(home, encryption_keys=settings.encryption_keys or "", key="")
     keys = keys_of(home)
-    return home if keys is None else replace(home, key=keys.told)
+    return home if keys is None else replace(home, key=keys.write_key)
 
 
 def options_of(settings: Settings) -> StoreOptions:

@@ -14,7 +14,7 @@ from riffle_spark.columns import one_array, positions_of
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, SLOT, Order, without_letters
 from riffle_spark.process.blocks import block
 from riffle_spark.process.blocks.block import Batch, BlockComputation, BoolArray, ExpiringComputation, Update
-from riffle_spark.process.processors.processing import Outcome, Processing, seldom_collected
+from riffle_spark.process.processors.processing import Outcome, Processing, rare_garbage_collection
 from riffle_spark.process.processors.processor import InputByKey
 from riffle_spark.state.copies.element_columns import ElementColumns, ElementKeys
 from riffle_spark.state.copies.reading import CopyRuns
@@ -234,7 +234,7 @@ def run_by_key(
 
     Raises ``UserFunctionError`` with the processor's error.
     """
-    with seldom_collected():
+    with rare_garbage_collection():
         processing = start_processing(order.times, f"store {order.store!r}")
         processing.collects = collects_for(order)
         processing.begin(_grouped(order, rows, touched))
@@ -311,8 +311,8 @@ def run_on_elements(
     until_ms = passes[-1][0] if passes else variable_kinds.NO_DUE
     element_keys = ElementKeys(touched.keys, schema.hashes(touched.keys), touched.key_groups, touched.spans)
     copies = {kg: CopyRuns(stacks[kg].runs, entry.timer_ms) for kg, entry in entries.items() if kg in stacks}
-    columns = ElementColumns.of(schema, element_keys, copies, until_ms)
-    elements = {name: block.Elements(f.owners, f.values, f.due_ms) for name, f in columns.found.items()}
+    columns = ElementColumns.read(schema, element_keys, copies, until_ms)
+    elements = {name: block.Elements(f.owners, f.values, f.due_ms) for name, f in columns.variables.items()}
     data = rows.drop_columns([SLOT, KEY_GROUP, HASH])
     update = timed(compute.over_elements)(
         block.ElementBatch(data, touched.codes, columns.keys, elements, until_ms, order.store)
@@ -340,7 +340,7 @@ def _element_rows(
     schema: VariableColumns, name: str, columns: ElementColumns, update: block.ElementUpdate, is_removed: BoolArray
 ) -> Iterator[tuple[pa.Table, block.IndexArray]]:
     """Yield rows of a delta and the key index of each: new elements, changed elements, removed elements."""
-    stored = columns.found[name]
+    stored = columns.variables[name]
     is_removed[update.removed.get(name, np.empty(0, np.int64))] = True
     if name in update.added:
         new = update.added[name]

@@ -96,7 +96,7 @@ def seal(
     chunks: list[bytes] = []
     parts: list[Part] = []
     start = 0
-    encrypt = keys.sealing() if keys is not None else None
+    encrypt = keys.new_encryption() if keys is not None else None
     for key_group, table in tables:
         data = part_codec.encode(table, due, packed=True)
         if encrypt is not None:

@@ -184,7 +184,7 @@ class _Attempt:
             self._check_placed(entries)
         else:
             keeper = StackKeeper(self.folder, self.schema, self.reader, order.epoch, self.whole)
-            self.lost = keeper.begin_caches(entries)
+            self.lost = keeper.prepare_caches(entries)
         return self.compute.run(order.store, order.schema, _SlotState(self, rows, touched, entries))
 
     def _check_placed(self, entries: dict[int, Entry]) -> None:
@@ -296,7 +296,7 @@ class _SlotState:
         order = attempt.order
         keeper = StackKeeper(attempt.folder, schema, attempt.reader, order.epoch, attempt.whole, newest=order.newest)
         with attempt.step("fold"):
-            stacks, brought = keeper.bring(self.entries)
+            stacks, brought = keeper.advance(self.entries)
             attempt.facts.update(restores=brought.restores, folds=brought.folds)
             attempt.merges.append(partial(keeper.merge, stacks))
         return stacks

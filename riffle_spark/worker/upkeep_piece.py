@@ -17,7 +17,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Head, Snapshot
 from riffle_spark.state.objects.store import ObjectStore, sent_since
-from riffle_spark.state.restore.copy_progress import IncomingSnapshots, head_of
+from riffle_spark.state.restore.copy_progress import IncomingSnapshots, read_head
 from riffle_spark.state.restore.follow import Follower
 from riffle_spark.state.restore.prefetch import Budget
 from riffle_spark.state.restore.reader import Reader
@@ -99,12 +99,12 @@ class _Piece:
                 self.facts["drops_left"] = len(self._order.drops) - index
                 return
             try:
-                head = head_of(folder, stacks(drop.store), drop.key_group)
+                head = read_head(folder, stacks(drop.store), drop.key_group)
                 if head is not None and drop.head not in {None, head}:
                     self._copies[address] = head
                     continue
                 folder.drop(*address, stacks(drop.store))
-                incoming.forget(address)
+                incoming.remove(address)
                 self._copies.pop(address, None)  # an earlier drop of this piece may have found a newer head
                 self._gone.append(address)
             except Exception as error:  # noqa: BLE001 - the other drops still run
@@ -128,8 +128,8 @@ class _Piece:
         followed = follower.follow({(f.store, f.key_group): f.entry for f in order.follows})
         key_groups_of = cache(folder.key_groups)
         for followed_copy in followed:
-            if followed_copy.at is not None:
-                self._copies[followed_copy.address] = followed_copy.at
+            if followed_copy.head is not None:
+                self._copies[followed_copy.address] = followed_copy.head
             elif followed_copy.address[1] not in key_groups_of(followed_copy.address[0]):
                 self._gone.append(followed_copy.address)
             if not followed_copy.finished:
@@ -219,7 +219,7 @@ def take_snapshot(order: SnapshotOrder, keeper: StackKeeper, objects: ObjectStor
     try:
         snapshot = keeper.snapshot(order.key_group, order.entry, attempt)
     except DamagedCopy:
-        keeper.forget([order.key_group])
+        keeper.drop([order.key_group])
         snapshot = keeper.snapshot(order.key_group, order.entry, attempt)
     snapshot_id = paths.snapshot_id(snapshot.head.version, attempt)
     objects.put_if_absent(paths.snapshot(order.store, order.key_group, snapshot_id), snapshot.data)

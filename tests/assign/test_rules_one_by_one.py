@@ -144,9 +144,9 @@ def test_a_standby_falls_behind_only_if_its_lag_grows_ten_times_in_a_row() -> No
     """A lag that stays or shrinks once begins the count anew."""
     copy = (task(0), "b")
     grows = Patience()
-    assert [bool(grows.fall_behind({copy: lag})) for lag in range(12)] == [False] * 10 + [True] * 2
+    assert [bool(grows.count_growing_lags({copy: lag})) for lag in range(12)] == [False] * 10 + [True] * 2
     for pause in (4, 5):
         stays = Patience()
         lags = [0, 1, 2, 3, 4, 5, pause, *range(6, 15)]
-        assert not any(stays.fall_behind({copy: lag}) for lag in lags)
-        assert stays.fall_behind({copy: 15})
+        assert not any(stays.count_growing_lags({copy: lag}) for lag in lags)
+        assert stays.count_growing_lags({copy: 15})

@@ -176,9 +176,13 @@ class Rollback(Fault):
         command += ["--conf-file", str(self.room.conf_file)]
         for _ in range(TRIES):  # the store may have trouble meanwhile
             done = subprocess.run(
-                command, env=self.room.environment, capture_output=True, text=True, check=False,
+                command,
+                env=self.room.environment,
+                capture_output=True,
+                text=True,
+                check=False,
                 timeout=COMMAND_TIMEOUT_SECONDS,
-            )  # fmt: skip
+            )
             if done.returncode == 0:
                 return True
             time.sleep(1)

@@ -124,7 +124,7 @@ def repeats_that_differ(calls: Iterable[Call]) -> list[Delivery]:
 
 def _alike(calls: Sequence[Call]) -> bool:
     first = calls[0].sorted_rows()
-    return all(np.array_equal(first, other.sorted_rows()) for other in calls[1:])
+    return all(np.array_equal(first, call.sorted_rows()) for call in calls[1:])
 
 
 def compare(ledger: Ledger, calls: Sequence[Call], *, running: bool) -> Verdict:

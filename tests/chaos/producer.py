@@ -30,9 +30,13 @@ FUTURE_MS = 3_600_000
 
 def _client(bootstrap: str) -> KafkaProducer:
     return KafkaProducer(
-        bootstrap_servers=bootstrap, linger_ms=20, batch_size=1 << 17, compression_type="gzip",
-        max_block_ms=PATIENCE_MS, delivery_timeout_ms=PATIENCE_MS,
-    )  # fmt: skip
+        bootstrap_servers=bootstrap,
+        linger_ms=20,
+        batch_size=1 << 17,
+        compression_type="gzip",
+        max_block_ms=PATIENCE_MS,
+        delivery_timeout_ms=PATIENCE_MS,
+    )
 
 
 def produce(bootstrap: str, topic: str, plan: Plan, stop: Path) -> tuple[int, float]:

@@ -220,14 +220,20 @@ class Room:
 
     def _command(self) -> list[str]:
         told = {
-            "bootstrap": self.broker.bootstrap, "topic": TOPIC, "folder": str(self.folder),
-            "bucket": self.store.bucket, "max_offsets": self.size.rate * 15,
+            "bootstrap": self.broker.bootstrap,
+            "topic": TOPIC,
+            "folder": str(self.folder),
+            "bucket": self.store.bucket,
+            "max_offsets": self.size.rate * 15,
             "trigger_seconds": self.size.trigger_seconds,
             "settings": {
-                **SETTINGS, "s3_endpoint": self.proxy.endpoint, "expected_executors": self.size.workers,
-                "local_dir": str(self.folder / "local"), **self.size.riffle,
+                **SETTINGS,
+                "s3_endpoint": self.proxy.endpoint,
+                "expected_executors": self.size.workers,
+                "local_dir": str(self.folder / "local"),
+                **self.size.riffle,
             },
-        }  # fmt: skip
+        }
         command = [str(spark_home() / "bin" / "spark-submit"), "--master", self.cluster.url]
         command += ["--jars", ",".join(map(str, connector_jars()))]
         for name, value in self._configuration().items():

@@ -171,11 +171,11 @@ def settled_verdicts(room: Room, events: int, seconds: float = 90.0) -> dict[str
     return found
 
 
-def committed_share(begun: Path, told: Mapping[str, Sequence[object]]) -> float:
+def committed_share(path: Path, told: Mapping[str, Sequence[object]]) -> float:
     """Return the share of the batches that Spark began, of the queries that note it, which told that they were
     committed, be it by a run before. One that a killed driver did not come to tell of counts as not committed.
     """
-    began = {file.name: len(file.read_text().splitlines()) for file in begun.iterdir()}
+    began = {file.name: len(file.read_text().splitlines()) for file in path.iterdir()}
     return sum(len(told[query]) for query in began) / max(1, sum(began.values()))
 
 

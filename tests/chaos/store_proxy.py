@@ -21,9 +21,15 @@ from urllib.parse import urlsplit
 __all__ = ["TROUBLES", "StoreProxy", "Trouble"]
 
 TROUBLES: Final = (
-    "error 500", "error 503 with Retry-After", "reset in mid-body", "reset in mid-request", "truncated body", "slow",
-    "error after success", "no answer after success",
-)  # fmt: skip
+    "error 500",
+    "error 503 with Retry-After",
+    "reset in mid-body",
+    "reset in mid-request",
+    "truncated body",
+    "slow",
+    "error after success",
+    "no answer after success",
+)
 """What may become of a request. Truncated: the connection ends in good order, in the middle of what was announced."""
 SLOW_SECONDS = 5.0
 BEHIND_TIMEOUT_SECONDS = 60.0

@@ -77,23 +77,23 @@ def foreign(rows: pa.Table, state: pa.Table) -> Any:
 
 MISTAKES: Mapping[str, Mistake[Path]] = {
     "unknown setting": Mistake(
-        "there is no setting 'num_standby'",
-        "did you mean 'num_standbys'?",
+        "Unknown setting 'num_standby'",
+        "Did you mean 'num_standbys'?",
         lambda folder, mended: read_settings(folder, "num_standbys = 1" if mended else "num_standby = 1"),
     ),
     "bad value": Mistake(
-        "num_standbys = -1 is not allowed: it must be a whole number from 0 up",
-        "correct it in code",
+        "num_standbys = -1 is not allowed. It must be an integer of at least 0",
+        "Correct it in code",
         lambda _, mended: Settings(num_standbys=0 if mended else -1),
     ),
     "bad choice": Mistake(
-        "it must be one of key_group, partition, hashed",
-        "correct it in code",
+        "It must be one of key_group, partition, hashed",
+        "Correct it in code",
         lambda _, mended: Settings(dispatch="partition" if mended else "partitions"),
     ),
     "local folder by URL": Mistake(
-        "it must be an absolute path such as /mnt/nvme/riffle",
-        "correct it in code",
+        "It must be an absolute path such as /mnt/nvme/riffle",
+        "Correct it in code",
         lambda _, mended: Settings(local_dir="/mnt/nvme/riffle" if mended else "s3://bucket/local"),
     ),
     "no result": Mistake(
@@ -157,7 +157,7 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
         lambda _, mended: operator_on_text(pa.int64() if mended else pa.string()),
     ),
     "a key of lists": Mistake(
-        "a key cannot be of type list",
+        "A key column cannot have type list",
         "of a map, array, struct or variant take the fields you need",
         lambda _, mended: feed(operator(key="user" if mended else "tags")),
     ),

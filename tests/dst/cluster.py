@@ -126,7 +126,7 @@ class SteppedCluster(SimCluster):
 
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """Ask each of these executors that lives what it finds."""
-        live = {one.id for one in self.executors()}
+        live = {executor.id for executor in self.executors()}
         asked = [executor.id for executor in executors if executor.id in live]
         text = order.to_json()
 
@@ -146,7 +146,7 @@ class SteppedCluster(SimCluster):
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
         """Run each live executor's piece of upkeep."""
-        live = sorted(orders.keys() & {one.id for one in self.executors()})
+        live = sorted(orders.keys() & {executor.id for executor in self.executors()})
 
         def run(executor: str) -> Callable[[], UpkeepReceipt]:
             text = orders[executor].to_json()
@@ -195,9 +195,13 @@ class SteppedWork(SimWork):
     """
 
     def __init__(
-        self, cluster: SteppedCluster, rows: pa.Table, operators: Sequence[Operator], sinks: Mapping[str, SimSink],
+        self,
+        cluster: SteppedCluster,
+        rows: pa.Table,
+        operators: Sequence[Operator],
+        sinks: Mapping[str, SimSink],
         initial: Mapping[str, pa.Table],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(cluster, rows, operators, sinks, initial=initial)
         self._stepped = cluster
         self._scheduler = cluster.scheduler
@@ -280,14 +284,14 @@ class SteppedWork(SimWork):
         return self._elsewhere()
 
     def _elsewhere(self) -> str:
-        live = [one.id for one in self._stepped.executors()]
+        live = [executor.id for executor in self._stepped.executors()]
         if not live:
             raise UnavailableError("no executor is left")
         return self._scheduler.chance.choice(live)
 
     def _check_executors(self, attempts: Sequence[Attempt]) -> None:
         """Give the batch up, now and then, where an executor went: that is what Spark's side does."""
-        gone = {attempt.executor for attempt in attempts} - {one.id for one in self._stepped.executors()}
+        gone = {attempt.executor for attempt in attempts} - {executor.id for executor in self._stepped.executors()}
         if gone and self._scheduler.chance.random() < 0.5:
             problem = f"{', '.join(sorted(gone))} went while slots ran"
             raise Misplaced(self._gives_up(problem), where="executors")

@@ -104,11 +104,15 @@ class Coverage:
             faults[kind] += times
         possible = self.possible()
         return {
-            "schedules": self.schedules, "failures": self.failures, "steps": sum(self.steps.values()),
-            "kinds_of_steps": len(self.steps), "faults": dict(sorted(faults.items())), "cells": len(possible),
+            "schedules": self.schedules,
+            "failures": self.failures,
+            "steps": sum(self.steps.values()),
+            "kinds_of_steps": len(self.steps),
+            "faults": dict(sorted(faults.items())),
+            "cells": len(possible),
             "fewest_in_a_cell": min((self.met[cell] for cell in possible), default=0),
             "empty_cells": [f"{kind} at {step}" for kind, step in self.empty()],
-        }  # fmt: skip
+        }
 
 
 def aims_for(coverage: Coverage, number: int) -> tuple[int, tuple[Aim, ...]]:

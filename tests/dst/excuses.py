@@ -97,7 +97,7 @@ class Excuses:
         names = [name] if sequence is None else [name, paths.record(max(sequence - 1, 0))]
         if where == self._world.home.root:  # nothing of the log can be read
             names = [one for one in self.damaged if one.startswith(paths.LOG)]
-        found = next((one for one in names if self.damaged[one]), None)
+        found = next((name for name in names if self.damaged[name]), None)
         if found is not None:
             self.damaged[found] -= 1
         return found is not None
@@ -124,7 +124,7 @@ class Excuses:
             "a LIST of the log shows a newest record that is gone": seen.swept,
             f"a LIST of the log does not show record {sequence}, which is there": seen.swept,
             f"record {sequence} was swept while its scan waited": seen.swept,
-        }  # fmt: skip
+        }
         if error.problem in of_log:
             return sequence in of_log[error.problem]
         if error.problem == "a record comes with other bytes each time":

@@ -67,7 +67,7 @@ class Job:
 
     def operators_of(self, version: int) -> list[Operator]:
         """Return the operators that a batch is run with: some join the query late, or pause, as ``absent`` says."""
-        present = [one for one in self.operators if version not in self.absent.get(one.store, ())]
+        present = [operator for operator in self.operators if version not in self.absent.get(operator.store, ())]
         if self.initial:
             name, rows = self.initial[version]
             present = [with_initial(one, rows.schema, name) if one.store == "alarms" else one for one in present]
@@ -81,12 +81,12 @@ class Job:
         """Compare what a batch tells of its rows and times with ``times``."""
         if report.decision == "run" and self.times:
             wanted, told = self.times[report.version], (report.late_rows, report.timers_fired, report.expired)
-            found = BatchTimes(*told, wanted.watermark_ms, wanted.late_watermark_ms)
-            same(found, wanted, f"what batch {report.version} tells")
+            batch_times = BatchTimes(*told, wanted.watermark_ms, wanted.late_watermark_ms)
+            same(batch_times, wanted, f"what batch {report.version} tells")
 
     def check_records(self, records: Iterable[Record]) -> None:
         """Compare the watermarks that batches have committed with ``times``."""
-        for record in [one for one in records if one.kind == "batch" and self.times]:
+        for record in [record for record in records if record.kind == "batch" and self.times]:
             wanted = self.times[record.version]
             found = replace(wanted, watermark_ms=record.watermark_ms, late_watermark_ms=record.late_watermark_ms)
             same(found, wanted, f"the record of batch {record.version}")
@@ -135,8 +135,9 @@ def columns_of_keys(chance: Drawn, batches: int) -> Job:
     for batch in rows:
         oracle.feed(batch)
         now: dict[str, State] = {
-            "totals": dict(oracle.totals.items()), "tails": {key: (list(last),) for key, last in oracle.tails.items()},
-        }  # fmt: skip
+            "totals": dict(oracle.totals.items()),
+            "tails": {key: (list(last),) for key, last in oracle.tails.items()},
+        }
         touched = set(batch["k"].to_pylist())
         columns = {"totals": ("k", "count", "total"), "tails": ("k", "last")}
         outputs.append(
@@ -195,7 +196,7 @@ def timers(chance: Drawn, batches: int) -> Job:
         [*beside.operators[: begins and 1], operator], rows, [], [], initial=initial, absent={"alarms": range(begins)}
     )
     contents, outputs, times = list[Mapping[str, State]](), list[Mapping[str, Rows]](), list[BatchTimes]()
-    others = [one.store for one in job.operators[:-1]]
+    others = [operator.store for operator in job.operators[:-1]]
     for version, batch in enumerate(rows):
         told, seen = list[dict[str, object]](), {name for name, _ in initial[begins:version]}
         if version >= begins:
@@ -219,11 +220,11 @@ def events(chance: Drawn, batches: int) -> Job:
     policy, last_pass = chance.choice(["min", "min", "max"]), chance.random() < 0.25
     now_and_then = [version for version in range(batches) if chance.random() < 0.3]
     absences = [range(0), range(batches // 2), range(batches // 2, batches // 2 + 1), now_and_then]
-    absent = {one.store: chance.choice(absences) for one in operators[1:]}
+    absent = {operator.store: chance.choice(absences) for operator in operators[1:]}
     incoming = {"watermark_policy": policy, "available_now": last_pass}
     job = Job(operators, [drawn_events(chance.of(version), version, 20_000) for version in range(batches)], [], [])
     job = replace(job, incoming=incoming, absent=absent)
-    oracle, named = EventOracle(policy, last_pass=last_pass), [one.store for one in operators]
+    oracle, named = EventOracle(policy, last_pass=last_pass), [operator.store for operator in operators]
     contents, outputs, times = list[Mapping[str, State]](), list[Mapping[str, Rows]](), list[BatchTimes]()
     for version, batch in enumerate(job.batches):
         told = oracle.feed([one.store for one in job.operators_of(version)], batch)
@@ -249,6 +250,11 @@ def partitions(chance: Drawn, batches: int) -> Job:
 
 
 JOBS: Mapping[str, Callable[[Drawn, int], Job]] = {
-    "columns": columns_of_keys, "sealed": sealed_columns, "caches": caches, "timers": timers, "events": events,
-    "sealed events": sealed_events, "partitions": partitions,
-}  # fmt: skip
+    "columns": columns_of_keys,
+    "sealed": sealed_columns,
+    "caches": caches,
+    "timers": timers,
+    "events": events,
+    "sealed events": sealed_events,
+    "partitions": partitions,
+}

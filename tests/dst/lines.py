@@ -106,7 +106,7 @@ class Lines:
     def check_sinks(self, sinks: Mapping[str, SimSink], records: Mapping[int, Record]) -> None:
         """Compare what sinks hold by delivery id with what the newest line should have brought."""
         line, batches = len(self.jobs) - 1, [one for _, one in sorted(records.items()) if one.kind == "batch"]
-        queries = {(one.rollbacks, one.version): one.query_id for one in batches}
+        queries = {(batch.rollbacks, batch.version): batch.query_id for batch in batches}
         for store in self.jobs[0].outputs[0]:
             for version in range(self._batches):
                 of = (self.origin(line, version), version)
@@ -142,7 +142,7 @@ class LinesHistory(History):
 
     def begin_anew(self) -> None:
         """Forget everything: the root was emptied."""
-        self.former |= {f"{root_id(self.world.home.root)}-{one.log_id[:12]}" for one in self.records.values()}
+        self.former |= {f"{root_id(self.world.home.root)}-{record.log_id[:12]}" for record in self.records.values()}
         mappings = (self.bytes, self.records, self.manifests, self.heads, self.timers, self.seen_at, self.dealt)
         for kept in (*mappings, self.swept, self.contents):
             kept.clear()
@@ -279,7 +279,9 @@ class Remedies:
         """Let the remedies of the project take part: their calls to the store are steps, their stamps are drawn."""
         patch.setattr(recovery, "open_store", lambda *_: self._world.stepped)
         patch.setattr(recovery, "_stamp", self._drawn_stamp)  # private: what it draws must be drawn from the seed
-        patch.setattr(recovery, "clocks", lambda: (self._world.clock.seconds(), self._world.clock.wall_ms() / 1000))
+        patch.setattr(
+            recovery, "machine_clocks", lambda: (self._world.clock.seconds(), self._world.clock.wall_ms() / 1000)
+        )
 
     def _drawn_stamp(self) -> Stamp:
         commit_id = self._world.log_seen.begins(self._chance.randbytes(16).hex())
@@ -293,11 +295,11 @@ class Remedies:
     def begins(self) -> bool:
         """Let an operator come, now and then or where one has not come to the end of it; tell whether one does."""
         share = 0.6 if self._lead_astray() else 0.2 if self._world.settings.retained_versions > 4 else 0.1
-        if self.unfinished() or (self.begun < MOST_REMEDIES and self._world.often("remedy", share)):
+        if self.unfinished() or (self.begun < MOST_REMEDIES and self._world.often(share)):
             self._begin()
-        elif self.begun < MOST_REMEDIES and self._world.often("adopt", 0.04):
+        elif self.begun < MOST_REMEDIES and self._world.often(0.04):
             self._begin_adopting()
-        elif self.begun < MOST_REMEDIES and self._world.often("switch", self._world.dispatched.share):
+        elif self.begun < MOST_REMEDIES and self._world.often(self._world.dispatched.share):
             self.begun += 1
             self._actor = self._world.dispatched.begins(f"operator {self.begun}")
         return self.at_work()
@@ -327,7 +329,7 @@ class Remedies:
         if to is None:
             return
         self.begun += 1
-        others = [one for one in self._world.programs if one.alive]
+        others = [program for program in self._world.programs if program.alive]
         for program in others:
             if is_lost or not program.claimed or self._chance.random() < 0.7:
                 self._world.stop(program)
@@ -346,7 +348,7 @@ class Remedies:
         world = self._world
         with world.scheduler.quiet():
             world.log_seen.look()
-        records, late = world.log_seen.records, any(one.kind == "late put" for one in world.scheduler.actors)
+        records, late = world.log_seen.records, any(actor.kind == "late put" for actor in world.scheduler.actors)
         newest = records[max(records)] if records else None
         sealed = newest is not None and newest.delivers_after_commit and any(link.rows for _, link in newest.outputs)
         undelivered = sealed and newest is not None and newest.version == world.committed + 1
@@ -355,7 +357,7 @@ class Remedies:
         if not (is_there or undelivered) or late or by_event_time:
             return
         self.begun += 1
-        for program in [one for one in world.programs if one.alive]:
+        for program in [program for program in world.programs if program.alive]:
             world.stop(program)
         name = f"operator {self.begun}"
         world.say(f"{name} has another query take the state over")
@@ -412,8 +414,8 @@ class Remedies:
     def _kept_from(self, first: int) -> list[Record]:
         """Return the records from there on that can be gone back to, as far as Spark has committed more."""
         records = self._world.log_seen.records
-        first = max([first, *(n + 1 for n, one in records.items() if one.kind == "adopt")])
-        back = [one for n, one in records.items() if n >= first and one.version < self._world.committed]
+        first = max([first, *(n + 1 for n, record in records.items() if record.kind == "adopt")])
+        back = [record for n, record in records.items() if n >= first and record.version < self._world.committed]
         return [one for one in back if one.offsets or one.version < 0]
 
     def _lead_astray(self) -> list[int]:
@@ -427,10 +429,10 @@ class Remedies:
 
     def _given_up(self, newest: Record) -> list[int]:
         """Return the batches that a line given up has alone, if nobody is about to put another one of that number."""
-        if any(one.kind == "late put" for one in self._world.scheduler.actors):
+        if any(actor.kind == "late put" for actor in self._world.scheduler.actors):
             return []
         records = self._world.log_seen.records.values()
-        return sorted({one.version for one in records if one.version > newest.version})
+        return sorted({record.version for record in records if record.version > newest.version})
 
     def _take_back(self, to: int | str) -> None:
         world, checkpoint = self._world, self.checkpoint()

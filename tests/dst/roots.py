@@ -84,9 +84,9 @@ class Roots:
     def _is_quiet(self) -> bool:
         """Tell whether nothing is under way that comes first."""
         world = self._world
-        is_on_its_way = any(one.kind == "late put" for one in world.scheduler.actors)
+        is_on_its_way = any(actor.kind == "late put" for actor in world.scheduler.actors)
         is_busy = is_on_its_way or world.remedies.at_work() or world.remedies.unfinished()
-        return bool(world.log_seen.records) and not is_busy and "root" not in world.leave_out
+        return bool(world.log_seen.records) and not is_busy
 
     def _goes_on(self) -> bool:
         """Tell whether a copy beside the query, which may take some batches, goes on to its second part."""
@@ -117,9 +117,9 @@ class Roots:
     def _stop(self) -> None:
         """Stop the query. Spark ends its tasks with it; executors stay, and what these have in memory."""
         world = self._world
-        for program in [one for one in world.programs if one.alive]:
+        for program in [program for program in world.programs if program.alive]:
             world.stop(program)
-        for actor in [one for one in world.scheduler.actors if one.kind in (*ON_EXECUTORS, "reader")]:
+        for actor in [actor for actor in world.scheduler.actors if actor.kind in (*ON_EXECUTORS, "reader")]:
             world.scheduler.kill(actor)
 
     def _stored(self, *, log: bool) -> dict[str, bytes]:
@@ -145,7 +145,7 @@ class Roots:
         self._stop()
         world.say("the root is emptied")
         with world.scheduler.quiet():
-            queries = {one.query_id for one in world.log_seen.records.values()}
+            queries = {record.query_id for record in world.log_seen.records.values()}
             world.memory.delete(world.memory.list(""))
             world.log_seen.begin_anew()
         if world.committed >= 0 and self._chance.random() < 0.5:

@@ -95,10 +95,10 @@ class S3InMemory:
         data = self._inner.get(name)
         if data is None:
             return _refused(404, "NoSuchKey")
-        found = _RANGE.match(ranged or "")
-        if found is None or not self._knows_ranges:
+        match = _RANGE.match(ranged or "")
+        if match is None or not self._knows_ranges:
             return 200, {}, data
-        start, end = int(found[1]), int(found[2]) + 1 if found[2] else len(data)
+        start, end = int(match[1]), int(match[2]) + 1 if match[2] else len(data)
         return _refused(416, "InvalidRange") if start >= len(data) else (206, {}, data[start:end])
 
     def _list(self, query: dict[str, str]) -> Answer:

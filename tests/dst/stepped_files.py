@@ -32,9 +32,14 @@ __all__ = ["DATA", "SteppedFiles"]
 DATA = ("list", "part", "sealed", "fetched", "incoming")
 """Files that have bytes of state; the others say whose a folder is, or are locks."""
 _OPERATIONS = {
-    "os.remove": "remove", "os.rmdir": "remove", "shutil.rmtree": "remove all of", "os.rename": "move",
-    "os.mkdir": "make", "os.listdir": "look into", "os.scandir": "look into",
-}  # fmt: skip
+    "os.remove": "remove",
+    "os.rmdir": "remove",
+    "shutil.rmtree": "remove all of",
+    "os.rename": "move",
+    "os.mkdir": "make",
+    "os.listdir": "look into",
+    "os.scandir": "look into",
+}
 POLLED = 8
 """Who waits for a lock of a file asks for it once in so many steps of others."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -183,7 +188,7 @@ class SteppedFiles:
         since = self._scheduler.now - _UNSYNCED_SECONDS
         for name, at in sorted(self._written.items()):
             path = Path(name)
-            if at < since or not any(path.is_relative_to(one) for one in folders) or self._chance.random() < 0.5:
+            if at < since or not any(path.is_relative_to(folder) for folder in folders) or self._chance.random() < 0.5:
                 continue
             self.harmed.add(name)
             with self._scheduler.quiet(), suppress(OSError):
@@ -209,7 +214,11 @@ class SteppedFiles:
         return paths
 
     def _forget(self, is_gone: Callable[[str], bool]) -> None:
-        for kept in (part_files._files, stack._cached_stacks, part_files._next):  # private: what goes with a process
+        for kept in (
+            part_files._files,
+            stack._cached_stacks,
+            part_files._next_address,
+        ):  # private: what goes with a process
             for name in [name for name in kept if is_gone(name)]:
                 kept.pop(name, None)
 

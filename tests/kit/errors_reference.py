@@ -33,7 +33,8 @@ _ID = re.compile(r"RIFFLE-\d{4}")
 _WARNING_ID = re.compile(r"\[(RIFFLE-\d{4})\] ")
 _CAUSE = re.compile(r"^\s*# Cause: (.*)$")
 _COMMENT = re.compile(r"^\s*# ?(.*)$")
-_CLASS_OF_RULES = "RefusedError"
+_CLASSES = {"Refused": "ConfigError", "Rule": "RefusedError"}
+"""The errors that are made from entries of tables."""
 _POSITIONS = {"problem": 0, "remedy": 1}
 _EXIT_HEAD = "| class | meaning | exit code of `riffle` |\n| --- | --- | --- |\n"
 _HEAD = "| id | message | cause | remedy |\n| --- | --- | --- | --- |\n"
@@ -147,7 +148,7 @@ class Reader:
         home = self.source(source.origins[name]) if name in source.origins else source
         maker = home.functions.get(name) if home.path.exists() else None
         texts = {key: self.template(source, value, names) for key, value in _arguments(call, maker).items()}
-        kind = _CLASS_OF_RULES if name == "Rule" else name
+        kind = _CLASSES.get(name, name)
         if "kind" in texts:
             kind = texts["kind"].strip("{}")
         elif maker is not None and maker.returns is not None:

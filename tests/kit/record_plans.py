@@ -41,13 +41,13 @@ def queries(frames: Frames) -> dict[str, DataFrame]:
 def record(frame: DataFrame) -> dict[str, Any]:
     """Return the record of a frame's plan."""
     reader, plan = read_query(frame)
-    root = reader.found(plan.handle)
+    root = reader.fetch(plan.handle)
     leaves = root.collectLeaves()
     streams = [leaf for leaf in range(leaves.size()) if leaves.apply(leaf).isStreaming()]
     outputs = {}
     for stage in cut(plan).stages:
         outputs[str(stage.number)] = [_output(reader, child) for child in _children(stage.node)]
-    recorded = {"plan": json.loads(root.toJSON()), "streams": streams, "outputs": outputs}
+    recorded = {"plan": json.loads(str(root.toJSON())), "streams": streams, "outputs": outputs}
     normal: dict[str, Any] = _Normal().of(recorded)
     return normal
 
@@ -60,7 +60,7 @@ def _children(node: PlanNode) -> list[PlanNode]:
 
 
 def _output(reader: PlanReader, node: PlanNode) -> list[dict[str, Any]]:
-    _, columns = reader.output(reader.found(node.handle))
+    _, columns = reader.read_output(reader.fetch(node.handle))
     return [{"id": {"product-class": "ExprId", "id": column.id}, "field": column.field} for column in columns]
 
 

@@ -11,15 +11,13 @@ from collections.abc import Iterator
 
 from riffle_spark.removed_settings import REMOVED
 from riffle_spark.setting_values import SettingLine
-from riffle_spark.settings import LINES
+from riffle_spark.settings import SETTING_LINES
 from tests.kit.folders import CHECKOUT
 
 PAGE = CHECKOUT / "docs" / "configuration.md"
 EXAMPLE = CHECKOUT / "conf" / "riffle.toml"
 
 _HEAD = "| setting | default | unit, range | changes | meaning |\n| --- | --- | --- | --- | --- |\n"
-_USERS = "Who changes a setting, and when"
-_USERS_HEAD = "| setting | one user | another |\n| --- | --- | --- |\n"
 _REMOVED = "Settings that were removed"
 _REMOVED_HEAD = "| setting | what to do instead |\n| --- | --- |\n"
 _TABLE = r"(?m:^## {}\n)(?:(?!## |\|).*\n)*(?P<table>(?:\|.*\n)+)"
@@ -41,9 +39,8 @@ def page(before: str) -> str:
     for title, lines in _sections().items():
         rows = "".join(_row(name, line) for name, line in lines.items())
         before = _with_table(before, title, _HEAD + rows)
-    users = "".join(f"| `{name}` | {' | '.join(line.users)} |\n" for name, line in LINES.items())
     removed = "".join(f"| `{name}` | {remedy} |\n" for name, remedy in REMOVED.items())
-    return _with_table(_with_table(before, _USERS, _USERS_HEAD + users), _REMOVED, _REMOVED_HEAD + removed)
+    return _with_table(before, _REMOVED, _REMOVED_HEAD + removed)
 
 
 def _with_table(before: str, title: str, table: str) -> str:
@@ -65,7 +62,7 @@ def example() -> str:
 def _sections() -> dict[str, dict[str, SettingLine]]:
     found: dict[str, dict[str, SettingLine]] = {}
     title = ""
-    for name, line in LINES.items():
+    for name, line in SETTING_LINES.items():
         title = line.section or title
         found.setdefault(title, {})[name] = line
     return found

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import riffle_spark
+from riffle_spark.process.plans.plan_values import nodes_with_paths
 from riffle_spark.process.types.stage_specs import AggregateSpec
 from riffle_spark.spark.plans.aggregate_plan import AggregatePlan, read_aggregate
 from riffle_spark.spark.plans.batch_pieces import Piece
 from riffle_spark.spark.plans.cut_query import CutQuery, cut_query
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, placed, replaced
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node
+from riffle_spark.spark.plans.plan_reader import PlanReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -45,31 +47,35 @@ def by_hand(query: DataFrame, rows: DataFrame, time_ms: int | None = None) -> tu
         (below,) = found.below(stage)
         plan = read_aggregate(found.reader, stage.node, tuple(spec.store for spec in specs))
         if isinstance(below, Piece):
-            given = below.on(results, time_ms)
+            given = below.fill(results, time_ms)
         else:
             given = with_rows(spark, found.reader.build(below.plan), rows)
-        state = merged(spark.frame(plan.map_side.on({0: given}, time_ms)), plan.spec)
+        state = merged(spark.frame(plan.map_side.fill({0: given}, time_ms)), plan.spec)
         results[stage.number] = evaluated(plan, rdd_of(state), time_ms)
         specs.append(plan.spec)
-    return spark.frame(found.top.on(results, time_ms)).collect(), specs
+    return spark.frame(found.top.fill(results, time_ms)).collect(), specs
 
 
 def evaluated(plan: AggregatePlan, rdd: Node, time_ms: int | None = None) -> Node:
     """Return an aggregate's result, under its own attributes, of an RDD of rows of ``spec.output``."""
     end = plan.evaluation
     leaf = end.catalyst.rows(end.leaf(end.holes[0]).output(), rdd)
-    return end.on({0: leaf}, time_ms)
+    return end.fill({0: leaf}, time_ms)
 
 
 def rdd_of(frame: DataFrame) -> Node:
     """Return a frame's rows as the JVM's."""
-    return frame._jdf.queryExecution().toRdd()
+    rdd: Node = frame._jdf.queryExecution().toRdd()
+    return rdd
 
 
 def with_rows(spark: Catalyst, plan: Node, rows: DataFrame) -> Node:
     """Return an input's plan with rows in the place of its sources."""
-    leaves = {path: node for path, node in placed(plan) if node.isStreaming() and not children(node)}
-    return replaced(spark, plan, {path: spark.rows(leaf.output(), rdd_of(rows)) for path, leaf in leaves.items()})
+    reader = PlanReader(spark)
+    values = reader.read(plan)
+    leaves = {path: node for path, node in nodes_with_paths(values) if node.is_streaming and not node.children}
+    outputs = {path: reader.fetch(leaf.handle).output() for path, leaf in leaves.items()}
+    return reader.build_with(values, {path: spark.rows(output, rdd_of(rows)) for path, output in outputs.items()})
 
 
 def merged(sent: DataFrame, spec: AggregateSpec) -> DataFrame:

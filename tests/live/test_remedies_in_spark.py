@@ -219,13 +219,13 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
         lambda place, mended: place.count(root=f"{'file://' if mended else ''}{place.folder}/state"),
     ),
     "a setting in Spark that is unknown": Mistake(
-        "there is no setting 'num_standby'",
-        "did you mean 'num_standbys'? Correct it in the Spark configuration (spark.riffle.num_standby)",
+        "Unknown setting 'num_standby'",
+        "Did you mean 'num_standbys'? Correct it in the Spark configuration (spark.riffle.num_standby)",
         lambda place, mended: set_in_spark(place, "num_standby", "0", ("num_standbys", "0") if mended else None),
     ),
     "a setting in Spark of a wrong value": Mistake(
-        "num_standbys = 'none' is not allowed: it must be a whole number from 0 up",
-        "correct it in the Spark configuration (spark.riffle.num_standbys)",
+        "num_standbys = 'none' is not allowed. It must be an integer of at least 0",
+        "Correct it in the Spark configuration (spark.riffle.num_standbys)",
         lambda place, mended: set_in_spark(place, "num_standbys", "none", ("num_standbys", "0") if mended else None),
     ),
     "a static frame": Mistake(

@@ -140,7 +140,7 @@ def test_a_drain_and_a_pin_need_no_batch_and_outlive_the_driver(idle: Idle) -> N
     assert [warning for warning in report.warnings if f"drained: {leaving}; pinned: {group} to {staying}" in warning]
     assert (idle.owned(), idle.member(leaving).state) == ({leaving: 0, staying: 8}, "draining")
     assert report.fetched_bytes == 0
-    assert running(idle.job).driver.operations.orders.pins == {task(group): staying}
+    assert running(idle.job).driver.operations.requests.pins == {task(group): staying}
     assert records(idle.settings.root or "")[-1].orders == asked
     idle.job.undrain(leaving)
     idle.wait(lambda: sorted(idle.owned().values()) == [4, 4], "it has its share again")

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from riffle_spark.console.main import main
-from riffle_spark.state.objects.encryption import frame_of
+from riffle_spark.state.objects.encryption import frame_version
 from riffle_spark.state.objects.open import root_id
 from tests.kit.folders import DATA
 from tests.kit.simulated.world import Oracle, World, drawn_batch
@@ -70,7 +70,7 @@ class OldQuery:
             parts = [(link.object, link.start) for link in entry.chain]
             if entry.snapshot is not None:
                 parts.append((f"{store}/key_group={key_group:04d}/snapshot/{entry.snapshot.id}", 0))
-            found |= {frame_of(self.world.memory.get(name, start, 200) or b"") for name, start in parts}
+            found |= {frame_version(self.world.memory.get(name, start, 200) or b"") for name, start in parts}
         return found
 
     def riffle(self, command: str, *arguments: str) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from riffle_spark.errors import ConfigError, FencedError, UnavailableError
-from riffle_spark.offline.record_line import target_of
 from riffle_spark.offline.recovery import rollback
+from riffle_spark.offline.rollback_targets import find_target as target_of
 from riffle_spark.protocol.upkeep.claim_work import Steps, run_to_end
 from riffle_spark.protocol.upkeep.scan import scan
 from riffle_spark.state.log import paths

@@ -86,7 +86,7 @@ def test_racks_may_go_and_come(tmp_path: Path) -> None:
     said = scenario_of_root(world.home.root, Settings(), Changes(add=3, add_racks=("c", "a"))).events[0]
     assert [each.member.rack for each in said.add] == ["c", "a", "c"]
     refused = _run("plan", "--root", world.home.root, "--drop-rack", "c")
-    assert "there is no rack 'c'" in refused.output
+    assert "Unknown rack 'c'" in refused.output
 
 
 def test_what_operators_asked_for_counts(query: Elastic) -> None:
@@ -146,7 +146,7 @@ def test_an_old_log_is_known_by_its_owners(query: Elastic) -> None:
 
 def test_what_the_log_does_not_know_is_refused(query: Elastic) -> None:
     """An unknown member, an empty root, files beside a root, and --add without one."""
-    assert "no member, executor or host '9'" in _run("plan", "--root", query.home.root, "--drop", "9").output
+    assert "Unknown member, executor or host '9'" in _run("plan", "--root", query.home.root, "--drop", "9").output
     assert "holds no state" in _run("plan", "--root", "memory://nothing-here").output
     assert "needs --scenario or --root" in _run("plan").output
     assert "--add changes a root" in _run("plan", "--scenario", ".", "--add", 1).output

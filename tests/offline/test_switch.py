@@ -201,12 +201,12 @@ def test_what_a_killed_command_left_of_rows_goes_with_the_next(tmp_path: Path, m
         (tmp_path / name).mkdir()
         (tmp_path / name / "owner").touch()
         (tmp_path / name / "run-0.arrow").write_bytes(b"rows")
-    with reshard.scratch() as folder:
+    with reshard.scratch_folder() as folder:
         (folder / "run-0.arrow").write_bytes(b"rows")
         assert {path.name for path in tmp_path.iterdir()} == {"another", folder.name}
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr(os, "kill", nobody_there)
-            with reshard.scratch() as other:
+            with reshard.scratch_folder() as other:
                 assert {path.name for path in tmp_path.iterdir()} == {"another", folder.name, other.name}
         assert (folder / "run-0.arrow").read_bytes() == b"rows"
     assert [path.name for path in tmp_path.iterdir()] == ["another"]
@@ -332,7 +332,7 @@ def test_a_scan_of_the_stopped_query_leaves_what_is_written_meanwhile(
 
 DISPATCH_IN_CHILD = """
 from riffle_spark.offline import reshard
-with reshard.scratch() as folder:
+with reshard.scratch_folder() as folder:
     print(folder)
 """
 

@@ -140,7 +140,7 @@ def _private(tree: ast.AST) -> Iterator[tuple[int, str]]:
             case ast.Constant(value=str(text)) if _JVM.match(text):
                 yield node.lineno, text
             case ast.ImportFrom(module=str(module), names=names) if module.split(".")[0] == "pyspark":
-                yield from ((node.lineno, each.name) for each in names if each.name.startswith("_"))
+                yield from ((node.lineno, name.name) for name in names if name.name.startswith("_"))
 
 
 def _called(tree: ast.AST) -> Iterator[tuple[int, str]]:

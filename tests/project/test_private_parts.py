@@ -47,8 +47,8 @@ def named(tree: ast.Module) -> Iterator[tuple[int, str, str | None]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             parts = (node.module or "").split(".")
-            for each in node.names if parts[0] in OURS else ():
-                yield node.lineno, each.name, "/".join(parts[1:-1])
+            for name in node.names if parts[0] in OURS else ():
+                yield node.lineno, name.name, "/".join(parts[1:-1])
         elif isinstance(node, ast.Attribute) and not _is_self(node.value):
             yield node.end_lineno or node.lineno, node.attr, None
         elif isinstance(node, ast.Call) and _called(node.func).endswith("attr"):

@@ -24,7 +24,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Address, Entry, Link, Manifest
-from riffle_spark.state.objects.encryption import PLAIN, key_of
+from riffle_spark.state.objects.encryption import PLAIN, key_id_of
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.testing import Attempt, Harness
 from riffle_spark.worker.member_folders import keys_in
@@ -89,7 +89,7 @@ class Encrypted:
 
     def keys_used(self) -> set[str]:
         """Return the keys of all parts that the newest record lists."""
-        return {key_of(part) for _, _, part in self.parts()}
+        return {key_id_of(part) for _, _, part in self.parts()}
 
     def files(self) -> list[bytes]:
         """Return all local files but lists of parts."""
@@ -282,7 +282,7 @@ def test_what_cannot_be_read_any_more_lies_in_no_local_file(tmp_path: Path, befo
     def old() -> set[Path]:
         parts = [path for path in query.world.local_dir.rglob("*") if path.parent.name in {"sealed", "fetched"}]
         parts += query.world.local_dir.rglob("*.part")
-        return {path for path in parts if key_of(path.read_bytes()) != "a"}
+        return {path for path in parts if key_id_of(path.read_bytes()) != "a"}
 
     assert old(), "there is something to remove"
     query.give("a")
@@ -539,15 +539,15 @@ def test_memory_for_decrypted_parts_is_bounded(tmp_path: Path, monkeypatch: pyte
     most = 20_000
     monkeypatch.setattr(part_files, "_HELD_BYTES_MOST", most)  # private: a bound that a small state reaches
     monkeypatch.setattr(part_files, "_files", OrderedDict())  # private: what this process has open
-    monkeypatch.setattr(part_files, "_held", part_files._Held())  # private: the same
+    monkeypatch.setattr(part_files, "_decrypted", part_files._DecryptedRows())  # private: the same
     query = Encrypted(tmp_path, "a", num_standbys=0)
     kept = []
     for _ in range(6):
         query.run(1)
-        files, held = part_files._files, part_files._held  # private: what this process has open, and counts
-        opened = {(path, start) for path, file in files.items() for start in file.opened}
+        files, held = part_files._files, part_files._decrypted  # private: what this process has open, and counts
+        opened = {(path, start) for path, file in files.items() for start in file.rows}
         assert opened == set(held.sizes), "what was let go of is not counted on"
-        kept.append(sum(run.rows.nbytes for at in opened for run in files[at[0]].opened[at[1]][1]))
+        kept.append(sum(run.rows.nbytes for at in opened for run in files[at[0]].rows[at[1]][1]))
     query.check()
     longest = max(len(part) for _, _, part in query.parts())
     assert 0 < max(kept) <= most + longest
@@ -559,11 +559,11 @@ def test_home_and_log_name_keys_and_hold_none(tmp_path: Path) -> None:
     query.run(2)
     home, told = query.world.home.to_json(), keys_in(f"file:{query.file}", None)
     assert told is not None
-    assert (f'"key":"{told.told}"' in home, str(query.file) in home) == (True, True)
+    assert (f'"key":"{told.write_key}"' in home, str(query.file) in home) == (True, True)
     assert base64.b64encode(KEYS["b"]).decode() not in home
     tail = Log(query.world.memory, query.world.home.root).open()
     assert tail is not None
-    assert {text.get("encryption_key") for text in tail.schemas.values()} == {told.told}
+    assert {text.get("encryption_key") for text in tail.schemas.values()} == {told.write_key}
     assert ROWS.names
 
 

@@ -45,7 +45,7 @@ def test_settings_come_from_the_spark_configuration(
         job(spark.range(9).selectExpr("id % 3 k"), 0)
     assert kept.latest("k") == {k: {"rows": 3} for k in range(3)}
     assert sum(job.reports[0].owners.values()) == 4
-    assert caplog.text.count("probing_rebalance_interval = 1 s is for tests") == 1
+    assert caplog.text.count("probing_rebalance_interval = 1 s is only suitable for tests") == 1
 
 
 def test_a_file_is_below_the_configuration_and_code_above_it(spark: SparkSession, tmp_path: Path) -> None:
@@ -62,8 +62,8 @@ def test_a_file_is_below_the_configuration_and_code_above_it(spark: SparkSession
     ("name", "value", "told"),
     [
         ("key_groups", "0", r"key_groups = '0' is not allowed.*1 to 32768.*spark.riffle.key_groups"),
-        ("key_gruops", "8", r"no setting 'key_gruops'.*did you mean 'key_groups'"),
-        ("conf_file", "/nowhere/riffle.toml", r"cannot read settings.*/nowhere/riffle.toml"),
+        ("key_gruops", "8", r"Unknown setting 'key_gruops'.*Did you mean 'key_groups'"),
+        ("conf_file", "/nowhere/riffle.toml", r"Cannot read settings.*/nowhere/riffle.toml"),
         ("deliver_after_commit", "perhaps", r"deliver_after_commit = 'perhaps'.*true or false"),
     ],
 )

@@ -20,8 +20,8 @@ def totals() -> Stateful:
 @pytest.mark.parametrize(
     ("row", "said", "remedy"),
     [
-        ({"usr": "ann", "amount": 3}, "no column 'usr'", "did you mean 'user'?"),
-        ({"user": "ann", "amount": 3, "x": 1}, "no column 'x'", "amount, user"),
+        ({"usr": "ann", "amount": 3}, "Unknown column 'usr'", "Did you mean 'user'?"),
+        ({"user": "ann", "amount": 3, "x": 1}, "Unknown column 'x'", "amount, user"),
     ],
 )
 def test_rows_of_other_columns_are_refused(row: dict[str, object], said: str, remedy: str) -> None:

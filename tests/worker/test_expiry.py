@@ -21,7 +21,7 @@ from riffle_spark.messages.slot_orders import Part, Receipt
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.state.copies.part_files import PartFiles
-from riffle_spark.state.copies.run import Run, RunsOfKeyGroup, due_rows, first_due_ms, newest_by_group
+from riffle_spark.state.copies.run import Run, RunsOfKeyGroup, find_due_rows, first_due_ms, newest_by_group
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN, due_times, in_milliseconds
@@ -427,7 +427,7 @@ def test_parts_without_an_order_are_read_too(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(data)
     part = StackedPart("file", 0, len(data), part_codec.checksum(data), 3, 1)
     runs = PartFiles(tmp_path).runs(part, schema)
-    assert due_rows(schema, [RunsOfKeyGroup(0, runs, 0)], 4).rows.column("k").to_pylist() == ["c"]
+    assert find_due_rows(schema, [RunsOfKeyGroup(0, runs, 0)], 4).rows.column("k").to_pylist() == ["c"]
     assert first_due_ms(schema, [RunsOfKeyGroup(0, runs, 5)]) == {0: 9}
 
 
@@ -451,4 +451,4 @@ def test_a_key_that_was_kept_with_another_zero_ends_as_zero() -> None:
     schema = PlainColumns("s", pa.schema([("k", pa.float64())]), pa.schema([("until", pa.int64())]), "until")
     rows = pa.table([[-0.0], [3]], schema=schema.row_schema)
     run = Run(schema.hashes(rows), rows.to_batches()[0], None, due_times(rows["until"].chunk(0), None))
-    assert str(due_rows(schema, [RunsOfKeyGroup(0, (run,), 0)], 4).rows["k"].to_pylist()) == "[0.0]"
+    assert str(find_due_rows(schema, [RunsOfKeyGroup(0, (run,), 0)], 4).rows["k"].to_pylist()) == "[0.0]"

@@ -10,7 +10,8 @@ import pytest
 
 from riffle_spark.errors import CorruptStateError
 from riffle_spark.messages.upkeep_orders import Follow
-from riffle_spark.settings import LINES, Settings
+from riffle_spark.settings import SETTING_LINES as LINES
+from riffle_spark.settings import Settings
 from riffle_spark.state.objects.store import StoreOptions
 from riffle_spark.testing import home_of
 from riffle_spark.worker.member_folders import manifest_at, options_of, store_of

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from riffle_spark.batch_times import TimeMode, time_mode_of
+from riffle_spark.batch_times import TimeMode, parse_time_mode
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.blocks.block import Batch, Declared, IndexArray, Update
 from riffle_spark.process.types.conform import call_user_function, conform, function_name
@@ -87,7 +87,7 @@ def arrow_function(
                 remedy=f"Pass an Arrow schema: {name}=pa.schema([('total', pa.int64())]).",
                 id="RIFFLE-0163",
             )
-    mode = time_mode_of(time_mode)
+    mode = parse_time_mode(time_mode)
     if (expired is not None or mode != "None") and due is None:
         raise ConfigError(
             "arrow_function() has time_mode or expired, but no due column",

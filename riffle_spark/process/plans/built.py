@@ -1,4 +1,4 @@
-"""Expressions to be built in the JVM, as values: of the expressions that a plan has, and of the columns of a leaf."""
+"""New expressions as values. ``TreeBuilder`` builds them in the JVM."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from riffle_spark.process.plans.plan_values import Expression
 __all__ = [
     "Built",
     "Value",
+    "assemble_struct",
     "cast_back",
     "choose",
     "end_value",
@@ -19,7 +20,6 @@ __all__ = [
     "literal",
     "normalised",
     "null_like",
-    "put_together",
     "struct",
     "with_columns",
     "without_collation",
@@ -32,7 +32,7 @@ BuiltKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An expression to be built of others. ``value`` is what it has beside them: a name, an index or a literal."""
+    """A new expression with other ones as parts. ``value`` is a name, names, an index or a literal."""
 
     kind: BuiltKind
     parts: "tuple[Value, ...]" = ()
@@ -41,22 +41,22 @@ class Built:
 
 Value: TypeAlias = Expression | Built
 Position: TypeAlias = tuple[int, ...]
-"""The position of a field in a type: an index for each struct around it."""
+"""The position of a field in a nested type: an index for each level."""
 
 
 def leaf_column(name: str) -> Value:
-    """Return a column of the leaf below."""
+    """Return a column of the leaf."""
     return Built("column", (), name)
 
 
-def field_of(whole: Value, index: int) -> Value:
+def field_of(struct: Value, index: int) -> Value:
     """Return a field of a struct."""
-    return Built("field", (whole,), index)
+    return Built("field", (struct,), index)
 
 
-def is_null(tested: Value) -> Value:
+def is_null(value: Value) -> Value:
     """Return whether an expression is null."""
-    return Built("is_null", (tested,))
+    return Built("is_null", (value,))
 
 
 def literal(value: bool | int | str) -> Value:
@@ -64,61 +64,60 @@ def literal(value: bool | int | str) -> Value:
     return Built("literal", (), value)
 
 
-def null_like(other: Value) -> Value:
-    """Return a null of the type that another expression has."""
-    return Built("null", (other,))
+def null_like(value: Value) -> Value:
+    """Return a null with the type of another expression."""
+    return Built("null", (value,))
 
 
-def choose(condition: Value, then: Value, otherwise: Value) -> Value:
-    """Return one expression if a condition is true, else another one."""
-    return Built("if", (condition, then, otherwise))
+def choose(condition: Value, value: Value, otherwise: Value) -> Value:
+    """Return one expression if a condition is true, else the other."""
+    return Built("if", (condition, value, otherwise))
 
 
 def struct(fields: Sequence[tuple[str, Value]]) -> Value:
-    """Return a struct of these fields. Several may have the same name, as in Spark."""
+    """Return a struct with these fields. Names may repeat, as in Spark."""
     return Built("struct", tuple(value for _, value in fields), tuple(name for name, _ in fields))
 
 
 def normalised(value: Value) -> Value:
-    """Return an expression whose equal floating-point numbers have equal bits, as Spark groups by them."""
+    """Return an expression whose equal floating-point numbers have equal bits, as Spark normalises keys."""
     return Built("normalised", (value,))
 
 
 def without_collation(column: Column, value: Value) -> Value:
-    """Return a value of a column's type as Python workers take it: their strings have no collation."""
+    """Return a value of a column's type for Python workers, whose strings have no collation."""
     return Built("plain", (value,)) if column.has_collation else value
 
 
 def end_value(time: Column) -> Value:
-    """Return what of an event time is compared with the watermark: of a window it is the end."""
+    """Return the value that is compared with the watermark: an event time, or the end of a window."""
     return field_of(time.expression, 1) if time.is_struct else time.expression
 
 
 def with_columns(expression: Expression, columns: Mapping[int, Value]) -> Value:
-    """Return an expression with other values in the place of its columns, by their ids."""
+    """Return an expression whose columns are replaced by values, by column id."""
     if expression.kind == "AttributeReference":
         return columns.get(expression.id, expression)
     children = [with_columns(child, columns) for child in expression.children]
-    if all(made is child for made, child in zip(children, expression.children, strict=True)):
+    if all(new is old for new, old in zip(children, expression.children, strict=True)):
         return expression
     return Built("changed", (expression, *children))
 
 
 def cast_back(value: Value, column: Column) -> Value:
-    """Return a value that Python workers returned in the type of a column, if they lose a part of that type."""
+    """Return a value from Python workers in the type of a column, if they lose its collation or its units."""
     return Built("cast", (value, column.expression)) if column.has_collation or column.has_interval else value
 
 
-def put_together(
-    value: Mapping[tuple[int, ...], Value], nulls: Mapping[tuple[int, ...], Value], column: Column
-) -> Value:
-    """Return a column's value of those of its fields. Both mappings have the positions of fields as keys: ``value`` the
-    values of those that are no structs, and ``nulls`` whether a struct is null.
+def assemble_struct(values: Mapping[Position, Value], nulls: Mapping[Position, Value], column: Column) -> Value:
+    """Return a column's value from the values of its fields.
+
+    ``values`` has the fields that are not structs, and ``nulls`` whether a struct is null, both by position.
     """
-    return _put_together(column.type, (), value, nulls, column)
+    return _assemble(column.type, (), values, nulls, column)
 
 
-def _put_together(
+def _assemble(
     data_type: object,
     path: Position,
     values: Mapping[Position, Value],
@@ -128,15 +127,14 @@ def _put_together(
     if path in values:
         if not (column.has_collation or column.has_interval):
             return values[path]
-        like: Value = column.expression
+        original: Value = column.expression
         for index in path:
-            like = field_of(like, index)
-        return Built("cast", (values[path], like))
+            original = field_of(original, index)
+        return Built("cast", (values[path], original))
     assert isinstance(data_type, Mapping), "only structs have fields"
-    made = struct(
-        [
-            (str(each["name"]), _put_together(each["type"], (*path, index), values, nulls, column))
-            for index, each in enumerate(data_type["fields"])
-        ]
-    )
-    return choose(nulls[path], null_like(made), made) if path in nulls else made
+    fields = [
+        (str(field["name"]), _assemble(field["type"], (*path, index), values, nulls, column))
+        for index, field in enumerate(data_type["fields"])
+    ]
+    assembled = struct(fields)
+    return choose(nulls[path], null_like(assembled), assembled) if path in nulls else assembled

@@ -1,4 +1,4 @@
-"""Columns of plans with their full types, as Spark's JSON has them."""
+"""Columns of plans with their full types, from the JSON of Spark's schemas."""
 
 import json
 import re
@@ -13,25 +13,25 @@ __all__ = ["Column", "catalog_name", "quoted_name"]
 _COLLATIONS: Final = "__COLLATIONS"
 _DELAY: Final = "spark.watermarkDelayMs"
 _NAMES: Final = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
-"""Names of types in SQL that differ from those in JSON."""
+"""SQL names of types that have another name in JSON."""
 _PLAIN_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that a plan has: its attribute, or the alias that makes it, and the JSON of its field in the schema."""
+    """A column of a plan: its attribute, or the alias that makes it, and the JSON of its field in the schema."""
 
     expression: Expression
     field: Mapping[str, object]
 
     @property
     def id(self) -> int:
-        """The id of its attribute."""
+        """Spark's id of its attribute."""
         return self.expression.id
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Its name in the schema."""
         return str(self.field["name"])
 
     @property
@@ -42,8 +42,8 @@ class Column:
     @property
     def metadata(self) -> Mapping[str, object]:
         """Its metadata."""
-        held = self.field["metadata"]
-        return held if isinstance(held, Mapping) else {}
+        metadata = self.field["metadata"]
+        return metadata if isinstance(metadata, Mapping) else {}
 
     @property
     def is_struct(self) -> bool:
@@ -52,23 +52,23 @@ class Column:
 
     @property
     def delay_ms(self) -> int | None:
-        """The delay of its watermark; ``None``: it is not event time."""
+        """The delay of its watermark, or ``None`` if it is not an event time."""
         delay = self.metadata.get(_DELAY)
         return delay if isinstance(delay, int) else None
 
     @property
     def has_collation(self) -> bool:
-        """Whether a string in it has a collation."""
+        """Whether the column, or a string nested in it, has a collation."""
         return _COLLATIONS in json.dumps(self.field)
 
     @property
     def has_interval(self) -> bool:
-        """Whether it may have an interval, whose units Python workers do not keep."""
+        """Whether it may contain an interval. Python workers lose its units."""
         return "interval" in json.dumps(self.type)
 
 
 def catalog_name(field: Mapping[str, object]) -> str:
-    """Return the type of a field in SQL, as Spark's catalog has it."""
+    """Return the type of a field in SQL, in the form of Spark's ``catalogString``."""
     metadata = field.get("metadata")
     collations = metadata.get(_COLLATIONS) if isinstance(metadata, Mapping) else None
     return _type_name(field["type"], str(field["name"]), collations if isinstance(collations, Mapping) else {})
@@ -87,11 +87,11 @@ def _type_name(body: object, path: str, collations: Mapping[str, object]) -> str
         key = _type_name(body["keyType"], f"{path}.key", collations)
         return f"map<{key},{_type_name(body['valueType'], f'{path}.value', collations)}>"
     if kind == "struct":
-        fields = (f"{each['name']}:{catalog_name(each)}" for each in body["fields"])
+        fields = (f"{field['name']}:{catalog_name(field)}" for field in body["fields"])
         return f"struct<{','.join(fields)}>"
     return _type_name(body.get("sqlType", kind), path, collations)
 
 
 def quoted_name(name: str) -> str:
-    """Return a name as Spark writes it in SQL."""
+    """Return a name in SQL, quoted if necessary."""
     return name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"

@@ -1,7 +1,7 @@
-"""A de-duplication as a stage: by which columns, which columns of its rows travel, and when keys leave.
+"""A de-duplication as a stage: its key columns, the rows that slots get, and when keys expire.
 
-Rows are sent whole: the columns of keys first, with structs among them taken apart, then all others as they are. The
-floating-point numbers of a key stay as they are, because the row that passes has them unchanged.
+Slots get whole rows: first the key columns, with structs split into fields, then all others. Floating-point numbers in
+keys are not normalised, because a row that passes must have them unchanged.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,29 +12,29 @@ import pyarrow as pa
 
 from riffle_spark.process.plans.built import Value, end_value, without_collation
 from riffle_spark.process.plans.columns import Column, quoted_name
-from riffle_spark.process.plans.grouping_keys import GroupingKey, KeyColumn, read_keys, stored_as, time_of
+from riffle_spark.process.plans.grouping_keys import GroupingKey, KeyColumn, read_keys, store_for, time_spec
 from riffle_spark.process.plans.plan_values import PlanNode
 from riffle_spark.process.plans.rules import refusal
 from riffle_spark.process.types.stage_specs import DistinctSpec, TimeSpec, free_name
 
 __all__ = ["DistinctRows", "distinct_spec", "read_rows"]
 
-_WITHIN: Final = "DeduplicateWithinWatermark"
-_UNTIL: Final = "known_until"
+_WITHIN_WATERMARK: Final = "DeduplicateWithinWatermark"
+_KNOWN_UNTIL: Final = "known_until"
 _EVENT_TIME: Final = "event_time"
 
 
 @dataclass(frozen=True, slots=True)
 class DistinctRows:
-    """What a de-duplication sends of its rows: keys, and the columns that are no keys by the names that they travel by.
+    """The rows of a de-duplication: its keys, and its payload columns by their names in the rows.
 
-    ``time`` is the column by which rows are late. ``beside`` is that column if rows that pass do not have it.
+    ``time`` is the column by which rows are late. ``window_end`` is that column if it is not part of the output.
     """
 
     keys: tuple[GroupingKey, ...]
-    others: Mapping[str, Column]
+    payload: Mapping[str, Column]
     time: TimeSpec | None
-    beside: Mapping[str, Value]
+    window_end: Mapping[str, Value]
 
     @property
     def key_columns(self) -> list[str]:
@@ -42,67 +42,69 @@ class DistinctRows:
         return [column for key in self.keys for column in key.columns]
 
     @property
-    def told(self) -> list[str]:
+    def output_columns(self) -> list[str]:
         """The columns of rows that pass."""
-        return [*self.key_columns, *self.others]
+        return [*self.key_columns, *self.payload]
 
     @property
-    def sent(self) -> dict[str, Value]:
-        """The columns of rows that are sent, as expressions."""
-        parts = {name: part for key in self.keys for name, part in key.split_letters().items()}
-        columns = {name: without_collation(column, column.expression) for name, column in self.others.items()}
-        return {**parts, **columns, **self.beside}
+    def values(self) -> dict[str, Value]:
+        """The columns of the rows that slots get, as expressions."""
+        keys = {name: value for key in self.keys for name, value in key.column_values().items()}
+        payload = {name: without_collation(column, column.expression) for name, column in self.payload.items()}
+        return {**keys, **payload, **self.window_end}
 
 
 def read_rows(node: PlanNode, output: Sequence[Column], random: Collection[int]) -> DistinctRows:
-    """Return what a de-duplication sends of rows with this output. ``random`` are the ids of columns that differ when a
-    batch runs again.
+    """Return the rows of a de-duplication with this output, with keys in the order of the columns.
 
-    Keys come in the order of the columns, in whatever order the query names them.
+    ``random`` are the ids of columns that differ if a batch runs again.
     """
-    ids = {each.id for each in node.expressions.get("keys", ())}
+    key_ids = {key.id for key in node.expressions.get("keys", ())}
     columns = list({column.id: column for column in output}.values())
-    grouping = [KeyColumn(each, quoted_name(each.name), each.id in random) for each in columns if each.id in ids]
+    grouping = [
+        KeyColumn(column, quoted_name(column.name), column.id in random) for column in columns if column.id in key_ids
+    ]
     keys = tuple(
         replace(key, expression=grouped.expression) for key, grouped in zip(read_keys(grouping), grouping, strict=True)
     )
-    taken = [column for key in keys for column in key.columns]
-    others = dict[str, Column]()
+    key_names = [column for key in keys for column in key.columns]
+    payload = dict[str, Column]()
     for column in columns:
-        if column.id not in ids:
-            others[free_name(column.name, [*taken, *others])] = column
-    time, beside = _time(_event_time(columns), keys, others)
-    return DistinctRows(keys, others, time, beside)
+        if column.id not in key_ids:
+            payload[free_name(column.name, [*key_names, *payload])] = column
+    time, window_end = _lateness(_event_time(columns), keys, payload)
+    return DistinctRows(keys, payload, time, window_end)
 
 
-def distinct_spec(node: PlanNode, rows: DistinctRows, sent: pa.Schema, taken: Collection[str]) -> DistinctSpec:
-    """Return the specification of a de-duplication, whose rows are sent with this schema."""
-    is_within = node.kind == _WITHIN
-    keys, told = (pa.schema([sent.field(name) for name in names]) for names in (rows.key_columns, rows.told))
-    store = stored_as("within" if is_within else "distinct", rows.keys, taken)
+def distinct_spec(node: PlanNode, rows: DistinctRows, schema: pa.Schema, used_stores: Collection[str]) -> DistinctSpec:
+    """Return the specification of a de-duplication whose slots get rows of this schema."""
+    is_within = node.kind == _WITHIN_WATERMARK
+    keys = pa.schema([schema.field(name) for name in rows.key_columns])
+    output = pa.schema([schema.field(name) for name in rows.output_columns])
+    store = store_for("within" if is_within else "distinct", rows.keys, used_stores)
     due = rows.time.column if rows.time is not None and rows.time.column in keys.names else None
-    return DistinctSpec(store, keys, told, rows.time, free_name(_UNTIL, keys.names) if is_within else due)
+    return DistinctSpec(store, keys, output, rows.time, free_name(_KNOWN_UNTIL, keys.names) if is_within else due)
 
 
 def _event_time(output: Sequence[Column]) -> Column | None:
-    """Return the one column of event time, as Spark has it."""
+    """Return the only event-time column, if any. Like Spark, refuses several."""
     timed = [column for column in output if column.delay_ms is not None]
     if len(timed) > 1:
         raise refusal("event_times", ", ".join(column.name for column in timed))
     return timed[0] if timed else None
 
 
-def _time(
-    event_time: Column | None, keys: Sequence[GroupingKey], others: Mapping[str, Column]
+def _lateness(
+    event_time: Column | None, keys: Sequence[GroupingKey], payload: Mapping[str, Column]
 ) -> tuple[TimeSpec | None, dict[str, Value]]:
-    """Return by which column rows are late, and that column if rows that pass do not have it: a window's end."""
+    """Return the column by which rows are late, and the end of a window if the output does not have it."""
     if event_time is None:
         return None, {}
-    of_key = time_of([key for key in keys if key.column is not None and key.column.id == event_time.id])
-    if of_key is not None:
-        return of_key, {}
+    in_key = time_spec([key for key in keys if key.column is not None and key.column.id == event_time.id])
+    if in_key is not None:
+        return in_key, {}
     if not event_time.is_struct:
-        name = next(name for name, column in others.items() if column.id == event_time.id)
+        name = next(name for name, column in payload.items() if column.id == event_time.id)
         return TimeSpec(name, event_time.delay_ms), {}
-    column = free_name(_EVENT_TIME, [*others, *(column for key in keys for column in key.columns)])
+    column = free_name(_EVENT_TIME, [*payload, *(column for key in keys for column in key.columns)])
     return TimeSpec(column, event_time.delay_ms), {column: end_value(event_time)}

@@ -1,6 +1,11 @@
-"""A join of two streams as a stage: its keys, what of the condition is checked where, and when rows of each side leave.
+"""A join of two streams as a stage: its keys, its conditions, and how long rows can still match.
 
 Rows of both sides go to the slots in one exchange. Each row has the columns of its own side, and nulls in the others.
+Conditions are evaluated in three places:
+
+1. Conditions on one side become a filter column of that side's rows.
+2. Comparisons of both sides are evaluated by slots.
+3. Other conditions are evaluated by Spark on joined rows, which only inner joins allow.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,12 +25,12 @@ from riffle_spark.process.plans.built import (
     without_collation,
 )
 from riffle_spark.process.plans.columns import Column, catalog_name
-from riffle_spark.process.plans.grouping_keys import GroupingKey, stored_as
+from riffle_spark.process.plans.grouping_keys import GroupingKey, store_for
 from riffle_spark.process.plans.plan_values import Expression, attribute_ids, same_expression
 from riffle_spark.process.plans.rules import refusal
 from riffle_spark.process.types import stage_specs
 
-__all__ = ["ExpressionFacts", "FoundJoin", "JoinRows"]
+__all__ = ["EquiJoin", "ExpressionFacts", "MapSideRows"]
 
 _IS_LEFT: Final = "is_left"
 _EVENT_TIME: Final = "event_time"
@@ -40,217 +45,232 @@ _FUNCTIONS: Final = {
     "GreaterThan": ("greater", "less"),
     "GreaterThanOrEqual": ("greater_equal", "less_equal"),
 }
-"""Spark's comparisons in Arrow's words: of left with right, and the other way round."""
-_ALIKE: Final = frozenset(
+"""Arrow's functions for Spark's comparisons of left with right, and of right with left."""
+_SAME_ORDER: Final = frozenset(
     ("boolean", "byte", "short", "integer", "long", "date", "timestamp", "timestamp_ntz", "string", "binary")
 )
-"""Types whose values Arrow and Spark order alike; so they do decimals."""
+"""Types that Arrow and Spark order alike. Decimals are another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpressionFacts:
-    """What only the JVM knows of an expression: its text in SQL, and the JSON of a field that has its type."""
+    """Functions that read an expression in the JVM: its SQL, and the JSON of a field that has its type."""
 
     sql: Callable[[Expression], str]
     field: Callable[[Expression], Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
-class FoundJoin:
-    """A join as Spark's optimiser has it: for each side its output, its keys and its column of event time, and how much
-    later than that its rows leave.
+class EquiJoin:
+    """A join as Spark's optimiser splits it: columns, equi-keys, residual conditions, event times and eviction delays.
 
-    ``rest`` are the parts of the condition beside the keys. ``by_key`` is the key that is event time. A column that the
-    optimiser has removed below the join, because nothing reads it, is no event time either, as in Spark. ``read`` are
-    the ids of the columns that the query reads of the join.
+    ``event_time_key`` is the index of the key that is an event time. As in Spark, a column that the optimiser removed
+    below the join is not an event time. ``eviction_delays_ms`` say per side for how long after its event time a row can
+    still match, and are ``None`` if forever. ``used_columns`` are the ids of the columns that the query reads.
     """
 
-    how: str
-    outputs: tuple[Sequence[Column], Sequence[Column]]
+    join_type: str
+    columns: tuple[Sequence[Column], Sequence[Column]]
     keys: tuple[Sequence[GroupingKey], Sequence[GroupingKey]]
-    rest: Sequence[Expression]
-    by_key: int | None
-    times: Sequence[Column | None]
-    later_ms: tuple[int | None, int | None]
-    read: Collection[int]
+    residual_conditions: Sequence[Expression]
+    event_time_key: int | None
+    event_times: Sequence[Column | None]
+    eviction_delays_ms: tuple[int | None, int | None]
+    used_columns: Collection[int]
 
 
 @dataclass(slots=True)
-class JoinRows:
-    """What is sent of rows: the columns of each side as expressions, by names that are unique."""
+class MapSideRows:
+    """The rows that both sides send to the slots, with a unique name for each column.
 
-    found: FoundJoin
+    ``payload`` are the columns of each side as expressions. ``output_names`` maps the ids of the join's columns to
+    names in the rows. ``key_backed`` maps such a name to the key column that holds its value.
+    """
+
+    join: EquiJoin
     facts: ExpressionFacts
-    columns: tuple[dict[str, Value], dict[str, Value]] = field(default_factory=lambda: ({}, {}))
-    compared: list[stage_specs.Comparison] = field(default_factory=list)
-    passes: tuple[list[Expression], list[Expression]] = field(default_factory=lambda: ([], []))
-    left_over: list[Expression] = field(default_factory=list)
+    payload: tuple[dict[str, Value], dict[str, Value]] = field(default_factory=lambda: ({}, {}))
+    comparisons: list[stage_specs.Comparison] = field(default_factory=list)
+    comparison_sql: list[str] = field(default_factory=list)
+    one_sided_conditions: tuple[list[Expression], list[Expression]] = field(default_factory=lambda: ([], []))
+    spark_conditions: list[Expression] = field(default_factory=list)
     key_columns: list[str] = field(default_factory=list)
-    told: tuple[dict[int, str], dict[int, str]] = field(default_factory=lambda: ({}, {}))
-    comparisons: list[str] = field(default_factory=list)
-    of_key: tuple[dict[str, str], dict[str, str]] = field(default_factory=lambda: ({}, {}))
+    output_names: tuple[dict[int, str], dict[int, str]] = field(default_factory=lambda: ({}, {}))
+    key_backed: tuple[dict[str, str], dict[str, str]] = field(default_factory=lambda: ({}, {}))
     is_left: str = _IS_LEFT
     event_time: str | None = None
-    of_passes: str = _PASSES
+    filter_column: str = _PASSES
 
     def __post_init__(self) -> None:
-        """Choose the columns. Raises ``ConfigError`` for a condition that only Spark can evaluate, unless it may filter
-        the join's results.
-        """
-        found = self.found
-        self.key_columns = [column for key in found.keys[0] for column in key.columns]
-        self.left_over = [each for each in found.rest if all(self._sides(each)) and self._comparison(each) is None]
-        if self.left_over and found.how != "Inner":
-            raise refusal("join_condition", self.facts.sql(self.left_over[0]))
-        read = set(found.read).union(*map(attribute_ids, self.left_over))
-        for side, output in enumerate(found.outputs[:1] if found.how == _SEMI else found.outputs):
-            of_key = self._of_key(side)
-            for column in (column for column in output if column.id in read):
-                if column.id in of_key:
-                    name = self._free(column.name)
-                    self.told[side][column.id] = name
-                    self.of_key[side][name] = of_key[column.id]
+        """Choose the columns. Refuses conditions that only Spark can evaluate if rows without a partner count."""
+        join = self.join
+        self.key_columns = [column for key in join.keys[0] for column in key.columns]
+        self.spark_conditions = [
+            condition
+            for condition in join.residual_conditions
+            if all(self._reads_sides(condition)) and self._comparison(condition) is None
+        ]
+        if self.spark_conditions and join.join_type != "Inner":
+            raise refusal("join_condition", self.facts.sql(self.spark_conditions[0]))
+        used = set(join.used_columns).union(*map(attribute_ids, self.spark_conditions))
+        for side, columns in enumerate(join.columns[:1] if join.join_type == _SEMI else join.columns):
+            key_attributes = self._key_attributes(side)
+            for column in (column for column in columns if column.id in used):
+                if column.id in key_attributes:
+                    name = self._unique_name(column.name)
+                    self.output_names[side][column.id] = name
+                    self.key_backed[side][name] = key_attributes[column.id]
                 else:
-                    self.told[side][column.id] = self._column(side, column.name, column.expression)
-        for part in found.rest:
-            self._take_condition(part)
-        self.is_left, self.of_passes = self._free(_IS_LEFT), self._free(_PASSES)
-        if any(time is not None for time in found.times):
-            self.event_time = self._free(_EVENT_TIME)
+                    self.output_names[side][column.id] = self._add_column(side, column.name, column.expression)
+        for condition in join.residual_conditions:
+            self._add_condition(condition)
+        self.is_left = self._unique_name(_IS_LEFT)
+        self.filter_column = self._unique_name(_PASSES)
+        if any(time is not None for time in join.event_times):
+            self.event_time = self._unique_name(_EVENT_TIME)
 
-    def _of_key(self, side: int) -> dict[int, str]:
-        """Return the attributes of a side that are keys as they are, and the key columns that these have."""
-        pairs = zip(self.found.keys[side], self.found.keys[0], strict=True)
+    def _key_attributes(self, side: int) -> dict[int, str]:
+        """Return the key columns of the attributes of a side that are keys without a change, by attribute id."""
+        pairs = zip(self.join.keys[side], self.join.keys[0], strict=True)
         return {
-            key.expression.id: named.columns[0]
-            for key, named in pairs
+            key.expression.id: left_key.columns[0]
+            for key, left_key in pairs
             if isinstance(key.expression, Expression) and key.expression.kind == _ATTRIBUTE and len(key.parts) == 1
         }
 
-    def _free(self, name: str) -> str:
-        taken = [*self.key_columns, *self.columns[0], *self.columns[1], *self.of_key[0], *self.of_key[1]]
-        return stage_specs.free_name(name, taken)
+    def _unique_name(self, name: str) -> str:
+        used_names = [*self.key_columns, *self.payload[0], *self.payload[1], *self.key_backed[0], *self.key_backed[1]]
+        return stage_specs.free_name(name, used_names)
 
-    def _column(self, side: int, name: str, expression: Expression) -> str:
-        free = self._free(name)
-        self.columns[side][free] = expression
-        return free
+    def _add_column(self, side: int, name: str, expression: Expression) -> str:
+        unique_name = self._unique_name(name)
+        self.payload[side][unique_name] = expression
+        return unique_name
 
-    def _take_condition(self, part: Expression) -> None:
-        """Take a part of the condition: of one side, or a comparison of both."""
-        compared, sides = self._comparison(part), self._sides(part)
-        if compared is not None:
-            left, word, right = compared
-            self.compared.append(stage_specs.Comparison(self._known(0, left), word, self._known(1, right)))
-            self.comparisons.append(self.facts.sql(part))
-        elif not all(sides):
-            self.passes[0 if sides[0] else 1].append(part)
+    def _add_condition(self, condition: Expression) -> None:
+        """Add a condition that is a comparison of both sides, or reads at most one side."""
+        comparison = self._comparison(condition)
+        reads_left, reads_right = self._reads_sides(condition)
+        if comparison is not None:
+            left, function, right = comparison
+            left_column = self._column_of(0, left)
+            right_column = self._column_of(1, right)
+            self.comparisons.append(stage_specs.Comparison(left_column, function, right_column))
+            self.comparison_sql.append(self.facts.sql(condition))
+        elif not (reads_left and reads_right):
+            self.one_sided_conditions[0 if reads_left else 1].append(condition)
 
-    def _sides(self, part: Expression) -> list[bool]:
-        """Tell for each side whether a part of the condition has columns of it."""
-        ids = attribute_ids(part)
-        return [not ids.isdisjoint(column.id for column in output) for output in self.found.outputs]
+    def _reads_sides(self, expression: Expression) -> list[bool]:
+        """Return for each side whether an expression reads columns of it."""
+        ids = attribute_ids(expression)
+        return [not ids.isdisjoint(column.id for column in columns) for columns in self.join.columns]
 
-    def _comparison(self, part: Expression) -> tuple[Expression, str, Expression] | None:
-        """Return what a part of the condition compares, if it is something of one side with something of the other."""
-        words, operands = _FUNCTIONS.get(part.kind), part.children
-        if words is None or not self._are_alike(operands[0]):
+    def _comparison(self, condition: Expression) -> tuple[Expression, str, Expression] | None:
+        """Return the left operand, Arrow's function and the right operand, if a condition compares both sides."""
+        functions = _FUNCTIONS.get(condition.kind)
+        operands = condition.children
+        if functions is None or not self._same_order_in_arrow(operands[0]):
             return None
-        for word, (left, right) in zip(words, (operands, operands[::-1]), strict=True):
-            if self._sides(left) == [True, False] and self._sides(right) == [False, True]:
-                return left, word, right
+        for function, (left, right) in zip(functions, (operands, operands[::-1]), strict=True):
+            if self._reads_sides(left) == [True, False] and self._reads_sides(right) == [False, True]:
+                return left, function, right
         return None
 
-    def _are_alike(self, expression: Expression) -> bool:
-        """Tell whether Arrow and Spark order an expression's values alike."""
-        stated = self.facts.field(expression)
-        name = str(stated["type"])
-        return (name in _ALIKE and "collate" not in catalog_name(stated)) or name.startswith("decimal")
+    def _same_order_in_arrow(self, expression: Expression) -> bool:
+        """Return whether Arrow and Spark order an expression's values alike."""
+        field_json = self.facts.field(expression)
+        name = str(field_json["type"])
+        return (name in _SAME_ORDER and "collate" not in catalog_name(field_json)) or name.startswith("decimal")
 
-    def _known(self, side: int, expression: Expression) -> str:
-        """Return the column that is an expression of a side."""
-        is_plain = expression.kind == _ATTRIBUTE
-        if is_plain and expression.id in self.told[side]:
-            return self.told[side][expression.id]
-        for name, value in self.columns[side].items():
+    def _column_of(self, side: int, expression: Expression) -> str:
+        """Return the column of the rows that holds an expression of a side. Adds it if there is none."""
+        is_attribute = expression.kind == _ATTRIBUTE
+        if is_attribute and expression.id in self.output_names[side]:
+            return self.output_names[side][expression.id]
+        for name, value in self.payload[side].items():
             if isinstance(value, Expression) and same_expression(value, expression):
                 return name
-        return self._column(side, expression.name if is_plain else _COMPARED, expression)
+        return self._add_column(side, expression.name if is_attribute else _COMPARED, expression)
 
-    def row(self, side: int) -> Iterator[tuple[str, Value]]:
+    def side_columns(self, side: int) -> Iterator[tuple[str, Value]]:
         """Yield the columns of one side's rows."""
-        times = [None if time is None else end_value(time) for time in self.found.times]
         yield self.is_left, literal(side == 0)
-        parts = [part for key in self.found.keys[side] for part in key.split_letters().values()]
+        parts = [value for key in self.join.keys[side] for value in key.column_values().values()]
         yield from zip(self.key_columns, parts, strict=True)
         if self.event_time is not None:
-            own, other = times[side], times[1 - side]
-            if own is None:
-                assert other is not None, "a side has an event time"
-                own = null_like(other)
-            yield self.event_time, own
-        for of, columns in enumerate(self.columns):
+            times = [None if time is None else end_value(time) for time in self.join.event_times]
+            time = times[side]
+            if time is None:
+                other_time = times[1 - side]
+                assert other_time is not None, "a side has an event time"
+                time = null_like(other_time)
+            yield self.event_time, time
+        for column_side, columns in enumerate(self.payload):
             for name, value in columns.items():
-                yield name, self._without_collation(value, value if of == side else null_like(value))
-        if any(self.passes):
-            whole: Value = literal(True)
-            for part in self.passes[side]:
-                whole = Built("and", (whole, part))
-            yield self.of_passes, whole
+                yield name, self._without_collation(value, value if column_side == side else null_like(value))
+        if any(self.one_sided_conditions):
+            conjunction: Value = literal(True)
+            for condition in self.one_sided_conditions[side]:
+                conjunction = Built("and", (conjunction, condition))
+            yield self.filter_column, conjunction
 
     def _without_collation(self, value: Value, sent: Value) -> Value:
         if isinstance(value, Expression) and value.kind == _ATTRIBUTE:
-            column = next((each for output in self.found.outputs for each in output if each.id == value.id), None)
+            column = next((column for side in self.join.columns for column in side if column.id == value.id), None)
             if column is not None:
                 return without_collation(column, sent)
         return Built("plain", (sent,))
 
-    def spec(self, schema: pa.Schema, taken: Collection[str]) -> stage_specs.JoinSpec:
-        """Return the specification of the join, whose rows are sent with this schema."""
-        left, right = (self._side(side, schema) for side in (0, 1))
-        keys = pa.schema([schema.field(name) for name in self.key_columns])
+    def spec(self, schema: pa.Schema, used_stores: Collection[str]) -> stage_specs.JoinSpec:
+        """Return the specification of the join, whose slots get rows of this schema."""
         return stage_specs.JoinSpec(
-            stored_as("join", self.found.keys[0], taken),
-            keys,
+            store_for("join", self.join.keys[0], used_stores),
+            pa.schema([schema.field(name) for name in self.key_columns]),
             self.is_left,
-            left,
-            right,
-            tuple(self.compared),
-            _OUTER.get(self.found.how, ()),
-            self.found.how == _SEMI,
+            self._join_side(0, schema),
+            self._join_side(1, schema),
+            tuple(self.comparisons),
+            _OUTER.get(self.join.join_type, ()),
+            self.join.join_type == _SEMI,
             self.event_time,
         )
 
-    def _side(self, side: int, schema: pa.Schema) -> stage_specs.JoinSide:
-        found, due, later = self.found, None, 0
-        if found.by_key is not None:
-            due = found.keys[0][found.by_key].columns[-1]
-        elif found.later_ms[side] is not None:
-            due, later = self.event_time, found.later_ms[side] or 0
-        of_key = self.of_key[side]
-        told, kept = (
-            pa.schema([(name, schema.field(of_key.get(name, name)).type) for name in names])
-            for names in (self.told[side].values(), self.columns[side])
+    def _join_side(self, side: int, schema: pa.Schema) -> stage_specs.JoinSide:
+        """Return the specification of one side."""
+        due: str | None = None
+        delay_ms = self.join.eviction_delays_ms[side]
+        if self.join.event_time_key is not None:
+            due = self.join.keys[0][self.join.event_time_key].columns[-1]
+            delay_ms = 0
+        elif delay_ms is not None:
+            due = self.event_time
+        key_backed = self.key_backed[side]
+        output, payload = (
+            pa.schema([(name, schema.field(key_backed.get(name, name)).type) for name in names])
+            for names in (self.output_names[side].values(), self.payload[side])
         )
-        passes = self.of_passes if any(self.passes) else None
-        return stage_specs.JoinSide(told, kept, passes, due, later, tuple(of_key.items()))
+        filter_column = self.filter_column if any(self.one_sided_conditions) else None
+        return stage_specs.JoinSide(output, payload, filter_column, due, delay_ms or 0, tuple(key_backed.items()))
 
-    def meanings(self) -> dict[str, str]:
-        """Return what is kept in each column, and which kind of join says which rows had a partner."""
-        kept = {
+    def stored_meanings(self) -> dict[str, str]:
+        """Return what each stored column holds, and the join type and comparisons.
+
+        They are compared on restart to detect a changed query.
+        """
+        columns = {
             name: f"{side} {self._text(value)}"
-            for side, columns in zip(("left", "right"), self.columns, strict=True)
-            for name, value in columns.items()
+            for side, payload in zip(("left", "right"), self.payload, strict=True)
+            for name, value in payload.items()
         }
-        return {"join": " ".join([self.found.how, *self.comparisons]), **kept}
+        return {"join": " ".join([self.join.join_type, *self.comparison_sql]), **columns}
 
     def _text(self, value: Value) -> str:
-        assert isinstance(value, Expression), "sides send expressions of the plan"
+        assert isinstance(value, Expression), "payload columns are expressions of the plan"
         return value.name if value.kind == _ATTRIBUTE else self.facts.sql(value)
 
-    def answered(self, column: Column) -> Value:
-        """Return a column of the join's output, of what slots answer; null if nothing reads it."""
-        names = {**self.told[0], **self.told[1]}
+    def result(self, column: Column) -> Value:
+        """Return a column of the join's output from the slots' rows, or null if the query does not read it."""
+        names = {**self.output_names[0], **self.output_names[1]}
         if column.id not in names:
             return null_like(column.expression)
         return cast_back(leaf_column(names[column.id]), column)

@@ -1,12 +1,13 @@
-"""An analysed plan of Spark as frozen values, read from the JSON that Spark's ``TreeNode.toJSON`` returns.
+"""An analysed plan of Spark as frozen values, read from the JSON of Spark's ``TreeNode.toJSON``.
 
-Every value has a number, its *handle*, by which the module that knows the JVM finds the object that it was read from.
-Numbers are given in the order of reading, so that the same JSON always gives the same values. A plan that is changed
-here keeps the handles of its nodes; ``is_original`` tells whether a node still has the children that Spark gave it.
+1. Each value has a number, its *handle*. ``PlanReader`` finds the JVM object behind a value by its handle.
+2. Handles are given in reading order, so equal JSON gives equal values.
+3. A changed plan keeps the handles of its nodes. ``is_original`` says whether a node still has the children that Spark
+   gave it.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, TypeVar
 
@@ -21,36 +22,37 @@ __all__ = [
     "find_node",
     "nodes_with_paths",
     "parse_plan",
-    "replace_nodes",
+    "paths_above",
     "same_expression",
+    "transform_up",
     "walk",
     "walk_expression",
 ]
 
 Path: TypeAlias = tuple[int, ...]
-"""A position in a plan: the index of the child to take, from the top on."""
+"""A position in a plan: the index of the child to take at each level."""
 Access: TypeAlias = tuple[int, str, int | None]
-"""How to get an object of the JVM: the handle of its parent, the methods to call from there, with dots between, and an
-index into what they return; without an index it is what they return.
+"""How to reach a JVM object: the handle of its parent, the methods to call there with dots between them, and an index
+into the result, or ``None`` for the result itself.
 """
 Edit: TypeAlias = Literal["", "project", "no_rows", "count_all"]
-"""What became of a node since it was read: nothing; a projection to its output; a leaf without rows that has its
-output; or its distinct aggregate functions count every value.
+"""How a node was changed since it was read: not at all, to a projection to its output, to a leaf without rows that has
+its output, or to aggregate functions without DISTINCT.
 """
 
 _T = TypeVar("_T")
 
 _PLAN_PACKAGES: Final = (".plans.", ".execution.", ".streaming.", ".datasources.")
 _ATTRIBUTE: Final = "AttributeReference"
-_CHILDREN: Final = ("child", "left", "right", "aggregateFunction")
-"""Names under which Spark's nodes have their children."""
+_CHILD_METHODS: Final = ("child", "left", "right", "aggregateFunction")
+"""Methods of Spark's nodes that return one child."""
 _OPTIONAL: Final = {("Join", "condition")}
-"""Fields whose value is an option of Scala."""
+"""Fields whose value is a Scala option."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An expression of a plan: the name of its class, and what its JSON says beside its children."""
+    """An expression of a plan: the name of its class, its children, and its other JSON fields."""
 
     kind: str
     children: tuple["Expression", ...]
@@ -64,8 +66,10 @@ class Expression:
 
     @property
     def id(self) -> int:
-        """The number by which Spark tells an attribute from all others; it is also that of an alias."""
-        return _id_in(self.fields["exprId"])
+        """Spark's id of an attribute or an alias."""
+        expression_id = self.fields["exprId"]
+        assert isinstance(expression_id, Mapping), "an expression's id is an object"
+        return int(expression_id["id"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,28 +88,33 @@ class PlanNode:
     @property
     def all_expressions(self) -> Iterator[Expression]:
         """The expressions of this node, without those below them."""
-        for held in self.expressions.values():
-            yield from held
+        for expressions in self.expressions.values():
+            yield from expressions
 
     @property
     def is_unary(self) -> bool:
-        """Whether the node has one child, whatever that is."""
+        """Whether the class of the node always has exactly one child."""
         return len(self.children) == 1 and self.fields.get("child") == 0
 
     @property
     def join_type(self) -> str:
-        """The type of a join, as Spark prints it; ``""`` for other nodes."""
-        stated = self.fields.get("joinType")
-        name = stated.get("object", stated.get("product-class")) if isinstance(stated, Mapping) else ""
+        """The type of a join, as Spark prints it, or ``""`` for other nodes."""
+        join_type = self.fields.get("joinType")
+        name = join_type.get("object", join_type.get("product-class")) if isinstance(join_type, Mapping) else ""
         return str(name).rpartition(".")[2].removesuffix("$")
+
+    def with_children(self, children: Sequence["PlanNode"]) -> "PlanNode":
+        """Return the node with other children."""
+        is_streaming = any(child.is_streaming for child in children)
+        return replace(self, children=tuple(children), is_original=False, is_streaming=is_streaming)
 
 
 @dataclass(slots=True)
-class _Reader:
+class _JsonReader:
     """Reads the JSON of one plan, and notes how each object is reached in the JVM.
 
-    Nothing here recurses: the depth of a plan or an expression is limited by Spark alone. ``leaves`` is the number of
-    leaves of the plan that are not read yet; the last one is read first.
+    It never recurses, so only Spark limits the depth of a plan. ``leaves`` counts the plan's unread leaves. The last
+    leaf is read first.
     """
 
     is_stream: Callable[[int], bool]
@@ -115,7 +124,7 @@ class _Reader:
 
     def plan(self, tree: Sequence[Mapping[str, object]]) -> PlanNode:
         """Read a plan."""
-        self.leaves = sum(not _count(told) for told in tree)
+        self.leaves = sum(not _child_count(body) for body in tree)
         return self._read(tree, None, self._node)
 
     def expression(self, tree: Sequence[Mapping[str, object]], access: Access) -> Expression:
@@ -132,13 +141,12 @@ class _Reader:
         parents = _parents(tree)
         handles = list[int]()
         for parent, index in parents:
-            handles.append(
-                self._take_handle(_access_of_child(tree[parent], handles[parent], index) if handles else access)
-            )
+            child_access = _child_access(tree[parent], handles[parent], index) if handles else access
+            handles.append(self._take_handle(child_access))
         children: list[list[_T]] = [[] for _ in tree]
         for position in reversed(range(1, len(tree))):
-            made = make(tree[position], tuple(reversed(children[position])), handles[position])
-            children[parents[position][0]].append(made)
+            value = make(tree[position], tuple(reversed(children[position])), handles[position])
+            children[parents[position][0]].append(value)
         return make(tree[0], tuple(reversed(children[0])), handles[0])
 
     def _take_handle(self, access: Access | None) -> int:
@@ -148,76 +156,78 @@ class _Reader:
             self.accesses[handle] = access
         return handle
 
-    def _node(self, told: Mapping[str, object], children: tuple[PlanNode, ...], handle: int) -> PlanNode:
-        kind = _short_name(told)
-        fields, expressions = dict[str, object](), dict[str, tuple[Expression, ...]]()
-        for name, value in told.items():
-            held = self._held(value, handle, name, kind)
-            if held is not None:
-                expressions[name] = held
+    def _node(self, body: Mapping[str, object], children: tuple[PlanNode, ...], handle: int) -> PlanNode:
+        kind = _short_name(body)
+        fields = dict[str, object]()
+        expressions = dict[str, tuple[Expression, ...]]()
+        for name, value in body.items():
+            field_expressions = self._field_expressions(value, handle, name, kind)
+            if field_expressions is not None:
+                expressions[name] = field_expressions
             elif name not in ("class", "num-children"):
                 fields[name] = value
         is_streaming = any(child.is_streaming for child in children) if children else self._is_stream(kind, fields)
         return PlanNode(kind, children, expressions, fields, is_streaming, handle)
 
     def _is_stream(self, kind: str, fields: Mapping[str, object]) -> bool:
-        """Tell whether a leaf is a stream. The JVM is asked only if the leaf's JSON does not tell."""
+        """Return whether a leaf is a stream. The JVM is called only if the leaf's JSON does not state it."""
         self.leaves -= 1
-        stated = fields.get("isStreaming")
-        if isinstance(stated, bool):
-            return stated
+        is_streaming = fields.get("isStreaming")
+        if isinstance(is_streaming, bool):
+            return is_streaming
         return kind.startswith("Streaming") or self.is_stream(self.leaves)
 
-    def _held(self, value: object, parent: int, name: str, kind: str) -> tuple[Expression, ...] | None:
-        """Return the expressions that a field holds: one, perhaps one, several, or several times several."""
+    def _field_expressions(self, value: object, parent: int, name: str, kind: str) -> tuple[Expression, ...] | None:
+        """Return the expressions in a field: a single one, an option, a list, or a list of lists."""
         if not isinstance(value, list) or not value:
             return None
         if _is_tree(value):
             access = (parent, f"{name}.get" if (kind, name) in _OPTIONAL else name, None)
             return None if _is_plan(value) else (self.expression(value, access),)
-        trees = [one for one in value if isinstance(one, list) and _is_tree(one) and not _is_plan(one)]
+        trees = [item for item in value if isinstance(item, list) and _is_tree(item) and not _is_plan(item)]
         if trees and len(trees) == len(value):
-            return tuple(self.expression(one, (parent, name, index)) for index, one in enumerate(trees))
-        nested = [tree for one in value if isinstance(one, list) for tree in one if isinstance(tree, list)]
+            return tuple(self.expression(tree, (parent, name, index)) for index, tree in enumerate(trees))
+        nested = [tree for item in value if isinstance(item, list) for tree in item if isinstance(tree, list)]
         nested = [tree for tree in nested if _is_tree(tree) and not _is_plan(tree)]
         return tuple(self.expression(tree, (parent, name, None)) for tree in nested) if nested else None
 
 
-def _expression(told: Mapping[str, object], children: tuple[Expression, ...], handle: int) -> Expression:
-    fields = {name: value for name, value in told.items() if name not in ("class", "num-children")}
-    return Expression(_short_name(told), children, fields, handle)
+def _expression(body: Mapping[str, object], children: tuple[Expression, ...], handle: int) -> Expression:
+    fields = {name: value for name, value in body.items() if name not in ("class", "num-children")}
+    return Expression(_short_name(body), children, fields, handle)
 
 
 def _parents(tree: Sequence[Mapping[str, object]]) -> list[tuple[int, int]]:
-    """Return for each node of a tree the position of its parent, and its index among that one's children."""
-    parents, places = list[tuple[int, int]](), [(-1, 0)]
-    for position, told in enumerate(tree):
-        parents.append(places.pop())
-        places += [(position, index) for index in reversed(range(_count(told)))]
+    """Return for each node of a tree the position of its parent, and its index among that parent's children."""
+    parents = list[tuple[int, int]]()
+    open_places = [(-1, 0)]
+    for position, body in enumerate(tree):
+        parents.append(open_places.pop())
+        open_places += [(position, index) for index in reversed(range(_child_count(body)))]
     return parents
 
 
-def _count(told: Mapping[str, object]) -> int:
-    return int(str(told["num-children"]))
+def _child_count(body: Mapping[str, object]) -> int:
+    return int(str(body["num-children"]))
 
 
 def parse_plan(
     text: str, is_stream: Callable[[int], bool], first_handle: int = 0
 ) -> tuple[PlanNode, Mapping[int, Access]]:
-    """Return the plan of the JSON that Spark gives of it, and how its objects are reached from the first one.
+    """Return the plan in Spark's JSON, and how its objects are reached from the root.
 
     ``is_stream`` returns whether a leaf is a stream. Leaves are numbered in the order of the JSON.
     """
-    reader = _Reader(is_stream, next_handle=first_handle)
+    reader = _JsonReader(is_stream, next_handle=first_handle)
     plan = reader.plan(json.loads(text))
     return plan, reader.accesses
 
 
-def _access_of_child(told: Mapping[str, object], handle: int, index: int) -> Access:
-    """Return how a child is reached: by its own name in one call if it has one, else as one of several."""
-    own = (name for name in _CHILDREN if told.get(name) == index and not isinstance(told[name], bool))
-    name = next(own, None)
-    return (handle, "children", index) if name is None else (handle, name, None)
+def _child_access(body: Mapping[str, object], handle: int, index: int) -> Access:
+    """Return how a child is reached: by its own method if it has one, else by its index in ``children``."""
+    methods = (name for name in _CHILD_METHODS if body.get(name) == index and not isinstance(body[name], bool))
+    method = next(methods, None)
+    return (handle, "children", index) if method is None else (handle, method, None)
 
 
 def _is_tree(value: Sequence[object]) -> bool:
@@ -229,13 +239,8 @@ def _is_plan(tree: Sequence[Mapping[str, object]]) -> bool:
     return any(package in name for package in _PLAN_PACKAGES)
 
 
-def _short_name(told: Mapping[str, object]) -> str:
-    return str(told["class"]).rpartition(".")[2].rstrip("$").rpartition("$")[2]
-
-
-def _id_in(told: object) -> int:
-    assert isinstance(told, Mapping), "an expression's id is an object of its own"
-    return int(told["id"])
+def _short_name(body: Mapping[str, object]) -> str:
+    return str(body["class"]).rpartition(".")[2].rstrip("$").rpartition("$")[2]
 
 
 def walk(plan: PlanNode) -> Iterator[PlanNode]:
@@ -243,13 +248,13 @@ def walk(plan: PlanNode) -> Iterator[PlanNode]:
     return (node for _, node in nodes_with_paths(plan))
 
 
-def nodes_with_paths(plan: PlanNode, path: Path = ()) -> Iterator[tuple[Path, PlanNode]]:
+def nodes_with_paths(plan: PlanNode) -> Iterator[tuple[Path, PlanNode]]:
     """Yield a node and all below it with their positions, parents before their children."""
-    waiting = [(path, plan)]
+    waiting: list[tuple[Path, PlanNode]] = [((), plan)]
     while waiting:
-        path, plan = waiting.pop()
-        yield path, plan
-        waiting += [((*path, index), child) for index, child in reversed(list(enumerate(plan.children)))]
+        path, node = waiting.pop()
+        yield path, node
+        waiting += [((*path, index), child) for index, child in reversed(list(enumerate(node.children)))]
 
 
 def walk_expression(expression: Expression) -> Iterator[Expression]:
@@ -263,22 +268,22 @@ def walk_expression(expression: Expression) -> Iterator[Expression]:
 
 def attribute_ids(expression: Expression) -> set[int]:
     """Return the ids of the attributes in an expression."""
-    return {each.id for each in walk_expression(expression) if each.kind == _ATTRIBUTE}
+    return {part.id for part in walk_expression(expression) if part.kind == _ATTRIBUTE}
 
 
-def same_expression(some: Expression, other: Expression) -> bool:
-    """Tell whether two expressions are the same, wherever they stand."""
-    if some.kind == _ATTRIBUTE or some.kind != other.kind:
-        return some.kind == other.kind and some.id == other.id
+def same_expression(left: Expression, right: Expression) -> bool:
+    """Return whether two expressions are equal. Handles and qualifiers of attributes are ignored."""
+    if left.kind == _ATTRIBUTE or left.kind != right.kind:
+        return left.kind == right.kind and left.id == right.id
     return (
-        some.fields == other.fields
-        and len(some.children) == len(other.children)
-        and all(map(same_expression, some.children, other.children))
+        left.fields == right.fields
+        and len(left.children) == len(right.children)
+        and all(map(same_expression, left.children, right.children))
     )
 
 
 def conjuncts(condition: Expression) -> Iterator[Expression]:
-    """Yield the parts of a condition that all have to hold."""
+    """Yield the parts of a condition that are joined by AND."""
     waiting = [condition]
     while waiting:
         condition = waiting.pop()
@@ -295,15 +300,16 @@ def find_node(plan: PlanNode, path: Path) -> PlanNode:
     return plan
 
 
-def replace_nodes(plan: PlanNode, others: Mapping[Path, PlanNode]) -> PlanNode:
-    """Return a plan with other nodes at some positions. No position may be below another one."""
-    if () in others:
-        return others[()]
-    if not others:
-        return plan
-    children = tuple(
-        replace_nodes(child, {path[1:]: other for path, other in others.items() if path[0] == index})
-        for index, child in enumerate(plan.children)
-    )
-    is_streaming = any(child.is_streaming for child in children)
-    return replace(plan, children=children, is_original=False, is_streaming=is_streaming)
+def paths_above(paths: Iterable[Path]) -> list[Path]:
+    """Return all positions above some positions, the deepest first."""
+    return sorted({path[:depth] for path in paths for depth in range(len(path))}, key=len, reverse=True)
+
+
+def transform_up(plan: PlanNode, change: Callable[[PlanNode], PlanNode]) -> PlanNode:
+    """Return a plan with every node replaced by ``change(node)``, children before their parents."""
+    results = list[PlanNode]()
+    for node in reversed(list(walk(plan))):
+        children = tuple(results.pop() for _ in node.children)
+        is_same = all(new is old for new, old in zip(children, node.children, strict=True))
+        results.append(change(node if is_same else node.with_children(children)))
+    return results.pop()

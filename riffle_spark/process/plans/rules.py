@@ -1,7 +1,7 @@
-"""What a wrapped query refuses, and the rules that decide it on the values of its plan.
+"""The rules that refuse what riffle cannot run in a wrapped query.
 
-Each refusal names Spark's term, the reason and the way out. Spark's own checker runs first, in the module that knows
-the JVM, so that what Spark refuses is refused in Spark's words.
+Each refusal has Spark's term, the reason and an alternative. Spark's own checker runs first, so what Spark refuses is
+refused in Spark's words.
 """
 
 import re
@@ -19,155 +19,175 @@ __all__ = ["REFUSED", "Refused", "check_key", "check_rules", "check_tables", "re
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A term of Spark's that is refused, why, and what to write in its stead."""
+    """The message, remedy and id for a term of Spark's that riffle does not support."""
 
-    term: str
-    reason: str
-    way_out: str
+    problem: str
+    remedy: str
+    id: str
 
 
 REFUSED: Final = {
     "several_stages": Refused(
-        "a stateful operator behind an aggregate in update or complete mode",
-        "the aggregate's rows come again with each change, and would count twice",
-        "use outputMode('append') with a watermark, or make two queries with a sink between them",
+        "A stateful operator after an aggregate in update or complete mode is not supported, because the aggregate "
+        "emits a row again with each change, so the row would count twice.",
+        "Use outputMode('append') with a watermark, or make two queries with a sink between them.",
+        id="RIFFLE-0602",
     ),
     "several_results": Refused(
-        "results of several stateful operators at the end of a query, as a union of two aggregates",
-        "a sink takes the results of one store in each batch",
-        "write each to the sink by a query of its own, or unite the streams before the operator",
+        "A union of the results of several stateful operators at the end of a query is not supported, because a sink "
+        "takes the results of one store per batch.",
+        "Write each to the sink with its own query, or unite the streams before the operator.",
+        id="RIFFLE-0603",
     ),
     "result_and_input": Refused(
-        "join of a stateful operator's results with another stream",
-        "the join's rows would come from a store and from a source in the same batch",
-        "group the other stream, too (dropDuplicates by its key and time will do), or write the results to a sink by a "
-        "query of its own, and join what that reads",
+        "A join of a stateful operator's results with another stream is not supported, because the rows of a batch "
+        "would come from a store and from a source.",
+        "Group the other stream too (for example dropDuplicates by its key and time), or write the results to a sink "
+        "and join them in a second query.",
+        id="RIFFLE-0604",
     ),
     "limit": Refused(
-        "limit, offset and tail of a stream",
-        "they count rows over the whole query, and each batch would begin anew",
-        "limit the result of an aggregate in complete mode, or limit in foreachBatch",
+        "limit, offset or tail of a stream is not supported, because it counts rows over the whole query, but each "
+        "batch would start at zero.",
+        "Limit the result of an aggregate in complete mode, or limit in foreachBatch.",
+        id="RIFFLE-0605",
     ),
     "set": Refused(
-        "intersect, except and subtract of streams",
-        "what they keep of earlier rows is not read from the plan",
-        "join with the static side ('left_semi', 'left_anti') and use dropDuplicates",
+        "intersect, except or subtract of streams is not supported, because riffle does not keep their state.",
+        "Join with the static side ('left_semi', 'left_anti') and use dropDuplicates.",
+        id="RIFFLE-0606",
     ),
     "unknown": Refused(
-        "an operator that is not known here",
-        "it is not known whether it may keep something of earlier rows",
-        "use it in foreachBatch, behind the query",
+        "An unknown operator is not supported, because it may keep state of earlier rows.",
+        "Use it in foreachBatch.",
+        id="RIFFLE-0607",
     ),
     "watermark": Refused(
-        "withWatermark behind a stateful operator",
-        "the watermark of a query is made of what its sources tell, as Spark has it",
-        "call withWatermark before the first stateful operator",
+        "withWatermark after a stateful operator is not supported, because the watermark of a query is computed from "
+        "its sources.",
+        "Call withWatermark before the first stateful operator.",
+        id="RIFFLE-0608",
     ),
     "scala": Refused(
-        "flatMapGroupsWithState, mapGroupsWithState and transformWithState of Scala",
-        "their functions are the JVM's, and state is kept by Python processes",
-        "write the function for applyInPandasWithState or transformWithState in Python",
+        "flatMapGroupsWithState, mapGroupsWithState or transformWithState of Scala is not supported, because Python "
+        "processes keep the state and cannot call JVM functions.",
+        "Write the function in Python, for applyInPandasWithState or transformWithState.",
+        id="RIFFLE-0609",
     ),
     "join_keys": Refused(
-        "join of two streams without an equality",
-        "rows of both sides meet by their key, as in Spark",
-        "say in the condition that a column of one side equals one of the other",
+        "A join of two streams without an equality is not supported, because rows are matched by key, as in Spark.",
+        "Add a condition that a column of one side equals a column of the other side.",
+        id="RIFFLE-0610",
     ),
     "join_condition": Refused(
-        "outer and semi joins of two streams with a condition on columns of both sides that is no comparison",
-        "whether a row has a partner is found by processes that have none of Spark's expressions",
-        "compare an expression of one side with one of the other: a.n > 3 - b.m instead of a.n + b.m > 3",
+        "An outer or semi join of two streams whose condition on both sides is not a comparison is not supported, "
+        "because the processes that match rows cannot evaluate Spark's expressions.",
+        "Compare an expression of one side with one of the other: a.n > 3 - b.m instead of a.n + b.m > 3.",
+        id="RIFFLE-0611",
     ),
     "join_structs": Refused(
-        "join of two streams by structs of which only one side may be null",
-        "their columns in the state would differ",
-        "join by the fields that you mean",
+        "A join of two streams by structs that are nullable on one side only is not supported, because their columns "
+        "in the state would differ.",
+        "Join by the fields of the structs.",
+        id="RIFFLE-0612",
     ),
     "table_alone": Refused(
-        "a table of riffle_spark.latest without a stream that is joined with it",
-        "it is kept for the rows of another stream to read, and answers nothing itself",
-        "join a stream with it, with nothing between but select, where and their like; for the last row of each key as "
-        "a result use groupBy and max_by",
+        "A table of riffle_spark.latest that is not joined with a stream is not supported, because a table is only "
+        "stored for lookups and has no results of its own.",
+        "Join a stream with the table, with only select, where and similar between them. For the last row per key as a"
+        " result use groupBy and max_by.",
+        id="RIFFLE-0613",
     ),
     "table_keys": Refused(
-        "join with a table of riffle_spark.latest by other columns than its key",
-        "a row finds the table's row of its own key, and no others",
-        "say in the condition that each column of the key equals something of the stream that has its type (cast the "
-        "column before riffle_spark.latest where the types differ); what is beside that may be any condition",
+        "A join with a table of riffle_spark.latest by other columns than its key is not supported, because a row only"
+        " finds the table's row with the same key.",
+        "Join each column of the key by equality with an expression of the stream that has the same type. Cast the "
+        "column before riffle_spark.latest if the types differ. Further conditions are allowed.",
+        id="RIFFLE-0614",
     ),
     "table_outer": Refused(
-        "a join in which rows of a table of riffle_spark.latest count that no row of the stream has found",
-        "whether one will be found is never over",
-        "use an inner join or an outer one that keeps the stream's rows; with the table on the right left_semi and "
-        "left_anti, too",
+        "A join that keeps rows of a riffle_spark.latest table without a match is not supported, because a match may "
+        "still arrive at any time.",
+        "Use an inner join or an outer join that keeps the stream's rows. With the table on the right, left_semi and "
+        "left_anti work too.",
+        id="RIFFLE-0615",
     ),
     "array_key": Refused(
-        "groupBy and dropDuplicates by arrays, maps and variants",
-        "a key is of columns that can be compared and hashed one by one",
-        "group by the fields that you mean, or by to_json of the column",
+        "groupBy or dropDuplicates by an array, map or variant is not supported, because key columns must be "
+        "comparable and hashable.",
+        "Group by single fields, or by to_json of the column.",
+        id="RIFFLE-0616",
     ),
     "void_key": Refused(
-        "groupBy and dropDuplicates by NULL without a type",
-        "a column that is kept has a type",
-        "say which one it is: CAST(NULL AS STRING)",
+        "groupBy or dropDuplicates by NULL without a type is not supported, because a stored column needs a type.",
+        "Cast it: CAST(NULL AS STRING).",
+        id="RIFFLE-0617",
     ),
     "collated_key": Refused(
-        "groupBy and dropDuplicates by strings with a collation",
-        "keys are compared by their bytes",
-        "group by collation_key(column), or by lower(CAST(column AS STRING COLLATE UTF8_BINARY))",
+        "groupBy or dropDuplicates by a string with a collation is not supported, because keys are compared by their "
+        "bytes.",
+        "Group by collation_key(column), or by lower(CAST(column AS STRING COLLATE UTF8_BINARY)).",
+        id="RIFFLE-0618",
     ),
     "struct_key": Refused(
-        "applyInPandasWithState and transformWithState by structs, as windows are",
-        "their keys are kept as columns, and a function would get others than it knows",
-        "group by the fields that you mean: window.start and window.end",
+        "applyInPandasWithState or transformWithState by a struct, such as a window is not supported, because keys are"
+        " stored as plain columns, so the function would get other columns than declared.",
+        "Group by the fields: window.start and window.end.",
+        id="RIFFLE-0619",
     ),
     "random_key": Refused(
-        "groupBy and dropDuplicates by an expression that is not deterministic",
-        "a batch that runs again would send its rows to other keys",
-        "group by what the rows themselves say, for example by a hash of them",
+        "groupBy or dropDuplicates by an expression that is not deterministic is not supported, because a batch that "
+        "runs again would send its rows to other keys.",
+        "Group by an expression of the row's columns, for example a hash of them.",
+        id="RIFFLE-0620",
     ),
     "event_times": Refused(
-        "dropDuplicates of rows with more than one column of event time",
-        "Spark refuses it, since rows would be late by one of them and not by another",
-        "drop all but one of them, or copy a time as something else: cast(at AS STRING)",
+        "dropDuplicates of rows with several event-time columns is not supported, because a row could be late by one "
+        "column and not by the other, so Spark refuses it too.",
+        "Drop all but one of them, or copy a time under another type: cast(at AS STRING).",
+        id="RIFFLE-0621",
     ),
     "distinct": Refused(
-        "distinct aggregates of session windows, and collect_list(DISTINCT ...)",
-        "the values of a group are kept beside it by its keys, and a session's ends change",
-        "use approx_count_distinct or collect_set, or dropDuplicates by key and value before the aggregate",
+        "A DISTINCT aggregate over session windows, or collect_list(DISTINCT ...) is not supported, because distinct "
+        "values are stored under the keys of their group, and the ends of a session change.",
+        "Use approx_count_distinct or collect_set, or dropDuplicates by key and value before the aggregate.",
+        id="RIFFLE-0622",
     ),
     "own_buffer": Refused(
-        "an aggregate function that keeps its buffer in a form of its own (percentile, mode, pivot, ...)",
-        "only Spark's own operators can merge such a buffer",
-        "use another function: percentile_approx for percentile and median, approx_count_distinct for sketches of "
-        "values, sum(n) FILTER (WHERE k = 'a') for each value of pivot, count by key and value, or one of your own for "
-        "riffle_spark.user_aggregate",
+        "An aggregate function with its own binary buffer (percentile, mode, pivot, ...) is not supported, because "
+        "only Spark's own operators can merge such a buffer.",
+        "Use another function: percentile_approx for percentile and median, approx_count_distinct for sketches of "
+        "values, sum(n) FILTER (WHERE k = 'a') for each value of pivot, count by key and value, or your own function "
+        "with riffle_spark.user_aggregate.",
+        id="RIFFLE-0623",
     ),
     "user_function": Refused(
-        "an aggregate function of the user's (pandas_udf of GROUPED_AGG, udaf)",
-        "it wants all rows of a group at once, and these come in many batches",
-        "write it with init, update, merge and finish for riffle_spark.user_aggregate, or as applyInPandasWithState",
+        "A user-defined aggregate function (pandas_udf of GROUPED_AGG, udaf) is not supported, because it needs all "
+        "rows of a group at once, but they arrive in many batches.",
+        "Write it with init, update, merge and finish for riffle_spark.user_aggregate, or as applyInPandasWithState.",
+        id="RIFFLE-0624",
     ),
     "ordered_texts": Refused(
-        "listagg with an order of its own, or of binary",
-        "its texts are kept in the order in which rows come",
-        "collect_list structs of order and text, and join the sorted list in a select behind it",
+        "listagg with an order, or of binary values is not supported, because its texts are stored in the order in "
+        "which rows arrive.",
+        "Collect structs of order and text with collect_list, and join the sorted list in a select after it.",
+        id="RIFFLE-0625",
     ),
 }
-"""What is refused, by a name that tests and the docs' table know."""
+"""The refusals by name. The table in docs/move-your-query.md is generated from them."""
 
 _BY_NAME: Final = {
     **dict.fromkeys(("GlobalLimit", "LocalLimit", "Offset", "Tail"), "limit"),
     **dict.fromkeys(("FlatMapGroupsWithState", "TransformWithState"), "scala"),
     **dict.fromkeys(("Intersect", "Except"), "set"),
 }
-_OF_STREAM: Final = (
+_TABLE_JOINS: Final = (
     ("Inner", "Cross", "RightOuter"),
     ("Inner", "Cross", "LeftOuter", "LeftSemi", "LeftAnti"),
 )
-"""Spark's kinds of joins with a table, by the side that it is on."""
-_OF_ALL: Final = ("Sort", "GlobalLimit", "LocalLimit", "Offset")
-"""Spark's nodes that stand where all of a result is there with each batch."""
+"""Allowed types of joins with a table, by the table's side."""
+_COMPLETE_ONLY: Final = ("Sort", "GlobalLimit", "LocalLimit", "Offset")
+"""Spark's nodes that are allowed above an aggregate in complete mode."""
 _ROW_BY_ROW: Final = frozenset(
     (
         *("Project", "Filter", "SubqueryAlias", "View", "EventTimeWatermark", "UpdateEventTimeWatermarkColumn"),
@@ -178,37 +198,35 @@ _ROW_BY_ROW: Final = frozenset(
         *("MapGroups", "AppendColumns"),
     )
 )
-"""Spark's nodes that do with a batch's rows what they do in Spark's own query: they keep nothing of earlier ones."""
-_NO_KEY: Final = re.compile(r"\b(array|map)<|(^|:)variant\b")
-_KEYS: Final = "groupBy, dropDuplicates or join"
-_NO_TYPE: Final = re.compile(r"(^|:)void\b")
+"""Spark's nodes that keep nothing of earlier rows, so they may run per batch."""
+_UNHASHABLE: Final = re.compile(r"\b(array|map)<|(^|:)variant\b")
+_KEY_CALLS: Final = "groupBy, dropDuplicates or join"
+_VOID: Final = re.compile(r"(^|:)void\b")
 
 
 def refusal(name: str, where: str) -> ConfigError:
-    """Return the error for a term that is refused; ``where`` is what the query calls it."""
+    """Return the error for a refused term. ``where`` is its name in the query."""
     refused = REFUSED[name]
-    return ConfigError(
-        f"{refused.term} is refused: {refused.reason}", remedy=refused.way_out, where=where, id="RIFFLE-0190"
-    )
+    return ConfigError(refused.problem, remedy=refused.remedy, where=where, id=refused.id)
 
 
 def check_tables(cut: CutPlan) -> None:
-    """Refuse tables that no stream reads, and joins that need the rows of a table that no stream's row matches."""
+    """Raise ``ConfigError`` for a table that no stream reads, and for a join that keeps a table's unmatched rows."""
     pieces = [*(piece for stage in cut.stages for piece in stage.pieces), cut.top]
-    nodes = [node for each in cut.inputs for node in walk(each.plan)]
+    nodes = [node for part in cut.inputs for node in walk(part.plan)]
     nodes += [node for piece in pieces for node in piece.nodes()]
     if any(map(is_table, nodes)):
         raise refusal("table_alone", "riffle_spark.latest")
     for stage in cut.stages:
         table = table_of(stage.node)
-        if table is not None and stage.node.join_type not in _OF_STREAM[table.side]:
+        if table is not None and stage.node.join_type not in _TABLE_JOINS[table.side]:
             raise refusal("table_outer", stage.node.join_type)
 
 
 def check_rules(cut: CutPlan, mode: str) -> None:
-    """Raise ``ConfigError`` for the first thing in a query with this output mode that riffle refuses.
+    """Raise ``ConfigError`` for the first refused term in a query with this output mode.
 
-    Spark runs a query without a stage, so nothing of it is refused.
+    Queries without a stage are never refused, because Spark runs them.
     """
     for name, where in _refused_nodes(cut, is_complete=mode == "complete") if cut.stages else ():
         raise refusal(name, where)
@@ -219,9 +237,9 @@ def check_rules(cut: CutPlan, mode: str) -> None:
 
 
 def _refused_nodes(cut: CutPlan, *, is_complete: bool) -> Iterator[tuple[str, str]]:
-    """Yield the refused nodes of inputs and pieces: the names of their refusals, and Spark's names of the nodes."""
-    for each in cut.inputs:
-        yield from _in_nodes(list(walk(each.plan)), may_sort=False)
+    """Yield the names of the refusals of inputs and pieces, and Spark's names of the refused nodes."""
+    for part in cut.inputs:
+        yield from _in_nodes(list(walk(part.plan)), may_sort=False)
     for piece in (piece for stage in cut.stages for piece in stage.pieces):
         yield from _in_piece(piece.nodes(), may_sort=False)
     yield from _in_piece(cut.top.nodes(), may_sort=is_complete)
@@ -235,33 +253,33 @@ def _in_piece(nodes: Sequence[PlanNode], *, may_sort: bool) -> Iterator[tuple[st
 
 
 def _in_nodes(nodes: Sequence[PlanNode], *, may_sort: bool) -> Iterator[tuple[str, str]]:
-    """Yield each node of a stream, except its sources, that does not treat rows independently of each other."""
+    """Yield the streaming nodes above sources that may not run per batch."""
     for node in nodes:
         if node.kind in _ROW_BY_ROW or not node.is_streaming or not node.children:
             continue
-        if not (may_sort and node.kind in _OF_ALL):
+        if not (may_sort and node.kind in _COMPLETE_ONLY):
             yield _BY_NAME.get(node.kind, "unknown"), node.kind
 
 
 def check_key(field: Mapping[str, object], type_name: str, sql: str, *, is_random: bool) -> None:
     """Raise ``ConfigError`` for an expression that cannot be a key.
 
-    ``field`` is the JSON of a column that has its type, ``type_name`` is Spark's name of that type, and ``sql`` the
-    expression's text. ``is_random`` tells whether it has other values when a batch runs again.
+    ``field`` is the JSON of a column with its type, ``type_name`` is Spark's name of the type, and ``sql`` is the
+    expression. ``is_random`` says whether its value differs if a batch runs again.
     """
     if _is_user_defined(field):
-        check_columns([field], "key", where=_KEYS)
-    if _NO_KEY.search(type_name):
+        check_columns([field], "key", where=_KEY_CALLS)
+    if _UNHASHABLE.search(type_name):
         raise refusal("array_key", f"{sql}: {type_name}")
-    if _NO_TYPE.search(type_name):
+    if _VOID.search(type_name):
         raise refusal("void_key", f"{sql}: {type_name}")
     if " collate " in type_name:
         raise refusal("collated_key", f"{sql}: {type_name}")
-    check_columns([field], "key", where=_KEYS)
+    check_columns([field], "key", where=_KEY_CALLS)
     if is_random:
         raise refusal("random_key", sql)
 
 
 def _is_user_defined(field: Mapping[str, object]) -> bool:
-    """Tell whether a field's JSON is of a user-defined type, which Spark names by the type that it is stored as."""
+    """Return whether a field has a user-defined type. Spark's type name would be that of the stored type."""
     return isinstance(field["type"], Mapping) and field["type"]["type"] == "udt"

@@ -1,8 +1,9 @@
-"""A join of a stream with a table as a stage: by which key, what of both travels and is kept, and how results are made
-of a row and what the table has for it.
+"""A join of a stream with a table as a stage: its key, the rows that slots get, and the results.
 
-Slots only look rows up. Spark evaluates what the query makes of the table (columns, conditions), and the rest of the
-join's condition, on what slots answer. So the table is seen as of the row's own batch.
+1. Slots only look up the table's row for the key of a stream's row.
+2. Spark evaluates the table's columns and filters, and further join conditions, on the slots' rows.
+
+So a row of the stream is joined with the table as of its own batch.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,12 +27,12 @@ from riffle_spark.process.plans.built import (
 )
 from riffle_spark.process.plans.columns import Column
 from riffle_spark.process.plans.cut import LatestRows, Table
-from riffle_spark.process.plans.grouping_keys import GroupingKey, stored_as
+from riffle_spark.process.plans.grouping_keys import GroupingKey, store_for
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, conjuncts
 from riffle_spark.process.plans.rules import refusal
 from riffle_spark.process.types.stage_specs import TableSpec, free_name
 
-__all__ = ["FoundTable", "TableRows", "equalities"]
+__all__ = ["TableJoin", "TableRows", "find_equalities"]
 
 _OUTER: Final = ("LeftOuter", "RightOuter")
 _ANTI: Final = "LeftAnti"
@@ -39,229 +40,229 @@ _ORDER: Final = "latest"
 _ATTRIBUTE: Final = "AttributeReference"
 
 
-def equalities(
-    node: PlanNode, table: Table, outputs: Sequence[Sequence[Column]]
+def find_equalities(
+    node: PlanNode, table: Table, columns: Sequence[Sequence[Column]]
 ) -> tuple[dict[str, Expression], list[Expression]]:
-    """Return what of the stream equals each column of a table's key, and the other parts of the join's condition.
+    """Return the stream's expression for each column of a table's key, and the join's other conditions.
 
-    ``outputs`` are the columns of each side, for the table those of its changes. Raises ``ConfigError`` if a column of
-    the key is missing.
+    ``columns`` are those of each side, for the table those of its changes. Raises ``ConfigError`` if the join has no
+    equality for a column of the key.
     """
-    changes = {column.name: column for column in outputs[table.side]}
-    ids = _key_ids(table.latest, table.views, changes)
-    of_stream = {column.id for column in outputs[1 - table.side]}
-    equal, rest = dict[str, Expression](), list[Expression]()
+    changes = {column.name: column for column in columns[table.side]}
+    key_names = _key_names(table.latest, table.views, changes)
+    stream_ids = {column.id for column in columns[1 - table.side]}
+    equalities = dict[str, Expression]()
+    residual_conditions = list[Expression]()
     for condition in node.expressions.get("condition", ()):
         for part in conjuncts(condition):
-            name, other = _equal(part, ids, of_stream)
-            if name is None or other is None or name in equal:
-                rest.append(part)
+            equality = _key_equality(part, key_names, stream_ids)
+            if equality is None or equality[0] in equalities:
+                residual_conditions.append(part)
             else:
-                equal[name] = other
-    if equal.keys() != set(table.latest.key):
+                name, expression = equality
+                equalities[name] = expression
+    if equalities.keys() != set(table.latest.key):
         raise refusal("table_keys", ", ".join(table.latest.key))
-    return equal, rest
+    return equalities, residual_conditions
 
 
-def _key_ids(latest: LatestRows, views: Sequence[PlanNode], changes: Mapping[str, Column]) -> dict[int, str]:
-    """Return the names of a table's key columns by the ids that they have in the join."""
-    known = {changes[name].id: name for name in latest.key}
+def _key_names(latest: LatestRows, views: Sequence[PlanNode], changes: Mapping[str, Column]) -> dict[int, str]:
+    """Return the names of a table's key columns, by their ids in the join."""
+    names = {changes[name].id: name for name in latest.key}
     for view in (view for view in views if view.kind == "Project"):
-        made = {each.id: _bare(each) for each in view.expressions.get("projectList", ())}
-        plain = {made_id: each.id for made_id, each in made.items() if each.kind == _ATTRIBUTE}
-        known = {made_id: known[of] for made_id, of in plain.items() if of in known}
-    return known
+        columns = {column.id: _unaliased(column) for column in view.expressions.get("projectList", ())}
+        sources = {column_id: column.id for column_id, column in columns.items() if column.kind == _ATTRIBUTE}
+        names = {column_id: names[source] for column_id, source in sources.items() if source in names}
+    return names
 
 
-def _equal(
-    condition: Expression, keys: Mapping[int, str], of_stream: Collection[int]
-) -> tuple[str | None, Expression | None]:
-    """Return which column of a table's key equals what of the stream, if the condition is such an equality."""
+def _key_equality(
+    condition: Expression, key_names: Mapping[int, str], stream_ids: Collection[int]
+) -> tuple[str, Expression] | None:
+    """Return the key column and the stream's expression, if a condition is such an equality."""
     if condition.kind == "EqualTo":
-        for key, other in (condition.children, condition.children[::-1]):
-            ids = attribute_ids(other)
-            if key.kind == _ATTRIBUTE and key.id in keys and ids and ids <= set(of_stream):
-                return keys[key.id], other
-    return None, None
+        for key, expression in (condition.children, condition.children[::-1]):
+            ids = attribute_ids(expression)
+            if key.kind == _ATTRIBUTE and key.id in key_names and ids and ids <= set(stream_ids):
+                return key_names[key.id], expression
+    return None
 
 
 @dataclass(frozen=True, slots=True)
-class FoundTable:
-    """A join with a table: the columns of each side, for the table those of its changes; the keys of each side, in the
-    same order; and the other parts of the condition.
-    """
+class TableJoin:
+    """A join with a table. ``columns`` and ``keys`` are those of each side, for the table those of its changes."""
 
     node: PlanNode
     table: Table
-    outputs: tuple[Sequence[Column], Sequence[Column]]
+    columns: tuple[Sequence[Column], Sequence[Column]]
     keys: tuple[Sequence[GroupingKey], Sequence[GroupingKey]]
-    rest: Sequence[Expression]
+    residual_conditions: Sequence[Expression]
 
     @property
-    def how(self) -> str:
-        """The type of the join."""
+    def join_type(self) -> str:
+        """Spark's type of the join."""
         return self.node.join_type
 
     @property
-    def by(self) -> list[Column]:
-        """The columns by which a change is the last one."""
-        changes = {column.name: column for column in self.outputs[self.table.side]}
+    def order_columns(self) -> list[Column]:
+        """The columns that order the changes of a key."""
+        changes = {column.name: column for column in self.columns[self.table.side]}
         return [changes[name] for name in self.table.latest.by]
 
 
 @dataclass(slots=True)
 class TableRows:
-    """What is sent of rows, by names that are unique: key columns, and columns of the table and of the stream.
+    """The rows that both sides send to the slots, with a unique name for each column.
 
-    The latter are known by the ids of their attributes. Those that are a key as they are have its column (``of_key``).
-    ``needed`` are the ids of the columns that are needed of the table below the first of its views, and above each.
+    ``joined`` are the ids of the table's columns in the join. ``used_columns`` are the ids of the join's columns that
+    the query reads; ``None`` means all. ``stored_columns`` and ``stream_columns`` map the ids of columns to names in
+    the rows. ``key_backed`` maps the id of a column to the key column that holds its value. ``needed`` are the ids of
+    the columns that are read below the table's first view, and above each view.
     """
 
-    found: FoundTable
+    join: TableJoin
     joined: Sequence[int]
-    """The ids of the columns that the table has in the join."""
-    read: Collection[int] | None
+    used_columns: Collection[int] | None
     key_columns: list[str] = field(default_factory=list)
-    kept: dict[int, str] = field(default_factory=dict)
-    of_stream: dict[int, str] = field(default_factory=dict)
-    of_key: dict[int, str] = field(default_factory=dict)
+    stored_columns: dict[int, str] = field(default_factory=dict)
+    stream_columns: dict[int, str] = field(default_factory=dict)
+    key_backed: dict[int, str] = field(default_factory=dict)
     needed: list[set[int]] = field(default_factory=list)
     is_change: str = "is_change"
     found_column: str = "found"
 
     def __post_init__(self) -> None:
         """Choose the columns."""
-        found, side = self.found, self.found.table.side
-        if [len(key.parts) for key in found.keys[0]] != [len(key.parts) for key in found.keys[1]]:
-            raise refusal("join_structs", ", ".join(found.table.latest.key))
-        self.key_columns = [column for key in found.keys[side] for column in key.columns]
-        for keys in found.keys:
-            for key, named in zip(keys, found.keys[side], strict=True):
+        join = self.join
+        side = join.table.side
+        if [len(key.parts) for key in join.keys[0]] != [len(key.parts) for key in join.keys[1]]:
+            raise refusal("join_structs", ", ".join(join.table.latest.key))
+        self.key_columns = [column for key in join.keys[side] for column in key.columns]
+        for keys in join.keys:
+            for key, table_key in zip(keys, join.keys[side], strict=True):
                 expression = key.expression
                 if isinstance(expression, Expression) and expression.kind == _ATTRIBUTE and len(key.parts) == 1:
-                    self.of_key[expression.id] = named.columns[0]
-        self.needed = self._needed()
-        by = {column.id for column in found.by}
-        for column in found.outputs[side]:
-            if column.id in by or (column.id in self.needed[0] and column.id not in self.of_key):
-                self.kept[column.id] = self._free(column.name)
-        beside = set[int]().union(*map(attribute_ids, found.rest))
-        for column in found.outputs[1 - side]:
-            is_read = self.read is None or column.id in self.read or column.id in beside
-            if is_read and column.id not in self.of_key:
-                self.of_stream[column.id] = self._free(column.name)
-        self.is_change, self.found_column = self._free(self.is_change), self._free(self.found_column)
+                    self.key_backed[expression.id] = table_key.columns[0]
+        self.needed = self._needed_columns()
+        order_ids = {column.id for column in join.order_columns}
+        for column in join.columns[side]:
+            if column.id in order_ids or (column.id in self.needed[0] and column.id not in self.key_backed):
+                self.stored_columns[column.id] = self._unique_name(column.name)
+        condition_ids = set[int]().union(*map(attribute_ids, join.residual_conditions))
+        for column in join.columns[1 - side]:
+            is_used = self.used_columns is None or column.id in self.used_columns or column.id in condition_ids
+            if is_used and column.id not in self.key_backed:
+                self.stream_columns[column.id] = self._unique_name(column.name)
+        self.is_change = self._unique_name(self.is_change)
+        self.found_column = self._unique_name(self.found_column)
 
-    @property
-    def told(self) -> list[str]:
-        """The columns of the stream's rows."""
-        return list(self.of_stream.values())
+    def _unique_name(self, name: str) -> str:
+        return free_name(name, [*self.key_columns, *self.stored_columns.values(), *self.stream_columns.values()])
 
-    def _free(self, name: str) -> str:
-        return free_name(name, [*self.key_columns, *self.kept.values(), *self.told])
-
-    def _needed(self) -> list[set[int]]:
-        wanted = set(self.joined)
-        needed = [wanted]
-        for view in reversed(self.found.table.views):
+    def _needed_columns(self) -> list[set[int]]:
+        ids = set(self.joined)
+        needed = [ids]
+        for view in reversed(self.join.table.views):
             if view.kind == "Project":
                 columns = view.expressions.get("projectList", ())
-                wanted = set[int]().union(*(attribute_ids(each) for each in columns if each.id in wanted))
+                ids = set[int]().union(*(attribute_ids(column) for column in columns if column.id in ids))
             elif view.kind == "Filter":
-                wanted = wanted.union(*map(attribute_ids, view.expressions.get("condition", ())))
-            needed.append(wanted)
+                ids = ids.union(*map(attribute_ids, view.expressions.get("condition", ())))
+            needed.append(ids)
         return needed[::-1]
 
     def has_key(self) -> Value:
-        """Return whether a change has a key: one without a key is never found."""
-        is_whole: Value = literal(True)
-        for key in self.found.keys[self.found.table.side]:
-            is_whole = choose(is_null(key.expression), literal(False), is_whole)
-        return is_whole
+        """Return whether a change has a key without nulls. Other changes can never match."""
+        is_complete: Value = literal(True)
+        for key in self.join.keys[self.join.table.side]:
+            is_complete = choose(is_null(key.expression), literal(False), is_complete)
+        return is_complete
 
-    def row(self, at: int) -> Iterator[tuple[str, Value]]:
+    def side_columns(self, side: int) -> Iterator[tuple[str, Value]]:
         """Yield the columns of one side's rows."""
-        side = self.found.table.side
-        yield self.is_change, literal(at == side)
-        parts = [part for key in self.found.keys[at] for part in key.split_letters().values()]
+        table_side = self.join.table.side
+        yield self.is_change, literal(side == table_side)
+        parts = [value for key in self.join.keys[side] for value in key.column_values().values()]
         yield from zip(self.key_columns, parts, strict=True)
-        for of, names in ((1 - side, self.of_stream), (side, self.kept)):
-            columns = {column.id: column for column in self.found.outputs[of]}
-            for number, name in names.items():
-                own = columns[number].expression
-                yield name, without_collation(columns[number], own if of == at else null_like(own))
+        for column_side, names in ((1 - table_side, self.stream_columns), (table_side, self.stored_columns)):
+            columns = {column.id: column for column in self.join.columns[column_side]}
+            for column_id, name in names.items():
+                value = columns[column_id].expression
+                yield name, without_collation(columns[column_id], value if column_side == side else null_like(value))
 
-    def spec(self, schema: pa.Schema, taken: Collection[str]) -> TableSpec:
-        """Return the specification of the join, whose rows are sent with this schema. Raises ``ConfigError`` if changes
-        have no order.
+    def spec(self, schema: pa.Schema, used_stores: Collection[str]) -> TableSpec:
+        """Return the specification of the join, whose slots get rows of this schema.
+
+        Raises ``ConfigError`` if the type of an order column has no order.
         """
-        keys, told, kept = (
+        keys, stream, stored = (
             pa.schema([schema.field(name) for name in names])
-            for names in (self.key_columns, self.told, self.kept.values())
+            for names in (self.key_columns, self.stream_columns.values(), self.stored_columns.values())
         )
         spec = TableSpec(
-            stored_as("table", self.found.keys[self.found.table.side], taken),
+            store_for("table", self.join.keys[self.join.table.side], used_stores),
             keys,
             self.is_change,
-            told,
-            kept,
-            tuple(self.kept[column.id] for column in self.found.by),
+            stream,
+            stored,
+            tuple(self.stored_columns[column.id] for column in self.join.order_columns),
             self.found_column,
-            self.found.how in (*_OUTER, _ANTI),
+            self.join.join_type in (*_OUTER, _ANTI),
         )
         _check_order(spec)
         return spec
 
     def meanings(self, spec: TableSpec) -> dict[str, str]:
-        """Return what is kept, and in what order."""
+        """Return what each stored column holds, and the order of changes. They are compared on restart."""
         return {
             _ORDER: f"the last by {', '.join(spec.order_by)}",
             **{name: f"table {name}" for name in spec.table_columns.names},
         }
 
     def results(self, output: Sequence[Column]) -> tuple[list[tuple[Column, Value]], Value | None]:
-        """Return the columns of the join's output, of what slots answer, and the condition that its rows pass."""
-        found = self.found
-        columns = {column.id: column for outputs in found.outputs for column in outputs}
-        names = {**self.kept, **self.of_stream, **self.of_key}
-        told = {number: cast_back(leaf_column(name), columns[number]) for number, name in names.items()}
-        has_row = leaf_column(self.found_column)
-        for view, needed in zip(found.table.views, self.needed[1:], strict=True):
+        """Return the columns of the join's output from the slots' rows, and the condition that these rows pass."""
+        join = self.join
+        columns = {column.id: column for side in join.columns for column in side}
+        names = {**self.stored_columns, **self.stream_columns, **self.key_backed}
+        values = {column_id: cast_back(leaf_column(name), columns[column_id]) for column_id, name in names.items()}
+        has_match = leaf_column(self.found_column)
+        for view, needed in zip(join.table.views, self.needed[1:], strict=True):
             if view.kind == "Filter":
                 for condition in view.expressions.get("condition", ()):
-                    has_row = choose(with_columns(condition, told), has_row, literal(False))
+                    has_match = choose(with_columns(condition, values), has_match, literal(False))
             elif view.kind == "Project":
-                made = [each for each in view.expressions.get("projectList", ()) if each.id in needed]
-                told |= {each.id: with_columns(_bare(each), told) for each in made}
-        for condition in found.rest:
-            has_row = choose(with_columns(condition, told), has_row, literal(False))
-        return self._joined(output, told, has_row)
+                projected = [column for column in view.expressions.get("projectList", ()) if column.id in needed]
+                values |= {column.id: with_columns(_unaliased(column), values) for column in projected}
+        for condition in join.residual_conditions:
+            has_match = choose(with_columns(condition, values), has_match, literal(False))
+        return self._join_results(output, values, has_match)
 
-    def _joined(
-        self, output: Sequence[Column], told: Mapping[int, Value], has_row: Value
+    def _join_results(
+        self, output: Sequence[Column], values: Mapping[int, Value], has_match: Value
     ) -> tuple[list[tuple[Column, Value]], Value | None]:
-        how, columns = self.found.how, list[tuple[Column, Value]]()
-        of_stream = {column.id for column in self.found.outputs[1 - self.found.table.side]}
+        join_type = self.join.join_type
+        results = list[tuple[Column, Value]]()
+        stream_ids = {column.id for column in self.join.columns[1 - self.join.table.side]}
         for column in output:
-            made = told.get(column.id, null_like(column.expression))
-            if how in _OUTER and column.id not in of_stream:
-                made = choose(has_row, made, null_like(made))
-            columns.append((column, made))
-        if how in _OUTER:
-            return columns, None
-        return columns, choose(has_row, literal(how != _ANTI), literal(how == _ANTI))
+            value = values.get(column.id, null_like(column.expression))
+            if join_type in _OUTER and column.id not in stream_ids:
+                value = choose(has_match, value, null_like(value))
+            results.append((column, value))
+        if join_type in _OUTER:
+            return results, None
+        return results, choose(has_match, literal(join_type != _ANTI), literal(join_type == _ANTI))
 
 
 def _check_order(spec: TableSpec) -> None:
     for name in spec.order_by:
         if not is_ordered(spec.table_columns.field(name).type):
             raise ConfigError(
-                f"by = {name!r} is {spec.table_columns.field(name).type}, of which none is greater than another",
-                remedy="name columns of numbers, times or texts that grow with each change",
+                f"Column by = {name!r} has type {spec.table_columns.field(name).type}, whose values have no order.",
+                remedy="Name columns of numbers, times or strings that grow with each change.",
                 where="riffle_spark.latest",
                 id="RIFFLE-0191",
             )
 
 
-def _bare(column: Expression) -> Expression:
+def _unaliased(column: Expression) -> Expression:
     return column.children[0] if column.kind == "Alias" else column

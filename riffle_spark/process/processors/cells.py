@@ -1,4 +1,4 @@
-"""What the cells of all variables share: where the session is, and a piece of its delta. Knows no kind of cell."""
+"""The parts that the cells of all variables share: the current key, reading ahead, and rows of the delta."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import pyarrow as pa
 from riffle_spark.process.types.converters import RecordMaker
 from riffle_spark.process.types.fields import Fields, plain_records
 from riffle_spark.state.copies.elements import ElementRows
-from riffle_spark.state.copies.reading import Found, Reading
+from riffle_spark.state.copies.reading import FoundElements, Reading
 from riffle_spark.state.formats.due_times import NEVER_MS
 from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
@@ -32,7 +32,7 @@ _Element = TypeVar("_Element")
 
 
 class DeclaredVariable(NamedTuple):
-    """A state variable and what converts its values, and a map's keys; made once for many sessions."""
+    """A state variable with the converters of its values and of a map's keys. It is shared by many sessions."""
 
     variable: Variable
     value: Fields
@@ -42,32 +42,34 @@ class DeclaredVariable(NamedTuple):
 def declare_all(schema: VariableColumns, record: RecordMaker = plain_records) -> tuple[DeclaredVariable, ...]:
     """Return the variables of a schema with their converters."""
     return tuple(
-        DeclaredVariable(one, Fields(one.value, record), None if one.key is None else Fields(one.key, record))
-        for one in schema.variables
+        DeclaredVariable(
+            variable, Fields(variable.value, record), None if variable.key is None else Fields(variable.key, record)
+        )
+        for variable in schema.variables
     )
 
 
 @dataclass(slots=True)
 class Scope:
-    """One key-group in one batch: its copy, the number of its keys, the batch's time, and the key ``at`` work."""
+    """One key-group in one batch: its copy, the batch's time, its number of keys, and the number of the current key."""
 
     schema: VariableColumns
     reading: Reading
     now_ms: int
-    count: int
-    at: int = -1
+    key_count: int
+    current_key: int = -1
 
     def due_ms(self, ttl_ms: int | None) -> int | None:
-        """Return when what is written now expires: never, where no time is as late as that."""
+        """Return when a value written now expires; ``None`` if that is never or beyond the last time."""
         if ttl_ms is None or self.now_ms + ttl_ms >= NEVER_MS:
             return None
         return self.now_ms + ttl_ms
 
 
 class DeltaRows(NamedTuple):
-    """Rows of a delta, all of one variable: the number of each one's key, which are deleted, and what they hold.
+    """Rows of a delta, all of one variable: the number of each row's key, whether it deletes, and its values.
 
-    A deleted row of no element (no index, no struct) clears the variable of its key.
+    A deleting row without an element (no index, no struct) clears the variable of its key.
     """
 
     variable: str
@@ -78,62 +80,72 @@ class DeltaRows(NamedTuple):
     dues: pa.Array | None = None
 
 
-def last_are_deleted(count: int, deleted: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of ``count`` rows of which so many, the last ones, are deleted."""
+def last_are_deleted(count: int, deleted_count: int) -> npt.NDArray[np.bool_]:
+    """Return a mask of ``count`` rows in which the last ``deleted_count`` are true."""
     mask = np.zeros(count, dtype=np.bool_)
-    mask[count - deleted :] = True
+    mask[count - deleted_count :] = True
     return mask
 
 
 class ReadAhead(Generic[_Element]):
-    """Reads elements of a variable, of so many keys ``at_once``, and of more as long as they are asked for one after
-    the other. ``decode`` returns one element for each that was found.
+    """Reads the elements of a variable for windows of keys.
+
+    A window has ``window_min`` keys, and each next one twice as many while keys are requested in order. ``decode``
+    returns one element per row.
     """
 
     def __init__(
-        self, scope: Scope, variable: str, decode: Callable[[ElementRows, pa.Array | None], Iterable[_Element]],
-        at_once: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        scope: Scope,
+        variable: str,
+        decode: Callable[[ElementRows, pa.Array | None], Iterable[_Element]],
+        window_min: int = 1,
+    ) -> None:
         self._scope = scope
         self._variable = variable
         self._decode = decode
-        self._found: Found | None = None
+        self._window: FoundElements | None = None
         self._elements: list[_Element] | None = None
-        self._first = self._end = 0
-        self._at_once = self._keys_at_once = at_once
+        self._first = 0
+        self._end = 0
+        self._window_min = window_min
+        self._window_size = window_min
 
     def of(self, number: int) -> Iterable[_Element]:
         """Return the elements of a key."""
-        found, start, end = self._span(number)
+        window, start, end = self._span(number)
         if end > ELEMENTS_MAX:
-            return self._pieces(found)
+            return self._decode_in_pieces(window)
         if self._elements is None:
-            self._elements = list(self._decode(found.rows, found.names)) if found.ends[-1] else []
+            self._elements = list(self._decode(window.rows, window.names)) if window.ends[-1] else []
         return self._elements[start:end]
 
     def has_any(self, number: int) -> bool:
-        """Tell whether the key has an element, without decoding it."""
+        """Return whether the key has an element, without decoding it."""
         _, start, end = self._span(number)
         return end > start
 
-    def _span(self, number: int) -> tuple[Found, int, int]:
-        """Return what was found, and where a key's elements are in it."""
-        if self._found is None or not self._first <= number < self._end:
-            self._read(number)
-        assert self._found is not None, "it was read just now"
-        ends, at = self._found.ends, number - self._first
-        return self._found, ends[at - 1] if at else 0, ends[at]
+    def _span(self, number: int) -> tuple[FoundElements, int, int]:
+        """Return the window with a key, and the start and end of the key's elements in it."""
+        if self._window is None or not self._first <= number < self._end:
+            self._window = self._read(number)
+        ends = self._window.ends
+        index = number - self._first
+        return self._window, ends[index - 1] if index else 0, ends[index]
 
-    def _read(self, number: int) -> None:
-        follows = 0 <= number - self._end <= self._keys_at_once
-        self._keys_at_once = min(self._keys_at_once * 2, KEYS_MAX) if follows else self._at_once
+    def _read(self, number: int) -> FoundElements:
+        is_next = 0 <= number - self._end <= self._window_size
+        self._window_size = min(self._window_size * 2, KEYS_MAX) if is_next else self._window_min
         scope = self._scope
-        last = min(number + self._keys_at_once, scope.count)
-        self._found = scope.reading.elements(self._variable, number, last, scope.now_ms, ELEMENTS_MAX)
-        self._elements, self._first, self._end = None, number, number + len(self._found.ends)
+        end = min(number + self._window_size, scope.key_count)
+        window = scope.reading.elements(self._variable, number, end, scope.now_ms, ELEMENTS_MAX)
+        self._elements = None
+        self._first = number
+        self._end = number + len(window.ends)
+        return window
 
-    def _pieces(self, found: Found) -> Iterator[_Element]:
+    def _decode_in_pieces(self, window: FoundElements) -> Iterator[_Element]:
         """Yield the elements of one key that has many."""
-        for start in range(0, found.ends[-1], ELEMENTS_MAX):
-            names = None if found.names is None else found.names.slice(start, ELEMENTS_MAX)
-            yield from self._decode(found.rows.only(slice(start, start + ELEMENTS_MAX)), names)
+        for start in range(0, window.ends[-1], ELEMENTS_MAX):
+            names = None if window.names is None else window.names.slice(start, ELEMENTS_MAX)
+            yield from self._decode(window.rows.select(slice(start, start + ELEMENTS_MAX)), names)

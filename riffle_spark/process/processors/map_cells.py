@@ -1,6 +1,6 @@
-"""Map states of one key-group in one batch. Knows what was written under which key of a map. Does not know a user.
+"""The map states of one key-group in one batch.
 
-Keys of a map are told apart, and come in the order, by their stored bytes.
+Map keys are compared and ordered by their stored bytes.
 """
 
 import heapq
@@ -18,15 +18,15 @@ __all__ = ["MapCells"]
 
 
 class _Entry(NamedTuple):
-    """One entry of a map: its key's bytes and fields, and its value, ``None`` for one that was removed."""
+    """One entry of a map: the bytes of its key, its key, and its value (``None`` if it was removed)."""
 
-    element: bytes
+    encoded_key: bytes
     key: Values
     value: Values | None
 
 
 class MapCells:
-    """One map variable: tuples by tuples, of the key where the scope is at."""
+    """One map variable: the entries of the current key are tuples by tuples."""
 
     def __init__(self, scope: cells.Scope, declared: cells.DeclaredVariable) -> None:
         assert declared.key is not None, "a map has a key"
@@ -39,113 +39,115 @@ class MapCells:
         self._cleared: set[int] = set()
 
     def get(self, key: object) -> Values | None:
-        """Return the value of a key, ``None`` if there is none. Raises ``Misfit`` for what is no key."""
-        at = self._scope.at
-        element, _ = self._element(key)
-        written = self._written.get(at)
-        if written and element in written:
-            value = written[element].value
-            return None if value is None else self._fields.copied(value)
-        if at in self._cleared:
-            return None
+        """Return the value of a map key, ``None`` if there is none. Raises ``Misfit`` if the key does not fit."""
         scope = self._scope
-        stored = scope.reading.entry(self._variable.name, at, element, scope.now_ms)
-        return None if stored is None else self._fields.seen(stored)
+        number = scope.current_key
+        encoded_key, _ = self._encode(key)
+        written = self._written.get(number)
+        if written and encoded_key in written:
+            value = written[encoded_key].value
+            return None if value is None else self._fields.copy(value)
+        if number in self._cleared:
+            return None
+        stored = scope.reading.entry(self._variable.name, number, encoded_key, scope.now_ms)
+        return None if stored is None else self._fields.from_arrow(stored)
 
     def contains(self, key: object) -> bool:
-        """Tell whether there is a value of this key."""
+        """Return whether the map has this key."""
         return self.get(key) is not None
 
     def update(self, key: object, value: object) -> None:
-        """Set the value of a key. Raises ``Misfit`` for what does not fit."""
-        element, taken = self._element(key)
-        self._written.setdefault(self._scope.at, {})[element] = _Entry(element, taken, self._fields.take(value))
+        """Set the value of a map key. Raises ``Misfit`` if key or value does not fit."""
+        encoded_key, map_key = self._encode(key)
+        entry = _Entry(encoded_key, map_key, self._fields.normalize(value))
+        self._written.setdefault(self._scope.current_key, {})[encoded_key] = entry
 
     def remove(self, key: object) -> None:
-        """Remove a key. Raises ``Misfit`` for what is no key."""
-        element, taken = self._element(key)
-        self._written.setdefault(self._scope.at, {})[element] = _Entry(element, taken, None)
+        """Remove a map key. Raises ``Misfit`` if the key does not fit."""
+        encoded_key, map_key = self._encode(key)
+        self._written.setdefault(self._scope.current_key, {})[encoded_key] = _Entry(encoded_key, map_key, None)
 
     def clear(self) -> None:
         """Remove all keys."""
-        self._written.pop(self._scope.at, None)
-        self._cleared.add(self._scope.at)
+        self._written.pop(self._scope.current_key, None)
+        self._cleared.add(self._scope.current_key)
 
     def exists(self) -> bool:
-        """Tell whether there is any key."""
-        at = self._scope.at
-        if not self._written.get(at):
-            return at not in self._cleared and self._stored.has_any(at)
+        """Return whether the map has a key."""
+        number = self._scope.current_key
+        if not self._written.get(number):
+            return number not in self._cleared and self._stored.has_any(number)
         return any(True for _ in self._entries())
 
     def items(self) -> Iterator[tuple[Values, Values]]:
-        """Return an iterator over the keys and values that there are now."""
-        key, value = self._keys.copied, self._fields.copied
-        return ((key(entry.key), value(entry.value)) for entry in self._entries() if entry.value is not None)
+        """Return an iterator over the current keys and values."""
+        copy_key = self._keys.copy
+        copy_value = self._fields.copy
+        return ((copy_key(entry.key), copy_value(entry.value)) for entry in self._entries() if entry.value is not None)
 
     def keys(self) -> Iterator[Values]:
-        """Return an iterator over the keys that there are now."""
-        return (self._keys.copied(entry.key) for entry in self._entries())
+        """Return an iterator over the current keys."""
+        return (self._keys.copy(entry.key) for entry in self._entries())
 
     def values(self) -> Iterator[Values]:
-        """Return an iterator over the values that there are now."""
-        return (self._fields.copied(entry.value) for entry in self._entries() if entry.value is not None)
+        """Return an iterator over the current values."""
+        return (self._fields.copy(entry.value) for entry in self._entries() if entry.value is not None)
 
     def is_replaced(self, number: int, element: bytes) -> bool:
-        """Tell whether what the store has of this element counts no more."""
+        """Return whether the stored entry was overwritten or removed."""
         return number in self._cleared or element in self._written.get(number, ())
 
     def earliest_ms(self) -> int | None:
-        """Return when the first of what was written expires."""
+        """Return when the first written entry expires; ``None`` if none does."""
         is_due = any(entry.value is not None for written in self._written.values() for entry in written.values())
         return self._scope.due_ms(self._variable.ttl_ms) if is_due else None
 
     def changes(self) -> list[cells.DeltaRows]:
-        """Return what was written."""
+        """Return the written entries and cleared keys as rows of the delta."""
         written = [(number, entry) for number, entries in sorted(self._written.items()) for entry in entries.values()]
-        put = [(number, entry) for number, entry in written if entry.value is not None]
+        updated = [(number, entry) for number, entry in written if entry.value is not None]
         removed = [(number, entry) for number, entry in written if entry.value is None]
         cleared = sorted(self._cleared)
         count = len(written) + len(cleared)
         if not count:
             return []
-        structs = self.entries([entry for _, entry in put], [entry for _, entry in removed])
+        structs = self._structs([entry for _, entry in updated], [entry for _, entry in removed])
         structs = pa.concat_arrays([structs, pa.nulls(len(cleared), structs.type)]) if cleared else structs
-        numbers = [number for number, _ in put + removed] + cleared
+        numbers = [number for number, _ in updated + removed] + cleared
         due = self._scope.due_ms(self._variable.ttl_ms)
         dues = None if due is None else pa.array(np.full(count, due))
         deleted = cells.last_are_deleted(count, len(removed) + len(cleared))
         return [cells.DeltaRows(self._variable.name, numbers, deleted, structs, dues=dues)]
 
-    def entries(self, put: list[_Entry], removed: list[_Entry]) -> pa.StructArray:
-        """Return entries as structs of key and value; removed ones have no value."""
-        keys = self._keys.structs([entry.key for entry in put + removed])
-        values = self._fields.structs([entry.value for entry in put if entry.value is not None])
+    def _structs(self, updated: list[_Entry], removed: list[_Entry]) -> pa.StructArray:
+        """Return entries as structs of key and value. Removed entries have a null value."""
+        keys = self._keys.structs([entry.key for entry in updated + removed])
+        values = self._fields.structs([entry.value for entry in updated if entry.value is not None])
         values = pa.concat_arrays([values, pa.nulls(len(removed), values.type)]) if removed else values
         return pa.StructArray.from_arrays([keys, values], names=["key", "value"])
 
-    def _element(self, key: object) -> tuple[bytes, Values]:
-        taken = self._keys.take(key)
-        return self._variable.encode_key(self._keys.arrows(taken)), taken
+    def _encode(self, key: object) -> tuple[bytes, Values]:
+        """Return the bytes of a map key, and the key as it reads back."""
+        map_key = self._keys.normalize(key)
+        return self._variable.encode_key(self._keys.to_arrow(map_key)), map_key
 
     def _entries(self) -> Iterator[_Entry]:
-        at = self._scope.at
-        written = dict(self._written.get(at, {}))
-        stored: Iterable[_Entry] = () if at in self._cleared else self._stored.of(at)
+        number = self._scope.current_key
+        written = dict(self._written.get(number, {}))
+        stored: Iterable[_Entry] = () if number in self._cleared else self._stored.of(number)
         if not written:
             return iter(stored)
-        kept = (entry for entry in stored if entry.element not in written)
-        put = sorted((entry for entry in written.values() if entry.value is not None), key=lambda entry: entry.element)
-        return heapq.merge(kept, put, key=lambda entry: entry.element)
+        unchanged = (entry for entry in stored if entry.encoded_key not in written)
+        updated = sorted((entry for entry in written.values() if entry.value is not None), key=_encoded_key)
+        return heapq.merge(unchanged, updated, key=_encoded_key)
 
     def _decoded(self, rows: ElementRows, names: pa.Array | None) -> Iterable[_Entry]:
         assert names is not None, "entries of a map have keys"
         structs = rows.column(structs_of)
-        keys, values = (
-            fields.tuples(table)
-            for fields, table in (
-                (self._keys, self._variable.keys(structs)),
-                (self._fields, self._variable.values(structs)),
-            )
-        )
+        keys = self._keys.tuples(self._variable.keys(structs))
+        values = self._fields.tuples(self._variable.values(structs))
         return map(_Entry, names.to_pylist(), keys, values)
+
+
+def _encoded_key(entry: _Entry) -> bytes:
+    return entry.encoded_key

@@ -1,6 +1,4 @@
-"""The seam to a user's processor and to the shape of rows, and one slot's input by key. Knows which calls there are,
-not their order.
-"""
+"""The interface of user processors and of row forms, and the input of one slot by key."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,66 +17,67 @@ Key: TypeAlias = tuple[object, ...]
 
 
 class Processor(Protocol):
-    """What a user computes, bound to cells. What its calls return is in the words of a ``Form``."""
+    """A user's processor, bound to state cells. Its results are in the form of a ``Form``."""
 
     def begin(self) -> None:
-        """Begin, once a slot, before all else."""
+        """Start a slot."""
         ...
 
-    def enter(self, session: Session) -> None:
-        """Let the state variables be those of a session."""
+    def set_session(self, session: Session) -> None:
+        """Bind the state variables to a session."""
         ...
 
     def initial(self, key: Key, state: object) -> None:
-        """Take one initial state of a key."""
+        """Process one initial state of a key."""
         ...
 
     def rows(self, key: Key, rows: Iterator[object]) -> Iterable[object]:
-        """Take a key's rows and return what comes out."""
+        """Process a key's rows and return its output."""
         ...
 
-    def as_of(self, watermark_ms: int | None) -> None:
-        """Let what follows be as of this watermark: rows, and then each pass of timers."""
+    def set_watermark(self, watermark_ms: int | None) -> None:
+        """Set the watermark of the following calls: of rows, and then of each pass of timers."""
         ...
 
     def expired(self, key: Key, due_ms: int) -> Iterable[object]:
-        """Take a timer that is due and return what comes out."""
+        """Process a due timer and return its output."""
         ...
 
     def end(self) -> None:
-        """End, once a slot, after all else."""
+        """Finish a slot."""
         ...
 
 
 class Form(Protocol):
-    """The shape in which a processor takes rows and gives output."""
+    """The form of a processor's rows and output."""
 
     def keys(self, keys: pa.Table) -> Iterable[Key]:
-        """Return each key as a processor gets it."""
+        """Return the keys in the processor's form."""
         ...
 
     def rows(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
-        """Yield for each key an iterator over its rows: those between two positions."""
+        """Yield per key an iterator over its rows, which are between two positions."""
         ...
 
     def states(self, states: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
-        """Yield for each key an iterator over its initial states."""
+        """Yield per key an iterator over its initial states."""
         ...
 
-    def take(self, output: Iterable[object]) -> None:
-        """Take what one call returned, to its end."""
+    def collect(self, output: Iterable[object]) -> None:
+        """Collect the output of one call, to its end."""
         ...
 
     def output(self) -> pa.Table:
-        """Return all that was taken, in order, and forget it."""
+        """Return the collected output in order, and clear it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class InputByKey:
-    """A slot's input: each key once, those of a key-group together; rows sorted by key, and where each key's begin.
+    """A slot's input: each key once, with the keys of a key-group together, and the rows sorted by key.
 
-    ``positions`` has one more element than there are keys. ``states`` are initial states in the same way.
+    ``positions`` holds the first row of each key, and the number of rows. ``states`` and ``state_positions`` hold
+    initial states in the same way.
     """
 
     keys: pa.Table
@@ -89,27 +88,28 @@ class InputByKey:
 
     @classmethod
     def of(cls, keys: pa.Table, rows: pa.Table, codes: npt.NDArray[np.integer]) -> "InputByKey":
-        """Sort rows by the numbers of their keys; rows of a key keep their order."""
-        taken, positions = _by_key(rows, codes, keys.num_rows)
-        return cls(keys, taken, positions)
+        """Sort rows by the numbers of their keys. Rows of a key keep their order."""
+        sorted_rows, positions = _sort_by_key(rows, codes, keys.num_rows)
+        return cls(keys, sorted_rows, positions)
 
     def with_states(self, states: pa.Table, codes: npt.NDArray[np.integer]) -> "InputByKey":
-        """Return the same with initial states, given with the numbers of their keys."""
-        taken, positions = _by_key(states, codes, self.keys.num_rows)
-        return InputByKey(self.keys, self.rows, self.positions, taken, positions)
+        """Return the input with initial states; ``codes`` are the numbers of their keys."""
+        sorted_states, positions = _sort_by_key(states, codes, self.keys.num_rows)
+        return InputByKey(self.keys, self.rows, self.positions, sorted_states, positions)
 
 
-def _by_key(rows: pa.Table, codes: npt.NDArray[np.integer], keys: int) -> tuple[pa.Table, list[int]]:
-    ends = np.cumsum(np.bincount(codes, minlength=keys))
+def _sort_by_key(rows: pa.Table, codes: npt.NDArray[np.integer], key_count: int) -> tuple[pa.Table, list[int]]:
+    ends = np.cumsum(np.bincount(codes, minlength=key_count))
     if bool((codes[1:] >= codes[:-1]).all()):
         return rows, [0, *ends.tolist()]
     return rows.take(pa.array(np.argsort(codes, kind="stable"))), [0, *ends.tolist()]
 
 
 def windows(positions: Sequence[int], rows_max: int) -> Iterator[tuple[int, int]]:
-    """Cut keys into runs, from one key to before another, of at most so many rows; a key with more stands alone."""
-    first, last = 0, len(positions) - 1
-    while first < last:
+    """Yield ranges of keys with at most ``rows_max`` rows together. A key with more is a range of its own."""
+    first = 0
+    key_count = len(positions) - 1
+    while first < key_count:
         end = max(bisect_right(positions, positions[first] + rows_max) - 1, first + 1)
         yield first, end
         first = end

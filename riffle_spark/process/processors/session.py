@@ -1,8 +1,7 @@
-"""One key-group in one batch: its keys, the cells of its state, and what became of them. Knows how cells come together
-to one delta. Does not know users, forms or where the copy is.
+"""The state of one key-group in one batch: its keys, the cells of its variables, and its delta.
 
-A session reads as of one head and never sees another batch. What is written stays in cells; ``changes`` makes one
-table of it. Keys are numbered: first those that were given, then those that only have something due.
+A session reads one head and never sees another batch. Writes stay in the cells, and ``changes`` makes one table of
+them. Keys are numbered: first the keys of the input, then those that only have something due.
 """
 
 from collections.abc import Sequence
@@ -36,49 +35,49 @@ _CELLS: Final[dict[str, type[ValueCells] | type[ListCells] | type[MapCells]]] = 
 class Session:
     """The state of one key-group's keys in one batch.
 
-    ``keys`` holds each key once; key i has number i. ``cells`` holds the cells of each variable by its name.
+    ``keys`` holds each key once, and key i has number i. ``cells`` holds the cells of each variable by name.
     """
 
     def __init__(
         self,
         schema: VariableColumns,
         declared: Sequence[DeclaredVariable],
-        held: CopyRuns,
+        copy: CopyRuns,
         keys: pa.Table,
         now_ms: int,
     ) -> None:
         self._keys = [keys]
-        self._scope = Scope(schema, held.reading(schema, keys), now_ms, keys.num_rows)
+        self._scope = Scope(schema, copy.reading(schema, keys), now_ms, keys.num_rows)
         self.cells: dict[str, Cells] = {
-            one.variable.name: _CELLS[one.variable.kind](self._scope, one) for one in declared
+            variable.variable.name: _CELLS[variable.variable.kind](self._scope, variable) for variable in declared
         }
         self.timers = Timers(self._scope)
         self._due = DueTimers(self._scope, self.timers, self.keys, self._add_keys)
         self._expired: Expired | None = None
 
-    def at(self, number: int) -> None:
-        """Let all cells be of the key of this number."""
-        self._scope.at = number
+    def select_key(self, number: int) -> None:
+        """Make the key of this number the current key of all cells."""
+        self._scope.current_key = number
 
     def keys(self, start: int) -> pa.Table:
-        """Return the keys from this number on; there are more once timers were looked for."""
+        """Return the keys from this number on. ``fire`` and ``expire`` may add keys."""
         return pa.concat_tables(self._keys).slice(start)
 
     def fire(self, until_ms: int) -> list[tuple[int, int]]:
-        """Return (due time, key's number) of all timers that are due at or before this time, in order of time.
+        """Return (due time, number of the key) of all timers due at or before this time, in order of time.
 
-        As in Spark, what is registered or deleted while they fire is not among them.
+        As in Spark, timers that are registered while these fire are not included.
         """
         return self._due.timers(until_ms)
 
     def expire(self) -> int:
-        """Remove all elements whose time to live is over; return how many."""
+        """Remove all elements whose TTL is over, and return how many."""
         assert self._expired is None, "elements expire once"
         self._expired = self._due.elements(self.cells)
         return self._expired.removed
 
     def changes(self) -> pa.Table:
-        """Return what was written as a delta's part. Raises ``Misfit`` for a number out of its field's range."""
+        """Return all writes as the part of a delta. Raises ``Misfit`` for a number out of its field's range."""
         schema = self._scope.schema.part_schema(delta=True)
         pieces = [piece for cells in self.cells.values() for piece in cells.changes()]
         pieces += self.timers.changes()
@@ -89,23 +88,23 @@ class Session:
         return pa.concat_tables([_rows(piece, keys, schema) for piece in pieces])
 
     def next_due_ms(self) -> int | None:
-        """Return a time before which nothing of this key-group is due, ``None`` if nothing ever is."""
+        """Return a time before which nothing of this key-group is due; ``None`` if nothing ever is."""
         written = [self.timers.earliest_ms(), *(cells.earliest_ms() for cells in self.cells.values())]
         return min((due for due in [self._due.next_ms(self.cells), *written] if due is not None), default=None)
 
     def _add_keys(self, keys: pa.Table, hashes: Hashes) -> None:
         self._keys.append(keys)
         self._scope.reading.add_keys(keys, hashes)
-        self._scope.count += keys.num_rows
+        self._scope.key_count += keys.num_rows
 
 
 def _rows(piece: DeltaRows, keys: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a piece as rows of the delta's schema."""
+    """Return rows of one variable in the delta's schema."""
     count = len(piece.numbers)
     columns = dict(zip(keys.column_names, keys.take(pa.array(piece.numbers, pa.int64())).columns, strict=True))
     columns[VARIABLE] = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, dtype=np.int8)), [piece.variable])
     columns[DELETED] = pa.array(piece.deleted)
-    held = {INDEX: piece.indexes, DUE: piece.dues, f"__state_{piece.variable}": piece.structs}
-    columns |= {name: column for name, column in held.items() if column is not None}
+    present = {INDEX: piece.indexes, DUE: piece.dues, f"__state_{piece.variable}": piece.structs}
+    columns |= {name: column for name, column in present.items() if column is not None}
     columns |= {field.name: pa.nulls(count, field.type) for field in schema if field.name not in columns}
     return pa.table([columns[name] for name in schema.names], schema=schema)

@@ -1,6 +1,4 @@
-"""Timers of one key-group in one batch: what was registered and deleted, and what is due, elements whose time to live
-is over with them. Knows the order of time. Does not know what a timer does.
-"""
+"""The timers of one key-group in one batch, and the search for due timers and expired elements."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, Protocol
@@ -9,17 +7,17 @@ import numpy as np
 import pyarrow as pa
 
 from riffle_spark.process.processors.cells import KEYS_MAX, DeltaRows, ReadAhead, Scope
-from riffle_spark.state.copies.reading import FoundDue
+from riffle_spark.state.copies.reading import DueElements
 from riffle_spark.state.copies.run import Hashes, Indices
 from riffle_spark.state.schemas.variable_kinds import TIMER, encoded_keys
 
 __all__ = ["DueTimers", "Expired", "Timers"]
 
-_MORE: Final = 8
+_WINDOW_GROWTH: Final = 8
 
 
 class Timers:
-    """Times of the key where the scope is at, each at most once."""
+    """The timers of the current key, each time at most once."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -27,38 +25,38 @@ class Timers:
         self._changed: dict[int, dict[int, bool]] = {}
 
     def register(self, due_ms: int) -> None:
-        """Register a timer; one that is there already stays."""
-        self._changed.setdefault(self._scope.at, {})[due_ms] = True
+        """Register a timer. Registering it twice has no effect."""
+        self._changed.setdefault(self._scope.current_key, {})[due_ms] = True
 
     def delete(self, due_ms: int) -> None:
-        """Delete a timer, if it is there."""
-        self._changed.setdefault(self._scope.at, {})[due_ms] = False
+        """Delete a timer, if it exists."""
+        self._changed.setdefault(self._scope.current_key, {})[due_ms] = False
 
     def list(self) -> Iterator[int]:
-        """Return an iterator over the timers that there are now, in order of time."""
-        at = self._scope.at
-        dues = set(self._stored.of(at))
-        for due_ms, is_registered in self._changed.get(at, {}).items():
+        """Return an iterator over the current timers, in order of time."""
+        number = self._scope.current_key
+        dues = set(self._stored.of(number))
+        for due_ms, is_registered in self._changed.get(number, {}).items():
             (dues.add if is_registered else dues.discard)(due_ms)
         return iter(sorted(dues))
 
     def is_changed(self, number: int, due_ms: int) -> bool:
-        """Tell whether the timer of this key was registered or deleted."""
+        """Return whether the timer of this key was registered or deleted in this batch."""
         return due_ms in self._changed.get(number, ())
 
     def registered(self) -> Iterator[tuple[int, int]]:
-        """Yield due time and key's number of what was registered and not deleted since."""
+        """Yield due time and key number of the timers that were registered and not deleted since."""
         for number, changed in self._changed.items():
             for due_ms, is_registered in changed.items():
                 if is_registered:
                     yield due_ms, number
 
     def earliest_ms(self) -> int | None:
-        """Return when the first of what was registered is due."""
+        """Return when the first registered timer is due; ``None`` if there is none."""
         return min((due_ms for due_ms, _ in self.registered()), default=None)
 
     def changes(self) -> Iterable[DeltaRows]:
-        """Return what was registered and deleted."""
+        """Return the registered and deleted timers as rows of the delta."""
         rows = [
             (number, due_ms, not is_registered)
             for number, changed in sorted(self._changed.items())
@@ -74,123 +72,138 @@ class Replaceable(Protocol):
     """The cells of one variable."""
 
     def is_replaced(self, number: int, element: bytes) -> bool:
-        """Tell whether what the store has of this element counts no more."""
+        """Return whether the stored element was overwritten or removed."""
         ...
 
 
 class Expired(NamedTuple):
-    """Elements that are removed because their time to live is over."""
+    """Deletes of elements whose TTL is over, and their number."""
 
     pieces: list[DeltaRows]
     removed: int
 
 
 class DueTimers:
-    """Looks for what is due. ``keys`` gives the scope's keys from a number on; ``add_keys`` is told of keys that it
-    does not have yet, with their hashes, and adds them.
+    """Finds due timers and expired elements in the copy.
+
+    ``keys`` returns the session's keys from a number on. ``add_keys`` adds keys, with their hashes, to the session.
     """
 
     def __init__(
-        self, scope: Scope, timers: Timers, keys: Callable[[int], pa.Table],
+        self,
+        scope: Scope,
+        timers: Timers,
+        keys: Callable[[int], pa.Table],
         add_keys: Callable[[pa.Table, Hashes], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._scope = scope
         self._timers = timers
         self._keys = keys
         self._add_keys = add_keys
         self._from_ms = scope.reading.first_ms
-        self._elements: list[FoundDue] = []
+        self._expired_elements: list[DueElements] = []
         self._encoded: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
 
     def timers(self, until_ms: int) -> list[tuple[int, int]]:
-        """Return due time and key's number of all timers that are due by now, in order of time, then of key."""
+        """Return due time and key number of all timers due at or before this time, in order of time, then of key."""
         due: set[tuple[int, int]] = set()
-        for found in self._advance(until_ms):
-            if found.variable == TIMER:
-                pairs = zip(found.due_ms.tolist(), self._numbers_of(found), strict=True)
+        for rows in self._advance(until_ms):
+            if rows.variable == TIMER:
+                pairs = zip(rows.due_ms.tolist(), self._numbers_of(rows), strict=True)
                 due.update((due_ms, number) for due_ms, number in pairs if not self._timers.is_changed(number, due_ms))
         due |= {(due_ms, number) for due_ms, number in self._timers.registered() if due_ms <= until_ms}
-        self._know_keys()
-        return sorted(due, key=lambda one: (one[0], self._encoded[one[1]]))
+        self._number_keys()
+        return sorted(due, key=lambda timer: (timer[0], self._encoded[timer[1]]))
 
     def elements(self, cells: Mapping[str, Replaceable]) -> Expired:
-        """Return what removes all elements that are expired and were not written since."""
+        """Return the deletes of all expired elements that were not written in this batch."""
         self._advance(self._scope.now_ms)
         pieces = []
-        for found in self._elements:
-            numbers, names = self._numbers_of(found), self._names_of(found)
-            own = cells[found.variable]
-            kept = [at for at, (n, name) in enumerate(zip(numbers, names, strict=True)) if not own.is_replaced(n, name)]
-            if kept:
-                pieces.append(self._piece(found, [numbers[at] for at in kept], np.array(kept)))
+        for rows in self._expired_elements:
+            variable_cells = cells[rows.variable]
+            elements = zip(self._numbers_of(rows), self._map_keys_of(rows), strict=True)
+            removed = [
+                (index, number)
+                for index, (number, map_key) in enumerate(elements)
+                if not variable_cells.is_replaced(number, map_key)
+            ]
+            if removed:
+                indices = np.array([index for index, _ in removed])
+                pieces.append(self._deletes(rows, [number for _, number in removed], indices))
         return Expired(pieces, sum(len(piece.numbers) for piece in pieces))
 
     def next_ms(self, cells: Mapping[str, Replaceable]) -> int | None:
-        """Return when the first of what is left is due, out of what was there before and is still."""
-        from_ms, count, reading = self._from_ms, 1, self._scope.reading
+        """Return when the first stored timer or element is due that was not changed in this batch."""
+        from_ms = self._from_ms
+        count = 1
+        reading = self._scope.reading
         while (until_ms := reading.due_by(from_ms, count)) is not None:
-            left = (ms for found in reading.due(from_ms, until_ms) for ms in self._left(found, cells))
-            least = min(left, default=None)
-            if least is not None:
-                return least
-            from_ms, count = until_ms + 1, _MORE * count
+            unchanged = (ms for rows in reading.due(from_ms, until_ms) for ms in self._unchanged_due_ms(rows, cells))
+            first_ms = min(unchanged, default=None)
+            if first_ms is not None:
+                return first_ms
+            from_ms = until_ms + 1
+            count *= _WINDOW_GROWTH
         return None
 
-    def _left(self, found: FoundDue, cells: Mapping[str, Replaceable]) -> Iterator[int]:
-        """Yield when what was not written since is due."""
-        self._know_keys()
-        known, encoded = self._numbers, self._scope.schema.encoded(found.keys).to_pylist()
-        for due_ms, key, name in zip(found.due_ms.tolist(), encoded, self._names_of(found), strict=True):
-            number = known.get(key, -1)
-            if found.variable == TIMER:
-                is_gone = self._timers.is_changed(number, due_ms)
+    def _unchanged_due_ms(self, rows: DueElements, cells: Mapping[str, Replaceable]) -> Iterator[int]:
+        """Yield the due times of rows that were not changed in this batch."""
+        self._number_keys()
+        encoded_keys_of_rows = self._scope.schema.encoded(rows.keys).to_pylist()
+        for due_ms, key, map_key in zip(
+            rows.due_ms.tolist(), encoded_keys_of_rows, self._map_keys_of(rows), strict=True
+        ):
+            number = self._numbers.get(key, -1)
+            if rows.variable == TIMER:
+                is_changed = self._timers.is_changed(number, due_ms)
             else:
-                is_gone = cells[found.variable].is_replaced(number, name)
-            if not is_gone:
+                is_changed = cells[rows.variable].is_replaced(number, map_key)
+            if not is_changed:
                 yield due_ms
 
-    def _advance(self, until_ms: int) -> list[FoundDue]:
-        """Read on until this time; keep elements for later and return what was found."""
+    def _advance(self, until_ms: int) -> list[DueElements]:
+        """Read on to this time and return what is due. Expired elements are also kept for later."""
         if until_ms < self._from_ms:
             return []
-        found = self._scope.reading.due(self._from_ms, until_ms)
+        due = self._scope.reading.due(self._from_ms, until_ms)
         self._from_ms = until_ms + 1
-        self._elements += [one for one in found if one.variable != TIMER]
-        return found
+        self._expired_elements += [rows for rows in due if rows.variable != TIMER]
+        return due
 
-    def _know_keys(self) -> None:
-        """Take in the scope's keys that were not seen yet."""
+    def _number_keys(self) -> None:
+        """Encode and number the session's keys that are new."""
         start = len(self._encoded)
-        if start < self._scope.count:
+        if start < self._scope.key_count:
             self._encoded += self._scope.schema.encoded(self._keys(start)).to_pylist()
             self._numbers.update({key: number for number, key in enumerate(self._encoded[start:], start)})
 
-    def _numbers_of(self, found: FoundDue) -> list[int]:
-        """Return the numbers of what was found's keys; the scope gets keys that it does not have."""
-        self._know_keys()
-        encoded = self._scope.schema.encoded(found.keys).to_pylist()
-        new = {key: at for at, key in enumerate(encoded) if key not in self._numbers}
+    def _numbers_of(self, rows: DueElements) -> list[int]:
+        """Return the key numbers of rows. Keys that are not in the session are added to it."""
+        self._number_keys()
+        encoded = self._scope.schema.encoded(rows.keys).to_pylist()
+        new = {key: index for index, key in enumerate(encoded) if key not in self._numbers}
         if new:
             places = np.array(list(new.values()))
-            self._add_keys(found.keys.take(pa.array(places)), found.hashes[places])
-            self._know_keys()
+            self._add_keys(rows.keys.take(pa.array(places)), rows.hashes[places])
+            self._number_keys()
         return [self._numbers[key] for key in encoded]
 
-    def _names_of(self, found: FoundDue) -> list[bytes]:
-        """Return the stored keys of a map's elements; those of others have none."""
-        if found.variable == TIMER or self._scope.schema.by_name[found.variable].key is None:
-            return [b""] * len(found.ids)
-        names: list[bytes] = encoded_keys(found.structs).to_pylist()
-        return names
+    def _map_keys_of(self, rows: DueElements) -> list[bytes]:
+        """Return the bytes of the map keys of rows; empty for variables that are not maps."""
+        if rows.variable == TIMER or self._scope.schema.by_name[rows.variable].key is None:
+            return [b""] * len(rows.ids)
+        map_keys: list[bytes] = encoded_keys(rows.structs).to_pylist()
+        return map_keys
 
-    def _piece(self, found: FoundDue, numbers: list[int], at: Indices) -> DeltaRows:
-        """Return the rows that remove elements of one variable."""
-        variable = self._scope.schema.by_name[found.variable]
-        indexes = pa.array(found.ids[at]) if variable.kind == "list" else None
-        deleted, structs = np.ones(len(at), dtype=np.bool_), None
-        if variable.key is not None and found.structs is not None:
-            keys = found.structs.take(pa.array(at)).flatten()[0]
-            values = pa.nulls(len(at), pa.struct(list(variable.value)))
+    def _deletes(self, rows: DueElements, numbers: list[int], indices: Indices) -> DeltaRows:
+        """Return the deletes of these elements of one variable."""
+        variable = self._scope.schema.by_name[rows.variable]
+        indexes = pa.array(rows.ids[indices]) if variable.kind == "list" else None
+        deleted = np.ones(len(indices), dtype=np.bool_)
+        structs = None
+        if variable.key is not None and rows.structs is not None:
+            keys = rows.structs.take(pa.array(indices)).flatten()[0]
+            values = pa.nulls(len(indices), pa.struct(list(variable.value)))
             structs = pa.StructArray.from_arrays([keys, values], names=["key", "value"])
-        return DeltaRows(found.variable, numbers, deleted, structs, indexes)
+        return DeltaRows(rows.variable, numbers, deleted, structs, indexes)

@@ -1,7 +1,7 @@
-"""One value of any type, between a user and Arrow. Knows nesting, nulls and NumPy's scalars. Does not know columns.
+"""Converters between Python values and Arrow for all types, with nested types, nulls and NumPy scalars.
 
-Structs are shown as records, maps as dictionaries, and so they are taken; a struct also as a dictionary, as Spark does.
-NumPy's and pandas' scalars are taken for the Python values that they are.
+Structs are shown as records, maps as dictionaries. Both are accepted in these forms, and structs also as dictionaries,
+as in Spark. Scalars of NumPy and pandas are accepted as the Python values that they represent.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,16 +16,16 @@ from pyarrow import types
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.types.simple_converters import Convert, Converter, Misfit, simple_converter
 
-__all__ = ["RecordMaker", "converter_of", "nullable"]
+__all__ = ["RecordMaker", "accept_null", "converter_of"]
 
 RecordMaker: TypeAlias = Callable[[Sequence[str]], Callable[[Iterable[object]], tuple[object, ...]]]
-"""Makes, for the names of a struct's fields, what turns their values into what a user sees."""
+"""Returns, for the field names of a struct, the function that makes a user's record from their values."""
 
 _PYTHON: Final = {type(None), bool, int, float, str, bytes, date, datetime, timedelta, Decimal, list, tuple, dict}
 
 
 def converter_of(kind: pa.DataType, record: RecordMaker) -> Converter:
-    """Return the converter of a type; ``ConfigError`` if there is none."""
+    """Return the converter of a type. Raises ``ConfigError`` if it is not supported."""
     simple = simple_converter(kind)
     if simple is not None:
         return simple
@@ -35,30 +35,28 @@ def converter_of(kind: pa.DataType, record: RecordMaker) -> Converter:
         return _maps(kind, record)
     if types.is_struct(kind):
         return _structs(kind, record)
-    raise ConfigError(
-        f"state cannot hold a column of type {kind}", remedy="declare a type that Spark has", id="RIFFLE-0203"
-    )
+    raise ConfigError(f"State cannot keep type {kind}", remedy="Declare a type of Spark.", id="RIFFLE-0203")
 
 
-def nullable(take: Convert, field: pa.Field) -> Convert:
-    """Return what takes a null too, if the field does, and NumPy's and pandas' scalars."""
+def accept_null(normalize: Convert, field: pa.Field) -> Convert:
+    """Return a conversion that also accepts NumPy and pandas scalars, and nulls if the field is nullable."""
 
-    def taken(value: object) -> object:
-        value = _taken_as(value)
+    def normalize_or_null(value: object) -> object:
+        value = _to_python(value)
         if value is None or type(value).__name__ == "NaTType":
             if not field.nullable:
-                raise Misfit("null", None, f"{field.type} that is not null").at(field.name)
+                raise Misfit("null", None, f"{field.type} that is not null").within(field.name)
             return None
         try:
-            return take(value)
+            return normalize(value)
         except Misfit as misfit:
-            raise misfit.at(field.name) from None
+            raise misfit.within(field.name) from None
 
-    return taken
+    return normalize_or_null
 
 
-def _taken_as(value: object) -> object:
-    """Return a NumPy or pandas scalar as the Python value that it is; anything else as it is."""
+def _to_python(value: object) -> object:
+    """Return a NumPy or pandas scalar as a Python value, and other values unchanged."""
     if type(value) in _PYTHON:
         return value
     if isinstance(value, np.datetime64):
@@ -75,41 +73,45 @@ def _taken_as(value: object) -> object:
 
 def _lists(kind: pa.DataType, record: RecordMaker) -> Converter:
     element = converter_of(kind.value_type, record)
-    take_element = nullable(element.take, kind.value_field)
+    normalize_element = accept_null(element.normalize, kind.value_field)
 
-    def take(value: object) -> list[object]:
+    def normalize(value: object) -> list[object]:
         if not isinstance(value, list | tuple | np.ndarray | bytes | bytearray):
             raise Misfit("type", value, kind)
-        return [take_element(one) for one in value]
+        return [normalize_element(item) for item in value]
 
-    copied = _each(element.copied) or list
-    return Converter(frozenset(), take, _each(element.to_arrow), _each(element.from_arrow), copied)
+    copy = _for_each(element.copy) or list
+    return Converter(frozenset(), normalize, _for_each(element.to_arrow), _for_each(element.from_arrow), copy)
 
 
-def _each(convert: Convert | None) -> Convert | None:
+def _for_each(convert: Convert | None) -> Convert | None:
     if convert is None:
         return None
     return lambda values: [None if value is None else convert(value) for value in values]
 
 
 def _maps(kind: pa.DataType, record: RecordMaker) -> Converter:
-    key, item = converter_of(kind.key_type, record), converter_of(kind.item_type, record)
-    take_key, take_item = nullable(key.take, kind.key_field), nullable(item.take, kind.item_field)
-    out_key, out_item = _or_null(key.to_arrow), _or_null(item.to_arrow)
-    back_key, back_item = _or_null(key.from_arrow), _or_null(item.from_arrow)
-    copied_item = _or_null(item.copied)
+    key = converter_of(kind.key_type, record)
+    item = converter_of(kind.item_type, record)
+    normalize_key = accept_null(key.normalize, kind.key_field)
+    normalize_item = accept_null(item.normalize, kind.item_field)
+    key_to_arrow = _or_null(key.to_arrow)
+    item_to_arrow = _or_null(item.to_arrow)
+    key_from_arrow = _or_null(key.from_arrow)
+    item_from_arrow = _or_null(item.from_arrow)
+    copy_item = _or_null(item.copy)
 
-    def take(value: object) -> dict[object, object]:
+    def normalize(value: object) -> dict[object, object]:
         if not isinstance(value, Mapping):
             raise Misfit("type", value, kind)
-        return {take_key(one): take_item(other) for one, other in value.items()}
+        return {normalize_key(k): normalize_item(v) for k, v in value.items()}
 
     return Converter(
         frozenset(),
-        take,
-        lambda value: [(out_key(one), out_item(other)) for one, other in value.items()],
-        lambda pairs: {back_key(one): back_item(other) for one, other in pairs},
-        lambda value: {one: copied_item(other) for one, other in value.items()},
+        normalize,
+        lambda value: [(key_to_arrow(k), item_to_arrow(v)) for k, v in value.items()],
+        lambda pairs: {key_from_arrow(k): item_from_arrow(v) for k, v in pairs},
+        lambda value: {k: copy_item(v) for k, v in value.items()},
     )
 
 
@@ -123,29 +125,29 @@ def _structs(kind: pa.DataType, record: RecordMaker) -> Converter:
     fields = list(kind)
     names = [field.name for field in fields]
     converters = [converter_of(field.type, record) for field in fields]
-    takes = [nullable(one.take, field) for one, field in zip(converters, fields, strict=True)]
-    outs = [_or_null(one.to_arrow) for one in converters]
-    backs = [_or_null(one.from_arrow) for one in converters]
-    copies = [_or_null(one.copied) for one in converters]
-    make = record(names)
+    pairs = zip(converters, fields, strict=True)
+    normalizers = [accept_null(converter.normalize, field) for converter, field in pairs]
+    to_arrow = [_or_null(converter.to_arrow) for converter in converters]
+    from_arrow = [_or_null(converter.from_arrow) for converter in converters]
+    copies = [_or_null(converter.copy) for converter in converters]
+    make_record = record(names)
 
-    def take(value: object) -> tuple[object, ...]:
+    def normalize(value: object) -> tuple[object, ...]:
         if isinstance(value, Mapping):
             value = tuple(value.get(name) for name in names)
         if not isinstance(value, tuple | list):
             raise Misfit("type", value, kind)
         if len(value) != len(names):
             raise Misfit("length", len(value), len(names))
-        return make(convert(one) for convert, one in zip(takes, value, strict=True))
+        return make_record(convert(item) for convert, item in zip(normalizers, value, strict=True))
+
+    def copy(value: tuple[object, ...]) -> tuple[object, ...]:
+        return make_record(convert(item) for convert, item in zip(copies, value, strict=True))
 
     return Converter(
         frozenset(),
-        take,
-        lambda value: tuple(convert(one) for convert, one in zip(outs, value, strict=True)),
-        lambda value: make(convert(one) for convert, one in zip(backs, value.values(), strict=True)),
-        (lambda value: make(map(_call, copies, value))) if any(one.copied for one in converters) else None,
+        normalize,
+        lambda value: tuple(convert(item) for convert, item in zip(to_arrow, value, strict=True)),
+        lambda value: make_record(convert(item) for convert, item in zip(from_arrow, value.values(), strict=True)),
+        copy if any(converter.copy for converter in converters) else None,
     )
-
-
-def _call(convert: Convert, value: object) -> object:
-    return convert(value)

@@ -1,4 +1,4 @@
-"""Tuples of a struct's fields, between a user and Arrow columns. Knows a schema. Does not know whose they are."""
+"""Conversion between tuples of values, as users read and write them, and Arrow columns."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timezone
@@ -8,7 +8,7 @@ from typing import TypeVar
 import pyarrow as pa
 from pyarrow import types
 
-from riffle_spark.process.types.converters import RecordMaker, converter_of, nullable
+from riffle_spark.process.types.converters import RecordMaker, accept_null, converter_of
 from riffle_spark.process.types.simple_converters import Convert, Misfit
 from riffle_spark.state.formats.arrow_values import undecodable
 
@@ -20,83 +20,86 @@ _SHAPES_MAX = 64
 
 
 def plain_records(names: Sequence[str]) -> type[Values]:  # noqa: ARG001 - a RecordMaker
-    """Show structs as plain tuples."""
+    """Return the maker of records that are plain tuples."""
     return tuple
 
 
 class Fields:
-    """Converts tuples of values of these fields. What a user wrote reads back as it would after a while in a store.
+    """Converts tuples with the values of these fields. A written value reads back as if it had been stored.
 
-    Almost all tuples are of values that need no change, and a tuple's classes tell so: such *shapes* are remembered.
+    Most tuples need no change, which depends on the classes of their values alone. These *shapes* are remembered.
     """
 
     def __init__(self, schema: pa.Schema, record: RecordMaker = plain_records) -> None:
         self.schema = schema
         self._converters = [converter_of(field.type, record) for field in schema]
-        self._takes = [nullable(one.take, field) for one, field in zip(self._converters, schema, strict=True)]
+        pairs = zip(self._converters, schema, strict=True)
+        self._normalizers = [accept_null(converter.normalize, field) for converter, field in pairs]
         self._nullable = [field.nullable for field in schema]
         self._shapes: set[tuple[type, ...]] = set()
-        self._to_arrow = [one.to_arrow for one in self._converters]
-        self._from_arrow = [one.from_arrow for one in self._converters]
-        self._copied = [one.copied for one in self._converters]
-        self._are_told_otherwise = any(self._to_arrow)
-        self._are_seen_otherwise = any(self._from_arrow)
-        self.can_change = any(self._copied)
+        self._to_arrow = [converter.to_arrow for converter in self._converters]
+        self._from_arrow = [converter.from_arrow for converter in self._converters]
+        self._copies = [converter.copy for converter in self._converters]
+        self._converts_to_arrow = any(self._to_arrow)
+        self._converts_from_arrow = any(self._from_arrow)
+        self.can_change = any(self._copies)
 
-    def take(self, values: object) -> Values:
-        """Return what reads back of what a user wrote. Raises ``Misfit`` for values that do not fit the fields."""
+    def normalize(self, values: object) -> Values:
+        """Return the tuple that reads back after this write. Raises ``Misfit`` for values that do not fit."""
         if type(values) is tuple and tuple(map(type, values)) in self._shapes:
             return values
         return self._checked(values)
 
-    def take_all(self, rows: Iterable[object]) -> list[Values]:
-        """Return several tuples as ``take`` returns each."""
-        taken = list(rows)
-        if {*map(type, taken)} == {tuple} and {tuple(map(type, values)) for values in taken} <= self._shapes:  # type: ignore[call-overload]
-            return taken  # type: ignore[return-value]
-        return [self.take(values) for values in taken]
+    def normalize_all(self, rows: Iterable[object]) -> list[Values]:
+        """Normalize several tuples."""
+        values = list(rows)
+        if {*map(type, values)} == {tuple} and {tuple(map(type, row)) for row in values} <= self._shapes:  # type: ignore[call-overload]
+            return values  # type: ignore[return-value]
+        return [self.normalize(row) for row in values]
 
     def _checked(self, values: object) -> Values:
         if not isinstance(values, tuple | list):
-            values = self._iterated(values)
-        if len(values) != len(self._takes):
-            raise Misfit("length", len(values), len(self._takes))
-        taken = tuple(take(value) for take, value in zip(self._takes, values, strict=True))
-        shape = tuple(map(type, taken))
-        if len(self._shapes) < _SHAPES_MAX and self._is_plain(shape):
+            values = self._as_tuple(values)
+        if len(values) != len(self._normalizers):
+            raise Misfit("length", len(values), len(self._normalizers))
+        row = tuple(normalize(value) for normalize, value in zip(self._normalizers, values, strict=True))
+        shape = tuple(map(type, row))
+        if len(self._shapes) < _SHAPES_MAX and self._is_unchanged(shape):
             self._shapes.add(shape)
-        return taken
+        return row
 
-    def _iterated(self, values: object) -> Values:
-        """Return what can be gone through as a tuple, as Spark does: the letters of a string, the keys of a dictionary.
+    def _as_tuple(self, values: object) -> Values:
+        """Return the items of an iterable, as Spark does: the letters of a string, the keys of a dictionary.
 
-        Not those of a dictionary by the names of the fields, for which Spark keeps the names in place of the values.
+        A dictionary with the names of the fields is refused, because Spark would store the names instead of the values.
         """
-        wanted = f"tuple of {len(self._takes)} fields"
+        expected = f"tuple of {len(self._normalizers)} fields"
         if isinstance(values, Mapping) and [*values] == self.schema.names:
-            raise Misfit("type", values, wanted)
+            raise Misfit("type", values, expected)
         try:
-            return tuple(values)  # type: ignore[arg-type]  # what is none says so itself
+            return tuple(values)  # type: ignore[arg-type]
         except TypeError:
-            raise Misfit("type", values, wanted) from None
+            raise Misfit("type", values, expected) from None
 
-    def _is_plain(self, shape: tuple[type, ...]) -> bool:
-        of_fields = zip(shape, self._converters, self._nullable, strict=True)
-        return all(one in plain.plain or (null and one is type(None)) for one, plain, null in of_fields)
+    def _is_unchanged(self, shape: tuple[type, ...]) -> bool:
+        columns = zip(shape, self._converters, self._nullable, strict=True)
+        return all(
+            cls in converter.unchanged or (is_nullable and cls is type(None)) for cls, converter, is_nullable in columns
+        )
 
     def columns(self, rows: Sequence[Values]) -> list[pa.Array]:
-        """Return taken tuples as one array a field. Raises ``Misfit`` for a number that is out of range."""
+        """Return normalized tuples as one array per field. Raises ``Misfit`` for a number that is out of range."""
         if not rows:
             return [pa.array([], kind) for kind in self.schema.types]
         fields = enumerate(zip(self._to_arrow, self.schema, strict=True))
-        return [_array([values[at] for values in rows], convert, field) for at, (convert, field) in fields]
+        return [_array([values[index] for values in rows], convert, field) for index, (convert, field) in fields]
 
     def structs(self, rows: Sequence[Values]) -> pa.StructArray:
-        """Return taken tuples as one array of structs."""
+        """Return normalized tuples as one array of structs."""
         return pa.StructArray.from_arrays(self.columns(rows), fields=list(self.schema))
 
     def tuples(self, table: pa.Table) -> Iterator[Values]:
-        """Yield the rows of a table of these fields as a user sees them."""
+        """Yield the rows of a table of these fields as tuples for the user."""
         named = zip(table.column_names, table.columns, self._from_arrow, strict=True)
         columns = [converted(name, column, partial(self._column, convert=convert)) for name, column, convert in named]
         return zip(*columns, strict=True)
@@ -107,20 +110,20 @@ class Fields:
         values = pylist(column)
         return values if convert is None else [None if value is None else convert(value) for value in values]
 
-    def seen(self, values: Values) -> Values:
-        """Return as a user sees it a tuple of what ``to_pylist`` gives."""
-        return _each(values, self._from_arrow) if self._are_seen_otherwise else values
+    def from_arrow(self, values: Values) -> Values:
+        """Return a tuple of ``to_pylist`` values as a tuple for the user."""
+        return _convert_each(values, self._from_arrow) if self._converts_from_arrow else values
 
-    def copied(self, values: Values) -> Values:
-        """Return the same tuple with other lists and dictionaries in it, where there are any: users may change them."""
-        return _each(values, self._copied) if self.can_change else values
+    def copy(self, values: Values) -> Values:
+        """Return the tuple with copies of lists and dictionaries, which users may modify."""
+        return _convert_each(values, self._copies) if self.can_change else values
 
-    def arrows(self, values: Values) -> Values:
-        """Return a taken tuple as what ``pa.array`` takes."""
-        return _each(values, self._to_arrow) if self._are_told_otherwise else values
+    def to_arrow(self, values: Values) -> Values:
+        """Return a normalized tuple as arguments of ``pa.array``."""
+        return _convert_each(values, self._to_arrow) if self._converts_to_arrow else values
 
 
-def _each(values: Values, converts: list[Convert | None]) -> Values:
+def _convert_each(values: Values, converts: list[Convert | None]) -> Values:
     pairs = zip(values, converts, strict=True)
     return tuple(v if convert is None or v is None else convert(v) for v, convert in pairs)
 
@@ -131,8 +134,8 @@ def _array(values: Sequence[object], convert: Convert | None, field: pa.Field) -
     try:
         return pa.array(values, field.type)
     except (pa.ArrowInvalid, OverflowError):
-        wrong = next(value for value in values if not _fits(value, field.type))
-        raise Misfit("range", wrong, field.type).at(field.name) from None
+        misfit = next(value for value in values if not _fits(value, field.type))
+        raise Misfit("range", misfit, field.type).within(field.name) from None
 
 
 def _fits(value: object, kind: pa.DataType) -> bool:
@@ -144,12 +147,12 @@ def _fits(value: object, kind: pa.DataType) -> bool:
 
 
 def _local_times(column: pa.ChunkedArray) -> list[object]:
-    """Return times as naive ones of this machine's zone, as Spark reads them from state."""
+    """Return times as naive times of the machine's zone, as Spark reads them from state."""
     return [time.astimezone().replace(tzinfo=None) if isinstance(time, datetime) else None for time in pylist(column)]
 
 
 def pylist(column: pa.Array | pa.ChunkedArray) -> list[object]:
-    """Return exactly what ``to_pylist`` returns; dates and times many times as fast."""
+    """Return the same as ``to_pylist``, but dates and times many times faster."""
     kind = column.type
     if types.is_date32(kind):
         return _by_numpy(column, column)
@@ -160,19 +163,19 @@ def pylist(column: pa.Array | pa.ChunkedArray) -> list[object]:
 
 
 class NotText(ValueError):
-    """Text is not UTF-8, so Python's ``str`` cannot hold it. Spark's Arrow conversions refuse it as well."""
+    """A string column has bytes that are not UTF-8. Spark's Arrow conversions refuse them too."""
 
     remedy = (
-        "Pass make_valid_utf8(column) or the column cast to binary to the function. The batch failed and nothing was "
+        "Pass make_valid_utf8(column) or the column cast to binary to the function. The batch failed, and nothing was "
         "committed."
     )
 
     def __init__(self, column: str, value: bytes) -> None:
-        super().__init__(f"column {column!r} holds text that is not UTF-8, which Python cannot read: {value[:100]!r}")
+        super().__init__(f"column {column!r} has a string that is not UTF-8: {value[:100]!r}")
 
 
 def converted(name: str, column: pa.ChunkedArray, convert: Callable[[pa.ChunkedArray], _Converted]) -> _Converted:
-    """Convert a column to Python values. Raises ``NotText`` if that fails and the column has text that is not UTF-8."""
+    """Convert a column to Python values. Raises ``NotText`` if that fails because a string is not UTF-8."""
     try:
         return convert(column)
     except (ValueError, pa.ArrowException) as error:
@@ -194,10 +197,12 @@ def _by_numpy(column: pa.Array | pa.ChunkedArray, without_zone: pa.Array | pa.Ch
     chunked = without_zone if isinstance(without_zone, pa.ChunkedArray) else pa.chunked_array([without_zone])
     values: list[date | None] = chunked.to_numpy().tolist()
     if not all(value is None or isinstance(value, date) for value in values):
-        told: list[object] = column.to_pylist()  # before year 1 or after 9999: Arrow says so
-        return told
+        python_values: list[object] = column.to_pylist()  # Arrow raises for years before 1 or after 9999.
+        return python_values
     zone = getattr(column.type, "tz", None)
     if zone is None:
         return list(values)
-    wanted = pa.lib.string_to_tzinfo(zone)
-    return [v.replace(tzinfo=timezone.utc).astimezone(wanted) if isinstance(v, datetime) else None for v in values]
+    timezone_info = pa.lib.string_to_tzinfo(zone)
+    return [
+        v.replace(tzinfo=timezone.utc).astimezone(timezone_info) if isinstance(v, datetime) else None for v in values
+    ]

@@ -13,9 +13,9 @@ from riffle_spark.errors import ConfigError
 __all__ = ["JsonType", "Position", "RefusedType", "check_columns", "refused_types", "type_refusal"]
 
 Position = Literal["value", "key", "order", "declared"]
-"""What a column is used for: kept with a row, to group by, to compare, or declared by a function for its own state."""
+"""What a column is used for: stored as a value, grouped by, compared, or declared for state by a function."""
 JsonType = object
-"""A type as Spark's JSON has it: a name, or a mapping."""
+"""A type in Spark's JSON: a name or a mapping."""
 
 _COLLATIONS: Final = "__COLLATIONS"
 _COLLATED: Final = re.compile(r"string collate (\w+)", re.IGNORECASE)
@@ -30,14 +30,14 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "calendar": "Keep the text: CAST({0} AS STRING). CAST(text AS INTERVAL) restores the interval.",
     "udt": "Convert it to a plain type before the operator, and back after it. For vectors use vector_to_array({0}) "
     "and array_to_vector.",
-    "void_inside": "Cast the column to a type without void, for example with STRING in its place.",
+    "void_inside": "Cast the column to a type without void, for example to STRING.",
     "collated_key": "Use its bytes: collation_key({0}), or lower(CAST({0} AS STRING COLLATE UTF8_BINARY)).",
     "collated_order": "Compare collation_key({0}) instead, for example max_by({0}, collation_key({0})) for max({0}).",
     "collated_declared": "Declare a plain STRING.",
-    "bounded_declared": "Declare a plain STRING, and check lengths before the values are kept.",
+    "bounded_declared": "Declare a plain STRING, and check the length before you store a value.",
     "void_compared": "Cast it to a type: CAST({0} AS STRING).",
-    "variant_key": "Use to_json({0}), or some of its fields.",
-    "variant_declared": "Declare a STRING, and keep the value's to_json.",
+    "variant_key": "Use to_json({0}) or some of its fields.",
+    "variant_declared": "Declare a STRING, and store to_json(value).",
 }
 
 
@@ -57,7 +57,7 @@ class RefusedType:
     def error(self, where: str = "") -> ConfigError:
         """Return the error for a column with such a type."""
         return ConfigError(
-            f"column {self.path!r} has type {self.type}, which state cannot keep",
+            f"Column {self.path!r} has type {self.type}, which state cannot keep",
             remedy=self.remedy,
             where=where,
             id="RIFFLE-0204",
@@ -65,7 +65,7 @@ class RefusedType:
 
 
 def type_refusal(name: str, path: str, position: Position) -> RefusedType | None:
-    """Return why a type that is one name cannot be kept, ``None`` if it can."""
+    """Return why state cannot keep a type that is one name; ``None`` if it can."""
     reason = _reason(name.lower(), position)
     return None if reason is None else RefusedType(path, name, _REMEDIES[reason].format(path))
 
@@ -88,7 +88,7 @@ def _reason(name: str, position: Position) -> str | None:
 
 
 def refused_types(body: JsonType, path: str, position: Position) -> Iterator[RefusedType]:
-    """Yield each part of a type that cannot be kept; ``path`` is the column's name."""
+    """Yield each part of a type that state cannot keep; ``path`` is the column's name."""
     if isinstance(body, str):
         refused = type_refusal(body, path, position)
         if refused is not None:
@@ -100,8 +100,8 @@ def refused_types(body: JsonType, path: str, position: Position) -> Iterator[Ref
 def _refused_in(body: Mapping[str, object], path: str, position: Position) -> Iterator[RefusedType]:
     name = body.get("type")
     if name == "udt":
-        shown = str(body.get("class") or body.get("pyClass")).rpartition(".")[2]
-        yield RefusedType(path, f"{shown} (a user-defined type)", _REMEDIES["udt"].format(path))
+        class_name = str(body.get("class") or body.get("pyClass")).rpartition(".")[2]
+        yield RefusedType(path, f"{class_name} (a user-defined type)", _REMEDIES["udt"].format(path))
     elif name == "array":
         yield from _refused_inside(body["elementType"], f"{path}.element", position)
     elif name == "map":
@@ -131,14 +131,16 @@ def _refused_field(field: Mapping[str, object], path: str, position: Position) -
 
 
 def check_columns(
-    fields: Sequence[Mapping[str, object]], position: Position = "value", where: str = "",
-    shown: Mapping[str, str] | None = None,
-) -> None:  # fmt: skip
-    """Raise ``ConfigError`` for the first column of a type that cannot be kept.
+    fields: Sequence[Mapping[str, object]],
+    position: Position = "value",
+    where: str = "",
+    display_names: Mapping[str, str] | None = None,
+) -> None:
+    """Raise ``ConfigError`` for the first column whose type state cannot keep.
 
-    ``fields`` are the fields of a struct type's JSON. ``shown`` maps internal column names to the user's names.
+    ``fields`` are the fields of a struct type's JSON. ``display_names`` maps internal column names to the user's names.
     """
     for field in fields:
         name = str(field["name"])
-        for refused in _refused_field(field, (shown or {}).get(name, name), position):
+        for refused in _refused_field(field, (display_names or {}).get(name, name), position):
             raise refused.error(where)

@@ -1,8 +1,7 @@
-"""One value of one simple type, between a user and Arrow. Knows what Spark gives and takes. Does not know columns.
+"""Converters between Python values and Arrow for types that are not nested.
 
-What a user may write is what Spark takes for the type, and what reads back is what Spark gives: times as naive times of
-the machine's zone, decimals with all digits of their scale. Where Spark turns a value of another type into null without
-a word, ``Misfit`` is raised.
+They accept what Spark accepts for the type, and return what Spark returns: timestamps as naive times of the machine's
+zone, decimals with all digits of their scale. They raise ``Misfit`` if Spark would silently turn a value into null.
 """
 
 import struct
@@ -26,90 +25,91 @@ _PLAIN_BELOW: Final = 1e7
 
 
 class Misfit(Exception):
-    """A value that a field cannot hold. ``problem`` is ``type``, ``null``, ``length`` or ``range``."""
+    """A value that does not fit its field. ``problem`` is ``type``, ``null``, ``length`` or ``range``."""
 
-    def __init__(self, problem: str, value: object, wanted: object) -> None:
-        super().__init__(problem, value, wanted)
+    def __init__(self, problem: str, value: object, expected: object) -> None:
+        super().__init__(problem, value, expected)
         self.problem = problem
         self.value = value
-        self.wanted = wanted
+        self.expected = expected
         self.path = ""
 
-    def at(self, place: str) -> "Misfit":
-        """Return the same, of a value below a field of this name."""
-        self.path = f"{place}.{self.path}" if self.path else place
+    def within(self, field: str) -> "Misfit":
+        """Add the name of an enclosing field to the path, and return the error."""
+        self.path = f"{field}.{self.path}" if self.path else field
         return self
 
     def __str__(self) -> str:
         if self.problem == "length":
-            return f"{self.value} values where there are {self.wanted} fields"
-        told = repr(self.value)[:200]
-        return f"{told} of {type(self.value).__name__} is no {self.wanted}" + (f", {self.path}" if self.path else "")
+            return f"got {self.value} values for {self.expected} fields"
+        place = f" for field {self.path}" if self.path else ""
+        return f"{self.value!r:.200} of type {type(self.value).__name__} is not a valid {self.expected}{place}"
 
 
 class Converter(NamedTuple):
-    """How values of one type convert. Nulls never get here.
+    """How values of one type convert. Nulls are handled by the caller.
 
-    ``plain`` are the Python classes whose values are taken as they are. ``take`` checks what a user wrote and returns
-    what reads back; ``to_arrow`` makes of that what ``pa.array`` takes, ``from_arrow`` makes it of what ``to_pylist``
-    gives, ``copied`` makes another one of it, where a user could change it; all three are ``None`` where there is
-    nothing to do.
+    unchanged: the Python classes whose values ``normalize`` returns unchanged.
+    normalize: checks a value from a user and returns what reads back from the store. Raises ``Misfit``.
+    to_arrow: converts a normalized value to the argument of ``pa.array``; ``None`` if they are the same.
+    from_arrow: converts a value of ``to_pylist`` to a normalized one; ``None`` if they are the same.
+    copy: copies a value that a user could modify; ``None`` if the value is immutable.
     """
 
-    plain: frozenset[type]
-    take: Convert
+    unchanged: frozenset[type]
+    normalize: Convert
     to_arrow: Convert | None = None
     from_arrow: Convert | None = None
-    copied: Convert | None = None
+    copy: Convert | None = None
 
 
 def simple_converter(kind: pa.DataType) -> Converter | None:
-    """Return the converter of a type that is not nested, ``None`` if it is no such."""
+    """Return the converter of a type that is not nested; ``None`` for other types."""
     return next((make(kind) for fits, make in _BY_KIND if fits(kind)), None)
 
 
 def _plain(*classes: type) -> Callable[[pa.DataType], Converter]:
-    """Return what makes converters of types whose values are of these classes, and stay as they are."""
+    """Return a factory of converters that accept values of these classes unchanged."""
 
-    def make(kind: pa.DataType) -> Converter:
-        def take(value: object) -> object:
+    def make_converter(kind: pa.DataType) -> Converter:
+        def normalize(value: object) -> object:
             if type(value) in classes:
                 return value
             raise Misfit("type", value, kind)
 
-        return Converter(frozenset(classes), take)
+        return Converter(frozenset(classes), normalize)
 
-    return make
+    return make_converter
 
 
 def _integers(kind: pa.DataType) -> Converter:
     bound = 1 << (kind.bit_width - 1)
 
-    def take(value: object) -> int:
+    def normalize(value: object) -> int:
         if type(value) is not int:
             raise Misfit("type", value, kind)
         if not -bound <= value < bound:
             raise Misfit("range", value, kind)
         return value
 
-    return Converter(frozenset({int}), take)
+    return Converter(frozenset({int}), normalize)
 
 
 def _doubles(kind: pa.DataType) -> Converter:
-    def take(value: object) -> float:
+    def normalize(value: object) -> float:
         if isinstance(value, float):
             return float(value)
         if type(value) is int:
             return _exactly(value, kind)
         raise Misfit("type", value, kind)
 
-    return Converter(frozenset({float}), take)
+    return Converter(frozenset({float}), normalize)
 
 
 def _singles(kind: pa.DataType) -> Converter:
-    double = _doubles(kind).take
+    double = _doubles(kind).normalize
 
-    def take(value: object) -> float:
+    def normalize(value: object) -> float:
         number: float = double(value)
         try:
             rounded: float = _FLOAT32.unpack(_FLOAT32.pack(number))[0]
@@ -117,7 +117,7 @@ def _singles(kind: pa.DataType) -> Converter:
             return float("inf") if number > 0 else float("-inf")
         return rounded
 
-    return Converter(frozenset(), take)
+    return Converter(frozenset(), normalize)
 
 
 def _exactly(value: int, kind: pa.DataType) -> float:
@@ -133,7 +133,7 @@ def _exactly(value: int, kind: pa.DataType) -> float:
 def _decimals(kind: pa.DataType) -> Converter:
     unit = Decimal(1).scaleb(-kind.scale)
 
-    def take(value: object) -> Decimal:
+    def normalize(value: object) -> Decimal:
         if not isinstance(value, Decimal) and type(value) is not int:
             raise Misfit("type", value, kind)
         try:
@@ -144,32 +144,32 @@ def _decimals(kind: pa.DataType) -> Converter:
             raise Misfit("range", value, kind)
         return rounded
 
-    return Converter(frozenset(), take)
+    return Converter(frozenset(), normalize)
 
 
 def _texts(kind: pa.DataType) -> Converter:
-    def take(value: object) -> str:
+    def normalize(value: object) -> str:
         if isinstance(value, str):
             return str(value)
-        told = _written_down(value)
-        if told is None:
+        text = _java_text(value)
+        if text is None:
             raise Misfit("type", value, kind)
-        return told
+        return text
 
-    return Converter(frozenset({str}), take)
+    return Converter(frozenset({str}), normalize)
 
 
-def _written_down(value: object) -> str | None:
-    """Return a number or a truth value as Java writes it down, and so Spark; nothing for what has no such text."""
+def _java_text(value: object) -> str | None:
+    """Return the text of a number or boolean in Java, and so in Spark; ``None`` for other values."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if type(value) is int or isinstance(value, Decimal):
         return str(value)
-    return _java_text(value) if isinstance(value, float) else None
+    return _java_float_text(value) if isinstance(value, float) else None
 
 
-def _java_text(value: float) -> str:
-    """Return a float as Java has it: with an exponent where it is below 0.001 or from ten millions on."""
+def _java_float_text(value: float) -> str:
+    """Return the text of a float in Java: with an exponent if it is below 0.001, or 10,000,000 or more."""
     if not isfinite(value):
         return "NaN" if isnan(value) else "-Infinity" if value < 0 else "Infinity"
     if value == 0 or _PLAIN_FROM <= abs(value) < _PLAIN_BELOW:
@@ -181,50 +181,46 @@ def _java_text(value: float) -> str:
     return f"{'-' * sign}{text[0]}.{text[1:] or '0'}E{shift}"
 
 
-def _octets(kind: pa.DataType) -> Converter:
-    def take(value: object) -> bytes:
+def _binaries(kind: pa.DataType) -> Converter:
+    def normalize(value: object) -> bytes:
         if isinstance(value, bytes | bytearray):
             return bytes(value)
         if isinstance(value, str):
             return value.encode()
         raise Misfit("type", value, kind)
 
-    return Converter(frozenset({bytes}), take)
+    return Converter(frozenset({bytes}), normalize)
 
 
 def _dates(kind: pa.DataType) -> Converter:
-    def take(value: object) -> date:
+    def normalize(value: object) -> date:
         if type(value) is date:
             return value
-        if isinstance(value, datetime):  # as Spark does, which looks at its day alone
+        if isinstance(value, datetime):  # As in Spark, the time of day is dropped.
             return value.date()
         raise Misfit("type", value, kind)
 
-    return Converter(frozenset({date}), take)
-
-
-def _times_of_day(kind: pa.DataType) -> Converter:
-    return _plain(time)(kind)
+    return Converter(frozenset({date}), normalize)
 
 
 def _timestamps(kind: pa.DataType) -> Converter:
-    def take(value: object) -> datetime:
+    def normalize(value: object) -> datetime:
         if not isinstance(value, datetime):
             raise Misfit("type", value, kind)
         if kind.tz is None:
             return value.replace(tzinfo=None)
-        return value if value.tzinfo is None else _local(value)
+        return value if value.tzinfo is None else _to_local(value)
 
     if kind.tz is None:
-        return Converter(frozenset(), take)
-    return Converter(frozenset(), take, to_arrow=_in_utc, from_arrow=_local)
+        return Converter(frozenset(), normalize)
+    return Converter(frozenset(), normalize, to_arrow=_to_utc, from_arrow=_to_local)
 
 
-def _local(value: datetime) -> datetime:
+def _to_local(value: datetime) -> datetime:
     return value.astimezone().replace(tzinfo=None)
 
 
-def _in_utc(value: datetime) -> datetime:
+def _to_utc(value: datetime) -> datetime:
     return value.astimezone(timezone.utc)
 
 
@@ -236,9 +232,9 @@ _BY_KIND: Final = (
     (types.is_float32, _singles),
     (types.is_decimal, _decimals),
     (lambda kind: types.is_string(kind) or types.is_large_string(kind), _texts),
-    (lambda kind: types.is_binary(kind) or types.is_large_binary(kind), _octets),
+    (lambda kind: types.is_binary(kind) or types.is_large_binary(kind), _binaries),
     (types.is_date32, _dates),
-    (types.is_time, _times_of_day),
+    (types.is_time, _plain(time)),
     (types.is_timestamp, _timestamps),
     (types.is_duration, _plain(timedelta)),
 )

@@ -1,6 +1,4 @@
-"""Spark's texts of schemas, DDL and JSON, as Arrow schemas. Knows Spark's grammar of columns and types. Does not know
-Spark or a JVM.
-"""
+"""Arrow schemas from Spark's DDL and JSON, parsed without a JVM."""
 
 import json
 import re
@@ -28,7 +26,7 @@ __all__ = [
 ]
 
 BARE: Final = "value"
-"""The name of the column where a text is one type alone, as Spark calls it."""
+"""The name of the column if a text is a single type, as in Spark."""
 
 _TOKEN: Final = re.compile(
     r"""(?P<space>\s+|--[^\r\n]*|/\*(?!\+).*?\*/)
@@ -73,24 +71,22 @@ _DEFAULT_DECIMAL: Final = (10, 0)
 _PRECISION_MAX: Final = 38
 
 
-_Read = TypeVar("_Read")
-
-
-_REMEDY: Final = 'write Spark\'s DDL, such as "count long, tags array<string>", of types that can be kept'
+_Result = TypeVar("_Result")
+_REMEDY: Final = 'Use Spark\'s DDL with supported types, such as "count long, tags array<string>".'
 
 
 class Unreadable(ValueError):
-    """A schema cannot be read from character ``at`` on."""
+    """A syntax error or an unsupported type at character ``position`` of a DDL text."""
 
-    def __init__(self, problem: str, at: int, remedy: str = _REMEDY) -> None:
+    def __init__(self, problem: str, position: int, remedy: str = _REMEDY) -> None:
         super().__init__(problem)
-        self.at = at
+        self.position = position
         self.remedy = remedy
 
 
-def _not_kept(name: str, at: int) -> Unreadable:
+def _unsupported(name: str, position: int) -> Unreadable:
     refused = type_refusal(name, "value", "declared")
-    return Unreadable(f"{name!r} is not a type that can be kept", at, refused.remedy if refused else _REMEDY)
+    return Unreadable(f"type {name!r} is not supported", position, refused.remedy if refused else _REMEDY)
 
 
 class _Token(NamedTuple):
@@ -100,36 +96,33 @@ class _Token(NamedTuple):
 
 
 def schema_of_ddl(text: str) -> pa.Schema:
-    """Return the schema that a DDL text declares: columns, or one type alone, whose column is named ``value``.
+    """Return the schema of a DDL text: columns, or a single type, whose column is named ``value``.
 
-    A struct alone is its fields. Raises ``ConfigError`` that shows where the text cannot be read.
+    A single struct is its fields. Raises ``ConfigError`` with the position of the problem.
     """
     try:
-        return schema_of_fields(_Reader(text).columns(), text)
+        return schema_of_fields(_Parser(text).columns(), text)
     except Unreadable as error:
         try:
             kind = type_of_ddl(text)
         except Unreadable as other:
-            raise _refused(text, max(error, other, key=lambda one: one.at)) from None
+            raise _schema_error(text, max(error, other, key=lambda unreadable: unreadable.position)) from None
     return schema_of_fields(list(kind) if pa.types.is_struct(kind) else [pa.field(BARE, kind)], text)
 
 
 def type_of_ddl(text: str) -> pa.DataType:
-    """Return the type that a text is; ``Unreadable`` if it is none that can be kept."""
-    return _Reader(text).only_type()
+    """Return the type of a DDL text. Raises ``Unreadable`` if it is not a supported type."""
+    return _Parser(text).only_type()
 
 
 def schema_of_fields(fields: list[pa.Field], where: str) -> pa.Schema:
-    """Return the fields as a schema.
-
-    Raises ``ConfigError`` if there are none, if two have one name, or if a nested type contains void.
-    """
+    """Return the fields as a schema. Raises ``ConfigError`` for no field, repeated names, or void in a nested type."""
     names = [field.name for field in fields]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated or not names:
-        problem = f"a schema names a column twice: {', '.join(repeated)}" if repeated else "a schema has no column"
+        problem = f"The schema has repeated columns: {', '.join(repeated)}" if repeated else "The schema has no column"
         raise ConfigError(
-            problem, remedy="name at least one column, and each once", where=where[:200], id="RIFFLE-0205"
+            problem, remedy="Declare at least one column, and each once.", where=where[:200], id="RIFFLE-0205"
         )
     for field in fields:
         for inner in inner_types(field.type):
@@ -142,70 +135,66 @@ def _contains_void(kind: pa.DataType) -> bool:
     return pa.types.is_null(kind) or any(map(_contains_void, inner_types(kind)))
 
 
-def _refused(text: str, error: Unreadable) -> ConfigError:
+def _schema_error(text: str, error: Unreadable) -> ConfigError:
     return ConfigError(
-        f"a schema cannot be read: {error}\n  {text}\n  {' ' * error.at}^", remedy=error.remedy, id="RIFFLE-0206"
+        f"Cannot parse the schema: {error}\n  {text}\n  {' ' * error.position}^", remedy=error.remedy, id="RIFFLE-0206"
     )
 
 
 def _tokens(text: str) -> Iterator[_Token]:
-    at = 0
-    while at < len(text):
-        match = _TOKEN.match(text, at)
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
         if match is None:
-            raise Unreadable(f"unexpected {text[at]!r}", at)
+            raise Unreadable(f"unexpected {text[position]!r}", position)
         kind = str(match.lastgroup)
         if kind != "space":
-            yield _Token(kind, match.group(), at)
-        at = match.end()
+            yield _Token(kind, match.group(), position)
+        position = match.end()
     yield _Token("end", "", len(text))
 
 
-class _Reader:
-    """Reads one text from left to right."""
+class _Parser:
+    """A recursive-descent parser of one DDL text."""
 
     def __init__(self, text: str) -> None:
         self._tokens = list(_tokens(text))
-        self._at = 0
+        self._index = 0
 
     def columns(self) -> list[pa.Field]:
-        """Read columns up to the end."""
+        """Parse the whole text as columns."""
         return self._whole(self._columns)
 
     def only_type(self) -> pa.DataType:
-        """Read one type up to the end."""
+        """Parse the whole text as one type."""
         return self._whole(self._type)
 
-    def _whole(self, read: Callable[[], _Read]) -> _Read:
+    def _whole(self, parse: Callable[[], _Result]) -> _Result:
         try:
-            found = read()
+            result = parse()
         except RecursionError:
-            raise Unreadable("types are nested too deep", self._next.start) from None
-        self._end()
-        return found
+            raise Unreadable("types are nested too deeply", self._next.start) from None
+        if self._next.kind != "end":
+            raise self._unexpected("',' or the end")
+        return result
 
     @property
     def _next(self) -> _Token:
-        return self._tokens[self._at]
+        return self._tokens[self._index]
 
     def _take(self, *texts: str) -> bool:
-        """Take the next token if it is one of these signs or words."""
+        """Consume the next token if it is one of these signs or words."""
         is_next = self._next.kind in ("sign", "word") and self._next.text.lower() in texts
-        self._at += is_next
+        self._index += is_next
         return is_next
 
-    def _need(self, *texts: str) -> None:
-        for text in texts:
-            if not self._take(text):
-                raise self._unreadable(repr(text))
+    def _need(self, text: str) -> None:
+        if not self._take(text):
+            raise self._unexpected(repr(text))
 
-    def _end(self) -> None:
-        if self._next.kind != "end":
-            raise self._unreadable("',' or the end")
-
-    def _unreadable(self, wanted: str) -> Unreadable:
-        found = repr(self._next.text) if self._next.text else "the end"
-        return Unreadable(f"{found} where {wanted} should be", self._next.start)
+    def _unexpected(self, expected: str) -> Unreadable:
+        actual = repr(self._next.text) if self._next.text else "the end"
+        return Unreadable(f"expected {expected}, got {actual}", self._next.start)
 
     def _columns(self) -> list[pa.Field]:
         fields = [self._column()]
@@ -214,7 +203,7 @@ class _Reader:
         return fields
 
     def _column(self) -> pa.Field:
-        """Read ``name [:] type [NOT NULL] [COMMENT '...']``."""
+        """Parse ``name [:] type [NOT NULL] [COMMENT '...']``."""
         name = self._name()
         self._take(":")
         kind = self._type()
@@ -223,10 +212,10 @@ class _Reader:
             self._need("null")
         if self._take("comment"):
             if self._next.kind != "string":
-                raise self._unreadable("a quoted comment")
-            self._at += 1
+                raise self._unexpected("a quoted comment")
+            self._index += 1
         if not nullable and pa.types.is_null(kind):
-            raise self._unreadable("a value, in a column that has none,")
+            raise self._unexpected("a nullable column of type void")
         return pa.field(name, kind, nullable=nullable)
 
     def _name(self) -> str:
@@ -234,34 +223,34 @@ class _Reader:
         if kind == "quoted" and text != "``":
             text = text[1:-1].replace("``", "`")
         elif kind != "word" or _LITERAL.fullmatch(text):
-            raise self._unreadable("a name")
-        self._at += 1
+            raise self._unexpected("a name")
+        self._index += 1
         return text
 
     def _type(self) -> pa.DataType:
         kind, text, start = self._next
         word = text.lower()
         if kind != "word":
-            raise self._unreadable("a type")
-        self._at += 1
+            raise self._unexpected("a type")
+        self._index += 1
         if word in _DECIMALS:
             return self._decimal(start)
         if word in _TEXTS:
             self._need("(")
             length = self._number()
             self._need(")")
-            raise _not_kept(f"{word}({length})", start)
+            raise _unsupported(f"{word}({length})", start)
         if word == "interval":
             return self._interval(start)
         if word in ("array", "map", "struct") and self._take("<"):
             return self._nested(word)
         if word == "string" and self._take("collate"):
-            raise _not_kept(f"string collate {self._name()}", start)
+            raise _unsupported(f"string collate {self._name()}", start)
         if word not in SIMPLE:
-            raise _not_kept(text, start)
+            raise _unsupported(text, start)
         return SIMPLE[word]
 
-    def _decimal(self, at: int) -> pa.DataType:
+    def _decimal(self, start: int) -> pa.DataType:
         digits: list[int] = []
         if self._take("("):
             digits.append(self._number())
@@ -271,26 +260,26 @@ class _Reader:
         try:
             return decimal_of(*digits)
         except ValueError as error:
-            raise Unreadable(str(error), at) from error
+            raise Unreadable(str(error), start) from error
 
     def _number(self) -> int:
         if self._next.kind != "number":
-            raise self._unreadable("a number")
-        self._at += 1
-        return int(self._tokens[self._at - 1].text)
+            raise self._unexpected("a number")
+        self._index += 1
+        return int(self._tokens[self._index - 1].text)
 
-    def _interval(self, at: int) -> pa.DataType:
+    def _interval(self, start: int) -> pa.DataType:
         units = [self._next.text.lower()]
         if not self._take(*_DAY_TO_SECOND):
-            raise _not_kept(f"interval {units[0]}" if units[0] in _YEAR_TO_MONTH else "interval", at)
+            raise _unsupported(f"interval {units[0]}" if units[0] in _YEAR_TO_MONTH else "interval", start)
         if self._take("to"):
             units.append(self._next.text.lower())
             if not self._take(*_DAY_TO_SECOND) or _DAY_TO_SECOND.index(units[0]) >= _DAY_TO_SECOND.index(units[1]):
-                raise Unreadable(f"an interval cannot be {' to '.join(units)}", at)
+                raise Unreadable(f"interval {' to '.join(units)} is not valid", start)
         return INTERVAL
 
     def _nested(self, word: str) -> pa.DataType:
-        """Read what follows ``array<``, ``map<`` or ``struct<``."""
+        """Parse the rest of a type after ``array<``, ``map<`` or ``struct<``."""
         if word == "struct":
             fields = [] if self._next.text == ">" else self._columns()
             self._need(">")
@@ -298,7 +287,7 @@ class _Reader:
         key = self._type()
         if word == "map":
             if pa.types.is_null(key):
-                raise self._unreadable("a type of keys")
+                raise self._unexpected("a type of keys")
             self._need(",")
             key = map_of(key, self._type())
         self._need(">")
@@ -306,9 +295,9 @@ class _Reader:
 
 
 def schema_of_json(text: str) -> pa.Schema:
-    """Return the schema of a ``StructType``'s JSON; that of another type becomes one column named ``value``.
+    """Return the schema of a ``StructType``'s JSON. Another type becomes one column named ``value``.
 
-    Raises ``ConfigError`` for what cannot be read, and for what cannot be kept.
+    Raises ``ConfigError`` if the text cannot be parsed or state cannot keep a type.
     """
     try:
         body = json.loads(text)
@@ -319,8 +308,8 @@ def schema_of_json(text: str) -> pa.Schema:
         kind = _type_of(body)
     except UNREADABLE as error:
         raise ConfigError(
-            f"a schema cannot be read: {error}",
-            remedy="give a StructType of types that can be kept",
+            f"Cannot parse the schema: {error}",
+            remedy="Pass a StructType with supported types.",
             where=text[:200],
             id="RIFFLE-0207",
         ) from error
@@ -335,10 +324,9 @@ def _type_of(body: object) -> pa.DataType:
     if body["type"] == "array":
         return list_of(_type_of(body["elementType"]), nullable=body["containsNull"])
     if body["type"] == "map":
-        key, value = _type_of(body["keyType"]), _type_of(body["valueType"])
-        return map_of(key, value, nullable=body["valueContainsNull"])
+        return map_of(_type_of(body["keyType"]), _type_of(body["valueType"]), nullable=body["valueContainsNull"])
     if body["type"] != "struct":
-        raise TypeError(f"{body['type']!r} is not a type that can be kept")
+        raise TypeError(f"type {body['type']!r} is not supported")
     return pa.struct([_field_of(field) for field in body["fields"]])
 
 
@@ -347,18 +335,18 @@ def _field_of(body: dict[str, object]) -> pa.Field:
 
 
 def decimal_of(*digits: int) -> pa.DataType:
-    """Return the decimal of this precision and scale, which have defaults; ``ValueError`` if there is none."""
+    """Return the decimal of this precision and scale, by default (10, 0). Raises ``ValueError`` if not valid."""
     precision, scale = (*digits, *_DEFAULT_DECIMAL[len(digits) :])[:2]
     if len(digits) > len(_DEFAULT_DECIMAL) or not 0 < precision <= _PRECISION_MAX or scale > precision:
-        raise ValueError(f"a decimal cannot be of {', '.join(map(str, digits))} digits")
+        raise ValueError(f"decimal({', '.join(map(str, digits))}) is not valid")
     return pa.decimal128(precision, scale)
 
 
 def list_of(kind: pa.DataType, *, nullable: bool = True) -> pa.DataType:
-    """Return the type of arrays of such elements."""
+    """Return the array type of these elements."""
     return pa.list_(pa.field("element", kind, nullable=nullable))
 
 
 def map_of(key: pa.DataType, value: pa.DataType, *, nullable: bool = True) -> pa.DataType:
-    """Return the type of maps of such keys and values."""
+    """Return the map type of these keys and values."""
     return pa.map_(pa.field("key", key, nullable=False), pa.field("value", value, nullable=nullable))

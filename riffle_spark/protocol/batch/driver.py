@@ -7,7 +7,7 @@ upkeep.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from riffle_spark.assign.assignor import with_own
+from riffle_spark.assign.assignor import with_loaded_assignor
 from riffle_spark.errors import CorruptStateError, FencedError, LocalDiskError, Misplaced, OutOfDate
 from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.messages.upkeep_orders import UpkeepOrder
@@ -36,7 +36,7 @@ class Driver:
     """Runs one query's micro-batches, one at a time."""
 
     def __init__(self, settings: Settings, home: Home, ports: DriverPorts) -> None:
-        settings = with_own(settings)
+        settings = with_loaded_assignor(settings)
         self._settings = settings
         self._home = home
         self._objects = ports.objects
@@ -140,13 +140,13 @@ class Driver:
             self._rounds.run_alone({living.executor.id: order for living in live.values()})
             self._upkeep.gather(self.ownership)
             for member in live:
-                self.ownership.copies.known.wiped(member)
+                self.ownership.copies.known.remove_member(member)
 
     def _apply_requests(self) -> None:
         """Apply live settings that were changed, and let upkeep retry what it gave up if an operator made a request."""
-        orders = self.operations.orders
-        if orders.requests != self._requests_applied:
-            self._requests_applied = orders.requests
+        orders = self.operations.requests
+        if orders.revision != self._requests_applied:
+            self._requests_applied = orders.revision
             self._rounds.setbacks.retry_all()
         if orders.settings is not None and orders.settings is not self._settings:
             self._settings = orders.settings

@@ -19,7 +19,7 @@ from riffle_spark.protocol.batch.stored_requests import (
     read_requests,
 )
 from riffle_spark.protocol.delays import Delays
-from riffle_spark.protocol.ownership.groups import named
+from riffle_spark.protocol.ownership.groups import task_name
 from riffle_spark.protocol.ownership.membership import LiveMember, LostMember
 from riffle_spark.protocol.ownership.operations import Operations, OperatorRequests
 from riffle_spark.protocol.ownership.ownership import Ownership
@@ -76,16 +76,16 @@ class IdleLoop:
         settings, refused_settings = apply_stored_settings(self._started_settings, recorded.settings)
         self._kept_requests = StoredRequests(settings=refused_settings, unknown_fields=recorded.unknown_fields)
         placement = self._ownership.placement
-        placement.weights.go_on(self._log.weights, placement.groups)
+        placement.weights.resume(self._log.weights, placement.groups)
         lost_members = {waiting.member.id: self._lost_member(waiting) for waiting in recorded.awaited}
         self._ownership.membership.lost.update(lost_members)
-        placement.prior_owners.resume(placement.groups.only(recorded.prior_owners))
+        placement.prior_owners.resume(placement.groups.restrict(recorded.prior_owners))
         own_epoch = self._epoch
         self._epoch = self._log.tail.epoch if self._log.tail else None
         if tail is None or tail.epoch == own_epoch:
             return
         has_run = own_epoch is not None
-        pins = placement.groups.only(recorded.pins)
+        pins = placement.groups.restrict(recorded.pins)
         orders = OperatorRequests(
             pins,
             frozenset(recorded.drained),
@@ -93,7 +93,7 @@ class IdleLoop:
             settings if has_run or settings != self._started_settings else None,
         )
         self._operations.take_over(orders, alone=has_run)
-        if dropped_pins := [named(task) for task in recorded.pins if task not in pins]:
+        if dropped_pins := [task_name(task) for task in recorded.pins if task not in pins]:
             placement.warn(
                 f"[RIFFLE-0802] Dropped the pins {', '.join(dropped_pins)}, because their co-location groups no longer "
                 "exist.\n  What to do: Pin the key-groups again under their present group, if they should stay pinned."
@@ -109,7 +109,7 @@ class IdleLoop:
         return self._requests().to_json()
 
     def _requests(self) -> StoredRequests:
-        orders = self._operations.orders
+        orders = self._operations.requests
         lost, prior_owners = self._ownership.placement.awaited(self._ports.clock.seconds())
         changed = changed_settings(self._started_settings, orders.settings) if orders.settings else {}
         return replace(
@@ -154,7 +154,7 @@ class IdleLoop:
         ownership = self._ownership
         return (
             tuple(executors) != ownership.membership.executors
-            or ownership.placement.is_requested()
+            or ownership.placement.has_pending_request()
             or bool(self._rounds.arrived or ownership.membership.lost or ownership.membership.without_census(executors))
             or ownership.placement.present.needs_probe
             or ownership.copies.idle.is_due(now, cleanup_delay)
@@ -176,7 +176,7 @@ class IdleLoop:
         """Append the requests if the newest record has others; return whether a record was appended."""
         tail = self._log.tail
         now = self._ports.clock.seconds()
-        if tail is None or self._backoff.holds(_RECORD, now):
+        if tail is None or self._backoff.is_delayed(_RECORD, now):
             return False
         if self._log.unclear:
             self._settle(now)
@@ -197,7 +197,7 @@ class IdleLoop:
         try:
             record = self._log.append(draft, manifest.changed(snapshots))
         except UnavailableError:
-            self._backoff.failed(_RECORD, now)
+            self._backoff.record_failure(_RECORD, now)
             raise
         finally:
             if self._ports.upkeep_objects is not None:
@@ -205,14 +205,14 @@ class IdleLoop:
         self._ports.reached("after requests")
         self._backoff.forget(_RECORD)
         self._upkeep.committed(record, manifest, snapshots)
-        self._ownership.copies.known.replaced(record.sequence, manifest, snapshots)
+        self._ownership.copies.known.record_snapshots(record.sequence, manifest, snapshots)
 
     def _settle(self, now: float) -> None:
         """Find out whether an unanswered append was committed."""
         try:
             tail = self._log.settle()
         except UnavailableError:
-            self._backoff.failed(_RECORD, now)
+            self._backoff.record_failure(_RECORD, now)
             raise
         self._upkeep.start(None, tail, self._log.manifest)
 
@@ -223,7 +223,8 @@ def _requests_in_effect(requests: StoredRequests, refused_settings: Mapping[str,
     if requests.drained:
         phrases.append(f"drained: {', '.join(requests.drained)}")
     if requests.pins:
-        phrases.append(f"pinned: {', '.join(f'{named(task)} to {member}' for task, member in requests.pins.items())}")
+        pins = [f"{task_name(task)} to {member}" for task, member in requests.pins.items()]
+        phrases.append(f"pinned: {', '.join(pins)}")
     if requests.slots:
         phrases.append(f"at most {requests.slots} slots per executor")
     for name, value in sorted(requests.settings.items()):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.protocol.batch.initial import loaded
 from riffle_spark.protocol.operator import Operator
-from riffle_spark.protocol.ownership.groups import named
+from riffle_spark.protocol.ownership.groups import task_name
 from riffle_spark.protocol.ownership.ownership import Ownership
 from riffle_spark.protocol.ports import IncomingBatch, Work
 from riffle_spark.protocol.receipts import outputs_of
@@ -107,9 +107,9 @@ def _placement_fields(ownership: Ownership) -> dict[str, object]:
     """Return a record's fields for owners, standbys, members and their load."""
     assignment = ownership.placement.present
     return {
-        "owners": {named(task): owner for task, owner in assignment.owners.items()},
-        "standbys": {named(task): members for task, members in assignment.standbys.items()},
-        "weights": ownership.placement.weights.recorded(),
+        "owners": {task_name(task): owner for task, owner in assignment.owners.items()},
+        "standbys": {task_name(task): members for task, members in assignment.standbys.items()},
+        "weights": ownership.placement.weights.to_record(),
         "members": tuple(member.recorded() for _, member in sorted(ownership.membership.live.items())),
     }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from riffle_spark.assign.model import TaskId
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.protocol.ownership.groups import named, task_named
+from riffle_spark.protocol.ownership.groups import parse_task, task_name
 from riffle_spark.settings import LIVE, Settings
 from riffle_spark.state.log.record import RecordedMember
 
@@ -51,11 +51,11 @@ class StoredRequests:
         """Return the record's field, without empty entries."""
         entries = {
             "drained": sorted(self.drained),
-            "pins": {named(task): member for task, member in sorted(self.pins.items())},
+            "pins": {task_name(task): member for task, member in sorted(self.pins.items())},
             "slots": self.slots,
             "settings": dict(sorted(self.settings.items())),
             "awaited": {waiting.member.id: [waiting.since_ms, waiting.member.to_json()] for waiting in self.awaited},
-            "homes": {named(task): member for task, member in sorted(self.prior_owners.items())},
+            "homes": {task_name(task): member for task, member in sorted(self.prior_owners.items())},
         }
         return {
             **self.unknown_fields,
@@ -103,7 +103,7 @@ def _mapping(orders: Mapping[str, object], name: str) -> dict[str, object]:
 
 def _by_task(orders: Mapping[str, object], name: str) -> dict[TaskId, str]:
     try:
-        members = {task_named(task): _member_name(member) for task, member in _mapping(orders, name).items()}
+        members = {parse_task(task): _member_name(member) for task, member in _mapping(orders, name).items()}
     except ValueError as error:
         raise ValueError(f"{name} has {error}") from None
     return dict(sorted(members.items()))

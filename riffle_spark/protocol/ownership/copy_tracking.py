@@ -27,7 +27,7 @@ class CopyTracking:
         self.readiness: tuple[Readiness, ...] = ()
 
     def forget(self) -> None:
-        """Forget all copies: another driver may have been at work."""
+        """Forget all copies: another driver may have run batches."""
         self.known.forget()
         self.idle.forget()
 
@@ -36,24 +36,27 @@ class CopyTracking:
         acceptable = settings.acceptable_recovery_lag
         self.readiness = readiness_of(situation, acceptable, pointers=uses_pointers(settings))
         if is_batch:
-            self.trend.note(self.readiness)
+            self.trend.record(self.readiness)
 
     def record_missing(self, receipts: Sequence[Receipt]) -> None:
         """Forget the copies that slots did not find in their folders."""
         for receipt in receipts:
             for key_group in receipt.missing:
-                self.known.gone(receipt.member, (receipt.store, key_group))
+                self.known.remove(receipt.member, (receipt.store, key_group))
 
     def record_commit(
-        self, record: Record, before: Manifest, changes: Mapping[Address, Entry], receipts: Sequence[Receipt]
+        self, record: Record, manifest: Manifest, changes: Mapping[Address, Entry], receipts: Sequence[Receipt]
     ) -> None:
-        """Note the copies that slots advanced, the deltas they sealed, and the links that snapshots replaced."""
-        self.known.ran(receipts, before)
-        self.known.replaced(record.sequence, before, changes)
+        """Record the copies that slots advanced, the deltas they sealed, and the links that snapshots replaced.
+
+        ``manifest`` is the one before the batch.
+        """
+        self.known.record_receipts(receipts, manifest)
+        self.known.record_snapshots(record.sequence, manifest, changes)
 
     def record_assignment(
         self, assignment: Assignment, membership: Membership, groups: Groups, settings: Settings, now: float
     ) -> None:
-        """Note an assignment: known copies without a place in it are idle from now on."""
+        """Record an assignment: copies without a place in it are idle from now on."""
         pointers = uses_pointers(settings)
         self.idle.record_assignment(assignment, self.known, membership, now, pointers=pointers, groups=groups)

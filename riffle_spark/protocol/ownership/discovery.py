@@ -1,4 +1,4 @@
-"""Find out which executors are alive before a batch, and take a census of those that are not members yet.
+"""Update the members from the live executors before a batch, and take a census of new executors.
 
 An executor whose local disk refused is set aside for a while, and so is one whose census failed.
 """
@@ -42,22 +42,23 @@ class Discovery:
         """Use changed settings from the next census on."""
         self._settings = settings
 
-    def set_aside(self, executor: str, why: str, now: float) -> None:
-        """Set an executor aside whose local disk refused."""
+    def set_aside(self, executor: str, reason: str, now: float) -> None:
+        """Give an executor no slots for a while, because its local disk refused."""
         self._refused.add(executor)
-        seconds = self._aside.failed(executor, now)
+        seconds = self._aside.record_failure(executor, now)
         self._warnings[executor] = (
-            f"executor {executor} is set aside for {seconds:g} s, its tasks run elsewhere: {why}\n"
-            "  What to do: free space on its disk or mend it; it comes back by itself"
+            f"[RIFFLE-0766] Executor {executor} gets no tasks for {seconds:g} s, because its local disk refused: "
+            f"{reason}\n"
+            "  What to do: Free space on the disk, or repair it. The executor is tried again."
         )
 
     def any_usable(self, executors: Sequence[Executor], now: float) -> bool:
-        """Return whether the disk of an executor has not refused in this batch.
+        """Return whether an executor is left whose disk has not refused in this batch.
 
-        If all are set aside, those that were before this batch may be tried once more. If none is left, everything is
-        forgotten: the next try starts afresh.
+        If all are set aside, those that refused before this batch are tried once more. If none is left, all failures
+        are forgotten.
         """
-        if any(not self._aside.holds(executor.id, now) for executor in executors):
+        if any(not self._aside.is_delayed(executor.id, now) for executor in executors):
             return True
         earlier = {executor.id for executor in executors} - self._refused
         if not earlier:
@@ -67,11 +68,11 @@ class Discovery:
         return bool(earlier)
 
     def start_batch(self) -> None:
-        """Forget whose disks refused in the batch that was committed."""
+        """Forget which disks refused in the committed batch."""
         self._refused.clear()
 
     def forget(self) -> None:
-        """Forget failures, and drop answers to earlier censuses: a late one would be taken for the whole state."""
+        """Forget failures, and drop late answers to earlier censuses: they would replace newer reports of copies."""
         self._census_calls = CensusCalls(self._cluster, self._background)
         self._answerable = True
         self._refused.clear()
@@ -83,21 +84,21 @@ class Discovery:
     ) -> list[MemberChanges]:
         """Bring members and copies up to date; return what changed, in order."""
         membership.executors = tuple(executors)
-        handed_on = membership.hand_on(executors)
-        gone = membership.departed(executors)
-        planned = self._cluster.planned([living.executor.id for living in gone]) if gone else frozenset()
-        here = {executor.id for executor in executors}
+        reassigned = membership.reassign_folders(executors)
+        departed = membership.departed(executors)
+        planned = self._cluster.planned([member.executor.id for member in departed]) if departed else frozenset()
+        alive = {executor.id for executor in executors}
         for delays in (self._aside, self._unanswered):
-            delays.forget_but(lambda executor: executor in here)
-        aside = [living for living in membership.live.values() if self._aside.holds(living.executor.id, now)]
-        left = membership.remove([*gone, *(living for living in aside if living not in gone)], now, planned)
+            delays.keep_only(lambda executor: executor in alive)
+        aside = [member for member in membership.live.values() if self._aside.is_delayed(member.executor.id, now)]
+        removed = membership.remove([*departed, *(member for member in aside if member not in departed)], now, planned)
         order = self._order(home)
-        changes = [handed_on, left, self._add(self._answers(now), executors, membership, copies, now)]
+        changes = [reassigned, removed, self._add(self._answers(now), executors, membership, copies, now)]
         if not membership.live:
-            usable = [executor for executor in executors if not self._aside.holds(executor.id, now)] or executors
+            usable = [executor for executor in executors if not self._aside.is_delayed(executor.id, now)] or executors
             changes.append(self._add(self._ask_now(usable, order), executors, membership, copies, now))
             if not membership.live:
-                changes.append(membership.stand_in(usable))
+                changes.append(membership.add_without_census(usable))
         if self._answerable:
             unknown = [e for e in membership.without_census(executors) if not self._is_delayed(e.id, now)]
             self._census_calls.ask(unknown, order)
@@ -105,8 +106,8 @@ class Discovery:
         return changes
 
     def _answers(self, now: float) -> list[Census]:
-        """Return the censuses that arrived, without those of executors that were set aside meanwhile."""
-        return [census for census in self._census_calls.answers() if not self._aside.holds(census.executor, now)]
+        """Return the censuses that arrived, except of executors that were set aside meanwhile."""
+        return [census for census in self._census_calls.answers() if not self._aside.is_delayed(census.executor, now)]
 
     def _order(self, home: Home) -> CensusOrder:
         settings = self._settings
@@ -117,18 +118,18 @@ class Discovery:
         )
 
     def _is_delayed(self, executor: str, now: float) -> bool:
-        return self._aside.holds(executor, now) or self._unanswered.holds(executor, now)
+        return self._aside.is_delayed(executor, now) or self._unanswered.is_delayed(executor, now)
 
     def _ask_now(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """Ask executors for a census and wait for it.
 
-        Executors that cannot be asked now become members by their own ids, and are asked again beside the batches. If
-        the answer is empty, the cluster cannot ask executors at all.
+        Executors that do not answer become members by their own ids, and are asked again beside the batches. If there
+        is no answer at all, the cluster cannot ask executors.
         """
         try:
             answers = self._cluster.census(executors, order)
         except UnavailableError as error:
-            self._warnings.update({e.id: f"executor {e.id} cannot take part yet: {error}" for e in executors})
+            self._warnings.update({executor.id: _no_census(executor.id, str(error)) for executor in executors})
             return []
         self._answerable = bool(answers)
         return answers
@@ -151,31 +152,35 @@ class Discovery:
         added = {*changes.joined, *changes.returned}
         for census in named:
             if census.member in added and census.executor not in changes.duplicates:
-                copies.counted(census)
+                copies.record_census(census)
         return changes
 
     def _note_failure(self, census: Census, duplicate_of: str | None, now: float) -> None:
-        """Note whether an executor may take part. One that may not is asked again later and later."""
+        """Record whether an executor can become a member. If it cannot, it is asked again after growing delays."""
         executor = census.executor
         if duplicate_of is not None:
             self._warnings[executor] = (
-                f"executor {executor} cannot take part: its folder is named {duplicate_of}, and so is another live "
-                "executor's, since the disk of one machine is a copy of the other's\n"
-                f"  What to do: remove the folder {duplicate_of} below `local_dir` on the machine of executor "
-                f"{executor}, and make machine images without `local_dir`"
+                f"[RIFFLE-0767] Executor {executor} cannot take part, because another live executor has a folder "
+                f"{duplicate_of}, too. The disk of one machine is a copy of the other's.\n"
+                f"  What to do: Remove {duplicate_of} below `local_dir` on the machine of executor {executor}. Build "
+                "machine images without `local_dir`."
             )
         elif census.error is None:
             self._unanswered.forget(executor)
             return
         else:
-            self._warnings[executor] = f"executor {executor} cannot take part yet: {census.error}"
-        (self._aside if self._aside.tries(executor) else self._unanswered).failed(executor, now)
+            self._warnings[executor] = _no_census(executor, census.error)
+        (self._aside if self._aside.failures(executor) else self._unanswered).record_failure(executor, now)
 
     def take_warnings(self) -> Iterable[str]:
         """Return the warnings since the last call, by executor."""
         warnings = [warning for _, warning in sorted(self._warnings.items())]
         self._warnings.clear()
         return warnings
+
+
+def _no_census(executor: str, reason: str) -> str:
+    return f"[RIFFLE-0768] Executor {executor} cannot take part yet: {reason}"
 
 
 class CensusCalls:
@@ -198,8 +203,8 @@ class CensusCalls:
         """Return the censuses since the last call. Executors that did not answer may be asked again."""
         censuses: list[Census] = []
         while self._answers:
-            asked, answers = self._answers.popleft()
-            self._asked -= asked
+            executors, answers = self._answers.popleft()
+            self._asked -= executors
             censuses += answers
         return censuses
 

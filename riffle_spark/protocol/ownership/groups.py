@@ -1,8 +1,7 @@
-"""Co-location groups: the stores of a query whose key-groups have one owner. Pure; knows names. Does not know who owns
-what.
+"""Co-location groups: the stores of a query whose key-groups have the same owner.
 
-Each key-group of each group is a task. Stores of one group are one task per key-group; in another group a key-group of
-the same number is another task, which may be elsewhere: each store's rows are routed for it alone anyway.
+Each key-group of each group is a task. All stores of a group share that task. Key-groups of the same number in two
+groups are two tasks, which may have different owners, because the rows of each store are routed separately.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,11 +12,11 @@ from riffle_spark.assign.model import TaskId
 from riffle_spark.errors import ConfigError
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["GROUP", "ONE_GROUP", "Groups", "named", "task", "task_named"]
+__all__ = ["GROUP", "ONE_GROUP", "Groups", "parse_task", "task", "task_name"]
 
 _T = TypeVar("_T")
 GROUP = "query"
-"""The group of all stores for which none is named."""
+"""The group of all stores without a named group."""
 
 
 def task(key_group: int, group: str = GROUP) -> TaskId:
@@ -25,16 +24,16 @@ def task(key_group: int, group: str = GROUP) -> TaskId:
     return TaskId(group, key_group)
 
 
-def named(one: TaskId) -> str:
-    """Return a task as records and warnings name it: a number or, in a group of its own, ``group/number``."""
-    return str(one.key_group) if one.group == GROUP else f"{one.group}/{one.key_group}"
+def task_name(t: TaskId) -> str:
+    """Return a task's name in records and warnings: its number or, in a named group, ``group/number``."""
+    return str(t.key_group) if t.group == GROUP else f"{t.group}/{t.key_group}"
 
 
-def task_named(text: str) -> TaskId:
-    """Return the task of a name. Raises ``ValueError`` for what is none."""
+def parse_task(text: str) -> TaskId:
+    """Return the task with this name. Raises ``ValueError`` if no task can have it."""
     group, slash, number = text.rpartition("/")
     if not number.isdecimal() or str(int(number)) != number or bool(slash) != (group not in ("", GROUP)):
-        raise ValueError(f"{text!r}, no number of a key-group")
+        raise ValueError(f"{text!r}, which is not a key-group")
     return TaskId(group or GROUP, int(number))
 
 
@@ -45,34 +44,35 @@ class Groups:
     of_stores: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of_query(cls, stores: Iterable[str], told: Iterable[tuple[str, str]]) -> "Groups":
-        """Return the groups of these stores, where (store, group) are ``told`` for some."""
-        chosen = dict(told)
-        return cls({store: chosen.get(store, GROUP) for store in stores})
+    def of_query(cls, stores: Iterable[str], store_groups: Iterable[tuple[str, str]]) -> "Groups":
+        """Return the groups of these stores, given (store, group) pairs for some of them."""
+        group_of = dict(store_groups)
+        return cls({store: group_of.get(store, GROUP) for store in stores})
 
-    def with_those(self, others: "Groups") -> "Groups":
+    def merged_with(self, groups: "Groups") -> "Groups":
         """Return these groups and those of other stores."""
-        return Groups({**self.of_stores, **others.of_stores})
+        return Groups({**self.of_stores, **groups.of_stores})
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The groups that there are, sorted."""
+        """The names of the groups, sorted."""
         return tuple(sorted({*self.of_stores.values()})) or (GROUP,)
 
     def of(self, store: str) -> str:
         """Return the group of a store."""
         return self.of_stores.get(store, GROUP)
 
-    def meant(self, store: str | None) -> str:
-        """Return the group of a store that a user names, the only one where none is named. Raises ``ConfigError`` where
-        there are several, and for what is no store.
+    def chosen_group(self, store: str | None) -> str:
+        """Return the group of a store that a user names, or the only group if ``store`` is ``None``.
+
+        Raises ``ConfigError`` for an unknown store, and for ``None`` if there are several groups.
         """
-        if self.of_stores and store is not None:  # before the first batch nothing is known, which is said elsewhere
+        if self.of_stores and store is not None:  # Before the first batch no store is known.
             check_known("store", [store], self.of_stores, source="store")
         if store is None and len(self.names) > 1:
             raise ConfigError(
-                f"the query's stores are in several co-location groups: {', '.join(self.names)}",
-                remedy=f"name one of the stores {', '.join(self.of_stores)}",
+                f"The query has several co-location groups: {', '.join(self.names)}.",
+                remedy=f"Name one of the stores {', '.join(self.of_stores)}.",
                 id="RIFFLE-0236",
             )
         return self.names[0] if store is None else self.of(store)
@@ -87,14 +87,14 @@ class Groups:
         return [TaskId(group, key_group) for group in self.names for key_group in numbers]
 
     def stores_of(self, group: str, stores: Iterable[str]) -> tuple[str, ...]:
-        """Return those of the stores that are in a group."""
+        """Return those of ``stores`` that are in a group."""
         return tuple(store for store in stores if self.of(store) == group)
 
-    def only(self, by_task: Mapping[TaskId, _T]) -> dict[TaskId, _T]:
-        """Return what is of tasks whose group there is."""
+    def restrict(self, by_task: Mapping[TaskId, _T]) -> dict[TaskId, _T]:
+        """Return the items whose task is in one of these groups."""
         names = self.names
-        return {one: what for one, what in by_task.items() if one.group in names}
+        return {t: value for t, value in by_task.items() if t.group in names}
 
 
 ONE_GROUP = Groups()
-"""All stores in the group of those for which none is named."""
+"""All stores in the default group."""

@@ -37,7 +37,7 @@ class IdleCopies:
         """Record an assignment: it answers all copies that are known now. Pointer standbys need no copy."""
         idle: dict[tuple[MemberId, Address], float] = {}
         for member in sorted(membership.live):
-            for address in copies.of(member):
+            for address in copies.of_member(member):
                 if not _is_needed(assignment, member, groups.task(*address), pointers=pointers):
                     idle[member, address] = self._idle.get((member, address), now)
         self._idle = idle
@@ -55,11 +55,11 @@ class IdleCopies:
         drops: dict[MemberId, list[Drop]] = {}
         for (member, address), since in sorted(self._idle.items()):
             if member in live and (now - since >= delay or member in at_once):
-                head = copies.of(member).get(address)
+                head = copies.of_member(member).get(address)
                 del self._idle[member, address]
                 if head is not None:
                     drops.setdefault(member, []).append(Drop(*address, head))
-                    copies.gone(member, address)
+                    copies.remove(member, address)
         return drops
 
     def is_due(self, now: float, delay: float) -> bool:

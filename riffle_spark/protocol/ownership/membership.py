@@ -1,10 +1,13 @@
-"""The members of a query: which executors hold which folder, which left, and which may come back.
+"""Track the members of a query: which executor uses which folder, which left, and which may return.
 
-Theory of operation. A member is a folder of copies, so it outlives its executor: another executor that claims the
-folder is the same member, returned. An executor becomes a member with its census, which runs beside the batches; only a
-query without any member waits for one. A lost member is remembered for as long as it may be awaited: an executor that
-brings its folder later joins like any other. If executors cannot be asked (Spark Connect), each is a member by its own
-id.
+Theory of operation.
+
+1. A member is a folder of copies. It outlives its executor: if another executor uses the folder, the member has
+   returned.
+2. An executor becomes a member with its census, which runs beside the batches. Only a query without any member waits
+   for a census.
+3. A lost member is remembered while it may be awaited. If its folder appears later, it joins like a new member.
+4. If executors cannot answer a census (Spark Connect), each is a member by its own id.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,29 +24,33 @@ __all__ = ["LiveMember", "LostMember", "MemberChanges", "Membership"]
 
 @dataclass(frozen=True, slots=True)
 class LiveMember:
-    """A live member: its folder's name, the executor that holds it, its rack and tags."""
+    """A live member: the name of its folder, its executor, rack and tags.
+
+    ``counted`` is false while no census has named it. It is then a member by its executor's id.
+    """
 
     id: str
     executor: Executor
     rack: str | None = None
     tags: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     counted: bool = True
-    """Whether a census has named it; else the executor is a member by its own id."""
 
     def member(self) -> Member:
-        """Return it as the assignor knows it."""
+        """Return the assignor's member."""
         tags = {name: value for name, value in self.tags.items() if name not in ("id", "rack")}
         return Member(self.id, slots=self.executor.cores, rack=self.rack, tags=tags)
 
     def recorded(self) -> RecordedMember:
-        """Return it as a full record stores it."""
-        at = self.executor
-        return RecordedMember(self.id, at.id, at.host, at.cores, self.rack, dict(sorted(self.tags.items())))
+        """Return the member of a full record."""
+        executor = self.executor
+        return RecordedMember(
+            self.id, executor.id, executor.host, executor.cores, self.rack, dict(sorted(self.tags.items()))
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class LostMember:
-    """A member that left at ``since`` (seconds of the driver's clock); ``planned`` if it was removed on purpose."""
+    """A member lost at ``since`` (seconds of the driver's clock); ``planned`` if it was removed on purpose."""
 
     living: LiveMember
     since: float
@@ -54,7 +61,7 @@ class LostMember:
 class MemberChanges:
     """Members that joined, left or returned since the last look.
 
-    ``duplicates`` maps executors whose census was refused to the member whose folder they have a copy of.
+    ``duplicates`` are executors whose folder is a copy of another member's, with that member. Their census is refused.
     """
 
     joined: tuple[str, ...] = ()
@@ -67,19 +74,19 @@ class MemberChanges:
 
 
 class Membership:
-    """The live members by id, the lost ones that are remembered, and the executors that were last seen alive."""
+    """The live and lost members by id, and the executors that were alive at the last look."""
 
     def __init__(self) -> None:
         self.executors: tuple[Executor, ...] = ()
         self.live: dict[str, LiveMember] = {}
         self.lost: dict[str, LostMember] = {}
         self.disks: dict[str, tuple[float, int]] = {}
-        """The share in use and the bytes of each measured disk, by member."""
+        """The share in use and the size in bytes of each measured disk, by member."""
         self.memories: dict[str, tuple[int, int]] = {}
-        """The bytes that Python workers take and the bytes left, by measured member."""
+        """The bytes that Python workers use and the free bytes, by measured member."""
         self._heirs: dict[str, str] = {}
         self._displaced: dict[str, set[str]] = {}
-        """By member, the live executors that held it before another one named the same folder."""
+        """By member, the live executors that had it before another one named the same folder."""
 
     def record_usage(self, member: str, disk: tuple[float, int], memory: tuple[int, int] = (0, 0)) -> None:
         """Record how full a live member's disk and memory are. A disk or memory of no bytes was not measured."""
@@ -90,25 +97,25 @@ class Membership:
 
     @property
     def memory_shares(self) -> dict[str, float]:
-        """The share of its memory that each member's Python workers take. Operators read it from other threads."""
-        return {member: taken / (taken + left) for member, (taken, left) in tuple(self.memories.items())}
+        """The share of its memory that each member's Python workers use. Operators read it from other threads."""
+        return {member: used / (used + free) for member, (used, free) in tuple(self.memories.items())}
 
     def of_executor(self, executor: str) -> LiveMember | None:
-        """Return the member that an executor holds."""
+        """Return the member of an executor."""
         return next((living for living in self.live.values() if living.executor.id == executor), None)
 
     def record_folder(self, executor: str, member: str) -> None:
-        """Note in which member's folder an executor works: it may have taken the folder over from a dead one."""
+        """Record the folder that an executor uses. It may have taken it over from a dead executor."""
         living = self.live.get(member)
         if living is not None and living.executor.id != executor:
             self._heirs[member] = executor
 
-    def hand_on(self, executors: Sequence[Executor]) -> MemberChanges:
-        """Give members whose executor is gone to the executor that works in their folder: no member left."""
-        here = {executor.id: executor for executor in executors}
-        self._displaced = {member: held & here.keys() for member, held in self._displaced.items()}
-        heirs = {member: here[heir] for member, heir in self._heirs.items() if heir in here and member in self.live}
-        returned = sorted(member for member in heirs if self.live[member].executor.id not in here)
+    def reassign_folders(self, executors: Sequence[Executor]) -> MemberChanges:
+        """Give members whose executor is dead to the executor that uses their folder."""
+        by_id = {executor.id: executor for executor in executors}
+        self._displaced = {member: names & by_id.keys() for member, names in self._displaced.items()}
+        heirs = {member: by_id[heir] for member, heir in self._heirs.items() if heir in by_id and member in self.live}
+        returned = sorted(member for member in heirs if self.live[member].executor.id not in by_id)
         for member in returned:
             self.live[member] = replace(self.live[member], executor=heirs[member])
         self._heirs.clear()
@@ -116,80 +123,80 @@ class Membership:
 
     def without_census(self, executors: Iterable[Executor]) -> list[Executor]:
         """Return the executors whose census has not named a member yet."""
-        known = {living.executor.id for living in self.live.values() if living.counted}
-        return [executor for executor in executors if executor.id not in known]
+        named = {member.executor.id for member in self.live.values() if member.counted}
+        return [executor for executor in executors if executor.id not in named]
 
     def departed(self, executors: Sequence[Executor]) -> list[LiveMember]:
         """Return the members whose executor is not among the live ones."""
-        here = {executor.id for executor in executors}
-        return [living for _, living in sorted(self.live.items()) if living.executor.id not in here]
+        alive = {executor.id for executor in executors}
+        return [member for _, member in sorted(self.live.items()) if member.executor.id not in alive]
 
     def remove(self, members: Iterable[LiveMember], now: float, planned: frozenset[str]) -> MemberChanges:
-        """Take members out of the live ones; ``planned`` are executors that were removed on purpose."""
-        gone = list(members)
-        for living in gone:
-            del self.live[living.id]
-            self.disks.pop(living.id, None)
-            self.memories.pop(living.id, None)
-            if living.counted:
-                self.lost[living.id] = LostMember(living, now, living.executor.id in planned)
-        return MemberChanges(left=tuple(living.id for living in gone))
+        """Remove members from the live ones; ``planned`` are executors that were removed on purpose."""
+        removed = list(members)
+        for member in removed:
+            del self.live[member.id]
+            self.disks.pop(member.id, None)
+            self.memories.pop(member.id, None)
+            if member.counted:
+                self.lost[member.id] = LostMember(member, now, member.executor.id in planned)
+        return MemberChanges(left=tuple(member.id for member in removed))
 
     def add(
         self, censuses: Iterable[Census], executors: Sequence[Executor], racks: Mapping[str, str | None]
     ) -> MemberChanges:
         """Add the members that censuses of live executors name; ``racks`` by member."""
-        here = {executor.id: executor for executor in executors}
+        by_id = {executor.id: executor for executor in executors}
         joined: list[str] = []
         returned: list[str] = []
         duplicates: dict[str, str] = {}
         for census in censuses:
             present = self.of_executor(census.executor)
-            if not census.member or census.executor not in here or (present is not None and present.counted):
+            if not census.member or census.executor not in by_id or (present is not None and present.counted):
                 continue
-            if self._is_duplicate(census, here):
+            if self._is_duplicate(census, by_id):
                 duplicates[census.executor] = census.member
                 continue
             if present is not None:
                 del self.live[present.id]
-            before = self.lost.pop(census.member, None)
+            lost = self.lost.pop(census.member, None)
             self.live[census.member] = LiveMember(
-                census.member, here[census.executor], racks.get(census.member), MappingProxyType(dict(census.tags))
+                census.member, by_id[census.executor], racks.get(census.member), MappingProxyType(dict(census.tags))
             )
             self.record_usage(census.member, census.disk, census.memory)
-            (joined if before is None else returned).append(census.member)
+            (joined if lost is None else returned).append(census.member)
         return MemberChanges(tuple(sorted(joined)), returned=tuple(sorted(returned)), duplicates=duplicates)
 
-    def _is_duplicate(self, census: Census, here: Collection[str]) -> bool:
+    def _is_duplicate(self, census: Census, alive: Collection[str]) -> bool:
         """Return whether an executor names a folder that another live executor has, too.
 
-        The first executor that names another one's folder may have taken it over from one that died unseen. An executor
-        that lost the member in this way and names it again has a folder of its own, on a copy of the disk.
+        The first executor that names another executor's folder may have taken it over from one whose death is not known
+        yet. If the other executor names the folder again, the two have folders of the same name on copied disks.
         """
-        known = self.live.get(census.member)
-        if known is None or known.executor.id not in here:
+        member = self.live.get(census.member)
+        if member is None or member.executor.id not in alive:
             return False
         displaced = self._displaced.setdefault(census.member, set())
         if census.executor in displaced:
             return True
-        displaced.add(known.executor.id)
+        displaced.add(member.executor.id)
         return False
 
-    def stand_in(self, executors: Iterable[Executor]) -> MemberChanges:
-        """Make executors that cannot be asked members by their own ids."""
-        named = list(executors)
-        for executor in named:
+    def add_without_census(self, executors: Iterable[Executor]) -> MemberChanges:
+        """Make executors without a census members by their own ids."""
+        joined = list(executors)
+        for executor in joined:
             self.live[executor.id] = LiveMember(executor.id, executor, counted=False)
-        return MemberChanges(joined=tuple(executor.id for executor in named))
+        return MemberChanges(joined=tuple(executor.id for executor in joined))
 
     def forget_lost(self, now: float, delay: float) -> None:
         """Forget lost members after ``delay`` seconds, also those that were removed on purpose."""
         self.lost = {name: lost for name, lost in self.lost.items() if now - lost.since < delay}
 
     def awaited(self, now: float, delay: float) -> dict[str, LiveMember]:
-        """Return the lost members that are still awaited."""
-        waiting = {name: lost for name, lost in self.lost.items() if not lost.planned and now - lost.since < delay}
-        return {name: lost.living for name, lost in sorted(waiting.items())}
+        """Return the lost members that are awaited, because they were lost less than ``delay`` seconds ago."""
+        awaited = {name: lost for name, lost in self.lost.items() if not lost.planned and now - lost.since < delay}
+        return {name: lost.living for name, lost in sorted(awaited.items())}
 
     def executor_names(self) -> dict[str, str]:
         """Return the executor id of each live and remembered member."""
@@ -197,7 +204,7 @@ class Membership:
         return {living.id: living.executor.id for living in (*lost, *self.live.values())}
 
     def forget(self) -> None:
-        """Forget all members: another driver may have been at work."""
+        """Forget all members: another driver may have run batches."""
         self.live.clear()
         self.lost.clear()
         self.disks.clear()

@@ -1,5 +1,7 @@
-"""What an operator asks of a running query, from any thread. Knows what can be asked and refuses what cannot work. Does
-not know how it is done: the driver looks before each batch, and where none comes.
+"""Accept and check what operators request of a running query.
+
+Requests may arrive from any thread. The driver applies them before the next batch or, without batches, at its next
+look.
 """
 
 from collections.abc import Callable, Mapping
@@ -7,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from riffle_spark.assign.model import TaskId
 from riffle_spark.errors import ConfigError
-from riffle_spark.protocol.ownership.groups import GROUP, named
+from riffle_spark.protocol.ownership.groups import GROUP, task_name
 from riffle_spark.protocol.ownership.readiness import MemberState
 from riffle_spark.protocol.ports import Lock
 from riffle_spark.settings import LIVE, Settings, check_names
@@ -17,172 +19,202 @@ __all__ = ["Operations", "OperatorRequests"]
 
 @dataclass(frozen=True, slots=True)
 class OperatorRequests:
-    """What stands asked for: pins by task, drained members, slots an executor at most, live settings, and a count
-    of the requests that want an assignment.
+    """The requests in effect: pins by task, drained members, the slot limit per executor, and live settings.
+
+    ``revision`` counts the requests that need an assignment.
     """
 
     pins: Mapping[TaskId, str] = field(default_factory=dict)
     drained: frozenset[str] = frozenset()
     slots: int | None = None
     settings: Settings | None = None
-    requests: int = 0
+    revision: int = 0
 
 
 class Operations:
-    """The orders that stand, and the checks of new ones. Every method may be called from any thread, and again: what an
-    order is checked against, or adds to, is looked at while no other thread can change it.
+    """The requests in effect, and the checks of new ones.
+
+    Every method may be called from any thread. A request is checked and stored under one lock.
     """
 
     def __init__(self, key_groups: int, dispatch: str, lock: Lock) -> None:
         self._key_groups = key_groups
         self._dispatch = dispatch
         self._lock = lock
-        self.orders = OperatorRequests()
+        self.requests = OperatorRequests()
         self.members: tuple[MemberState, ...] = ()
-        self._known: dict[str, str] = {}
+        self._member_names: dict[str, str] = {}
 
-    def saw(self, members: tuple[MemberState, ...]) -> None:
-        """Take the members as the driver sees them, to check orders against."""
+    def set_members(self, members: tuple[MemberState, ...]) -> None:
+        """Set the members that requests are checked against."""
         self.members = members
 
-    def known_as(self, names: Mapping[str, str]) -> None:
-        """Let orders that name executors which had answered no census yet hold for the members that these are now."""
+    def replace_executor_names(self, names: Mapping[str, str]) -> None:
+        """Apply requests that name executors to the members that their censuses have named since, by executor."""
         with self._lock:
-            self._known.update(names)
-            orders, name_of = self.orders, self._name_of
-            pins = {t: name_of(member) for t, member in orders.pins.items()}
-            self.orders = replace(orders, pins=pins, drained=frozenset(map(name_of, orders.drained)))
+            self._member_names.update(names)
+            requests = self.requests
+            pins = {t: self._name_of(member) for t, member in requests.pins.items()}
+            drained = frozenset(map(self._name_of, requests.drained))
+            self.requests = replace(requests, pins=pins, drained=drained)
 
     def pin(self, key_group: int, member: str, group: str = GROUP) -> None:
-        """Keep a group's key-group on a member (or the executor that holds one). Raises ``ConfigError`` if that cannot
-        be.
+        """Keep a group's key-group on a member, named by its id or its executor's.
+
+        Raises ``ConfigError`` if dispatch is ``hashed``, the member is drained, or the key-group or member is unknown.
         """
         if self._dispatch == "hashed":
-            raise _refused("in `hashed` dispatch the owner follows from the membership alone", "use `partition`")
+            raise _refused(
+                "With dispatch = hashed key-groups cannot be pinned.", "Use dispatch = partition.", "RIFFLE-0237"
+            )
         self._check_key_group(key_group)
 
-        def pinned(orders: OperatorRequests) -> OperatorRequests:
-            name = self._member(member)
-            if name in orders.drained:
-                raise _refused(f"member {name} is being drained", "undrain it first, or pin to another one")
-            return replace(orders, pins={**orders.pins, TaskId(group, key_group): name})
+        def add_pin(requests: OperatorRequests) -> OperatorRequests:
+            name = self._live_member(member)
+            if name in requests.drained:
+                raise _refused(
+                    f"Member {name} is being drained.", "Undrain it first, or pin to another member.", "RIFFLE-0750"
+                )
+            return replace(requests, pins={**requests.pins, TaskId(group, key_group): name})
 
-        self._change(pinned)
+        self._change(add_pin)
 
     def unpin(self, key_group: int, group: str = GROUP) -> dict[str, str]:
-        """Let a group's key-group go where it is best again; return the members of those that are pinned still. Raises
-        ``ConfigError`` for a key-group that there is not.
-        """
-        one = TaskId(group, key_group)
+        """Remove the pin of a group's key-group; return the remaining pins. Raises ``ConfigError`` if it is unknown."""
+        unpinned = TaskId(group, key_group)
         self._check_key_group(key_group)
-        orders = self._change(lambda o: replace(o, pins={t: m for t, m in o.pins.items() if t != one}))
-        return {named(t): member for t, member in sorted(orders.pins.items())}
+        requests = self._change(lambda r: replace(r, pins={t: m for t, m in r.pins.items() if t != unpinned}))
+        return {task_name(t): member for t, member in sorted(requests.pins.items())}
 
     def drain(self, member: str) -> None:
-        """Move everything away from a member (or the executor that holds it), warm, before it goes.
+        """Move everything away from a member, named by its id or its executor's, with warm-ups.
 
-        Raises ``ConfigError`` if it is unknown, or the last one that is not drained.
+        Raises ``ConfigError`` if it is unknown, has pins, or is the last member that is not drained.
         """
 
-        def drained(orders: OperatorRequests) -> OperatorRequests:
-            name = self._member(member)
-            if not any(m.state == "live" and self._name_of(m.id) not in orders.drained | {name} for m in self.members):
-                raise _refused(f"member {name} is the last one", "add an executor first")
-            pinned = [named(t) for t, to in sorted(orders.pins.items()) if to == name]
+        def add_drain(requests: OperatorRequests) -> OperatorRequests:
+            name = self._live_member(member)
+            drained = requests.drained | {name}
+            if not any(m.state == "live" and self._name_of(m.id) not in drained for m in self.members):
+                raise _refused(
+                    f"Member {name} is the last one that is not drained.", "Add an executor first.", "RIFFLE-0751"
+                )
+            pinned = [task_name(t) for t, pin in sorted(requests.pins.items()) if pin == name]
             if pinned:
-                raise _refused(f"key-groups {', '.join(pinned)} are pinned to member {name}", "unpin them first")
-            return replace(orders, drained=orders.drained | {name})
+                raise _refused(
+                    f"Key-groups {', '.join(pinned)} are pinned to member {name}.", "Unpin them first.", "RIFFLE-0752"
+                )
+            return replace(requests, drained=drained)
 
-        self._change(drained)
+        self._change(add_drain)
 
     def undrain(self, member: str) -> tuple[str, ...]:
-        """Let a member take part again; return those that are drained still. One that is gone may be named, too.
+        """Let a member own tasks again; return the members that are still drained.
 
-        Raises ``ConfigError`` for what is neither a member nor drained.
+        A drained member that has left may be named too. Raises ``ConfigError`` for any other name.
         """
 
-        def undrained(orders: OperatorRequests) -> OperatorRequests:
-            found = next((m.id for m in self.members if member in (m.id, m.executor)), None)
-            name = self._name_of(found or member)
-            if found is None and name not in orders.drained:
-                told = ", ".join(sorted(orders.drained)) or "nobody"
-                raise _refused(f"there is no member {member!r}, and drained is {told}", "name one that members() lists")
-            return replace(orders, drained=orders.drained - {name})
+        def remove_drain(requests: OperatorRequests) -> OperatorRequests:
+            state = next((m for m in self.members if member in (m.id, m.executor)), None)
+            name = self._name_of(state.id if state else member)
+            if state is None and name not in requests.drained:
+                raise _refused(
+                    f"Unknown member {member!r}; drained are {sorted(requests.drained)}.",
+                    "Name a member that members() lists.",
+                    "RIFFLE-0753",
+                )
+            return replace(requests, drained=requests.drained - {name})
 
-        return tuple(sorted(self._change(undrained).drained))
+        return tuple(sorted(self._change(remove_drain).drained))
 
     def add_worker(self) -> int:
-        """Let every executor run one more slot; return how many. Raises ``ConfigError`` beyond its cores."""
-        return self._set_slots(1)
+        """Let every executor run one more slot; return the limit. Raises ``ConfigError`` beyond its cores."""
+        return self._change_slots(1)
 
     def remove_worker(self) -> int:
-        """Let every executor run one slot less; return how many. Raises ``ConfigError`` below one."""
-        return self._set_slots(-1)
+        """Let every executor run one slot less; return the limit. Raises ``ConfigError`` below one."""
+        return self._change_slots(-1)
 
-    def _set_slots(self, step: int) -> int:
-        self._check_running()
-        most = max(member.cores for member in self.members)
+    def _change_slots(self, step: int) -> int:
+        self._check_started()
+        cores = max(member.cores for member in self.members)
         with self._lock:
-            slots = (self.orders.slots or most) + step
-            if not 1 <= slots <= most:
-                reason = f"an executor has {most} cores" if step > 0 else "it runs one slot"
-                raise _refused(f"an executor cannot run {slots} slots: {reason}", "change executors instead")
-            self.orders = replace(self.orders, slots=None if slots == most else slots)
+            slots = (self.requests.slots or cores) + step
+            if not 1 <= slots <= cores:
+                raise _refused(
+                    f"Slots per executor must be 1 to {cores}, not {slots}.",
+                    "Add or remove executors instead.",
+                    "RIFFLE-0754",
+                )
+            self.requests = replace(self.requests, slots=None if slots == cores else slots)
         return slots
 
     def request_rebalance(self) -> None:
-        """Ask for an assignment before the next batch."""
-        self._check_running()
-        self._change(lambda orders: orders)
+        """Request an assignment before the next batch."""
+        self._check_started()
+        self._change(lambda requests: requests)
 
     def reconfigure(self, settings: Settings, changes: Mapping[str, object]) -> Settings:
-        """Change live settings from the next batch on; return what will be in force.
+        """Change live settings from the next batch on; return the new settings.
 
-        Raises ``ConfigError`` for settings that need a restart, and for names and values that are not allowed.
+        Raises ``ConfigError`` for settings that need a restart, and for invalid names and values.
         """
         check_names(changes, "code")
         fixed = sorted(set(changes) - LIVE)
         if fixed:
-            raise _refused(f"{', '.join(fixed)} cannot change while a query runs", "set it and restart the query")
-
-        def changed(orders: OperatorRequests) -> OperatorRequests:
-            return replace(orders, settings=(orders.settings or settings).but(**changes))
-
-        return self._change(changed).settings or settings
-
-    def take_over(self, orders: OperatorRequests, *, alone: bool) -> None:
-        """Let what was asked of another driver stand: ``alone``, or beside what was asked of this one already."""
-        self._change(
-            lambda mine: replace(orders, requests=mine.requests) if alone else replace(
-                mine, pins={**orders.pins, **mine.pins}, drained=orders.drained | mine.drained,
-                slots=mine.slots or orders.slots, settings=mine.settings or orders.settings,
+            raise _refused(
+                f"{', '.join(fixed)} cannot change while a query runs.",
+                "Restart the query with the new value.",
+                "RIFFLE-0755",
             )
-        )  # fmt: skip
 
-    def _member(self, name: str) -> str:
-        self._check_running()
+        def change_settings(requests: OperatorRequests) -> OperatorRequests:
+            return replace(requests, settings=(requests.settings or settings).but(**changes))
+
+        return self._change(change_settings).settings or settings
+
+    def take_over(self, requests: OperatorRequests, *, alone: bool) -> None:
+        """Apply the requests of an earlier driver, ``alone`` or below those that this driver has received itself."""
+
+        def merge(own: OperatorRequests) -> OperatorRequests:
+            if alone:
+                return replace(requests, revision=own.revision)
+            return replace(
+                own,
+                pins={**requests.pins, **own.pins},
+                drained=requests.drained | own.drained,
+                slots=own.slots or requests.slots,
+                settings=own.settings or requests.settings,
+            )
+
+        self._change(merge)
+
+    def _live_member(self, name: str) -> str:
+        self._check_started()
         for member in self.members:
             if name in (member.id, member.executor) and member.state != "awaited":
                 return self._name_of(member.id)
-        known = ", ".join(f"{m.id} (executor {m.executor})" for m in self.members if m.state != "awaited")
-        raise _refused(f"there is no live member {name!r}", f"choose one of {known}")
+        live = ", ".join(f"{m.id} (executor {m.executor})" for m in self.members if m.state != "awaited")
+        raise _refused(f"Unknown live member {name!r}.", f"Name one of {live}.", "RIFFLE-0756")
 
     def _name_of(self, member: str) -> str:
-        return self._known.get(member, member)
+        return self._member_names.get(member, member)
 
     def _check_key_group(self, key_group: int) -> None:
         if not 0 <= key_group < self._key_groups:
-            raise _refused(f"there is no key-group {key_group}", f"choose 0 to {self._key_groups - 1}")
+            raise _refused(
+                f"Unknown key-group {key_group}.", f"Name one of 0 to {self._key_groups - 1}.", "RIFFLE-0757"
+            )
 
-    def _check_running(self) -> None:
+    def _check_started(self) -> None:
         if not self.members:
-            raise _refused("the query has not run a batch yet", "ask again once it has")
+            raise _refused("The query has not run a batch yet.", "Retry after its first batch.", "RIFFLE-0758")
 
     def _change(self, change: Callable[[OperatorRequests], OperatorRequests]) -> OperatorRequests:
         with self._lock:
-            self.orders = replace(change(self.orders), requests=self.orders.requests + 1)
-            return self.orders
+            self.requests = replace(change(self.requests), revision=self.requests.revision + 1)
+            return self.requests
 
 
-def _refused(problem: str, remedy: str) -> ConfigError:
-    return ConfigError(problem, remedy=remedy, id="RIFFLE-0237")
+def _refused(problem: str, remedy: str, error_id: str) -> ConfigError:
+    return ConfigError(problem, remedy=remedy, id=error_id)

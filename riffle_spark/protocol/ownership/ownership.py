@@ -1,8 +1,8 @@
-"""Who owns what from one batch to the next: membership, placement and copy tracking behind one facade.
+"""Track the owners of key-groups from batch to batch: membership, placement and copies behind one facade.
 
-- ``Membership`` knows live and lost executors, their disks and memory. ``Discovery`` keeps it up to date.
-- ``Placement`` knows owners, standbys, warm-ups and slots, and when to assign anew.
-- ``CopyTracking`` knows which copies exist, how far they lag, and which are idle.
+- ``Membership``: live and lost executors, their disks and memory. ``Discovery`` keeps it up to date.
+- ``Placement``: owners, standbys, warm-ups and slots, and the triggers of a new assignment.
+- ``CopyTracking``: the copies that exist, how far they lag, and which are idle.
 
 The facade has the steps that touch more than one of them. For everything else callers use the part itself.
 """
@@ -40,7 +40,7 @@ class Ownership:
         self._operations = operations
 
     def begin(self, tail: Record | None, groups: Groups) -> None:
-        """Start from the newest record, and forget members and copies: another driver may have been at work."""
+        """Start from the newest record, and forget members and copies: another driver may have run batches."""
         self.discovery.forget()
         self.membership.forget()
         self.copies.forget()
@@ -71,24 +71,24 @@ class Ownership:
         return self.placement.layout_for(situation, members_changed=members_changed, between=between)
 
     def _update_members(self, executors: Sequence[Executor], home: Home, now: float) -> bool:
-        """Take in which executors left, joined and returned; return whether any did."""
+        """Update the members that left, joined and returned; return whether any did."""
         membership = self.membership
         delay = self.placement.settings.scheduled_rebalance_max_delay
         membership.forget_lost(now, delay)
-        uncounted = [name for name, living in membership.live.items() if not living.counted]
+        unnamed = [name for name, member in membership.live.items() if not member.counted]
         changes = self.discovery.look(executors, membership, self.copies.known, home, now)
-        held = {executor: membership.of_executor(executor) for executor in uncounted}
-        names = {executor: living.id for executor, living in held.items() if living and living.counted}
+        members = {executor: membership.of_executor(executor) for executor in unnamed}
+        names = {executor: member.id for executor, member in members.items() if member and member.counted}
         if names:
-            self._operations.known_as(names)
-        self.copies.known.only_of(membership.live)
+            self._operations.replace_executor_names(names)
+        self.copies.known.keep_members(membership.live)
         awaited = membership.awaited(now, delay)
-        for each in changes:
-            self.placement.prior_owners.remember(each.left, awaited, self.placement.present)
+        for change in changes:
+            self.placement.prior_owners.remember(change.left, awaited, self.placement.present)
         return any(changes)
 
     def record_receipts(self, receipts: Sequence[Receipt], now: float) -> None:
-        """Note folders, missing copies, room and refusing disks that slots reported."""
+        """Record the folders, missing copies, room and refusing disks that slots reported."""
         memory = memory_by_member(receipts, self.placement.groups)
         for receipt in receipts:
             if is_refused(receipt):
@@ -98,28 +98,30 @@ class Ownership:
         self.copies.record_missing(receipts)
 
     def record_folder(self, executor: str, folder: str) -> None:
-        """Note in which folder an executor works. If it is not its member's, that member is gone.
+        """Record the folder that an executor uses. If its member has another folder, that member is removed.
 
-        Its copies are forgotten with the next look, as those of all members that left.
+        The copies of that member are forgotten with the next look.
         """
         self.membership.record_folder(executor, folder)
-        living = self.membership.of_executor(executor)
-        if folder and living is not None and living.counted and living.id != folder:
-            self.membership.remove([living], 0.0, frozenset({executor}))
+        member = self.membership.of_executor(executor)
+        if folder and member is not None and member.counted and member.id != folder:
+            self.membership.remove([member], 0.0, frozenset({executor}))
             self.placement.forget_layout()
 
     def record_commit(
-        self, record: Record, before: Manifest, changes: Mapping[Address, Entry], receipts: Sequence[Receipt]
+        self, record: Record, manifest: Manifest, changes: Mapping[Address, Entry], receipts: Sequence[Receipt]
     ) -> None:
-        """Note a committed batch: copies, measured work, and the end of its attempts."""
-        self.copies.record_commit(record, before, changes, receipts)
-        self.placement.weights.ran(receipts, before, self.placement.groups)
+        """Record a committed batch: copies, measured work, and the end of its attempts."""
+        self.copies.record_commit(record, manifest, changes, receipts)
+        self.placement.weights.record_batch(receipts, manifest, self.placement.groups)
         self.discovery.start_batch()
 
     def member_states(self) -> tuple[readiness.MemberState, ...]:
         """Return the members as of the last assignment, with load, lag, disk and memory as of the last batch."""
-        trend = self.copies.trend
-        states = [readiness.with_room(trend.told(state), self.membership) for state in self._operations.members]
+        states = [
+            readiness.with_room(self.copies.trend.with_lag(state), self.membership)
+            for state in self._operations.members
+        ]
         return readiness.with_load(states, self.placement.present.owners, self.placement.weights.measured)
 
     def take_rebalance(self) -> Rebalance:

@@ -1,4 +1,4 @@
-"""Remember which tasks belong to lost members, until these are back or given up."""
+"""Remember which tasks lost members owned, until the members are back or given up."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -10,8 +10,8 @@ __all__ = ["PriorOwners"]
 class PriorOwners:
     """The tasks that lost members owned.
 
-    A task keeps its home while that member is awaited and, once the member is back, until it owns the task again.
-    ``awaited`` are the members that the last assignment waited for.
+    A task keeps its prior owner while that member is awaited and, once the member is back, until it owns the task
+    again. ``awaited`` are the members that the last assignment waited for.
     """
 
     def __init__(self) -> None:
@@ -19,32 +19,32 @@ class PriorOwners:
         self.awaited: frozenset[MemberId] = frozenset()
         self._standbys: dict[TaskId, MemberId] = {}
 
-    def of(self, members: Collection[MemberId]) -> dict[TaskId, MemberId]:
-        """Return the tasks whose home is one of these members."""
-        return {t: home for t, home in self.owners.items() if home in members}
+    def among(self, members: Collection[MemberId]) -> dict[TaskId, MemberId]:
+        """Return the tasks whose prior owner is one of ``members``."""
+        return {t: owner for t, owner in self.owners.items() if owner in members}
 
     def followers(self, task: TaskId) -> tuple[str, str]:
-        """Return the members that will read a task's deltas once they are back: as owner, as standby. "" is none."""
+        """Return the members that read a task's deltas once they are back: prior owner and prior standby, or ""."""
         return self.owners.get(task, ""), self._standbys.get(task, "")
 
-    def remember(self, left: Iterable[MemberId], awaited: Collection[MemberId], present: Assignment) -> None:
-        """Keep the tasks, and the standby copies, of members that left and are awaited."""
-        for member in left:
+    def remember(self, lost: Iterable[MemberId], awaited: Collection[MemberId], present: Assignment) -> None:
+        """Keep the tasks and the standby copies of lost members that are awaited."""
+        for member in lost:
             if member in awaited:
                 owned = [t for t, owner in present.owners.items() if owner == member]
                 self.owners.update({t: member for t in owned if self.owners.get(t) not in awaited})
                 self._standbys.update({t: member for t, standbys in present.standbys.items() if member in standbys})
 
     def resume(self, owners: Mapping[TaskId, MemberId]) -> None:
-        """Take over the homes that an earlier driver recorded."""
+        """Take over the prior owners that an earlier driver recorded."""
         self.owners.update(owners)
 
     def give_up(self, awaited: Collection[MemberId], live: Collection[MemberId]) -> bool:
         """Forget the tasks of members that are no longer awaited; return whether the last assignment waited for one."""
-        self.owners = self.of({*awaited, *live})
+        self.owners = self.among({*awaited, *live})
         self._standbys = {t: member for t, member in self._standbys.items() if member in awaited}
         return bool(self.awaited - {*awaited, *live})
 
     def forget_returned(self, present: Assignment) -> None:
-        """Forget the tasks whose home owns them again."""
-        self.owners = {t: home for t, home in self.owners.items() if present.owners.get(t) != home}
+        """Forget the tasks whose prior owner owns them again."""
+        self.owners = {t: owner for t, owner in self.owners.items() if present.owners.get(t) != owner}

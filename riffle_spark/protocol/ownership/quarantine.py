@@ -4,27 +4,30 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
 
 from riffle_spark.assign.model import MemberId, TaskId
-from riffle_spark.protocol.ownership.groups import named
+from riffle_spark.protocol.ownership.groups import task_name
 from riffle_spark.protocol.ownership.view import Situation
 from riffle_spark.settings import Settings
 
 __all__ = ["Quarantine"]
 
-_LIMIT, _HIGH, _FLOOD = 1, 2, 3
-"""The number of marks that a disk or memory exceeds. Memory has no flood mark."""
+_HIGH = 2
+"""The mark of a disk or memory that exceeds its limit and its high mark."""
+_FLOOD = 3
+"""The mark of a disk that exceeds its flood mark, too. Memory has no flood mark."""
 _BELOW = 0.01
 """A disk or memory that exceeded a mark has to fall this far below it."""
 _MEASURE_SECONDS = 10.0
 _Copy: TypeAlias = tuple[TaskId, MemberId]
 _Kind: TypeAlias = Literal["disk", "memory"]
+_Full: TypeAlias = tuple[_Kind, MemberId]
 
 
 class Quarantine:
     """Which members should get no copy of which task."""
 
     def __init__(self) -> None:
-        self._marks: dict[tuple[_Kind, MemberId], int] = {}
-        self._leaving: dict[tuple[_Kind, MemberId], frozenset[TaskId]] = {}
+        self._marks: dict[_Full, int] = {}
+        self._leaving: dict[_Full, frozenset[TaskId]] = {}
         self._slow: dict[_Copy, None] = {}
         self._measured_at = float("-inf")
         self._warnings: list[str] = []
@@ -70,72 +73,74 @@ class Quarantine:
         A member beyond a high mark gives up some copies, and more of them once these are gone, until it is below.
         """
         members = situation.members
-        marks = self._marks
-        disks = {member: used for member, (used, _) in members.disks.items()}
-        of_disk = (settings.local_disk_limit, settings.local_disk_high, settings.local_disk_flood)
-        of_memory = (settings.local_memory_limit, settings.local_memory_high)
-        each: tuple[tuple[_Kind, Mapping[MemberId, float], tuple[float, ...]], ...]
-        each = (("disk", disks, of_disk), ("memory", members.memory_shares, of_memory))
-        now = {(k, m): _mark(used[m], limits, marks.get((k, m), 0)) for k, used, limits in each for m in sorted(used)}
-        self._marks = {full: mark for full, mark in now.items() if mark}
-        changed = self._marks != marks
+        last_marks = self._marks
+        disk_limits = (settings.local_disk_limit, settings.local_disk_high, settings.local_disk_flood)
+        memory_limits = (settings.local_memory_limit, settings.local_memory_high)
+        marks: dict[_Full, int] = {}
+        for member, (used, _) in sorted(members.disks.items()):
+            marks["disk", member] = _mark(used, disk_limits, last_marks.get(("disk", member), 0))
+        for member, used in sorted(members.memory_shares.items()):
+            marks["memory", member] = _mark(used, memory_limits, last_marks.get(("memory", member), 0))
+        self._marks = {full: mark for full, mark in marks.items() if mark}
+        changed = self._marks != last_marks
         emptied = [full for full, mark in self._marks.items() if mark >= _HIGH]
         self._leaving = {full: leaving for full, leaving in self._leaving.items() if full in emptied}
         for kind, member in emptied:
-            held = situation.held(member) if kind == "disk" else situation.owned(member)
-            if not self._leaving.get((kind, member), frozenset()) & held:
+            tasks = situation.placed_tasks(member) if kind == "disk" else situation.owned_tasks(member)
+            if not self._leaving.get((kind, member), frozenset()) & tasks:
                 self._leaving[kind, member] = _next_to_leave(
-                    situation, kind, member, held, settings.max_warmup_replicas
+                    situation, kind, member, tasks, settings.max_warmup_replicas
                 )
-                changed = changed or bool(held)
+                changed = changed or bool(tasks)
             mark = self._marks[kind, member]
-            if mark > marks.get((kind, member), 0):
-                limit = (of_disk if kind == "disk" else of_memory)[mark - 1]
-                self._warnings.append(_full(situation, member, limit) if kind == "disk" else _short(situation, member))
+            if mark > last_marks.get((kind, member), 0):
+                self._warnings.append(
+                    _disk_warning(situation, member, disk_limits[mark - 1])
+                    if kind == "disk"
+                    else _memory_warning(situation, member)
+                )
         return changed
 
     def add_slow(self, standbys: Mapping[_Copy, int], situation: Situation) -> bool:
-        """Note standbys whose lag keeps growing; return whether one is new and another member could replace it."""
-        live, present = situation.members.live, situation.present.standbys
+        """Add standbys whose lag keeps growing; return whether one is new and another member could replace it."""
+        live = situation.members.live
+        present = situation.present.standbys
         lags = {copy: situation.lag(copy[1], copy[0]) for copy in self._slow if copy[1] in live}
         self._slow = {(t, m): None for (t, m), lag in lags.items() if lag or m not in present.get(t, ())}
         fresh = {copy: lag for copy, lag in standbys.items() if copy not in self._slow}
         self._slow |= dict.fromkeys(fresh)
-        better = {copy for copy in fresh if self._alternatives(copy[0], situation)}
+        replaceable = {copy for copy in fresh if self._alternatives(copy[0], situation)}
         for member in sorted({member for _, member in fresh}):
-            mine = {named(t): lag for (t, m), lag in sorted(fresh.items()) if m == member}
-            moved = (
-                "other members take them over"
-                if any(m == member for _, m in better)
-                else "no other member can do better"
-            )
+            own = {task_name(t): lag for (t, m), lag in sorted(fresh.items()) if m == member}
+            is_replaced = any(m == member for _, m in replaceable)
             self._warnings.append(
-                f"standbys on member {member} (executor {live[member].executor.id}) fall behind with every batch: "
-                f"key-groups {', '.join(mine)}, by up to {max(mine.values())} changed records; {moved}\n"
-                "  What to do: raise `upkeep_bandwidth`, or look at that executor's disk, network and cores"
+                f"[RIFFLE-0762] Standbys on member {member} (executor {live[member].executor.id}) fall behind with "
+                f"every batch: key-groups {', '.join(own)}, by up to {max(own.values())} changed records. "
+                f"{'Other members take them over.' if is_replaced else 'No other member can replace them.'}\n"
+                "  What to do: Raise `upkeep_bandwidth`, or check the disk, network and cores of that executor."
             )
-        return bool(better)
+        return bool(replaceable)
 
     def of(self, situation: Situation) -> dict[TaskId, tuple[MemberId, ...]]:
         """Return, by task, the members that should have no copy of it."""
         if not self._marks and not self._slow:
             return {}
-        held = {member: situation.held(member) for member in situation.members.live}
-        quarantined = {t: self._of_task(t, held, situation) for t in situation.tasks}
+        placed = {member: situation.placed_tasks(member) for member in situation.members.live}
+        quarantined = {t: self._of_task(t, placed, situation) for t in situation.tasks}
         return {t: members for t, members in quarantined.items() if members}
 
-    def _of_task(self, t: TaskId, held: Mapping[MemberId, set[TaskId]], situation: Situation) -> tuple[MemberId, ...]:
+    def _of_task(self, t: TaskId, placed: Mapping[MemberId, set[TaskId]], situation: Situation) -> tuple[MemberId, ...]:
         owner = situation.present.owners.get(t)
         full = self._full
         names = {member for (_, member), leaving in self._leaving.items() if t in leaving}
         names |= {member for member in self.flooded if owner != member}
-        if len(full) < len(held):
-            short = {member for kind, member in self._marks if kind == "memory" and member != owner}
-            names |= {member for member in full if t not in held.get(member, ())} | short
+        if len(full) < len(placed):
+            names |= {member for member in full if t not in placed.get(member, ())}
+            names |= {member for kind, member in self._marks if kind == "memory" and member != owner}
         if self._alternatives(t, situation):
             slow = {member for _, member in self._slow}
-            names |= {m for m in slow if (t, m) in self._slow or t not in held.get(m, ())}
-        return tuple(sorted(names & held.keys()))
+            names |= {m for m in slow if (t, m) in self._slow or t not in placed.get(m, ())}
+        return tuple(sorted(names & placed.keys()))
 
     def _alternatives(self, t: TaskId, situation: Situation) -> list[MemberId]:
         """Return the members that could take a standby of a task and do better than those that fall behind."""
@@ -144,37 +149,39 @@ class Quarantine:
         return sorted(situation.members.live.keys() - avoided)
 
 
-def _mark(used: float, limits: tuple[float, ...], before: int) -> int:
-    """Return how many marks a disk or memory exceeds; marks that it exceeded before count until it is well below."""
-    return sum(used > limit - (_BELOW if number < before else 0.0) for number, limit in enumerate(limits))
+def _mark(used: float, limits: tuple[float, ...], last_mark: int) -> int:
+    """Return how many marks are exceeded. A mark that was exceeded before counts until the use is well below it."""
+    return sum(used > limit - (_BELOW if number < last_mark else 0.0) for number, limit in enumerate(limits))
 
 
 def _next_to_leave(
-    situation: Situation, kind: _Kind, member: MemberId, held: set[TaskId], most: int
+    situation: Situation, kind: _Kind, member: MemberId, tasks: set[TaskId], count: int
 ) -> frozenset[TaskId]:
     """Return the copies that leave a member next: standbys first, then the largest."""
     owners = situation.present.owners
-    memory = situation.memory
 
     def size(t: TaskId) -> float:
-        return situation.bytes(t) if kind == "disk" else memory.get(t, 0.0)
+        return situation.bytes(t) if kind == "disk" else situation.memory.get(t, 0.0)
 
-    return frozenset(sorted(held, key=lambda t: (owners.get(t) == member, -size(t), t))[:most])
+    return frozenset(sorted(tasks, key=lambda t: (owners.get(t) == member, -size(t), t))[:count])
 
 
-def _full(situation: Situation, member: MemberId, limit: float) -> str:
-    used, at = situation.members.disks[member][0], situation.members.live[member].executor
+def _disk_warning(situation: Situation, member: MemberId, limit: float) -> str:
+    used, _ = situation.members.disks[member]
+    executor = situation.members.live[member].executor
     return (
-        f"the disk of member {member} (executor {at.id} on {at.host}) is {used:.0%} full, beyond {limit:.0%}: copies "
-        "leave it by and by, and none comes\n  What to do: free space, or give `local_dir` a larger disk; with room "
-        "again it gets key-groups again"
+        f"[RIFFLE-0763] The disk of member {member} (executor {executor.id} on {executor.host}) is {used:.0%} full, "
+        f"above the limit of {limit:.0%}. It gives up copies and gets no new ones.\n"
+        "  What to do: Free space, or set `local_dir` to a larger disk."
     )
 
 
-def _short(situation: Situation, member: MemberId) -> str:
-    (taken, left), at = situation.members.memories[member], situation.members.live[member].executor
+def _memory_warning(situation: Situation, member: MemberId) -> str:
+    used_bytes, free_bytes = situation.members.memories[member]
+    executor = situation.members.live[member].executor
     return (
-        f"the Python workers of member {member} (executor {at.id} on {at.host}) take {taken / 1e6:.0f} MB, and "
-        f"{left / 1e6:.0f} MB are left: key-groups leave it by and by, and none comes\n  What to do: raise "
-        "spark.executor.memoryOverhead, or have fewer rows in a batch; with room again it gets key-groups again"
+        f"[RIFFLE-0764] The Python workers of member {member} (executor {executor.id} on {executor.host}) use "
+        f"{used_bytes / 1e6:.0f} MB, and {free_bytes / 1e6:.0f} MB are free. It gives up key-groups and gets "
+        "no new ones.\n"
+        "  What to do: Raise spark.executor.memoryOverhead, or limit the rows of a batch."
     )

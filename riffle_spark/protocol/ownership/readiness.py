@@ -1,6 +1,6 @@
 """Measure how far standbys and warm-ups lag, and describe members and keys to operators."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -18,11 +18,11 @@ __all__ = [
     "LagTrend",
     "MemberState",
     "Readiness",
-    "followed_by",
+    "followers_of",
     "member_states",
     "place_of",
     "readiness_of",
-    "standing_by",
+    "ready_standbys",
     "with_load",
     "with_room",
 ]
@@ -32,11 +32,20 @@ _BATCHES_OF_A_TREND = 10
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """One copy beside the owner's: ``lag_records`` changed records and ``lag_bytes`` bytes behind the key-group's head;
-    ``warm`` if that is within ``acceptable_recovery_lag``.
+    """How far one standby or warm-up is behind the head of its key-group.
 
-    ``pointers`` are (store, snapshot id, version it was advanced to) of a standby that holds no copy but fetches it
-    when it is promoted. ``group`` is the co-location group whose key-group it is.
+    Attributes:
+        key_group: the number of the key-group.
+        member: the id of the member.
+        role: ``standby`` or ``warmup``.
+        lag_records: how many changed records the copy lacks.
+        lag_bytes: how many bytes of the object store the copy lacks.
+        warm: whether ``lag_records`` is within ``acceptable_recovery_lag``.
+        pointers: with ``standby_mode = "snapshot_pointer"``, (store, snapshot id, version) of the snapshots to fetch.
+        group: the co-location group of the key-group.
+
+    >>> Readiness(3, "m1", "standby", lag_records=120, lag_bytes=4_096, warm=True).warm
+    True
     """
 
     key_group: int
@@ -50,19 +59,35 @@ class Readiness:
 
     @property
     def task(self) -> TaskId:
-        """What it is a copy of."""
+        """The task that it is a copy of."""
         return task(self.key_group, self.group)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """One member: ``state`` is ``live``, ``draining`` or ``awaited`` (lost, and its tasks are not given away yet).
+    """One member of a running query.
 
-    ``owned``, ``standbys`` and ``warmups`` count key-groups. ``load`` is its measured work, microseconds of a core a
-    batch as a fading mean. ``lag_records`` and ``lag_bytes`` are what its standbys and warm-ups lack together,
-    ``lag_trend`` by how many records that has grown (or, below zero, shrunk) over the last ten batches.
-    ``disk_used_share``, ``memory_bytes`` (what its Python workers take) and ``memory_used_share`` (of that and what is
-    left) are ``None`` where nobody has told.
+    Attributes:
+        id: the name of the member's folder.
+        executor: the id of its executor.
+        host: the executor's host.
+        cores: how many tasks the executor runs at once.
+        rack: its rack, ``None`` if unknown.
+        tags: its tags by name.
+        state: ``live``, ``draining``, or ``awaited``: lost, but its tasks still belong to it.
+        owned: how many key-groups it owns.
+        standbys: how many standbys it keeps.
+        warmups: how many copies it warms up.
+        load: its measured work in microseconds of a core per batch, as a fading mean.
+        lag_records: how many changed records its standbys and warm-ups lack together.
+        lag_bytes: how many bytes they lack together.
+        lag_trend: the growth of ``lag_records`` over the last ten batches; negative if it shrinks.
+        disk_used_share: the share of its disk in use, 0 to 1; ``None`` if not measured.
+        memory_bytes: the memory of its Python workers; ``None`` if not measured.
+        memory_used_share: the share of ``memory_bytes`` in this and the free memory; ``None`` if not measured.
+
+    >>> MemberState("m1", executor="1", host="host-a", cores=4, owned=32).state
+    'live'
     """
 
     id: MemberId
@@ -86,9 +111,20 @@ class MemberState:
 
 @dataclass(frozen=True, slots=True)
 class KeyPlace:
-    """Where a key is processed from the next batch on: its key-group, the member that owns it with executor and host,
-    and the members that keep a spare copy. Where dispatch is by partition, ``topic`` and ``partition`` say which.
-    ``group`` is the co-location group of its store.
+    """The member that processes a key from the next batch on.
+
+    Attributes:
+        key_group: the number of the key's key-group.
+        owner: the id of the member that owns it.
+        executor: the id of the owner's executor.
+        host: the executor's host.
+        standbys: the ids of the members with a spare copy.
+        topic: the topic with dispatch by partition, else ``None``.
+        partition: the partition with dispatch by partition, else ``None``.
+        group: the co-location group of the store.
+
+    >>> KeyPlace(3, owner="m1", executor="1", host="host-a").standbys
+    ()
     """
 
     key_group: int
@@ -102,42 +138,42 @@ class KeyPlace:
 
 
 class LagTrend:
-    """What members' copies lack together, batch by batch."""
+    """The sum of the lags of each member's copies, by batch."""
 
     def __init__(self) -> None:
-        self._lags: deque[dict[MemberId, tuple[int, int]]] = deque([{}], maxlen=_BATCHES_OF_A_TREND + 1)
+        self._lags: deque[dict[MemberId, CopyLag]] = deque([{}], maxlen=_BATCHES_OF_A_TREND + 1)
 
-    def note(self, copies: Iterable[Readiness]) -> None:
-        """Take a batch's copies."""
-        lags: dict[MemberId, tuple[int, int]] = {}
+    def record(self, copies: Iterable[Readiness]) -> None:
+        """Record the lags after a batch."""
+        lags: dict[MemberId, CopyLag] = {}
         for copy in copies:
-            records, size = lags.get(copy.member, (0, 0))
-            lags[copy.member] = (records + copy.lag_records, size + copy.lag_bytes)
+            total = lags.get(copy.member, LEVEL)
+            lags[copy.member] = CopyLag(total.records + copy.lag_records, total.bytes + copy.lag_bytes)
         self._lags.append(lags)
 
     def of(self, member: MemberId) -> tuple[int, int, int]:
-        """Return the records and bytes that a member's copies lack, and by how many records that has grown."""
-        records, size = self._lags[-1].get(member, (0, 0))
-        began, _ = next((lags[member] for lags in self._lags if member in lags), (records, size))
-        return records, size, records - began
+        """Return the records and bytes that a member's copies lack, and the growth of the records."""
+        newest = self._lags[-1].get(member, LEVEL)
+        oldest = next((lags[member] for lags in self._lags if member in lags), newest)
+        return newest.records, newest.bytes, newest.records - oldest.records
 
-    def told(self, state: MemberState) -> MemberState:
+    def with_lag(self, state: MemberState) -> MemberState:
         """Return a member's state with its lag and trend."""
         records, size, trend = self.of(state.id)
         return replace(state, lag_records=records, lag_bytes=size, lag_trend=trend)
 
 
 def place_of(
-    at: TaskId, present: Assignment, members: Membership, partitions: Sequence[tuple[str, int]] = ()
+    t: TaskId, present: Assignment, members: Membership, partitions: Sequence[tuple[str, int]] = ()
 ) -> KeyPlace | None:
-    """Return where a task is, ``None`` while it has no owner; ``partitions`` are what key-groups stand for."""
-    owner = present.owners.get(at)
-    living = members.live.get(owner or "")
-    if owner is None or living is None:
+    """Return the place of a task, ``None`` while it has no live owner. ``partitions`` are those of key-groups."""
+    owner = present.owners.get(t)
+    member = members.live.get(owner or "")
+    if owner is None or member is None:
         return None
-    topic, partition = partitions[at.key_group] if partitions else (None, None)
-    place = (owner, living.executor.id, living.executor.host, present.standbys.get(at, ()))
-    return KeyPlace(at.key_group, *place, topic, partition, at.group)
+    topic, partition = partitions[t.key_group] if partitions else (None, None)
+    standbys = present.standbys.get(t, ())
+    return KeyPlace(t.key_group, owner, member.executor.id, member.executor.host, standbys, topic, partition, t.group)
 
 
 def readiness_of(situation: Situation, acceptable: int, *, pointers: bool) -> tuple[Readiness, ...]:
@@ -150,105 +186,102 @@ def readiness_of(situation: Situation, acceptable: int, *, pointers: bool) -> tu
 
 
 def _of_role(
-    situation: Situation, copies: Mapping[TaskId, tuple[MemberId, ...]], role: Literal["standby", "warmup"],
-    acceptable: int, *, pointers: bool,
-) -> Iterable[Readiness]:  # fmt: skip
+    situation: Situation,
+    copies: Mapping[TaskId, tuple[MemberId, ...]],
+    role: Literal["standby", "warmup"],
+    acceptable: int,
+    *,
+    pointers: bool,
+) -> Iterable[Readiness]:
     for t, members in sorted(copies.items()):
         for member in members:
             if member in situation.members.live:
-                behind = _behind(situation, member, t)
-                held = _pointers(situation, member, t) if pointers else ()
-                warm = behind.records <= acceptable
-                yield Readiness(t.key_group, member, role, behind.records, behind.bytes, warm, held, t.group)
+                lag = _total_lag(situation, member, t)
+                snapshots = _pointers(situation, member, t) if pointers else ()
+                warm = lag.records <= acceptable
+                yield Readiness(t.key_group, member, role, lag.records, lag.bytes, warm, snapshots, t.group)
 
 
-def standing_by(situation: Situation, acceptable: int) -> dict[TaskId, tuple[MemberId, ...]]:
-    """Return, by task, the live standbys whose copies could take over at once: a pointer could not. None where the
-    owner is known to have no copy: it was assigned for all that, so it is to fetch one, and not to stop time and again.
+def ready_standbys(situation: Situation, acceptable: int) -> dict[TaskId, tuple[MemberId, ...]]:
+    """Return, by task, the live standbys whose copies could take over at once; pointers cannot.
+
+    A task whose owner is known to have no copy is left out: its owner fetches one, instead of stopping again and again.
     """
-    able: dict[TaskId, tuple[MemberId, ...]] = {}
+    ready: dict[TaskId, tuple[MemberId, ...]] = {}
     for t, members in situation.present.standbys.items():
-        held = tuple(member for member in members if _could_take_over(situation, member, t, acceptable))
-        if held and _has(situation, situation.present.owners.get(t, ""), t):
-            able[t] = held
-    return able
+        able = tuple(m for m in members if situation.has_copy(m, t) and situation.lag(m, t) <= acceptable)
+        if able and situation.has_copy(situation.present.owners.get(t, ""), t):
+            ready[t] = able
+    return ready
 
 
-def _could_take_over(situation: Situation, member: MemberId, t: TaskId, acceptable: int) -> bool:
-    return _has(situation, member, t) and situation.lag(member, t) <= acceptable
-
-
-def _has(situation: Situation, member: MemberId, t: TaskId) -> bool:
-    copies = situation.copies.of(member)
-    return member in situation.members.live and any((one, t.key_group) in copies for one in situation.stores_of(t))
-
-
-def _behind(situation: Situation, member: MemberId, t: TaskId) -> CopyLag:
+def _total_lag(situation: Situation, member: MemberId, t: TaskId) -> CopyLag:
     total = LEVEL
     for store, entry in zip(situation.stores_of(t), situation.entries(t), strict=True):
-        behind = situation.copies.lag(member, (store, t.key_group), entry)
-        total = CopyLag(total.records + behind.records, total.bytes + behind.bytes)
+        lag = situation.copies.lag(member, (store, t.key_group), entry)
+        total = CopyLag(total.records + lag.records, total.bytes + lag.bytes)
     return total
 
 
 def _pointers(situation: Situation, member: MemberId, t: TaskId) -> tuple[tuple[str, str, int], ...]:
     """Return what a pointer standby holds: the newest snapshot of each store, unless it has a copy of it."""
-    held = situation.copies.of(member)
+    heads = situation.copies.of_member(member)
     return tuple(
         (store, entry.snapshot.id, entry.snapshot.head.version)
         for store, entry in zip(situation.stores_of(t), situation.entries(t), strict=True)
-        if entry.snapshot is not None and (store, t.key_group) not in held
+        if entry.snapshot is not None and (store, t.key_group) not in heads
     )
 
 
 def member_states(situation: Situation, awaited: Mapping[MemberId, LiveMember]) -> tuple[MemberState, ...]:
     """Return all live and awaited members, sorted by id."""
     present = situation.present
-    owned, kept, warming = (
-        _counted([[owner] for owner in present.owners.values()]),
-        _counted(present.standbys.values()),
-        _counted(present.warmups.values()),
-    )
+    owned = Counter(present.owners.values())
+    standbys = Counter(member for members in present.standbys.values() for member in members)
+    warmups = Counter(member for members in present.warmups.values() for member in members)
     states = []
-    for name, living in sorted({**awaited, **situation.members.live}.items()):
-        draining = "draining" if name in situation.drained else "live"
-        state = draining if name in situation.members.live else "awaited"
-        counts = (owned.get(name, 0), kept.get(name, 0), warming.get(name, 0))
+    for name, member in sorted({**awaited, **situation.members.live}.items()):
+        state: Literal["live", "draining", "awaited"] = "draining" if name in situation.drained else "live"
         states.append(
-            MemberState(name, living.executor.id, living.executor.host, living.executor.cores, living.rack, living.tags,
-                        state, *counts)  # type: ignore[arg-type]
-        )  # fmt: skip
+            MemberState(
+                id=name,
+                executor=member.executor.id,
+                host=member.executor.host,
+                cores=member.executor.cores,
+                rack=member.rack,
+                tags=member.tags,
+                state=state if name in situation.members.live else "awaited",
+                owned=owned[name],
+                standbys=standbys[name],
+                warmups=warmups[name],
+            )
+        )
     return tuple(states)
 
 
 def with_room(state: MemberState, members: Membership) -> MemberState:
-    """Return a member's state with how full its disk and memory are, as was told last."""
-    disk, memory = members.disks.get(state.id, (None, 0)), members.memories.get(state.id, (None, 0))
-    share = members.memory_shares.get(state.id)
-    return replace(state, disk_used_share=disk[0], memory_bytes=memory[0], memory_used_share=share)
+    """Return a member's state with the last report of its disk and memory."""
+    disk_share, _ = members.disks.get(state.id, (None, 0))
+    memory_bytes, _ = members.memories.get(state.id, (None, 0))
+    memory_share = members.memory_shares.get(state.id)
+    return replace(state, disk_used_share=disk_share, memory_bytes=memory_bytes, memory_used_share=memory_share)
 
 
 def with_load(
     states: Iterable[MemberState], owners: Mapping[TaskId, MemberId], measured: Mapping[TaskId, float]
-) -> tuple[MemberState, ...]:  # fmt: skip
-    """Return members' states with the measured work of what they own."""
+) -> tuple[MemberState, ...]:
+    """Return members' states with the measured work of the tasks they own."""
     load: dict[MemberId, float] = {}
     for t, owner in owners.items():
         load[owner] = load.get(owner, 0.0) + measured.get(t, 0.0)
     return tuple(replace(state, load=round(load.get(state.id, 0.0), 1)) for state in states)
 
 
-def followed_by(present: Assignment, prior_owners: PriorOwners, group: str) -> dict[int, tuple[MemberId, ...]]:
-    """Return, by key-group of a group, who will read its deltas: those that it awaits, warm-ups, standbys."""
-    copies, tasks = (present.warmups, present.standbys), [t for t in present.owners if t.group == group]
-    every = {t: [*prior_owners.followers(t), *(m for held in copies for m in held.get(t, ()))] for t in tasks}
-    named = {t.key_group: tuple(filter(None, dict.fromkeys(members))) for t, members in every.items()}
-    return {key_group: members for key_group, members in named.items() if members}
-
-
-def _counted(groups: Iterable[Iterable[MemberId]]) -> dict[MemberId, int]:
-    counts: dict[MemberId, int] = {}
-    for members in groups:
-        for member in members:
-            counts[member] = counts.get(member, 0) + 1
-    return counts
+def followers_of(present: Assignment, prior_owners: PriorOwners, group: str) -> dict[int, tuple[MemberId, ...]]:
+    """Return, by key-group of a group, the members that will read its deltas: prior owners, warm-ups and standbys."""
+    followers: dict[int, tuple[MemberId, ...]] = {}
+    for t in present.owners:
+        if t.group == group:
+            members = (*prior_owners.followers(t), *present.warmups.get(t, ()), *present.standbys.get(t, ()))
+            followers[t.key_group] = tuple(filter(None, dict.fromkeys(members)))
+    return {key_group: members for key_group, members in followers.items() if members}

@@ -1,4 +1,4 @@
-"""Decide after each batch whether a new assignment is due, and what the assignor should go by.
+"""Decide after each batch whether a new assignment is due, and what the assignor uses.
 
 Between batches only probes count. The other triggers count batches in a row (``Patience``), or compare disks, memory
 and lags with their marks (``Quarantine``). Each assignment resets them.
@@ -20,7 +20,7 @@ __all__ = ["RebalanceTriggers"]
 
 
 class RebalanceTriggers:
-    """The triggers of a running query, beside changes of members, tasks and requests."""
+    """The triggers of a running query, except changes of members, tasks and requests."""
 
     def __init__(self, weights: Weights) -> None:
         self.probes = Probes()
@@ -49,8 +49,11 @@ class RebalanceTriggers:
         return any(fired)
 
     def _fall_behind(self, situation: Situation, readiness: Iterable[Readiness], settings: Settings) -> bool:
-        lags = {(r.task, r.member): r.lag_records for r in readiness if r.role == "standby"}
-        slow = self._patience.fall_behind(lags) if not uses_pointers(settings) else {}
+        """Quarantine standbys whose lag keeps growing. One that has no copy yet is still being restored."""
+        if uses_pointers(settings):
+            return self.quarantine.add_slow({}, situation)
+        standbys = (r for r in readiness if r.role == "standby" and situation.has_copy(r.member, r.task))
+        slow = self._patience.count_growing_lags({(r.task, r.member): r.lag_records for r in standbys})
         return self.quarantine.add_slow(slow, situation)
 
     def _reads_across(self, situation: Situation, settings: Settings, *, settled: bool) -> bool:
@@ -61,7 +64,7 @@ class RebalanceTriggers:
         return self._measured.reads_across(traffic, situation.present.owners, _racks(situation), settled=settled)
 
     def start_assignment(self, situation: Situation, *, is_requested: bool) -> None:
-        """Fix what the next assignment goes by. A series of probing rebalances goes by one measurement of traffic."""
+        """Fix what the next assignment uses. A series of probing rebalances uses one measurement of traffic."""
         if is_requested:
             self.quarantine.forgive()
         if not situation.present.needs_probe or not self._measured.traffic:
@@ -74,11 +77,11 @@ class RebalanceTriggers:
         return replace(situation, traffic=self._measured.traffic, quarantined=self.quarantine.of(situation))
 
     def record_assignment(self, assignment: Assignment, situation: Situation, settings: Settings) -> None:
-        """Note an assignment and what it could not improve, and count batches anew."""
+        """Record an assignment and what it could not improve, and count batches from zero."""
         slots = slots_to_level(situation.members.live, settings, situation.drained)
-        self._measured.assigned(assignment.target, slots, _racks(situation), settings.balance_band)
-        self.probes.assigned(assignment, situation.now)
-        self._patience.start_over()
+        self._measured.record_assignment(assignment.target, slots, _racks(situation), settings.balance_band)
+        self.probes.record_assignment(assignment, situation.now)
+        self._patience.reset()
 
     def take_warnings(self) -> list[str]:
         """Return the warnings since the last call."""

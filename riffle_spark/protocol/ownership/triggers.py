@@ -1,8 +1,8 @@
-"""When to assign anew. Knows what was measured, and time as it is told. Does not know how to assign.
+"""Decide from measurements when a new assignment is due.
 
-Theory of operation. A trigger that an assignment can do nothing about would fire for ever. So what an assignment left
-undone is kept: work that cannot be levelled, rows that have to be read across racks. Only what has changed much since
-is a trigger again.
+Theory of operation. A trigger that no assignment can satisfy would fire forever. So ``Measured`` keeps what the last
+assignment left undone: work that cannot be levelled, and rows that must be read across racks. The trigger fires again
+only after a large change of that rest.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,46 +10,51 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from riffle_spark.assign.model import Assignment, MemberId, TaskId, Traffic
-from riffle_spark.protocol.ownership.groups import named
+from riffle_spark.protocol.ownership.groups import task_name
 from riffle_spark.protocol.ownership.weights import Weights
 
 __all__ = ["Measured", "Patience", "Probes", "loads_of", "outside_band", "read_across"]
 
-_What = TypeVar("_What")
-"""What is owned: tasks, or their numbers."""
+_Task = TypeVar("_Task")
+"""A task or its number."""
+_Copy = tuple[TaskId, MemberId]
 _BATCHES_OUTSIDE_BAND = 5
 _BATCHES_READING_ACROSS = 3
 _BATCHES_GROWING = 10
-_NEWS = 0.5
-"""Work that cannot be levelled is looked at again once a member's share has changed by so much of itself."""
+_LOAD_CHANGE = 0.5
+"""Work that cannot be levelled is assigned again after the load of a member has changed by this share of itself."""
 _TRAFFIC_BAND = 0.1
-"""Rows read across racks beyond the least that is possible move nothing up to this share of that least."""
+"""Rows read across racks beyond the minimum may be this share of the minimum."""
 _TRAFFIC_LEAST = 0.05
-"""Nor up to this share of all rows: what racks share out by chance comes near it."""
+"""They may also be this share of all rows: random differences between racks come near it."""
 
 
 @dataclass(slots=True)
 class Probes:
-    """Counts the probes run and skipped, and knows when the next one is due."""
+    """Counts the probes that ran and that were skipped, and decides when the next one is due."""
 
     run: int = 0
     skipped: int = 0
     _since: float = 0.0
     _moved: bool = False
 
-    def assigned(self, assignment: Assignment, now: float) -> None:
-        """Note an assignment: its warm-ups are waited for from now on."""
+    def record_assignment(self, assignment: Assignment, now: float) -> None:
+        """Record an assignment: the probing interval starts again."""
         self._since = now
         self._moved = bool(assignment.moves)
 
     def take(self) -> tuple[int, int]:
-        """Return how many probes were run and skipped since the last call."""
-        counted, self.run, self.skipped = (self.run, self.skipped), 0, 0
-        return counted
+        """Return how many probes ran and were skipped since the last call."""
+        counts = (self.run, self.skipped)
+        self.run = self.skipped = 0
+        return counts
 
     def due(self, assignment: Assignment, lags: Iterable[int], settings: tuple[int, float], now: float) -> bool:
-        """Tell whether to probe: ``lags`` are those of all running warm-ups, ``settings`` the acceptable lag and the
-        interval in seconds.
+        """Return whether to probe now.
+
+        ``lags`` are those of all running warm-ups, ``settings`` the acceptable recovery lag and the probing interval in
+        seconds. A probe is due if all warm-ups have caught up, or if the interval has passed and one of them has.
+        Without warm-ups it is due after an assignment that moved something, or if the interval has passed.
         """
         if not assignment.needs_probe:
             return False
@@ -67,42 +72,42 @@ class Probes:
 
 
 class Patience:
-    """What becomes a trigger only after some batches in a row."""
+    """Counts batches in a row with the same observation, which becomes a trigger after some of them."""
 
     def __init__(self) -> None:
         self._outside = 0
         self._across = 0
-        self._growing: dict[tuple[TaskId, MemberId], tuple[int, int]] = {}
+        self._growing: dict[_Copy, tuple[int, int]] = {}
 
-    def weights_are_outside(self, outside: bool) -> bool:
-        """Note whether this batch's weights are outside their band; tell whether they have been for long enough."""
+    def count_outside_band(self, outside: bool) -> bool:
+        """Count a batch whose work is outside the band; return whether enough batches in a row were."""
         self._outside = self._outside + 1 if outside else 0
         return self._outside >= _BATCHES_OUTSIDE_BAND
 
-    def reads_across(self, outside: bool) -> bool:
-        """Note whether too much is read across racks; tell whether it has been for long enough."""
+    def count_reads_across(self, outside: bool) -> bool:
+        """Count a batch that reads too much across racks; return whether enough batches in a row did."""
         self._across = self._across + 1 if outside else 0
         return self._across >= _BATCHES_READING_ACROSS
 
-    def fall_behind(self, lags: Mapping[tuple[TaskId, MemberId], int]) -> dict[tuple[TaskId, MemberId], int]:
-        """Note the standbys' lags; return those that have grown with every batch for long enough."""
-        seen: dict[tuple[TaskId, MemberId], tuple[int, int]] = {}
+    def count_growing_lags(self, lags: Mapping[_Copy, int]) -> dict[_Copy, int]:
+        """Count a batch with these lags of standbys; return those that have grown in enough batches in a row."""
+        growing: dict[_Copy, tuple[int, int]] = {}
         for standby, lag in lags.items():
-            before, times = self._growing.get(standby, (lag, 0))
-            seen[standby] = (lag, times + 1 if lag > before else 0)
-        self._growing = seen
-        return {standby: lag for standby, (lag, times) in seen.items() if times >= _BATCHES_GROWING}
+            last_lag, times = self._growing.get(standby, (lag, 0))
+            growing[standby] = (lag, times + 1 if lag > last_lag else 0)
+        self._growing = growing
+        return {standby: lag for standby, (lag, times) in growing.items() if times >= _BATCHES_GROWING}
 
-    def start_over(self) -> None:
-        """Begin to count again: there was an assignment."""
+    def reset(self) -> None:
+        """Count from zero again, after an assignment."""
         self._outside = self._across = 0
         self._growing.clear()
 
 
 def loads_of(
-    weights: Mapping[_What, float], owners: Mapping[_What, MemberId], slots: Mapping[MemberId, int]
+    weights: Mapping[_Task, float], owners: Mapping[_Task, MemberId], slots: Mapping[MemberId, int]
 ) -> dict[MemberId, float]:
-    """Return each member's work per slot as a multiple of the mean; nothing where there is none."""
+    """Return each member's work per slot as a multiple of the mean; empty if there is no work."""
     load = dict.fromkeys(slots, 0.0)
     for t, owner in owners.items():
         if owner in load:
@@ -115,106 +120,125 @@ def loads_of(
 
 
 def outside_band(
-    weights: Mapping[_What, float], owners: Mapping[_What, MemberId], slots: Mapping[MemberId, int], band: float
+    weights: Mapping[_Task, float], owners: Mapping[_Task, MemberId], slots: Mapping[MemberId, int], band: float
 ) -> bool:
-    """Tell whether some member's work per slot is further than ``band`` from the mean."""
+    """Return whether some member's work per slot is further than ``band`` from the mean."""
     return any(not 1 - band <= load <= 1 + band for load in loads_of(weights, owners, slots).values())
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAcross:
-    """Shares of all rows: what owners read across racks, and what they did if each task were in its best rack."""
+    """Shares of all rows: what owners read across racks, and the minimum with each task in its best rack."""
 
-    now: float = 0.0
+    present: float = 0.0
     least: float = 0.0
 
     @property
     def excess(self) -> float:
-        """What racks might save, were it not for balance."""
-        return self.now - self.least
+        """What better racks could save, without regard to balance."""
+        return self.present - self.least
 
-    def is_outside(self, left: float) -> bool:
-        """Tell whether there is something to save, of which an assignment left ``left`` before."""
-        return self.excess > max(_TRAFFIC_BAND * self.least, _TRAFFIC_LEAST) and self.excess > left + _TRAFFIC_LEAST
+    def is_outside(self, last_excess: float) -> bool:
+        """Return whether there is something to save beyond the excess that the last assignment left."""
+        is_large = self.excess > max(_TRAFFIC_BAND * self.least, _TRAFFIC_LEAST)
+        return is_large and self.excess > last_excess + _TRAFFIC_LEAST
 
 
 def read_across(
     traffic: Mapping[TaskId, Traffic], owners: Mapping[TaskId, MemberId], racks: Mapping[MemberId, str | None]
 ) -> ReadAcross:
-    """Return what ``owners`` read across racks; nothing where a member's rack is not known."""
+    """Return what ``owners`` read across racks; zero if a member's rack is unknown."""
     total = sum(each.total for each in traffic.values())
     if not total or None in racks.values():
         return ReadAcross()
-    every = set(racks.values())
-    now = sum(each.parts_read_across(racks.get(owners.get(t, ""))) for t, each in traffic.items())
-    least = sum(min(each.parts_read_across(rack) for rack in every) for each in traffic.values())
-    return ReadAcross(now / total, least / total)
+    distinct = set(racks.values())
+    present = sum(each.parts_read_across(racks.get(owners.get(t, ""))) for t, each in traffic.items())
+    least = sum(min(each.parts_read_across(rack) for rack in distinct) for each in traffic.values())
+    return ReadAcross(present / total, least / total)
 
 
 class Measured:
-    """What was measured that may call for another assignment, and what the last one could not make better."""
+    """Measured work and traffic that may need another assignment, and what the last assignment could not improve.
+
+    ``traffic`` is the traffic that assignments use. It stays the same during a series of probing rebalances.
+    """
 
     def __init__(self, weights: Weights, patience: Patience) -> None:
         self.weights = weights
         self.traffic: dict[TaskId, Traffic] = {}
-        """What assignments go by: as it was measured when the first of those began that are on their way."""
         self._patience = patience
-        self._unlevelled: Mapping[MemberId, float] = {}
-        self._left_across = 0.0
-        self._latched = False
-        self._said: set[TaskId] = set()
+        self._last_loads: Mapping[MemberId, float] = {}
+        self._last_excess = 0.0
+        self._uses_new_weights = False
+        self._warned: set[TaskId] = set()
         self._warnings: list[str] = []
 
     def is_unlevel(
         self, owners: Mapping[TaskId, MemberId], slots: Mapping[MemberId, int], band: float, *, settled: bool
     ) -> bool:
-        """Tell whether work has been outside its band for long enough, and not only as it was left; assignments then
-        go by it.
+        """Return whether work was outside its band for enough batches, and has changed since the last assignment.
+
+        Assignments then use the work measured now.
         """
         measured = self.weights.measured
         outside = settled and outside_band(measured, owners, slots, band)
-        news = outside and self._is_news(loads_of(measured, owners, slots))
-        if not self._patience.weights_are_outside(news):
+        has_changed = outside and self._have_changed(loads_of(measured, owners, slots))
+        if not self._patience.count_outside_band(has_changed):
             return False
-        self.weights.latch()
-        self._latched = True
+        self.weights.use_measured()
+        self._uses_new_weights = True
         return True
 
-    def _is_news(self, loads: Mapping[MemberId, float]) -> bool:
-        left = self._unlevelled
-        return loads.keys() != left.keys() or any(abs(loads[m] - left[m]) > _NEWS * max(left[m], 1.0) for m in left)
+    def _have_changed(self, loads: Mapping[MemberId, float]) -> bool:
+        last = self._last_loads
+        if loads.keys() != last.keys():
+            return True
+        return any(abs(loads[m] - last[m]) > _LOAD_CHANGE * max(last[m], 1.0) for m in last)
 
     def reads_across(
-        self, traffic: Mapping[TaskId, Traffic], owners: Mapping[TaskId, MemberId],
-        racks: Mapping[MemberId, str | None], *, settled: bool,
-    ) -> bool:  # fmt: skip
-        """Tell whether owners have read more across racks for some batches than they would have to."""
-        outside = settled and read_across(traffic, owners, racks).is_outside(self._left_across)
-        return self._patience.reads_across(outside)
+        self,
+        traffic: Mapping[TaskId, Traffic],
+        owners: Mapping[TaskId, MemberId],
+        racks: Mapping[MemberId, str | None],
+        *,
+        settled: bool,
+    ) -> bool:
+        """Return whether owners read more across racks than necessary for enough batches."""
+        outside = settled and read_across(traffic, owners, racks).is_outside(self._last_excess)
+        return self._patience.count_reads_across(outside)
 
-    def assigned(
-        self, target: Mapping[TaskId, MemberId], slots: Mapping[MemberId, int], racks: Mapping[MemberId, str | None],
+    def record_assignment(
+        self,
+        target: Mapping[TaskId, MemberId],
+        slots: Mapping[MemberId, int],
+        racks: Mapping[MemberId, str | None],
         band: float,
-    ) -> None:  # fmt: skip
-        """Keep what an assignment leaves undone even once it is carried out; say once which key-group is too heavy."""
-        self._left_across = read_across(self.traffic, target, racks).excess
-        if not self._latched:
+    ) -> None:
+        """Keep what an assignment cannot improve once its target is reached. Warn once of a key-group too heavy."""
+        self._last_excess = read_across(self.traffic, target, racks).excess
+        if not self._uses_new_weights:
             return
-        self._latched, work = False, self.weights.measured
+        self._uses_new_weights = False
+        work = self.weights.measured
         loads = loads_of(work, target, slots)
-        heavy = {member for member, load in loads.items() if load > 1 + band}
-        self._unlevelled = loads if outside_band(work, target, slots, band) else {}
-        worst = {m: max((work.get(t, 0.0), t) for t, owner in target.items() if owner == m)[1] for m in heavy}
-        for member in sorted(m for m, t in worst.items() if t not in self._said):
-            share = work[worst[member]] / (loads[member] * sum(work.values()) * slots[member] / sum(slots.values()))
-            self._warnings.append(
-                f"member {member} has {loads[member]:.1f} times the mean work, and no assignment levels it: key-group "
-                f"{named(worst[member])} is {share:.0%} of that\n  What to do: see whether one key has most of the "
-                "rows, or takes most of the time; it is looked at again once the load has changed much"
-            )
-        self._said = set(worst.values())
+        self._last_loads = loads if outside_band(work, target, slots, band) else {}
+        heaviest: dict[MemberId, TaskId] = {}
+        for member, load in loads.items():
+            if load > 1 + band:
+                heaviest[member] = max((work.get(t, 0.0), t) for t, owner in target.items() if owner == member)[1]
+        for member, t in sorted(heaviest.items()):
+            if t not in self._warned:
+                work_per_slot = sum(work.values()) / sum(slots.values())
+                share = work[t] / (loads[member] * work_per_slot * slots[member])
+                self._warnings.append(
+                    f"[RIFFLE-0761] Member {member} has {loads[member]:.1f} times the mean work, and no assignment can "
+                    f"level it. Key-group {task_name(t)} is {share:.0%} of its work.\n"
+                    "  What to do: Check whether one key has most of the rows or needs most of the time."
+                )
+        self._warned = set(heaviest.values())
 
     def take_warnings(self) -> list[str]:
-        """Return what there is to say since the last call."""
-        told, self._warnings = self._warnings, []
-        return told
+        """Return the warnings since the last call."""
+        warnings = self._warnings
+        self._warnings = []
+        return warnings

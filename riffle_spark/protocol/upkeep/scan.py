@@ -10,7 +10,7 @@ from riffle_spark.protocol.upkeep.claim_work import ClaimWork, Steps
 from riffle_spark.protocol.upkeep.retention import Deletes, Retention, orphans
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import Log, beginning
+from riffle_spark.state.log.log import Log, first_sequence
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import ObjectStore
 
@@ -94,7 +94,7 @@ def scan(
     listed = set[str]()
     if is_complete:
         retained = (log.read(sequence) for sequence in range(kept.sequence, tail.sequence + 1))
-        for record_names in log.listed_in(chain(retained, _records_after(log, tail, deletes)), begin):
+        for record_names in log.listed_objects(chain(retained, _records_after(log, tail, deletes)), begin):
             listed |= record_names
             yield
     yield from delete([paths.record(sequence) for sequence in range(begin, kept.full)])
@@ -124,7 +124,7 @@ def _first_record(objects: ObjectStore, names: Sequence[str], tail: Record, firs
     promised = Log(objects, "").find(tail.promised)
     if promised is None or not objects.exists(paths.record(promised.full)):
         return begin  # the log is damaged; reading it raises the error
-    return beginning(objects, [begin, *listed], promised.full) if begin < promised.full else begin
+    return first_sequence(objects, [begin, *listed], promised.full) if begin < promised.full else begin
 
 
 def _tail_not_listed(objects: ObjectStore, tail: Record, newest: int) -> UnavailableError | FencedError:

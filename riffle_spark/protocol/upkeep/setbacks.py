@@ -73,9 +73,9 @@ class Setbacks:
         """Forget the failures of all but the live members, given with their executors."""
         executors = set(live.values())
         with self._lock:
-            self._work.forget_but(lambda work: work.member in live)
+            self._work.keep_only(lambda work: work.member in live)
             for delays in (self._executors, self._overdue):
-                delays.forget_but(lambda executor: executor in executors)
+                delays.keep_only(lambda executor: executor in executors)
             self._heads = {work: head for work, head in self._heads.items() if work.member in live}
             self._open_drops = {
                 executor: drops for executor, drops in self._open_drops.items() if executor in executors
@@ -89,7 +89,7 @@ class Setbacks:
 
     def _allowed(self, executor: str, order: UpkeepOrder, now: float) -> UpkeepOrder:
         drops = (*self._take_open_drops(executor, order), *order.drops)
-        if self._executors.holds(executor, now) or self._overdue.holds(executor, now):
+        if self._executors.is_delayed(executor, now) or self._overdue.is_delayed(executor, now):
             self._open_drops[executor] = (order.epoch, order.member, drops)
             return replace(order, drops=(), follows=(), snapshots=(), looks=False)
         member = order.member or executor
@@ -106,8 +106,8 @@ class Setbacks:
             return [s for s in snapshots if not self._is_delayed(_snapshotting(member, s), s.entry.head, now)]
 
     def _is_delayed(self, work: _Work, head: Head, now: float) -> bool:
-        is_given_up = self._work.tries(work) >= _TRIES and self._heads.get(work) == head
-        return is_given_up or self._work.holds(work, now)
+        is_given_up = self._work.failures(work) >= _TRIES and self._heads.get(work) == head
+        return is_given_up or self._work.is_delayed(work, now)
 
     def record_results(self, orders: Mapping[str, UpkeepOrder], receipts: Iterable[UpkeepReceipt], now: float) -> None:
         """Record which work of these orders succeeded and failed."""
@@ -120,7 +120,7 @@ class Setbacks:
                     self._record_result(order, receipt, now)
                     self._keep_drops(receipt.executor, order, receipt.drops_left)
                 elif order is not None:
-                    (self._overdue if receipt.overdue else self._executors).failed(receipt.executor, now)
+                    (self._overdue if receipt.overdue else self._executors).record_failure(receipt.executor, now)
                     self._keep_drops(receipt.executor, order, len(order.drops))
 
     def keep_drops(self, orders: Mapping[str, UpkeepOrder]) -> None:
@@ -163,9 +163,9 @@ class Setbacks:
 
     def _failed(self, work: _Work, head: Head, now: float) -> list[_Work]:
         """Record a failure; return the work if it is given up now."""
-        self._work.failed(work, now)
+        self._work.record_failure(work, now)
         self._heads[work] = head
-        return [work] if self._work.tries(work) == _TRIES else []
+        return [work] if self._work.failures(work) == _TRIES else []
 
     def _succeeded(self, work: _Work) -> None:
         self._work.forget(work)

@@ -305,9 +305,9 @@ class Upkeep:
             has_slots = receipt.member in ownership.placement.present.owners.values()  # slots report their own memory
             ownership.membership.record_usage(receipt.member, receipt.disk, (0, 0) if has_slots else receipt.memory)
             for store, key_group, version, attempt in receipt.copies:
-                ownership.copies.known.at(receipt.member, (store, key_group), Head(version, attempt))
+                ownership.copies.known.record_copy(receipt.member, (store, key_group), Head(version, attempt))
             for address in receipt.gone:
-                ownership.copies.known.gone(receipt.member, address)
+                ownership.copies.known.remove(receipt.member, address)
         self._requests.update(receipt.requests)
         self._done.update(
             snapshot_bytes=receipt.snapshot_bytes,
@@ -383,7 +383,7 @@ def follow_orders(ownership: Ownership, manifest: Manifest, stores: Iterable[str
                     continue
                 for address in addresses:
                     entry = manifest.entry(*address)
-                    if entry.head != EMPTY_HEAD and known.missing(member, address, entry) != ():
+                    if entry.head != EMPTY_HEAD and known.missing_links(member, address, entry) != ():
                         follow = Follow(*address, known.entry_to_follow(member, address, entry))
                         follows.setdefault(member, []).append(follow)
     return follows

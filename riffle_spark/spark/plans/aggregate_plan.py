@@ -1,8 +1,11 @@
-"""An aggregate of Spark's plan as a stage: what its rows bring, what its state keeps, and how its results come of that.
+"""Read an aggregate in a plan as a stage, with its map side and its evaluation in the JVM.
 
-Spark's own expressions do both ends. On the map side each row is projected to its key and *one-row buffers*: what each
-function's update makes of its initial values, which Spark folds to almost nothing (``count(*)`` is the literal 1).
-Slots merge buffers. Results are what the function's evaluation makes of merged ones.
+Spark's own expressions do both ends:
+
+1. The map side projects each row to its key and to *one-row buffers*: each function's update of its initial values.
+   Spark folds these to almost nothing. ``count(*)``, for example, becomes the literal 1.
+2. The slots merge buffers by key.
+3. The evaluation computes each function's result from its merged buffers.
 """
 
 import json
@@ -16,17 +19,17 @@ from pyspark.sql import DataFrame
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.plans.built import Value, leaf_column
 from riffle_spark.process.plans.columns import Column
-from riffle_spark.process.plans.cut import asks_time
+from riffle_spark.process.plans.cut import reads_clock
 from riffle_spark.process.plans.grouping_keys import (
     Elements,
     GroupingKey,
     KeyColumn,
     Result,
-    is_exact,
+    counts_distinct,
     read_elements,
     read_keys,
-    stored_as,
-    time_of,
+    store_for,
+    time_spec,
 )
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, nodes_with_paths
 from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec, Literal
@@ -35,7 +38,7 @@ from riffle_spark.spark.plans.batch_pieces import Piece, read_piece
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, items, optimised
 from riffle_spark.spark.plans.plan_reader import PlanReader
 from riffle_spark.spark.plans.planned_function import PlannedFunction, check_function, named_functions
-from riffle_spark.spark.plans.tree_builder import TreeBuilder, leaf_of
+from riffle_spark.spark.plans.tree_builder import TreeBuilder, new_leaf
 
 __all__ = ["AggregatePlan", "read_aggregate"]
 
@@ -44,14 +47,15 @@ _NUMBERS: Final[Mapping[object, Callable[[str], Literal]]] = {
     **dict.fromkeys(("float", "double"), float),
     "boolean": lambda text: text == "true",
 }
-"""How literals of these types are read from Spark's JSON."""
+"""Parsers of literals in Spark's JSON, by type."""
 
 
 @dataclass(frozen=True, slots=True)
 class AggregatePlan:
-    """A stage that is an aggregate: its specification, and its two ends as pieces on the rows of each batch:
-    ``map_side`` makes ``spec.rows`` of what is below it, ``evaluation`` its result of ``spec.output``. ``keys`` maps
-    each key column to the SQL of its expression.
+    """A stage that is an aggregate: its specification, and its map side and evaluation as pieces.
+
+    ``map_side`` makes ``spec.rows`` of the input, ``evaluation`` makes the aggregate's output of ``spec.output``.
+    ``keys`` maps each key column to the SQL of its expression.
     """
 
     spec: AggregateSpec
@@ -62,284 +66,329 @@ class AggregatePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """An aggregate's parts, as Spark plans them: grouping columns, functions, results, and the node below.
-
-    ``named`` are the results that are a column under a name.
-    """
+    """The parts of an aggregate as Spark plans them. ``named`` are the results that only give a column a name."""
 
     grouping: tuple[Column, ...]
     functions: tuple[Expression, ...]
     results: tuple[Expression, ...]
     named: tuple[Result, ...]
-    below: Node
+    child: Node
 
 
-def read_aggregate(reader: PlanReader, node: PlanNode, taken: tuple[str, ...] = ()) -> AggregatePlan:
-    """Read an aggregate of an analysed plan. ``taken`` are the names of stores that the query has already.
+def read_aggregate(reader: PlanReader, node: PlanNode, used_stores: tuple[str, ...] = ()) -> AggregatePlan:
+    """Read an aggregate in an analysed plan. ``used_stores`` are the names of the query's other stores.
 
-    Raises ``ConfigError`` for columns that cannot be keys, for functions that are refused, and for a store's name that
-    cannot be one.
+    Raises ``ConfigError`` for columns that cannot be keys, for functions that are refused, and for an invalid store
+    name.
     """
-    catalyst, below = reader.catalyst, reader.found(node.handle).child()
-    leaf, output = reader.output(below)
-    around = reader.read(_prepared(catalyst, reader.found(node.handle), leaf))
-    path, inner = next((path, each) for path, each in nodes_with_paths(around) if each.kind == "Aggregate")
-    parts = _parts_of(reader, inner)
-    columns, random = {column.id: column for column in output}, reader.random_columns(below)
+    catalyst = reader.catalyst
+    child = reader.fetch(node.handle).child()
+    leaf, output = reader.read_output(child)
+    prepared = reader.read(_prepare(catalyst, reader.fetch(node.handle), leaf))
+    path, aggregate = next((path, node) for path, node in nodes_with_paths(prepared) if node.kind == "Aggregate")
+    parts = _read_parts(reader, aggregate)
+    random = reader.random_columns(child)
     keys = read_keys([_key_column(reader, column, random) for column in parts.grouping], parts.named)
-    names = [column for key in keys for column in key.columns]
-    elements = _elements_of(reader, parts, random, names)
-    functions = named_functions(reader, parts.functions, parts.results, [*names, *elements.names])
+    key_names = [column for key in keys for column in key.columns]
+    elements = _read_elements(reader, parts, random, key_names)
+    functions = named_functions(reader, parts.functions, parts.results, [*key_names, *elements.names])
+    columns = {column.id: column for column in output}
     for function in functions:
         check_function(function, has_sessions=any(key.window == "session" for key in keys))
         function.check_types(columns)
-    rows = _Rows(reader, keys, functions, parts.below, elements)
-    specs, key_schema = rows.specs()
-    map_side = rows.map_side(specs)
-    store = stored_as("exact" if elements.names else "aggregate", [*keys, *elements.keys], taken)
+    rows = _MapSideRows(reader, keys, functions, parts.child, elements)
+    specs, key_schema = rows.function_specs()
+    map_side = rows.plan(specs)
+    store = store_for("exact" if elements.names else "aggregate", [*keys, *elements.keys], used_stores)
     is_keyless = all(key.column is None for key in keys)
-    spec = AggregateSpec(store, key_schema, specs, time_of(keys), keyless=is_keyless, elements=rows.beside(map_side))
+    element_schema = rows.element_schema(map_side)
+    spec = AggregateSpec(store, key_schema, specs, time_spec(keys), keyless=is_keyless, elements=element_schema)
     if not len(spec.routing_key):
         raise ConfigError(
-            "a session window alone is no key: as in Spark, sessions are those of another key",
-            remedy="group by another column, too; by lit(0) for sessions of all rows",
+            "A session window cannot be the only grouping column.",
+            remedy="Group by another column too, or by lit(0) for sessions over all rows.",
             where=store,
             id="RIFFLE-0316",
         )
-    results = catalyst.project_to(
-        catalyst.seq([reader.found(each.handle) for each in parts.results]), _results(reader, spec, keys, functions)
-    )
-    evaluation = analysed(catalyst.frame(reader.with_results(around, {path: results})))
-    grouped_by = {column: f"key {_key_text(reader, key, parts.below)}" for key in keys for column in key.columns}
-    return AggregatePlan(spec, grouped_by, read_piece(reader, map_side), read_piece(reader, evaluation))
+    result_list = catalyst.seq([reader.fetch(result.handle) for result in parts.results])
+    results = catalyst.project_to(result_list, _function_results(reader, spec, keys, functions))
+    evaluation = analysed(catalyst.frame(reader.build_with(prepared, {path: results})))
+    key_texts = {column: f"key {_key_text(reader, key, parts.child)}" for key in keys for column in key.columns}
+    return AggregatePlan(spec, key_texts, read_piece(reader, map_side), read_piece(reader, evaluation))
 
 
-def _prepared(catalyst: Catalyst, node: Node, leaf: Node) -> Node:
-    """Return an aggregate over a leaf, as Spark's optimiser first makes it: ``count_if`` and the like are written out.
+def _prepare(catalyst: Catalyst, node: Node, leaf: Node) -> Node:
+    """Return an aggregate over a leaf, with functions like ``count_if`` replaced by others.
 
-    No more of the optimiser: it would keep sums of decimals otherwise, and what is stored must not depend on it.
+    Only two of the optimiser's rules are applied: others would change sums of decimals, and stored values must not
+    depend on them.
     """
     plan = node.withNewChildInternal(leaf)
-    plan = catalyst.module("optimizer.ReplaceExpressions").apply(plan)
-    return catalyst.module("optimizer.RewriteWithExpression").apply(plan)
+    plan = catalyst.object_named("optimizer.ReplaceExpressions").apply(plan)
+    return catalyst.object_named("optimizer.RewriteWithExpression").apply(plan)
 
 
-def _parts_of(reader: PlanReader, node: PlanNode) -> _Parts:
+def _read_parts(reader: PlanReader, node: PlanNode) -> _Parts:
     """Return the parts of an aggregate. Its functions and results are read as those of another aggregate."""
-    catalyst, below = reader.catalyst, reader.found(node.children[0].handle)
-    parts = catalyst.module("planning.PhysicalAggregation").unapply(reader.found(node.handle)).get()
-    grouping = reader.columns(catalyst.project_to(parts._1(), below))
-    made = catalyst.named("plans.logical.Aggregate")(parts._2(), parts._3(), below, catalyst.none())
-    read = reader.read(made)
-    functions = read.expressions.get("groupingExpressions", ())
-    results = read.expressions.get("aggregateExpressions", ())
-    return _Parts(
-        grouping, functions, results, tuple(_named_results(results, {each.id for each in grouping}, made)), below
-    )
+    catalyst = reader.catalyst
+    child = reader.fetch(node.children[0].handle)
+    parts = catalyst.object_named("planning.PhysicalAggregation").unapply(reader.fetch(node.handle)).get()
+    grouping = reader.read_columns(catalyst.project_to(parts._1(), child))
+    plan = catalyst.class_named("plans.logical.Aggregate")(parts._2(), parts._3(), child, catalyst.none())
+    expressions = reader.read(plan).expressions
+    functions = expressions.get("groupingExpressions", ())
+    results = expressions.get("aggregateExpressions", ())
+    named = tuple(_named_results(results, {column.id for column in grouping}, plan))
+    return _Parts(grouping, functions, results, named, child)
 
 
-def _named_results(results: Sequence[Expression], ids: Set[int], made: Node) -> Iterator[Result]:
-    """Yield the results that are columns under names. Spark's JSON of an expression does not have its metadata."""
+def _named_results(results: Sequence[Expression], ids: Set[int], plan: Node) -> Iterator[Result]:
+    """Yield the results that name a grouping column. Metadata is read from the schema: Spark's JSON omits it."""
     fields: list[Mapping[str, Mapping[str, object]]] | None = None
-    for position, each in enumerate(results):
-        if each.kind != "Alias" or each.children[0].kind != "AttributeReference" or each.children[0].id not in ids:
+    for position, result in enumerate(results):
+        if result.kind != "Alias" or result.children[0].kind != "AttributeReference":
             continue
-        if "explicitMetadata" in each.fields:
-            fields = fields or json.loads(made.schema().json())["fields"]
-            yield Result(each.children[0].id, each.name, fields[position]["metadata"])
-        else:
-            yield Result(each.children[0].id, each.name)
+        column_id = result.children[0].id
+        if column_id in ids:
+            metadata = None
+            if "explicitMetadata" in result.fields:
+                fields = fields or json.loads(str(plan.schema().json()))["fields"]
+                metadata = fields[position]["metadata"]
+            yield Result(column_id, result.name, metadata)
 
 
 def _key_column(reader: PlanReader, column: Column, random: frozenset[int]) -> KeyColumn:
-    named = column.expression
-    expression = named.children[0] if named.kind == "Alias" else named
+    alias = column.expression
+    expression = alias.children[0] if alias.kind == "Alias" else alias
     return KeyColumn(column, reader.sql(expression), not attribute_ids(expression).isdisjoint(random))
 
 
-def _key_text(reader: PlanReader, key: GroupingKey, below: Node) -> str:
-    """Return a key in SQL, as Spark has it once equal floating-point numbers have equal bits."""
+def _key_text(reader: PlanReader, key: GroupingKey, child: Node) -> str:
+    """Return a key in SQL, with Spark's normalisation of floating-point numbers."""
     if key.column is None or isinstance(key.expression, Expression):
         return key.sql
-    normalised = TreeBuilder(reader).named(key.name, key.expression)
-    (column,) = reader.columns(reader.catalyst.project([normalised], below))
+    normalised = TreeBuilder(reader).alias(key.name, key.expression)
+    (column,) = reader.read_columns(reader.catalyst.project([normalised], child))
     return reader.sql(column.expression.children[0])
 
 
-def _elements_of(reader: PlanReader, parts: _Parts, random: frozenset[int], taken: Sequence[str]) -> Elements:
-    """Return the values that functions count once."""
-    exact = list[tuple[Expression, str, Sequence[KeyColumn]]]()
-    for function in filter(is_exact, parts.functions):
+def _read_elements(reader: PlanReader, parts: _Parts, random: frozenset[int], key_names: Sequence[str]) -> Elements:
+    """Return the columns for the values that functions with DISTINCT count once."""
+    distinct = list[tuple[Expression, str, Sequence[KeyColumn]]]()
+    for function in filter(counts_distinct, parts.functions):
         arguments = [
-            reader.catalyst.alias(reader.found(each.handle), "value") for each in function.children[0].children
+            reader.catalyst.alias(reader.fetch(argument.handle), "value") for argument in function.children[0].children
         ]
-        columns = reader.columns(reader.catalyst.project(arguments, parts.below))
-        exact.append((function, reader.sql(function), [_key_column(reader, column, random) for column in columns]))
-    return read_elements(exact, taken)
+        columns = reader.read_columns(reader.catalyst.project(arguments, parts.child))
+        distinct.append((function, reader.sql(function), [_key_column(reader, column, random) for column in columns]))
+    return read_elements(distinct, key_names)
 
 
-def _results(
+def _function_results(
     reader: PlanReader, spec: AggregateSpec, keys: Sequence[GroupingKey], functions: Sequence[PlannedFunction]
 ) -> Node:
-    """Return the keys and the functions' results over a leaf of ``spec.output``: Spark's expressions on its buffers."""
+    """Return a plan of the keys and the functions' results over a leaf of ``spec.output``.
+
+    A first projection restores keys and buffers. A second one applies Spark's evaluation expressions to the buffers.
+    """
     catalyst = reader.catalyst
-    leaf, columns = leaf_of(catalyst, spark_schema(spec.output))
-    builder, lower, upper = TreeBuilder(reader, columns), list[Node](), list[Node | int]()
+    leaf, leaf_columns = new_leaf(catalyst, spark_schema(spec.output))
+    builder = TreeBuilder(reader, leaf_columns)
+    restored = list[Node]()
+    evaluated = list[Node | int]()  # An index is that of a restored column that already is a result.
     for key in keys:
         if key.column is not None:
-            upper.append(len(lower))
-            value = key.put_together({name: leaf_column(name) for name in key.columns})
-            lower.append(builder.named(key.name, value, key.column.expression))
-    for function, told in zip(functions, spec.functions, strict=True):
-        result = function.node.resultId()
-        if function.is_given:
-            column = function.answered(columns[told.buffers[0].name])
-            column = _typed(catalyst, column, told.buffers[0].type, function.node.resultAttribute())
-            upper.append(len(lower))
-            lower.append(catalyst.alias(column, function.name, result))
+            evaluated.append(len(restored))
+            value = key.assemble({name: leaf_column(name) for name in key.columns})
+            restored.append(builder.alias(key.name, value, key.column.expression))
+    for function, function_spec in zip(functions, spec.functions, strict=True):
+        result_id = function.node.resultId()
+        if function.sends_argument:
+            (buffer,) = function_spec.buffers
+            column = function.result_of(leaf_columns[buffer.name])
+            column = _restore_type(catalyst, column, buffer.type, function.node.resultAttribute())
+            evaluated.append(len(restored))
+            restored.append(catalyst.alias(column, function.name, result_id))
             continue
-        for attribute, buffer in zip(function.attributes(), told.buffers, strict=True):
-            column = _typed(catalyst, columns[buffer.name], buffer.type, attribute)
-            lower.append(catalyst.alias(column, attribute.name(), attribute.exprId()))
-        upper.append(catalyst.alias(function.function.evaluateExpression(), function.name, result))
-    below = catalyst.project(lower, leaf)
-    passed = below.output()
-    return catalyst.project([passed.apply(each) if isinstance(each, int) else each for each in upper], below)
+        for attribute, buffer in zip(function.attributes(), function_spec.buffers, strict=True):
+            column = _restore_type(catalyst, leaf_columns[buffer.name], buffer.type, attribute)
+            restored.append(catalyst.alias(column, attribute.name(), attribute.exprId()))
+        evaluated.append(catalyst.alias(function.function.evaluateExpression(), function.name, result_id))
+    child = catalyst.project(restored, leaf)
+    output = child.output()
+    columns = [output.apply(column) if isinstance(column, int) else column for column in evaluated]
+    return catalyst.project(columns, child)
 
 
-def _typed(catalyst: Catalyst, column: Node, arrow_type: pa.DataType, attribute: Node) -> Node:
-    """Return a column in the type of an attribute. Only texts and intervals, also inside others, may differ in it."""
-    is_whole = pa.types.is_primitive(arrow_type) and not pa.types.is_duration(arrow_type)
-    return column if is_whole else catalyst.typed(column, attribute.dataType())
+def _restore_type(catalyst: Catalyst, column: Node, arrow_type: pa.DataType, attribute: Node) -> Node:
+    """Return a column in the type of an attribute. Only strings and intervals, also nested ones, can differ from it."""
+    is_same = pa.types.is_primitive(arrow_type) and not pa.types.is_duration(arrow_type)
+    return column if is_same else catalyst.restore_type(column, attribute.dataType())
 
 
 @dataclass(slots=True)
-class _Rows:
-    """The map side of an aggregate: keys and one-row buffers over what is below it, and what counts once."""
+class _MapSideRows:
+    """Builds the map side of an aggregate: key columns, one-row buffers, and values that are counted once."""
 
     reader: PlanReader
     keys: Sequence[GroupingKey]
     functions: Sequence[PlannedFunction]
-    below: Node
+    child: Node
     elements: Elements
-    _sent: list[list[Node]] = field(default_factory=list, init=False)
-    _lower: Node = field(default=None, init=False)
+    _buffers: list[list[Node]] = field(default_factory=list, init=False)
+    """For each function its one-row buffers, or its argument."""
+    _initialised: Node = field(init=False)
+    """The child with the initial values of all buffers."""
     _key_columns: list[Node] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        """Build what rows bring of each function, and the columns of keys."""
-        catalyst, builder, initial = self.reader.catalyst, TreeBuilder(self.reader), list[Node]()
+        """Build the buffers of each function, and the key columns."""
+        catalyst = self.reader.catalyst
+        initial = list[Node]()
         for function in self.functions:
-            if function.is_given:
-                self._sent.append([function.argument()])
+            if function.sends_argument:
+                self._buffers.append([function.argument()])
                 continue
             attributes = function.attributes()
-            values, updates = function.function.initialValues(), function.function.updateExpressions()
+            values = function.function.initialValues()
+            updates = function.function.updateExpressions()
             for index, attribute in enumerate(attributes):
                 initial.append(catalyst.alias(values.apply(index), attribute.name(), attribute.exprId()))
-            updated = (function.filtered(updates.apply(index), each) for index, each in enumerate(attributes))
-            self._sent.append(list(updated))
-        output = self.below.output()
+            self._buffers.append(
+                [function.filtered(updates.apply(index), attribute) for index, attribute in enumerate(attributes)]
+            )
+        output = self.child.output()
         if initial:
             output = output.appendedAll(catalyst.seq(initial))
-        self._lower = catalyst.project_to(output, self.below)
-        self._key_columns = [
-            builder.named(name, part) for key in self.keys for name, part in key.split_letters().items()
-        ]
+        self._initialised = catalyst.project_to(output, self.child)
+        builder = TreeBuilder(self.reader)
+        key_values = (column for key in self.keys for column in key.column_values().items())
+        self._key_columns = [builder.alias(name, value) for name, value in key_values]
 
-    def specs(self) -> tuple[tuple[FunctionSpec, ...], pa.Schema]:
+    def function_specs(self) -> tuple[tuple[FunctionSpec, ...], pa.Schema]:
         """Return the specification of each function, and the schema of the key columns."""
         catalyst = self.reader.catalyst
-        texts = [function.text for function, held in zip(self.functions, self._sent, strict=True) for _ in held]
+        pairs = list(zip(self.functions, self._buffers, strict=True))
+        texts = [function.text for function, buffers in pairs for _ in buffers]
         names = [f"buffer_{index}" for index in range(len(texts))]
-        frame = catalyst.frame(self._plan([buffer for held in self._sent for buffer in held], names, {}))
+        frame = catalyst.frame(self._projection(self._all_buffers(), names, {}))
         if " collate " in frame.schema.simpleString():  # Strings in Python workers have no collation.
-            self._sent = [list(map(catalyst.plain, held)) for held in self._sent]
-            frame = catalyst.frame(self._plan([buffer for held in self._sent for buffer in held], names, {}))
+            self._buffers = [list(map(catalyst.without_collation, buffers)) for buffers in self._buffers]
+            frame = catalyst.frame(self._projection(self._all_buffers(), names, {}))
         schema = arrow_schema(frame, shown=dict(zip(names, texts, strict=True)))
-        count = len(self._key_columns)
-        literals, results = _literals(self.reader, frame, count + len(names)), self._results()
-        specs, index, taken = list[FunctionSpec](), count, [*schema.names[:count], *self.elements.names]
-        for function, held in zip(self.functions, self._sent, strict=True):
-            end = index + len(held)
-            types = schema.types[index:end]
-            values = [None if asks_time(function.value) else value for value in literals[index:end]]
-            specs.append(function.spec(types, values, taken, results.get(id(function))))
-            taken += [buffer.name for buffer in specs[-1].buffers]
-            index = end
-        return tuple(specs), pa.schema(list(schema)[:count])
+        key_count = len(self._key_columns)
+        literals = _literals(self.reader, frame, key_count + len(names))
+        result_types = self._result_types()
+        specs = list[FunctionSpec]()
+        start = key_count
+        used_names = [*schema.names[:key_count], *self.elements.names]
+        for function, buffers in pairs:
+            end = start + len(buffers)
+            values = [None if reads_clock(function.value) else value for value in literals[start:end]]
+            result_type = result_types.get(id(function))
+            specs.append(function.spec(schema.types[start:end], values, used_names, result_type))
+            used_names += [buffer.name for buffer in specs[-1].buffers]
+            start = end
+        return tuple(specs), pa.schema(list(schema)[:key_count])
 
-    def _results(self) -> dict[int, pa.DataType]:
-        """Return the types of what slots answer for functions that are sent their argument."""
-        given, catalyst = [function for function in self.functions if function.is_given], self.reader.catalyst
-        if not given:
+    def _all_buffers(self) -> list[Node]:
+        return [buffer for buffers in self._buffers for buffer in buffers]
+
+    def _result_types(self) -> dict[int, pa.DataType]:
+        """Return what slots return for each function that is sent its argument, by the ``id`` of the function."""
+        functions = [function for function in self.functions if function.sends_argument]
+        if not functions:
             return {}
-        columns = [catalyst.alias(catalyst.null(each.function), str(index)) for index, each in enumerate(given)]
-        shown = {str(index): function.text for index, function in enumerate(given)}
-        types = arrow_schema(catalyst.frame(catalyst.project(columns, self.below)), shown=shown).types
-        return {id(function): function.answer(result) for function, result in zip(given, types, strict=True)}
+        catalyst = self.reader.catalyst
+        columns = [
+            catalyst.alias(catalyst.null(function.function), str(index)) for index, function in enumerate(functions)
+        ]
+        texts = {str(index): function.text for index, function in enumerate(functions)}
+        types = arrow_schema(catalyst.frame(catalyst.project(columns, self.child)), shown=texts).types
+        return {id(function): function.slot_type(result) for function, result in zip(functions, types, strict=True)}
 
-    def map_side(self, specs: tuple[FunctionSpec, ...]) -> Node:
-        """Return the plan of what rows bring, over the leaf that stands for the rows."""
+    def plan(self, specs: tuple[FunctionSpec, ...]) -> Node:
+        """Return the plan of the rows that slots get. Buffers that are the same literal in all rows are left out."""
         sent = list[Node]()
-        for function, held, told in zip(self.functions, self._sent, specs, strict=True):
-            is_sent = [function.is_given or buffer.literal is None for buffer in told.buffers]
-            sent += [buffer for buffer, passes in zip(held, is_sent, strict=True) if passes]
+        for buffers, spec in zip(self._buffers, specs, strict=True):
+            for buffer, buffer_spec in zip(buffers, spec.inputs, strict=True):
+                if buffer_spec.literal is None:
+                    sent.append(buffer)
         names = [buffer.name for spec in specs for buffer in spec.row_buffers]
-        plan = self._plan(sent, names, self.elements.split_letters())
+        plan = self._projection(sent, names, self.elements.column_values())
         if not self.elements.names:
             return plan
-        return self._beside(plan, [spec.distinct for spec in specs for _ in spec.row_buffers])
+        return self._expand_elements(plan, [spec.distinct for spec in specs for _ in spec.row_buffers])
 
-    def beside(self, map_side: Node) -> pa.Schema:
-        """Return the columns of elements that rows bring."""
+    def element_schema(self, map_side: Node) -> pa.Schema:
+        """Return the columns of values that are counted once."""
         names = self.elements.names
         return pa.schema(list(map(arrow_schema(self.reader.catalyst.frame(map_side)).field, names)) if names else [])
 
-    def _plan(self, sent: Sequence[Node], names: Sequence[str], beside: Mapping[str, Value]) -> Node:
-        catalyst, builder = self.reader.catalyst, TreeBuilder(self.reader)
-        columns = [catalyst.alias(buffer, name) for buffer, name in zip(sent, names, strict=True)]
-        columns += [builder.named(name, value) for name, value in beside.items()]
-        return catalyst.project([*self._key_columns, *columns], self._lower)
+    def _projection(self, buffers: Sequence[Node], names: Sequence[str], values: Mapping[str, Value]) -> Node:
+        catalyst = self.reader.catalyst
+        builder = TreeBuilder(self.reader)
+        columns = [catalyst.alias(buffer, name) for buffer, name in zip(buffers, names, strict=True)]
+        columns += [builder.alias(name, value) for name, value in values.items()]
+        return catalyst.project([*self._key_columns, *columns], self._initialised)
 
-    def _beside(self, plan: Node, sent: Sequence[str | None]) -> Node:
-        """Return a plan's rows once for their group, with the buffers of functions that count rows, and once for each
-        function that counts values, if there is one, with the value and this function's buffers.
+    def _expand_elements(self, plan: Node, buffer_functions: Sequence[str | None]) -> Node:
+        """Return each row of a plan once for its group, and once per function with DISTINCT that counts its value.
 
-        ``sent`` tells for each buffer of the plan which function that counts values it is of.
+        The row for the group has the buffers of functions without DISTINCT. The row for a function has the function's
+        text, its value and its buffers. All other columns are null. ``buffer_functions`` names for each buffer of the
+        plan its function with DISTINCT, or is ``None``.
         """
-        catalyst, values, count = self.reader.catalyst, self.elements.values, len(self._key_columns)
-        output, owners = items(plan.output()), [value.function for value in values]
-        of_values = [value.function for value in values for _ in value.columns]
-        buffers, more = output[count : count + len(sent)], output[count + len(sent) :]
-        passes: dict[str | None, Node] = dict(zip(owners, more[len(of_values) :], strict=True))
+        catalyst = self.reader.catalyst
+        key_count = len(self._key_columns)
+        output = items(plan.output())
+        keys = output[:key_count]
+        buffers = output[key_count : key_count + len(buffer_functions)]
+        functions = [value.function for value in self.elements.values]
+        value_functions = [value.function for value in self.elements.values for _ in value.columns]
+        values_end = key_count + len(buffers) + len(value_functions)
+        values = output[key_count + len(buffers) : values_end]
+        conditions: dict[str | None, Node] = dict(zip(functions, output[values_end:], strict=True))
+
+        def null_unless(columns: Sequence[Node], owners: Sequence[str | None], function: str | None) -> list[Node]:
+            pairs = zip(columns, owners, strict=True)
+            return [column if owner == function else catalyst.null(column) for column, owner in pairs]
+
         rows = list[list[Node]]()
-        for owner in (None, *owners):
-            mark = catalyst.literal(owner or "")
-            held = [each if of == owner else catalyst.null(each) for of, each in zip(of_values, more, strict=False)]
-            mine = [each if of == owner else catalyst.null(each) for of, each in zip(sent, buffers, strict=True)]
-            passing = passes[owner] if owner else catalyst.literal(True)
-            rows.append([*output[:count], mark if owner else catalyst.null(mark), *held, *mine, passing])
-        first, then = ([str(each.name()) for each in columns] for columns in (output[:count], buffers))
-        return catalyst.for_each(rows, [*first, *self.elements.names, *then, "passes"], plan)
+        for function in (None, *functions):
+            text = catalyst.literal(function or "")
+            condition = conditions[function] if function else catalyst.literal(True)
+            rows.append(
+                [
+                    *keys,
+                    text if function else catalyst.null(text),
+                    *null_unless(values, value_functions, function),
+                    *null_unless(buffers, buffer_functions, function),
+                    condition,
+                ]
+            )
+        key_names = [str(column.name()) for column in keys]
+        buffer_names = [str(column.name()) for column in buffers]
+        return catalyst.expand(rows, [*key_names, *self.elements.names, *buffer_names, "passes"], plan)
 
 
 def _literals(reader: PlanReader, frame: DataFrame, count: int) -> list[Literal | None]:
-    """Return for each column of a frame its value in every row, if Spark's optimiser knows it.
+    """Return for each column of a frame its value in every row, if Spark's optimiser folds the column to a literal.
 
-    The optimiser also knows the time, as that of now.
+    The optimiser also folds the current time.
     """
     folded = reader.read(optimised(frame))
-    known = list[Literal | None]()
+    literals = list[Literal | None]()
     for column in folded.expressions.get("projectList", ()) if folded.kind == "Project" else ():
         expression = column.children[0] if column.kind == "Alias" else column
-        known.append(_literal(reader, expression) if expression.kind == "Literal" else None)
-    return known if len(known) == count else [None] * count
+        literals.append(_literal(reader, expression) if expression.kind == "Literal" else None)
+    return literals if len(literals) == count else [None] * count
 
 
 def _literal(reader: PlanReader, expression: Expression) -> Literal | None:
-    text, read = expression.fields["value"], _NUMBERS.get(expression.fields["dataType"])
+    text = expression.fields["value"]
     if text is None:
         return None
-    value: object = read(str(text)) if read is not None else reader.found(expression.handle).value()
+    parse = _NUMBERS.get(expression.fields["dataType"])
+    value: object = parse(str(text)) if parse is not None else reader.fetch(expression.handle).value()
     return value if isinstance(value, bool | int | float) else None

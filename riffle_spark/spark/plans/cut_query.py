@@ -1,4 +1,4 @@
-"""A wrapped frame's query, read and cut, and what Spark's own checker says of it."""
+"""Read and cut the query of a wrapped frame, and run Spark's own checks on it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -6,17 +6,8 @@ from dataclasses import dataclass, replace
 from pyspark.sql import DataFrame
 
 from riffle_spark.process.plans import rules
-from riffle_spark.process.plans.cut import CutPlan, Input, PlanPiece, Stage, cut, tables_in
-from riffle_spark.process.plans.plan_values import (
-    Expression,
-    Path,
-    PlanNode,
-    find_node,
-    nodes_with_paths,
-    replace_nodes,
-    walk,
-    walk_expression,
-)
+from riffle_spark.process.plans.cut import CutPlan, Input, PlanPiece, Stage, cut, table_of
+from riffle_spark.process.plans.plan_values import Expression, PlanNode, transform_up, walk, walk_expression
 from riffle_spark.spark.plans import plan_nodes
 from riffle_spark.spark.plans.batch_pieces import Piece
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node
@@ -35,7 +26,7 @@ class CutQuery:
 
     @property
     def catalyst(self) -> Catalyst:
-        """What makes nodes in the session's JVM."""
+        """The factory of nodes in the session's JVM."""
         return self.reader.catalyst
 
     @property
@@ -45,7 +36,7 @@ class CutQuery:
 
     @property
     def root(self) -> str:
-        """The root that the query's marks have; ``""``: none."""
+        """The root in the query's marks, or ``""`` if they have none."""
         return self.values.root
 
     @property
@@ -55,11 +46,11 @@ class CutQuery:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stateful nodes, those nearest to the sources first."""
+        """The stateful nodes, from the sources on."""
         return self.values.stages
 
     def below(self, stage: Stage) -> tuple[Input | Piece, ...]:
-        """Return what a stage reads, its pieces ready to be put on the rows of batches."""
+        """Return the parts that a stage reads, with its pieces ready to be filled."""
         return tuple(Piece(self.reader, part) if isinstance(part, PlanPiece) else part for part in stage.below)
 
 
@@ -70,71 +61,78 @@ def read_frame(frame: DataFrame) -> tuple[PlanReader, PlanNode]:
 
 
 def cut_query(frame: DataFrame) -> CutQuery:
-    """Read a frame's plan and cut it. Raises ``ConfigError`` if its marks have several roots."""
+    """Read and cut a frame's plan. Raises ``ConfigError`` if its marks have several roots."""
     reader, plan = read_query(frame)
     values = cut(plan)
     return CutQuery(reader, values, Piece(reader, values.top))
 
 
 def read_query(frame: DataFrame) -> tuple[PlanReader, PlanNode]:
-    """Return a query's plan as values, in the form in which it is cut, and the reader that knows their handles.
+    """Return a frame's plan in the form in which it is cut, and the reader that knows its handles.
 
-    As in Spark, the plans that ``WITH`` names are put where they are used, and ``SELECT DISTINCT`` becomes an aggregate
-    without functions.
+    As in Spark, the plans that ``WITH`` names are inlined, and ``SELECT DISTINCT`` becomes an aggregate.
     """
     reader, plan = read_frame(frame)
-    names = {node.kind for node in walk(plan)}
-    changed = reader.found(plan.handle)
-    if "WithCTE" in names:
-        changed = reader.catalyst.filled("optimizer.InlineCTE", True).apply(changed)
-    if "Distinct" in names:
-        changed = reader.catalyst.module("optimizer.ReplaceDistinctWithAggregate").apply(changed)
-    if names & {"WithCTE", "Distinct"}:
-        plan = reader.read(changed)
+    kinds = {node.kind for node in walk(plan)}
+    rewritten = reader.fetch(plan.handle)
+    if "WithCTE" in kinds:
+        rewritten = reader.catalyst.construct("optimizer.InlineCTE", True).apply(rewritten)
+    if "Distinct" in kinds:
+        rewritten = reader.catalyst.object_named("optimizer.ReplaceDistinctWithAggregate").apply(rewritten)
+    if kinds & {"WithCTE", "Distinct"}:
+        plan = reader.read(rewritten)
     return reader, plan
 
 
 def check_plan(query: CutQuery, mode: str) -> None:
-    """Raise what Spark's checker raises for a query with this output mode, else ``ConfigError`` for what is refused."""
+    """Raise the error of Spark's checker for a query with this output mode, else ``ConfigError`` for refused terms."""
     catalyst = query.catalyst
     rules.check_tables(query.values)
-    checker = catalyst.module("analysis.UnsupportedOperationChecker")
-    for plan, of_plan in _with_static_tables(query.values.plan, mode):
-        # Spark refuses distinct aggregates of streams; everything else that it refuses of them stays refused.
-        checker.checkForStreaming(query.reader.build(_counting_all(plan)), catalyst.output_mode(of_plan.capitalize()))
+    checker = catalyst.object_named("analysis.UnsupportedOperationChecker")
+    for plan, plan_mode in _with_static_tables(query.values.plan, mode):
+        # Spark refuses DISTINCT aggregates of streams, which riffle supports. Its other rules still apply to them.
+        checker.checkForStreaming(query.reader.build(_count_all(plan)), catalyst.output_mode(plan_mode.capitalize()))
     rules.check_rules(query.values, mode)
     for stage in query.stages:
         if stage.kind == "join":
-            join = query.reader.found(stage.node.handle)
-            if catalyst.module("planning.ExtractEquiJoinKeys").unapply(join).isEmpty():
+            join = query.reader.fetch(stage.node.handle)
+            if catalyst.object_named("planning.ExtractEquiJoinKeys").unapply(join).isEmpty():
                 raise rules.refusal("join_keys", stage.node.join_type)
 
 
 def _with_static_tables(plan: PlanNode, mode: str) -> Iterator[tuple[PlanNode, str]]:
-    """Yield a plan whose tables are static frames, because rows that are joined with a table find it as such a frame.
+    """Yield a plan whose tables are static frames, then the plans of the tables' changes, each with its output mode.
 
-    Then yield the plans of the tables' changes. Each has its mode: changes are never complete.
+    A stream joins a table as it would join a static frame. The changes of a table are never in complete mode.
     """
-    tables = list(tables_in(plan))
-    static = dict[Path, PlanNode]()
-    for path, table in tables:
-        joined = find_node(plan, path).children[table.side]
-        static[(*path, table.side)] = replace(
-            joined, children=(), expressions={}, is_streaming=False, is_original=False, edit="no_rows"
+
+    def make_static(node: PlanNode) -> PlanNode:
+        table = table_of(node)
+        if table is None:
+            return node
+        children = list(node.children)
+        children[table.side] = replace(
+            children[table.side], children=(), expressions={}, is_streaming=False, is_original=False, edit="no_rows"
         )
-    yield replace_nodes(plan, static), mode
-    for _, table in tables:
-        yield from _with_static_tables(table.changes, "append" if mode == "complete" else mode)
+        return node.with_children(children)
+
+    yield transform_up(plan, make_static), mode
+    for node in walk(plan):
+        table = table_of(node)
+        if table is not None:
+            yield from _with_static_tables(table.changes, "append" if mode == "complete" else mode)
 
 
-def _counting_all(plan: PlanNode) -> PlanNode:
-    """Return a plan whose aggregate functions count every value, also those that are to count each value once."""
-    distinct = [path for path, node in nodes_with_paths(plan) if any(map(_has_distinct, node.all_expressions))]
-    for path in sorted(distinct, key=len, reverse=True):
-        node = replace(find_node(plan, path), is_original=False, edit="count_all")
-        plan = replace_nodes(plan, {path: node})
-    return plan
+def _count_all(plan: PlanNode) -> PlanNode:
+    """Return a plan whose aggregate functions have no DISTINCT."""
+
+    def without_distinct(node: PlanNode) -> PlanNode:
+        if not any(map(_has_distinct, node.all_expressions)):
+            return node
+        return replace(node, is_original=False, edit="count_all")
+
+    return transform_up(plan, without_distinct)
 
 
 def _has_distinct(expression: Expression) -> bool:
-    return any(each.fields.get("isDistinct") is True for each in walk_expression(expression))
+    return any(part.fields.get("isDistinct") is True for part in walk_expression(expression))

@@ -1,4 +1,4 @@
-"""A de-duplication of Spark's plan as a stage, with its two ends in the JVM."""
+"""Read a de-duplication in a plan as a stage, with its map side and its evaluation in the JVM."""
 
 from dataclasses import dataclass
 
@@ -10,40 +10,40 @@ from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Piece, read_piece
 from riffle_spark.spark.plans.plan_nodes import analysed
 from riffle_spark.spark.plans.plan_reader import PlanReader
-from riffle_spark.spark.plans.tree_builder import TreeBuilder, leaf_of
+from riffle_spark.spark.plans.tree_builder import TreeBuilder, new_leaf
 
 __all__ = ["DistinctPlan", "read_distinct"]
 
 
 @dataclass(frozen=True, slots=True)
 class DistinctPlan:
-    """A stage that is a de-duplication: its specification, and its two ends as pieces on the rows of each batch."""
+    """A stage that is a de-duplication: its specification, and its map side and evaluation as pieces."""
 
     spec: DistinctSpec
     map_side: Piece
     evaluation: Piece
 
 
-def read_distinct(reader: PlanReader, node: PlanNode, taken: tuple[str, ...] = ()) -> DistinctPlan:
-    """Read a de-duplication of an analysed plan. ``taken`` are the names of stores that the query has already.
+def read_distinct(reader: PlanReader, node: PlanNode, used_stores: tuple[str, ...] = ()) -> DistinctPlan:
+    """Read a de-duplication in an analysed plan. ``used_stores`` are the names of the query's other stores.
 
-    Raises ``ConfigError`` for columns that cannot be keys, for several columns of event time, and for a store's name
-    that cannot be one.
+    Raises ``ConfigError`` for columns that cannot be keys, for several columns of event time, and for an invalid store
+    name.
     """
-    catalyst, below = reader.catalyst, reader.found(node.handle).child()
-    leaf, output = reader.output(below)
-    rows = read_rows(node, output, reader.random_columns(below))
+    catalyst = reader.catalyst
+    child = reader.fetch(node.handle).child()
+    leaf, output = reader.read_output(child)
+    rows = read_rows(node, output, reader.random_columns(child))
     columns = {column.id: column for column in output}
-    builder = TreeBuilder(reader)
-    map_side = builder.project(rows.sent.items(), leaf)
-    spec = distinct_spec(node, rows, arrow_schema(catalyst.frame(map_side)), taken)
-    answer, names = leaf_of(catalyst, spark_schema(spec.output))
-    builder = TreeBuilder(reader, names)
+    map_side = TreeBuilder(reader).project(rows.values.items(), leaf)
+    spec = distinct_spec(node, rows, arrow_schema(catalyst.frame(map_side)), used_stores)
+    slot_rows, leaf_columns = new_leaf(catalyst, spark_schema(spec.output))
+    builder = TreeBuilder(reader, leaf_columns)
     passed = {name: leaf_column(name) for name in spec.output.names}
-    made = {key.column.id: key.put_together(passed) for key in rows.keys if key.column is not None}
-    made |= {column.id: cast_back(passed[name], column) for name, column in rows.others.items()}
-    lower = [builder.named(column.name, made[column.id], column.expression) for column in columns.values()]
-    evaluation = catalyst.project(lower, answer)
+    values = {key.column.id: key.assemble(passed) for key in rows.keys if key.column is not None}
+    values |= {column.id: cast_back(passed[name], column) for name, column in rows.payload.items()}
+    results = [builder.alias(column.name, values[column.id], column.expression) for column in columns.values()]
+    evaluation = catalyst.project(results, slot_rows)
     if len(columns) < len(output):  # A column may occur twice.
-        evaluation = catalyst.project_to(below.output(), evaluation)
+        evaluation = catalyst.project_to(child.output(), evaluation)
     return DistinctPlan(spec, read_piece(reader, map_side), read_piece(reader, analysed(catalyst.frame(evaluation))))

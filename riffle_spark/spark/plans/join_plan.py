@@ -1,6 +1,7 @@
-"""A join of two streams of Spark's plan as a stage, with its two ends in the JVM.
+"""Read a join of two streams in a plan as a stage, with its map side and its evaluation in the JVM.
 
-Spark's optimiser first makes of the join what it would run, and Spark's own helper derives the bounds of event time.
+1. Spark's optimiser splits the join into equi-keys, one-sided filters and residual conditions.
+2. Spark's own helper derives from conditions on event times how long a row can still match.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,30 +13,29 @@ from riffle_spark.process.plans import rules
 from riffle_spark.process.plans.columns import Column
 from riffle_spark.process.plans.cut import Hole
 from riffle_spark.process.plans.grouping_keys import GroupingKey, KeyColumn, read_keys
-from riffle_spark.process.plans.joins import ExpressionFacts, FoundJoin, JoinRows
+from riffle_spark.process.plans.joins import EquiJoin, ExpressionFacts, MapSideRows
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, conjuncts, walk
 from riffle_spark.process.types.stage_specs import JoinSpec
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Piece, read_piece
 from riffle_spark.spark.plans.plan_nodes import Node, analysed
 from riffle_spark.spark.plans.plan_reader import PlanReader
-from riffle_spark.spark.plans.tree_builder import TreeBuilder, leaf_of
+from riffle_spark.spark.plans.tree_builder import TreeBuilder, new_leaf
 
 __all__ = ["JoinPlan", "key_columns", "read_join"]
 
-_FILTER: Final = "plans.logical.Filter"
-_OF_LEFT: Final = ("LeftSemi", "LeftAnti")
-"""Joins whose rows have the columns of the left side alone."""
-_SOME_TIME_MS: Final = 1_700_000_000_000
+_LEFT_ONLY: Final = ("LeftSemi", "LeftAnti")
+"""Joins whose rows have the columns of the left side only."""
+_WATERMARK_MS: Final = 1_700_000_000_000
+"""Any watermark. The distance of the bound that Spark derives from it is what counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinPlan:
-    """A stage that is a join: its specification, and its two ends as pieces on the rows of each batch.
+    """A stage that joins two streams: its specification, and its map side and evaluation as pieces.
 
-    The holes of ``map_side`` are those of the left input and of the right one. ``meanings`` say what is kept in each
-    column: another join may find in kept rows neither what it compares, nor whether they had a partner, nor the columns
-    that it answers.
+    The holes of ``map_side`` are those of the left input and of the right one. ``meanings`` describe what each stored
+    column holds. They differ if a changed join could not continue with the stored rows.
     """
 
     spec: JoinSpec
@@ -44,138 +44,180 @@ class JoinPlan:
     evaluation: Piece
 
 
+@dataclass(frozen=True, slots=True)
+class _JoinInput:
+    """One side of a join: a leaf with its output, its columns, and its plan below the join."""
+
+    leaf: Node
+    columns: Sequence[Column]
+    plan: Node
+
+
 def read_join(
-    reader: PlanReader, node: PlanNode, taken: tuple[str, ...] = (), read: Collection[int] | None = None
-) -> JoinPlan:
-    """Read a join of an analysed plan. ``taken`` are the names of stores that the query has already, ``read`` the ids
-    of the columns that the query reads of it: the others are null; ``None``: all are read.
-
-    Raises ``ConfigError`` for columns that cannot be keys, for conditions that only Spark can evaluate if rows without
-    a partner count, and for a store's name that cannot be one.
-    """
-    catalyst = reader.catalyst
-    sides = [reader.output(reader.found(child.handle)) for child in node.children]
-    output = [column for _, columns in sides[: 1 if node.join_type in _OF_LEFT else 2] for column in columns]
-    optimised, found = _found_join(reader, node, sides, output, read)
-    columns = {column.id: column for _, each in sides for column in each}
-    rows = JoinRows(found, ExpressionFacts(reader.sql, partial(reader.field, columns=columns)))
-    builder, plans, holes = TreeBuilder(reader), list[Node](), list[Hole]()
-    for side, (leaf, _) in enumerate(sides):
-        filters = [each for each in walk(optimised.children[side]) if each.kind == "Filter"]
-        below = leaf
-        for each in reversed(filters):
-            below = catalyst.named(_FILTER)(reader.found(each.expressions["condition"][0].handle), below)
-        plans.append(builder.project(rows.row(side), below))
-        holes.append(Hole((side, 0, *(0 for _ in filters)), side))
-    map_side = catalyst.filled("plans.logical.Union", catalyst.seq(plans))
-    spec = rows.spec(arrow_schema(catalyst.frame(map_side)), taken)
-    leaf, names = leaf_of(catalyst, spark_schema(spec.output))
-    builder = TreeBuilder(reader, names)
-    lower = [builder.named(column.name, rows.answered(column), column.expression) for column in output]
-    plan = catalyst.project(lower, leaf)
-    for part in rows.left_over:
-        plan = catalyst.named(_FILTER)(reader.found(part.handle), plan)
-    evaluation = read_piece(reader, analysed(catalyst.frame(plan)))
-    return JoinPlan(spec, rows.meanings(), read_piece(reader, map_side, tuple(holes)), evaluation)
-
-
-def _found_join(
     reader: PlanReader,
     node: PlanNode,
-    sides: Sequence[tuple[Node, Sequence[Column]]],
-    output: Sequence[Column],
-    read: Collection[int] | None,
-) -> tuple[PlanNode, FoundJoin]:
-    """Return a join as Spark's optimiser has it, which pushes down the conditions on one side alone."""
-    catalyst, joined = reader.catalyst, reader.found(node.handle)
-    some = [column for column in output if read is None or column.id in read] or list(output[:1])
-    bare = joined.withNewChildren(catalyst.seq([leaf for leaf, _ in sides]))
-    bare = catalyst.project([reader.found(column.expression.handle) for column in some], bare)
-    whole = reader.read(catalyst.optimised(bare))
-    join = next((each for each in walk(whole) if each.kind == "Join"), None)
-    extracted = catalyst.module("planning.ExtractEquiJoinKeys")
-    equal = None if join is None else extracted.unapply(reader.found(join.handle))
-    if join is None or equal is None or equal.isEmpty():
-        raise rules.refusal("join_keys", node.join_type)
-    equal = equal.get()
-    keys = [
-        _keys_of(reader, _expressions(reader, expressions, leaf), columns, leaf, reader.found(child.handle))
-        for expressions, (leaf, columns), child in zip((equal._2(), equal._3()), sides, node.children, strict=True)
-    ]
-    if [len(key.parts) for key in keys[0]] != [len(key.parts) for key in keys[1]]:
-        raise rules.refusal("join_structs", ", ".join(key.name for key in keys[0]))
-    timed = (at for at, pair in enumerate(zip(*keys, strict=True)) if any(key.delay_ms is not None for key in pair))
-    by_key, rest = next(timed, None), equal._4()
-    times = [
-        next((column for column in columns if column.delay_ms is not None and column.id in _output_ids(child)), None)
-        for (_, columns), child in zip(sides, join.children, strict=True)
-    ]
-    parts = list[Expression]()
-    if rest.isDefined():
-        condition = reader.read(catalyst.named(_FILTER)(rest.get(), sides[0][0])).expressions["condition"][0]
-        parts = list(conjuncts(condition))
-    bounds = (None, None) if by_key is not None else _bounds(reader, join, times)
-    read_ids = {column.id for column in some}
-    outputs = (sides[0][1], sides[1][1])
-    return join, FoundJoin(node.join_type, outputs, (keys[0], keys[1]), parts, by_key, times, bounds, read_ids)
+    used_stores: tuple[str, ...] = (),
+    used_columns: Collection[int] | None = None,
+) -> JoinPlan:
+    """Read a join in an analysed plan.
 
-
-def _expressions(reader: PlanReader, expressions: Node, leaf: Node) -> tuple[Expression, ...]:
-    """Return a sequence of the JVM's expressions as values: read as those of an aggregate."""
+    ``used_stores`` are the names of the query's other stores. ``used_columns`` are the ids of the join's columns that
+    the query reads, the others become null; ``None`` means all. Raises ``ConfigError`` for columns that cannot be keys,
+    for conditions that only Spark can evaluate if rows without a partner count, and for an invalid store name.
+    """
     catalyst = reader.catalyst
-    made = catalyst.named("plans.logical.Aggregate")(expressions, catalyst.seq([]), leaf, catalyst.none())
-    return reader.read(made).expressions.get("groupingExpressions", ())
+    plans = [reader.fetch(child.handle) for child in node.children]
+    inputs = [_JoinInput(*reader.read_output(plan), plan) for plan in plans]
+    output_sides = inputs[:1] if node.join_type in _LEFT_ONLY else inputs
+    output = [column for side in output_sides for column in side.columns]
+    optimised, join = _read_equi_join(reader, node, inputs, output, used_columns)
+    columns = {column.id: column for side in inputs for column in side.columns}
+    rows = MapSideRows(join, ExpressionFacts(reader.sql, partial(reader.field_json, columns=columns)))
+    map_side, holes = _map_side(reader, optimised, inputs, rows)
+    spec = rows.spec(arrow_schema(catalyst.frame(map_side)), used_stores)
+    leaf, leaf_columns = new_leaf(catalyst, spark_schema(spec.output))
+    builder = TreeBuilder(reader, leaf_columns)
+    results = [builder.alias(column.name, rows.result(column), column.expression) for column in output]
+    plan = catalyst.project(results, leaf)
+    for condition in rows.spark_conditions:
+        plan = catalyst.filter(reader.fetch(condition.handle), plan)
+    evaluation = read_piece(reader, analysed(catalyst.frame(plan)))
+    return JoinPlan(spec, rows.stored_meanings(), read_piece(reader, map_side, holes), evaluation)
 
 
-def _keys_of(
-    reader: PlanReader, expressions: Sequence[Expression], columns: Sequence[Column], leaf: Node, plan: Node
-) -> list[GroupingKey]:
-    return read_keys(key_columns(reader, expressions, columns, leaf, plan))
+def _map_side(
+    reader: PlanReader, optimised: PlanNode, inputs: Sequence[_JoinInput], rows: MapSideRows
+) -> tuple[Node, tuple[Hole, ...]]:
+    """Return the union of both sides' rows, with the pushed-down filters, and the positions of the leaves."""
+    builder = TreeBuilder(reader)
+    plans = list[Node]()
+    holes = list[Hole]()
+    for side, join_input in enumerate(inputs):
+        filters = [node for node in walk(optimised.children[side]) if node.kind == "Filter"]
+        child = join_input.leaf
+        for node in reversed(filters):
+            child = reader.catalyst.filter(reader.fetch(node.expressions["condition"][0].handle), child)
+        plans.append(builder.project(rows.side_columns(side), child))
+        holes.append(Hole((side, 0, *(0 for _ in filters)), side))
+    return reader.catalyst.construct("plans.logical.Union", reader.catalyst.seq(plans)), tuple(holes)
+
+
+def _read_equi_join(
+    reader: PlanReader,
+    node: PlanNode,
+    inputs: Sequence[_JoinInput],
+    output: Sequence[Column],
+    used_columns: Collection[int] | None,
+) -> tuple[PlanNode, EquiJoin]:
+    """Return the optimised join, with one-sided conditions pushed down, as a node and split into its parts."""
+    used = [column for column in output if used_columns is None or column.id in used_columns] or list(output[:1])
+    join, equi_keys = _optimised_join(reader, node, inputs, used)
+    left_keys, right_keys = (
+        _read_side_keys(reader, expressions, join_input)
+        for expressions, join_input in zip((equi_keys._2(), equi_keys._3()), inputs, strict=True)
+    )
+    if [len(key.parts) for key in left_keys] != [len(key.parts) for key in right_keys]:
+        raise rules.refusal("join_structs", ", ".join(key.name for key in left_keys))
+    pairs = enumerate(zip(left_keys, right_keys, strict=True))
+    event_time_key = next((index for index, pair in pairs if any(key.delay_ms is not None for key in pair)), None)
+    event_times = [
+        _event_time_column(join_input, child) for join_input, child in zip(inputs, join.children, strict=True)
+    ]
+    residual_conditions = list[Expression]()
+    if equi_keys._4().isDefined():
+        filtered = reader.read(reader.catalyst.filter(equi_keys._4().get(), inputs[0].leaf))
+        residual_conditions = list(conjuncts(filtered.expressions["condition"][0]))
+    delays = (None, None) if event_time_key is not None else _eviction_delays(reader, join, event_times)
+    return join, EquiJoin(
+        node.join_type,
+        (inputs[0].columns, inputs[1].columns),
+        (left_keys, right_keys),
+        residual_conditions,
+        event_time_key,
+        event_times,
+        delays,
+        {column.id for column in used},
+    )
+
+
+def _optimised_join(
+    reader: PlanReader, node: PlanNode, inputs: Sequence[_JoinInput], used: Sequence[Column]
+) -> tuple[PlanNode, Node]:
+    """Return the optimised join over the inputs' leaves, and Spark's equi-keys of it. Refuses a join without any."""
+    catalyst = reader.catalyst
+    plan = reader.fetch(node.handle).withNewChildren(catalyst.seq([join_input.leaf for join_input in inputs]))
+    plan = catalyst.project([reader.fetch(column.expression.handle) for column in used], plan)
+    optimised = reader.read(catalyst.optimised(plan))
+    join = next((each for each in walk(optimised) if each.kind == "Join"), None)
+    if join is not None:
+        equi_keys = catalyst.object_named("planning.ExtractEquiJoinKeys").unapply(reader.fetch(join.handle))
+        if equi_keys.isDefined():
+            return join, equi_keys.get()
+    raise rules.refusal("join_keys", node.join_type)
+
+
+def _read_side_keys(reader: PlanReader, expressions: Node, join_input: _JoinInput) -> list[GroupingKey]:
+    """Return the keys of one side. Their JVM expressions are read as those of an aggregate."""
+    catalyst = reader.catalyst
+    aggregate = catalyst.class_named("plans.logical.Aggregate")
+    plan = aggregate(expressions, catalyst.seq([]), join_input.leaf, catalyst.none())
+    grouping = reader.read(plan).expressions.get("groupingExpressions", ())
+    return read_keys(key_columns(reader, grouping, join_input.columns, join_input.leaf, join_input.plan))
 
 
 def key_columns(
     reader: PlanReader, expressions: Sequence[Expression], columns: Sequence[Column], leaf: Node, plan: Node
 ) -> list[KeyColumn]:
-    """Return the keys of one side: the column that each is, with its metadata, or else an expression under its text."""
-    catalyst, by_id, random = reader.catalyst, {column.id: column for column in columns}, reader.random_columns(plan)
-    texts = {each.handle: reader.sql(each) for each in expressions}
-    made = [each for each in expressions if each.kind != "AttributeReference"]
-    aliases = [catalyst.alias(reader.found(each.handle), texts[each.handle]) for each in made]
-    named = iter(reader.columns(catalyst.project(aliases, leaf)) if aliases else ())
+    """Return the keys of one side as columns: an attribute with its metadata, or an expression named by its SQL."""
+    catalyst = reader.catalyst
+    by_id = {column.id: column for column in columns}
+    random = reader.random_columns(plan)
+    texts = {expression.handle: reader.sql(expression) for expression in expressions}
+    computed = [expression for expression in expressions if expression.kind != "AttributeReference"]
+    aliases = [catalyst.alias(reader.fetch(expression.handle), texts[expression.handle]) for expression in computed]
+    aliased = iter(reader.read_columns(catalyst.project(aliases, leaf)) if aliases else ())
     keys = list[KeyColumn]()
-    for each in expressions:
-        column = by_id[each.id] if each.kind == "AttributeReference" else next(named)
-        keys.append(KeyColumn(column, texts[each.handle], not attribute_ids(each).isdisjoint(random)))
+    for expression in expressions:
+        column = by_id[expression.id] if expression.kind == "AttributeReference" else next(aliased)
+        is_random = not attribute_ids(expression).isdisjoint(random)
+        keys.append(KeyColumn(column, texts[expression.handle], is_random))
     return keys
 
 
-def _output_ids(node: PlanNode) -> set[int]:
-    """Return the ids of the columns of one of the few nodes that the optimiser leaves below a join."""
-    while node.kind == "Filter":
-        (node,) = node.children
-    columns = node.expressions.get("projectList") or node.expressions.get("output") or ()
-    return {column.id for column in columns}
+def _event_time_column(join_input: _JoinInput, child: PlanNode) -> Column | None:
+    """Return the column of event time that the optimiser leaves below one side of a join, if any."""
+    while child.kind == "Filter":
+        (child,) = child.children
+    output = child.expressions.get("projectList") or child.expressions.get("output") or ()
+    ids = {column.id for column in output}
+    return next((column for column in join_input.columns if column.delay_ms is not None and column.id in ids), None)
 
 
-def _bounds(reader: PlanReader, join: PlanNode, times: Sequence[Column | None]) -> tuple[int | None, int | None]:
-    """Return how much later than its event time a row of each side leaves.
+def _eviction_delays(
+    reader: PlanReader, join: PlanNode, event_times: Sequence[Column | None]
+) -> tuple[int | None, int | None]:
+    """Return per side for how many milliseconds after its event time a row can still match.
 
-    Spark's helper derives it from a watermark. It is asked with comparisons of event times alone, because it would take
-    those of other columns for bounds, too.
+    Uses Spark's ``StreamingJoinHelper``, with conditions on event times only: it would also take conditions on other
+    columns for bounds.
     """
-    of_times = {column.id for column in times if column is not None}
-    parts = [part for condition in join.expressions.get("condition", ()) for part in conjuncts(condition)]
-    told = [reader.found(part.handle) for part in parts if attribute_ids(part) <= of_times]
-    if not told:
+    time_ids = {column.id for column in event_times if column is not None}
+    conditions = [part for condition in join.expressions.get("condition", ()) for part in conjuncts(condition)]
+    on_times = [reader.fetch(part.handle) for part in conditions if attribute_ids(part) <= time_ids]
+    if not on_times:
         return None, None
-    catalyst, whole = reader.catalyst, told[0]
-    for part in told[1:]:
-        whole = catalyst.named("expressions.And")(whole, part)
-    helper = catalyst.module("analysis.StreamingJoinHelper")
-    sets = [reader.found(child.handle).outputSet() for child in join.children]
-    condition, some_time = catalyst.some(whole), catalyst.some(_SOME_TIME_MS)
-    later = list[int | None]()
-    for at, time in enumerate(times):
-        bound = helper.getStateValueWatermark(sets[at], sets[1 - at], condition, some_time) if time else None
-        later.append(_SOME_TIME_MS - int(bound.get()) if bound is not None and bound.isDefined() else None)
-    return later[0], later[1]
+    catalyst = reader.catalyst
+    condition = on_times[0]
+    for part in on_times[1:]:
+        condition = catalyst.class_named("expressions.And")(condition, part)
+    helper = catalyst.object_named("analysis.StreamingJoinHelper")
+    outputs = [reader.fetch(child.handle).outputSet() for child in join.children]
+
+    def delay(side: int) -> int | None:
+        if event_times[side] is None:
+            return None
+        watermark = catalyst.some(_WATERMARK_MS)
+        bound = helper.getStateValueWatermark(outputs[side], outputs[1 - side], catalyst.some(condition), watermark)
+        return _WATERMARK_MS - int(bound.get()) if bound.isDefined() else None
+
+    return delay(0), delay(1)

@@ -1,73 +1,68 @@
-"""Plans and expressions with others in the place of some: of a batch's time, of what is distinct, of columns. Knows
-Catalyst's classes by their names. Does not know what a node means to a query of ours.
-"""
+"""Change the expressions of one plan node: the current time, and aggregate functions with DISTINCT."""
 
 from collections.abc import Callable
 from typing import Final
 
+from riffle_spark.process.plans.cut import CLOCKS
 from riffle_spark.spark.plans import plan_nodes
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, children, kind
 
-__all__ = ["of_all_values", "timed"]
+__all__ = ["count_all_values", "set_current_time"]
 
 _ZONED: Final = ("CurrentDate", "CurrentTime", "LocalTimestamp")
-_NOW: Final = ("CurrentTimestamp", "Now", *_ZONED)
-"""Expressions that say what time it is; some by the zone that the session had when they were written."""
+"""Clocks that keep the session's time zone."""
 _NO_ZONE: Final = "UTC"
-"""What stands for the zone of an instant, which has none."""
+"""The zone of an instant, which Spark ignores."""
 _EXPRESSION: Final = "org.apache.spark.sql.catalyst.expressions.Expression"
 
 
-def timed(catalyst: Catalyst, plan: Node, time_ms: int) -> Node:
-    """Return one node of a plan in whose expressions it is the time of a batch; what is below it stays."""
+def set_current_time(catalyst: Catalyst, plan: Node, time_ms: int) -> Node:
+    """Return one plan node whose expressions take ``time_ms`` as the current time. Its children stay the same."""
 
-    def at_time(expression: Node) -> Node | None:
-        if kind(expression) not in _NOW:
+    def time_literal(expression: Node) -> Node | None:
+        if kind(expression) not in CLOCKS:
             return None
         zone = expression.timeZoneId() if kind(expression) in _ZONED else catalyst.some(_NO_ZONE)
-        told = catalyst.named("expressions.CurrentBatchTimestamp")
-        return told(time_ms, expression.dataType(), zone).toLiteral()
+        timestamp = catalyst.class_named("expressions.CurrentBatchTimestamp")
+        return timestamp(time_ms, expression.dataType(), zone).toLiteral()
 
-    return _changed(catalyst, plan, at_time)
+    return _change_node(catalyst, plan, time_literal)
 
 
-def of_all_values(catalyst: Catalyst, node: Node) -> Node:
-    """Return a node of a plan whose aggregate functions count every value; what is below it stays."""
+def count_all_values(catalyst: Catalyst, plan: Node) -> Node:
+    """Return one plan node whose aggregate functions have no DISTINCT. Its children stay the same."""
 
-    def of_all(expression: Node) -> Node | None:
+    def without_distinct(expression: Node) -> Node | None:
         if not plan_nodes.is_distinct(expression):
             return None
-        parts = (expression.aggregateFunction(), expression.mode(), False, expression.filter())
-        return catalyst.named("expressions.aggregate.AggregateExpression")(*parts, expression.resultId())
+        parts = (expression.aggregateFunction(), expression.mode(), False, expression.filter(), expression.resultId())
+        return catalyst.class_named("expressions.aggregate.AggregateExpression")(*parts)
 
-    return _changed(catalyst, node, of_all)
-
-
-def _changed(catalyst: Catalyst, plan: Node, change: Callable[[Node], Node | None]) -> Node:
-    """Return one node of a plan with other expressions; what is below it stays."""
-    parts = [plan.productElement(index) for index in range(plan.productArity())]
-    return catalyst.copied(plan, [_changed_part(catalyst, part, change) for part in parts])
+    return _change_node(catalyst, plan, without_distinct)
 
 
-def _changed_part(catalyst: Catalyst, part: Node, change: Callable[[Node], Node | None]) -> Node:
-    """Return a part of a node: an expression, several, perhaps one, or whatever is none."""
-    if catalyst.is_a(part, _EXPRESSION):
-        return _changed_expression(catalyst, part, change)
-    if catalyst.is_a(part, "scala.collection.Seq"):
-        return catalyst.seq([_changed_part(catalyst, one, change) for one in plan_nodes.items(part)])
-    if catalyst.is_a(part, "scala.Some"):
-        return catalyst.some(_changed_part(catalyst, part.get(), change))
-    return part
+def _change_node(catalyst: Catalyst, plan: Node, change: Callable[[Node], Node | None]) -> Node:
+    arguments = [plan.productElement(index) for index in range(plan.productArity())]
+    return catalyst.copy_node(plan, [_change_argument(catalyst, argument, change) for argument in arguments])
 
 
-def _changed_expression(catalyst: Catalyst, expression: Node, change: Callable[[Node], Node | None]) -> Node:
-    found = change(expression)
-    if found is not None:
-        return found
-    below = children(expression)
-    changed = [_changed_expression(catalyst, one, change) for one in below]
-    return expression.withNewChildren(catalyst.seq(changed)) if _differ(below, changed) else expression
+def _change_argument(catalyst: Catalyst, argument: Node, change: Callable[[Node], Node | None]) -> Node:
+    """Change the expressions in a constructor argument: an expression, a sequence or an option. Others stay as is."""
+    if catalyst.is_instance(argument, _EXPRESSION):
+        return _change_expression(catalyst, argument, change)
+    if catalyst.is_instance(argument, "scala.collection.Seq"):
+        return catalyst.seq([_change_argument(catalyst, item, change) for item in plan_nodes.items(argument)])
+    if catalyst.is_instance(argument, "scala.Some"):
+        return catalyst.some(_change_argument(catalyst, argument.get(), change))
+    return argument
 
 
-def _differ(some: list[Node], others: list[Node]) -> bool:
-    return any(one is not other for one, other in zip(some, others, strict=True))
+def _change_expression(catalyst: Catalyst, expression: Node, change: Callable[[Node], Node | None]) -> Node:
+    changed = change(expression)
+    if changed is not None:
+        return changed
+    old_children = children(expression)
+    new_children = [_change_expression(catalyst, child, change) for child in old_children]
+    if all(new is old for new, old in zip(new_children, old_children, strict=True)):
+        return expression
+    return expression.withNewChildren(catalyst.seq(new_children))

@@ -1,47 +1,47 @@
-"""Spark's plans in the JVM, and what makes new nodes, expressions and leaves of Catalyst's classes, by their names."""
+"""Catalyst plans and expressions in Spark's JVM, and a factory for new ones."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from riffle_spark.spark.engine.jvm import context, frame_of, logical_rdd, looked_up, scala_seq, session
 
-__all__ = [
-    "Catalyst",
-    "Node",
-    "Path",
-    "analysed",
-    "at",
-    "children",
-    "function_id",
-    "is_distinct",
-    "items",
-    "kind",
-    "optimised",
-    "placed",
-    "replaced",
-]
+__all__ = ["Catalyst", "Node", "analysed", "children", "function_id", "is_distinct", "items", "kind", "optimised"]
 
-Node: TypeAlias = Any
-"""A plan of Catalyst's, an expression or an attribute."""
-Path: TypeAlias = tuple[int, ...]
-"""Where a node stands: which child to go to, from the top on."""
+
+class Node(Protocol):
+    """An object in Spark's JVM: a logical plan, an expression, an attribute or a Scala collection.
+
+    Py4J looks up its methods by name, so every attribute is a method and every result may be an object of the JVM.
+    """
+
+    def __getattr__(self, name: str) -> "Node": ...
+    def __call__(self, *arguments: object) -> "Node":
+        """Call the method of the JVM."""
+        ...
+
+    def __bytes__(self) -> bytes: ...
+    def __getitem__(self, index: int) -> "Node": ...
+    def __index__(self) -> int: ...
+    def __iter__(self) -> Iterator["Node"]: ...
+
 
 _CATALYST = "org.apache.spark.sql.catalyst"
 _EXPRESSIONS = f"{_CATALYST}.expressions"
 _TYPES = "org.apache.spark.sql.types"
-_MURMUR3, _SEED = "org.apache.datasketches.hash.MurmurHash3", 9001
-"""The hash of Apache DataSketches, and from where it begins in each sketch."""
-_NONE, _MODULE = "scala.None$", "MODULE$"
+_MURMUR3 = "org.apache.datasketches.hash.MurmurHash3"
+_MURMUR3_SEED = 9001
+"""The seed that Apache DataSketches uses in all sketches."""
+_MODULE = "MODULE$"
 _COLLATION = re.compile(r"(`(?:[^`]|``)*`)| COLLATE \w+")
-"""A collation in Spark's SQL for a type, or a quoted name, whose text is not a collation."""
+"""A quoted name, which is kept, or a collation in a type's SQL."""
 _NARROWED = re.compile(r"interval|collate")
-"""Types that come back from Python workers without their units or their collation."""
+"""Types that lose their units or their collation in Python workers."""
 
 
 def items(sequence: Node) -> list[Node]:
@@ -55,254 +55,251 @@ def kind(node: Node) -> str:
 
 
 def children(node: Node) -> list[Node]:
-    """Return what is right below a plan or an expression."""
+    """Return the children of a plan or an expression."""
     return items(node.children())
 
 
-def placed(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
-    """Yield a node and all below it with their places, what is above first."""
-    yield path, node
-    for index, child in enumerate(children(node)):
-        yield from placed(child, (*path, index))
-
-
-def at(node: Node, path: Path) -> Node:
-    """Return the node that stands somewhere below a node."""
-    for index in path:
-        node = node.children().apply(index)
-    return node
-
-
 def analysed(frame: DataFrame) -> Node:
-    """Return a frame's plan, in which Spark has found every name and type."""
-    return frame._jdf.queryExecution().analyzed()
+    """Return a frame's analysed plan, with resolved names and types."""
+    plan: Node = frame._jdf.queryExecution().analyzed()
+    return plan
 
 
 def optimised(frame: DataFrame) -> Node:
-    """Return what Spark's optimiser makes of a frame's plan."""
-    return frame._jdf.queryExecution().optimizedPlan()
+    """Return a frame's optimised plan."""
+    plan: Node = frame._jdf.queryExecution().optimizedPlan()
+    return plan
 
 
 def function_id(node: Node) -> int | None:
-    """Return the id of the Python function that a node of a plan calls for each group; ``None``: it calls none."""
-    if kind(node) == "UpdateEventTimeWatermarkColumn":  # it says what the function's event time is
+    """Return the id of the Python function that a plan node calls per group, or ``None`` if it calls none."""
+    if kind(node) == "UpdateEventTimeWatermarkColumn":  # Spark puts this node above a function with an event time.
         node = node.child()
     return int(node.functionExpr().resultId().id()) if "InP" in kind(node) else None
 
 
-def replaced(catalyst: "Catalyst", node: Node, others: Mapping[Path, Node]) -> Node:
-    """Return a node with others in the places of some that are below it; what is beside their ways stays as it is."""
-    if () in others:
-        return others[()]
-    below = {path[0] for path in others}
-    if not below:
-        return node
-    changed = [
-        replaced(catalyst, child, {path[1:]: new for path, new in others.items() if path[0] == index})
-        if index in below
-        else child
-        for index, child in enumerate(children(node))
-    ]
-    return node.withNewChildren(catalyst.seq(changed))
-
-
 @dataclass(frozen=True, slots=True)
 class Catalyst:
-    """Makes nodes in the JVM of a session."""
+    """Makes plans and expressions in the JVM of a session."""
 
     spark: SparkSession
-    _kept: dict[str, Node] = field(default_factory=dict, compare=False, repr=False)
-    """Objects of the JVM that every plan may share."""
+    _shared: dict[str, Node] = field(default_factory=dict, compare=False, repr=False)
+    """JVM objects that all plans may share."""
 
-    def named(self, name: str) -> Node:
+    def class_named(self, name: str) -> Node:
         """Return a class by its name below Catalyst's package."""
-        return looked_up(context(self.spark)._jvm, f"{_CATALYST}.{name}")
+        return self._lookup(f"{_CATALYST}.{name}")
 
-    def module(self, name: str) -> Node:
+    def object_named(self, name: str) -> Node:
         """Return a Scala object by its name below Catalyst's package."""
-        return looked_up(context(self.spark)._jvm, f"{_CATALYST}.{name}$", _MODULE)
+        return self._lookup(f"{_CATALYST}.{name}$", _MODULE)
 
-    def filled(self, name: str, *first: object) -> Node:
-        """Return an instance of a class with these arguments first and ``False`` for others, which versions add."""
-        made = looked_up(context(self.spark)._jvm, "java.lang.Class", "forName")(f"{_CATALYST}.{name}")
-        count = made.getConstructors()[0].getParameterCount()
-        return self.named(name)(*[*first, *[False] * count][:count])
+    def construct(self, name: str, *arguments: object) -> Node:
+        """Return a new instance of a class. Further parameters, which differ between Spark versions, are ``False``."""
+        java_class = self._lookup("java.lang.Class", "forName")(f"{_CATALYST}.{name}")
+        count = int(java_class.getConstructors()[0].getParameterCount())
+        return self.class_named(name)(*[*arguments, *[False] * count][:count])
 
     def output_mode(self, name: str) -> Node:
         """Return an output mode of Spark's: ``Append``, ``Update`` or ``Complete``."""
-        return looked_up(context(self.spark)._jvm, "org.apache.spark.sql.streaming.OutputMode", name)()
+        return self._lookup("org.apache.spark.sql.streaming.OutputMode", name)()
 
     def seq(self, nodes: Sequence[Node]) -> Node:
         """Return nodes as a Scala sequence."""
-        return scala_seq(context(self.spark)._jvm, list(nodes))
+        sequence: Node = scala_seq(context(self.spark)._jvm, list(nodes))
+        return sequence
 
     def frame(self, plan: Node) -> DataFrame:
         """Return a plan as a frame."""
         return frame_of(self.spark, plan)
 
     def optimised(self, plan: Node) -> Node:
-        """Return what Spark's optimiser makes of a plan."""
+        """Return the optimised form of a plan."""
         return optimised(self.frame(plan))
 
-    def project(self, columns: Sequence[Node], below: Node) -> Node:
-        """Return a plan of these columns of the one below."""
-        return self.named("plans.logical.Project")(self.seq(columns), below)
+    def project(self, columns: Sequence[Node], child: Node) -> Node:
+        """Return a projection of a plan to some columns."""
+        return self.project_to(self.seq(columns), child)
 
-    def project_to(self, output: Node, below: Node) -> Node:
-        """Return a plan of these columns, a sequence of the JVM, of the one below."""
-        return self.named("plans.logical.Project")(output, below)
+    def project_to(self, output: Node, child: Node) -> Node:
+        """Return a projection of a plan to the columns in a Scala sequence."""
+        return self.class_named("plans.logical.Project")(output, child)
 
-    def alias(self, expression: Node, name: str, expression_id: Node = None) -> Node:
-        """Return an expression as a column of this name, under an id that others know or one of its own."""
-        told = expression_id or self.module("expressions.NamedExpression").newExprId()
-        return self.named("expressions.Alias")(expression, name, told, self.seq([]), self.none(), self.seq([]))
+    def filter(self, condition: Node, child: Node) -> Node:
+        """Return a plan's rows for which a condition is true."""
+        return self.class_named("plans.logical.Filter")(condition, child)
+
+    def alias(self, expression: Node, name: str | Node, expression_id: Node | None = None) -> Node:
+        """Return an expression as a named column, with a given expression id or a new one."""
+        column_id = expression_id or self.object_named("expressions.NamedExpression").newExprId()
+        arguments = (expression, name, column_id, self.seq([]), self.none(), self.seq([]))
+        return self.class_named("expressions.Alias")(*arguments)
 
     def literal(self, value: object) -> Node:
-        """Return a value of Python's as an expression."""
-        return self.module("expressions.Literal").apply(value)
+        """Return a Python value as a literal."""
+        return self.object_named("expressions.Literal").apply(value)
 
     def null(self, like: Node) -> Node:
-        """Return a null of the type that another expression has."""
-        return self.module("expressions.Literal").create(None, like.dataType())
+        """Return a null with the type of another expression."""
+        return self.object_named("expressions.Literal").create(None, like.dataType())
 
-    def plain(self, expression: Node) -> Node:
-        """Cast an expression to its type without collations, which strings in Python workers do not have."""
+    def without_collation(self, expression: Node) -> Node:
+        """Cast an expression to its type without collations, because Python workers have none."""
         if " collate " not in str(expression.dataType().catalogString()):
             return expression
-        ddl = looked_up(context(self.spark)._jvm, f"{_TYPES}.DataType", "fromDDL")
-        plain = _COLLATION.sub(lambda found: found[1] or "", str(expression.dataType().sql()))
-        return self.named("expressions.Cast")(expression, ddl(plain), self.none())
+        ddl = _COLLATION.sub(lambda match: match[1] or "", str(expression.dataType().sql()))
+        return self.cast(expression, self._type(ddl))
 
-    def typed(self, expression: Node, data_type: Node) -> Node:
-        """Return what came back from Python workers in the type that it had before: with its collation, or the units
-        of its interval.
-        """
-        wanted = str(data_type.catalogString())
-        if not _NARROWED.search(wanted) or str(expression.dataType().catalogString()) == wanted:
+    def cast(self, expression: Node, data_type: Node) -> Node:
+        """Return an expression cast to a type."""
+        return self.class_named("expressions.Cast")(expression, data_type, self.none())
+
+    def restore_type(self, expression: Node, data_type: Node) -> Node:
+        """Cast a value from Python workers back to its type in Spark, if they lose a collation or interval units."""
+        target = str(data_type.catalogString())
+        if not _NARROWED.search(target) or str(expression.dataType().catalogString()) == target:
             return expression
-        return self.named("expressions.Cast")(expression, data_type.asNullable(), self.none())
+        return self.cast(expression, data_type.asNullable())
 
     def json_field(self, expression: Node, name: str) -> Mapping[str, object]:
-        """Return the JSON of a field of this name that has the type of an expression."""
-        struct = looked_up(context(self.spark)._jvm, f"{_TYPES}.StructType")()
-        found: Mapping[str, object] = json.loads(struct.add(name, expression.dataType()).json())["fields"][0]
-        return found
+        """Return the JSON of a field that has an expression's type."""
+        struct = self._lookup(f"{_TYPES}.StructType")()
+        fields: list[Mapping[str, object]] = json.loads(str(struct.add(name, expression.dataType()).json()))["fields"]
+        return fields[0]
 
-    def null_where(self, condition: Node, otherwise: Node) -> Node:
-        """Return an expression that is null where a condition holds, and another where not."""
-        return self.where(condition, self.null(otherwise), otherwise)
+    def null_if(self, condition: Node, otherwise: Node) -> Node:
+        """Return null if a condition is true, else another expression."""
+        return self.if_else(condition, self.null(otherwise), otherwise)
 
-    def where(self, condition: Node, one: Node, otherwise: Node) -> Node:
-        """Return one expression where a condition holds, and another where not."""
-        return self.named("expressions.If")(condition, one, otherwise)
+    def if_else(self, condition: Node, value: Node, otherwise: Node) -> Node:
+        """Return one expression if a condition is true, else the other."""
+        return self.class_named("expressions.If")(condition, value, otherwise)
 
-    def for_each(self, rows: Sequence[Sequence[Node]], names: Sequence[str], below: Node) -> Node:
-        """Return a plan that makes several rows of each: of the columns of each of these; and of those rows the ones in
-        which the last column holds, without it.
+    def expand(self, rows: Sequence[Sequence[Node]], names: Sequence[str], child: Node) -> Node:
+        """Return a plan that makes several rows of each row of a plan.
+
+        Each item of ``rows`` lists the columns of one such row. The last column is a condition: rows for which it is
+        not true are dropped, and so is the column.
         """
-        output = [self.alias(self.null(one), name).toAttribute() for one, name in zip(rows[0], names, strict=True)]
-        expand = self.named("plans.logical.Expand")(self.seq([self.seq(row) for row in rows]), self.seq(output), below)
-        return self.project(output[:-1], self.named("plans.logical.Filter")(output[-1], expand))
+        output = [
+            self.alias(self.null(column), name).toAttribute() for column, name in zip(rows[0], names, strict=True)
+        ]
+        projections = self.seq([self.seq(row) for row in rows])
+        plan = self.class_named("plans.logical.Expand")(projections, self.seq(output), child)
+        return self.project(output[:-1], self.filter(output[-1], plan))
 
     def is_null(self, expression: Node) -> Node:
         """Return whether an expression is null."""
-        return self.named("expressions.IsNull")(expression)
+        return self.class_named("expressions.IsNull")(expression)
 
     def field(self, struct: Node, index: int) -> Node:
         """Return a field of a struct."""
-        return self.named("expressions.GetStructField")(struct, index, self.none())
+        return self.class_named("expressions.GetStructField")(struct, index, self.none())
 
     def struct(self, fields: Sequence[tuple[str, Node]]) -> Node:
-        """Return a struct of these fields."""
-        told = [one for name, field in fields for one in (self.literal(name), field)]
-        return self.named("expressions.CreateNamedStruct")(self.seq(told))
+        """Return a struct with these fields."""
+        names_and_values = [node for name, value in fields for node in (self.literal(name), value)]
+        return self.class_named("expressions.CreateNamedStruct")(self.seq(names_and_values))
 
     def normalised(self, expression: Node) -> Node:
-        """Return an expression whose floating numbers can be told apart by their bits, as Spark has it of keys."""
-        return self.module("optimizer.NormalizeFloatingNumbers").normalize(expression)
+        """Return an expression whose equal floating-point numbers have equal bits, as Spark normalises keys."""
+        return self.object_named("optimizer.NormalizeFloatingNumbers").normalize(expression)
 
-    def hashed(self, expression: Node) -> Node:
-        """Return the hash by which Spark tells values apart that it only counts; null where there is none."""
+    def value_hash(self, expression: Node) -> Node:
+        """Return the hash that ``approx_count_distinct`` uses for a value, and null for null."""
         is_collated = " collate " in str(expression.dataType().catalogString())
-        hashed = self.named("expressions.CollationAwareXxHash64" if is_collated else "expressions.XxHash64")
-        return self.null_where(self.is_null(expression), hashed(self.seq([expression])))
+        hash_class = self.class_named("expressions.CollationAwareXxHash64" if is_collated else "expressions.XxHash64")
+        return self.null_if(self.is_null(expression), hash_class(self.seq([expression])))
 
-    def hashed_for_sketches(self, expression: Node) -> Node:
-        """Return the two words by which sketches of Apache DataSketches tell values apart, by its own code; null for
-        what they leave out: nulls, and what has no bytes.
+    def sketch_hash(self, expression: Node) -> Node:
+        """Return the two 64-bit words that Apache DataSketches hashes a value to, computed by its own code.
+
+        The result is null for values that sketches ignore: nulls, and empty strings and binaries.
         """
-        jvm, none = context(self.spark)._jvm, self.none()
-        class_of, ddl = looked_up(jvm, "java.lang.Class", "forName"), looked_up(jvm, f"{_TYPES}.DataType", "fromDDL")
-        static, cast = self.named("expressions.objects.StaticInvoke"), self.named("expressions.Cast")
+        class_for = self._lookup("java.lang.Class", "forName")
+        static = self.class_named("expressions.objects.StaticInvoke")
 
-        def called(name: str, method: str, result: Node, *given: Node) -> Node:
-            return static(class_of(name), result, method, self.seq(given), self.seq([]), True, True, True, none)
+        def invoke(class_name: str, method: str, result: Node, *arguments: Node) -> Node:
+            flags = (True, True, True)
+            no_types = self.seq([])
+            return static(class_for(class_name), result, method, self.seq(arguments), no_types, *flags, self.none())
 
-        name = str(expression.dataType().catalogString())
-        if " collate " in name:
-            expression = self.named("expressions.CollationKey")(expression)
-        told = cast(expression, ddl("bigint" if name in ("int", "bigint") else "binary"), none)
-        seed, longs = cast(self.literal(_SEED), ddl("bigint"), none), looked_up(jvm, f"{_TYPES}.ObjectType")
-        words = called(_MURMUR3, "hash", longs(class_of("[J")), told, seed)
-        found = called(f"{_EXPRESSIONS}.UnsafeArrayData", "fromPrimitiveArray", ddl("array<bigint>"), words)
-        nothing = self.named("expressions.EqualTo")(told, cast(self.literal(""), told.dataType(), none))
-        return found if name in ("int", "bigint") else self.null_where(nothing, found)
+        type_name = str(expression.dataType().catalogString())
+        if " collate " in type_name:
+            expression = self.class_named("expressions.CollationKey")(expression)
+        is_integer = type_name in ("int", "bigint")
+        value = self.cast(expression, self._type("bigint" if is_integer else "binary"))
+        seed = self.cast(self.literal(_MURMUR3_SEED), self._type("bigint"))
+        words = invoke(_MURMUR3, "hash", self._lookup(f"{_TYPES}.ObjectType")(class_for("[J")), value, seed)
+        array = invoke(f"{_EXPRESSIONS}.UnsafeArrayData", "fromPrimitiveArray", self._type("array<bigint>"), words)
+        if is_integer:
+            return array
+        is_empty = self.class_named("expressions.EqualTo")(value, self.cast(self.literal(""), value.dataType()))
+        return self.null_if(is_empty, array)
 
-    def estimated(self, function: Node, words: Node) -> Node:
-        """Return what ``approx_count_distinct`` makes of its buffer, whose words are a struct: by Spark's own code."""
-        literal = self.module("expressions.Literal")
-        counted = literal.fromObject(self.named("util.HyperLogLogPlusPlusHelper")(function.relativeSD()))
-        told = self.seq([words, self.literal(0)])
-        invoke = self.named("expressions.objects.Invoke")
-        return invoke(counted, "query", function.dataType(), told, self.seq([]), False, False, True)
+    def estimate_distinct(self, function: Node, words: Node) -> Node:
+        """Return the result of ``approx_count_distinct`` from its buffer, a struct of words, with Spark's code."""
+        helper = self.class_named("util.HyperLogLogPlusPlusHelper")(function.relativeSD())
+        arguments = self.seq([words, self.literal(0)])
+        invoke = self.class_named("expressions.objects.Invoke")
+        instance = self.object_named("expressions.Literal").fromObject(helper)
+        return invoke(instance, "query", function.dataType(), arguments, self.seq([]), False, False, True)
 
     def rows(self, output: Node, rdd: Node) -> Node:
-        """Return a plan of an RDD of the JVM's rows, with these attributes."""
-        if "anywhere" not in self._kept:
-            self._kept["anywhere"] = self.named("plans.physical.UnknownPartitioning")(0)
-        return logical_rdd(context(self.spark)._jvm, output, rdd, self._kept["anywhere"], session(self.spark))
+        """Return a plan that reads an RDD of internal rows with these attributes."""
+        if "partitioning" not in self._shared:
+            self._shared["partitioning"] = self.class_named("plans.physical.UnknownPartitioning")(0)
+        partitioning = self._shared["partitioning"]
+        plan: Node = logical_rdd(context(self.spark)._jvm, output, rdd, partitioning, session(self.spark))
+        return plan
 
     def attributes(self, schema: StructType) -> Node:
-        """Return the columns of a schema as new attributes."""
-        made = looked_up(context(self.spark)._jvm, f"{_TYPES}.DataType", "fromJson")(schema.json())
-        return self.module("types.DataTypeUtils").toAttributes(made)
+        """Return new attributes for the columns of a schema."""
+        jvm_schema = self._lookup(f"{_TYPES}.DataType", "fromJson")(schema.json())
+        return self.object_named("types.DataTypeUtils").toAttributes(jvm_schema)
 
     def computed(self, plan: Node) -> DataFrame:
-        """Return a frame that is nothing but the rows of a plan, which is planned now and computed by who reads them:
-        what takes plans of such frames alone takes this, too.
+        """Return a frame whose plan is only an RDD of a plan's rows.
+
+        Spark plans the rows now and computes them when the frame is read.
         """
         return self.frame(self.rows(plan.output(), self.frame(plan)._jdf.queryExecution().toRdd()))
 
     def no_rows(self, output: Node) -> Node:
-        """Return a leaf without rows, which no optimiser takes for empty."""
-        if "nothing" not in self._kept:
-            self._kept["nothing"] = self.spark.range(0)._jdf.queryExecution().toRdd()
-        return self.rows(output, self._kept["nothing"])
+        """Return a leaf without rows that Spark's optimiser does not remove as empty."""
+        if "no_rows" not in self._shared:
+            self._shared["no_rows"] = self.spark.range(0)._jdf.queryExecution().toRdd()
+        return self.rows(output, self._shared["no_rows"])
 
-    def copied(self, node: Node, parts: Sequence[object]) -> Node:
-        """Return a copy of a node that is made of other parts."""
-        array = context(self.spark)._gateway.new_array(
-            looked_up(context(self.spark)._jvm, "java.lang.Object"), len(parts)
-        )
-        for index, one in enumerate(parts):
-            array[index] = one
+    def copy_node(self, node: Node, arguments: Sequence[object]) -> Node:
+        """Return a copy of a node with other constructor arguments."""
+        array = context(self.spark)._gateway.new_array(self._lookup("java.lang.Object"), len(arguments))
+        for index, argument in enumerate(arguments):
+            array[index] = argument
         return node.makeCopy(array)
 
-    def is_a(self, part: object, name: str) -> bool:
-        """Tell whether something is an object of the JVM and of a class."""
-        if name not in self._kept:
-            self._kept[name] = looked_up(context(self.spark)._jvm, "java.lang.Class", "forName")(name)
-        return hasattr(part, "getClass") and bool(self._kept[name].isInstance(part))
+    def is_instance(self, value: Node, name: str) -> bool:
+        """Return whether a value is a JVM object of a class."""
+        if name not in self._shared:
+            self._shared[name] = self._lookup("java.lang.Class", "forName")(name)
+        return hasattr(value, "getClass") and bool(self._shared[name].isInstance(value))
 
     def some(self, value: object) -> Node:
-        """Return a value as a Scala option that has it."""
-        return looked_up(context(self.spark)._jvm, "scala.Some")(value)
+        """Return a Scala option with a value."""
+        return self._lookup("scala.Some")(value)
 
     def none(self) -> Node:
-        """Return Scala's option without a value."""
-        return looked_up(context(self.spark)._jvm, _NONE, _MODULE)
+        """Return the Scala option without a value."""
+        return self._lookup("scala.None$", _MODULE)
+
+    def _lookup(self, name: str, member: str = "") -> Node:
+        node: Node = looked_up(context(self.spark)._jvm, name, member)
+        return node
+
+    def _type(self, ddl: str) -> Node:
+        return self._lookup(f"{_TYPES}.DataType", "fromDDL")(ddl)
 
 
 def is_distinct(expression: Node) -> bool:
-    """Tell whether an expression is an aggregate function of which the plan says that each value counts once."""
+    """Return whether an expression is an aggregate function with DISTINCT."""
     return kind(expression) == "AggregateExpression" and bool(expression.isDistinct())

@@ -1,10 +1,10 @@
-"""Spark's plans read into values, and built again from them. Each plan is read in one call of the JVM.
+"""Read Spark's plans into values, and build changed values in the JVM again.
 
-An object of a plan that was read is fetched from the JVM only if something is built with it.
+Each plan is read in one call of the JVM. The object behind a value is fetched from the JVM only if it is used.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,11 +15,13 @@ from riffle_spark.process.plans.plan_values import (
     Path,
     PlanNode,
     attribute_ids,
+    find_node,
     parse_plan,
+    paths_above,
     walk,
     walk_expression,
 )
-from riffle_spark.spark.plans.plan_changes import of_all_values
+from riffle_spark.spark.plans.plan_changes import count_all_values
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node
 
 __all__ = ["PlanReader"]
@@ -29,13 +31,14 @@ _ATTRIBUTE: Final = "AttributeReference"
 
 @dataclass(slots=True)
 class PlanReader:
-    """Reads the plans of one query, and finds their objects by handles."""
+    """Reads the plans of one query, and finds their JVM objects by handle."""
 
     catalyst: Catalyst
     _objects: dict[int, Node] = field(default_factory=dict)
     _accesses: dict[int, Access] = field(default_factory=dict)
     _sequences: dict[tuple[int, str], Node] = field(default_factory=dict)
     _built: dict[int, tuple[PlanNode, Node]] = field(default_factory=dict)
+    """Changed nodes by the ``id`` of their value, which is kept so that its id stays its own."""
     _next_handle: int = 0
 
     def read(self, plan: Node) -> PlanNode:
@@ -50,111 +53,130 @@ class PlanReader:
         self._next_handle += len(accesses) + 1
         return values
 
-    def found(self, handle: int) -> Node:
-        """Return the object that was read under a handle."""
-        missing, nearest = list[int](), handle
+    def fetch(self, handle: int) -> Node:
+        """Return the JVM object that was read under a handle."""
+        missing = list[int]()
+        nearest = handle
         while nearest not in self._objects:
             missing.append(nearest)
             nearest, _, _ = self._accesses[nearest]
-        for each in reversed(missing):
-            parent, method, index = self._accesses[each]
-            self._objects[each] = self._called(parent, method) if index is None else self._item(parent, method, index)
+        for ancestor in reversed(missing):
+            parent, methods, index = self._accesses[ancestor]
+            self._objects[ancestor] = (
+                self._call(parent, methods) if index is None else self._item(parent, methods, index)
+            )
         return self._objects[handle]
 
-    def _item(self, parent: int, method: str, index: int) -> Node:
-        if (parent, method) not in self._sequences:
-            self._sequences[parent, method] = self._called(parent, method)
-        return self._sequences[parent, method].apply(index)
+    def _item(self, parent: int, methods: str, index: int) -> Node:
+        if (parent, methods) not in self._sequences:
+            self._sequences[parent, methods] = self._call(parent, methods)
+        return self._sequences[parent, methods].apply(index)
 
-    def _called(self, parent: int, methods: str) -> Node:
-        made = self.found(parent)
+    def _call(self, parent: int, methods: str) -> Node:
+        result = self.fetch(parent)
         for method in methods.split("."):
-            made = getattr(made, method)()
-        return made
+            result = getattr(result, method)()
+        return result
 
-    def build(self, node: PlanNode) -> Node:
-        """Return a node in the JVM, with all below it."""
-        if node.is_original:
-            return self.found(node.handle)
-        if id(node) not in self._built:
-            self._built[id(node)] = node, self.on(node, [self.build(child) for child in node.children])
-        return self._built[id(node)][1]
+    def build(self, plan: PlanNode) -> Node:
+        """Return a plan in the JVM. Equal nodes are built once."""
+        changed = list[PlanNode]()
+        waiting = [plan]
+        while waiting:
+            node = waiting.pop()
+            if not node.is_original and id(node) not in self._built:
+                changed.append(node)
+                waiting += node.children
+        for node in reversed(changed):
+            self._built[id(node)] = node, self.build_on(node, [self._node(child) for child in node.children])
+        return self._node(plan)
 
-    def on(self, node: PlanNode, below: Sequence[Node]) -> Node:
-        """Return a node in the JVM on top of others."""
-        original = self.found(node.handle)
+    def _node(self, node: PlanNode) -> Node:
+        return self.fetch(node.handle) if node.is_original else self._built[id(node)][1]
+
+    def build_on(self, node: PlanNode, children: Sequence[Node]) -> Node:
+        """Return one node in the JVM with other children."""
+        original = self.fetch(node.handle)
         if node.edit == "no_rows":
             return self.catalyst.no_rows(original.output())
         if node.edit == "project":
-            return self.catalyst.project_to(original.output(), below[0])
-        made = original
+            return self.catalyst.project_to(original.output(), children[0])
+        plan = original
         if node.is_unary:
-            made = original.withNewChildInternal(below[0])
-        elif below:
-            made = original.withNewChildren(self.catalyst.seq(below))
-        return of_all_values(self.catalyst, made) if node.edit == "count_all" else made
+            plan = original.withNewChildInternal(children[0])
+        elif children:
+            plan = original.withNewChildren(self.catalyst.seq(children))
+        return count_all_values(self.catalyst, plan) if node.edit == "count_all" else plan
 
-    def output(self, node: Node) -> tuple[Node, tuple[Column, ...]]:
-        """Return a leaf without rows that has the output of a node in the JVM, and its columns."""
+    def build_with(
+        self, plan: PlanNode, results: Mapping[Path, Node], changes: Mapping[Path, Callable[[Node], Node]] | None = None
+    ) -> Node:
+        """Return a plan in the JVM with other JVM nodes at some positions, and with some of its own nodes changed.
+
+        No position of ``results`` may be below another one. ``changes`` are applied once the node has its children.
+        """
+        built = dict(results)
+        changes = changes or {}
+        for path in paths_above([*results, *((*path, 0) for path in changes)]):
+            node = find_node(plan, path)
+            paths = [(*path, index) for index in range(len(node.children))]
+            children = [
+                built[child_path] if child_path in built else self.build(child)
+                for child_path, child in zip(paths, node.children, strict=True)
+            ]
+            changed = self.build_on(node, children)
+            built[path] = changes[path](changed) if path in changes else changed
+        return built[()] if () in built else self.build(plan)
+
+    def read_output(self, node: Node) -> tuple[Node, tuple[Column, ...]]:
+        """Return a leaf without rows that has the output of a JVM node, and its columns."""
         leaf = self.catalyst.no_rows(node.output())
-        return leaf, self.columns(leaf)
+        return leaf, self.read_columns(leaf)
 
-    def columns(self, plan: Node) -> tuple[Column, ...]:
-        """Return the columns of a projection or of a leaf in the JVM."""
+    def read_columns(self, plan: Node) -> tuple[Column, ...]:
+        """Return the columns of a projection or a leaf in the JVM."""
         values = self.read(plan)
         expressions = values.expressions.get("output") or values.expressions.get("projectList") or ()
-        fields = json.loads(plan.schema().json())["fields"]
-        return tuple(Column(each, field) for each, field in zip(expressions, fields, strict=True))
+        fields = json.loads(str(plan.schema().json()))["fields"]
+        return tuple(Column(expression, field) for expression, field in zip(expressions, fields, strict=True))
 
     def random_columns(self, plan: Node) -> frozenset[int]:
-        """Return the ids of the columns of a plan that differ when a batch runs again.
+        """Return the ids of a plan's columns that differ if a batch runs again.
 
-        A projection below makes such a column of an expression that is not deterministic, or of another such column.
+        These are projections to an expression that is not deterministic, or that reads another such column.
         """
         if plan.deterministic():
             return frozenset()
         random = set[int]()
-        for node in reversed([each for each in walk(self.read(plan)) if each.kind == "Project"]):
+        for node in reversed([node for node in walk(self.read(plan)) if node.kind == "Project"]):
             for column in node.expressions.get("projectList", ()):
-                is_made = column.kind == "Alias" and not attribute_ids(column).isdisjoint(random)
-                if is_made or (column.kind == "Alias" and not self.found(column.handle).deterministic()):
+                reads_random = column.kind == "Alias" and not attribute_ids(column).isdisjoint(random)
+                if reads_random or (column.kind == "Alias" and not self.fetch(column.handle).deterministic()):
                     random.add(column.id)
         return frozenset(random)
 
-    def field(self, expression: Expression, columns: Mapping[int, Column]) -> Mapping[str, object]:
-        """Return the JSON of a field that has an expression's type, and its text as the name.
+    def field_json(self, expression: Expression, columns: Mapping[int, Column]) -> Mapping[str, object]:
+        """Return the JSON of a field that has an expression's type, named by its SQL.
 
-        The JVM is asked only for types that are known neither by ``columns`` nor by the expression itself.
+        The JVM is called only for types that neither ``columns`` nor the expression's own JSON state.
         """
         name = self.sql(expression)
         if expression.kind == _ATTRIBUTE and expression.id in columns:
             return {**columns[expression.id].field, "name": name}
-        stated = expression.fields.get("dataType")
-        if isinstance(stated, str) and stated != "string":
-            return {"name": name, "type": stated, "nullable": True, "metadata": {}}
-        return self.catalyst.json_field(self.found(expression.handle), name)
+        data_type = expression.fields.get("dataType")
+        if isinstance(data_type, str) and data_type != "string":
+            return {"name": name, "type": data_type, "nullable": True, "metadata": {}}
+        return self.catalyst.json_field(self.fetch(expression.handle), name)
 
     def sql(self, expression: Expression) -> str:
-        """Return an expression in SQL. Its columns have their names alone, without the view or alias they come from.
+        """Return an expression in SQL, with column names that are not qualified by a view or an alias.
 
-        State is stored under this text, and continues if a view gets another name.
+        State is stored under this text, so it must not change if a view gets another name.
         """
         if expression.kind == _ATTRIBUTE:
             return quoted_name(expression.name)
-        text = str(self.found(expression.handle).sql())
-        for each in walk_expression(expression):
-            if each.kind == _ATTRIBUTE and each.fields.get("qualifier"):
-                text = text.replace(str(self.found(each.handle).sql()), quoted_name(each.name))
+        text = str(self.fetch(expression.handle).sql())
+        for part in walk_expression(expression):
+            if part.kind == _ATTRIBUTE and part.fields.get("qualifier"):
+                text = text.replace(str(self.fetch(part.handle).sql()), quoted_name(part.name))
         return text
-
-    def with_results(self, node: PlanNode, results: Mapping[Path, Node]) -> Node:
-        """Return a node in the JVM that has other nodes of the JVM at some positions below it."""
-        if () in results:
-            return results[()]
-        if not results:
-            return self.build(node)
-        below = [
-            self.with_results(child, {path[1:]: made for path, made in results.items() if path[0] == index})
-            for index, child in enumerate(node.children)
-        ]
-        return self.on(node, below)

@@ -1,17 +1,13 @@
-"""One aggregate function of Spark's plan: what it is sent of rows, and what is told of it. Knows Spark's functions by
-their classes. Does not know how their buffers merge.
-
-One of users' own is there a function of pandas that has the whole group at once. As that it runs where a query is not
-wrapped, and it says which one it is where it is.
-"""
+"""One aggregate function of Spark's plan: its arguments, buffers and result, and users' own aggregate functions."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.serializers import CPickleSerializer
+from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 
 from riffle_spark.errors import ConfigError
@@ -20,7 +16,7 @@ from riffle_spark.process.merging.merge_registry import COLLECTED, HASHED
 from riffle_spark.process.merging.shared_sketches import sketches_library
 from riffle_spark.process.merging.user_aggregate import MergedByUser, TopRows, UserAggregate
 from riffle_spark.process.plans.columns import Column, catalog_name
-from riffle_spark.process.plans.grouping_keys import is_exact, without_ids
+from riffle_spark.process.plans.grouping_keys import counts_distinct, without_ids
 from riffle_spark.process.plans.plan_values import Expression
 from riffle_spark.process.plans.rules import refusal
 from riffle_spark.process.types.kept_types import check_columns
@@ -31,45 +27,46 @@ from riffle_spark.spark.plans.plan_reader import PlanReader
 
 __all__ = ["PlannedFunction", "check_function", "named_functions", "top_k", "user_aggregate"]
 
-_OWN: Final = "riffle_spark_aggregate"
-_ANSI_KNOWING: Final = ("Sum", "Average")
-_NULLS_KNOWING: Final = ("First", "Last")
-_MODE: Final = re.compile(r"\b(ANSI|LEGACY|TRY)\b")
-_RANKED: Final = "ApproximatePercentile"
+_USER_AGGREGATE: Final = "riffle_spark_aggregate"
+"""The attribute of a pandas function that holds the user's aggregate behind it."""
+_WITH_EVAL_MODE: Final = ("Sum", "Average")
+_WITH_IGNORE_NULLS: Final = ("First", "Last")
+_EVAL_MODE: Final = re.compile(r"\b(ANSI|LEGACY|TRY)\b")
+_PERCENTILE: Final = "ApproximatePercentile"
 _SKETCHES: Final = ("HllSketchAgg", "HllUnionAgg")
-_OF_PYTHON: Final = "PythonUDAF"
-_OF_USERS: Final = (_OF_PYTHON, "ScalaAggregator", "ScalaUDAF")
+_PYTHON: Final = "PythonUDAF"
+_USER_DEFINED: Final = (_PYTHON, "ScalaAggregator", "ScalaUDAF")
 _DECLARATIVE: Final = "org.apache.spark.sql.catalyst.expressions.aggregate.DeclarativeAggregate"
-"""The class of functions that say in expressions what they do."""
-_ALWAYS_KEPT: Final = ("boolean", "byte", "short", "integer", "long", "float", "double", "date", "timestamp", "binary")
+"""The class of functions whose buffers are updated and merged by expressions."""
+_ALWAYS_STORABLE: Final = (
+    *("boolean", "byte", "short", "integer", "long", "float", "double", "date", "timestamp", "binary"),
+)
 _COMPARED: Final = {("Max", 0), ("Min", 0), ("MaxBy", 1), ("MinBy", 1), ("CollectSet", 0)}
-"""Functions that compare the values of an argument on slots, and the argument's position."""
-_WHOLE: Final = ("Sum", "First", "Last", "MaxBy", "MinBy")
-"""Functions whose first buffer is called as the result is."""
+"""Functions that compare the values of an argument in slots, and the argument's position."""
+_RESULT_FIRST: Final = ("Sum", "First", "Last", "MaxBy", "MinBy")
+"""Functions whose first buffer has the name of the result."""
 
 
 @dataclass(slots=True)
 class PlannedFunction:
-    """A function of the plan: its aggregate expression, its name in columns, its text in SQL, and which one of the
-    user's own aggregates it is.
-    """
+    """An aggregate function of the plan: its expression, its name in columns, its SQL, and the user's aggregate."""
 
     reader: PlanReader
     value: Expression
     name: str
     text: str
-    own: UserAggregate | None
+    user_aggregate: UserAggregate | None
     _attributes: list[Node] | None = field(default=None, init=False)
 
     @property
     def node(self) -> Node:
         """Its aggregate expression in the JVM."""
-        return self.reader.found(self.value.handle)
+        return self.reader.fetch(self.value.handle)
 
     @property
     def function(self) -> Node:
         """The function in the JVM, without its filter."""
-        return self.reader.found(self.value.children[0].handle)
+        return self.reader.fetch(self.value.children[0].handle)
 
     @property
     def kind(self) -> str:
@@ -82,56 +79,60 @@ class PlannedFunction:
         return self.value.children[0].children
 
     @property
-    def is_given(self) -> bool:
-        """Whether it is sent its argument, that one's hash, or its arguments as a struct: Spark keeps the buffers of
-        such functions in a form of its own.
+    def sends_argument(self) -> bool:
+        """Whether slots get its argument instead of one-row buffers.
+
+        Spark keeps the buffers of such functions in its own binary form. The argument is a hash for approximate counts,
+        and a struct of all arguments for a user's aggregate.
         """
-        return self.own is not None or self.kind in COLLECTED | HASHED
+        return self.user_aggregate is not None or self.kind in COLLECTED | HASHED
 
     @property
-    def is_exact(self) -> bool:
+    def counts_distinct(self) -> bool:
         """Whether it counts each value of a group once."""
-        return is_exact(self.value)
+        return counts_distinct(self.value)
 
     @property
     def is_hashed(self) -> bool:
-        """Whether it is sent a hash, and Spark evaluates its result of hashes."""
+        """Whether slots get a hash, and Spark computes the result from words of hashes."""
         return self.kind in HASHED
 
     @property
     def meaning(self) -> str:
-        """Its text in SQL, and what that leaves out."""
+        """Its SQL, and the precision that the SQL omits."""
         return f"{self.text}, relativeSD {self.function.relativeSD()}" if self.is_hashed else self.text
 
     def argument(self) -> Node:
-        """Return what it is sent of a row; null if its filter leaves the row out."""
-        catalyst, arguments = self.reader.catalyst, [self.reader.found(each.handle) for each in self.arguments]
-        if self.own is not None:
+        """Return the argument that slots get from a row, or null if the function's filter drops the row."""
+        catalyst = self.reader.catalyst
+        arguments = [self.reader.fetch(argument.handle) for argument in self.arguments]
+        if self.user_aggregate is not None:
             return catalyst.struct([(str(index), argument) for index, argument in enumerate(arguments)])
         sent = arguments[0]
         if self.is_hashed:
-            sent = catalyst.hashed(sent)
+            sent = catalyst.value_hash(sent)
         elif self.kind == "HllSketchAgg":
-            sent = catalyst.hashed_for_sketches(sent)
+            sent = catalyst.sketch_hash(sent)
         return self.filtered(sent, catalyst.null(sent))
 
-    def answered(self, column: Node) -> Node:
-        """Return its result of the column that slots answer, if it is sent its argument."""
-        return self.reader.catalyst.estimated(self.function, column) if self.is_hashed else column
+    def result_of(self, column: Node) -> Node:
+        """Return its result from the column that slots return, if slots get its argument."""
+        return self.reader.catalyst.estimate_distinct(self.function, column) if self.is_hashed else column
 
     def check_types(self, columns: Mapping[int, Column]) -> None:
-        """Raise ``ConfigError`` if state keeps or compares the values of an argument and cannot do so with its type."""
+        """Raise ``ConfigError`` for an argument that state stores or compares, and whose type does not allow that."""
         for position, argument in enumerate(self.arguments):
-            stated = self.reader.field(argument, columns)
+            argument_field = self.reader.field_json(argument, columns)
             is_compared = (self.kind, position) in _COMPARED
-            if is_compared or (self.is_given and not self.is_hashed) or self._keeps(stated):
-                check_columns([stated], "order" if is_compared else "value", where=self.text)
+            if is_compared or (self.sends_argument and not self.is_hashed) or self._stores(argument_field):
+                check_columns([argument_field], "order" if is_compared else "value", where=self.text)
 
-    def _keeps(self, stated: Mapping[str, object]) -> bool:
-        """Tell whether a buffer has the type of an argument. Types that state always keeps need no look."""
-        if self.is_given or str(stated["type"]) in _ALWAYS_KEPT:
+    def _stores(self, argument_field: Mapping[str, object]) -> bool:
+        """Return whether a buffer has the type of an argument. Skips types that state can always store."""
+        if self.sends_argument or str(argument_field["type"]) in _ALWAYS_STORABLE:
             return False
-        return catalog_name(stated) in {str(each.dataType().catalogString()) for each in self.attributes()}
+        buffer_types = {str(attribute.dataType().catalogString()) for attribute in self.attributes()}
+        return catalog_name(argument_field) in buffer_types
 
     def attributes(self) -> list[Node]:
         """Return the attributes of its buffers in the JVM."""
@@ -140,153 +141,174 @@ class PlannedFunction:
         return self._attributes
 
     def filtered(self, expression: Node, otherwise: Node) -> Node:
-        """Return an expression for rows that its filter lets pass, and another one for all others."""
+        """Return an expression for rows that pass the function's filter, and another one for all others."""
         if len(self.value.children) == 1:
             return expression
-        return self.reader.catalyst.where(self.reader.found(self.value.children[1].handle), expression, otherwise)
+        return self.reader.catalyst.if_else(self.reader.fetch(self.value.children[1].handle), expression, otherwise)
 
-    def answer(self, result: pa.DataType) -> pa.DataType:
-        """Return the type of what slots answer, if it is sent its argument."""
+    def slot_type(self, result: pa.DataType) -> pa.DataType:
+        """Return the type of the column that slots return, if they get its argument."""
         if not self.is_hashed:
             return result
-        return pa.struct([(f"word_{at}", pa.int64()) for at in range(len(self.attributes()))])
+        return pa.struct([(f"word_{index}", pa.int64()) for index in range(len(self.attributes()))])
 
     def spec(
-        self, types: list[pa.DataType], literals: list[Literal | None], taken: list[str], answer: pa.DataType | None
+        self,
+        types: list[pa.DataType],
+        literals: list[Literal | None],
+        used_names: list[str],
+        slot_type: pa.DataType | None,
     ) -> FunctionSpec:
-        """Return its specification: ``types`` are those of the columns that it is sent, ``literals`` their values if
-        these are the same in all rows; ``answer`` is the type of what slots answer, if it is sent its argument.
+        """Return its specification.
+
+        ``types`` are the types of the columns that slots get, and ``literals`` their values if these are the same in
+        all rows. ``slot_type`` is the type of the column that slots return, if they get the argument.
         """
-        facts = tuple(_facts(self.kind, self.function))
-        if answer is not None:
-            sent = Buffer(free_name(self.name, taken), types[0], self.meaning)
-            return FunctionSpec(self.kind, (replace(sent, type=answer),), sent, facts, user_function=self.own)
+        options = tuple(_merge_options(self.kind, self.function))
+        if slot_type is not None:
+            sent = Buffer(free_name(self.name, used_names), types[0], self.meaning)
+            buffers = (replace(sent, type=slot_type),)
+            return FunctionSpec(self.kind, buffers, sent, options, user_function=self.user_aggregate)
         names = [str(attribute.name()) for attribute in self.attributes()]
-        buffers, used = list[Buffer](), list(taken)
+        columns = list[Buffer]()
+        used = list(used_names)
         for index, name in enumerate(names):
-            is_whole = len(names) == 1 or (index == 0 and self.kind in _WHOLE)
-            column = free_name(self.name if is_whole else f"{self.name}_{name}", used)
-            buffers.append(Buffer(column, types[index], f"{self.text}: {name}", literals[index]))
+            is_result = len(names) == 1 or (index == 0 and self.kind in _RESULT_FIRST)
+            column = free_name(self.name if is_result else f"{self.name}_{name}", used)
+            columns.append(Buffer(column, types[index], f"{self.text}: {name}", literals[index]))
             used.append(column)
-        distinct = self.text if self.is_exact else None
-        return FunctionSpec(self.kind, tuple(buffers), options=facts, distinct=distinct)
+        distinct = self.text if self.counts_distinct else None
+        return FunctionSpec(self.kind, tuple(columns), options=options, distinct=distinct)
 
 
 def named_functions(
-    reader: PlanReader, functions: Sequence[Expression], results: Sequence[Expression], taken: Sequence[str]
+    reader: PlanReader, functions: Sequence[Expression], results: Sequence[Expression], used_names: Sequence[str]
 ) -> list[PlannedFunction]:
-    """Return functions by the names of the results that are nothing but they, others by their text in SQL."""
-    whole = {
-        each.children[0].id: each.name
-        for each in reversed(results)
-        if each.kind == "Alias" and each.children[0].kind == "AttributeReference"
+    """Return functions with names: that of the result which is the function alone, else the function's SQL."""
+    result_names = {
+        result.children[0].id: result.name
+        for result in reversed(results)
+        if result.kind == "Alias" and result.children[0].kind == "AttributeReference"
     }
-    named: list[PlannedFunction] = []
-    used = list(taken)
+    planned = list[PlannedFunction]()
+    used = list(used_names)
     for value in functions:
-        own = _aggregate_of(reader.found(value.children[0].handle)) if value.children[0].kind == _OF_PYTHON else None
-        text = _text(reader, value, own)
-        result = value.fields["resultId"]
-        assert isinstance(result, Mapping), "the id of a result is an object of its own"
-        result_name = whole.get(int(result["id"]), text)
+        called = value.children[0]
+        aggregate = _unpickle_aggregate(reader.fetch(called.handle)) if called.kind == _PYTHON else None
+        text = _sql(reader, value, aggregate)
+        result_id = value.fields["resultId"]
+        assert isinstance(result_id, Mapping), "the id of a result is an object"
+        result_name = result_names.get(int(result_id["id"]), text)
         name = free_name(result_name if without_ids(result_name) == result_name else text, used)
-        named.append(PlannedFunction(reader, value, name, text, own))
+        planned.append(PlannedFunction(reader, value, name, text, aggregate))
         used.append(name)
-    return named
+    return planned
 
 
-def _text(reader: PlanReader, value: Expression, own: UserAggregate | None) -> str:
-    """Return a function in SQL. Spark's own text of one of Python's has ids, which differ in each run."""
-    if own is None:
+def _sql(reader: PlanReader, value: Expression, aggregate: UserAggregate | None) -> str:
+    """Return a function in SQL. Spark's own SQL of a Python function has ids, which differ in each run."""
+    if aggregate is None:
         return reader.sql(value)
     called = value.children[0]
     distinct = "DISTINCT " if value.fields["isDistinct"] is True else ""
-    name = called.fields.get("name") or reader.found(called.handle).name()
+    name = called.fields.get("name") or reader.fetch(called.handle).name()
     return f"{name}({distinct}{', '.join(map(reader.sql, called.children))})"
 
 
 def check_function(function: PlannedFunction, *, has_sessions: bool) -> None:
-    """Refuse what only Spark's own operators can do."""
-    name = function.kind
-    if function.is_exact and (function.is_given or has_sessions):
+    """Raise ``ConfigError`` for a function that only Spark's own operators can compute."""
+    if function.counts_distinct and (function.sends_argument or has_sessions):
         raise refusal("distinct", function.text)
-    if name in _SKETCHES:
+    if function.kind in _SKETCHES:
         sketches_library()
-    if name in _OF_USERS and function.own is None:
+    if function.kind in _USER_DEFINED and function.user_aggregate is None:
         raise refusal("user_function", function.text)
-    if not function.is_given and not function.reader.catalyst.is_a(function.function, _DECLARATIVE):
+    if not function.sends_argument and not function.reader.catalyst.is_instance(function.function, _DECLARATIVE):
         raise refusal("own_buffer", function.text)
-    if name == "ListAgg":
-        called = function.function
-        if called.orderExpressions().size() or str(called.dataType().typeName()) == "binary":
+    if function.kind == "ListAgg":
+        listagg = function.function
+        if listagg.orderExpressions().size() or str(listagg.dataType().typeName()) == "binary":
             raise refusal("ordered_texts", function.text)
 
 
-def _facts(name: str, told: Node) -> Iterator[tuple[str, str]]:
-    """Yield what a function says beside its buffers, which merging may have to know."""
-    if name in _ANSI_KNOWING:
-        # An enumeration's value, in later versions of Spark inside another object.
-        mode = _MODE.search(str(told.productElement(1).toString()))
+def _merge_options(kind: str, function: Node) -> Iterator[tuple[str, str]]:
+    """Yield the properties of a function that merging needs, by Spark's names."""
+    if kind in _WITH_EVAL_MODE:
+        # Some versions of Spark nest this enumeration in another object.
+        mode = _EVAL_MODE.search(str(function.productElement(1).toString()))
         yield "evalMode", mode[1] if mode else "ANSI"
-    if name in _NULLS_KNOWING:
-        yield "ignoreNulls", str(told.ignoreNulls())
-    if name == "ListAgg":
-        yield "delimiter", str(told.delimiter().value() or "")
-    if name == _RANKED:
-        asked = told.percentageExpression().eval(None)
-        yield "percentages", str(asked if isinstance(asked, float) else list(asked.toDoubleArray()))
-        yield "accuracy", str(told.accuracyExpression().eval(None))
-    if name == "HllSketchAgg":
-        yield "lgConfigK", str(told.lgConfigK())
-    if name == "HllUnionAgg":
-        yield "allowDifferentLgConfigK", str(told.allowDifferentLgConfigK())
-    if name in HASHED:
-        yield "relativeSD", str(told.relativeSD())
+    if kind in _WITH_IGNORE_NULLS:
+        yield "ignoreNulls", str(function.ignoreNulls())
+    if kind == "ListAgg":
+        yield "delimiter", str(function.delimiter().value() or "")
+    if kind == _PERCENTILE:
+        percentages = function.percentageExpression().eval(None)
+        yield "percentages", str(percentages if isinstance(percentages, float) else list(percentages.toDoubleArray()))
+        yield "accuracy", str(function.accuracyExpression().eval(None))
+    if kind == "HllSketchAgg":
+        yield "lgConfigK", str(function.lgConfigK())
+    if kind == "HllUnionAgg":
+        yield "allowDifferentLgConfigK", str(function.allowDifferentLgConfigK())
+    if kind in HASHED:
+        yield "relativeSD", str(function.relativeSD())
 
 
-def user_aggregate(function: UserAggregate) -> Callable[..., Any]:
-    """Return an aggregate function of one's own as Spark takes it: for columns in ``agg(...)``, and for SQL where it
-    was given to ``spark.udf.register``.
+def user_aggregate(function: UserAggregate) -> Callable[..., SparkColumn]:
+    """Return a function for ``agg(...)`` or ``spark.udf.register`` that computes your own aggregate.
 
-    Over a wrapped frame slots keep its state from batch to batch; over any other it has each group's rows at once, as
-    a function of pandas. Raises ``ConfigError`` for what is no such function.
+    Parameters: ``function`` is an object with the attributes ``rows``, ``state`` and ``result`` (types in DDL) and the
+    methods ``init``, ``update``, ``merge`` and ``finish``, as ``UserAggregate`` describes.
+
+    In a wrapped query slots keep the aggregate's state from batch to batch. In any other query it is a pandas function
+    that gets all rows of a group at once. Raises ``ConfigError`` for an object without these attributes and methods.
+
+    >>> geometric_mean = riffle_spark.user_aggregate(GeometricMean())  # doctest: +SKIP
+    >>> events.groupBy("sensor").agg(geometric_mean("reading"))  # doctest: +SKIP
     """
     name = type(function).__name__
     if isinstance(function, type) or not isinstance(function, UserAggregate):
         raise ConfigError(
-            f"user_aggregate() was given {name} {function!r:.80}",
-            remedy="Give an object with rows, state and result in DDL, and init, update, merge and finish: "
+            f"user_aggregate() got {name} {function!r:.80}, which is not a user aggregate.",
+            remedy="Pass an object with rows, state and result in DDL, and init, update, merge and finish: "
             "riffle_spark.user_aggregate(GeometricMean()).",
             id="RIFFLE-0317",
         )
-    for text in (function.rows, function.state):
-        schema_of_ddl(text)
+    for ddl in (function.rows, function.state):
+        schema_of_ddl(ddl)
     check_importable("pandas", "user_aggregate", "Run pip install 'pandas>=2.2,<3' on driver and executors.")
     import pandas as pd
 
-    def whole(*columns: pd.Series) -> object:
+    def aggregate_group(*columns: pd.Series) -> object:
         return MergedByUser(function).whole([pa.array(column, from_pandas=True) for column in columns])
 
-    whole.__name__ = name
-    whole.__dict__[_OWN] = function
-    told: Any = F.pandas_udf(whole, returnType=function.result)  # type: ignore[call-overload]
-    return told  # type: ignore[no-any-return]
+    aggregate_group.__name__ = name
+    aggregate_group.__dict__[_USER_AGGREGATE] = function
+    pandas_function: Callable[..., SparkColumn] = F.pandas_udf(  # type: ignore[call-overload]
+        aggregate_group, returnType=function.result
+    )
+    return pandas_function
 
 
-def top_k(most: int, rows: str) -> Callable[..., Any]:
-    """Return an aggregate function whose result are the greatest rows of each group, so many, as a list of structs.
+def top_k(most: int, rows: str) -> Callable[..., SparkColumn]:
+    """Return an aggregate function whose result is a list of each group's greatest rows, as structs.
 
-    ``rows`` names the columns that it is called with, and their types, in DDL. The first one says which row is greater,
-    then the next; a null is less than all else.
+    Parameters: ``most`` is the number of rows, at least 1. ``rows`` names the columns that the function is called with,
+    and their types, in DDL. Rows are compared by the first column, then by the next one. Null is less than all values.
+
+    Raises ``ConfigError`` if ``most`` is less than 1.
+
+    >>> top_3 = riffle_spark.top_k(3, "score double, player string")  # doctest: +SKIP
+    >>> games.groupBy("level").agg(top_3("score", "player"))  # doctest: +SKIP
     """
     if most < 1:
-        raise ConfigError(f"top_k() was asked for {most} rows", remedy="Ask for one at least.", id="RIFFLE-0318")
+        raise ConfigError(f"top_k() got {most} rows.", remedy="Pass at least 1.", id="RIFFLE-0318")
     return user_aggregate(TopRows(most, rows))
 
 
-def _aggregate_of(udaf: Node) -> UserAggregate | None:
-    """Return which one of users' own a Python function of a plan is; ``None``: one that only pandas knows."""
+def _unpickle_aggregate(udaf: Node) -> UserAggregate | None:
+    """Return the user's aggregate behind a Python function of a plan, or ``None`` for a plain pandas function."""
     pickled = bytes(udaf.func().command().unsafeArray())
     function, *_ = CPickleSerializer().loads(pickled)  # type: ignore[no-untyped-call]
-    found = vars(function).get(_OWN) if callable(function) and hasattr(function, "__dict__") else None
-    return found if isinstance(found, UserAggregate) else None
+    has_attributes = callable(function) and hasattr(function, "__dict__")
+    aggregate = vars(function).get(_USER_AGGREGATE) if has_attributes else None
+    return aggregate if isinstance(aggregate, UserAggregate) else None

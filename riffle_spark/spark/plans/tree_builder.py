@@ -1,4 +1,4 @@
-"""Builds expressions and projections in the JVM of values, over one leaf."""
+"""Build expressions and projections in the JVM from values."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from riffle_spark.process.plans.plan_values import Expression
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node
 from riffle_spark.spark.plans.plan_reader import PlanReader
 
-__all__ = ["LeafColumns", "TreeBuilder", "leaf_of"]
+__all__ = ["LeafColumns", "TreeBuilder", "new_leaf"]
 
 
 @dataclass(slots=True)
 class LeafColumns:
-    """The columns of a leaf by their names, each fetched once from the JVM."""
+    """The columns of a leaf by name. Each is fetched once from the JVM."""
 
     output: Node
     names: Mapping[str, int]
@@ -28,65 +28,66 @@ class LeafColumns:
         return self._attributes[name]
 
 
-def leaf_of(catalyst: Catalyst, schema: StructType) -> tuple[Node, LeafColumns]:
-    """Return a leaf without rows of these columns, which no optimiser takes for empty."""
+def new_leaf(catalyst: Catalyst, schema: StructType) -> tuple[Node, LeafColumns]:
+    """Return a leaf without rows for a schema, which Spark's optimiser does not remove, and its columns."""
     output = catalyst.attributes(schema)
-    return catalyst.no_rows(output), LeafColumns(output, {name: at for at, name in enumerate(schema.names)})
+    return catalyst.no_rows(output), LeafColumns(output, {name: index for index, name in enumerate(schema.names)})
 
 
 @dataclass(slots=True)
 class TreeBuilder:
-    """Builds what is over a plan that was read, or over a leaf with ``columns``. Equal parts are built once."""
+    """Builds expressions over a plan that was read, or over a leaf with ``columns``. Equal parts are built once."""
 
     reader: PlanReader
     columns: LeafColumns | None = None
     _built: dict[object, Node] = field(default_factory=dict)
 
-    def value(self, value: Value) -> Node:
-        """Return an expression."""
+    def expression(self, value: Value) -> Node:
+        """Return a value as an expression in the JVM."""
         if isinstance(value, Expression):
-            return self.reader.found(value.handle)
-        key = _key(value)
+            return self.reader.fetch(value.handle)
+        key = _cache_key(value)
         if key not in self._built:
-            self._built[key] = self._made(value)
+            self._built[key] = self._build(value)
         return self._built[key]
 
-    def _made(self, value: Built) -> Node:
+    def _build(self, value: Built) -> Node:
         if value.kind == "column":
             assert self.columns is not None, "only a leaf has columns by name"
             return self.columns[str(value.value)]
-        catalyst, parts = self.reader.catalyst, [self.value(part) for part in value.parts]
-        made: dict[str, Callable[[], Node]] = {
-            "and": lambda: catalyst.named("expressions.And")(*parts),
-            "cast": lambda: catalyst.typed(parts[0], parts[1].dataType()),
+        catalyst = self.reader.catalyst
+        parts = [self.expression(part) for part in value.parts]
+        builders: dict[str, Callable[[], Node]] = {
+            "and": lambda: catalyst.class_named("expressions.And")(*parts),
+            "cast": lambda: catalyst.restore_type(parts[0], parts[1].dataType()),
             "changed": lambda: parts[0].withNewChildren(catalyst.seq(parts[1:])),
             "field": lambda: catalyst.field(parts[0], int(str(value.value))),
-            "if": lambda: catalyst.where(*parts),
+            "if": lambda: catalyst.if_else(*parts),
             "is_null": lambda: catalyst.is_null(parts[0]),
             "literal": lambda: catalyst.literal(value.value),
             "normalised": lambda: catalyst.normalised(parts[0]),
             "null": lambda: catalyst.null(parts[0]),
-            "plain": lambda: catalyst.plain(parts[0]),
-            "struct": lambda: catalyst.struct(_fields(value, parts)),
+            "plain": lambda: catalyst.without_collation(parts[0]),
+            "struct": lambda: catalyst.struct(_struct_fields(value, parts)),
         }
-        return made[value.kind]()
+        return builders[value.kind]()
 
-    def project(self, columns: Iterable[tuple[str, Value]], below: Node) -> Node:
+    def project(self, columns: Iterable[tuple[str, Value]], child: Node) -> Node:
         """Return a projection to named values."""
-        return self.reader.catalyst.project([self.named(name, value) for name, value in columns], below)
+        return self.reader.catalyst.project([self.alias(name, value) for name, value in columns], child)
 
-    def named(self, name: str, value: Value, of: Expression | None = None) -> Node:
-        """Return a value as a column of this name, which has the id of another column if one is named."""
-        expression_id = None if of is None else self.reader.found(of.handle).exprId()
-        return self.reader.catalyst.alias(self.value(value), name, expression_id)
+    def alias(self, name: str, value: Value, column: Expression | None = None) -> Node:
+        """Return a value as a named column, with the id of an existing column if one is given."""
+        expression_id = None if column is None else self.reader.fetch(column.handle).exprId()
+        return self.reader.catalyst.alias(self.expression(value), name, expression_id)
 
 
-def _key(value: Value) -> object:
+def _cache_key(value: Value) -> object:
     if isinstance(value, Expression):
         return value.handle
-    return (value.kind, tuple(map(_key, value.parts)), type(value.value), value.value)
+    return (value.kind, tuple(map(_cache_key, value.parts)), type(value.value), value.value)
 
 
-def _fields(value: Built, parts: Sequence[Node]) -> Sequence[tuple[str, Node]]:
+def _struct_fields(value: Built, parts: Sequence[Node]) -> Sequence[tuple[str, Node]]:
     assert isinstance(value.value, tuple), "a struct has the names of its fields"
     return list(zip(map(str, value.value), parts, strict=True))

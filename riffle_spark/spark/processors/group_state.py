@@ -141,7 +141,7 @@ class GroupStates:
 
     def _taken(self, state: GroupState) -> Values:
         try:
-            return self._fields.take(tuple(state.get))
+            return self._fields.normalize(tuple(state.get))
         except Misfit as wrong:
             raise misfit("updating the state of a group", wrong) from None
 

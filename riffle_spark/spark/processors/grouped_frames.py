@@ -19,7 +19,7 @@ from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.blocks.block import Batch, Declared, Update
 from riffle_spark.process.blocks.failed_keys import FailedKeys, Failure
-from riffle_spark.process.processors.processing import seldom_collected
+from riffle_spark.process.processors.processing import rare_garbage_collection
 from riffle_spark.process.processors.processor import InputByKey, Key, windows
 from riffle_spark.process.types.fields import NotText
 from riffle_spark.process.types.missing_modules import failure_remedy
@@ -82,7 +82,7 @@ class GroupedFrames:
         key: Key | None = None
         failed, first = dict[int, Failure](), None
         try:
-            with seldom_collected():
+            with rare_garbage_collection():
                 every = zip(_keys(batch.keys, options.timezone), frames, states, strict=True)
                 for at, (key, given, state) in enumerate(every):
                     try:

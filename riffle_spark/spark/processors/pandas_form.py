@@ -71,7 +71,7 @@ class PandasForm:
         """See ``Form``."""
         return self.rows(states, positions)
 
-    def take(self, output: Iterable[object]) -> None:
+    def collect(self, output: Iterable[object]) -> None:
         """See ``Form``."""
         for frame in output:
             self._taken.add(frame)

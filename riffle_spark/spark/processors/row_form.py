@@ -52,7 +52,7 @@ class RowForm:
         """See ``Form``."""
         return self.rows(states, positions)
 
-    def take(self, output: Iterable[object]) -> None:
+    def collect(self, output: Iterable[object]) -> None:
         """See ``Form``."""
         self._rows.extend(output)  # type: ignore[arg-type]  # what is no row shows when it is read
 
@@ -85,7 +85,7 @@ class EventTimeForm:
         self._form = form
         self._column = column
         self._watermark_ms = watermark_ms
-        self.keys, self.rows, self.states, self.take = form.keys, form.rows, form.states, form.take
+        self.keys, self.rows, self.states, self.collect = form.keys, form.rows, form.states, form.collect
 
     def output(self) -> pa.Table:
         """See ``Form``. Raises Spark's error for a row that is not ahead of the watermark."""

@@ -146,7 +146,7 @@ def misfit(doing: str, wrong: Misfit) -> PySparkException:
     """Return the error for a value that its field cannot hold."""
     field = wrong.path or "value"
     if wrong.problem == "length":
-        told = f"{wrong.wanted} fields are required while {wrong.value} values are provided."
+        told = f"{wrong.expected} fields are required while {wrong.value} values are provided."
         return _error(
             doing,
             "STRUCT_ARRAY_LENGTH_MISMATCH",
@@ -159,7 +159,7 @@ def misfit(doing: str, wrong: Misfit) -> PySparkException:
         )
     parameters = {
         "field_name": f"field {field}",
-        "data_type": str(wrong.wanted),
+        "data_type": str(wrong.expected),
         "obj": repr(wrong.value)[:200],
         "obj_type": type(wrong.value).__name__,
     }

@@ -69,7 +69,7 @@ class SparkProcessor:
             )
         self._handle.phase = "INITIALIZED"
 
-    def enter(self, session: Session) -> None:
+    def set_session(self, session: Session) -> None:
         """See ``Processor``."""
         self._handle.enter(session)
 
@@ -81,7 +81,7 @@ class SparkProcessor:
         """See ``Processor``."""
         return self._processor.handleInputRows(key, rows, self._timer_values)
 
-    def as_of(self, watermark_ms: int | None) -> None:
+    def set_watermark(self, watermark_ms: int | None) -> None:
         """See ``Processor``."""
         self._timer_values = self._values(watermark_ms)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, GroupedData
 
-from riffle_spark.batch_times import TimeMode, time_mode_of
+from riffle_spark.batch_times import TimeMode, parse_time_mode
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.blocks.block import Computation
@@ -74,7 +74,7 @@ class GroupsStage:
         """What its time-outs or timers go by."""
         if self.plan.time in TIME_OUTS:
             return TIME_OUTS[self.plan.time]
-        return time_mode_of(_NO_TIMERS.get(self.plan.time, self.plan.time))
+        return parse_time_mode(_NO_TIMERS.get(self.plan.time, self.plan.time))
 
     @property
     def late(self) -> LateRule | None:

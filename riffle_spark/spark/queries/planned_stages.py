@@ -154,7 +154,7 @@ def _distinct(query: cut_query.CutQuery, stage: cut.Stage, taken: tuple[str, ...
 
 
 def _join(query: cut_query.CutQuery, stage: cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
-    plan = join_plan.read_join(query.reader, stage.node, taken, stage.read)
+    plan = join_plan.read_join(query.reader, stage.node, taken, stage.used_columns)
     spec, said = plan.spec, list[str]()
     for name, side in (("left", spec.left), ("right", spec.right)):
         leaves = (
@@ -203,7 +203,7 @@ def _groups(query: cut_query.CutQuery, stage: cut.Stage, taken: tuple[str, ...])
 
 
 def _table(query: cut_query.CutQuery, stage: cut.Stage, taken: tuple[str, ...]) -> PlannedStage:
-    plan = table_plan.read_table(query.reader, stage.node, taken, stage.read)
+    plan = table_plan.read_table(query.reader, stage.node, taken, stage.used_columns)
     spec = plan.spec
     said = (
         f"the table has of each key the last row by {', '.join(spec.order_by)} ({', '.join(spec.table_columns.names)})",

@@ -44,13 +44,13 @@ _ROOTS: Final = {"file": "file:///", "s3": "s3://", "s3a": "s3://"}
 class PieceSink:
     """What takes the answers of the last stage's slots: evaluates them, puts what follows on top, and gives that on."""
 
-    def __init__(self, results: batch_pieces.PiecesOnRows, give: sink_choice.Give) -> None:
+    def __init__(self, results: batch_pieces.StageResults, give: sink_choice.Give) -> None:
         self._results = results
         self._give = give
 
     def deliver(self, rows: DataFrame, delivery: Delivery) -> None:
         """Take one delivery's rows."""
-        self._give(jvm.frame_of(rows.sparkSession, self._results.of(rows, delivery.time_ms)), delivery)
+        self._give(jvm.frame_of(rows.sparkSession, self._results.plan(rows, delivery.time_ms)), delivery)
 
 
 def started(frame: DataFrame, told: WriterSettings, options: StreamOptions) -> StreamingQuery:
@@ -75,7 +75,7 @@ def started(frame: DataFrame, told: WriterSettings, options: StreamOptions) -> S
     query_id = tick.query_id_in(spark, checkpoint)
     with shared_roots.reserved_root(settings.root or "", query_id) as note_query:
         _check_root(spark, settings, stages, told, query_id)
-        results = batch_pieces.PiecesOnRows(stages[-1].evaluation, found.top)
+        results = batch_pieces.StageResults(stages[-1].evaluation, found.top)
         sink = PieceSink(results, sink_choice.sink_of(frame, told))
         operators = stage_rows.operators_of(stages, told.mode, sink, letters)
         by_clock = any(stage.by_clock for stage in stages)
@@ -110,7 +110,7 @@ def _lines(found: CutQuery, stages: Sequence[planned_stages.PlannedStage]) -> It
         yield from (f"keys: {', '.join(f'{one.name} {one.type}' for one in stage.keys)}", *stage.said)
     if stages:
         results = {stage.stage.number: stage.evaluation.plan for stage in stages}
-        yield from ("", "== Then, on each batch's results ==", str(found.top.on(results).toString()).strip())
+        yield from ("", "== Then, on each batch's results ==", str(found.top.fill(results).toString()).strip())
 
 
 def _sparks_own(found: CutQuery, told: WriterSettings) -> StreamingQuery:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.plans.built import end_value
 from riffle_spark.process.plans.cut import Input
-from riffle_spark.process.plans.grouping_keys import event_time_in
+from riffle_spark.process.plans.grouping_keys import find_event_time
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.engine.spark_batch import DeliverySink
 from riffle_spark.spark.job_operators import JobOperator
@@ -44,22 +44,26 @@ class StageRows:
         below = dict(enumerate(stage.below))
         self._pieces = {at: one for at, one in below.items() if isinstance(one, batch_pieces.Piece)}
         self._results = {
-            one: (stages[one].store, batch_pieces.PiecesOnRows(stages[one].evaluation)) for one in stage.after
+            one: (stages[one].store, batch_pieces.StageResults(stages[one].evaluation)) for one in stage.after
         }
         self._leaves = _leaves(stage.map_side) if share and self._pieces else {}
 
     def frame(self, batch: DataFrame, answers: Mapping[str, DataFrame], time_ms: int) -> DataFrame:
         """Return the rows of a batch."""
-        catalyst, share = plan_nodes.Catalyst(batch.sparkSession), None
+        catalyst = plan_nodes.Catalyst(batch.sparkSession)
+        share: plan_nodes.Node | None = None
         if self._share is not None:
             share = plan_nodes.analysed(batch.where(F.col(self._share).isNotNull()).select(f"{self._share}.*"))
         if not self._pieces:
+            assert share is not None, "a stage without pieces reads the batch"
             return catalyst.computed(share)
-        results = {one: rows.of(answers[store], time_ms) for one, (store, rows) in self._results.items()}
-        below = {at: piece.on(results, time_ms) for at, piece in self._pieces.items()}
-        plan = self._map_side.on({**self._leaves, **below}, time_ms)
-        if share is not None:  # the side that no piece is for
-            plan = plan_nodes.replaced(catalyst, plan, {(1 - min(self._pieces),): share})
+        results = {one: rows.plan(answers[store], time_ms) for one, (store, rows) in self._results.items()}
+        below = {at: piece.fill(results, time_ms) for at, piece in self._pieces.items()}
+        plan = self._map_side.fill({**self._leaves, **below}, time_ms)
+        if share is not None:
+            sides = plan_nodes.children(plan)
+            sides[1 - min(self._pieces)] = share
+            plan = plan.withNewChildren(catalyst.seq(sides))
         return catalyst.computed(plan)
 
 
@@ -71,7 +75,7 @@ def inputs_of(stages: Sequence[PlannedStage]) -> list[DataFrame]:
 def _of_inputs(stage: PlannedStage) -> plan_nodes.Node:
     """Return the plan of a stage's rows that come of inputs: of the two sides of one, where the other is of results."""
     below = {at: stage.map_side.reader.build(one.plan) for at, one in enumerate(stage.below) if isinstance(one, Input)}
-    plan = stage.map_side.on({**_leaves(stage.map_side), **below})
+    plan = stage.map_side.fill({**_leaves(stage.map_side), **below})
     return plan_nodes.children(plan)[min(below)] if stage.after else plan
 
 
@@ -130,9 +134,9 @@ class LateRows:
         catalyst, (hole,) = stage.map_side.catalyst, stage.map_side.holes
         (below,) = stage.inputs
         self._catalyst, self._plan, self._give = catalyst, stage.map_side.reader.build(below.plan), give
-        self._mapped = batch_pieces.PiecesOnRows(stage.map_side)
+        self._mapped = batch_pieces.StageResults(stage.map_side)
         attributes = stage.map_side.leaf(hole).output()
-        self._rows = batch_pieces.KeptRows(catalyst, attributes)
+        self._rows = batch_pieces.FrameRows(catalyst, attributes)
         self._columns = [*plan_nodes.items(attributes), catalyst.alias(time, _LATE_BY)]
         self.names = [str(one.name()) for one in plan_nodes.items(attributes)]
 
@@ -144,11 +148,11 @@ class LateRows:
 
     def mapped(self, batch: DataFrame, time_ms: int) -> DataFrame:
         """Return what slots get of a batch's rows, as of the batch's time."""
-        return plan_nodes.Catalyst(batch.sparkSession).computed(self._mapped.of(batch, time_ms))
+        return plan_nodes.Catalyst(batch.sparkSession).computed(self._mapped.plan(batch, time_ms))
 
     def deliver(self, batch: DataFrame, late_ms: int, delivery: Delivery) -> None:
         """Give on those rows of a batch that are late by a watermark."""
-        plan = self._catalyst.project(self._columns, self._rows.of(batch))
+        plan = self._catalyst.project(self._columns, self._rows.project(batch))
         rows = plan_nodes.Catalyst(batch.sparkSession).frame(plan)
         late = rows.where(f"{_LATE_BY} <= timestamp_millis({late_ms})")
         self._give(late.drop(_LATE_BY), delivery)
@@ -157,14 +161,14 @@ class LateRows:
 def _event_time_of(stage: PlannedStage) -> plan_nodes.Node | None:
     """Return by what the rows below a stage are late, as an expression of them; ``None``: by nothing."""
     reader, node = stage.map_side.reader, stage.stage.node
-    _, columns = reader.output(reader.found(node.handle).child())
+    _, columns = reader.read_output(reader.fetch(node.handle).child())
     if node.kind == "Aggregate":
         by_id = {column.id: column for column in columns}
         grouping = node.expressions.get("groupingExpressions", ())
         bare = [each.children[0] if each.kind == "Alias" else each for each in grouping]
         columns = tuple(by_id[each.id] for each in bare if each.kind == "AttributeReference")
-    time = event_time_in(columns)
-    return None if time is None else TreeBuilder(reader).value(end_value(time))
+    time = find_event_time(columns)
+    return None if time is None else TreeBuilder(reader).expression(end_value(time))
 
 
 def late_rows(stages: Sequence[PlannedStage], mode: str, given: str | Callable[..., object] | None) -> LateRows | None:

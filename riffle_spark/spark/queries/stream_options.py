@@ -8,7 +8,7 @@ from typing import TypeAlias
 from pyspark.sql import DataFrame
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.plans.cut import LatestRows, Mark, marks_in
+from riffle_spark.process.plans.cut import LatestRows, Mark, find_marks
 from riffle_spark.settings import Settings
 from riffle_spark.spark.plans.cut_query import read_frame
 from riffle_spark.spark.plans.plan_nodes import analysed, items, kind
@@ -54,7 +54,7 @@ def latest_rows(changes: DataFrame, key: Sequence[str], by: Sequence[str]) -> Da
 
 def _marks_of(frame: DataFrame) -> tuple[Mark, ...]:
     _, plan = read_frame(frame)
-    return marks_in(plan)
+    return find_marks(plan)
 
 
 def _column(frame: DataFrame, name: str) -> str:

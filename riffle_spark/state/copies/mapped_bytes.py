@@ -1,4 +1,4 @@
-"""The limit on this process's address space (``spark.executor.pyspark.memory``), and the share of it for copies."""
+"""The limit on this process's address space (``spark.executor.pyspark.memory``) and the share for mapped copies."""
 
 import contextlib
 import ctypes
@@ -11,11 +11,11 @@ __all__ = ["NoRoomForCopies", "address_limit", "mapping_budget", "reserve_no_add
 
 _STATM: Final = Path("/proc/self/statm")
 _SHARE: Final = 0.5
-"""Mapped copies get this share of the address space that is left: the rows of a batch need the rest."""
+"""The share of the free address space for mapped copies. The rows of a batch need the rest."""
 _THREAD_BYTES: Final = 16 << 20
-"""A thread's stack reserves 8 MiB of addresses, unless the shell's limit on stacks is another."""
+"""The addresses for one thread. Its stack reserves 8 MiB with the usual limit on stacks."""
 _ARENA_BYTES: Final = 128 << 20
-"""glibc reserves as much for a moment when the first thread makes the second arena, and keeps half of it."""
+"""The addresses that glibc reserves for a moment when the first thread creates the second arena."""
 _ARENA_MAX_OPTION: Final = -8
 """``M_ARENA_MAX`` of glibc's ``mallopt``."""
 _ARENAS: Final = 2
@@ -26,13 +26,13 @@ class NoRoomForCopies(MemoryError):
 
 
 def address_limit() -> int | None:
-    """Return the limit on this process's address space in bytes, ``None`` without one."""
-    most, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if most == resource.RLIM_INFINITY else most
+    """Return the limit on this process's address space in bytes, or ``None`` without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def reserve_no_addresses() -> None:
-    """Have allocators reserve few addresses if addresses are limited. Settings in the environment take precedence.
+    """Make allocators reserve few addresses if addresses are limited. Settings in the environment take precedence.
 
     Arrow's own allocator reserves 1 GiB with its first allocation, so Arrow uses the system's. The allocator of glibc
     reserves 64 MiB for each new thread, so threads share arenas. Call this before pyarrow is imported.
@@ -46,29 +46,28 @@ def reserve_no_addresses() -> None:
 
 
 def mapping_budget(mapped: int) -> int | None:
-    """Return how many bytes of copies may be mapped in all, ``None`` without a limit. ``mapped`` bytes are now."""
-    left = _addresses_left()
-    return None if left is None else int((left + mapped) * _SHARE)
+    """Return how many bytes of copies may be mapped, or ``None`` without a limit. ``mapped`` bytes are mapped now."""
+    free_bytes = _free_addresses()
+    return None if free_bytes is None else int((free_bytes + mapped) * _SHARE)
 
 
-def threads_within_limit(wanted: int) -> int:
-    """Return how many of the wanted threads to start: their stacks and their arena get a share of the address space
-    that is left.
+def threads_within_limit(count: int) -> int:
+    """Return how many of ``count`` threads fit into a share of the free address space.
 
     With 0 the caller does the work in its own thread.
     """
-    left = _addresses_left()
-    if left is None:
-        return wanted
-    return max(0, min(wanted, (int(left * _SHARE) - _ARENA_BYTES) // _THREAD_BYTES))
+    free_bytes = _free_addresses()
+    if free_bytes is None:
+        return count
+    return max(0, min(count, (int(free_bytes * _SHARE) - _ARENA_BYTES) // _THREAD_BYTES))
 
 
-def _addresses_left() -> int | None:
-    """Return how many bytes of addresses this process may still take, ``None`` without a limit."""
-    most = address_limit()
-    if most is None:
+def _free_addresses() -> int | None:
+    """Return how many bytes of addresses this process may still reserve, or ``None`` without a limit."""
+    limit = address_limit()
+    if limit is None:
         return None
     try:
-        return most - int(_STATM.read_text().split()[0]) * resource.getpagesize()
+        return limit - int(_STATM.read_text().split()[0]) * resource.getpagesize()
     except (OSError, ValueError, IndexError):
-        return most // 2
+        return limit // 2

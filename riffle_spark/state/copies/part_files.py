@@ -1,18 +1,16 @@
-"""Files that hold parts of copies, mapped and checked, and their rows, of either kind of store. Knows checksums and
-what tells that a file was changed. Does not know heads.
+"""Local files that hold parts of copies: mapping, verification, and the rows in them.
 
-Theory of operation. No byte of a file is used before its part's checksum was found right in this process, and again
-after the file's signature has changed; what the process wrote itself it may have checked on its way there. So what a
-disk, a crash or a person did to a file between two batches is found before the next one reads it; the copy is then
-dropped and comes from the store. Files never change, so nobody waits for anybody, and a mapped file that was removed
-lives on until it is let go.
+Theory of operation.
 
-The address space of a process may be limited, and each mapped file takes some of it. Then files that this task does not
-need are closed, the least recently used first, until mapped files take at most half of the space that is left. If a
-file still cannot be mapped, the copies of the slot are too large for the limit: ``NoRoomForCopies``.
-
-A disk that forgets bytes by itself changes no signature. So parts are read anew in turn, beside the batches, and a
-stack with a damaged one is dropped before it is needed: ``scrub``.
+1. No byte of a file is used before this process has verified its part's checksum, and again after the file's signature
+   has changed. The process may verify what it writes itself while it writes. So damage by a disk, a crash or a person
+   is found before the next read. The copy is then dropped and restored from the store.
+2. Files never change, so no reader waits. A mapped file that was deleted remains readable until it is unmapped.
+3. The address space of a process may be limited, and each mapped file takes some of it. Then files that this task does
+   not need are closed, least recently used first, until mapped files take at most half of the free space. If a file
+   still cannot be mapped, the copies of the slot are too large for the limit: ``NoRoomForCopies``.
+4. A disk that loses bytes changes no signature. So ``scrub`` reads parts again, one after the other, beside the batches
+   and drops a stack with a damaged part before it is needed.
 """
 
 import os
@@ -20,7 +18,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from threading import Lock
 
@@ -28,10 +25,10 @@ import pyarrow as pa
 
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
 from riffle_spark.state.copies.disk import DamagedCopy, damaged, disk_refused
-from riffle_spark.state.copies.elements import element_runs, merged_elements
+from riffle_spark.state.copies.elements import element_runs, merge_elements
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.mapped_bytes import NoRoomForCopies, address_limit, mapping_budget
-from riffle_spark.state.copies.run import Run, merged
+from riffle_spark.state.copies.run import Run, merge_runs
 from riffle_spark.state.copies.stack import PART, STACKS, Signature, Stack, StackedPart, Stacks, signature_of
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.arrow_casts import cast_table
@@ -42,29 +39,30 @@ from riffle_spark.state.objects.encryption import Keys, Place
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
-__all__ = ["PartFiles", "mapped_bytes", "merged_rows", "place_of", "runs_of", "scrub", "whole_rows"]
+__all__ = ["PartFiles", "mapped_bytes", "merge_rows", "place_of", "read_all_rows", "runs_of", "scrub"]
 
 _MAPPED_FROM_BYTES = 64 * 1024
-"""A smaller file is read: a mapping costs more, and there may be no more than so many of them."""
-_FILES_MOST = 4096
-_HELD_BYTES_MOST = 1 << 30
-_BESIDE_BYTES = 2048
-"""What Python's objects for an open part take, about, beside its bytes: of small deltas it is most."""
-_Opened = tuple[StoreSchema, tuple[Run, ...]]
+"""Smaller files are read: mapping them costs more, and a process may have only so many mappings."""
+_FILES_MAX = 4096
+_DECRYPTED_BYTES_MAX = 1 << 30
+_OBJECT_BYTES = 2048
+"""The approximate size of the Python objects of an open part. Small deltas consist mostly of them."""
+_OpenRows = tuple[StoreSchema, tuple[Run, ...]]
 
 
 @dataclass(slots=True)
 class _File:
     signature: Signature
     data: pa.Buffer
-    checked: dict[tuple[int, int], int] = field(default_factory=dict)
-    opened: dict[int, _Opened] = field(default_factory=dict)
+    verified: dict[tuple[int, int], int] = field(default_factory=dict)
+    """The checksums of verified parts, by (start, length)."""
+    rows: dict[int, _OpenRows] = field(default_factory=dict)
 
 
 class PartFiles:
-    """The files of one member's folder, as this task sees them: each is looked at once.
+    """The files of one member's folder, as one task sees them. The task reads each file's signature once.
 
-    What was mapped and checked is kept in this process, as long as files are the same.
+    Mapped and verified files are cached in this process until their signature changes.
     """
 
     def __init__(self, folder: Path, keys: Keys | None = None) -> None:
@@ -73,141 +71,146 @@ class PartFiles:
         self._seen: dict[str, _File] = {}
 
     def runs(self, part: StackedPart, schema: StoreSchema, key_group: int = 0) -> tuple[Run, ...]:
-        """Return a part's rows, of this key-group, with today's columns. Raises ``DamagedCopy``, also for one that was
-        written by a declaration that was given up: what that did not name is missing in it.
+        """Return a part's rows with the current schema's columns.
+
+        Raises ``DamagedCopy``, also if the part was written under a declaration that was rolled back, because the part
+        lacks the columns that this declaration did not name.
         """
-        file = self._checked(part)
-        kept = file.opened.get(part.start)
-        if kept is not None and kept[0] is schema:
-            return kept[1]
+        file = self._verified(part)
+        cached = file.rows.get(part.start)
+        if cached is not None and cached[0] is schema:
+            return cached[1]
         if not schema.history.leads_from(part.declaration):
-            raise damaged("a part of it was written by a declaration that was given up", self._folder / part.file)
+            raise damaged("A part was written under a declaration that was rolled back.", self._folder / part.file)
         try:
-            data = file.data.slice(part.start, part.length)
-            if self._keys is not None:
-                data = self._keys.opened(data, place_of(part.file, schema.store, key_group), part.file)
-            table = part_codec.opened(data, part.file)
-            found = runs_of(schema.without_later_names(table, part.epoch), schema)
+            data = self._decrypted(file.data.slice(part.start, part.length), part, schema.store, key_group)
+            table = part_codec.open_part(data, part.file)
+            runs = runs_of(schema.without_later_names(table, part.epoch), schema)
         except (ConfigError, CorruptStateError) as error:
             raise damaged(error.problem, self._folder / part.file) from error
-        file.opened[part.start] = schema, found
+        file.rows[part.start] = schema, runs
         path = f"{self._folder}/{part.file}"
         if self._keys is not None and _files.get(path) is file:
-            _held.add(path, part.start, max(part.length, table.get_total_buffer_size()) + _BESIDE_BYTES)
-        return found
+            _decrypted.add(path, part.start, max(part.length, table.get_total_buffer_size()) + _OBJECT_BYTES)
+        return runs
+
+    def _decrypted(self, data: part_codec.Data, part: StackedPart, store: str, key_group: int) -> part_codec.Data:
+        if self._keys is None:
+            return data
+        return self._keys.decrypt(data, place_of(part.file, store, key_group), part.file)
 
     def data(self, part: StackedPart) -> pa.Buffer:
         """Return a part's bytes. Raises ``DamagedCopy``."""
-        return self._checked(part).data.slice(part.start, part.length)
+        return self._verified(part).data.slice(part.start, part.length)
 
     def as_snapshot(self, part: StackedPart, store: str, key_group: int) -> part_codec.Data | None:
-        """Return a part's decrypted bytes if they can be a snapshot of this key-group: their rows do not say which keys
-        are deleted. Return ``None`` if they cannot. Raises ``DamagedCopy``.
+        """Return a part's decrypted bytes, or ``None`` if it marks deleted keys and so cannot be a snapshot. Raises
+        ``DamagedCopy``.
         """
-        data: part_codec.Data = self.data(part)
         try:
-            if self._keys is not None:
-                data = self._keys.opened(data, place_of(part.file, store, key_group), part.file)
-            is_delta = part_codec.DELETED in part_codec.opened(data, part.file).column_names
+            data = self._decrypted(self.data(part), part, store, key_group)
+            is_delta = part_codec.DELETED in part_codec.open_part(data, part.file).column_names
         except (ConfigError, CorruptStateError) as error:
             raise damaged(error.problem, self._folder / part.file) from error
         return None if is_delta else data
 
-    def is_whole(self, part: StackedPart) -> bool:
-        """Tell whether a part is there and has its checksum."""
+    def is_intact(self, part: StackedPart) -> bool:
+        """Tell whether a part exists and has its checksum."""
         try:
-            self._checked(part)
+            self._verified(part)
         except DamagedCopy:
             return False
         return True
 
-    def found_whole(self, part: StackedPart) -> None:
-        """Note that this process has just written a part's bytes, and had found them whole. Raises ``LocalDiskError``
-        if the disk does not have them.
+    def mark_verified(self, part: StackedPart) -> None:
+        """Record that this process has verified a part's bytes while writing them. Raises ``LocalDiskError`` if the
+        file is not there.
         """
         try:
-            file = self._seen[part.file] = self._looked(part.file)
+            file = self._seen[part.file] = self._open(part.file)
             self._check_length(file, part)
         except DamagedCopy as error:
-            raise disk_refused(f"what was just written is not there: {error.problem}", self._folder) from error
-        file.checked[part.start, part.length] = part.checksum
+            raise disk_refused(
+                f"A file that was just written is not on the disk: {error.problem}", self._folder
+            ) from error
+        file.verified[part.start, part.length] = part.checksum
 
-    def doubt(self, parts: Iterable[StackedPart]) -> None:
-        """Have parts checked once more when they are used next: what is made of them gets a checksum of its own, under
-        which what a disk has forgotten meanwhile, without a sign, would be truth.
+    def unverify(self, parts: Iterable[StackedPart]) -> None:
+        """Verify parts again when they are used next. Call this before merging them: the merged part gets a checksum of
+        its own, which would hide bytes that the disk has lost meanwhile.
         """
         for part in parts:
             file = _files.get(f"{self._folder}/{part.file}")
             if file is not None:
-                file.checked.pop((part.start, part.length), None)
+                file.verified.pop((part.start, part.length), None)
 
-    def forget(self, parts: Iterable[StackedPart]) -> None:
-        """Let go of the rows of parts that were merged: those that were packed take memory while their file stays."""
+    def release_rows(self, parts: Iterable[StackedPart]) -> None:
+        """Release the cached rows of merged parts, because unpacked and decrypted rows take memory."""
         for part in parts:
             path = f"{self._folder}/{part.file}"
             file = _files.get(path)
             if file is not None:
-                file.opened.pop(part.start, None)
-                _held.remove(path, [part.start])
+                file.rows.pop(part.start, None)
+                _decrypted.remove(path, [part.start])
 
-    def check(self, part: StackedPart) -> bool:
-        """Read a part anew, whatever is known of it, and tell whether it has its checksum."""
+    def verify(self, part: StackedPart) -> bool:
+        """Read a part again and tell whether it has its checksum."""
         try:
             with (self._folder / part.file).open("rb") as file:
                 if part.start + part.length > os.fstat(file.fileno()).st_size:
-                    return False  # before there is room made for as many bytes
+                    return False  # do not allocate memory for a wrong length
                 file.seek(part.start)
                 return part_codec.checksum(file.read(part.length)) == part.checksum
         except OSError:
             return False
 
-    def let_go(self) -> None:
-        """Let go of files that were removed, so that the disk gets their room back."""
+    def close_removed(self) -> None:
+        """Close files that were deleted, so that the disk frees their blocks."""
         prefix = f"{self._folder}/"
         for path in list(_files):
             if path.startswith(prefix) and path[len(prefix) :] not in self._seen and signature_of(path) is None:
                 _close(path)
 
-    def _checked(self, part: StackedPart) -> _File:
+    def _verified(self, part: StackedPart) -> _File:
         file = self._seen.get(part.file)
         if file is None:
-            file = self._seen[part.file] = self._looked(part.file)
-        at = part.start, part.length
-        if file.checked.get(at) != part.checksum:
+            file = self._seen[part.file] = self._open(part.file)
+        span = (part.start, part.length)
+        if file.verified.get(span) != part.checksum:
             self._check_length(file, part)
             if part_codec.checksum(memoryview(file.data)[part.start : part.start + part.length]) != part.checksum:
-                raise damaged("its checksum is another", self._folder / part.file)
-            file.checked[at] = part.checksum
+                raise damaged("Its checksum is wrong.", self._folder / part.file)
+            file.verified[span] = part.checksum
         return file
 
     def _check_length(self, file: _File, part: StackedPart) -> None:
         if part.start + part.length > file.data.size:
-            raise damaged("a file of it is truncated", self._folder / part.file)
+            raise damaged("A file is truncated.", self._folder / part.file)
 
-    def _looked(self, name: str) -> _File:
+    def _open(self, name: str) -> _File:
         path = str(self._folder / name)
         signature = signature_of(path)
-        kept = _files.get(path)
-        if kept is not None and kept.signature == signature:
-            _files[path] = _files.pop(path, kept)  # the newest, whatever the thread that merges does to it
-            return kept
+        cached = _files.get(path)
+        if cached is not None and cached.signature == signature:
+            _files[path] = _files.pop(path, cached)  # moved to the end, even if the merging thread has closed it
+            return cached
         _close(path)
         if signature is None:
-            raise damaged("a file of it is gone", path)
+            raise damaged("A file is missing.", path)
         self._make_room(signature[1])
         try:
-            file = _File(signature, _bytes_of(path, signature[1]))
+            file = _File(signature, _read_or_map(path, signature[1]))
         except OSError as error:
             _raise_if_no_room(error, signature[1])
             raise damaged(error, path) from error
         _files[path] = file
-        while len(_files) > _FILES_MOST:
+        while len(_files) > _FILES_MAX:
             _close(next(iter(_files)))
         return file
 
     def _make_room(self, size: int) -> None:
-        """Close files that this task has not used if one more file of this size would exceed the copies' share of a
-        limited address space.
+        """Close files that this task has not used until a file of this size fits into the copies' share of a limited
+        address space.
         """
         if address_limit() is None or size < _MAPPED_FROM_BYTES:
             return
@@ -241,18 +244,18 @@ def _raise_if_no_room(error: OSError, size: int) -> None:
     try:
         raise_if_memory(error)
     except MemoryError as refused:
-        most, mapped = address_limit(), mapped_bytes()
-        if most is None or size < _MAPPED_FROM_BYTES:
+        limit = address_limit()
+        if limit is None or size < _MAPPED_FROM_BYTES:
             raise
         raise NoRoomForCopies(
-            f"a file of {size >> 20} MB and {mapped >> 20} MB of other copies do not fit into {most >> 20} MB"
+            f"A file of {size >> 20} MB and {mapped_bytes() >> 20} MB of other copies do not fit into {limit >> 20} MB."
         ) from refused
 
 
-class _Held:
-    """Parts that were decrypted, by path and start, the oldest first: they take memory, where others are mapped.
+class _DecryptedRows:
+    """The sizes of decrypted parts by (path, start), oldest first. Other parts are mapped and take no memory.
 
-    The thread that merges comes by here too.
+    Slots and the merging thread share it.
     """
 
     def __init__(self) -> None:
@@ -261,39 +264,37 @@ class _Held:
         self._lock = Lock()
 
     def add(self, path: str, start: int, size: int) -> None:
-        """Note one more of so many bytes as it is opened, and have the oldest let go of what is too much in all."""
+        """Add an opened part, and release the oldest ones while all of them together are too large."""
         with self._lock:
             self._bytes += size - self.sizes.pop((path, start), 0)
             self.sizes[path, start] = size
             budget = mapping_budget(self._bytes)
-            most = _HELD_BYTES_MOST if budget is None else min(_HELD_BYTES_MOST, budget)
-            while self._bytes > most and len(self.sizes) > 1:
-                (oldest, at), freed = self.sizes.popitem(last=False)
+            limit = _DECRYPTED_BYTES_MAX if budget is None else min(_DECRYPTED_BYTES_MAX, budget)
+            while self._bytes > limit and len(self.sizes) > 1:
+                (oldest_path, oldest_start), freed = self.sizes.popitem(last=False)
                 self._bytes -= freed
-                file = _files.get(oldest)
+                file = _files.get(oldest_path)
                 if file is not None:
-                    file.opened.pop(at, None)
+                    file.rows.pop(oldest_start, None)
 
     def remove(self, path: str, starts: Iterable[int]) -> None:
-        """Note that these are open no more."""
+        """Remove parts that were released."""
         with self._lock:
             self._bytes -= sum(self.sizes.pop((path, start), 0) for start in starts)
 
 
-_held = _Held()
+_decrypted = _DecryptedRows()
 
 
 def _close(path: str) -> None:
-    """Let go of a file, if it is open, and of what was decrypted of it."""
+    """Close a file, if it is open, and release its decrypted parts."""
     file = _files.pop(path, None)
     if file is not None:
-        _held.remove(path, list(file.opened))
+        _decrypted.remove(path, list(file.rows))
 
 
 def place_of(file: str, store: str, key_group: int) -> Place:
-    """Return the place that a key-group's part in a local file is encrypted for. The file's name tells which delta,
-    snapshot or merged part it is.
-    """
+    """Return the place that a key-group's part in a local file is encrypted for, from the file's name."""
     folder, _, name = file.partition("/")
     if folder == STACKS:
         _, unique, *snapshot_id = name.rpartition("/")[2].removesuffix(PART).split(".")
@@ -304,7 +305,7 @@ def place_of(file: str, store: str, key_group: int) -> Place:
     return paths.delta_place(store, key_group, int(version), attempt)
 
 
-def _bytes_of(path: str, size: int) -> pa.Buffer:
+def _read_or_map(path: str, size: int) -> pa.Buffer:
     if size < _MAPPED_FROM_BYTES:
         return pa.py_buffer(Path(path).read_bytes())
     with pa.memory_map(path) as file:
@@ -312,84 +313,86 @@ def _bytes_of(path: str, size: int) -> pa.Buffer:
 
 
 def runs_of(table: pa.Table, schema: StoreSchema) -> tuple[Run, ...]:
-    """Return a part's rows with today's columns. Raises ``CorruptStateError`` for rows of other columns."""
+    """Return a part's rows with the current schema's columns. Raises ``CorruptStateError`` if they do not fit."""
     try:
-        return schema.either(partial(_runs, table), partial(element_runs, table))
+        return schema.either(partial(_plain_runs, table), partial(element_runs, table))
     except (pa.ArrowException, *UNREADABLE) as error:
         raise_if_memory(error)
         raise CorruptStateError(
-            f"a part holds other columns than store {schema.store!r} has: {error!r}",
-            remedy="restore the root from a backup, or roll back to a version that is intact (riffle rollback)",
+            f"The columns of a part do not fit store {schema.store!r}: {error!r}",
+            remedy="Restore the root from a backup, or roll back to an intact version (riffle rollback).",
             where=schema.store,
             id="RIFFLE-0390",
         ) from error
 
 
-def merged_rows(runs: Sequence[Run], schema: StoreSchema, *, bottom: bool) -> pa.Table:
-    """Return the newest rows of runs, the newest first, as a part has them.
+def merge_rows(runs: Sequence[Run], schema: StoreSchema, *, bottom: bool) -> pa.Table:
+    """Return the newest rows of runs, newest run first, with the columns of a part.
 
-    At the ``bottom`` of a stack there is nothing that a deleted row could hide: such rows are left out.
+    At the ``bottom`` of a stack no older rows exist, so deleted rows are left out.
     """
     return schema.either(
-        lambda columns: merged(runs, columns.key.names, columns.row_schema, bottom=bottom),
-        lambda variables: merged_elements(variables, runs, bottom=bottom),
+        lambda columns: merge_runs(runs, columns.key.names, columns.row_schema, bottom=bottom),
+        lambda variables: merge_elements(variables, runs, bottom=bottom),
     )
 
 
-def whole_rows(runs: Sequence[Run], schema: StoreSchema) -> pa.Table:
-    """Return all that the runs of a copy hold, with the columns of ``part_schema``."""
-    rows, wanted = merged_rows(runs, schema, bottom=True), schema.part_schema()
+def read_all_rows(runs: Sequence[Run], schema: StoreSchema) -> pa.Table:
+    """Return all rows of a copy, given its runs, with the columns of ``part_schema``."""
+    rows = merge_rows(runs, schema, bottom=True)
     return schema.either(
-        lambda columns: cast_table(rows.select(columns.part_schema().names), wanted),
+        lambda columns: cast_table(rows.select(columns.part_schema().names), schema.part_schema()),
         lambda variables: variables.wide(rows),
     )
 
 
-def _runs(table: pa.Table, schema: PlainColumns) -> tuple[Run, ...]:
+def _plain_runs(table: pa.Table, schema: PlainColumns) -> tuple[Run, ...]:
     if part_codec.HASH not in table.column_names:
         table = schema.sealed(table)
     rows = part_codec.fitted(table, schema.row_schema)
-    gone = table.column(part_codec.DELETED) if part_codec.DELETED in table.column_names else None
-    if gone is not None and not gone.to_numpy().any():
-        gone = None
+    deleted_column = table.column(part_codec.DELETED) if part_codec.DELETED in table.column_names else None
+    if deleted_column is not None and not deleted_column.to_numpy().any():
+        deleted_column = None
     order = stored_order(table, schema.due)
-    found, start = [], 0
+    runs: list[Run] = []
+    start = 0
     for hashes in filter(len, table.column(part_codec.HASH).chunks):
         batch = rows.slice(start, len(hashes)).combine_chunks().to_batches()[0]
-        deleted = None if gone is None else gone.slice(start, len(hashes)).to_numpy()
+        deleted = None if deleted_column is None else deleted_column.slice(start, len(hashes)).to_numpy()
         due = None if schema.due is None else due_times(batch.column(schema.due), deleted, order)
-        found.append(Run(hashes.to_numpy(), batch, deleted, due))
+        runs.append(Run(hashes.to_numpy(), batch, deleted, due))
         start += len(hashes)
-    return tuple(found)
+    return tuple(runs)
 
 
-SCRUBBED_BYTES = 8 << 20
-_next: dict[str, Address] = {}
-"""By folder, from which key-group on to look next."""
+_SCRUB_BYTES = 8 << 20
+_next_address: dict[str, Address] = {}
+"""By folder, the key-group at which the next scrub starts."""
 
 
-def scrub(folder: Folder, size_bytes: int = SCRUBBED_BYTES) -> list[Address]:
-    """Check about so many bytes of a member's stacks, one key-group in any case, from where the last look ended; return
-    the key-groups that were dropped.
+def scrub(folder: Folder, size_bytes: int = _SCRUB_BYTES) -> list[Address]:
+    """Verify about ``size_bytes`` of a member's stacks, but at least one key-group, from where the last call ended.
+    Return the key-groups whose damaged copies were dropped.
     """
     stacks = {store: folder.stacks(store) for store in folder.stores()}
-    addresses = [(store, kg) for store, of_store in stacks.items() for kg in of_store.key_groups()]
-    begin = _next.get(str(folder.path), ("", 0))
-    turn = chain((one for one in addresses if one >= begin), (one for one in addresses if one < begin))
-    files, dropped = PartFiles(folder.path), []
-    for address in turn:
+    addresses = [(store, key_group) for store in stacks for key_group in stacks[store].key_groups()]
+    start = _next_address.get(str(folder.path), ("", 0))
+    files = PartFiles(folder.path)
+    dropped: list[Address] = []
+    for address in sorted(addresses, key=lambda address: (address < start, address)):
         if size_bytes <= 0:
-            _next[str(folder.path)] = address
+            _next_address[str(folder.path)] = address
             break
-        stack = _now(stacks[address[0]], address[1])
+        store, key_group = address
+        stack = _read_current(stacks[store], key_group)
         if stack is not None:
             size_bytes -= stack.size_bytes
-            # A slot that merges meanwhile takes parts away: that is no damage.
-            if not all(map(files.check, stack.parts)) and _now(stacks[address[0]], address[1]) == stack:
-                folder.drop(*address, stacks[address[0]])
+            # A slot may have merged parts meanwhile: missing parts of an old stack are no damage.
+            if not all(map(files.verify, stack.parts)) and _read_current(stacks[store], key_group) == stack:
+                folder.drop(store, key_group, stacks[store])
                 dropped.append(address)
     return dropped
 
 
-def _now(stacks: Stacks, key_group: int) -> Stack | None:
+def _read_current(stacks: Stacks, key_group: int) -> Stack | None:
     return stacks.read(key_group) if stacks.has(key_group) else None

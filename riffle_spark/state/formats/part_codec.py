@@ -23,7 +23,7 @@ from riffle_spark.state.formats.due_times import DUE_COLUMN, DUE_ORDER, DUE_SPAN
 
 __all__ = [
     "DELETED", "ENCRYPTED", "HASH", "IN_PLAIN", "VARIABLE", "Checksum", "Data", "altered", "checksum", "decode",
-    "encode", "fitted", "opened",
+    "encode", "fitted", "open_part",
 ]  # fmt: skip
 
 _UNSORTED, _BY_HASH, _BY_VARIABLE = b"1", b"2", b"3"
@@ -127,7 +127,7 @@ def decode(data: Data, expected: int, where: str, decrypt: Callable[[Data], Data
     """
     if checksum(data) != expected:
         raise altered(where)
-    table = opened(decrypt(data) if decrypt else data, where)
+    table = open_part(decrypt(data) if decrypt else data, where)
     added = [name for name in (HASH, DUE_ORDER) if name in table.column_names]
     if any(table.column_names.count(name) > 1 for name in added):
         raise altered(where)
@@ -144,7 +144,7 @@ def altered(where: str) -> CorruptStateError:
     )
 
 
-def opened(data: Data, where: str) -> pa.Table:
+def open_part(data: Data, where: str) -> pa.Table:
     """Return the table of one part whose checksum was found to be right, as it lies there, with its metadata.
 
     Raises ``CorruptStateError`` naming ``where`` if the bytes are of another format, ``RefusedError`` if encrypted,

@@ -117,7 +117,7 @@ _CREDENTIALS = f"correct the credentials that boto3 finds ({CREDENTIAL_CHAIN})"
 _DENIED = "{operation} was denied: {message}"
 _RIGHTS = (
     f"check the credentials ({CREDENTIAL_CHAIN}) and grant them s3:ListBucket on the bucket; s3:GetObject, "
-    "s3:PutObject and s3:DeleteObject below the prefix (riffle policy ROOT prints them). If the bucket's policy "
+    "s3:PutObject and s3:DeleteObject below the prefix (riffle policy --root ROOT prints them). If the bucket's policy "
     "demands encryption, set `s3_server_side_encryption` or `s3_kms_key`; if its requester pays, set "
     "`s3_requester_pays`"
 )

@@ -16,7 +16,7 @@ from botocore.config import Config
 from botocore.parsers import ResponseParserError
 
 from riffle_spark.errors import ConfigError, RefusedError, RiffleError, UnavailableError
-from riffle_spark.printable import shown
+from riffle_spark.printable import escape_unprintable
 from riffle_spark.state.objects.s3_answers import CREDENTIAL_CHAIN, Action, Rule, rule_of
 from riffle_spark.state.objects.store import RequestCounts, StoreOptions, check_endpoint
 
@@ -141,8 +141,10 @@ class Call:
 def refused(call: Call, rule: Rule, status: int, code: str, message: str) -> RiffleError:
     """Return the error for a server's answer, as its rule describes it."""
     if not rule.problem:
-        return unavailable(call, f"{status} {shown(code)}")
-    problem = rule.problem.format(operation=call.name, status=status, code=shown(code), message=shown(message or code))
+        return unavailable(call, f"{status} {escape_unprintable(code)}")
+    problem = rule.problem.format(
+        operation=call.name, status=status, code=escape_unprintable(code), message=escape_unprintable(message or code)
+    )
     return rule.kind(problem, remedy=rule.remedy, where=call.where, id=rule.id)
 
 

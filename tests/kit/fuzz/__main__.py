@@ -156,11 +156,15 @@ def main(arguments: Sequence[str] | None = None, guided: Callable[[bool], Feed] 
         if not asked.json:
             print(_line(outcomes[-1]), flush=True)
     told = {
-        "inputs": sum(each.inputs for each in outcomes), "seed": asked.seed, "decoders": len(outcomes),
-        "refused": sum(each.refused for each in outcomes), "findings": [f for each in outcomes for f in each.findings],
-        "seconds": round(time.monotonic() - began, 1), "by_decoder": {each.decoder: each.inputs for each in outcomes},
-        "covered": {each.decoder: each.covered for each in outcomes if each.covered},
-    }  # fmt: skip
+        "inputs": sum(outcome.inputs for outcome in outcomes),
+        "seed": asked.seed,
+        "decoders": len(outcomes),
+        "refused": sum(outcome.refused for outcome in outcomes),
+        "findings": [f for outcome in outcomes for f in outcome.findings],
+        "seconds": round(time.monotonic() - began, 1),
+        "by_decoder": {outcome.decoder: outcome.inputs for outcome in outcomes},
+        "covered": {outcome.decoder: outcome.covered for outcome in outcomes if outcome.covered},
+    }
     print(
         json.dumps(told)
         if asked.json
@@ -178,9 +182,12 @@ def _kept_values(count: int, seed: int, *, as_json: bool) -> int:
         keys.write_text(f"a = {base64.b64encode(bytes(32)).decode()}\n")
         kept = keep(count, seed, f"file:{keys}")
     told = {
-        "examples": kept.examples, "seed": seed, "by_variant": kept.by_variant, "findings": kept.findings,
+        "examples": kept.examples,
+        "seed": seed,
+        "by_variant": kept.by_variant,
+        "findings": kept.findings,
         "seconds": round(time.monotonic() - began, 1),
-    }  # fmt: skip
+    }
     if as_json:
         print(json.dumps(told))
     else:

@@ -71,9 +71,9 @@ def _can_be_key(example: Example) -> bool:
 
 def _run(chance: random.Random, key: Example, values: list[Example], keys: str | None) -> None:
     ids = pa.array(range(ROWS), pa.int64())
-    fields = [key.field, pa.field("id", pa.int64(), nullable=False), *(one.field for one in values)]
-    rows = pa.table([key.column, ids, *(one.column for one in values)], schema=pa.schema(fields))
-    ordered = [one.field.name for one in values if _can_be_order(one.field.type)][:1]
+    fields = [key.field, pa.field("id", pa.int64(), nullable=False), *(value.field for value in values)]
+    rows = pa.table([key.column, ids, *(value.column for value in values)], schema=pa.schema(fields))
+    ordered = [value.field.name for value in values if _can_be_order(value.field.type)][:1]
     last = with_one_zero(
         _last_of_keys(rows.sort_by([(name, "ascending") for name in ordered]) if ordered else rows), "k"
     )

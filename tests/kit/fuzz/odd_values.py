@@ -82,7 +82,7 @@ def _drawn(chance: random.Random, kind: pa.DataType, count: int, variant: str, *
     if types.is_struct(kind):
         # Below a NULL struct there are NULLs, also of fields that are NOT NULL: so Spark's Arrow columns have it.
         fields = [_drawn(chance, one.type, count, variant, may_be_null=one.nullable) for one in kind]
-        hidden = [_with_nulls(one, nulls) for one in fields]
+        hidden = [_with_nulls(field, nulls) for field in fields]
         return pa.Array.from_buffers(kind, count, [valid], children=hidden)
     if types.is_fixed_size_list(kind):
         values = _drawn(chance, kind.value_type, 2 * count, variant, may_be_null=kind.value_field.nullable)
@@ -151,7 +151,7 @@ def raw_values(column: pa.Array | pa.ChunkedArray) -> list[object]:
     kind, is_valid = array.type, array.is_valid().to_pylist()
     if types.is_struct(kind):
         fields = [raw_values(array.field(at)) for at in range(len(kind))]
-        return [tuple(one[at] for one in fields) if there else None for at, there in enumerate(is_valid)]
+        return [tuple(field[at] for field in fields) if there else None for at, there in enumerate(is_valid)]
     if types.is_map(kind):
         return _cut(list(zip(raw_values(array.keys), raw_values(array.items), strict=True)), _offsets(array), is_valid)
     if types.is_list(kind) or types.is_large_list(kind):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from riffle_spark.state.copies.elements import ElementRun, element_runs, merged_elements
+from riffle_spark.state.copies.elements import ElementRun, element_runs, merge_elements
 from riffle_spark.state.copies.reading import CopyRuns, Reading
 from riffle_spark.state.schemas.variables import VariableColumns
 
@@ -54,7 +54,7 @@ class MemoryReading:
         self.runs = (*element_runs(self.schema.sealed(changes), self.schema), *self.runs)
         self._count += 1
         if self._count % self._most == 0:
-            self.runs = element_runs(merged_elements(self.schema, self.runs, bottom=self._count % 2 == 0), self.schema)
+            self.runs = element_runs(merge_elements(self.schema, self.runs, bottom=self._count % 2 == 0), self.schema)
 
     @property
     def held(self) -> CopyRuns:
@@ -63,4 +63,4 @@ class MemoryReading:
 
     def rows(self) -> pa.Table:
         """Return all that it holds, as wide rows."""
-        return self.schema.wide(merged_elements(self.schema, self.runs, bottom=True))
+        return self.schema.wide(merge_elements(self.schema, self.runs, bottom=True))

@@ -121,7 +121,7 @@ class RowForm:
         """Return what is sent of a row to a function that Spark keeps a buffer of its own of."""
         (value, *_) = _items(function.children())
         if _kind(function) == "HllSketchAgg":
-            return Catalyst(self._spark).hashed_for_sketches(value)
+            return Catalyst(self._spark).sketch_hash(value)
         return value if _kind(function) in COLLECTED else self._hash(value)
 
     def _hash(self, value: Any) -> Any:

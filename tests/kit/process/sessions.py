@@ -49,7 +49,7 @@ class Store:
         table = pa.table([pa.array(c, t) for c, t in zip(columns, self.schema.key.types, strict=True)], self.schema.key)
         self.session = Session(self.schema, declare_all(self.schema), self.reading.held, table, now_ms)
         if rows:
-            self.session.at(0)
+            self.session.select_key(0)
         return self.session
 
     def commit(self) -> pa.Table:
@@ -78,5 +78,5 @@ class Store:
 
     def timers(self, number: int) -> Sequence[int]:
         """Return a key's timers."""
-        self.session.at(number)
+        self.session.select_key(number)
         return list(self.session.timers.list())

@@ -40,10 +40,11 @@ class Alarms:
         """Declare a sum that stays and, by the clock, a value, a list and a map that live for a while."""
         lives = LIVES_MS if self.mode == "ProcessingTime" else dict.fromkeys(LIVES_MS)
         variables = (
-            Variable("sum", "value", N), Variable("last", "value", N, ttl_ms=lives["last"]),
+            Variable("sum", "value", N),
+            Variable("last", "value", N, ttl_ms=lives["last"]),
             Variable("recent", "list", N, ttl_ms=lives["recent"]),
             Variable("marks", "map", N, pa.schema([("mark", pa.int64())]), lives["marks"]),
-        )  # fmt: skip
+        )
         columns = ("v", "ts") if self.mode == "EventTime" else ("v",)
         return Declared(pa.schema([]), OUTPUT, columns, False, time_mode=self.mode, variables=variables)
 
@@ -59,7 +60,7 @@ class _Ringing:
     def begin(self) -> None:
         pass
 
-    def enter(self, session: Session) -> None:
+    def set_session(self, session: Session) -> None:
         self._cells: Mapping[str, Any] = session.cells
         self._timers = session.timers
 
@@ -67,7 +68,7 @@ class _Ringing:
         assert isinstance(state, int)
         self._cells["sum"].update((_number(self._cells["sum"].get()) + state,))
 
-    def as_of(self, watermark_ms: int | None) -> None:
+    def set_watermark(self, watermark_ms: int | None) -> None:
         pass
 
     def rows(self, key: Key, rows: Iterator[Any]) -> Iterable[object]:
@@ -76,8 +77,8 @@ class _Ringing:
             if value < 0:
                 for due_ms in list(self._timers.list()):
                     self._timers.delete(due_ms)
-                for each in cells.values():
-                    each.clear()
+                for cell in cells.values():
+                    cell.clear()
                 continue
             mark = (value % MARKS,)
             cells["sum"].update((_number(cells["sum"].get()) + value,))
@@ -132,7 +133,7 @@ class _Values:
         values = states.column("n").to_pylist()
         return (iter(values[start:end]) for start, end in pairwise(positions))
 
-    def take(self, output: Iterable[object]) -> None:
+    def collect(self, output: Iterable[object]) -> None:
         self._taken.extend(output)
 
     def output(self) -> pa.Table:

@@ -45,8 +45,9 @@ class Disturbances:
         names = self._world.driver.ownership.placement.groups.names
         of = names[group % len(names)]
         changes: dict[str, object] = {
-            "num_standbys": chance.randrange(3), "acceptable_recovery_lag": chance.choice([0, 3, 10_000]),
-        }  # fmt: skip
+            "num_standbys": chance.randrange(3),
+            "acceptable_recovery_lag": chance.choice([0, 3, 10_000]),
+        }
         what, ask = chance.choice(
             [
                 (f"drain {name}", lambda: operations.drain(name)),

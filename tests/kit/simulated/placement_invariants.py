@@ -21,7 +21,7 @@ from riffle_spark.protocol.ownership.view import view_of
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import Stacks
 from riffle_spark.state.log.manifest import Address, Head
-from riffle_spark.state.restore.copy_progress import _is_there  # private: whether a copy is whole
+from riffle_spark.state.restore.copy_progress import _has_files  # private: whether a copy is whole
 from riffle_spark.worker.upkeep_piece import _Piece  # private: what removes copies
 from tests.kit.simulated.world import World
 
@@ -59,7 +59,11 @@ def check_valid(world: World) -> None:
 
 def _check_standbys(world: World, view: View) -> None:
     settings, present = world.driver.settings, world.driver.ownership.placement.present
-    allowed = [one for one in view.members if one.id not in view.drained and is_allowed(one, assign_settings(settings))]
+    allowed = [
+        member
+        for member in view.members
+        if member.id not in view.drained and is_allowed(member, assign_settings(settings))
+    ]
     if (
         settings.dispatch == "hashed"
         or settings.standby_mode != "replay"
@@ -68,7 +72,7 @@ def _check_standbys(world: World, view: View) -> None:
     ):
         return
     wanted = min(settings.num_standbys, len(allowed or view.members) - 1)
-    counts = {one.id: len(present.standbys.get(one.id, ())) for one in view.tasks if one.kind == "stateful"}
+    counts = {task.id: len(present.standbys.get(task.id, ())) for task in view.tasks if task.kind == "stateful"}
     missing = {task: count for task, count in counts.items() if count < wanted}
     assert not missing, f"P6: of {wanted} standbys there are {missing}"
 
@@ -90,37 +94,52 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
     unanswered: dict[int, set[tuple[str, Address]]] = {}
     needed: dict[int, Callable[[str, Address], bool]] = {}
     idle: dict[int, dict[tuple[str, Address], float]] = {}
-    counted, assigned, due = ReportedCopies.counted, IdleCopies.record_assignment, IdleCopies.take_due
+    counted, assigned, due = ReportedCopies.record_census, IdleCopies.record_assignment, IdleCopies.take_due
     drop = _Piece._drop  # private: what removes copies
 
     def count(self: ReportedCopies, census: Census) -> None:
         counted(self, census)
-        unanswered.setdefault(id(self), set()).update((census.member, address) for address in self.of(census.member))
+        unanswered.setdefault(id(self), set()).update(
+            (census.member, address) for address in self.of_member(census.member)
+        )
         found = {(store, key_group) for store, key_group, _, _ in census.copies}
-        assert self.of(census.member).keys() == found, f"{census.member} is taken to have other copies than it said"
+        assert self.of_member(census.member).keys() == found, (
+            f"{census.member} is taken to have other copies than it said"
+        )
 
     def answer(
-        self: IdleCopies, found: Assignment, copies: ReportedCopies, members: Membership, now: float, *, pointers: bool,
+        self: IdleCopies,
+        assignment: Assignment,
+        copies: ReportedCopies,
+        members: Membership,
+        now: float,
+        *,
+        pointers: bool,
         groups: Groups = ONE_GROUP,
-    ) -> None:  # fmt: skip
-        assigned(self, found, copies, members, now, pointers=pointers, groups=groups)
+    ) -> None:
+        assigned(self, assignment, copies, members, now, pointers=pointers, groups=groups)
         unanswered.pop(id(copies), None)
         needed[id(copies)] = lambda member, address: (
             member
             in (
-                found.owners.get(groups.task(*address)),  # none of a number that a switch has done away with
-                *(() if pointers else found.standbys.get(groups.task(*address), ())),
-                *found.warmups.get(groups.task(*address), ()),
+                assignment.owners.get(groups.task(*address)),  # none of a number that a switch has done away with
+                *(() if pointers else assignment.standbys.get(groups.task(*address), ())),
+                *assignment.warmups.get(groups.task(*address), ()),
             )
         )
-        held = [(member, address) for member in members.live for address in copies.of(member)]
+        held = [(member, address) for member in members.live for address in copies.of_member(member)]
         before = idle.get(id(copies), {})
         idle[id(copies)] = {one: before.get(one, now) for one in held if not needed[id(copies)](*one)}
 
     def clean(
-        self: IdleCopies, copies: ReportedCopies, live: Collection[str], now: float, delay: float, *,
+        self: IdleCopies,
+        copies: ReportedCopies,
+        live: Collection[str],
+        now: float,
+        delay: float,
+        *,
         at_once: Set[str] = frozenset(),
-    ) -> dict[str, list[Drop]]:  # fmt: skip
+    ) -> dict[str, list[Drop]]:
         drops = due(self, copies, live, now, delay, at_once=at_once)
         for member, address in [(name, (one.store, one.key_group)) for name in drops for one in drops[name]]:
             assert (member, address) not in unanswered.get(id(copies), ()), f"I9: {address} on {member}"
@@ -133,7 +152,7 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
         heads = {(one.store, one.key_group): one.head for one in self._order.drops}
         drop(self, _Watched(folder, heads))
 
-    patch.setattr(ReportedCopies, "counted", count)
+    patch.setattr(ReportedCopies, "record_census", count)
     patch.setattr(IdleCopies, "record_assignment", answer)
     patch.setattr(IdleCopies, "take_due", clean)
     patch.setattr(_Piece, "_drop", drop_all)  # private: as above
@@ -148,6 +167,6 @@ class _Watched(Folder):
 
     def drop(self, store: str, key_group: int, stacks: Stacks | None = None) -> None:
         stack, head = (stacks or self.stacks(store)).read(key_group), self._heads.get((store, key_group))
-        if stack is not None and head not in {None, stack.head} and _is_there(self.path, stack):
+        if stack is not None and head not in {None, stack.head} and _has_files(self.path, stack):
             pytest.fail(f"I9: {store}, key-group {key_group} on {self.member} goes, though it has moved on")
         super().drop(store, key_group, stacks)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from riffle_spark.state.copies import part_files, stack
 from riffle_spark.state.copies.disk import damaged
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.part_files import PartFiles, whole_rows
+from riffle_spark.state.copies.part_files import PartFiles, read_all_rows
 from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log.manifest import Head
@@ -33,7 +33,7 @@ def rows_of_stack(
 ) -> pa.Table:
     """Return all that a stack holds, as a snapshot's table. ``key_group`` counts where ``keys`` are."""
     files = PartFiles(folder, keys)
-    return whole_rows([run for part in reversed(found.parts) for run in files.runs(part, schema, key_group)], schema)
+    return read_all_rows([run for part in reversed(found.parts) for run in files.runs(part, schema, key_group)], schema)
 
 
 def checksum_on_disk(folder: Path, part: StackedPart) -> int:
@@ -51,13 +51,13 @@ def unremembered() -> Iterator[None]:
     """Look at copies as a process that has just begun does, and leave what this one knows of files as it is: what a
     look has found whole the product must not take for looked at.
     """
-    files, held, kept = part_files._files, part_files._held, stack._cached_stacks  # private: what a process keeps
-    part_files._files, part_files._held, stack._cached_stacks = (
+    files, held, kept = part_files._files, part_files._decrypted, stack._cached_stacks  # private: what a process keeps
+    part_files._files, part_files._decrypted, stack._cached_stacks = (
         OrderedDict(),
-        part_files._Held(),
+        part_files._DecryptedRows(),
         {},
     )  # private: as above
     try:
         yield
     finally:
-        part_files._files, part_files._held, stack._cached_stacks = files, held, kept  # private: as above
+        part_files._files, part_files._decrypted, stack._cached_stacks = files, held, kept  # private: as above

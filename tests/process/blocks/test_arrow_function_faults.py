@@ -139,7 +139,7 @@ EXPIRING = {"state": STATE, "output": OUTPUT, "due": "until", "time_mode": "Even
     [
         ({"due": None}, "no column that says when keys are due"),
         ({"due": None, "time_mode": "None", "expired": running_total}, "no column that says when keys are due"),
-        ({"time_mode": "Sometimes"}, "time_mode = 'Sometimes' is unknown"),
+        ({"time_mode": "Sometimes"}, "Unknown time_mode 'Sometimes'"),
         ({"expired": lambda: None}, "cannot be called with 1 or 2 arguments"),
         ({"expired": lambda _a, _b, _c: None}, "cannot be called with 1 or 2 arguments"),
     ],

@@ -14,7 +14,7 @@ import pytest
 from riffle_spark.batch_times import TimeMode, Times
 from riffle_spark.errors import ConfigError, CorruptStateError, UserFunctionError
 from riffle_spark.process.processors.cells import declare_all
-from riffle_spark.process.processors.processing import Processing, seldom_collected
+from riffle_spark.process.processors.processing import Processing, rare_garbage_collection
 from riffle_spark.process.processors.processor import InputByKey, Key, windows
 from riffle_spark.process.processors.session import Session
 from riffle_spark.process.processors.value_cells import ValueCells
@@ -42,7 +42,7 @@ class TupleForm:
 
     states = rows
 
-    def take(self, output: Iterable[object]) -> None:
+    def collect(self, output: Iterable[object]) -> None:
         """See ``Form``."""
         self.taken.extend(output)  # type: ignore[arg-type]
 
@@ -73,7 +73,7 @@ class Recorder:
         """See ``Processor``."""
         self.calls.append(("begin",))
 
-    def enter(self, session: Session) -> None:
+    def set_session(self, session: Session) -> None:
         """See ``Processor``."""
         self.session = session
 
@@ -88,7 +88,7 @@ class Recorder:
             self.calls.append(("row", *key, row))
             yield (*key, row)
 
-    def as_of(self, watermark_ms: int | None) -> None:
+    def set_watermark(self, watermark_ms: int | None) -> None:
         """See ``Processor``."""
         self.watermark_ms = watermark_ms
 
@@ -300,7 +300,7 @@ def test_python_looks_for_cycles_as_before_when_all_is_done(fails: bool) -> None
         if fails:
             raise ZeroDivisionError
 
-    with pytest.raises(UserFunctionError) if fails else nullcontext(), seldom_collected():
+    with pytest.raises(UserFunctionError) if fails else nullcontext(), rare_garbage_collection():
         Slot(Recorder(look)).batch({"a": [1]})
     assert during[0] > before
     assert gc.get_threshold() == before

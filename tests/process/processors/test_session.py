@@ -27,7 +27,7 @@ def test_a_value_is_there_in_the_batch_that_wrote_it_and_in_the_next() -> None:
     store.commit()
     store.batch("b", "a")
     assert store.value("n").get() is None
-    store.session.at(1)
+    store.session.select_key(1)
     assert store.value("n").get() == (1, "x")
     assert store.value("n").exists()
 
@@ -37,19 +37,19 @@ def test_a_cleared_value_is_gone_at_once_and_for_good() -> None:
     store = Store(COUNT)
     store.batch("a", "b")
     for number in (0, 1):
-        store.session.at(number)
+        store.session.select_key(number)
         store.value("n").update((number, None))
     store.commit()
     store.batch("a", "b")
     store.value("n").clear()
     assert store.value("n").get() is None
-    store.session.at(1)
+    store.session.select_key(1)
     store.value("n").clear()
     store.value("n").update((5, "y"))
     store.commit()
     store.batch("a", "b")
     assert store.value("n").get() is None
-    store.session.at(1)
+    store.session.select_key(1)
     assert store.value("n").get() == (5, "y")
 
 
@@ -58,13 +58,13 @@ def test_values_of_all_keys_are_read_at_once() -> None:
     store = Store(COUNT)
     store.batch(*map(str, range(100)))
     for number in range(100):
-        store.session.at(number)
+        store.session.select_key(number)
         store.value("n").update((number, "x"))
     assert store.reading.asked == []
     store.commit()
     store.batch(*map(str, range(100)))
     for number in range(100):
-        store.session.at(number)
+        store.session.select_key(number)
         assert store.value("n").get() == (number, "x")
     assert store.reading.asked == ["elements"]
 
@@ -153,14 +153,14 @@ def test_lists_longer_than_a_piece_are_read_in_pieces(monkeypatch: pytest.Monkey
     sizes = [3, 0, 20, 7, 8, 1, 2]
     store.batch(*"abcdefg")
     for number, size in enumerate(sizes):
-        store.session.at(number)
+        store.session.select_key(number)
         store.list("l").extend([(at,) for at in range(size)])
         for at in range(size):
             store.map("m").update((f"{at:03}",), (at,))
     store.commit()
     store.batch(*"abcdefg")
     for number, size in [*enumerate(sizes), (2, 20), (0, 3)]:
-        store.session.at(number)
+        store.session.select_key(number)
         assert [at for (at,) in store.list("l").get()] == list(range(size))
         assert [hits for (hits,) in store.map("m").values()] == list(range(size))
 
@@ -171,7 +171,7 @@ def test_keys_that_follow_each_other_are_read_ahead() -> None:
     keys = [f"{at:04}" for at in range(1000)]
     store.batch(*keys)
     for number in range(1000):
-        store.session.at(number)
+        store.session.select_key(number)
         store.list("l").append((number,))
     store.commit()
     read: list[int] = []
@@ -204,7 +204,7 @@ def test_a_map_is_written_read_and_removed_key_by_key() -> None:
     pages.update(("w",), (4,))
     assert list(pages.items()) == [(("w",), (4,)), (("y",), (2,))]
     assert (list(pages.keys()), list(pages.values())) == ([("w",), ("y",)], [(4,), (2,)])
-    store.session.at(1)
+    store.session.select_key(1)
     assert not pages.exists()
     store.commit()
     store.batch("a")
@@ -253,7 +253,7 @@ def test_keys_too_long_for_a_file_work_like_others() -> None:
     keys, pages = ["k" * 400 + end for end in "ab"], ["p" * 300 + end for end in "xyz"]
     store.batch(*keys)
     for number in range(2):
-        store.session.at(number)
+        store.session.select_key(number)
         store.value("n").update((number, None))
         for page in pages:
             store.map("m").update((page,), (number,))
@@ -261,7 +261,7 @@ def test_keys_too_long_for_a_file_work_like_others() -> None:
     store.commit()
     store.batch(*reversed(keys))
     for number in range(2):
-        store.session.at(number)
+        store.session.select_key(number)
         assert store.value("n").get() == (1 - number, None)
         assert sorted(store.map("m").items()) == [((page,), (1 - number,)) for page in pages]
     store.batch(now_ms=10)
@@ -276,12 +276,12 @@ def test_nested_values_and_keys_of_several_columns_come_back_as_they_were() -> N
     rows = [((1, ["a", None]), {"k": 1}), (None, None)]
     store.batch((1, "a"), (None, "b"))
     for number, row in enumerate(rows):
-        store.session.at(number)
+        store.session.select_key(number)
         store.value("v").update(row)
     store.commit()
     store.batch((None, "b"), (1, "a"))
     for number, row in enumerate(reversed(rows)):
-        store.session.at(number)
+        store.session.select_key(number)
         assert store.value("v").get() == row
 
 

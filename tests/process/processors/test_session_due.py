@@ -18,7 +18,7 @@ def fired(store: Store, until_ms: int) -> list[tuple[int, str]]:
     due = store.session.fire(until_ms)
     keys = store.session.keys(0).column("k").to_pylist()
     for due_ms, number in due:
-        store.session.at(number)
+        store.session.select_key(number)
         store.session.timers.delete(due_ms)
     return [(due_ms, keys[number]) for due_ms, number in due]
 
@@ -33,7 +33,7 @@ def test_timers_are_listed_in_order_of_time() -> None:
     assert store.timers(1) == []
     store.commit()
     store.batch("b", "a")
-    store.session.at(1)
+    store.session.select_key(1)
     store.session.timers.register(15)
     store.session.timers.delete(20)
     store.session.timers.delete(99)
@@ -59,7 +59,7 @@ def test_timers_are_due_at_their_time_and_not_before() -> None:
     store = Store(indexed=True)
     store.batch("b", "a")
     for number in (0, 1):
-        store.session.at(number)
+        store.session.select_key(number)
         for due_ms in (20, 10, 21):
             store.session.timers.register(due_ms)
     store.commit()
@@ -85,7 +85,7 @@ def test_timers_registered_in_a_batch_fire_in_it() -> None:
     store.session.timers.register(7)
     store.session.timers.register(3)
     store.session.timers.delete(3)
-    store.session.at(1)
+    store.session.select_key(1)
     store.session.timers.register(5)
     assert fired(store, 10) == [(5, "a"), (7, "b")]
 
@@ -95,7 +95,7 @@ def test_a_timer_that_rows_deleted_does_not_fire() -> None:
     store = Store(indexed=True)
     store.batch("a", "b")
     for number in (0, 1):
-        store.session.at(number)
+        store.session.select_key(number)
         store.session.timers.register(5)
     store.commit()
     store.batch("b")
@@ -130,7 +130,7 @@ def test_a_second_pass_fires_what_became_due_since() -> None:
     store.commit()
     store.batch()
     assert fired(store, 10) == [(5, "a")]
-    store.session.at(0)
+    store.session.select_key(0)
     store.session.timers.register(8)
     store.session.timers.register(12)
     assert fired(store, 20) == [(8, "a"), (12, "a"), (15, "a")]
@@ -198,7 +198,7 @@ def test_expired_elements_of_keys_without_rows_are_removed() -> None:
     assert set(changes.column("k").to_pylist()) == {"a"}
     store.batch("a", "b", now_ms=101)
     assert (store.value("v").get(), store.value("w").get()) == (None, (1,))
-    store.session.at(1)
+    store.session.select_key(1)
     assert (store.value("v").get(), list(store.list("l").get())) == ((1,), [(1,), (2,)])
 
 
@@ -207,7 +207,7 @@ def test_what_is_written_again_does_not_expire() -> None:
     store = Store(VALUE, LIST, MAP, indexed=True)
     store.batch("a", "b", now_ms=0)
     for number in (0, 1):
-        store.session.at(number)
+        store.session.select_key(number)
         store.value("v").update((1,))
         store.list("l").append((1,))
         store.map("m").update(("x",), (1,))
@@ -216,7 +216,7 @@ def test_what_is_written_again_does_not_expire() -> None:
     store.value("v").update((2,))
     store.list("l").put([(2,)])
     store.map("m").update(("x",), (2,))
-    store.session.at(1)
+    store.session.select_key(1)
     for cells in store.session.cells.values():
         cells.clear()
     assert store.session.expire() == 0
@@ -225,7 +225,7 @@ def test_what_is_written_again_does_not_expire() -> None:
     assert (store.value("v").get(), list(store.list("l").get()), list(store.map("m").items())) == (
         (2,), [(2,)], [(("x",), (2,))],
     )  # fmt: skip
-    store.session.at(1)
+    store.session.select_key(1)
     assert not any(cells.exists() for cells in store.session.cells.values())
 
 
@@ -271,7 +271,7 @@ def test_many_deleted_timers_do_not_hide_the_one_that_is_left() -> None:
     store.batch("a", "b")
     for due_ms in range(300):
         store.session.timers.register(due_ms)
-    store.session.at(1)
+    store.session.select_key(1)
     store.session.timers.register(299)
     store.commit()
     store.batch("a")
@@ -285,7 +285,7 @@ def test_expiry_reads_what_expires_and_no_more() -> None:
     store = Store(indexed=True)
     store.batch(*(f"{at:05}" for at in range(10_000)))
     for number in range(10_000):
-        store.session.at(number)
+        store.session.select_key(number)
         store.session.timers.register(number)
     store.commit()
     store.batch()

@@ -149,20 +149,20 @@ def run_batch(held: CopyRuns, model: Model, batch: Batch, now_ms: int) -> pa.Tab
     keys, told, _ = batch
     session = Session(SCHEMA, DECLARED, held, pa.table({"k": pa.array(keys, pa.string())}), now_ms)
     for at, call in told if keys else []:
-        session.at(at % len(keys))
+        session.select_key(at % len(keys))
         tell(session, call)
         model.call(keys[at % len(keys)], call, now_ms)
         if at == 0:
             compare(session, model, keys[0], now_ms)
     for number, key in enumerate(keys):
-        session.at(number)
+        session.select_key(number)
         compare(session, model, key, now_ms)
     due = session.fire(now_ms)
     of_key = session.keys(0).column("k").to_pylist()
     fired = [(due_ms, of_key[number]) for due_ms, number in due]
     assert fired == sorted(one for one in model.timers if one[0] <= now_ms)
     for due_ms, number in due:
-        session.at(number)
+        session.select_key(number)
         session.timers.delete(due_ms)
     model.timers -= set(fired)
     stored = model.expire(now_ms)

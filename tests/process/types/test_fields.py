@@ -43,7 +43,7 @@ def fields(kind: str) -> Fields:
 def stored_and_read(kind: str, value: object) -> object:
     """Return what a value is after it went through Arrow, as a store would have it."""
     of = fields(kind)
-    table = pa.table(of.columns([of.take((value,))]), schema=of.schema)
+    table = pa.table(of.columns([of.normalize((value,))]), schema=of.schema)
     (read,) = of.tuples(table)
     return read[0]
 
@@ -101,7 +101,7 @@ def stored_and_read(kind: str, value: object) -> object:
 )
 def test_a_value_reads_back_at_once_as_it_does_from_a_store(kind: str, written: object, read: object) -> None:
     """What a user wrote is the same after ``take``, and after it went through Arrow."""
-    (taken,) = fields(kind).take((written,))
+    (taken,) = fields(kind).normalize((written,))
     assert (taken, type(taken)) == (read, type(read))
     assert stored_and_read(kind, written) == read
 
@@ -110,7 +110,7 @@ def test_a_value_reads_back_at_once_as_it_does_from_a_store(kind: str, written: 
 def test_times_are_naive_ones_of_this_machine(zone: str, value: datetime) -> None:
     """As in Spark, a time without a zone is the machine's, one with a zone becomes so, and both read back naive."""
     local = value if value.tzinfo is None else value.astimezone().replace(tzinfo=None)
-    assert fields("timestamp").take((value,)) == (local,)
+    assert fields("timestamp").normalize((value,)) == (local,)
     assert stored_and_read("timestamp", value) == local
     stored = fields("timestamp").columns([(local,)])[0][0].as_py()
     assert stored == local.astimezone(timezone.utc)
@@ -159,14 +159,14 @@ def test_times_below_lists_and_maps_are_converted_too(zone: str) -> None:
 def test_a_value_that_would_change_is_refused(kind: str, value: object, problem: str) -> None:
     """Nothing becomes null, is cut or wraps around in silence."""
     with pytest.raises(Misfit) as caught:
-        fields(kind).take((value,))
+        fields(kind).normalize((value,))
     assert caught.value.problem == problem
 
 
 def test_a_refusal_names_the_place() -> None:
     """The path leads through structs and lists."""
     with pytest.raises(Misfit) as caught:
-        fields("struct<x:array<int>>").take((([1, "two"],),))
+        fields("struct<x:array<int>>").normalize((([1, "two"],),))
     assert caught.value.path == "a.x.element"
     assert "'two'" in str(caught.value)
 
@@ -178,15 +178,15 @@ def test_a_refusal_names_the_place() -> None:
 )
 def test_whatever_can_be_gone_through_is_a_tuple(values: object) -> None:
     """As in Spark; a dictionary stands for its keys."""
-    assert Fields(schema_of_ddl("a int, b int")).take(values) == (7, 8)
+    assert Fields(schema_of_ddl("a int, b int")).normalize(values) == (7, 8)
 
 
 def test_a_string_of_one_letter_is_a_tuple_of_it() -> None:
     """So a map's key may be given without a tuple around it, as long as it is one letter."""
     of = Fields(schema_of_ddl("k string"))
-    assert of.take("a") == ("a",)
+    assert of.normalize("a") == ("a",)
     with pytest.raises(Misfit):
-        of.take("ab")
+        of.normalize("ab")
 
 
 @pytest.mark.parametrize(
@@ -197,34 +197,36 @@ def test_a_string_of_one_letter_is_a_tuple_of_it() -> None:
 def test_a_tuple_of_another_size_or_no_tuple_is_refused(values: object) -> None:
     """A row of state has a value for each field."""
     with pytest.raises(Misfit):
-        Fields(schema_of_ddl("a int, b int")).take(values)
+        Fields(schema_of_ddl("a int, b int")).normalize(values)
 
 
 def test_known_shapes_are_still_checked() -> None:
     """What was taken once does not let other classes, or nulls where there are none, pass."""
     of = Fields(schema_of_ddl("a int, b string not null"))
-    assert of.take((1, "x")) == of.take((1, "x")) == (1, "x")
+    assert of.normalize((1, "x")) == of.normalize((1, "x")) == (1, "x")
     for wrong in [(True, "x"), (1.0, "x"), (1, None)]:
         with pytest.raises(Misfit):
-            of.take(wrong)
+            of.normalize(wrong)
 
 
 def test_several_tuples_are_taken_as_one_by_one() -> None:
     """Whether their shape is known or not, and whatever is among them."""
     taken = fields("long")
     batches: list[list[object]] = [[], [(1,)], [(2,), (3,)], [(4,), [5]], [(np.int64(6),), (7,)], [(None,), (8,)]]
-    assert [taken.take_all(iter(rows)) for rows in batches] == [[taken.take(row) for row in rows] for rows in batches]
+    assert [taken.normalize_all(iter(rows)) for rows in batches] == [
+        [taken.normalize(row) for row in rows] for rows in batches
+    ]
     for wrong in (("x",), (1, 2), 3, None):
         with pytest.raises(Misfit):
-            taken.take_all([(1,), wrong])
+            taken.normalize_all([(1,), wrong])
 
 
 def test_values_that_change_are_changed_each_time() -> None:
     """That a class was seen before tells nothing where values of it are rounded or moved to another zone."""
     of = Fields(schema_of_ddl("d decimal(4,1), t timestamp"))
     for _ in range(2):
-        assert str(of.take((Decimal("1.25"), NOON))[0]) == "1.3"
-        moved = of.take((Decimal(1), NOON.replace(tzinfo=timezone.utc)))[1]
+        assert str(of.normalize((Decimal("1.25"), NOON))[0]) == "1.3"
+        moved = of.normalize((Decimal(1), NOON.replace(tzinfo=timezone.utc)))[1]
         assert isinstance(moved, datetime)
         assert moved.tzinfo is None
 
@@ -232,7 +234,7 @@ def test_values_that_change_are_changed_each_time() -> None:
 def test_a_number_that_is_out_of_range_is_told_with_its_field() -> None:
     """What passed as of a known shape is refused when columns are made, with the value that is wrong."""
     of = Fields(schema_of_ddl("a int, n byte"))
-    rows = [of.take((1, 5)), of.take((2, 5000)) if of.take((0, 0)) else ()]
+    rows = [of.normalize((1, 5)), of.normalize((2, 5000)) if of.normalize((0, 0)) else ()]
     with pytest.raises(Misfit) as caught:
         of.columns(rows)
     assert (caught.value.value, caught.value.path) == (5000, "n")

@@ -61,14 +61,14 @@ def test_a_member_whose_disk_refuses_is_set_aside_and_comes_back(
     disk.refuse()
     reports = [*([grow(world)] if way == "full" else []), *world.feed_every(BATCH_SECONDS, 1)]
     assert (sum(report.runs - 1 for report in reports), reports[-1].owners) == (1, {"2": 6})
-    told = warnings(reports, "executor 1 is set aside for 10 s, its tasks run elsewhere: ")
+    told = warnings(reports, "[RIFFLE-0766] Executor 1 gets no tasks for 10 s")
     assert "free space" in told[0]
     assert str(disk.folder.parent) in told[0]
     world.check_state()
     reports = world.feed_every(BATCH_SECONDS, 900 // BATCH_SECONDS)
     assert {report.runs for report in reports} == {1}
     assert {tuple(report.owners) for report in reports} == {("2",)}
-    assert 3 <= len(warnings(reports, "executor 1 cannot take part yet")) <= 8, "asked later and later"
+    assert 3 <= len(warnings(reports, "RIFFLE-0768")) <= 8, "asked later and later"
     disk.recover()
     world.clock.advance(600)
     reports = world.feed_every(BATCH_SECONDS, 12)

@@ -159,7 +159,7 @@ def test_without_a_batch_the_will_is_one_record_of_one_put(tmp_path: Path) -> No
     assert (tail.sequence, tail.orders) == (before.sequence + 1, {"pins": {str(group): world.member("2")}})
     world.start()
     world.feed()
-    assert world.driver.operations.orders.pins == {task(group): world.member("2")}
+    assert world.driver.operations.requests.pins == {task(group): world.member("2")}
     world.check_state()
 
 
@@ -173,7 +173,7 @@ def test_a_batch_after_a_will_comes_again_as_a_repeat(tmp_path: Path) -> None:
     report = world.batch(world.version, world.work._rows)  # private: the same rows
     assert report.decision == "repeat"
     assert len(world.sinks["totals"].calls) == calls + 1, "its output is delivered again"
-    assert world.driver.operations.orders.drained
+    assert world.driver.operations.requests.drained
     world.settle()
     assert world.owned("1") == set()
     world.check_state()
@@ -292,14 +292,14 @@ def test_started_again_in_its_process_a_query_keeps_what_was_asked_since(tmp_pat
     first.operations.undrain("1")
     world.run_id = "again"
     world.feed()
-    assert first.operations.orders.drained == frozenset()
+    assert first.operations.requests.drained == frozenset()
     world.start()
     world.feed()
     world.driver.operations.drain("2")
     world.feed()
     world.driver, world.run_id = first, "once more"
     world.feed()
-    assert first.operations.orders.drained == {world.member("2")} != {member}
+    assert first.operations.requests.drained == {world.member("2")} != {member}
 
 
 def test_full_records_tell_the_will_whole(tmp_path: Path) -> None:

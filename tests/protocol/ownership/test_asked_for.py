@@ -15,7 +15,7 @@ from riffle_spark.assign.model import Assignment, AssignSettings, Task, View
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import Part, Receipt
 from riffle_spark.protocol.ownership.groups import ONE_GROUP, task
-from riffle_spark.protocol.ownership.rebalance import Moved
+from riffle_spark.protocol.ownership.rebalance import MoveFields
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.state.log.manifest import Manifest
 from tests.kit.simulated.elastic_world import TOUCHED, Elastic
@@ -143,9 +143,9 @@ class Hears(RebalanceListener):
     """Keeps what it hears."""
 
     def __init__(self) -> None:
-        self.heard: list[Moved] = []
+        self.heard: list[MoveFields] = []
 
-    def on_assigned(self, moves: Sequence[Moved]) -> None:
+    def on_assigned(self, moves: Sequence[MoveFields]) -> None:
         """Hear."""
         self.heard += moves
 
@@ -230,7 +230,7 @@ def test_rows_of_all_stores_count_as_the_same_work() -> None:
     """Measured work is that of all stores of a key-group together."""
     weights, part = Weights(), Part(3, 0, 0, 0, rows=10)
     receipts = [Receipt(store, 0, "", 0, "", "", parts=(part,)) for store in ("totals", "models")]
-    weights.ran(receipts, Manifest({}), ONE_GROUP)
+    weights.record_batch(receipts, Manifest({}), ONE_GROUP)
     assert weights.measured == {task(3): 10 + 10}
 
 

@@ -49,13 +49,13 @@ class Interleaved:
             return
         found = Census(member, member, copies=tuple(("s", group, 1, "1-a") for group in sorted(groups)))
         self.members.add([found], [Executor(member, "host", 1)], {})
-        self.copies.counted(found)
+        self.copies.record_census(found)
         self.unanswered |= {(member, group) for group in groups}
 
     def report(self, member: str, group: int) -> None:
         """Note a copy that upkeep or a slot reports."""
-        if member in self.members.live and group not in {at for _, at in self.copies.of(member)}:
-            self.copies.at(member, ("s", group), Head(1, "1-a"))
+        if member in self.members.live and group not in {at for _, at in self.copies.of_member(member)}:
+            self.copies.record_copy(member, ("s", group), Head(1, "1-a"))
             self.unanswered.add((member, group))
 
     def assign(self, member: str, keeps: bool) -> None:
@@ -72,7 +72,7 @@ class Interleaved:
         self.members.remove(
             [living for name, living in self.members.live.items() if name == member], self.now, frozenset()
         )
-        self.copies.wiped(member)
+        self.copies.remove_member(member)
         self.unanswered = {(name, group) for name, group in self.unanswered if name != member}
 
     def due(self, seconds: int, _: None) -> set[tuple[str, int]]:
@@ -90,7 +90,7 @@ def test_no_copy_goes_that_was_reported_and_not_answered_i9(acts: list[tuple[str
         gone = getattr(world, what)(one, other) or set()
         assert not gone & world.unanswered
         assert not gone & world.needed
-        assert all(("s", group) not in world.copies.of(member) for member, group in gone)
+        assert all(("s", group) not in world.copies.of_member(member) for member, group in gone)
 
 
 @given(ACTS)
@@ -101,7 +101,7 @@ def test_what_stays_idle_goes_in_the_end(acts: list[tuple[str, object, object]])
         getattr(world, what)(one, other)
     world.assign("m1", keeps=False)
     world.due(DELAY, None)
-    left = {(member, group) for member in world.members.live for _, group in world.copies.of(member)}
+    left = {(member, group) for member in world.members.live for _, group in world.copies.of_member(member)}
     assert left <= {("m1", group) for group in range(3)}
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from riffle_spark.assign.model import Assignment
 from riffle_spark.keygroups import slot_numbers
 from riffle_spark.protocol.ownership.membership import LiveMember
-from riffle_spark.protocol.ownership.slots import hashed_assignment, hashed_layout, without_effect
+from riffle_spark.protocol.ownership.slots import hashed_assignment, hashed_layout, settings_without_effect
 from riffle_spark.protocol.ports import Executor
 from riffle_spark.protocol.shards import Shards
 from riffle_spark.settings import Settings
@@ -76,6 +76,6 @@ def test_owners_and_layout_agree_whatever_was_before(
 def test_settings_of_the_assignor_have_no_effect_in_hashed() -> None:
     """They are named, so that a job can say so; in the other modes none is."""
     said: dict[str, Any] = {"num_standbys": 1, "balance_band": 0.5, "retained_for": 7}
-    assert without_effect(Settings(dispatch="hashed", **said)) == ("balance_band", "num_standbys")
-    assert without_effect(Settings(dispatch="partition", **said)) == ()
-    assert without_effect(Settings(dispatch="hashed")) == ()
+    assert settings_without_effect(Settings(dispatch="hashed", **said)) == ("balance_band", "num_standbys")
+    assert settings_without_effect(Settings(dispatch="partition", **said)) == ()
+    assert settings_without_effect(Settings(dispatch="hashed")) == ()

@@ -18,7 +18,7 @@ LAGS = st.lists(st.integers(0, 30), max_size=5)
 def probing(assignment: Assignment = WAITING) -> Probes:
     """Return probes that have just seen an assignment."""
     probes = Probes()
-    probes.assigned(assignment, 0.0)
+    probes.record_assignment(assignment, 0.0)
     return probes
 
 
@@ -75,7 +75,7 @@ def test_what_moved_without_warm_ups_is_probed_at_once() -> None:
     """Forced moves come first, what is level afterwards follows with the next batch; but only once."""
     probes = probing(MOVED)
     assert due(probes, [], 1.0, MOVED)
-    probes.assigned(WAITING, 1.0)
+    probes.record_assignment(WAITING, 1.0)
     assert not due(probes, [], 2.0)
     assert due(probes, [], 1.0 + INTERVAL)
 
@@ -86,7 +86,7 @@ def test_weights_count_after_five_batches_in_a_row(batches: list[bool]) -> None:
     patience, row = Patience(), 0
     for outside in batches:
         row = row + 1 if outside else 0
-        assert patience.weights_are_outside(outside) == (row >= 5)
+        assert patience.count_outside_band(outside) == (row >= 5)
 
 
 @given(st.lists(st.integers(0, 3), max_size=60))
@@ -96,18 +96,18 @@ def test_a_standby_falls_behind_after_growing_for_ten_batches(lags: list[int]) -
     for lag in lags:
         row = row + 1 if before is not None and lag > before else 0
         before = lag
-        assert patience.fall_behind({(TASK, "b"): lag}) == ({(TASK, "b"): lag} if row >= 10 else {})
+        assert patience.count_growing_lags({(TASK, "b"): lag}) == ({(TASK, "b"): lag} if row >= 10 else {})
 
 
 def test_patience_starts_over_with_an_assignment() -> None:
     """What counted against the old assignment does not count against the new one."""
     patience = Patience()
     for n in range(10):
-        patience.fall_behind({(TASK, "b"): n})
-        patience.weights_are_outside(n >= 6)
-    patience.start_over()
-    assert not patience.weights_are_outside(outside=True)
-    assert not patience.fall_behind({(TASK, "b"): 11})
+        patience.count_growing_lags({(TASK, "b"): n})
+        patience.count_outside_band(n >= 6)
+    patience.reset()
+    assert not patience.count_outside_band(outside=True)
+    assert not patience.count_growing_lags({(TASK, "b"): 11})
 
 
 @given(

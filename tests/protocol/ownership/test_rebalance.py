@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.protocol.ownership.rebalance import Moved, RebalanceListener, check_listener
+from riffle_spark.protocol.ownership.rebalance import MoveFields, RebalanceListener, check_listener
 from tests.kit.simulated.elastic_world import Elastic
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
@@ -21,26 +21,26 @@ class Scribe(RebalanceListener):
     def __init__(self) -> None:
         self.heard: list[tuple[str, tuple[int, ...]]] = []
 
-    def on_lost(self, moves: Sequence[Moved]) -> None:
+    def on_lost(self, moves: Sequence[MoveFields]) -> None:
         """Hear of a loss."""
         self._note("lost", moves)
 
-    def on_revoked(self, moves: Sequence[Moved]) -> None:
+    def on_revoked(self, moves: Sequence[MoveFields]) -> None:
         """Hear of what is given up."""
         self._note("revoked", moves)
 
-    def on_assigned(self, moves: Sequence[Moved]) -> None:
+    def on_assigned(self, moves: Sequence[MoveFields]) -> None:
         """Hear of what is taken over."""
         self._note("assigned", moves)
 
-    def _note(self, what: str, moves: Sequence[Moved]) -> None:
+    def _note(self, what: str, moves: Sequence[MoveFields]) -> None:
         self.heard.append((what, tuple(sorted(int(move["key_group"]) for move in moves))))
 
 
 class Broken(RebalanceListener):
     """Raises whatever it hears."""
 
-    def on_assigned(self, moves: Sequence[Moved]) -> None:
+    def on_assigned(self, moves: Sequence[MoveFields]) -> None:
         """Fail."""
         raise RuntimeError(f"cannot hear of {len(moves)} moves")
 
@@ -126,7 +126,7 @@ def test_a_quiet_query_computes_nothing(tmp_path: Path) -> None:
 class Deaf:
     """Hears of one thing alone."""
 
-    def on_assigned(self, moves: Sequence[Moved]) -> None:
+    def on_assigned(self, moves: Sequence[MoveFields]) -> None:
         """Hear."""
 
 

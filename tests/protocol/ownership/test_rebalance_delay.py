@@ -227,11 +227,11 @@ def test_an_awaited_member_is_named_as_follower_of_all_it_had(tmp_path: Path) ->
     world.cluster.lose("1")
     for _ in range(3):
         world.feed()
-        followers = world.ownership.placement.followed_by("totals")
+        followers = world.ownership.placement.followers("totals")
         assert {key_group for key_group, members in followers.items() if member in members} == had
     world.clock.advance(DELAY + 1)
     world.feed()
-    followers = world.ownership.placement.followed_by("totals")
+    followers = world.ownership.placement.followers("totals")
     assert not any(member in members for members in followers.values())
 
 

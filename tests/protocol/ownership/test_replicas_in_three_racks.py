@@ -23,13 +23,13 @@ ROWS = 10_000
 def measured(partitions: int = 4) -> Weights:
     """Return weights after a batch in which each key-group has rows of the partition of its number."""
     weights = Weights()
-    weights.reads(HELD)
+    weights.set_partition_racks(HELD)
     numbers = range(partitions)
     receipt = Receipt(
         "totals", 0, "", 0, "", "", rows=ROWS * partitions,
         read=tuple((number, number, ROWS) for number in numbers), received=(tuple(numbers), (ROWS,) * partitions),
     )  # fmt: skip
-    weights.ran([receipt], Manifest({}), ONE_GROUP)
+    weights.record_batch([receipt], Manifest({}), ONE_GROUP)
     return weights
 
 

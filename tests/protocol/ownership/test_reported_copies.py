@@ -67,7 +67,7 @@ class Past:
             taken = Snapshot(paths.snapshot_id(head.version, head.attempt), head, self.chance.randint(1, 2000), 0, 20)
             after = self.entry.replaced(taken)
             assert after is not None
-            self.copies.replaced(self.sequence, Manifest({ADDRESS: self.entry}), {ADDRESS: after})
+            self.copies.record_snapshots(self.sequence, Manifest({ADDRESS: self.entry}), {ADDRESS: after})
             self.entry = after
 
     def sweep(self) -> None:
@@ -77,7 +77,7 @@ class Past:
     def census(self) -> None:
         """Find the member's copy somewhere in the past, or off it."""
         head = self.chance.choice([*self.heads, Head(self.chance.randint(0, 9), "2-ff")])
-        self.copies.counted(Census("1", MEMBER, copies=((*ADDRESS, *head),)))
+        self.copies.record_census(Census("1", MEMBER, copies=((*ADDRESS, *head),)))
 
     def seal(self) -> None:
         """Let the newest link be one that the member sealed itself."""
@@ -92,8 +92,8 @@ def test_what_is_missing_leads_from_the_copy_to_the_head(acts: list[str], chance
     past = Past(chance)
     for act in acts:
         past.act(act)
-        missing = past.copies.missing(MEMBER, ADDRESS, past.entry)
-        head = past.copies.of(MEMBER).get(ADDRESS)
+        missing = past.copies.missing_links(MEMBER, ADDRESS, past.entry)
+        head = past.copies.of_member(MEMBER).get(ADDRESS)
         if missing is None:
             assert head not in [link.head for link in past.entry.chain]
             continue
@@ -109,10 +109,10 @@ def test_a_census_tells_of_all_copies_that_there_are() -> None:
     past = Past(random.Random(0))
     past.batch()
     head = past.heads[-1]
-    past.copies.counted(Census("1", MEMBER, copies=((*ADDRESS, *head), ("other", 0, *head))))
-    past.copies.counted(Census("1", MEMBER, copies=(("other", 0, *head),)))
-    assert past.copies.of(MEMBER) == {("other", 0): head}
-    assert past.copies.missing(MEMBER, ADDRESS, past.entry) is None
+    past.copies.record_census(Census("1", MEMBER, copies=((*ADDRESS, *head), ("other", 0, *head))))
+    past.copies.record_census(Census("1", MEMBER, copies=(("other", 0, *head),)))
+    assert past.copies.of_member(MEMBER) == {("other", 0): head}
+    assert past.copies.missing_links(MEMBER, ADDRESS, past.entry) is None
 
 
 @given(ACTS, st.randoms(use_true_random=False))
@@ -121,7 +121,7 @@ def test_lag_is_what_is_missing_and_cannot_be_had_locally(acts: list[str], chanc
     past = Past(chance)
     for act in acts:
         past.act(act)
-        missing = past.copies.missing(MEMBER, ADDRESS, past.entry)
+        missing = past.copies.missing_links(MEMBER, ADDRESS, past.entry)
         lag = past.copies.lag(MEMBER, ADDRESS, past.entry)
         if missing is None:
             assert lag == lag_without_copy(past.entry)
@@ -140,7 +140,7 @@ def test_a_copy_that_nobody_reported_counts_as_the_whole_state(acts: list[str], 
         assert past.copies.lag("m2", ADDRESS, past.entry) == (
             lag_without_copy(past.entry) if past.every else CopyLag(0, 0)
         )
-        past.copies.wiped(MEMBER)
+        past.copies.remove_member(MEMBER)
         assert past.copies.lag(MEMBER, ADDRESS, past.entry) == (
             lag_without_copy(past.entry) if past.every else CopyLag(0, 0)
         )
@@ -153,7 +153,7 @@ def test_trails_are_forgotten_with_the_records_that_list_them(acts: list[str], c
     for act in acts:
         past.act(act)
     past.copies.forget_trails(past.sequence)
-    missing = past.copies.missing(MEMBER, ADDRESS, past.entry)
+    missing = past.copies.missing_links(MEMBER, ADDRESS, past.entry)
     assert missing is None or set(missing) <= set(past.entry.chain)
     assert past.copies._trails == {}
 
@@ -172,7 +172,7 @@ class Real:
 
     def keeper(self, where: folder.Folder) -> StackKeeper:
         """Return what brings copies in a folder."""
-        return StackKeeper(where, SCHEMA, Reader(self.objects, None), epoch=9, whole=lambda _: self.entry)
+        return StackKeeper(where, SCHEMA, Reader(self.objects, None), epoch=9, read_whole=lambda _: self.entry)
 
     def batch(self, chance: random.Random) -> None:
         """Commit a delta that sets some keys."""
@@ -199,17 +199,17 @@ class Real:
             self.objects.put_if_absent(paths.snapshot(*ADDRESS, name), data)
             after = self.entry.replaced(Snapshot(name, head, len(data), part_codec.checksum(data), rows))
             assert after is not None
-            self.copies.replaced(self.sequence, Manifest({ADDRESS: self.entry}), {ADDRESS: after})
+            self.copies.record_snapshots(self.sequence, Manifest({ADDRESS: self.entry}), {ADDRESS: after})
             self.entry = after
 
     def follow(self) -> tuple[bool, int]:
         """Bring the member's copy by the entry it is told; return whether it has what another has, and restores."""
         told = self.copies.entry_to_follow(MEMBER, ADDRESS, self.entry)
-        brought = self.keeper(self.folder).bring({0: told})[1]
-        self.keeper(self.elsewhere).bring({0: self.entry})
+        brought = self.keeper(self.folder).advance({0: told})[1]
+        self.keeper(self.elsewhere).advance({0: self.entry})
         mine, other = (local_copy(where, OPERATOR.schema, 0) for where in (self.folder, self.elsewhere))
         assert mine is not None
-        self.copies.at(MEMBER, ADDRESS, mine[0])
+        self.copies.record_copy(MEMBER, ADDRESS, mine[0])
         return mine == other, brought.restores
 
 
@@ -230,8 +230,8 @@ def test_the_entry_to_follow_brings_a_real_copy_to_the_head(acts: list[str], cha
             elif act == "sweep":
                 real.copies.forget_trails(real.sequence - 1)
             else:
-                could = real.copies.missing(MEMBER, ADDRESS, real.entry) is not None
-                before = real.copies.of(MEMBER).get(ADDRESS)
+                could = real.copies.missing_links(MEMBER, ADDRESS, real.entry) is not None
+                before = real.copies.of_member(MEMBER).get(ADDRESS)
                 told = real.copies.entry_to_follow(MEMBER, ADDRESS, real.entry)
                 same, restores = real.follow()
                 assert same

@@ -168,8 +168,8 @@ def test_a_member_that_can_be_given_nothing_sets_off_one_assignment() -> None:
     for _ in range(30):
         if measured.is_unlevel(owners, slots, 0.25, settled=True):
             fired += 1
-            measured.assigned(owners, slots, {}, 0.25)
-            patience.start_over()
+            measured.record_assignment(owners, slots, {}, 0.25)
+            patience.reset()
     assert fired == 1
     assert measured.take_warnings() == []
 
@@ -189,8 +189,8 @@ def test_probing_rebalances_go_by_the_traffic_that_the_first_of_them_measured() 
         traffic = triggers.with_measurements(situation, Settings()).traffic
         return [sorted(traffic[task(number)].local) for number in range(2)]
 
-    weights.reads({("events", 0): ("a",), ("events", 1): ("b",)})
+    weights.set_partition_racks({("events", 0): ("a",), ("events", 1): ("b",)})
     assert local_racks(needs_probe=False) == [["a"], ["b"]]
-    weights.reads({("events", 0): ("b",), ("events", 1): ("a",)})
+    weights.set_partition_racks({("events", 0): ("b",), ("events", 1): ("a",)})
     assert local_racks(needs_probe=True) == [["a"], ["b"]]
     assert local_racks(needs_probe=False) == [["b"], ["a"]]

@@ -12,7 +12,7 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import AssignSettings, Strategy
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.ownership.view import assign_settings
-from riffle_spark.settings import LINES, Settings
+from riffle_spark.settings import SETTING_LINES, Settings
 from tests.kit.assign_views import view
 
 SAID: dict[str, object] = {
@@ -38,7 +38,7 @@ def test_every_setting_of_the_assignors_is_passed_on() -> None:
 
 def test_the_assignors_defaults_are_those_of_the_settings() -> None:
     """Who says nothing gets the same from the assignor and from a query; what they share is of assignment."""
-    assert all(LINES[each.name].of_assignment for each in fields(AssignSettings) if each.name not in INNER)
+    assert all(SETTING_LINES[each.name].of_assignment for each in fields(AssignSettings) if each.name not in INNER)
     assert assign_settings(Settings(), frozenset()) == AssignSettings()
 
 
@@ -52,7 +52,7 @@ def test_the_strategies_of_the_settings_are_the_assignors() -> None:
 
 def test_the_assignors_that_a_setting_tells_of_are_there() -> None:
     """Each name that the range of `assignor` gives decides."""
-    told = re.findall(r"`(\w+)`", LINES["assignor"].allowed.words)
+    told = re.findall(r"`(\w+)`", SETTING_LINES["assignor"].allowed.words)
     assert len(told) == 3
     for name in told:
         assert assign(view("a:0-3 b:"), AssignSettings(assignor=name)).warnings == ()

@@ -296,8 +296,8 @@ def test_what_slots_tell_of_executors_that_never_become_members_is_forgotten(tmp
     world.feed(perform=lambda attempt: replace(attempt, executor="9").run())
     folder = world.folder_of("9").name
     assert folder not in world.ownership.membership.live
-    assert world.ownership.copies.known.of(folder)
+    assert world.ownership.copies.known.of_member(folder)
     world.cluster.lose("9")
     world.feed()
-    assert not world.ownership.copies.known.of(folder)
+    assert not world.ownership.copies.known.of_member(folder)
     world.check_state()

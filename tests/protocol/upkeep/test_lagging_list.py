@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, UnavailableError
 from riffle_spark.messages.slot_orders import Home
-from riffle_spark.offline.record_line import target_of
+from riffle_spark.offline.rollback_targets import find_target as target_of
 from riffle_spark.protocol.batch.records import Stamp, claim_record, first_record
 from riffle_spark.protocol.upkeep.claim_work import ClaimWork, Steps, run_to_end
 from riffle_spark.protocol.upkeep.retention import Retention

@@ -17,7 +17,7 @@ from riffle_spark.messages.slot_orders import Order, Receipt
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.protocol.ownership.groups import ONE_GROUP, task
 from riffle_spark.protocol.ownership.membership import LiveMember
-from riffle_spark.protocol.ownership.slots import laid_out
+from riffle_spark.protocol.ownership.slots import layout_of
 from riffle_spark.protocol.ports import Delivery, Executor, SlotLayout, StaleRows
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.placed import PlacedFrames
@@ -78,7 +78,7 @@ def random_layout(chance: random.Random, executors: tuple[Executor, ...]) -> Slo
     """Return a layout in which every key-group has any owner."""
     members = {executor.id: LiveMember(executor.id, executor) for executor in executors}
     owners = {task(key_group): chance.choice(executors).id for key_group in range(TOTAL)}
-    return laid_out(members, owners, ONE_GROUP)
+    return layout_of(members, owners, ONE_GROUP)
 
 
 def failed(receipts: Sequence[Receipt]) -> list[object]:

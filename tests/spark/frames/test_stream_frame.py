@@ -183,7 +183,7 @@ def test_a_frame_of_ours_that_spark_runs_alone_fails_with_our_sentence(
     assert not isinstance(frame, StreamFrame)
     writer = frame.writeStream.format("noop").outputMode("complete")
     query = writer.option("checkpointLocation", str(tmp_path)).start()
-    with pytest.raises(StreamingQueryException, match=r"wrap the frame that is started by riffle_spark\.on"):
+    with pytest.raises(StreamingQueryException, match="RIFFLE-0600"):
         query.processAllAvailable()
     assert isinstance(riffle_spark.on(frame), StreamFrame)
 

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from riffle_spark.errors import ConfigError
+from riffle_spark.process.plans.rules import REFUSED
 from riffle_spark.process.types.stage_specs import JoinSide
 from riffle_spark.spark.plans.join_plan import JoinPlan, read_join
 from tests.kit.stream_plans import cut_of, stream_of
@@ -60,7 +61,7 @@ def sides(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tupl
 def read(query: DataFrame) -> JoinPlan:
     """Return what is read of a query's first stage."""
     cut = cut_of(query)
-    return read_join(cut.reader, cut.stages[0].node, (), cut.stages[0].read)
+    return read_join(cut.reader, cut.stages[0].node, (), cut.stages[0].used_columns)
 
 
 def leaves(side: JoinSide) -> tuple[list[str], tuple[str | None, int]]:
@@ -85,7 +86,7 @@ def test_a_condition_that_only_spark_has_is_refused_where_partners_count(
 ) -> None:
     """An inner join leaves it to Spark, behind the pairs."""
     condition = F.expr(f"{WITHIN} AND n + m > 3")
-    with pytest.raises(ConfigError, match="RIFFLE-0190"):
+    with pytest.raises(ConfigError, match=REFUSED["join_condition"].id):
         read(sides[0].join(sides[1], condition, how))
     assert read(sides[0].join(sides[1], condition)).spec.comparisons != ()
 

@@ -50,7 +50,7 @@ def returned(*output: Iterable[Any], schema: pa.Schema = OUTPUT, **options: Any)
     """Return what becomes of what some calls returned."""
     form = PandasForm(schema, PandasOptions(**options))
     for one in output:
-        form.take(one)
+        form.collect(one)
     return form.output().to_pylist()
 
 

@@ -32,7 +32,7 @@ def returned(*output: Iterable[Any], schema: pa.Schema = OUTPUT) -> list[dict[st
     """Return what becomes of what some calls returned."""
     form = RowForm(schema)
     for one in output:
-        form.take(one)
+        form.collect(one)
     return form.output().to_pylist()
 
 
@@ -118,7 +118,7 @@ def test_nested_rows_and_dictionaries_go_out_alike() -> None:
 def test_a_form_that_was_emptied_begins_anew() -> None:
     """Output comes once, and an empty one has the declared columns."""
     form = RowForm(OUTPUT)
-    form.take([Row(id="a", n=1, t=None)])
+    form.collect([Row(id="a", n=1, t=None)])
     assert form.output().num_rows == 1
     assert form.output().equals(OUTPUT.empty_table())
 
@@ -147,8 +147,8 @@ def test_output_with_an_event_time_is_ahead_of_the_watermark() -> None:
     """Else Spark's error tells both; a null is no time."""
     form = EventTimeForm(RowForm(OUTPUT), "t", 1_000)
     ahead = datetime(1970, 1, 1, 0, 0, 1, 1, tzinfo=timezone.utc)
-    form.take([Row(id="a", n=1, t=ahead), Row(id="b", n=1, t=None)])
+    form.collect([Row(id="a", n=1, t=ahead), Row(id="b", n=1, t=None)])
     assert form.output().num_rows == 2
-    form.take([Row(id="a", n=1, t=ahead.replace(microsecond=0))])
+    form.collect([Row(id="a", n=1, t=ahead.replace(microsecond=0))])
     with pytest.raises(PySparkRuntimeError, match="eventTime=1000000 which is older than current_watermark_value=1000"):
         form.output()

@@ -189,9 +189,9 @@ def test_a_chain_is_explained(spark: SparkSession, feed: Feed, capsys: pytest.Ca
 def test_what_a_batch_cannot_bring_together_is_refused(spark: SparkSession, feed: Feed) -> None:
     """Results of two stores at one sink, and a join of results with rows that come past the operator."""
     one, other = (riffle_spark.on(timed(feed, spark), settings=Settings(root="file:///nowhere")) for _ in range(2))
-    with pytest.raises(ConfigError, match="RIFFLE-0190"):
+    with pytest.raises(ConfigError, match="RIFFLE-0603"):
         in_fives(one).union(in_fives(other)).writeStream.format("noop").start()
-    with pytest.raises(ConfigError, match="RIFFLE-0190"):
+    with pytest.raises(ConfigError, match="RIFFLE-0604"):
         in_fives(one).select(F.window_time("window").alias("end"), "c").join(other, F.expr("end = at")).explain()
 
 

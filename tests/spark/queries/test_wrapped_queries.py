@@ -314,7 +314,7 @@ def test_dates_stay_in_the_zone_that_a_query_was_made_in(
 def test_an_option_of_riffle_that_there_is_not_is_refused(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """With the nearest one: it would have done nothing."""
     query = by_page(riffle_spark.on(feed.stream(spark), settings=settings_in(tmp_path)))
-    with pytest.raises(ConfigError, match=r"no option 'riffle.acept'(?s:.)*did you mean 'riffle.accept'"):
+    with pytest.raises(ConfigError, match=r"Unknown option 'riffle.acept'(?s:.)*Did you mean 'riffle.accept'"):
         keeping(query, {}, tmp_path / "c").option("riffle.acept", "c").start()
     assert not (tmp_path / "c").exists()
 

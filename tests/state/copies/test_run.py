@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.keygroups import SEED, key_hashes
 from riffle_spark.keyhash import hash_longs
-from riffle_spark.state.copies.run import Run, WantedKeys, look_up, merged
+from riffle_spark.state.copies.run import Run, WantedKeys, look_up, merge_runs
 from riffle_spark.state.formats.due_times import due_times
 from riffle_spark.state.formats.key_codec import differing
 from riffle_spark.state.log.manifest import Entry, Head, Link
@@ -92,7 +92,7 @@ def test_the_newest_row_of_each_key_is_found(history: list[dict[Key, str | None]
 def test_merged_runs_hold_what_the_runs_held(bottom: bool, history: list[dict[Key, str | None]]) -> None:
     """One row a key, the newest, by hash and then by stored key; at the bottom deleted ones are left out."""
     runs = [run for changes in reversed(history) for run in run_of(changes)]
-    table = merged(runs, ["a", "b"], PAIRS.row_schema, bottom=bottom)
+    table = merge_runs(runs, ["a", "b"], PAIRS.row_schema, bottom=bottom)
     model: dict[Key, str | None] = {}
     for changes in history:
         model |= changes
@@ -134,9 +134,9 @@ def test_what_was_due_before_the_timer_is_gone(history: list[dict[Key, int | Non
     rows, found = look_up([WantedKeys(0, len(asked), runs)], hashes_of(asked), keys, UNTIL.row_schema)
     assert rows["until"].to_pylist() == [living.get(key) for key in asked]
     assert found.tolist() == [key in living for key in asked]
-    whole = merged(runs, ["a", "b"], UNTIL.row_schema, bottom=True)
+    whole = merge_runs(runs, ["a", "b"], UNTIL.row_schema, bottom=True)
     assert {(row["a"], row["b"]): row["until"] for row in whole.to_pylist()} == living
-    top = merged(runs, ["a", "b"], UNTIL.row_schema, bottom=False)
+    top = merge_runs(runs, ["a", "b"], UNTIL.row_schema, bottom=False)
     stacked = [
         Run(top["__hash"].to_numpy(), rows, top["__deleted"].to_numpy())
         for rows in top.select(UNTIL.row_schema.names).combine_chunks().to_batches()

@@ -48,10 +48,10 @@ def test_what_was_just_written_and_is_not_there_is_the_disks_fault(place: Place)
     part = next(part for part in stack.parts if part.file.endswith(file.name))
     os.truncate(file, part.length - 1)
     with pytest.raises(LocalDiskError, match="RIFFLE-0384"):
-        PartFiles(place.folder.path).found_whole(part)
+        PartFiles(place.folder.path).mark_verified(part)
     file.unlink()
     with pytest.raises(LocalDiskError, match="RIFFLE-0384"):
-        PartFiles(place.folder.path).found_whole(part)
+        PartFiles(place.folder.path).mark_verified(part)
 
 
 def test_whole_copies_are_left_alone(place: Place) -> None:
@@ -73,9 +73,9 @@ def test_a_part_longer_than_its_file_is_not_whole(place: Place, length: int) -> 
     stack = place.folder.stacks(SCHEMA.store).read(3)
     assert stack is not None
     files, part = PartFiles(place.folder.path), stack.parts[0]
-    assert files.check(part)
-    assert not files.check(part._replace(length=length))
-    assert not files.check(part._replace(start=length))
+    assert files.verify(part)
+    assert not files.verify(part._replace(length=length))
+    assert not files.verify(part._replace(start=length))
 
 
 def test_a_change_whose_time_was_put_back_is_found_by_who_reads_next(place: Place) -> None:
@@ -130,7 +130,7 @@ def test_what_was_forgotten_without_a_sign_becomes_no_truth(tmp_path: Path, link
         at = mapped.find((12_345).to_bytes(8, "little"))
         mapped[at] = mapped[at]  # the page is written to from here on, and the file's time is of now
         keeper = place.keeper()
-        copies = keeper.bring(place.entries)[0]
+        copies = keeper.advance(place.entries)[0]
         before = signature_of(str(file))
         mapped[at] ^= 1
         assert signature_of(str(file)) == before

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from riffle_spark.state.copies import reading as reading_module
 from riffle_spark.state.copies.elements import element_runs, structs_of
 from riffle_spark.state.copies.folder import Folder
-from riffle_spark.state.copies.part_files import whole_rows
+from riffle_spark.state.copies.part_files import read_all_rows
 from riffle_spark.state.copies.reading import CopyRuns, Reading
 from riffle_spark.state.copies.run import Run
 from riffle_spark.state.copies.stack import StackedPart
@@ -97,7 +97,7 @@ def check(log: Log, copies: dict[int, OpenStack]) -> list[object]:
     everything: list[object] = []
     for key_group, copy in sorted(copies.items()):
         assert copy.stack.head == log.entries[key_group].head
-        table, model = whole_rows(copy.runs, SCHEMA), log.models[key_group]
+        table, model = read_all_rows(copy.runs, SCHEMA), log.models[key_group]
         assert table.schema.equals(SCHEMA.part_schema())
         assert model_of(table) == model
         check_reading(copy.runs, model, [*KEYS[key_group], ("none", 1)])
@@ -207,17 +207,17 @@ def test_what_is_merged_of_packed_deltas_is_plain(tmp_path: Path) -> None:
     for version in range(12):
         log.seal({0: [Change(KEYS[0][0], "events", 500 * version + at, 7, None) for at in range(500)]})
         keeper = StackKeeper(folder, SCHEMA, Reader(log.store, folder), 1)
-        keeper.merge(keeper.bring(log.entries)[0])
-        parts = keeper.bring(log.entries)[0][0].stack.parts
+        keeper.merge(keeper.advance(log.entries)[0])
+        parts = keeper.advance(log.entries)[0][0].stack.parts
         seen |= {(part.rows > 500, is_plain(folder, part)) for part in parts}
     assert seen == {(False, False), (False, True), (True, True)}  # some deltas are plain
-    assert model_of(whole_rows(log.brought(folder)[0].runs, SCHEMA)) == log.models[0]
+    assert model_of(read_all_rows(log.brought(folder)[0].runs, SCHEMA)) == log.models[0]
 
 
 def is_plain(folder: Folder, part: StackedPart) -> bool:
     """Tell whether a part is as large as its rows."""
     data = (folder.path / part.file).read_bytes()[part.start : part.start + part.length]
-    return len(data) > part_codec.opened(data, part.file).nbytes
+    return len(data) > part_codec.open_part(data, part.file).nbytes
 
 
 def test_nothing_is_in_a_reading_of_no_copy() -> None:

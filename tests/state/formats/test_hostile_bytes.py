@@ -54,11 +54,11 @@ def lz4(count: int) -> bytes:
 def test_a_part_that_would_unpack_to_much_more_is_refused_before() -> None:
     """What a packed buffer says of its length is looked at, not tried."""
     data, told = lz4(1 << 16), struct.pack("<q", 8 << 16)
-    assert part_codec.opened(data, "part").num_rows == 1 << 16
+    assert part_codec.open_part(data, "part").num_rows == 1 << 16
     assert told in data
     for length in (1 << 40, (1 << 63) - 1, (1 << 30) + 1):
         with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
-            part_codec.opened(data.replace(told, struct.pack("<q", length), 1), "part")
+            part_codec.open_part(data.replace(told, struct.pack("<q", length), 1), "part")
 
 
 @pytest.mark.parametrize("data", [lz4(5000), part_codec.encode(pa.table({"n": pa.repeat(0, 5000)}))])
@@ -68,7 +68,7 @@ def test_a_small_part_does_not_ask_for_much(data: bytes) -> None:
     assert told in data
     for length in (20 << 20, 64 << 20, 1 << 30):
         with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
-            part_codec.opened(data.replace(told, struct.pack("<q", length)), "part")
+            part_codec.open_part(data.replace(told, struct.pack("<q", length)), "part")
 
 
 def test_what_we_write_is_read_however_well_it_packs() -> None:
@@ -76,9 +76,9 @@ def test_what_we_write_is_read_however_well_it_packs() -> None:
     for rows in (1 << 20, 1 << 24):
         equal = pa.table({"n": pa.repeat(0, rows), "is": pa.nulls(rows, pa.bool_())})
         for table in (equal, pa.table({"is": pa.repeat(0, rows).cast(pa.bool_())})):
-            assert part_codec.opened(part_codec.encode(table), "part").num_rows == rows
-    assert part_codec.opened(lz4(1 << 20), "part").num_rows == 1 << 20
-    assert part_codec.opened(part_codec.encode(pa.table({"n": pa.nulls(1 << 20)})), "part").num_rows == 1 << 20
+            assert part_codec.open_part(part_codec.encode(table), "part").num_rows == rows
+    assert part_codec.open_part(lz4(1 << 20), "part").num_rows == 1 << 20
+    assert part_codec.open_part(part_codec.encode(pa.table({"n": pa.nulls(1 << 20)})), "part").num_rows == 1 << 20
 
 
 def written(table: pa.Table) -> bytes:
@@ -93,7 +93,7 @@ def test_elements_of_nulls_are_counted_too() -> None:
     """A list of nothing but nulls takes an offset, however long it is."""
     column = pa.ListArray.from_arrays(pa.array([0, 1 << 30], pa.int32()), pa.nulls(1 << 30))
     with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
-        part_codec.opened(written(pa.table({"n": column})), "part")
+        part_codec.open_part(written(pa.table({"n": column})), "part")
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def test_a_lack_of_memory_tells_nothing_of_the_bytes(tmp_path: Path) -> None:
     table = table.append_column("n", pa.array([os.urandom(16) for _ in range(rows)]))
     data = part_codec.encode(table, packed=True).replace(told, more, 1)
     with of_memory(64 << 20), pytest.raises(MemoryError):
-        part_codec.opened(data, "part")
+        part_codec.open_part(data, "part")
     with (tmp_path / "file").open("wb") as file:
         file.truncate(256 << 20)
     with of_memory(64 << 20), pytest.raises(MemoryError):
@@ -129,8 +129,8 @@ def test_a_part_of_more_rows_than_its_bytes_can_tell_of_is_refused() -> None:
     """A column of nulls takes no bytes, but rows that are made of it do."""
     table = pa.table({part_codec.HASH: pa.array([], pa.uint64())})
     with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
-        part_codec.opened(written(pa.table({"n": pa.nulls(1 << 25)})), "part")
-    assert part_codec.opened(part_codec.encode(table), "part").num_rows == 0
+        part_codec.open_part(written(pa.table({"n": pa.nulls(1 << 25)})), "part")
+    assert part_codec.open_part(part_codec.encode(table), "part").num_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_part_in_a_way_that_arrow_has_given_up_is_refused(
         writer.write_batch(rows, custom_metadata=metadata)
     assert pa.ipc.open_stream(sink.getvalue()).read_all().num_rows == 5000
     with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
-        part_codec.opened(sink.getvalue(), "part")
+        part_codec.open_part(sink.getvalue(), "part")
 
 
 def shared(schema: pa.Schema) -> bytes:
@@ -183,11 +183,11 @@ def test_columns_are_told_of_once() -> None:
         unpacked(base64.b64encode(shared(named)).decode())
     part = shared(named.with_metadata({"riffle.format": "1"})) + b"\xff\xff\xff\xff\0\0\0\0"
     with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
-        part_codec.opened(part, "part")
+        part_codec.open_part(part, "part")
     for some in (named, pa.schema(WIDE), pa.schema(WIDE, {"riffle.format": "1"})):
         arrow_messages.check_schema(memoryview(some.serialize()))
         table = some.empty_table()
-        assert part_codec.opened(part_codec.encode(table), "part").schema.equals(table.schema)
+        assert part_codec.open_part(part_codec.encode(table), "part").schema.equals(table.schema)
 
 
 def test_a_value_that_stands_once_for_many_rows_is_not_written_out() -> None:
@@ -195,7 +195,7 @@ def test_a_value_that_stands_once_for_many_rows_is_not_written_out() -> None:
     rows = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int8()), ["x" * 1000])
     for column in (rows, pa.ListArray.from_arrays(pa.array([0, 1000], pa.int32()), rows)):
         kind = pa.string() if column is rows else pa.list_(pa.string())
-        part = part_codec.opened(part_codec.encode(pa.table({"k": column})), "part")
+        part = part_codec.open_part(part_codec.encode(pa.table({"k": column})), "part")
         with pytest.raises(CorruptStateError, match="RIFFLE-0401"):
             part_codec.fitted(part, pa.schema([("k", kind)]))
 
@@ -217,7 +217,7 @@ def test_names_that_are_no_text_are_refused_at_any_depth() -> None:
     for name in (b"column", b"outer", b"inner"):
         wrong = name.replace(b"e", b"\xff").replace(b"u", b"\xfe")
         with pytest.raises(CorruptStateError, match="RIFFLE-0399"):
-            part_codec.opened(data.replace(name, wrong), "part")
+            part_codec.open_part(data.replace(name, wrong), "part")
         with pytest.raises(CorruptStateError, match="RIFFLE-0391"):
             unpacked(base64.b64encode(schema.replace(name, wrong)).decode())
 
@@ -368,9 +368,9 @@ def test_a_part_that_packs_too_well_is_not_packed() -> None:
     rows = 1 << 24
     data = part_codec.encode(pa.table({"n": pa.repeat(0, rows)}))
     assert len(data) > 8 * rows
-    assert part_codec.opened(data, "part").num_rows == rows
+    assert part_codec.open_part(data, "part").num_rows == rows
     packed = io.BytesIO()
     schema = pa.schema([("n", pa.int64())], {"riffle.format": "1"})
     with pa.ipc.new_stream(packed, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(pa.table([pa.repeat(0, rows)], schema=schema))
-    assert part_codec.opened(packed.getvalue(), "part").num_rows == rows
+    assert part_codec.open_part(packed.getvalue(), "part").num_rows == rows

@@ -21,10 +21,10 @@ from riffle_spark.state.objects.encryption import (
     PLAIN,
     Keys,
     Place,
-    frame_of,
-    key_of,
-    keys_of_text,
-    text_of,
+    frame_version,
+    key_id_of,
+    parse_keys,
+    read_key_source,
 )
 from riffle_spark.state.objects.s3_client import unwrapped_key
 from riffle_spark.state.schemas.store_schema import check_key, with_key
@@ -48,7 +48,7 @@ LISTS = [
 
 def keys(*lines: str, unwrap: Callable[[bytes], bytes] = bytes, source: str = "file:/keys") -> Keys:
     """Return the keys of these lines."""
-    return keys_of_text("\n".join(lines), source, unwrap)
+    return parse_keys("\n".join(lines), source, unwrap)
 
 
 def refused(lines: list[str]) -> str:
@@ -62,23 +62,23 @@ def refused(lines: list[str]) -> str:
 def test_a_part_decrypts_in_its_own_place_only(data: bytes, place: Place, other: Place) -> None:
     """Property: a part decrypts only for the kind, store, key-group, version and attempt it was encrypted for."""
     known = keys(f"a = {ONE}")
-    sealed = known.sealing()(data, place)
-    assert bytes(known.opened(sealed, place, "here")) == data
-    assert (key_of(sealed[:HEADER_BYTES_MAX]), frame_of(sealed[:HEADER_BYTES_MAX])) == ("a", 2)
+    sealed = known.new_encryption()(data, place)
+    assert bytes(known.decrypt(sealed, place, "here")) == data
+    assert (key_id_of(sealed[:HEADER_BYTES_MAX]), frame_version(sealed[:HEADER_BYTES_MAX])) == ("a", 2)
     if place != other:
         with pytest.raises(CorruptStateError, match="RIFFLE-0430"):
-            known.opened(sealed, other, "here")
+            known.decrypt(sealed, other, "here")
 
 
 def test_frames_of_version_1_are_read() -> None:
     """They decrypt in the place that version 1 authenticates. A frame of one version does not pass for the other."""
     old = framed_parts.framed(b"row", frame=1)
-    assert (frame_of(old), bytes(framed_parts.KEYS.opened(old, framed_parts.PLACE, "here"))) == (1, b"row")
+    assert (frame_version(old), bytes(framed_parts.KEYS.decrypt(old, framed_parts.PLACE, "here"))) == (1, b"row")
     relabelled = [b"RFE2" + old[4:], b"RFE1" + framed_parts.framed(b"row")[4:]]
     for data in [*relabelled, framed_parts.retagged(b"RFE1" + framed_parts.framed(b"row")[4:])[:-1]]:
         with pytest.raises(CorruptStateError, match="RIFFLE-0430"):
-            framed_parts.KEYS.opened(data, framed_parts.PLACE, "here")
-    assert frame_of(b"row") is None
+            framed_parts.KEYS.decrypt(data, framed_parts.PLACE, "here")
+    assert frame_version(b"row") is None
 
 
 @given(st.binary(max_size=99), st.sampled_from(LISTS), st.sampled_from(LISTS))
@@ -86,42 +86,42 @@ def test_a_beginning_tells_whether_a_part_can_be_read(data: bytes, wrote: list[s
     """Property: a part is read by a list of keys, as its first bytes tell, exactly if it opens; what came in part, or
     begins as no part does, is not judged.
     """
-    sealed, known = keys(*wrote).sealing()(b"\xff" * 99 + data, PLACE), keys(*reading)
+    sealed, known = keys(*wrote).new_encryption()(b"\xff" * 99 + data, PLACE), keys(*reading)
     try:
-        opens = bool(known.opened(sealed, PLACE, "here"))
+        opens = bool(known.decrypt(sealed, PLACE, "here"))
     except ConfigError:
         opens = False
     enough = len(sealed) >= HEADER_BYTES_MAX
-    assert known.reads(sealed[:HEADER_BYTES_MAX]) == (opens or not enough)
-    assert known.reads(sealed[: HEADER_BYTES_MAX - 1])
-    assert known.reads(bytes(HEADER_BYTES_MAX))
-    assert (known.listed == keys(*wrote).listed) == (set(wrote) == set(reading))
+    assert known.can_decrypt(sealed[:HEADER_BYTES_MAX]) == (opens or not enough)
+    assert known.can_decrypt(sealed[: HEADER_BYTES_MAX - 1])
+    assert known.can_decrypt(bytes(HEADER_BYTES_MAX))
+    assert (known.fingerprint == keys(*wrote).fingerprint) == (set(wrote) == set(reading))
 
 
 @given(st.data())
 def test_every_changed_or_missing_byte_is_an_error_of_ours(data: st.DataObject) -> None:
     """Property: a part with a flipped bit, or that was cut short, never opens, and raises one of our errors."""
     known = keys(f"a = {ONE}")
-    sealed = bytearray(known.sealing()(b"a row of somebody's", PLACE))
+    sealed = bytearray(known.new_encryption()(b"a row of somebody's", PLACE))
     if data.draw(st.booleans()):
         sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     else:
         del sealed[data.draw(st.integers(0, len(sealed) - 1)) :]
     with pytest.raises((ConfigError, CorruptStateError)):
-        known.opened(bytes(sealed), PLACE, "here")
+        known.decrypt(bytes(sealed), PLACE, "here")
 
 
 @given(st.sampled_from(part_codec.ENCRYPTED), st.binary(max_size=120))
 def test_bytes_of_anybody_are_refused(mark: bytes, data: bytes) -> None:
     """Property: whatever else stands behind the mark of an encrypted part is refused with one of our errors."""
     with pytest.raises(RiffleError):
-        keys(f"a = {ONE}").opened(mark + data, PLACE, "here")
+        keys(f"a = {ONE}").decrypt(mark + data, PLACE, "here")
 
 
 def test_equal_parts_are_encrypted_to_other_bytes() -> None:
     """Two parts of one delta, and those of two, have nothing in common but their header's beginning."""
-    seal = keys(f"a = {ONE}").sealing()
-    some = [seal(b"row", PLACE), seal(b"row", PLACE), keys(f"a = {ONE}").sealing()(b"row", PLACE)]
+    seal = keys(f"a = {ONE}").new_encryption()
+    some = [seal(b"row", PLACE), seal(b"row", PLACE), keys(f"a = {ONE}").new_encryption()(b"row", PLACE)]
     assert len({part[-20:] for part in some}) == 3
     assert len({part[14:30] for part in some}) == 2  # the salts
 
@@ -129,24 +129,24 @@ def test_equal_parts_are_encrypted_to_other_bytes() -> None:
 def test_the_last_key_writes_and_all_read() -> None:
     """Parts of older keys stay readable, new parts get the last key, and errors name a missing or a wrong key."""
     before, now = keys(f"a = {ONE}"), keys("# of July", f"a={ONE}", f" b = {OTHER} ", "")
-    old, new = before.sealing()(b"row", PLACE), now.sealing()(b"row", PLACE)
-    assert (key_of(old), key_of(new)) == ("a", "b")
-    assert bytes(now.opened(old, PLACE, "")) == b"row"
+    old, new = before.new_encryption()(b"row", PLACE), now.new_encryption()(b"row", PLACE)
+    assert (key_id_of(old), key_id_of(new)) == ("a", "b")
+    assert bytes(now.decrypt(old, PLACE, "")) == b"row"
     with pytest.raises(ConfigError, match="RIFFLE-0440"):
-        before.opened(new, PLACE, "there")
+        before.decrypt(new, PLACE, "there")
     with pytest.raises(ConfigError, match="RIFFLE-0429"):
-        keys(f"a = {OTHER}").opened(old, PLACE, "there")
+        keys(f"a = {OTHER}").decrypt(old, PLACE, "there")
 
 
 def test_plain_parts_are_read_where_they_are_listed() -> None:
     """Without the line ``plain`` a part that is not encrypted is refused; with it as the last one nothing is."""
     with pytest.raises(ConfigError, match="RIFFLE-0428"):
-        keys(f"a = {ONE}").opened(b"row", PLACE, "there")
-    assert keys(PLAIN, f"a = {ONE}").opened(b"row", PLACE, "there") == b"row"
+        keys(f"a = {ONE}").decrypt(b"row", PLACE, "there")
+    assert keys(PLAIN, f"a = {ONE}").decrypt(b"row", PLACE, "there") == b"row"
     back = keys(f"a = {ONE}", PLAIN)
-    assert (back.writes, back.sealing()(b"row", PLACE), key_of(b"row")) == (PLAIN, b"row", PLAIN)
-    assert key_of(back.writing(keys(f"a = {ONE}").told).sealing()(b"row", PLACE)) == "a"
-    assert keys(PLAIN, f"a = {ONE}").writing(back.told).writes == PLAIN
+    assert (back.writes, back.new_encryption()(b"row", PLACE), key_id_of(b"row")) == (PLAIN, b"row", PLAIN)
+    assert key_id_of(back.with_write_key(keys(f"a = {ONE}").write_key).new_encryption()(b"row", PLACE)) == "a"
+    assert keys(PLAIN, f"a = {ONE}").with_write_key(back.write_key).writes == PLAIN
 
 
 def test_a_key_is_told_by_more_than_its_id() -> None:
@@ -154,18 +154,18 @@ def test_a_key_is_told_by_more_than_its_id() -> None:
     told an id alone; a log of before, which has ids alone, goes with any key of that id.
     """
     one, other = keys(f"a = {ONE}"), keys(f"a = {OTHER}", f"b = {ONE}")
-    assert one.told.startswith("a/")
-    assert len(one.told) == len("a/") + 16
-    assert keys(f"a = {ONE}", f"b = {OTHER}").writing(one.told).writes == "a"
-    for told in (one.told, "a", "a/", "b"):
+    assert one.write_key.startswith("a/")
+    assert len(one.write_key) == len("a/") + 16
+    assert keys(f"a = {ONE}", f"b = {OTHER}").with_write_key(one.write_key).writes == "a"
+    for told in (one.write_key, "a", "a/", "b"):
         with pytest.raises(ConfigError, match="RIFFLE-0426"):
-            other.writing(told)
+            other.with_write_key(told)
     with pytest.raises(ConfigError, match="RIFFLE-0440"):
-        other.writing("c/" + one.told[2:])
+        other.with_write_key("c/" + one.write_key[2:])
     with pytest.raises(ConfigError, match="RIFFLE-0468"):
-        check_key(with_key({}, one.told), keys(f"a = {OTHER}").told, "root")
-    for stored in ("", "a", PLAIN, other.told, one.told):
-        check_key(with_key({}, stored), one.told, "root")
+        check_key(with_key({}, one.write_key), keys(f"a = {OTHER}").write_key, "root")
+    for stored in ("", "a", PLAIN, other.write_key, one.write_key):
+        check_key(with_key({}, stored), one.write_key, "root")
 
 
 @pytest.mark.parametrize("source", ["file:/keys", "env:KEYS"])
@@ -176,12 +176,12 @@ def test_a_comment_lists_nothing(comment: str, source: str) -> None:
         known = keys(*lines, source=source)
         assert repr(known) == "Keys(a; a writes)"
         with pytest.raises(ConfigError, match="RIFFLE-0428"):
-            known.opened(b"row", PLACE, "there")
+            known.decrypt(b"row", PLACE, "there")
 
 
 def test_commas_part_keys_in_variables_alone() -> None:
     """A line of a file is one key; what is wrong is counted in lines, in variables too."""
-    assert "the key in line 2" in refused(["# of July, plain", f"a = {ONE}, b = {OTHER}"])
+    assert "The key in line 2" in refused(["# of July, plain", f"a = {ONE}, b = {OTHER}"])
     with pytest.raises(ConfigError, match="RIFFLE-0433"):
         keys(f"a = {ONE}, b = {OTHER}", "c = x!", source="env:KEYS")
 
@@ -199,7 +199,7 @@ def test_texts_that_are_no_keys_are_refused_without_being_repeated(lines: list[s
 def test_keys_show_their_ids_alone_and_go_into_no_message() -> None:
     """Neither their text nor a pickle has anything of them."""
     assert repr(keys(f"a = {ONE}", f"b = {OTHER}")) == "Keys(a, b; b writes)"
-    with pytest.raises(TypeError, match="no message"):
+    with pytest.raises(TypeError, match="never pickled"):
         pickle.dumps(keys(f"a = {ONE}"))
 
 
@@ -209,12 +209,12 @@ def test_sources_are_files_and_variables(tmp_path: Path, monkeypatch: pytest.Mon
     """
     (tmp_path / "keys").write_text(f"a = {ONE}\n")
     monkeypatch.setenv("KEYS_OF_THIS_TEST", f"a={ONE},b={OTHER}")
-    assert text_of(f"file:{tmp_path}/keys") == text_of(f"file://{tmp_path}/keys") == f"a = {ONE}\n"
-    assert keys(text_of("env:KEYS_OF_THIS_TEST"), source="env:KEYS_OF_THIS_TEST").writes == "b"
+    assert read_key_source(f"file:{tmp_path}/keys") == read_key_source(f"file://{tmp_path}/keys") == f"a = {ONE}\n"
+    assert keys(read_key_source("env:KEYS_OF_THIS_TEST"), source="env:KEYS_OF_THIS_TEST").writes == "b"
     (tmp_path / "odd").write_bytes(b"\xff\xfe\xfa")
     for source in (f"file:{tmp_path}/other", f"file:{tmp_path}/odd", "env:RIFFLE_NOT_SET"):
         with pytest.raises(ConfigError, match=re.escape(source.partition(":")[2])):
-            text_of(source)
+            read_key_source(source)
 
 
 @pytest.mark.parametrize("key", [ONE, ONE.rstrip("="), f"a={ONE}", "01" * 32, "ab" * 32, ""])
@@ -222,7 +222,7 @@ def test_sources_are_files_and_variables(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_key_in_the_place_of_its_name_is_not_repeated(before: str, key: str) -> None:
     """Whoever writes it into the setting itself is told so, and neither the key nor half of it."""
     with pytest.raises(ConfigError) as caught:
-        text_of(before + key)
+        read_key_source(before + key)
     assert not key or key[-20:] not in str(caught.value)
     assert not key or key[:20] not in str(caught.value)
 
@@ -230,10 +230,10 @@ def test_a_key_in_the_place_of_its_name_is_not_repeated(before: str, key: str) -
 def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_its_first_line(tmp_path: Path) -> None:
     """Some editors write one, which nobody sees; text of other encodings is refused as none."""
     (tmp_path / "keys").write_bytes(f"a = {ONE}\r\nb = {OTHER}\r\n".encode("utf-8-sig"))
-    assert repr(keys(text_of(f"file:{tmp_path}/keys"))) == "Keys(a, b; b writes)"
+    assert repr(keys(read_key_source(f"file:{tmp_path}/keys"))) == "Keys(a, b; b writes)"
     (tmp_path / "keys").write_bytes(f"a = {ONE}\n".encode("utf-16"))
     with pytest.raises(ConfigError, match="RIFFLE-0437"):
-        text_of(f"file:{tmp_path}/keys")
+        read_key_source(f"file:{tmp_path}/keys")
 
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o640, 0), (0o644, 1), (0o444, 1)])
@@ -244,7 +244,7 @@ def test_a_file_of_keys_that_everybody_may_read_is_warned_of(
     (tmp_path / "keys").write_text(f"a = {ONE}\n")
     (tmp_path / "keys").chmod(mode)
     for _ in range(3):
-        assert text_of(f"file:{tmp_path}/keys") == f"a = {ONE}\n"
+        assert read_key_source(f"file:{tmp_path}/keys") == f"a = {ONE}\n"
     assert len(caplog.messages) == warned
     assert all(f"{tmp_path}/keys" in said and "chmod o-r" in said for said in caplog.messages)
     assert ONE not in caplog.text
@@ -253,7 +253,7 @@ def test_a_file_of_keys_that_everybody_may_read_is_warned_of(
 def test_a_path_that_is_none_is_refused() -> None:
     """A path with a NUL in it is an error of ours, too."""
     with pytest.raises(ConfigError, match="RIFFLE-0437"):
-        text_of("file:/keys\0")
+        read_key_source("file:/keys\0")
 
 
 def test_wrapped_keys_are_unwrapped_by_kms(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_wrapped_keys_are_unwrapped_by_kms(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", kms.endpoint)
         kms.answers[:] = [Answer(200, answer)]
         wrapped = keys(f"a = kms:{OTHER}", unwrap=lambda key: unwrapped_key(key, "eu-central-1"))
-        assert bytes(keys(f"a = {ONE}").opened(wrapped.sealing()(b"row", PLACE), PLACE, "")) == b"row"
+        assert bytes(keys(f"a = {ONE}").decrypt(wrapped.new_encryption()(b"row", PLACE), PLACE, "")) == b"row"
         assert kms.requests[0][2]["X-Amz-Target"] == "TrentService.Decrypt"
         kms.answers[:] = [Answer(400, json.dumps({"__type": "AccessDeniedException", "message": OTHER}).encode())]
         with pytest.raises(ConfigError, match="RIFFLE-0451") as caught:

@@ -84,7 +84,7 @@ def test_a_part_is_read_as_it_was_sealed() -> None:
     table = delta_table({"a": 1, "b": None, "ü": -5})
     data = part_codec.encode(table)
     assert part_codec.decode(data, part_codec.checksum(data), "x").equals(table.drop_columns(["__hash"]))
-    assert part_codec.opened(data, "x").equals(table)
+    assert part_codec.open_part(data, "x").equals(table)
     assert part_codec.encode(table) == data
 
 

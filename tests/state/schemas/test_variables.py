@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import given
 
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.state.copies.elements import element_runs, merged_elements
+from riffle_spark.state.copies.elements import element_runs, merge_elements
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.formats.nested_keys import encode_nested_keys
 from riffle_spark.state.formats.part_codec import DELETED
@@ -98,11 +98,11 @@ def test_rows_come_back_from_a_part(drawn: Drawn) -> None:
     half = table.num_rows // 2
     pieces = [schema.sealed(table.slice(0, half)), schema.sealed(table.slice(half))]
     runs = (
-        [*element_runs(part_codec.opened(data, ""), schema)],
+        [*element_runs(part_codec.open_part(data, ""), schema)],
         [run for piece in pieces for run in element_runs(piece, schema)],
     )
     for held in runs:
-        back = schema.wide(merged_elements(schema, held, bottom=True))
+        back = schema.wide(merge_elements(schema, held, bottom=True))
         back.validate(full=True)
         assert back.schema.equals(schema.part_schema())
         assert repr(canonical(schema, back)) == repr(canonical(schema, table))
@@ -115,7 +115,7 @@ def test_parts_of_the_first_format_are_read(drawn: Drawn) -> None:
     table = distinct(schema, table)
     data = part_codec.encode(table)
     assert pa.ipc.open_stream(data).schema.metadata == {b"riffle.format": b"1"}
-    back = schema.wide(merged_elements(schema, element_runs(part_codec.opened(data, ""), schema), bottom=True))
+    back = schema.wide(merge_elements(schema, element_runs(part_codec.open_part(data, ""), schema), bottom=True))
     assert repr(canonical(schema, back)) == repr(canonical(schema, table))
 
 
@@ -231,7 +231,7 @@ def test_rows_of_variables_that_are_gone_are_left_out() -> None:
         {"k": "a", VARIABLE: "many", INDEX: 3, "__state_many": {"gone": "x", "n": 1}},
     ]
     for table in (table_of(other, rows), other.sealed(table_of(other, rows))):
-        back = SCHEMA.wide(merged_elements(SCHEMA, element_runs(table, SCHEMA), bottom=True))
+        back = SCHEMA.wide(merge_elements(SCHEMA, element_runs(table, SCHEMA), bottom=True))
         assert [(row[VARIABLE], row[INDEX], row["__state_many"]) for row in back.to_pylist()] == [("many", 3, {"n": 1})]
 
 
@@ -248,5 +248,5 @@ def test_what_a_batch_changed_is_packed_where_that_is_worth_it() -> None:
         table = SCHEMA.sealed(table_of(SCHEMA, rows, delta=True))
         plain, packed = (part_codec.encode(table, packed=packed) for packed in (False, True))
         assert len(packed) <= most if most else packed == plain
-        assert part_codec.opened(packed, "").equals(part_codec.opened(plain, ""))
+        assert part_codec.open_part(packed, "").equals(part_codec.open_part(plain, ""))
         assert len(plain) > table.nbytes
