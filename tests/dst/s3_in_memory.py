@@ -30,8 +30,8 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class S3InMemory:
-    """A server that has what ``inner`` has. ``store`` is how a query under fire reaches it. Some servers know no
-    ranges, and answer with the whole object; some lists come in small pages; now and then a put has to be sent again.
+    """A server that has what ``inner`` has. ``store`` is how a query under fire reaches it. Some lists come in small
+    pages; now and then a put has to be sent again.
     """
 
     serving: ClassVar[S3InMemory | None] = None
@@ -41,7 +41,7 @@ class S3InMemory:
         self._inner = inner
         self._chance = chance
         self._sleep = sleep
-        self._knows_ranges = chance.random() < 0.5
+        chance.random()
         self._page = chance.choice([3, 1000])
         kms = chance.choice([None, "aws/s3"])
         options = StoreOptions(s3_endpoint="http://simulated:9000", s3_region="us-east-1", s3_kms_key=kms)
@@ -96,7 +96,7 @@ class S3InMemory:
         if data is None:
             return _refused(404, "NoSuchKey")
         match = _RANGE.match(ranged or "")
-        if match is None or not self._knows_ranges:
+        if match is None:
             return 200, {}, data
         start, end = int(match[1]), int(match[2]) + 1 if match[2] else len(data)
         return _refused(416, "InvalidRange") if start >= len(data) else (206, {}, data[start:end])
