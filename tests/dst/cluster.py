@@ -141,7 +141,7 @@ class SteppedCluster(SimCluster):
         found = []
         for executor, task in tasks.items():
             if isinstance(task.result, Census):
-                found.append(self.on_its_disk(Census.from_json(task.result.to_json())))
+                found.append(self.with_usage(Census.from_json(task.result.to_json())))
             elif not task.done:
                 found.append(Census(executor, error="did not answer in time"))
         return found
@@ -167,7 +167,7 @@ class SteppedCluster(SimCluster):
         receipts = []
         for executor, task in tasks.items():
             if isinstance(task.result, UpkeepReceipt):
-                receipts.append(self.on_its_disk(UpkeepReceipt.from_json(task.result.to_json())))
+                receipts.append(self.with_usage(UpkeepReceipt.from_json(task.result.to_json())))
             elif not task.done:
                 receipts.append(given_up(executor, seconds))
             elif self.scheduler.chance.random() < 0.5:
@@ -270,9 +270,9 @@ class SteppedWork(SimWork):
             if lost:
                 self.lost_rows.add(attempt.order.store)
             order = attempt.order
-            given = attempt.given
+            computation = attempt.computation
             names = attempt.random_bytes
-            answer = run_slot(order, given, attempt.slot, executor, rows, names, later)
+            answer = run_slot(order, computation, attempt.slot, executor, rows, names, later)
             self._scheduler.step("answers")
             return answer
 

@@ -224,9 +224,9 @@ class Schedule(World):
             ranges = random.Random(f"{self.seed}/ranges").choice([300, reader.RANGE_BYTES, reader.RANGE_BYTES])
             patch.setattr(reader, "RANGE_BYTES", ranges)
             self.encrypted.plant(patch)
-            patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
+            patch.setattr(upkeep, "_SWEEP_RECORDS", 2)  # private: few batches
             steps = random.Random(f"{self.seed}/steps").choice([1, 1, 2, 3, 16])
-            patch.setattr(claim_work, "_STEPS", steps)  # private: few records
+            patch.setattr(claim_work, "_STEPS_PER_PIECE", steps)  # private: few records
             self.remedies.plant(patch)
             ProcessTable(self).plant(patch)
             self.dispatched.plant(patch)

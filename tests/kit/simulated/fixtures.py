@@ -22,7 +22,7 @@ def short_cycles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """
     if getattr(request.node, "callspec", None) and request.node.callspec.params.get("seed", 0) % 2:
         monkeypatch.setattr(stack_parts, "_PARTS_MAX", 2)  # private: small state
-    monkeypatch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
+    monkeypatch.setattr(upkeep, "_SWEEP_RECORDS", 2)  # private: few batches
     trusted_for(0.0, monkeypatch)
     monkeypatch.setattr(log, "FULL_EVERY", 4)
     monkeypatch.setattr(retention, "FULL_EVERY", 4)
