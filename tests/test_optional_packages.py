@@ -38,8 +38,12 @@ def without(package: str, code: str) -> str:
     paths = os.pathsep.join(path for path in (str(CHECKOUT), *sys.path) if path)
     done = subprocess.run(
         [sys.executable, "-c", HIDDEN.format(package=package) + code],
-        env={**os.environ, "PYTHONPATH": paths}, capture_output=True, check=False, text=True, timeout=120,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -76,9 +80,9 @@ def test_a_command_that_assigns_nothing_runs_without_scipy(tmp_path: Path, assig
     code = f"""
 import click
 from pathlib import Path
-from riffle_spark.console.options import settings_in
+from riffle_spark.console.options import read_settings
 try:
-    settings_in(Path({str(file)!r}), None, assigns={assigns})
+    read_settings(Path({str(file)!r}), None, assigns={assigns})
     print("accepted")
 except click.UsageError as error:
     print(error)
@@ -106,19 +110,13 @@ def test_a_strategy_is_accepted_where_scipy_is_installed() -> None:
             "sketches_library()",
             "datasketches>=5.0",
         ),
-        (
-            "matplotlib",
-            "from pathlib import Path\nfrom riffle_spark.simulate.outcomes import check_drawable",
-            "check_drawable(Path('.'))",
-            "matplotlib>=3.8",
-        ),
     ],
-    ids=["cryptography", "datasketches", "matplotlib"],
+    ids=["cryptography", "datasketches"],
 )
 def test_other_optional_packages_are_named_before_they_are_used(
     package: str, prepared: str, call: str, requirement: str
 ) -> None:
-    """Keys are made, functions are planned and pictures are asked for before the first batch or row."""
+    """Keys are made and functions are planned before the first batch or row."""
     said = without(package, prepared + "\n" + REFUSED.format(call=call))
     assert f"pip install '{requirement}'" in said
 

@@ -1,4 +1,4 @@
-"""How many workers, how much memory and disk a query needs: the published formula, with what standbys cost. Pure."""
+"""Estimate the workers, machines, memory and disk that a query needs, with its standbys."""
 
 import math
 from collections.abc import Mapping
@@ -11,23 +11,27 @@ from riffle_spark.errors import ConfigError
 __all__ = ["Capacity", "Need", "capacity_of"]
 
 _SIZE: Final = values.number(0, 1e18)
-_ASKED: Final[Mapping[str, tuple[str, values.Check]]] = {
-    "rows_per_second": ("--rows-per-second", _SIZE), "rows_per_worker": ("--rows-per-worker", values.number(1e-9)),
-    "state_bytes": ("--state-bytes", _SIZE), "cores_per_box": ("--cores", values.whole(1)),
-    "cache_fraction": ("--cache-fraction", values.share), "rows_in_flight": ("--rows-in-flight", _SIZE),
-    "row_bytes": ("--row-bytes", _SIZE), "memory_per_box": ("--memory-bytes", values.optional(values.number(1, 1e18))),
+_OPTIONS: Final[Mapping[str, tuple[str, values.Check]]] = {
+    "rows_per_second": ("--rows-per-second", _SIZE),
+    "rows_per_worker": ("--rows-per-worker", values.number(1e-9)),
+    "state_bytes": ("--state-bytes", _SIZE),
+    "cores_per_box": ("--cores", values.whole(1)),
+    "cache_fraction": ("--cache-fraction", values.share),
+    "rows_in_flight": ("--rows-in-flight", _SIZE),
+    "row_bytes": ("--row-bytes", _SIZE),
+    "memory_per_box": ("--memory-bytes", values.optional(values.number(1, 1e18))),
     "num_standbys": ("--standbys", values.whole(0)),
     "changed_bytes_per_second": ("--changed-bytes-per-second", _SIZE),
-}  # fmt: skip
-"""What each figure of a need is called on the command line, and what it may be."""
+}
+"""The command-line option and the check of each figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What is asked of a cluster. Per second: rows at the peak, and what one worker takes in; a worker is a slot.
+    """The load of a query. ``rows_per_second`` is the peak. A worker is a slot.
 
-    ``cache_fraction`` of a worker's state is in memory, beside ``rows_in_flight`` of ``row_bytes`` each. A box has
-    ``cores_per_box`` and, if it is known, ``memory_per_box`` for all its workers.
+    A worker has ``cache_fraction`` of its state in memory, and ``rows_in_flight`` rows of ``row_bytes``. A machine has
+    ``cores_per_box`` and, if known, ``memory_per_box`` bytes for all its workers.
     """
 
     rows_per_second: float
@@ -44,9 +48,9 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What meets a need. ``bound_by`` says whether cores or memory decide the number of boxes.
+    """The capacity for a load. ``bound_by`` is what determines the number of machines: cores or memory.
 
-    ``disk_bytes`` and ``written_bytes_per_second`` are of the whole cluster, copies of standbys included.
+    ``disk_bytes`` and ``written_bytes_per_second`` are totals of the cluster, including standbys.
     """
 
     total_workers: int
@@ -60,13 +64,13 @@ class Capacity:
 
 
 def capacity_of(need: Need) -> Capacity:
-    """Return what meets a need. Raises ``ConfigError`` for rates and sizes that are none, and where no box is enough.
+    """Return the capacity for a load. Raises ``ConfigError`` for invalid figures, and if a worker exceeds a machine.
 
     >>> capacity_of(Need(rows_per_second=100_000, rows_per_worker=9_000, state_bytes=120e9)).total_workers
     12
     """
-    for name, (option, check) in _ASKED.items():
-        values.checked(option, getattr(need, name), check, remedy="correct it", where="capacity")
+    for name, (option, check) in _OPTIONS.items():
+        values.checked(option, getattr(need, name), check, remedy="Correct it.", where="capacity")
     workers = max(1, math.ceil(need.rows_per_second / need.rows_per_worker))
     state = need.state_bytes / workers
     memory = state * need.cache_fraction + need.rows_in_flight * need.row_bytes
@@ -75,9 +79,15 @@ def capacity_of(need: Need) -> Capacity:
     boxes = max(by_cores, by_memory)
     copies = 1 + need.num_standbys
     return Capacity(
-        workers, state, memory, boxes, math.ceil(workers / boxes), "memory" if by_memory > by_cores else "cores",
-        need.state_bytes * copies, need.changed_bytes_per_second * copies,
-    )  # fmt: skip
+        workers,
+        state,
+        memory,
+        boxes,
+        math.ceil(workers / boxes),
+        "memory" if by_memory > by_cores else "cores",
+        need.state_bytes * copies,
+        need.changed_bytes_per_second * copies,
+    )
 
 
 def _boxes_by_memory(need: Need, workers: int, memory: float) -> int:
@@ -85,12 +95,12 @@ def _boxes_by_memory(need: Need, workers: int, memory: float) -> int:
         return 0
     if workers * memory <= need.memory_per_box:
         return 1
-    fitting = math.floor(need.memory_per_box / memory)
-    if fitting < 1:
+    workers_per_box = math.floor(need.memory_per_box / memory)
+    if workers_per_box < 1:
         raise ConfigError(
-            f"a worker needs {memory:.0f} bytes of memory, a box has {need.memory_per_box:.0f}",
-            remedy="take larger boxes, or more workers with less state each",
+            f"A worker needs {memory:.0f} bytes of memory, but a machine has {need.memory_per_box:.0f}.",
+            remedy="Use larger machines, or more workers.",
             where="--memory-bytes",
             id="RIFFLE-0252",
         )
-    return math.ceil(workers / fitting)
+    return math.ceil(workers / workers_per_box)

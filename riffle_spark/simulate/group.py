@@ -1,7 +1,7 @@
-"""Rounds of assignment over a pretended group. Knows how copies catch up and members come and go. Holds no policy.
+"""Rounds of assignment for a simulated group, without a clock.
 
-After every round whatever was assigned is caught up; the ends do not advance. A member keeps the state it was told to
-let go of (``keep``) or forgets it (``drop``). Rounds go on until no follow-up is asked for.
+After each round all assigned copies have caught up, and the state does not change. A member keeps the state of tasks
+that it no longer has (``keep``) or forgets it (``drop``). Rounds continue until the assignor asks for no probe.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ Assign = Callable[[View, AssignSettings], Assignment]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The members, who owns and keeps what, the lag of every copy, and what left with its state."""
+    """Members, owners, standbys, the lag of each copy, and the members that left with their state."""
 
     tasks: tuple[Task, ...]
     members: Mapping[MemberId, Member]
@@ -27,11 +27,11 @@ class Group:
     warmups: Mapping[TaskId, tuple[MemberId, ...]] = field(default_factory=dict)
     target: Mapping[TaskId, MemberId] = field(default_factory=dict)
     lags: Mapping[MemberId, Mapping[TaskId, Lag]] = field(default_factory=dict)
-    gone: Mapping[MemberId, Client] = field(default_factory=dict)
+    departed: Mapping[MemberId, Client] = field(default_factory=dict)
     pins: Mapping[TaskId, MemberId] = field(default_factory=dict)
 
     def view(self) -> View:
-        """Return what the assignor would be told now."""
+        """Return the assignor's view of the group."""
         lags: dict[TaskId, dict[MemberId, Lag]] = {}
         for member in sorted(self.members):
             for task, lag in self.lags.get(member, {}).items():
@@ -41,7 +41,7 @@ class Group:
         return View(members, self.tasks, self.owners, self.standbys, self.warmups, lags, pins, target=self.target)
 
     def after(self, assignment: Assignment, *, keep: bool) -> "Group":
-        """Return the group once everything assigned has caught up."""
+        """Return the group after all assigned copies have caught up."""
         lags: dict[MemberId, dict[TaskId, Lag]] = {m: dict(self.lags.get(m, {})) if keep else {} for m in self.members}
         stateful = {task.id for task in self.tasks if task.kind == "stateful"}
         for task, owner in assignment.owners.items():
@@ -60,31 +60,31 @@ class Group:
             lags=lags,
         )
 
-    def struck_by(self, event: Event) -> "Group":
+    def apply_event(self, event: Event) -> "Group":
         """Return the group after members left, joined or returned."""
-        gone = dict(self.gone)
+        departed = dict(self.departed)
         for member in event.drop:
-            gone[member] = Client(self.members[member], lags=self.lags.get(member, {}))
+            departed[member] = Client(self.members[member], lags=self.lags.get(member, {}))
         members = {m: member for m, member in self.members.items() if m not in event.drop}
-        lags = {m: held for m, held in self.lags.items() if m not in event.drop}
+        lags = {m: member_lags for m, member_lags in self.lags.items() if m not in event.drop}
         for client in event.add:
             members[client.member.id] = client.member
             lags[client.member.id] = client.lags
         for member, behind in event.resurrect:
-            members[member] = gone[member].member
-            lags[member] = {t: None if lag is None else lag + behind for t, lag in gone.pop(member).lags.items()}
-        return replace(self._without(set(members)), members=members, lags=lags, gone=gone)
+            members[member] = departed[member].member
+            lags[member] = {t: None if lag is None else lag + behind for t, lag in departed.pop(member).lags.items()}
+        return replace(self._without(set(members)), members=members, lags=lags, departed=departed)
 
     def _without(self, live: set[MemberId]) -> "Group":
         owners = {task: owner for task, owner in self.owners.items() if owner in live}
-        standbys = {task: tuple(m for m in held if m in live) for task, held in self.standbys.items()}
-        warmups = {task: tuple(m for m in held if m in live) for task, held in self.warmups.items()}
+        standbys = {task: tuple(m for m in members if m in live) for task, members in self.standbys.items()}
+        warmups = {task: tuple(m for m in members if m in live) for task, members in self.warmups.items()}
         return replace(self, owners=owners, standbys=standbys, warmups=warmups)
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One assignment and the group it was made for."""
+    """One assignment and the group before it."""
 
     before: Group
     assignment: Assignment
@@ -92,7 +92,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The rounds after one event, the group in the end, and whether one more round would change nothing."""
+    """The rounds after one event and the group at their end. It is ``stable`` if another round changes nothing."""
 
     event: Event | None
     rounds: tuple[Round, ...]
@@ -103,7 +103,7 @@ class Phase:
 
 
 def group_of(scenario: Scenario) -> Group:
-    """Return the group a scenario begins with."""
+    """Return the group at the start of a scenario."""
     standbys: dict[TaskId, tuple[MemberId, ...]] = {}
     for client in scenario.clients:
         for task in client.standbys:
@@ -118,14 +118,14 @@ def group_of(scenario: Scenario) -> Group:
     )
 
 
-def run(scenario: Scenario, *, keep: bool = True, by: Assign = assign) -> tuple[Phase, ...]:
-    """Settle the group, then again after each event; a phase that does not settle ends the run."""
+def run(scenario: Scenario, *, keep: bool = True, assignor: Assign = assign) -> tuple[Phase, ...]:
+    """Let the group settle at the start and after each event. A phase that does not settle ends the run."""
     group = group_of(scenario)
     phases: list[Phase] = []
     for event in (None, *scenario.events):
         if event is not None:
-            group = group.struck_by(event)
-        phase = _settle(group, event, scenario.settings, keep, by)
+            group = group.apply_event(event)
+        phase = _settle(group, event, scenario.settings, keep, assignor)
         phases.append(phase)
         if not phase.converged:
             break
@@ -133,17 +133,17 @@ def run(scenario: Scenario, *, keep: bool = True, by: Assign = assign) -> tuple[
     return tuple(phases)
 
 
-def _settle(group: Group, event: Event | None, settings: AssignSettings, keep: bool, by: Assign) -> Phase:
+def _settle(group: Group, event: Event | None, settings: AssignSettings, keep: bool, assignor: Assign) -> Phase:
     stateful = sum(task.kind == "stateful" for task in group.tasks)
     limit = 2 * (stateful + stateful * settings.num_standbys) + 10
     rounds: list[Round] = []
     while len(rounds) < limit:
-        assignment = by(group.view(), settings)
+        assignment = assignor(group.view(), settings)
         rounds.append(Round(group, assignment))
         group = group.after(assignment, keep=keep)
         if not assignment.needs_probe:
-            again = by(group.view(), settings)
-            stable = _places(again) == _places(assignment) and not again.needs_probe
+            repeated = assignor(group.view(), settings)
+            stable = _places(repeated) == _places(assignment) and not repeated.needs_probe
             return Phase(event, tuple(rounds), group, True, stable, limit)
     return Phase(event, tuple(rounds), group, False, False, limit)
 

@@ -1,8 +1,8 @@
 """Play a world under a policy, batch by batch: ownership, fetched bytes, and how long each task is stopped.
 
-The policy decides placement, and ``Rules`` decide when to assign. A task is stopped while no live member owns it, while
-its group rebalances, and while its owner fetches its state. If all tasks run in one batch, a task is also stopped while
-the owner of any other task fetches.
+The policy decides placement, and ``Rules`` decide when to assign. All tasks run in one batch. A task is stopped while
+no live member owns it, while its batch runs again, while its owner fetches its state, and while the owner of any other
+task fetches.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,81 +21,90 @@ from riffle_spark.simulate.world_rules import MeasuredWorld, WorldRules
 __all__ = ["Outcome", "Play", "Rules", "play"]
 
 _ROW_SECONDS: Final = 1e-6
-"""What a row takes of a core beside the user's code."""
+"""The core time of one row outside the user's code."""
 _PARTS: Final = 1000
 
 
-def play(world: World, policy: Policy, rules: Rules, told: Callable[[float], object] | None = None) -> Outcome:
-    """Play a world to its end; ``told`` hears of the seconds that passed."""
-    game = Play(world, policy, rules)
-    while game.now < world.seconds:
-        game.step()
-        if told is not None:
-            told(world.every)
-    return game.outcome
+def play(world: World, policy: Policy, rules: Rules, on_step: Callable[[float], object] | None = None) -> Outcome:
+    """Play a world to its end. ``on_step`` is called with the seconds of each batch."""
+    return Play(world, policy, rules).run(on_step)
 
 
 class Play:
-    """A world at a moment, under a policy."""
+    """The state of a simulation at ``now``, under a policy."""
 
     def __init__(self, world: World, policy: Policy, rules: Rules) -> None:
-        self.world, self.policy, self.rules, self.now = world, policy, rules, 0.0
-        self.outcome = Outcome(policy.name)
+        self.world = world
+        self.policy = policy
+        self.rules = rules
+        self.now = 0.0
+        self.outcome = Outcome(policy)
         self.copies = WorldCopies(world)
-        self.names = [one.member.id for one in world.members]
-        self.members = {one.member.id: one.member for one in world.members}
+        self.names = [member.member.id for member in world.members]
+        self.members = {member.member.id: member.member for member in world.members}
         self.live = {name: member for name, member in self.members.items() if name in world.present}
-        self.ids = [one.task.id for one in world.tasks]
-        self.tasks = tuple(one.task for one in world.tasks)
-        self._usual = np.array([one.rows_per_second for one in world.tasks])
-        self._slot = np.array([*(one.rows_per_second for one in world.members), 0.0])
-        self._work = np.array([one.rows_per_second * one.member.slots for one in world.members])
-        self._took = np.array([one.row_seconds for one in world.tasks])
-        self._from = [one.rows_from for one in world.tasks]
-        self._used = {one.member.id: one.disk_used_bytes for one in world.members}
-        self._rate, self._backlog = self._usual.copy(), np.zeros(len(self.ids))
-        self._paused, self._streak = np.zeros(len(self.ids)), np.zeros(len(self.ids))
-        self._lost: dict[MemberId, float] = {}
+        self.ids = [task.task.id for task in world.tasks]
+        self.tasks = tuple(task.task for task in world.tasks)
+        self._usual_rate = np.array([task.rows_per_second for task in world.tasks])
+        self._rate = self._usual_rate.copy()
+        self._slot_rate = np.array([*(member.rows_per_second for member in world.members), 0.0])
+        self._member_rate = np.array([member.rows_per_second * member.member.slots for member in world.members])
+        self._row_seconds = np.array([task.row_seconds for task in world.tasks])
+        self._source_racks = [task.rows_from for task in world.tasks]
+        self._foreign_bytes = {member.member.id: member.disk_used_bytes for member in world.members}
+        self._backlog = np.zeros(len(self.ids))
+        self._paused_until = np.zeros(len(self.ids))
+        self._streak = np.zeros(len(self.ids))
+        self._lost_at: dict[MemberId, float] = {}
         self._homes: dict[TaskId, MemberId] = {}
         self._alarms: list[tuple[float, str, MemberId]] = []
-        self._busy_until = 0.0
-        self._deferred_until: float | None = None
-        self._outside: bool | None = None
+        self._is_outside_band: bool | None = None
         self._levelled: object = None
         self._events = list(world.events)
         self.present = Assignment({})
-        self.present = self._assigned()
+        self.present = self._assign()
         self._settle()
 
     def _settle(self) -> None:
-        """Begin as if everything had been where the policy wants it for long."""
+        """Start with all copies of the first assignment caught up."""
         copies = self.copies
-        copies.placed(self.present, self.live, self.now)
+        copies.place(self.present, self.live, self.now)
         copies.fetching = copies.fetching._replace(place=copies.changed[copies.fetching.task])
         copies.fetch(0.0)
         self.rules.probes.record_assignment(self.present, self.now)
 
+    def run(self, on_step: Callable[[float], object] | None = None) -> Outcome:
+        """Play all batches to the end of the world."""
+        while self.now < self.world.seconds:
+            self.step()
+            if on_step is not None:
+                on_step(self.world.every)
+        return self.outcome
+
     def step(self) -> None:
-        """Play one batch's seconds."""
-        seconds, before = self.world.every, self.outcome.moves
-        while self._events and self._events[0].at <= self.now:
-            self._struck(self._events.pop(0))
-        self._ring()
-        if self.policy.probes == "rules" and self.live and self._rules_say_so():
+        """Play one batch."""
+        seconds = self.world.every
+        moves = self.outcome.moves
+        while self._events and self._events[0].second <= self.now:
+            self._apply(self._events.pop(0))
+        self._handle_alarms()
+        if self.policy.has_triggers and self.live and self._is_triggered():
             self._rebalance()
-        restoring, got = self.copies.fetch(seconds)
-        self.outcome.bytes_owned += got[OWNED]
-        self.outcome.bytes_kept += got[KEPT]
-        self.outcome.bytes_warmed += got[WARMING]
-        stopped = self._stopped(restoring, seconds)
-        self._run(stopped, seconds)
-        self._note(float(stopped.sum()), self.outcome.moves - before)
-        self.copies.forget(self.now - self.world.protocol["state_cleanup_delay"])
+        restoring, fetched = self.copies.fetch(seconds)
+        self.outcome.bytes_owned += fetched[OWNED]
+        self.outcome.bytes_kept += fetched[KEPT]
+        self.outcome.bytes_warmed += fetched[WARMING]
+        stopped = self._stop_tasks(restoring, seconds)
+        self._process_rows(stopped, seconds)
+        self._record(float(stopped.sum()), self.outcome.moves - moves)
+        self.copies.remove_unused(self.now - self.world.protocol["state_cleanup_delay"])
         self.now += seconds
 
     def view(self) -> View:
-        """Return what the assignor is told now."""
-        ids, names, live = self.ids, self.names, self.live
+        """Return the assignor's view of this moment."""
+        ids = self.ids
+        names = self.names
+        live = self.live
         owners = {ids[t]: names[m] for t, m in enumerate(self.copies.owner.tolist()) if m >= 0 and names[m] in live}
         lags: dict[TaskId, dict[MemberId, Lag]] = {}
         for t, m, lag in self.copies.lags():
@@ -104,232 +113,231 @@ class Play:
         awaited = self._awaited()
         present = self.present if owners else Assignment({})
         return View(
-            tuple(live.values()), self.tasks, owners, self._living(present.standbys), self._living(present.warmups),
-            lags, target=present.target, awaited=tuple(awaited.values()),
+            tuple(live.values()),
+            self.tasks,
+            owners,
+            self._on_live_members(present.standbys),
+            self._on_live_members(present.warmups),
+            lags,
+            target=present.target,
+            awaited=tuple(awaited.values()),
             prior_owners={t: home for t, home in self._homes.items() if home in live or home in awaited},
-        )  # fmt: skip
+        )
 
-    def seen(self) -> MeasuredWorld:
+    def measure(self) -> MeasuredWorld:
         """Return what a running query would know of copies, disks, memory and racks after this batch."""
-        view, members, load = self.view(), {one.member.id: one for one in self.world.members}, self._rate
+        view = self.view()
+        rate = self._rate
+        members = {member.member.id: member for member in self.world.members}
         live = {name: members[name] for name in self.live}
-        memory = {t: one.memory_bytes * load[t] / (self._usual[t] or 1.0) for t, one in enumerate(self.world.tasks)}
-        kept, owned = dict(self._used), dict.fromkeys(self._used, 0.0)
+        memory = {
+            t: task.memory_bytes * rate[t] / (self._usual_rate[t] or 1.0) for t, task in enumerate(self.world.tasks)
+        }
+        disk_bytes = dict(self._foreign_bytes)
+        owned_memory = dict.fromkeys(self._foreign_bytes, 0.0)
         for t, task in enumerate(self.ids):
             for name in view.lags.get(task, ()):
-                kept[name] += float(self.copies.size[t])
+                disk_bytes[name] += float(self.copies.size[t])
             if task in view.owners:
-                owned[view.owners[task]] += memory[t]
-        disks = {m: (kept[m] / one.disk_bytes, int(one.disk_bytes)) for m, one in live.items() if one.disk_bytes}
-        taken = {m: min(owned[m], one.memory_bytes) for m, one in live.items() if one.memory_bytes}
-        memories = {m: (int(taken[m]), int(live[m].memory_bytes - taken[m])) for m in taken}
+                owned_memory[view.owners[task]] += memory[t]
+        disks = {m: (disk_bytes[m] / x.disk_bytes, int(x.disk_bytes)) for m, x in live.items() if x.disk_bytes}
+        used_memory = {m: min(owned_memory[m], x.memory_bytes) for m, x in live.items() if x.memory_bytes}
+        memories = {m: (int(used), int(live[m].memory_bytes - used)) for m, used in used_memory.items()}
         sizes = dict(enumerate(map(round, self.copies.size.tolist())))
         return MeasuredWorld(view, self.present, self.now, live, sizes, memory, self._traffic(), disks, memories)
 
     def _traffic(self) -> dict[int, Traffic]:
-        """Return where tasks' rows come from, in thousandths of the mean task's rows, for those that tell it."""
+        """Return the racks that tasks' rows come from, in thousandths of the mean task's rows."""
         parts = np.round(_PARTS * self._rate / (self._rate.mean() or 1.0)).astype(int).tolist()
         return {
-            t: Traffic(parts[t], dict.fromkeys(racks, parts[t]), _PARTS) for t, racks in enumerate(self._from) if racks
+            t: Traffic(parts[t], dict.fromkeys(racks, parts[t]), _PARTS)
+            for t, racks in enumerate(self._source_racks)
+            if racks
         }
 
-    def _living(self, copies: Mapping[TaskId, tuple[MemberId, ...]]) -> dict[TaskId, tuple[MemberId, ...]]:
-        kept = {t: tuple(m for m in held if m in self.live) for t, held in copies.items()}
-        return {t: held for t, held in kept.items() if held}
+    def _on_live_members(self, copies: Mapping[TaskId, tuple[MemberId, ...]]) -> dict[TaskId, tuple[MemberId, ...]]:
+        live = {t: tuple(m for m in members if m in self.live) for t, members in copies.items()}
+        return {t: members for t, members in live.items() if members}
 
     def _awaited(self) -> dict[MemberId, Member]:
-        delay = self.world.protocol["scheduled_rebalance_max_delay"]
-        waited = sorted(m for m, at in self._lost.items() if self.policy.awaits and self.now - at < delay)
-        return {name: self.members[name] for name in waited}
+        if not self.policy.has_triggers:
+            return {}
+        oldest = self.now - self.world.protocol["scheduled_rebalance_max_delay"]
+        return {name: self.members[name] for name, lost_at in sorted(self._lost_at.items()) if lost_at > oldest}
 
-    # --- Who comes and goes -------------------------------------------------------------------------------------------
+    # --- Membership and load ------------------------------------------------------------------------------------------
 
-    def _struck(self, event: WorldEvent) -> None:
+    def _apply(self, event: WorldEvent) -> None:
         chosen = [t for t, task in enumerate(self.ids) if not event.tasks or str(task) in event.tasks]
         if event.kind == "load":
-            self._rate[chosen] = self._usual[chosen] * event.amount
+            self._rate[chosen] = self._usual_rate[chosen] * event.amount
         elif event.kind == "time":
-            self._took[chosen] = event.amount
+            self._row_seconds[chosen] = event.amount
         elif event.kind == "racks":
-            self._from = [event.racks if t in chosen else racks for t, racks in enumerate(self._from)]
+            self._source_racks = [event.racks if t in chosen else racks for t, racks in enumerate(self._source_racks)]
         elif event.kind == "disk":
-            self._used.update(dict.fromkeys(event.members or self.names, event.amount))
+            self._foreign_bytes.update(dict.fromkeys(event.members or self.names, event.amount))
             return
-        self._outside = None
+        self._is_outside_band = None
         for member in event.members:
-            (self._arrives if event.kind in ("join", "return") else self._goes)(member, event.kind)
+            (self._add if event.kind in ("join", "return") else self._remove)(member, event.kind)
 
-    def _arrives(self, member: MemberId, kind: str) -> None:
+    def _add(self, member: MemberId, kind: str) -> None:
         self.live[member] = self.members[member]
-        self._lost.pop(member, None)
-        is_missed = all(each[1:] != ("left", member) for each in self._alarms)
-        self._alarms = [each for each in self._alarms if each[1:] != ("left", member)]
-        if is_missed or not self.policy.static:
-            self._alarms.append((self.now, kind, member))
-        else:
-            self.copies.placed(self.present, self.live, self.now)
+        self._lost_at.pop(member, None)
+        self._alarms = [alarm for alarm in self._alarms if alarm[1:] != ("left", member)]
+        self._alarms.append((self.now, kind, member))
 
-    def _goes(self, member: MemberId, kind: str) -> None:
+    def _remove(self, member: MemberId, kind: str) -> None:
         del self.live[member]
-        policy, protocol = self.policy, self.world.protocol
-        self.copies.left(self.copies.index[member], self.now, on_disk=policy.keeps_copies and kind != "remove")
+        protocol = self.world.protocol
+        self.copies.disconnect(
+            self.copies.index[member], self.now, keeps_disk=self.policy.keeps_copies and kind != "remove"
+        )
         if kind != "remove":
-            self._lost[member] = self.now
-            if policy.awaits:
+            self._lost_at[member] = self.now
+            if self.policy.has_triggers:
                 self._remember_homes(member)
                 self._alarms.append((self.now + protocol["scheduled_rebalance_max_delay"], "waited", member))
-        is_unnoticed = (kind == "lose" and not policy.batches) or (policy.static and kind != "remove")
-        self._alarms.append((self.now + protocol["session_timeout"] * is_unnoticed, "left", member))
-        if policy.batches:
-            self._paused = np.maximum(self._paused, self.now + protocol["retry_seconds"])
+        self._alarms.append((self.now, "left", member))
+        self._paused_until = np.maximum(self._paused_until, self.now + protocol["retry_seconds"])
 
     def _remember_homes(self, member: MemberId) -> None:
-        """Keep whose tasks they are, unless they still are somebody else's who is waited for."""
-        others = self._awaited().keys() - {member}
+        """Remember the lost member as the home of its tasks, unless another awaited member is their home."""
+        other_awaited = self._awaited().keys() - {member}
         for task, owner in self.present.owners.items():
-            if owner == member and self._homes.get(task) not in others:
+            if owner == member and self._homes.get(task) not in other_awaited:
                 self._homes[task] = member
 
     # --- When to assign -----------------------------------------------------------------------------------------------
 
-    def _ring(self) -> None:
-        """Rebalance for the alarms that are due, all at once; never while the group does so already."""
-        if self.now < self._busy_until or not self.live:
-            return
-        if self.policy.learns and self._some_member_learned():
-            self._alarms.append((self.now, "learned", ""))
-        due = [each for each in self._alarms if each[0] <= self.now]
-        self._alarms = [each for each in self._alarms if each[0] > self.now]
-        reasons = {reason for _, reason, member in due if reason != "waited" or member not in self.live}
-        if self.policy.defers and reasons and self._is_deferred(reasons):
-            self.outcome.rebalances += 1
-        elif reasons:
+    def _due_reasons(self) -> set[str]:
+        """Remove the alarms that are due and return their reasons."""
+        due = [alarm for alarm in self._alarms if alarm[0] <= self.now]
+        self._alarms = [alarm for alarm in self._alarms if alarm[0] > self.now]
+        return {reason for _, reason, member in due if reason != "waited" or member not in self.live}
+
+    def _handle_alarms(self) -> None:
+        """Rebalance once for all alarms that are due."""
+        if self.live and self._due_reasons():
             self._rebalance()
 
-    def _is_deferred(self, reasons: set[str]) -> bool:
-        """Tell whether this rebalance only notes who is there, as tasks of who left are not dealt out yet."""
-        if "left" in reasons and self._deferred_until is None:
-            self._deferred_until = self.now + self.world.protocol["scheduled_rebalance_max_delay"]
-            self._alarms.append((self._deferred_until, "delay over", ""))
-        if self._deferred_until is not None and self.now < self._deferred_until:
-            return True
-        self._deferred_until = None
-        return False
-
-    def _some_member_learned(self) -> bool:
-        task, member, why, place = self.copies.fetching
-        acceptable = self.world.settings.acceptable_recovery_lag * self.copies.row_bytes[task]
-        is_learned, is_learning = self.copies.changed[task] - place <= acceptable, why == WARMING
-        return any(bool(is_learned[is_learning & (member == m)].all()) for m in np.unique(member[is_learning]))
-
-    def _rules_say_so(self) -> bool:
-        settings, rules, present = self.world.settings, self.rules, self.present
+    def _is_triggered(self) -> bool:
+        """Return whether a trigger of a running query causes an assignment now."""
+        settings = self.world.settings
+        rules = self.rules
+        present = self.present
         patience = (settings.acceptable_recovery_lag, self.world.protocol["probing_rebalance_interval"])
-        warming, behind = self._lags_beside()
-        slow, acting = rules.patience.count_growing_lags(behind), self._acting
-        fired = [rules.probes.due(present, warming, patience, self.now), bool(slow) and acting is None]
-        if acting is not None and acting.looks(slow):
-            fired.append(acting.due(self.seen(), slow))
-            for member in acting.emptied:
-                self.copies.kept[self.copies.index[member]].clear()
-        work = self._rate * (1 + self._took / _ROW_SECONDS)
-        if self._outside is None:  # nothing that it depends on has changed since it was last known
+        warmup_lags, standby_lags = self._lags_of_copies()
+        slow = rules.patience.count_growing_lags(standby_lags)
+        member_rules = self._member_rules
+        triggers = [rules.probes.due(present, warmup_lags, patience, self.now), bool(slow) and member_rules is None]
+        if member_rules is not None and member_rules.applies(slow):
+            triggers.append(member_rules.is_due(self.measure(), slow))
+            for member in member_rules.emptied:
+                self.copies.unused[self.copies.index[member]].clear()
+        work = self._rate * (1 + self._row_seconds / _ROW_SECONDS)
+        if self._is_outside_band is None:  # computed only after a change of its inputs
             owners = {t: self.names[m] for t, m in enumerate(self.copies.owner.tolist())}
             slots = {name: member.slots for name, member in self.live.items()}
-            self._outside = rules.outside_band(dict(enumerate(work.tolist())), owners, slots, settings.balance_band)
-        tried = (work.tobytes(), *self.live)
-        if rules.patience.count_outside_band(self._outside and not present.warmups and tried != self._levelled):
-            self._levelled = tried
-            weights = [round(1000 * each) for each in work.tolist()]
+            self._is_outside_band = rules.outside_band(
+                dict(enumerate(work.tolist())), owners, slots, settings.balance_band
+            )
+        inputs = (work.tobytes(), *self.live)
+        if rules.patience.count_outside_band(
+            self._is_outside_band and not present.warmups and inputs != self._levelled
+        ):
+            self._levelled = inputs
+            weights = [round(1000 * seconds) for seconds in work.tolist()]
             self.tasks = tuple(replace(task, weight=weights[t]) for t, task in enumerate(self.tasks))
-            fired.append(True)
-        return any(fired)
+            triggers.append(True)
+        return any(triggers)
 
-    def _lags_beside(self) -> tuple[list[int], dict[tuple[TaskId, MemberId], int]]:
-        """Return the lags of what warms up, and those of standbys that are behind: no other can have fallen behind."""
-        warming: list[int] = []
-        behind: dict[tuple[TaskId, MemberId], int] = {}
-        for t, m, why, place in self.copies.fetching.rows():
-            if why == WARMING or (why == KEPT and self.present.target.get(self.ids[t]) == self.names[m]):
-                warming.append(self.copies.lag(t, place))
-            if why == KEPT and place < self.copies.changed[t]:
-                behind[self.ids[t], self.names[m]] = self.copies.lag(t, place)
-        return warming, behind
+    def _lags_of_copies(self) -> tuple[list[int], dict[tuple[TaskId, MemberId], int]]:
+        """Return the lags of copies that become owners, and those of standbys that are behind."""
+        warmup_lags: list[int] = []
+        standby_lags: dict[tuple[TaskId, MemberId], int] = {}
+        for t, m, purpose, place in self.copies.fetching.rows():
+            becomes_owner = self.present.target.get(self.ids[t]) == self.names[m]
+            if purpose == WARMING or (purpose == KEPT and becomes_owner):
+                warmup_lags.append(self.copies.lag(t, place))
+            if purpose == KEPT and place < self.copies.changed[t]:
+                standby_lags[self.ids[t], self.names[m]] = self.copies.lag(t, place)
+        return warmup_lags, standby_lags
 
     @property
-    def _acting(self) -> WorldRules | None:
-        return self.rules.acting if self.policy.probes == "rules" else None
+    def _member_rules(self) -> WorldRules | None:
+        return self.rules.of_members if self.policy.has_triggers else None
 
-    def _assigned(self) -> Assignment:
-        acting = self._acting
-        seen = self.seen() if acting is not None and acting.looks({}) else None
-        view = acting.told(seen) if acting is not None and seen is not None else self.view()
-        answer = self.policy.assignor(view, self.world.settings)
-        self.outcome.warnings += [each for each in answer.warnings if each not in self.outcome.warnings]
-        if acting is not None and seen is not None:
-            acting.assigned(answer, seen)
-        return answer
+    def _assign(self) -> Assignment:
+        rules = self._member_rules
+        measured = self.measure() if rules is not None and rules.applies({}) else None
+        view = rules.view_of(measured) if rules is not None and measured is not None else self.view()
+        assignment = self.policy.assignor(view, self.world.settings)
+        self.outcome.warnings += [w for w in assignment.warnings if w not in self.outcome.warnings]
+        if rules is not None and measured is not None:
+            rules.note_assignment(assignment, measured)
+        return assignment
 
     def _rebalance(self) -> None:
-        policy, before = self.policy, self.copies.owner
-        self.present = answer = self._assigned()
-        self.copies.placed(answer, self.live, self.now)
-        self._outside = None
-        changed = before != self.copies.owner
-        is_revoked = bool((changed & np.isin(before, [self.copies.index[name] for name in self.live])).any())
+        previous_owner = self.copies.owner
+        self.present = assignment = self._assign()
+        self.copies.place(assignment, self.live, self.now)
+        self._is_outside_band = None
         self.outcome.assigned += 1
-        self.outcome.rebalances += 1 + (policy.stops == "moved" and is_revoked and not policy.learns)
-        self.outcome.moves += int(changed.sum())
-        if policy.stops != "none":
-            self._busy_until = self.now + self.world.protocol["rebalance_seconds"]
-            self._paused[changed | (policy.stops == "all")] = self._busy_until
-        if policy.probes == "timer":
-            self._alarms = [each for each in self._alarms if each[1] != "probe"]
-            interval = self.world.protocol["probing_rebalance_interval"]
-            self._alarms += [(self.now + interval, "probe", "")] if answer.needs_probe else []
-        self._homes = {task: home for task, home in self._homes.items() if answer.owners.get(task) != home}
-        self.rules.probes.record_assignment(answer, self.now)
+        self.outcome.rebalances += 1
+        self.outcome.moves += int((previous_owner != self.copies.owner).sum())
+        self._homes = {task: home for task, home in self._homes.items() if assignment.owners.get(task) != home}
+        self.rules.probes.record_assignment(assignment, self.now)
         self.rules.patience.reset()
 
-    # --- What becomes of it -------------------------------------------------------------------------------------------
+    # --- Processing ---------------------------------------------------------------------------------------------------
 
-    def _stopped(self, restoring: Floats, seconds: float) -> Floats:
-        """Return for how long each task stands in this batch, and count it under the first cause that there is."""
-        alive, copies = np.array([name in self.live for name in self.names] + [False]), self.copies
-        taken_up = copies.synced.copy()
-        taken_up[copies.fetching.task[copies.fetching.why == OWNED]] = True
-        unowned = np.where(alive[copies.owner] & taken_up, 0.0, seconds)
+    def _batch_wait(self, restoring: Floats) -> float:
+        """Return how long all tasks wait for the owners that restore."""
+        return float(restoring.max(initial=0.0))
+
+    def _stop_tasks(self, restoring: Floats, seconds: float) -> Floats:
+        """Return how long each task is stopped in this batch. Record each second under its first cause."""
+        copies = self.copies
+        alive = np.array([name in self.live for name in self.names] + [False])
+        has_copy = copies.synced.copy()
+        has_copy[copies.fetching.task[copies.fetching.purpose == OWNED]] = True
+        unowned = np.where(alive[copies.owner] & has_copy, 0.0, seconds)
         self.outcome.unowned += bool(self.live) and bool((copies.owner == NOBODY).any())
-        paused = np.clip(self._paused - self.now, 0.0, seconds)
-        held_up = np.full(len(paused), (restoring * (unowned == 0)).max(initial=0.0) if self.policy.batches else 0.0)
+        paused = np.clip(self._paused_until - self.now, 0.0, seconds)
+        waiting = np.full(len(paused), self._batch_wait(restoring * (unowned == 0)))
         stopped = np.zeros(len(paused))
-        for cause, taken in zip(CAUSES, (unowned, paused, restoring, held_up), strict=True):
-            longer = np.maximum(stopped, taken)
+        for cause, durations in zip(CAUSES, (unowned, paused, restoring, waiting), strict=True):
+            longer = np.maximum(stopped, durations)
             self.outcome.stopped[cause] += float((longer - stopped).sum())
             stopped = longer
         return stopped
 
-    def _run(self, stopped: Floats, seconds: float) -> None:
-        """Take in rows, and process what members have time for."""
-        self._backlog += self._rate * self.world.swung(self.now) * seconds
-        ready, owner = np.where(stopped < seconds, self._backlog, 0.0), self.copies.owner
-        able = np.where(self._work > 0, self._work * seconds, np.inf)
-        taking = ready * (1 + self._took * self._slot[owner])
-        wanted = np.bincount(owner[owner >= 0], taking[owner >= 0], minlength=len(able))
-        share = np.append(np.minimum(1.0, able / np.maximum(wanted, 1e-9)), 0.0)
-        done = ready * share[owner] * np.where(np.isinf(np.append(able, np.inf))[owner], 1.0, 1 - stopped / seconds)
-        self._backlog -= done
-        self.copies.changed += done * self.copies.row_bytes
+    def _process_rows(self, stopped: Floats, seconds: float) -> None:
+        """Add the batch's rows to the backlog and process what the members have time for."""
+        self._backlog += self._rate * self.world.load_factor(self.now) * seconds
+        owner = self.copies.owner
+        ready = np.where(stopped < seconds, self._backlog, 0.0)
+        capacity = np.where(self._member_rate > 0, self._member_rate * seconds, np.inf)
+        demand = ready * (1 + self._row_seconds * self._slot_rate[owner])
+        member_demand = np.bincount(owner[owner >= 0], demand[owner >= 0], minlength=len(capacity))
+        share = np.append(np.minimum(1.0, capacity / np.maximum(member_demand, 1e-9)), 0.0)
+        is_unlimited = np.isinf(np.append(capacity, np.inf))[owner]
+        processed = ready * share[owner] * np.where(is_unlimited, 1.0, 1 - stopped / seconds)
+        self._backlog -= processed
+        self.copies.changed += processed * self.copies.row_bytes
         self._streak += stopped
         self.outcome.longest = max(self.outcome.longest, float(self._streak.max(initial=0.0)))
         self._streak[stopped < seconds] = 0.0
 
-    def _note(self, standing: float, moved: int) -> None:
-        outcome, owner = self.outcome, self.copies.owner
+    def _record(self, stopped_seconds: float, moves: int) -> None:
+        outcome = self.outcome
+        owner = self.copies.owner
         outcome.seconds.append(self.now)
         outcome.owners.append(np.bincount(owner[owner >= 0], minlength=len(self.names)))
-        outcome.standing.append(standing)
+        outcome.standing.append(stopped_seconds)
         outcome.waiting.append(float(self._backlog.sum()))
-        outcome.lacking.append(self.copies.lacking())
-        outcome.moved.append(moved)
+        outcome.lacking.append(self.copies.lacking_bytes())
+        outcome.moved.append(moves)
         outcome.rows_waiting = max(outcome.rows_waiting, outcome.waiting[-1])

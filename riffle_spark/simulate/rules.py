@@ -1,7 +1,4 @@
-"""The rules by which a running query assigns anew without a change of members, as a played world uses them.
-
-The rules are those of ``protocol/ownership``: the simulator imports production code, and never the reverse.
-"""
+"""The triggers of a running query, as a simulation uses them. They are the code of ``protocol/ownership``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,9 +13,9 @@ __all__ = ["Rules", "rules_of"]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When a running query assigns anew without a change of members.
+    """What causes an assignment without a change of members.
 
-    Without ``acting`` no rule looks at disks, memory and racks, and each standby that falls behind is a reason.
+    Without ``of_members`` disks, memory and racks are ignored, and each standby that falls behind is a trigger.
     """
 
     probes: Probes = field(default_factory=Probes)
@@ -26,9 +23,9 @@ class Rules:
     outside_band: Callable[[Mapping[int, float], Mapping[int, MemberId], Mapping[MemberId, int], float], bool] = (
         outside_band
     )
-    acting: WorldRules | None = None
+    of_members: WorldRules | None = None
 
 
 def rules_of(world: World) -> Rules:
-    """Return all rules of a running query, for one play of a world."""
-    return Rules(acting=WorldRules(world))
+    """Return all triggers of a running query, for one simulation of a world."""
+    return Rules(of_members=WorldRules(world))

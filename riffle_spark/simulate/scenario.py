@@ -1,6 +1,4 @@
-"""A cluster as a JSON file: members, tasks, settings and events. Knows what the fields mean. Does not know the
-assignor.
-"""
+"""Read a scenario from a JSON file: members, tasks, settings and events. docs/assignor.md describes the format."""
 
 import gzip
 import json
@@ -21,7 +19,8 @@ from riffle_spark.unknown_names import check_known
 
 __all__ = ["Client", "Event", "Scenario", "read_scenario", "scenario_of", "settings_of"]
 
-RUNNING, UNKNOWN = -2, -3
+RUNNING = -2
+UNKNOWN = -3
 _BYTES_MOST: Final = 1 << 26
 _NEUTRAL: Final = {
     "num_standby": "num_standbys",
@@ -35,7 +34,7 @@ _NEUTRAL: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A member with what it ran and the lag of the state it holds."""
+    """A member with its previous tasks and the lags of its copies."""
 
     member: Member
     owned: tuple[TaskId, ...] = ()
@@ -45,7 +44,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happens to a settled group: members leave, join, or return some records behind."""
+    """A change of a settled group: members leave, join, or return with copies that are some records behind."""
 
     drop: tuple[MemberId, ...] = ()
     add: tuple[Client, ...] = ()
@@ -54,7 +53,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One file; ``names`` are the task ids as the file has them."""
+    """A scenario file. ``names`` are the task ids in the file."""
 
     name: str
     family: str
@@ -67,9 +66,9 @@ class Scenario:
 
 
 def read_scenario(path: Path, strategy: str | None = None) -> Scenario:
-    """Read a scenario, ``.json`` or ``.json.gz``; ``strategy`` replaces the file's own.
+    """Read a ``.json`` or ``.json.gz`` file. ``strategy`` replaces the rack-aware strategy of the file.
 
-    Raises ``ConfigError`` for what is no scenario, and for names and values that it cannot have.
+    Raises ``ConfigError`` if the file is missing or is not a valid scenario.
     """
     try:
         return scenario_of(json.loads(_bytes_of(path)), strategy)
@@ -79,15 +78,15 @@ def read_scenario(path: Path, strategy: str | None = None) -> Scenario:
         ) from refused
     except (OSError, zlib.error, *UNREADABLE) as broken:
         raise ConfigError(
-            f"not a scenario: {broken!r}",
-            remedy="see docs/assignor.md for the format",
+            f"Not a scenario: {broken!r}.",
+            remedy="docs/assignor.md describes the format.",
             where=str(path),
             id="RIFFLE-0255",
         ) from broken
 
 
 def _bytes_of(path: Path) -> bytes:
-    """Return what a file holds, unpacked, if that is not more than a scenario can be."""
+    """Return the unpacked bytes of a file. Raises ``ValueError`` if there are too many."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         data: bytes = file.read(_BYTES_MOST + 1)
     if len(data) > _BYTES_MOST:
@@ -96,42 +95,42 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def scenario_of(content: Json, strategy: str | None = None) -> Scenario:
-    """Turn the parsed content of a file into a scenario. Raises ``ConfigError`` for unknown names and wrong values."""
+    """Return the scenario for the parsed JSON. Raises ``ConfigError`` for unknown names and wrong values."""
     check_scenario(content)
-    tasks = {cast(str, each["id"]): _task(each) for each in items_of(content, "tasks")}
+    tasks = {cast(str, part["id"]): _task(part) for part in items_of(content, "tasks")}
     return Scenario(
         name=cast(str, content["name"]),
         family=cast(str, content.get("family") or ""),
         settings=settings_of(cast(Json, content.get("config") or {}), strategy),
-        clients=tuple(_client(each, tasks) for each in items_of(content, "clients")),
+        clients=tuple(_client(part, tasks) for part in items_of(content, "clients")),
         tasks=tuple(tasks.values()),
-        events=tuple(_event(each, tasks) for each in items_of(content, "events")),
+        events=tuple(_event(part, tasks) for part in items_of(content, "events")),
         names={task.id: name for name, task in tasks.items()},
         pins={tasks[name].id: member for name, member in cast("dict[str, str]", content.get("pins") or {}).items()},
     )
 
 
-def _task(each: Json) -> Task:
-    stateful = bool(each["stateful"]) and _keeps_state(each)
-    weight = each.get("weight")
+def _task(part: Json) -> Task:
+    stateful = bool(part["stateful"]) and _has_changelog(part)
+    weight = part.get("weight")
     return Task(
-        id=TaskId(str(each["subtopology"]).zfill(4), int(cast(int, each["partition"]))),
+        id=TaskId(str(part["subtopology"]).zfill(4), int(cast(int, part["partition"]))),
         kind="stateful" if stateful else "stateless",
-        size=int(cast(int, each.get("end_offset_sum") or 0)),
+        size=int(cast(int, part.get("end_offset_sum") or 0)),
         weight=None if weight is None else int(cast(int, weight)),
-        memory_bytes=int(cast(int, each.get("memory_bytes") or 0)),
-        owner_traffic=_traffic(each, "source"),
-        standby_traffic=_traffic(each, "changelog"),
+        memory_bytes=int(cast(int, part.get("memory_bytes") or 0)),
+        owner_traffic=_traffic(part, "source"),
+        standby_traffic=_traffic(part, "changelog"),
     )
 
 
-def _keeps_state(each: Json) -> bool:
-    """Tell whether a task has a changelog; one whose partitions the file leaves out has."""
-    return each.get("partitions") is None or any(part["role"] == "changelog" for part in items_of(each, "partitions"))
+def _has_changelog(task: Json) -> bool:
+    """Return whether a task has a changelog. A task without partitions in the file has one."""
+    return task.get("partitions") is None or any(part["role"] == "changelog" for part in items_of(task, "partitions"))
 
 
-def _traffic(each: Json, role: Literal["source", "changelog"]) -> Traffic:
-    parts = [part for part in items_of(each, "partitions") if part["role"] == role]
+def _traffic(task: Json, role: Literal["source", "changelog"]) -> Traffic:
+    parts = [part for part in items_of(task, "partitions") if part["role"] == role]
     local: dict[str, int] = {}
     for part in parts:
         for rack in sorted(set(cast("list[str]", part.get("replica_racks") or []))):
@@ -139,53 +138,59 @@ def _traffic(each: Json, role: Literal["source", "changelog"]) -> Traffic:
     return Traffic(len(parts), local)
 
 
-def _client(each: Json, tasks: Mapping[str, Task]) -> Client:
-    owned = [tasks[name] for name in cast("list[str]", each.get("prev_active") or [])]
-    standbys = [tasks[name] for name in cast("list[str]", each.get("prev_standby") or [])]
+def _client(part: Json, tasks: Mapping[str, Task]) -> Client:
+    owned = [tasks[name] for name in cast("list[str]", part.get("prev_active") or [])]
+    standbys = [tasks[name] for name in cast("list[str]", part.get("prev_standby") or [])]
     lags: dict[TaskId, Lag] = {task.id: 0 for task in (*owned, *standbys) if task.kind == "stateful"}
-    for name, lag in cast("dict[str, int]", each.get("lags") or {}).items():
+    for name, lag in cast("dict[str, int]", part.get("lags") or {}).items():
         lags[tasks[name].id] = None if lag == UNKNOWN else 0 if lag == RUNNING else lag
-    memory = each.get("memory_bytes")
+    memory = part.get("memory_bytes")
     member = Member(
-        id=cast(str, each["id"]),
-        slots=int(cast(int, each.get("threads", 1))),
-        rack=cast("str | None", each.get("rack")),
-        tags=cast("dict[str, str]", each.get("tags") or {}),
+        id=cast(str, part["id"]),
+        slots=int(cast(int, part.get("threads", 1))),
+        rack=cast("str | None", part.get("rack")),
+        tags=cast("dict[str, str]", part.get("tags") or {}),
         memory_bytes=None if memory is None else int(cast(int, memory)),
     )
     return Client(member, tuple(task.id for task in owned), tuple(task.id for task in standbys), lags)
 
 
-def _event(each: Json, tasks: Mapping[str, Task]) -> Event:
-    back = [(cast(str, one["id"]), int(cast(int, one.get("lag", 0)))) for one in items_of(each, "resurrect")]
+def _event(part: Json, tasks: Mapping[str, Task]) -> Event:
     return Event(
-        drop=tuple(cast("list[str]", each.get("drop") or [])),
-        add=tuple(_client(client, tasks) for client in items_of(each, "add")),
-        resurrect=tuple(back),
+        drop=tuple(cast("list[str]", part.get("drop") or [])),
+        add=tuple(_client(client, tasks) for client in items_of(part, "add")),
+        resurrect=tuple(
+            (cast(str, member["id"]), int(cast(int, member.get("lag", 0)))) for member in items_of(part, "resurrect")
+        ),
     )
 
 
 _CHECKS: Final[Mapping[str, values.Check]] = {
-    each.name: SETTING_LINES[each.name].allowed for each in fields(AssignSettings) if each.name in SETTING_LINES
+    field.name: SETTING_LINES[field.name].allowed for field in fields(AssignSettings) if field.name in SETTING_LINES
 }
 
 
 def settings_of(config: Mapping[str, object], strategy: str | None = None) -> AssignSettings:
-    """Return the settings of a file; ``strategy`` replaces the file's own. What is null stays the default.
+    """Return the settings of a file. Null values keep the default. ``strategy`` replaces the strategy of the file.
 
-    Raises ``ConfigError`` for an unknown name, one that is there twice, and a value that is not allowed.
+    Raises ``ConfigError`` for an unknown name, a setting under two names, and a value that is not allowed.
     """
     check_not_removed(config, "config")
     check_known("setting", config, [*_CHECKS, *_NEUTRAL], source="config")
-    found: dict[str, object] = {}
-    for said, value in config.items():
-        name = _NEUTRAL.get(said, said)
-        if twice := [other for other in config if other != said and _NEUTRAL.get(other, other) == name]:
+    settings: dict[str, object] = {}
+    written: dict[str, str] = {}
+    for key, value in config.items():
+        name = _NEUTRAL.get(key, key)
+        if name in written:
             raise ConfigError(
-                f"{said} and {twice[0]} are one setting", remedy="say one of them", where="config", id="RIFFLE-0256"
+                f"{written[name]} and {key} are the same setting.",
+                remedy="Remove one of them.",
+                where="config",
+                id="RIFFLE-0256",
             )
+        written[name] = key
         if value is not None:
-            found[name] = values.checked(said, value, _CHECKS[name], remedy="correct it in config", where=said)
+            settings[name] = values.checked(key, value, _CHECKS[name], remedy="Correct it in config.", where=key)
     if strategy is not None:
-        found["rack_aware_assignment_strategy"] = strategy
-    return assign_settings(Settings(**found))  # type: ignore[arg-type]
+        settings["rack_aware_assignment_strategy"] = strategy
+    return assign_settings(Settings(**settings))  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWorld:
-    """What a query would know after a batch; tasks are named by position.
+    """What a running query would know after a batch. Tasks are numbers: their positions in the world.
 
     ``bytes`` are the sizes of the tasks' state, ``memory`` the bytes of memory that they take. ``disks`` are the share
     in use and the bytes of each member's disk; ``memories`` the bytes of memory that are taken, and those left.
@@ -67,103 +67,122 @@ class WorldSituation(Situation):
 
 
 class WorldRules:
-    """When disks, memory, racks or slow standbys ask for another assignment, and what the assignor is told of them."""
+    """The triggers of disks, memory, racks and slow standbys, and the view that the assignor gets because of them."""
 
     def __init__(self, world: World) -> None:
-        most = world.settings.max_warmup_replicas
-        self._settings = Settings(max_warmup_replicas=most, **world.marks)  # type: ignore[arg-type]
-        self._assigning = world.settings
-        self._number = {one.task.id: n for n, one in enumerate(world.tasks)}
-        self._ids = [one.task.id for one in world.tasks]
-        self._measures = world.measures
+        warmups = world.settings.max_warmup_replicas
+        self._settings = Settings(max_warmup_replicas=warmups, **world.marks)  # type: ignore[arg-type]
+        self._assign_settings = world.settings
+        self._ids = [task.task.id for task in world.tasks]
+        self._number = {task_id: n for n, task_id in enumerate(self._ids)}
+        self._is_measured = world.is_measured
         self._patience = Patience()
         self._quarantine = Quarantine()
         self._measured = Measured(Weights(), self._patience)
-        self._slow = False
+        self._had_slow_standby = False
 
     @property
     def emptied(self) -> frozenset[MemberId]:
-        """The members on whose disks no copy stays that nobody needs."""
+        """The members from whose disks all copies that no assignment needs are removed."""
         return self._quarantine.emptied
 
-    def looks(self, slow: _Lags) -> bool:
-        """Tell whether there is anything to look at, with standbys that have fallen behind for long enough."""
-        self._slow = self._slow or bool(slow)
-        return self._measures or self._slow
+    def applies(self, slow: _Lags) -> bool:
+        """Return whether any of these triggers can fire. ``slow`` are the standbys that fell behind for long."""
+        self._had_slow_standby = self._had_slow_standby or bool(slow)
+        return self._is_measured or self._had_slow_standby
 
-    def due(self, seen: MeasuredWorld, slow: _Lags) -> bool:
-        """Look at what a batch has shown; tell whether to assign anew."""
-        situation, present = self._situation(seen), seen.present
-        behind = {(task(self._number[t]), member): lag for (t, member), lag in slow.items()}
-        fired = [self._quarantine.add_slow(behind, situation), self._quarantine.update_marks(situation, self._settings)]
-        if seen.traffic and self._assigning.rack_aware_assignment_strategy != "none":
+    def is_due(self, measured: MeasuredWorld, slow: _Lags) -> bool:
+        """Evaluate the measurements of a batch; return whether to assign."""
+        situation = self._situation(measured)
+        present = measured.present
+        lags = {(task(self._number[t]), member): lag for (t, member), lag in slow.items()}
+        triggers = [
+            self._quarantine.add_slow(lags, situation),
+            self._quarantine.update_marks(situation, self._settings),
+        ]
+        if measured.traffic and self._assign_settings.rack_aware_assignment_strategy != "none":
             settled = not present.warmups and not present.needs_probe
-            traffic, owners = _by_task(seen.traffic), self._tasks(seen.view.owners)
-            fired.append(self._measured.reads_across(traffic, owners, _racks(seen), settled=settled))
-        return any(fired)
+            traffic = _by_task(measured.traffic)
+            owners = self._tasks(measured.view.owners)
+            triggers.append(self._measured.reads_across(traffic, owners, _racks(measured), settled=settled))
+        return any(triggers)
 
-    def told(self, seen: MeasuredWorld) -> View:
-        """Return what the assignor is told, with what was measured."""
-        if not seen.present.needs_probe or not self._measured.traffic:
-            self._measured.traffic = _by_task(seen.traffic)
-        situation, view, ids = self._situation(seen), seen.view, self._ids
+    def view_of(self, measured: MeasuredWorld) -> View:
+        """Return the assignor's view with memory, traffic and quarantined members."""
+        if not measured.present.needs_probe or not self._measured.traffic:
+            self._measured.traffic = _by_task(measured.traffic)
+        situation = self._situation(measured)
+        view = measured.view
+        ids = self._ids
         self._quarantine.update_marks(situation, self._settings)
-        room, needs = room_of(situation, self._settings)
+        free_memory, needs = room_of(situation, self._settings)
         quarantined = {ids[t.key_group]: members for t, members in self._quarantine.of(situation).items()}
         traffic = self._measured.traffic
-        return replace(
-            _without(view, self._quarantine.flooded), quarantined=quarantined,
-            members=tuple(replace(member, memory_bytes=room.get(member.id)) for member in view.members),
-            tasks=tuple(
-                replace(
-                    one, memory_bytes=needs.get(t, 0), owner_traffic=traffic.get(t, NO_TRAFFIC),
-                    standby_traffic=replace(traffic.get(t, NO_TRAFFIC), later=t in traffic),
-                )
-                for t, one in zip(situation.tasks, view.tasks, strict=True)
-            ),
-        )  # fmt: skip
+        tasks = tuple(
+            replace(
+                view_task,
+                memory_bytes=needs.get(t, 0),
+                owner_traffic=traffic.get(t, NO_TRAFFIC),
+                standby_traffic=replace(traffic.get(t, NO_TRAFFIC), later=t in traffic),
+            )
+            for t, view_task in zip(situation.tasks, view.tasks, strict=True)
+        )
+        members = tuple(replace(member, memory_bytes=free_memory.get(member.id)) for member in view.members)
+        reduced = _without_copies(view, self._quarantine.flooded)
+        return replace(reduced, quarantined=quarantined, members=members, tasks=tasks)
 
-    def assigned(self, answer: Assignment, seen: MeasuredWorld) -> None:
-        """Note an assignment, and what it leaves undone."""
-        slots = {name: one.member.slots for name, one in seen.live.items()}
-        self._measured.record_assignment(self._tasks(answer.target), slots, _racks(seen), self._assigning.balance_band)
+    def note_assignment(self, assignment: Assignment, measured: MeasuredWorld) -> None:
+        """Record an assignment, so that work and traffic which it cannot improve do not fire again."""
+        slots = {name: member.member.slots for name, member in measured.live.items()}
+        target = self._tasks(assignment.target)
+        self._measured.record_assignment(target, slots, _racks(measured), self._assign_settings.balance_band)
         self._patience.reset()
 
-    def _situation(self, seen: MeasuredWorld) -> WorldSituation:
-        view, members = seen.view, Membership()
-        for name, one in seen.live.items():
-            at = Executor(name, one.host, one.member.slots)
-            members.live[name] = LiveMember(name, at, one.member.rack, one.member.tags)
-        members.disks.update(seen.disks)
-        members.memories.update(seen.memories)
+    def _situation(self, measured: MeasuredWorld) -> WorldSituation:
+        view = measured.view
+        members = Membership()
+        for name, member in measured.live.items():
+            executor = Executor(name, member.host, member.member.slots)
+            members.live[name] = LiveMember(name, executor, member.member.rack, member.member.tags)
+        members.disks.update(measured.disks)
+        members.memories.update(measured.memories)
         present = Assignment(self._tasks(view.owners), self._tasks(view.standbys), self._tasks(view.warmups))
         return WorldSituation(
-            members, ReportedCopies(), Manifest(), (), range(len(self._ids)), seen.now, present,
-            memory=_by_task(seen.memory),
-            sizes=seen.bytes, lags=self._tasks(view.lags),
-        )  # fmt: skip
+            members,
+            ReportedCopies(),
+            Manifest(),
+            (),
+            range(len(self._ids)),
+            measured.now,
+            present,
+            memory=_by_task(measured.memory),
+            sizes=measured.bytes,
+            lags=self._tasks(view.lags),
+        )
 
-    def _tasks(self, by_task: Mapping[TaskId, _T]) -> dict[TaskId, _T]:
-        return {task(self._number[one]): value for one, value in by_task.items()}
+    def _tasks(self, by_id: Mapping[TaskId, _T]) -> dict[TaskId, _T]:
+        return {task(self._number[task_id]): value for task_id, value in by_id.items()}
 
 
 def _by_task(by_number: Mapping[int, _T]) -> dict[TaskId, _T]:
-    return {task(n): what for n, what in by_number.items()}
+    return {task(number): value for number, value in by_number.items()}
 
 
-def _racks(seen: MeasuredWorld) -> dict[MemberId, str | None]:
-    return {name: one.member.rack for name, one in seen.live.items()}
+def _racks(measured: MeasuredWorld) -> dict[MemberId, str | None]:
+    return {name: member.member.rack for name, member in measured.live.items()}
 
 
-def _without(view: View, flooded: frozenset[MemberId]) -> View:
-    """Return a view without the copies on some members that they do not own."""
+def _without_copies(view: View, flooded: frozenset[MemberId]) -> View:
+    """Return a view without the copies on ``flooded`` members that they do not own."""
+    if not flooded:
+        return view
     owners = view.owners
     standbys, warmups = (
-        {t: tuple(m for m in held if m not in flooded) for t, held in copies.items()}
+        {t: tuple(m for m in members if m not in flooded) for t, members in copies.items()}
         for copies in (view.standbys, view.warmups)
     )
     lags = {
         t: {m: lag for m, lag in copies.items() if m not in flooded or owners.get(t) == m}
         for t, copies in view.lags.items()
     }
-    return replace(view, standbys=standbys, warmups=warmups, lags=lags) if flooded else view
+    return replace(view, standbys=standbys, warmups=warmups, lags=lags)

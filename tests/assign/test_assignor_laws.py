@@ -168,7 +168,7 @@ def test_removing_a_member_moves_only_its_tasks(group: Group, standbys: int) -> 
     gone = sorted(before.members)[0]
     if len(before.members) == 1:
         return
-    view = before.struck_by(Event(drop=(gone,))).view()
+    view = before.apply_event(Event(drop=(gone,))).view()
     first = assign(view, settings)
     moved = {each for each, owner in first.owners.items() if owner != before.owners[each]}
     lost = {each for each, owner in before.owners.items() if owner == gone}

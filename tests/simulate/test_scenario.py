@@ -1,4 +1,4 @@
-"""Scenario files: every field is honoured, and what is unknown is refused with the nearest name there is."""
+"""Scenario files: every field has an effect, and unknown names and wrong values are refused."""
 
 from __future__ import annotations
 
@@ -49,24 +49,35 @@ def one_round(scenario: Scenario) -> dict[str, str]:
 
 
 WRITTEN: Json = {
-    "acceptable_recovery_lag": 7, "num_standbys": 2,
-    "standby_mode": "snapshot_pointer", "max_warmup_replicas": 3, "balance_band": 0.5,
-    "rack_aware_assignment_strategy": "min_cost", "rack_aware_assignment_traffic_cost": 4,
-    "rack_aware_assignment_non_overlap_cost": 5, "rack_aware_assignment_tags": ["zone"], "assignor": "sticky",
-    "include": {"disk": "ssd"}, "exclude": ["id=I2"], "forced_awareness": {"zone": ["a", "b"]},
+    "acceptable_recovery_lag": 7,
+    "num_standbys": 2,
+    "standby_mode": "snapshot_pointer",
+    "max_warmup_replicas": 3,
+    "balance_band": 0.5,
+    "rack_aware_assignment_strategy": "min_cost",
+    "rack_aware_assignment_traffic_cost": 4,
+    "rack_aware_assignment_non_overlap_cost": 5,
+    "rack_aware_assignment_tags": ["zone"],
+    "assignor": "sticky",
+    "include": {"disk": "ssd"},
+    "exclude": ["id=I2"],
+    "forced_awareness": {"zone": ["a", "b"]},
     "rebalance_enable": "owners",
-}  # fmt: skip
+}
 
 
 READ: Json = {
-    **WRITTEN, "rack_aware_assignment_tags": ("zone",), "include": (("disk", "ssd"),), "exclude": (("id", "I2"),),
+    **WRITTEN,
+    "rack_aware_assignment_tags": ("zone",),
+    "include": (("disk", "ssd"),),
+    "exclude": (("id", "I2"),),
     "forced_awareness": {"zone": ("a", "b")},
-}  # fmt: skip
+}
 
 
 def test_every_setting_of_assignment_can_be_said_in_a_file() -> None:
     """None is passed over. One that was removed is refused with what to do instead."""
-    assert {*WRITTEN} == {each.name for each in fields(AssignSettings)} & SETTING_LINES.keys()
+    assert {*WRITTEN} == {field.name for field in fields(AssignSettings)} & SETTING_LINES.keys()
     with pytest.raises(ConfigError, match="RIFFLE-0247"):
         changed(store_balance=0)
     content = {**CASE, "config": WRITTEN}
@@ -100,7 +111,8 @@ def test_rebalancing_that_is_off_moves_nothing() -> None:
     """A group that is not level stays as it is."""
 
     def empty(file: Json) -> None:
-        file["clients"][0]["prev_active"], file["clients"][1]["prev_active"] = ["0_0", "0_1"], []
+        file["clients"][0]["prev_active"] = ["0_0", "0_1"]
+        file["clients"][1]["prev_active"] = []
         file["events"] = []
 
     assert "I2" not in owners(changed(empty, rebalance_enable="none")).values()
@@ -120,90 +132,57 @@ def test_measured_weights_and_memory_are_read() -> None:
     assert [client.member.memory_bytes for client in found.clients] == [150, None, None]
 
 
-SLIPS: list[tuple[Callable[[Json], object], str, str]] = [
-    (lambda f: f.update(clint=[]), "field 'clint'", "clients"),
-    (lambda f: f["config"].update(num_stanby=1), "setting 'num_stanby'", "num_standby"),
-    (lambda f: f["clients"][0].update(thread=2), "field of a client 'thread'", "threads"),
-    (lambda f: f["tasks"][0].update(statefull=True), "field of a task 'statefull'", "stateful"),
-    (lambda f: f["tasks"][0]["partitions"][0].update(rack=["a"]), "field of a partition 'rack'", "replica_racks"),
-    (lambda f: f["tasks"][0]["partitions"][0].update(role="sources"), "role 'sources'", "source"),
-    (lambda f: f["events"][0].update(leave=["I1"]), "field of an event 'leave'", ""),
-    (lambda f: f["events"].append({"drop": ["I33"]}), "client 'I33'", "I"),
-    (lambda f: f["events"].append({"resurrect": [{"id": "I1"}]}), "client that left 'I1'", "I3"),
-    (lambda f: f["events"].append({"resurrect": [{"id": "I3", "lags": 4}]}), "field 'lags'", "lag"),
-    (lambda f: f["events"].append({"add": [{"id": "I9", "rak": "a"}]}), "field of a client 'rak'", "rack"),
-    (lambda f: f["events"].append({"add": [{"id": "I1"}]}), "two clients 'I1'", ""),
-    (lambda f: f["clients"].append(f["clients"][0]), "two clients 'I1'", ""),
-    (lambda f: f["tasks"].append(f["tasks"][0]), "two tasks '0_0'", ""),
-    (lambda f: f["clients"][0].update(prev_active=["0_9"]), "task '0_9'", "0_"),
-    (lambda f: f["clients"][0].update(lags={"00": 1}), "task '00'", "0_"),
-    (lambda f: f.update(pins={"0_7": "I1"}), "task '0_7'", "0_"),
-    (lambda f: f.update(pins={"0_0": "J1"}), "client 'J1'", "I1"),
-    (lambda f: f["config"].update(retained_for=1), "setting 'retained_for'", "Remove it from config"),
-    (lambda f: f["clients"][1]["prev_active"].append("0_0"), "two owners of task '0_0'", "one client"),
-    (lambda f: f.update(clients=[], events=[]), "nobody to place tasks on", "one client"),
-    (lambda f: f.update(events=[{"drop": [one["id"] for one in f["clients"]]}]), "nobody is left", "drop fewer"),
-    (lambda f: f["config"].update(num_standby=1, num_standbys=1), "num_standby and num_standbys are one", ""),
-]  # fmt: skip
+UNKNOWN = "RIFFLE-0480"
+TWICE = "RIFFLE-0260"
+VALUE = "RIFFLE-0249"
+WRONG: list[tuple[Callable[[Json], object], str, str]] = [
+    (lambda f: f.update(clint=[]), UNKNOWN, "'clint'"),
+    (lambda f: f["config"].update(num_stanby=1), UNKNOWN, "'num_stanby'"),
+    (lambda f: f["clients"][0].update(thread=2), UNKNOWN, "'thread'"),
+    (lambda f: f["tasks"][0].update(statefull=True), UNKNOWN, "'statefull'"),
+    (lambda f: f["tasks"][0]["partitions"][0].update(rack=["a"]), UNKNOWN, "'rack'"),
+    (lambda f: f["tasks"][0]["partitions"][0].update(role="sources"), UNKNOWN, "'sources'"),
+    (lambda f: f["events"][0].update(leave=["I1"]), UNKNOWN, "'leave'"),
+    (lambda f: f["events"].append({"drop": ["I33"]}), UNKNOWN, "'I33'"),
+    (lambda f: f["events"].append({"resurrect": [{"id": "I1"}]}), UNKNOWN, "'I1'"),
+    (lambda f: f["events"].append({"resurrect": [{"id": "I3", "lags": 4}]}), UNKNOWN, "'lags'"),
+    (lambda f: f["events"].append({"add": [{"id": "I9", "rak": "a"}]}), UNKNOWN, "'rak'"),
+    (lambda f: f["events"].append({"add": [{"id": "I1"}]}), TWICE, "'I1'"),
+    (lambda f: f["clients"].append(f["clients"][0]), TWICE, "'I1'"),
+    (lambda f: f["tasks"].append(f["tasks"][0]), TWICE, "'0_0'"),
+    (lambda f: f["clients"][0].update(prev_active=["0_9"]), UNKNOWN, "'0_9'"),
+    (lambda f: f["clients"][0].update(lags={"00": 1}), UNKNOWN, "'00'"),
+    (lambda f: f.update(pins={"0_7": "I1"}), UNKNOWN, "'0_7'"),
+    (lambda f: f.update(pins={"0_0": "J1"}), UNKNOWN, "'J1'"),
+    (lambda f: f["config"].update(retained_for=1), UNKNOWN, "'retained_for'"),
+    (lambda f: f["clients"][1]["prev_active"].append("0_0"), TWICE, "'0_0'"),
+    (lambda f: f.update(clients=[], events=[]), "RIFFLE-0259", "no clients"),
+    (lambda f: f.update(events=[{"drop": [client["id"] for client in f["clients"]]}]), "RIFFLE-0261", "No client"),
+    (lambda f: f["config"].update(num_standby=1, num_standbys=1), "RIFFLE-0256", "num_standby and num_standbys"),
+    (lambda f: f["config"].update(strategy="min-cost"), VALUE, "min-cost"),
+    (lambda f: f["config"].update(num_standby=-1), VALUE, "num_standby = -1"),
+    (lambda f: f.pop("name"), "RIFFLE-0258", "the file has no 'name'"),
+    (lambda f: f["clients"][0].pop("id"), "RIFFLE-0258", "the client has no 'id'"),
+    (lambda f: f["tasks"][0].pop("stateful"), "RIFFLE-0258", "the task has no 'stateful'"),
+    (lambda f: f["clients"].append("I9"), "RIFFLE-0257", "'I9'"),
+    (lambda f: f.update(events={"drop": ["I1"]}), VALUE, "events = "),
+    (lambda f: f["events"].append({"drop": "I1"}), VALUE, "drop = 'I1'"),
+    (lambda f: f["clients"][0].update(threads="2"), VALUE, "threads = '2'"),
+    (lambda f: f["clients"][0].update(threads=0), VALUE, "threads = 0"),
+    (lambda f: f["clients"][0].update(tags=["zone=a"]), VALUE, "tags = "),
+    (lambda f: f["clients"][0].update(lags={"0_0": -7}), VALUE, "lags = "),
+    (lambda f: f["tasks"][0].update(end_offset_sum=1.5), VALUE, "end_offset_sum = 1.5"),
+    (lambda f: f["tasks"][0].update(stateful="no"), VALUE, "stateful = 'no'"),
+]
 
 
-@pytest.mark.parametrize(("slip", "said", "near"), SLIPS, ids=[said for _, said, _ in SLIPS])
-def test_what_a_file_cannot_name_is_refused_with_the_nearest(
-    slip: Callable[[Json], object], said: str, near: str
-) -> None:
-    """At every level: the error says what is unknown, what was probably meant, and where it stands."""
-    with pytest.raises(ConfigError) as caught:
-        changed(slip)
-    assert said in caught.value.problem
-    assert near in caught.value.remedy
-    assert caught.value.remedy
-    assert caught.value.where
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "allowed"),
-    [
-        ("strategy", "min-cost", "one of none, min_cost, balance_subtopology"),
-        ("rebalance_enable", "off", "one of all, owners, standbys, none"),
-        ("num_standby", -1, "from 0 up"),
-        ("max_warmup", 0, "from 1 up"),
-        ("exclude", "I1", "pairs such as 'rack=a'"),
-        ("forced_awareness", ["zone"], "values by tag"),
-        ("assignor", "", "text"),
-    ],
-)
-def test_what_a_setting_of_a_file_cannot_be_is_refused(name: str, value: object, allowed: str) -> None:
-    """Any text is not a strategy, any number not a count."""
-    with pytest.raises(ConfigError, match="RIFFLE-0249"):
-        changed(**{name: value})
-
-
-SHAPES: list[tuple[Callable[[Json], object], str]] = [
-    (lambda f: f.pop("name"), "the file has no 'name'"),
-    (lambda f: f["clients"][0].pop("id"), "the client has no 'id'"),
-    (lambda f: f["tasks"][0].pop("stateful"), "the task has no 'stateful'"),
-    (lambda f: f["clients"].append("I9"), "'I9' is no client"),
-    (lambda f: f.update(events={"drop": ["I1"]}), "events = .* a list"),
-    (lambda f: f["events"].append({"drop": "I1"}), "drop = 'I1' .* a list of names"),
-    (lambda f: f["events"].append({"add": {"id": "I9"}}), "add = .* a list"),
-    (lambda f: f["events"].append({"resurrect": {"id": "I1", "lag": 4}}), "resurrect = .* a list"),
-    (lambda f: f["clients"][0].update(threads="2"), "threads = '2' .* integer"),
-    (lambda f: f["clients"][0].update(threads=0), "threads = 0 .* at least 1"),
-    (lambda f: f["clients"][0].update(tags=["zone=a"]), "tags = .* a table"),
-    (lambda f: f["clients"][0].update(lags={"0_0": -7}), "lags = .* -2 .running. or -3"),
-    (lambda f: f["clients"][0].update(prev_active="0_0"), "prev_active = '0_0' .* a list of names"),
-    (lambda f: f["tasks"][0].update(weight=-1), "weight = -1 .* at least 0"),
-    (lambda f: f["tasks"][0].update(end_offset_sum=1.5), "end_offset_sum = 1.5 .* integer"),
-    (lambda f: f["tasks"][0].update(stateful="no"), "stateful = 'no' .* true or false"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("slip", "said"), SHAPES, ids=[said for _, said in SHAPES])
-def test_what_a_file_cannot_say_is_refused_with_what_it_can(slip: Callable[[Json], object], said: str) -> None:
-    """Texts for lists, fields that are missing, numbers that are none: the error says which, and what is allowed."""
-    with pytest.raises(ConfigError, match=said) as caught:
-        changed(slip)
-    assert "docs/assignor.md" in caught.value.remedy
+@pytest.mark.parametrize(("mistake", "message_id", "value"), WRONG, ids=[f"{m}: {v}" for _, m, v in WRONG])
+def test_a_wrong_file_is_refused(mistake: Callable[[Json], object], message_id: str, value: str) -> None:
+    """The error names the offending value and where it is."""
+    with pytest.raises(ConfigError, match=message_id) as refused:
+        changed(mistake)
+    assert value in refused.value.problem
+    assert refused.value.where
 
 
 def test_a_stateful_task_needs_no_partitions_to_be_one() -> None:
@@ -222,23 +201,16 @@ def test_a_stateful_task_needs_no_partitions_to_be_one() -> None:
 
 def test_the_command_names_the_file_and_the_place(tmp_path: Path) -> None:
     """One file of many is wrong: which, and where in it, is in the message; a right one tells its assignor."""
-    wrong, right = tmp_path / "wrong.json", tmp_path / "right.json"
+    wrong = tmp_path / "wrong.json"
+    right = tmp_path / "right.json"
     wrong.write_text(json.dumps({**CASE, "config": {**CASE["config"], "rebalance_enabled": "none"}}))
     right.write_text(json.dumps({**CASE, "config": {**CASE["config"], "assignor": "sticky"}}))
     refused = CliRunner().invoke(main, ["plan", "--scenario", str(wrong)])
     assert refused.exit_code == 1
-    for part in ("wrong.json", "rebalance_enabled", "did you mean 'rebalance_enable'?"):
+    for part in ("wrong.json", "rebalance_enabled", "'rebalance_enable'"):
         assert part in refused.output
     shown = CliRunner().invoke(main, ["plan", "--json", "--scenario", str(right)])
     assert json.loads(shown.stdout)["assignor"] == "riffle_spark sticky"
-
-
-@pytest.mark.parametrize("said", [["rolback"], ["rollback", "--rot", "x"], ["plan", "--scenaro", "x"]])
-def test_the_command_line_suggests_what_was_meant(said: list[str]) -> None:
-    """Verbs and options alike."""
-    found = CliRunner().invoke(main, said)
-    assert found.exit_code == 2
-    assert "Did you mean" in found.output
 
 
 def test_the_pin_of_a_member_that_is_away_waits_for_it() -> None:

@@ -90,8 +90,8 @@ def kept_frames(spark: SparkSession) -> int:
 @pytest.mark.parametrize(
     ("stores", "most"),
     [
-        (["totals"], {"calls": 89, "jobs": 2, "analysed": 4, "optimised": 2}),
-        (["a", "b"], {"calls": 166, "jobs": 4, "analysed": 8, "optimised": 4}),
+        (["totals"], {"calls": 89, "jobs": 2, "analysed": 6, "optimised": 2}),
+        (["a", "b"], {"calls": 166, "jobs": 4, "analysed": 12, "optimised": 4}),
     ],
     ids=["one operator", "two together"],
 )

@@ -51,9 +51,13 @@ def figures(checkout: Path) -> Iterator[Figure]:
 
 
 def _function_lines(module: Module) -> Iterator[tuple[str, int]]:
+    """Yield each function and its number of lines without the docstring."""
     for node in ast.walk(module.tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield f"{module.name}:{node.name}:{node.lineno}", (node.end_lineno or node.lineno) - node.lineno + 1
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if ast.get_docstring(node, clean=False) is not None:
+                lines -= (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
+            yield f"{module.name}:{node.name}:{node.lineno}", lines
 
 
 def _largest(name: str, sizes: dict[str, int], limit: int) -> Figure:

@@ -261,7 +261,7 @@ def test_a_copy_that_another_process_restores_meanwhile_is_left_alone(upkept: Up
 
     def overtaken(name, start=0, length=None):  # type: ignore[no-untyped-def]
         upkept.store.get = original  # type: ignore[method-assign]
-        upkept.place.keeper(folder=upkept.folder()).bring({1: entry})
+        upkept.place.keeper(folder=upkept.folder()).advance({1: entry})
         return original(name, start, length)
 
     upkept.store.get = overtaken  # type: ignore[method-assign]

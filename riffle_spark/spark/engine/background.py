@@ -1,6 +1,4 @@
-"""One daemon thread for upkeep, the gate before a batch, an alarm, a pulse, the real clock and random ids. Knows
-threads, time and chance, so that the protocol need not.
-"""
+"""Provide threads, clock and random ids: the upkeep thread, the gate before a batch, an alarm and a pulse."""
 
 import logging
 import threading
@@ -20,12 +18,12 @@ _GATE_LOOK_SECONDS = 0.2
 _AGAIN_MS = 1_000
 _LONGEST_PAUSE_SECONDS = 60.0
 _LONGEST_WAIT_SECONDS = 600.0
-"""An alarm looks at the clock now and then, which may be set."""
+"""An alarm rechecks the clock at this interval, because somebody may set the clock."""
 
 
-def _report(what: str, error: BaseException) -> None:
-    """Warn, with the traceback, of an error that would have ended a thread silently, such as ``SystemExit``."""
-    _logger.warning("[RIFFLE-0273] %s ended with %r and is tried again later", what, error, exc_info=error)
+def _warn(work: str, error: BaseException) -> None:
+    """Log an error that would have ended a thread silently, such as ``SystemExit``, with its traceback."""
+    _logger.warning("[RIFFLE-0273] %s failed with %r and is retried later.", work, error, exc_info=error)
 
 
 def random_id() -> str:
@@ -41,12 +39,12 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def seconds(self) -> float:
-        """Return seconds of a clock that never goes back."""
+        """Return the seconds of a clock that never goes backwards."""
         return time.perf_counter()
 
 
 class Alarm:
-    """Calls a function, from a thread of its own, once it is a certain time."""
+    """Calls a function on a separate thread at a certain time."""
 
     def __init__(self, ring: Callable[[], object]) -> None:
         self._ring = ring
@@ -56,37 +54,39 @@ class Alarm:
         self._stopped = False
 
     def set(self, until_ms: int) -> None:
-        """Ring at that time, and not at the time that it was set to before."""
+        """Set the time of the call, in place of an earlier one."""
         seconds = min((until_ms - self._clock.wall_ms()) / 1000, _LONGEST_WAIT_SECONDS)
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
             if not self._stopped:
-                self._timer = threading.Timer(max(seconds, 0.0), self._awake, [until_ms])
+                self._timer = threading.Timer(max(seconds, 0.0), self._wake, [until_ms])
                 self._timer.daemon = True
                 self._timer.start()
 
     def stop(self) -> None:
-        """Ring no more. Idempotent."""
+        """Cancel the call, and make no more. Idempotent."""
         with self._lock:
             self._stopped = True
             if self._timer is not None:
                 self._timer.cancel()
 
-    def _awake(self, until_ms: int) -> None:
+    def _wake(self, until_ms: int) -> None:
         if self._clock.wall_ms() < until_ms:
             self.set(until_ms)
             return
         try:
             self._ring()
         except BaseException as error:  # noqa: BLE001 - the timer's thread would end silently
-            _report("the alarm for keys that are due", error)
+            _warn("The alarm for due keys", error)
             self.set(self._clock.wall_ms() + _AGAIN_MS)
 
 
 class Pulse:
-    """Calls a function from a daemon thread, each time ``seconds`` after it has returned, until it returns ``False`` or
-    the pulse is stopped. If the function raises, a warning is logged and the pause doubles, up to a minute.
+    """Calls a function on a daemon thread until it returns ``False`` or the pulse is stopped.
+
+    It pauses for ``seconds`` between calls. If the function raises, it logs a warning and doubles the pause, up to a
+    minute.
     """
 
     def __init__(self, beat: Callable[[], bool], seconds: float) -> None:
@@ -97,7 +97,7 @@ class Pulse:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Beat from now on, also where it was over before; not once it is stopped. Idempotent."""
+        """Start the calls, again if the function returned ``False``, but not after ``stop``. Idempotent."""
         with self._lock:
             if self._stopped.is_set() or (self._thread is not None and self._thread.is_alive()):
                 return
@@ -105,12 +105,12 @@ class Pulse:
             self._thread.start()
 
     def stop(self, seconds: float) -> bool:
-        """Beat no more; wait for the beat under way and tell whether it ended in time. Idempotent."""
+        """Make no more calls. Wait for the current one and return whether it ended in time. Idempotent."""
         self._stopped.set()
         return self.ended(seconds)
 
     def ended(self, seconds: float) -> bool:
-        """Wait for the end of the thread; tell whether it came in time."""
+        """Wait for the end of the thread and return whether it ended in time."""
         with self._lock:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -125,15 +125,15 @@ class Pulse:
                     return
                 pause = self._seconds
             except BaseException as error:  # noqa: BLE001 - the thread would end silently
-                _report("a look between batches", error)
+                _warn("Work between batches", error)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 class BackgroundThread:
-    """Implements ``protocol.ports.Background``: work runs one piece after the other, beside the batches.
+    """Implements ``protocol.ports.Background``: runs pieces of work one by one on a daemon thread.
 
     No error of a piece ends the thread, not even ``SystemExit`` or ``KeyboardInterrupt``. The driver gets the error as
-    the piece's result, warns, and tries again later.
+    the result of the piece, logs it, and retries later.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class BackgroundThread:
         self._thread: threading.Thread | None = None
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Take one piece of work; the thread starts with the first. Once stopped, none is taken."""
+        """Add a piece of work. The first one starts the thread. After ``stop`` it is dropped."""
         with self._changed:
             if self._stopped.is_set():
                 return
@@ -156,19 +156,19 @@ class BackgroundThread:
             self._changed.notify_all()
 
     def collect(self) -> Sequence[object]:
-        """Return the results that have come since the last call; failures as exceptions."""
+        """Return the results since the last call. A failed piece has its exception as result."""
         with self._changed:
-            found = list(self._results)
+            results = list(self._results)
             self._results.clear()
-        return found
+        return results
 
     def busy(self) -> bool:
-        """Tell whether submitted work has not finished yet."""
+        """Return whether submitted work is unfinished."""
         with self._changed:
             return self._running or bool(self._work)
 
     def rest(self, seconds: float) -> None:
-        """Wait in the middle of work, or not any longer once it is stopped."""
+        """Sleep inside a piece of work. Return at once after ``stop``."""
         self._stopped.wait(seconds)
 
     def lock(self) -> Lock:
@@ -176,14 +176,14 @@ class BackgroundThread:
         return threading.Lock()
 
     def stop(self) -> None:
-        """Drop the work that waits and end the thread after the piece that runs. Idempotent; ``ended`` waits for it."""
+        """Drop waiting work and end the thread after the current piece, for which ``ended`` waits. Idempotent."""
         with self._changed:
             self._stopped.set()
             self._work.clear()
             self._changed.notify_all()
 
     def ended(self, seconds: float) -> bool:
-        """Wait, after ``stop``, for the piece that runs; tell whether it ended in time."""
+        """Wait, after ``stop``, for the current piece and return whether it ended in time."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._running, seconds)
 
@@ -191,17 +191,17 @@ class BackgroundThread:
         while (work := self._next()) is not None:
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001 - upkeep never fails a batch: the driver looks at it
+            except BaseException as error:  # noqa: BLE001 - the driver handles it; upkeep never fails a batch
                 result = error
                 if not isinstance(error, Exception):
-                    _report("a piece of upkeep", error)
+                    _warn("A piece of upkeep", error)
             with self._changed:
                 self._results.append(result)
                 self._running = False
                 self._changed.notify_all()
 
     def _next(self) -> Callable[[], object] | None:
-        """Wait for the next piece of work; return ``None`` once stopped."""
+        """Wait for the next piece of work. Return ``None`` after ``stop``."""
         with self._changed:
             self._changed.wait_for(lambda: self._work or self._stopped.is_set())
             if self._stopped.is_set():
@@ -211,11 +211,11 @@ class BackgroundThread:
 
 
 class Stopped(Exception):
-    """The query was asked to stop while it was paused."""
+    """The query was stopped while it was paused."""
 
 
 class Gate:
-    """Lets one batch through at a time, and none while it is closed. Every method may be called from any thread."""
+    """Admits one batch at a time, and none while it is closed. Any thread may call its methods."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -224,23 +224,23 @@ class Gate:
 
     @property
     def closed(self) -> bool:
-        """Whether no batch gets through."""
+        """Whether the gate admits no batch."""
         return self._closed
 
     def close(self) -> None:
-        """Let no further batch through. Idempotent."""
+        """Admit no further batch. Idempotent."""
         with self._changed:
             self._closed = True
 
     def open(self) -> None:
-        """Let batches through. Idempotent."""
+        """Admit batches. Idempotent."""
         with self._changed:
             self._closed = False
             self._changed.notify_all()
 
     @contextmanager
     def batch(self, is_stopping: Callable[[], bool]) -> Iterator[None]:
-        """Hold the gate for a batch, once it is open and free. Raises ``Stopped`` if the query is stopped before."""
+        """Hold the gate for a batch, once it is open and free. Raise ``Stopped`` if the query stops meanwhile."""
         with self._changed:
             while self._closed or self._inside:
                 if is_stopping():
@@ -256,15 +256,15 @@ class Gate:
 
     @contextmanager
     def quiet(self, seconds: float) -> Iterator[None]:
-        """Hold the closed gate while no batch is under way.
+        """Hold the closed gate while no batch runs.
 
-        Raises ``UnavailableError`` if the batch that is under way does not end within ``seconds``.
+        Raise ``UnavailableError`` if the current batch does not end within ``seconds``.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: not self._inside, seconds):
                 raise UnavailableError(
-                    f"the batch under way did not end within {seconds:g} s",
-                    remedy="ask again once it has ended",
+                    f"the current batch did not end within {seconds:g} s",
+                    remedy="Retry after the batch.",
                     id="RIFFLE-0274",
                 )
             yield

@@ -1,6 +1,4 @@
-"""Work on executors apart from any batch: ordinary Spark jobs with one task pinned to each. Knows frames and answers.
-Does not know what is due.
-"""
+"""Run work on executors outside batches, as Spark jobs with one task pinned to each executor."""
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,87 +27,100 @@ T = TypeVar("T")
 
 
 class SparkCluster:
-    """Implements ``protocol.ports.Cluster``. Its jobs run in a scheduler pool of their own, on whichever thread; none
-    begins once ``is_wanted`` says no.
+    """Implements ``protocol.ports.Cluster``. Its jobs run in a separate scheduler pool, on the caller's thread.
+
+    No job starts while ``is_active`` returns false.
     """
 
-    def __init__(self, spark: SparkSession, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, spark: SparkSession, is_active: Callable[[], bool] = lambda: True) -> None:
         self._spark = spark
-        self._is_wanted = is_wanted
+        self._is_active = is_active
         self._jobs = TaggedJobs(spark, UPKEEP_POOL)
         self._frames = PlacedFrames(_FRAMES_KEPT, silent=True)
         self._building = threading.Lock()
 
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
-        """Return what each live executor found on its machine: one answer each of those that answered.
+        """Return the censuses of the live executors that answered, one per executor.
 
-        None where executors cannot be told apart, as with Spark Connect.
+        Return none with Spark Connect, where executors cannot be named.
         """
         if not is_classic(self._spark):
             return []
         deadline = Deadline(self._spark, order.timeout_seconds)
-        found = self._ask({e.id for e in executors}, lambda _: census_function(order), Census.from_json, deadline)
-        late = [Census(executor, error=_late(deadline)) for executor in deadline.overdue]
-        return list({census.executor: census for census in [*late, *found]}.values())
+        ids = {executor.id for executor in executors}
+        censuses = self._run(ids, lambda _: census_function(order), Census.from_json, deadline)
+        problem = f"it did not answer within {deadline.seconds:g} s (`upkeep_timeout`)"
+        overdue = [Census(executor, error=problem) for executor in deadline.overdue]
+        return list({census.executor: census for census in [*overdue, *censuses]}.values())
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
-        """Run each live executor's order on it and return what was done."""
+        """Run the order of each live executor on it. Return the receipts."""
         seconds = max((order.seconds + order.timeout_seconds for order in orders.values()), default=0.0)
         deadline = Deadline(self._spark, seconds)
-        done = self._ask(
+        receipts = self._run(
             orders, lambda layout: upkeep_function(_by_slot(orders, layout)), UpkeepReceipt.from_json, deadline
         )
-        answered = {receipt.executor for receipt in done}
-        return [*done, *(given_up(executor, seconds) for executor in deadline.overdue if executor not in answered)]
+        answered = {receipt.executor for receipt in receipts}
+        return [*receipts, *(given_up(executor, seconds) for executor in deadline.overdue if executor not in answered)]
 
     def warm(self, executors: Sequence[Executor], home: Home, timeout_seconds: float) -> None:
-        """Start a Python worker for each core of each live executor, with all that a slot needs imported; give it up
-        where that takes longer than ``timeout_seconds``.
+        """Start a Python worker per core of each live executor, and import what a slot needs.
+
+        A task that takes longer than ``timeout_seconds`` is cancelled.
         """
         if executors and is_classic(self._spark):
             deadline = Deadline(self._spark, timeout_seconds)
-            self._ask({e.id for e in executors}, lambda _: warm_function(home), str, deadline, every_core=True)
+            ids = {executor.id for executor in executors}
+            self._run(ids, lambda _: warm_function(home), str, deadline, every_core=True)
 
     def planned(self, executors: Sequence[str]) -> frozenset[str]:
-        """Return which of these executors, that are gone, were taken away on purpose."""
+        """Return which of these lost executors were removed on purpose."""
         return inventory.planned(self._spark, executors)
 
     def stop(self, seconds: float = _STOP_SECONDS) -> None:
-        """Begin nothing any more and cancel what runs, waiting at most ``seconds`` for it to end. Idempotent."""
+        """Start no more jobs, cancel the current ones, and wait up to ``seconds`` for their end. Idempotent."""
         self._jobs.stop(seconds)
 
-    def _ask(
-        self, wanted: Collection[str], function: Callable[[SlotLayout], Answering], answer: Callable[[str], T],
-        deadline: Deadline, *, every_core: bool = False,
-    ) -> list[T]:  # fmt: skip
-        """Run the function on each wanted executor that lives, or on each of its cores, and return the answers: none if
-        one was overdue.
+    def _run(
+        self,
+        executor_ids: Collection[str],
+        function: Callable[[SlotLayout], Answering],
+        parse: Callable[[str], T],
+        deadline: Deadline,
+        *,
+        every_core: bool = False,
+    ) -> list[T]:
+        """Run a function on each of these executors that is live, or on each of its cores. Return the parsed answers.
+
+        Return none if a task was overdue.
         """
 
-        def asked() -> list[T]:
-            if not self._is_wanted():
+        def job() -> list[T]:
+            if not self._is_active():
                 return []
-            live = [executor for executor in inventory.executors(self._spark) if executor.id in wanted]
+            live = [executor for executor in inventory.executors(self._spark) if executor.id in executor_ids]
             if not live:
                 return []
             layout = _layout([executor for executor in live for _ in range(executor.cores if every_core else 1)])
-            asking = self._frame(layout).mapInArrow(function(layout), "answer string")  # type: ignore[arg-type]
+            frame = self._frame(layout).mapInArrow(function(layout), "answer string")  # type: ignore[arg-type]
             with deadline.watched():
-                rows = asking.collect()
-            return [answer(row[0]) for row in rows]
+                rows = frame.collect()
+            return [parse(row[0]) for row in rows]
 
         try:
-            return self._jobs.run(asked, [])
+            return self._jobs.run(job, [])
         except Exception as error:
-            if is_interruption(error):  # a stop of the query: it is the batch's to see
+            if is_interruption(error):  # a stop of the query, which the batch handles
                 raise
             if deadline.overdue:
                 return []
-            explained = worker_python_error(error)
-            reason = "no core was free for it" if deadline.passed else str(explained or error).strip().split("\n")[0]
-            problem = f"a job on the executors failed: {reason}"
+            worker_error = worker_python_error(error)
+            reason = "no core was free" if deadline.passed else str(worker_error or error).strip().split("\n")[0]
             raise UnavailableError(
-                problem, remedy=getattr(explained, "remedy", ""), where=UPKEEP_POOL, id="RIFFLE-0275"
+                f"a job on the executors failed: {reason}",
+                remedy=getattr(worker_error, "remedy", ""),
+                where=UPKEEP_POOL,
+                id="RIFFLE-0275",
             ) from error
 
     def _frame(self, layout: SlotLayout) -> DataFrame:
@@ -117,14 +128,15 @@ class SparkCluster:
             return self._frames.frame(self._spark, layout)
 
 
-def _late(deadline: Deadline) -> str:
-    return f"it did not answer within {deadline.seconds:g} s (`upkeep_timeout`)"
-
-
 def _layout(executors: Sequence[Executor]) -> SlotLayout:
-    """Return one slot for each executor that is listed, as often as it is."""
+    """Return a layout with one slot per listed executor. An executor may be listed several times."""
     numbers = slot_numbers(len(executors))
-    return SlotLayout(tuple(SlotPlace(n, e.id, e.host, ()) for n, e in zip(numbers, executors, strict=True)))
+    return SlotLayout(
+        tuple(
+            SlotPlace(number, executor.id, executor.host, ())
+            for number, executor in zip(numbers, executors, strict=True)
+        )
+    )
 
 
 def _by_slot(orders: Mapping[str, T], layout: SlotLayout) -> dict[int, T]:

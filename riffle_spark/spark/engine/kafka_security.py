@@ -1,7 +1,7 @@
 """Configure Python's Kafka client from the options of Spark's Kafka source, so that it connects as the source does.
 
-Java's client and Python's share mechanisms and protocols. They do not share login modules, key stores in Java's own
-format, or tokens of Spark. What only Java can do is refused with the name of the option.
+Both clients have the same mechanisms and protocols. Java's login modules, its own key-store format and Spark's
+delegation tokens are refused with the name of the option.
 """
 
 import re
@@ -21,20 +21,20 @@ _PEM, _JKS = b"-----BEGIN", b"\xfe\xed\xfe\xed"
 
 
 def security_of(options: Mapping[str, str]) -> dict[str, object]:
-    """Return the arguments of a client of kafka-python for a source's options, with their names in lower case.
+    """Return the client arguments of kafka-python for the options of a source, whose names are in lower case.
 
-    Raises ``ConfigError`` that names an option that this client does not support.
+    Raise ``ConfigError`` for an option that this client does not support.
 
     >>> security_of({"kafka.security.protocol": "SSL"})["security_protocol"]
     'SSL'
     """
     protocol = options.get("kafka.security.protocol", "PLAINTEXT").strip().upper()
-    found: dict[str, object] = {"security_protocol": protocol}
+    arguments: dict[str, object] = {"security_protocol": protocol}
     if protocol.startswith("SASL_"):
-        found |= _sasl(options)
+        arguments |= _sasl(options)
     if protocol.endswith("SSL"):
-        found["ssl_context"] = _context(options)
-    return found
+        arguments["ssl_context"] = _ssl_context(options)
+    return arguments
 
 
 def _sasl(options: Mapping[str, str]) -> dict[str, object]:
@@ -55,65 +55,65 @@ def _sasl(options: Mapping[str, str]) -> dict[str, object]:
 
 
 def _login(jaas: str) -> Mapping[str, str]:
-    """Return the options of the one login module of ``kafka.sasl.jaas.config``: ``Module required name="value";``."""
+    """Return the options of the login module in ``kafka.sasl.jaas.config``: ``Module required name="value";``."""
     words = _words(jaas)
-    given = {words[at - 1]: words[at + 1] for at in range(2, len(words) - 1) if words[at] == "="}
-    if not {"username", "password"} <= given.keys():
+    options = {words[index - 1]: words[index + 1] for index in range(2, len(words) - 1) if words[index] == "="}
+    if not {"username", "password"} <= options.keys():
         raise _refused("kafka.sasl.jaas.config without username and password", "both in its login module")
-    if given.get("tokenauth", "false").lower() == "true":
+    if options.get("tokenauth", "false").lower() == "true":
         raise _refused("kafka.sasl.jaas.config with tokenauth", "username and password")
-    return given
+    return options
 
 
 def _words(jaas: str) -> list[str]:
-    """Return the words of a JAAS entry, without quotes and escapes, ``=`` and ``;`` as words of their own."""
+    """Return the words of a JAAS entry without quotes and escapes. ``=`` and ``;`` are separate words."""
     words: list[str] = []
-    at = 0
+    position = 0
     text = jaas.strip()
-    while at < len(text):
-        word = _JAAS_WORD.match(text, at)
+    while position < len(text):
+        word = _JAAS_WORD.match(text, position)
         if word is None:
             raise _refused("a kafka.sasl.jaas.config that is not one entry", 'Module required name="value" ...;')
         quoted = word[1] if word[1] is not None else word[2]
         words.append((word[3] or word[4]) if quoted is None else _ESCAPED.sub(r"\1", quoted))
-        at = word.end()
+        position = word.end()
     return words
 
 
-def _context(options: Mapping[str, str]) -> ssl.SSLContext:
+def _ssl_context(options: Mapping[str, str]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = bool(options.get("kafka.ssl.endpoint.identification.algorithm", "https").strip())
-    trusted = _store(options, "truststore", "kafka.ssl.truststore.certificates")
-    if trusted is None:
+    truststore = _store(options, "truststore", "kafka.ssl.truststore.certificates")
+    if truststore is None:
         context.load_default_certs()
     else:
-        certificates, _ = _opened(trusted, options, "truststore")
+        certificates, _ = _read_store(truststore, options, "truststore")
         context.load_verify_locations(cadata=certificates.decode())
-    own = _store(options, "keystore", "kafka.ssl.keystore.certificate.chain")
-    if own is not None:
-        chain, key = _opened(own, options, "keystore")
+    keystore = _store(options, "keystore", "kafka.ssl.keystore.certificate.chain")
+    if keystore is not None:
+        chain, key = _read_store(keystore, options, "keystore")
         key = key or options.get("kafka.ssl.keystore.key", "").encode()
         password = options.get("kafka.ssl.key.password") or options.get("kafka.ssl.keystore.password")
-        with tempfile.NamedTemporaryFile() as file:  # Python reads a client's key from a file alone; its mode is 0600
+        with tempfile.NamedTemporaryFile() as file:  # Python reads a client's key only from a file; its mode is 0600
             Path(file.name).write_bytes(key + b"\n" + chain)
             context.load_cert_chain(file.name, password=password or "")
     return context
 
 
 def _store(options: Mapping[str, str], kind: str, inline: str) -> bytes | None:
-    """Return the bytes of a trust store or key store, ``None`` if the options name none."""
+    """Return the bytes of a trust store or key store, or ``None`` if the options name none."""
     if inline in options:
         return options[inline].encode()
     location = options.get(f"kafka.ssl.{kind}.location")
     return None if location is None else Path(location).read_bytes()
 
 
-def _opened(data: bytes, options: Mapping[str, str], kind: str) -> tuple[bytes, bytes]:
-    """Return certificates and private key of a store, both in PEM. The key is empty if the store has none."""
+def _read_store(data: bytes, options: Mapping[str, str], kind: str) -> tuple[bytes, bytes]:
+    """Return the certificates and the private key of a store in PEM. The key is empty if the store has none."""
     if _PEM in data:
         return data, data if b"PRIVATE KEY-----" in data else b""
     if data.startswith(_JKS):
-        raise _refused(f"kafka.ssl.{kind}.location in Java's own format (JKS)", "a PKCS12 or PEM store")
+        raise _refused(f"kafka.ssl.{kind}.location in the JKS format", "a PKCS12 or PEM store")
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.serialization import pkcs12
@@ -126,22 +126,24 @@ def _opened(data: bytes, options: Mapping[str, str], kind: str) -> tuple[bytes, 
     try:
         store = pkcs12.load_pkcs12(data, password.encode() if password else None)
     except ValueError:
-        problem = f"kafka.ssl.{kind}.location, which does not open"
+        problem = f"kafka.ssl.{kind}.location, which is not a PKCS12 store, or has another password"
         raise _refused(problem, "a PKCS12 or PEM store, and its password") from None
     entries = [store.cert, *store.additional_certs]
     encoding = serialization.Encoding.PEM
-    certificates = b"".join(each.certificate.public_bytes(encoding) for each in entries if each is not None)
+    certificates = b"".join(entry.certificate.public_bytes(encoding) for entry in entries if entry is not None)
     if store.key is None:
         return certificates, b""
-    secret = options.get("kafka.ssl.key.password") or password or ""
-    sealing = serialization.BestAvailableEncryption(secret.encode()) if secret else serialization.NoEncryption()
-    return certificates, store.key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, sealing)
+    key_password = options.get("kafka.ssl.key.password") or password or ""
+    encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if key_password:
+        encryption = serialization.BestAvailableEncryption(key_password.encode())
+    return certificates, store.key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, encryption)
 
 
 def _refused(problem: str, remedy: str) -> ConfigError:
     return ConfigError(
-        f"Python's Kafka client cannot use {problem}",
-        remedy=f"give the source {remedy}",
+        f"Python's Kafka client does not support {problem}",
+        remedy=f"Configure the source with {remedy}.",
         where="kafka",
         id="RIFFLE-0281",
     )

@@ -1,6 +1,4 @@
-"""The assignment as a DataFrame whose partition i is slot i and prefers slot i's executor, built once a layout. Knows
-Spark's plans, through the JVM, and when to fall back to hash placement. Does not know what runs on it.
-"""
+"""Build the DataFrame of a layout: its partition i is slot i, and prefers the executor of slot i."""
 
 import logging
 from collections import OrderedDict
@@ -25,8 +23,8 @@ _ROW: Final = "org.apache.spark.sql.catalyst.InternalRow"
 def placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
     """Return the layout as a one-column DataFrame whose partition i holds slot i's number and prefers its executor.
 
-    The number of calls to the JVM does not depend on the number of slots. Raises what the JVM raises if this version of
-    Spark has no such plan; the caller then falls back to ``hash_placed``.
+    The number of calls to the JVM does not depend on the number of slots. Raise the JVM's error if this version of
+    Spark lacks such a plan. The caller then uses ``hash_placed``.
     """
     jvm = handles.context(spark)._jvm
     rdd = _located_rdd(spark, jvm, layout)
@@ -39,7 +37,7 @@ def placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
 
 
 def _located_rdd(spark: SparkSession, jvm: Any, layout: SlotLayout) -> Any:
-    """Return an RDD of one row per partition. Numbers and executors cross to the JVM as one text each."""
+    """Return an RDD with one row per partition. Numbers and executors are passed to the JVM as one text each."""
     rows = _wrapped(jvm, _number_rows(spark, jvm, [slot.number for slot in layout.slots]))
     row_class = handles.looked_up(jvm, "java.lang.Class", "forName")(_ROW)
     tag = handles.looked_up(jvm, "scala.reflect.ClassTag$", "MODULE$").apply(row_class)
@@ -76,12 +74,10 @@ def hash_placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
 
 
 class PlacedFrames:
-    """Keeps the frames of the last ``kept`` layouts for the session they were built in. ``silent`` for those whose
-    fallback is told by others.
-    """
+    """Caches the frames of the last ``capacity`` layouts of a session. ``silent`` logs the fallback at level debug."""
 
-    def __init__(self, kept: int = 1, *, silent: bool = False) -> None:
-        self._kept = kept
+    def __init__(self, capacity: int = 1, *, silent: bool = False) -> None:
+        self._capacity = capacity
         self._silent = silent
         self._spark: SparkSession | None = None
         self._frames: OrderedDict[SlotLayout, DataFrame] = OrderedDict()
@@ -89,28 +85,28 @@ class PlacedFrames:
         self.placeable = True
 
     def frame(self, spark: SparkSession, layout: SlotLayout) -> DataFrame:
-        """Return the layout as a frame; the same one as long as an equal layout is kept and the session stays."""
+        """Return the layout as a frame, from the cache if it holds an equal layout of this session."""
         if not handles.is_same(spark, self._spark):
             self._frames.clear()
             self.plans = KeptPlans()
             self._spark = spark
         frame = self._frames.pop(layout, None) or self._build(spark, layout)
         self._frames[layout] = frame
-        while len(self._frames) > self._kept:
+        while len(self._frames) > self._capacity:
             self._frames.popitem(last=False)
         return frame
 
     def _build(self, spark: SparkSession, layout: SlotLayout) -> DataFrame:
         if self.placeable and not handles.is_classic(spark):
-            self._give_up("Spark Connect has no JVM handle")
+            self._disable_placement("Spark Connect has no JVM handle")
         if self.placeable:
             try:
                 return placed(spark, layout)
-            except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: placement is never a condition
-                self._give_up(str(error).splitlines()[0])
+            except Exception as error:  # noqa: BLE001 - the JVM may raise any error, and placement is an optimisation
+                self._disable_placement(str(error).splitlines()[0])
         return hash_placed(spark, layout)
 
-    def _give_up(self, reason: str) -> None:
+    def _disable_placement(self, reason: str) -> None:
         self.placeable = False
         level = logging.DEBUG if self._silent else logging.WARNING
-        _logger.log(level, "slots are hash-placed from now on, results are the same: %s", reason)
+        _logger.log(level, "[RIFFLE-0653] Slots are placed by hash, which costs time but keeps results: %s", reason)

@@ -1,6 +1,4 @@
-"""A digest of a frame's rows, by which the same input is known where no offsets tell it. Knows Spark's functions and
-types. Does not know what it is compared with.
-"""
+"""Compute a digest of a frame's rows, which identifies a repeated batch if there are no offsets."""
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -9,18 +7,18 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantT
 __all__ = ["digest"]
 
 _FORM = "2"
-"""Says how rows are told: digests of different forms say nothing of each other."""
+"""The version of the digest. Digests of different versions cannot be compared."""
 _TIME = "yyyy-MM-dd HH:mm:ss.SSSSSS"
 _OPTIONS = {"timestampFormat": _TIME, "timestampNTZFormat": _TIME, "timeZone": "UTC", "ignoreNullFields": "false"}
 _INEXACT = ("map<", "variant")
-"""What JSON tells of inexactly: keys of maps by Java's words for them, and of a variant not of which type it is."""
+"""Types that JSON writes inexactly: map keys as Java's text for them, and variants without their type."""
 
 
 def digest(frame: DataFrame) -> str:
-    """Return a digest of the rows, whatever their order and the session's time zone: its form, the number of rows and
-    the sum of the hashes of each row's JSON.
+    """Return a digest of the rows: its version, the number of rows, and the sum of the hashes of their JSON.
 
-    Columns go by their places: there may be two of one name.
+    It does not depend on the order of rows or the session's time zone. Columns are identified by position, because two
+    may have the same name.
     """
     numbered = frame.toDF(*map(str, range(len(frame.columns))))
     row = _exact(F.struct("*"), numbered.schema)
@@ -30,7 +28,7 @@ def digest(frame: DataFrame) -> str:
 
 
 def _exact(column: Column, kind: DataType) -> Column:
-    """Return a column with maps as their entries, and with its type beside a variant."""
+    """Return a column with maps as lists of entries, and variants with their type."""
     if not any(word in kind.simpleString() for word in _INEXACT):
         return column
     if isinstance(kind, VariantType):
@@ -39,7 +37,7 @@ def _exact(column: Column, kind: DataType) -> Column:
         entry = StructType().add("key", kind.keyType).add("value", kind.valueType)
         return _exact(F.map_entries(column), ArrayType(entry))
     if isinstance(kind, ArrayType):
-        return F.transform(column, lambda one: _exact(one, kind.elementType))
+        return F.transform(column, lambda element: _exact(element, kind.elementType))
     if isinstance(kind, StructType):
         fields = [_exact(column.getField(field.name), field.dataType).alias(field.name) for field in kind.fields]
         return F.when(column.isNotNull(), F.struct(*fields))

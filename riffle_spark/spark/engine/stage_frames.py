@@ -1,10 +1,7 @@
-"""The frames of a stage: the rows that its slots read where these are another stage's results, what is kept of its own
-slots' answers, and how it is found out that rows of these are of no use any more. Knows frames and persistence. Does
-not know plans, sinks or the steps of a batch.
-"""
+"""Hold the frames of a stage: the rows that its slots read, and the stored results of its slots."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -18,15 +15,15 @@ from riffle_spark.protocol.ports import Delivery, StaleRows
 from riffle_spark.spark.engine import jvm as handles
 from riffle_spark.spark.engine import kept_plan, routing
 
-__all__ = ["GONE", "KeptResult", "SideOutput", "StageInput", "mentions", "raising_stale_rows", "rows_of"]
+__all__ = ["LOST_BLOCK", "SideOutput", "StageInput", "StoredResult", "raising_stale_rows", "rows_of"]
 
 _STALE = "riffle: a row of an attempt that was given up"
-# As Spark says it when it is raised: the bare text is in every plan of the frame, which Spark shows with other errors.
-GONE = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
-"""Spark's name for a part of a local checkpoint that is nowhere any more."""
-_STALE_SIGNS = {
-    f"[USER_RAISED_EXCEPTION] {_STALE}": "it has rows of an attempt that was given up",
-    GONE: "a part of it is gone",
+LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
+"""Spark's name for a block of a local checkpoint that is lost."""
+_STALE_CAUSES = {
+    # With Spark's prefix, because other errors of Spark show the plan, which contains the bare text.
+    f"[USER_RAISED_EXCEPTION] {_STALE}": "it has rows of another attempt",
+    LOST_BLOCK: "one of its blocks is lost",
 }
 _OURS = "__riffle_ours"
 _FAILS = f"raise_error('{_STALE}')"
@@ -34,9 +31,9 @@ _logger = logging.getLogger("riffle_spark")
 
 
 class StageInput(Protocol):
-    """The rows of a stage that does not read the batch as it is: of other stages' results, or a part of the batch.
+    """The rows of a stage that reads results of other stages, or a part of the batch.
 
-    ``after`` are those stages' stores; ``empty`` is a frame of the columns of the rows, without any.
+    ``after`` names the stores of the stages that it reads. ``empty`` is an empty frame with the columns of the rows.
     """
 
     @property
@@ -50,27 +47,26 @@ class StageInput(Protocol):
         ...
 
     def frame(self, batch: DataFrame, answers: Mapping[str, DataFrame], time_ms: int) -> DataFrame:
-        """Return the rows, of a batch of this time and of what the slots of stages before answered, by store."""
+        """Return the rows for a batch with this time, from the results of the stages before by store."""
         ...
 
 
 class SideOutput(Protocol):
-    """What takes the rows that are too late for the slots which read the batch. Where there is one, the batch's rows
-    are not yet those that slots get.
-    """
+    """Receives the rows that are too late for the slots that read the batch."""
 
     def mapped(self, batch: DataFrame, time_ms: int) -> DataFrame:
-        """Return what slots get of a batch's rows, as of the batch's time."""
+        """Return the rows for the slots, from the rows of a batch with this time."""
         ...
 
     def deliver(self, batch: DataFrame, late_ms: int, delivery: Delivery) -> None:
-        """Give on those rows of a batch that are late by a watermark."""
+        """Deliver the rows of a batch that are late by a watermark (ms)."""
         ...
 
 
-class KeptResult:
-    """A frame that was computed and is kept, on two executors if there are ``several``. With Spark Connect the first
-    action computes it.
+class StoredResult:
+    """The result of an operator's slots as a local checkpoint, on two executors if there are ``several``.
+
+    With Spark Connect the first action computes it.
     """
 
     def __init__(self, result: kept_plan.PlanFrame, *, several: bool) -> None:
@@ -79,99 +75,66 @@ class KeptResult:
         eager = handles.is_classic(result.frame.sparkSession)
         self.frame = result.frame.localCheckpoint(eager=eager, storageLevel=level)
 
-    def receipts(self, told: list[str], slots: int) -> list[str]:
-        """Return what was told beside the rows, if it is the receipts of so many slots, else those among the rows.
+    def receipts(self, accumulated: list[str], slots: int) -> list[str]:
+        """Return the receipts that tasks sent by accumulator if there is one per slot, else those in the result.
 
-        A task that finds its part computed, by another that failed afterwards, tells nothing.
+        A task sends none if it finds its partition computed by another task that failed afterwards.
         """
-        if len(told) == slots:
-            return told
+        if len(accumulated) == slots:
+            return accumulated
         return [row[0] for row in self.frame.where(F.col(RECEIPT).isNotNull()).select(RECEIPT).collect()]
 
-    def rows(self, attempts: Sequence[str], output: pa.Schema, planned: Callable[[str], handles.SinkPlan]) -> DataFrame:
-        """Return the output rows, of these attempts alone, in a frame that lets plans know how large it is: of unknown
-        size, it is never broadcast. Spark Connect has no way to say so. ``planned`` keeps the plan of a query.
-        """
-        if handles.is_classic(self.frame.sparkSession):
-            query = " ".join(["select", ", ".join(_columns(output)), "from r where", _is_ours(output)])
-            try:
-                return planned(query).frame(self.frame, _mark(attempts))
-            except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: plans are only slower without it
-                _logger.debug("sinks' frames have no size: %s", error)
+    def rows(self, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
+        """Return the output rows of these attempts."""
         return rows_of(self.frame, attempts, output)
 
     def letters(self, attempts: Sequence[str]) -> DataFrame:
-        """Return the dead letters, of these attempts alone."""
+        """Return the dead letters of these attempts."""
         ours = self.frame.selectExpr("*", _mark(attempts)).where(f"if({_OURS}, {LETTER} is not null, {_FAILS})")
         return ours.selectExpr(f"if({_OURS}, {LETTER}, {_FAILS}) as {LETTER}").select(f"{LETTER}.*")
 
     def routed(self) -> int | None:
-        """Return how many rows went into the shuffle, once an action is through, or ``None``."""
+        """Return how many rows were shuffled, or ``None`` if that is unknown."""
         try:
             return self._rows()
-        except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: the rows can be counted anew
-            _logger.debug("what was observed of a result cannot be read: %s", error)
+        except Exception as error:  # noqa: BLE001 - the JVM may raise any error; the rows can be counted again
+            _logger.debug("Cannot read the observed number of rows: %s", error)
             return None
 
     def release(self) -> None:
-        """Drop what is kept: reading the frame fails from now on. Spark Connect drops it with its last reference."""
+        """Drop the stored blocks. Spark Connect drops them with the last reference to the frame."""
         if not handles.is_classic(self.frame.sparkSession):
             return
         try:
             handles.release(self.frame)
-        except Exception as error:  # noqa: BLE001 - whatever a JVM may raise: it must not hide why a batch failed
-            is_stopped = handles.is_interruption(error)  # with its query: nobody has to look at that
-            said = "a batch's result is kept until its last reference is collected: %s"
-            _logger.log(logging.DEBUG if is_stopped else logging.WARNING, said, error)
+        except Exception as error:  # noqa: BLE001 - the JVM may raise any error, which must not hide that of the batch
+            level = logging.DEBUG if handles.is_interruption(error) else logging.WARNING
+            _logger.log(level, "[RIFFLE-0654] Cannot release the result of a batch: %s", error)
 
 
 def rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
-    """Return the output rows; reading a row of any other attempt fails, so that a mixture is never delivered.
+    """Return the output rows of these attempts. Reading a row of another attempt fails, so none is delivered.
 
-    Each column fails, too: where a sink asks for ``total > 1``, Spark may first ask whether ``total`` is there, and the
-    filter never sees what that takes away.
+    Each column fails, too, because Spark may evaluate a sink's filter on a column before the filter on attempts.
     """
-    marked = result.selectExpr("*", _mark(attempts))
-    return marked.where(_is_ours(output)).selectExpr(*_columns(output))
+    is_row = f"{RECEIPT} is null" + (f" and {LETTER} is null" if LETTER in output.names else "")
+    names = map(routing.quoted, without_letters(output).names)
+    marked = result.selectExpr("*", _mark(attempts)).where(f"if({_OURS}, {is_row}, {_FAILS})")
+    return marked.selectExpr(*[f"if({_OURS}, {name}, {_FAILS}) as {name}" for name in names])
 
 
 def _mark(attempts: Sequence[str]) -> str:
-    known = ", ".join(f"'{attempt}'" for attempt in attempts)
-    return f"{ATTEMPT} in ({known}) as {_OURS}"
-
-
-def _is_ours(output: pa.Schema) -> str:
-    is_row = f"{RECEIPT} is null" + (f" and {LETTER} is null" if LETTER in output.names else "")
-    return f"if({_OURS}, {is_row}, {_FAILS})"
-
-
-def _columns(output: pa.Schema) -> list[str]:
-    names = map(routing.quoted, without_letters(output).names)
-    return [f"if({_OURS}, {name}, {_FAILS}) as {name}" for name in names]
+    names = ", ".join(f"'{attempt}'" for attempt in attempts)
+    return f"{ATTEMPT} in ({names}) as {_OURS}"
 
 
 @contextmanager
 def raising_stale_rows() -> Iterator[None]:
-    """Raise ``StaleRows`` where a reader fails since rows are of another attempt, or since a part of them is gone."""
+    """Raise ``StaleRows`` if the block fails because it read rows of another attempt, or a lost block."""
     try:
         yield
     except Exception as error:
-        for sign, meant in _STALE_SIGNS.items():
-            if mentions(error, sign):
-                raise StaleRows(meant) from error
+        for text, cause in _STALE_CAUSES.items():
+            if handles.mentions(error, text):
+                raise StaleRows(cause) from error
         raise
-
-
-def mentions(error: BaseException, words: str) -> bool:
-    """Tell whether an error says something, or one that led to it does: writers and sinks wrap what they get."""
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        at = waiting.pop()
-        if at is None or id(at) in seen:
-            continue
-        if words in str(at):
-            return True
-        seen.add(id(at))
-        waiting += [at.__cause__, at.__context__, getattr(at, "_cause", None)]
-    return False

@@ -1,4 +1,4 @@
-"""The function that Spark calls once a slot. Knows Spark's calling convention; hands over to the worker."""
+"""Provide the functions that Spark calls on executors: for slots, censuses, upkeep and warm-up."""
 
 import gc
 import inspect
@@ -9,6 +9,7 @@ import zipimport
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.accumulators import Accumulator, AccumulatorParam
@@ -24,9 +25,9 @@ from riffle_spark.worker.upkeep_piece import run_upkeep
 
 __all__ = [
     "Answering",
+    "ReceiptChannel",
     "RunReceipts",
     "SlotFunction",
-    "Tell",
     "census_function",
     "slot_function",
     "upkeep_function",
@@ -35,88 +36,103 @@ __all__ = [
 ]
 
 SlotFunction = Callable[[tuple[pa.Scalar, ...], pa.Table, pa.Table], pa.Table]
-Tell = tuple[str, Accumulator[dict[str, list[str]]]] | None
-"""The run that a task tells something of, and where it tells it."""
 Answering = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-
 _ANSWER_SECONDS = 0.03
-"""How long an answer takes to leave the process, about."""
-_OF_DAEMON = "worker"
-"""The function of ``pyspark.daemon`` that runs a process's tasks."""
+"""About how long a result takes to leave the process."""
+_TASK_FUNCTION = "worker"
+"""The function of ``pyspark.daemon`` that runs the tasks of a process."""
+
+
+class ReceiptChannel(NamedTuple):
+    """The id of a run, and the accumulator to which its tasks add their receipts."""
+
+    run_id: str
+    accumulator: Accumulator[dict[str, list[str]]]
 
 
 class RunReceipts(AccumulatorParam[dict[str, list[str]]]):
-    """Gathers the receipts that tasks tell, by the run that they are of."""
+    """Collects receipts by run id."""
 
     def zero(self, value: dict[str, list[str]]) -> dict[str, list[str]]:  # noqa: ARG002 - as pyspark calls it
-        """Return what a task begins with."""
+        """Return the value with which a task starts."""
         return {}
 
     def addInPlace(  # noqa: N802 - as pyspark calls it
         self, value1: dict[str, list[str]], value2: dict[str, list[str]]
     ) -> dict[str, list[str]]:
-        """Add what a task told."""
+        """Add the receipts of a task."""
         for run, texts in value2.items():
             value1.setdefault(run, []).extend(texts)
         return value1
 
 
-def slot_function(order: Order, given: Computation, answer: pa.Schema, tell: Tell = None) -> SlotFunction:
-    """Return the function for ``cogroup(...).applyInArrow``: one slot's assignment row and input rows to its answer,
-    whose receipt is told by ``tell`` as well.
+def slot_function(
+    order: Order, compute: Computation, result_schema: pa.Schema, channel: ReceiptChannel | None = None
+) -> SlotFunction:
+    """Return the function for ``cogroup(...).applyInArrow``: from a slot's input rows to its result.
 
-    Spark pickles it: the order goes as text, and functions of ours by their names.
+    It also sends the receipt through ``channel``. Spark pickles the function, so the order is text and functions of
+    this package are pickled by name.
     """
     text = order.to_json()
-    return lambda key, _, rows: _run(text, given, answer, tell, key[0].as_py(), rows)
+    run = None if channel is None else (channel.run_id, channel.accumulator)  # no class of this package is pickled
+    return lambda key, _, rows: _run(text, compute, result_schema, run, key[0].as_py(), rows)
 
 
-def _run(text: str, given: Computation, answer: pa.Schema, tell: Tell, slot: int, rows: pa.Table) -> pa.Table:
+def _run(
+    text: str,
+    compute: Computation,
+    result_schema: pa.Schema,
+    run: tuple[str, Accumulator[dict[str, list[str]]]] | None,
+    slot: int,
+    rows: pa.Table,
+) -> pa.Table:
     order = Order.from_json(text, slot)
     names = [SLOT, KEY_GROUP, HASH, *order.rows.names, *([] if order.initial is None else [INITIAL])]
     rows = with_offsets(rows.rename_columns(names))
-    result = cast_table(run_slot(order, given, slot, executor_id(), rows, later=_beside), answer)
-    if tell is not None:
-        run, told = tell
-        told.add({run: result[RECEIPT].drop_null().to_pylist()})
-    _leave_worker("slot")
+    result = cast_table(run_slot(order, compute, slot, executor_id(), rows, later=_run_after_result), result_schema)
+    if run is not None:
+        run_id, accumulator = run
+        accumulator.add({run_id: result[RECEIPT].drop_null().to_pylist()})
+    _prepare_next_task("slot")
     return result
 
 
 def with_offsets(rows: pa.Table) -> pa.Table:
-    """Return the rows with offsets in every array of lists and maps. Arrow lets what has no element go without, as the
-    JVM writes it, but pyarrow reads the first one there: where it counts bytes, the process ends.
+    """Return the rows with offsets in every array of lists and maps.
+
+    Arrow allows an empty array without offsets, and the JVM writes such arrays. pyarrow reads the first offset anyway,
+    and crashes when it counts bytes.
     """
     if not any(pa.types.is_nested(kind) for kind in rows.schema.types):
         return rows
-    columns = [pa.chunked_array([*map(_mended, column.chunks)], column.type) for column in rows.columns]
+    columns = [pa.chunked_array([*map(_with_offsets, column.chunks)], column.type) for column in rows.columns]
     return pa.Table.from_arrays(columns, schema=rows.schema)
 
 
-def _mended(array: pa.Array) -> pa.Array:
+def _with_offsets(array: pa.Array) -> pa.Array:
     kind = array.type
     if len(array) == 0:
         return pa.array([], kind)
     if pa.types.is_struct(kind):
-        fields = [kind.field(at) for at in range(kind.num_fields)]
-        children = [_mended(array.field(at)) for at in range(kind.num_fields)]
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        children = [_with_offsets(array.field(index)) for index in range(kind.num_fields)]
         return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
     if pa.types.is_map(kind):
-        pairs = [_mended(array.keys), _mended(array.items)]
-        below = pa.StructArray.from_arrays(pairs, fields=[kind.key_field, kind.item_field])
+        pairs = [_with_offsets(array.keys), _with_offsets(array.items)]
+        elements = pa.StructArray.from_arrays(pairs, fields=[kind.key_field, kind.item_field])
     elif pa.types.is_list(kind):
-        below = _mended(array.values)
+        elements = _with_offsets(array.values)
     else:
         return array
-    return pa.Array.from_buffers(kind, len(array), array.buffers()[:2], array.null_count, array.offset, [below])
+    return pa.Array.from_buffers(kind, len(array), array.buffers()[:2], array.null_count, array.offset, [elements])
 
 
-def _beside(work: Callable[[], None]) -> None:
-    """Do some work once the answer is under way, while Spark does its own: between batches slots have nothing to do.
+def _run_after_result(work: Callable[[], None]) -> None:
+    """Run work on another thread after the result has left, while Spark does its part of the batch.
 
-    The worker may end before. Its process takes the next task meanwhile, and neither waits for the other. The work is
-    left out where no more threads can be started: the answer counts.
+    The process may take its next task meanwhile. Neither waits for the other. The work is skipped if no thread can be
+    started.
     """
     timer = threading.Timer(_ANSWER_SECONDS, work)
     timer.daemon = True
@@ -124,65 +140,65 @@ def _beside(work: Callable[[], None]) -> None:
         timer.start()
 
 
-def _leave_worker(kind: str) -> None:
-    """Leave a process so that its next task, of whatever kind, begins sooner."""
+def _prepare_next_task(kind: str) -> None:
+    """Change the state of the process so that its next task, of whatever kind, starts faster."""
     _forget_zip_directories()
-    _spare_collector(kind)
+    _freeze_after_first(kind)
     connection = _connection()
     if connection is not None:
-        _beside(partial(_acknowledge_at_once, connection))
+        _run_after_result(partial(_acknowledge_at_once, connection))
 
 
 def _connection() -> socket.socket | None:
-    """Return the socket through which this task gets its rows: the one that pyspark's daemon has for this process."""
+    """Return the socket from which this task reads its rows, a local variable of pyspark's daemon."""
     frame = inspect.currentframe()
     while frame is not None:
-        found = frame.f_locals.get("sock") if frame.f_code.co_name == _OF_DAEMON else None
-        if isinstance(found, socket.socket):
-            return found
+        candidate = frame.f_locals.get("sock") if frame.f_code.co_name == _TASK_FUNCTION else None
+        if isinstance(candidate, socket.socket):
+            return candidate
         frame = frame.f_back
     return None
 
 
 def _acknowledge_at_once(connection: socket.socket) -> None:
-    """Have the system acknowledge at once what comes next.
+    """Acknowledge the next packet at once (``TCP_QUICKACK``, which only Linux has).
 
-    The JVM sends what a task is told and, before that is acknowledged, not the few rows of a small task: it waits with
-    less than a packet. A socket that has just answered is taken for one that soon answers again, and acknowledges with
-    that, or after 40 ms. Linux alone has a word for it, and takes it back with each answer.
+    1. The JVM sends a task's command. It holds back the few rows of a small task until that is acknowledged.
+    2. The kernel expects a socket that has just sent data to send more, so it delays the acknowledgement by 40 ms.
+    3. The option lasts until the socket sends data again, so every task sets it.
     """
     with suppress(AttributeError, OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
 def _forget_zip_directories() -> None:
-    """Drop Python's cached directories of the zip files on its path, which it makes again when it needs them.
+    """Drop Python's cached directories of the zip files on its path. Python reads them again when it needs them.
 
-    A Python worker invalidates all import caches at each task, and Python then reads every zip directory anew: for
-    pyspark's own zip files 40 to 80 ms a task, several times what a small slot takes.
+    A Python worker invalidates all import caches at each task, and Python then reads every cached zip directory. For
+    pyspark's own zip files that takes 40 to 80 ms per task, several times the work of a small slot.
     """
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimport.zipimporter):
             del sys.path_importer_cache[path]
 
 
-def _spare_collector(kind: str) -> None:
-    """Take what lives after a process's first task of a kind out of Python's garbage collection: modules and clients.
+def _freeze_after_first(kind: str) -> None:
+    """Exclude what is alive after a process's first task of a kind from garbage collection: modules and clients.
 
-    A Python worker collects all garbage after each task: 60 to 190 ms for what was imported, on the cores that Spark
-    needs for the sink. Not after every task, or garbage would never go.
+    A Python worker collects all garbage after each task, which takes 60 to 190 ms for the imported modules. Later tasks
+    do not freeze, so that garbage is collected.
     """
-    if kind not in _settled:
-        _settled.add(kind)
+    if kind not in _frozen_kinds:
+        _frozen_kinds.add(kind)
         gc.freeze()
 
 
-_settled: set[str] = set()
+_frozen_kinds: set[str] = set()
 """The kinds of tasks that this process has run."""
 
 
 def census_function(order: CensusOrder) -> Answering:
-    """Return the function for ``mapInArrow`` on a placed frame: each slot to a row with its executor's census."""
+    """Return the function for ``mapInArrow`` on a placed frame: from each slot to its executor's census."""
     text = order.to_json()
     return lambda batches: _answers(batches, lambda _: _census(text))
 
@@ -192,7 +208,7 @@ def _census(text: str) -> str:
 
 
 def upkeep_function(orders: Mapping[int, UpkeepOrder]) -> Answering:
-    """Return the function for ``mapInArrow`` on a placed frame: each slot's order to a row with a receipt."""
+    """Return the function for ``mapInArrow`` on a placed frame: from each slot's order to a receipt."""
     texts = {slot: order.to_json() for slot, order in orders.items()}
     return lambda batches: _answers(batches, lambda slot: _upkeep(texts[slot]))
 
@@ -202,15 +218,16 @@ def _upkeep(text: str) -> str:
 
 
 def warm_function(home: Home) -> Answering:
-    """Return the function for ``mapInArrow`` on a placed frame that leaves a worker ready: what a slot imports is
-    imported with this module, and the store's client is made.
+    """Return the function for ``mapInArrow`` on a placed frame that opens the store's client.
+
+    What a slot imports is imported with this module.
     """
     text = home.to_json()
-    return lambda batches: _answers(batches, lambda _: _warmed(text))
+    return lambda batches: _answers(batches, lambda _: _warm(text))
 
 
-def _warmed(home: str) -> str:
-    store_of(Home.from_json(home))
+def _warm(home_json: str) -> str:
+    store_of(Home.from_json(home_json))
     return executor_id()
 
 
@@ -218,4 +235,4 @@ def _answers(batches: Iterator[pa.RecordBatch], answer: Callable[[int], str]) ->
     for batch in batches:
         for slot in batch.column(0).to_pylist():
             yield pa.record_batch({"answer": [answer(slot)]})
-    _leave_worker("beside")
+    _prepare_next_task("upkeep")

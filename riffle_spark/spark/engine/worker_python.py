@@ -1,4 +1,4 @@
-"""Explain why Python cannot run a task: a module is missing on executors or the driver, or their Pythons differ."""
+"""Explain why Python workers cannot run a task: a missing module, or different versions on driver and executors."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -11,38 +11,38 @@ from riffle_spark.process.types.missing_modules import REQUIREMENTS, install_rem
 __all__ = ["check_driver_packages", "worker_python_error"]
 
 _DRIVERS_PYARROW = "pyarrow>=18"
-"""What the newest supported PySpark demands; setup.cfg has it in the extra ``spark``."""
+"""The requirement of the newest supported PySpark, as in the extra ``spark``."""
 _SAME_PYTHON = (
-    "set PYSPARK_PYTHON, or spark.pyspark.python, to a Python of the driver's version that exists under this path on "
-    "every executor"
+    "Set PYSPARK_PYTHON, or spark.pyspark.python, to a Python of the driver's version that has this path on every "
+    "executor."
 )
 
 
-def _other_release(found: re.Match[str]) -> tuple[str, str]:
+def _other_release(match: re.Match[str]) -> tuple[str, str]:
     return (
-        f"the executors have another version of riffle_spark than the driver: {found[0]}",
-        "install the driver's version of riffle_spark on every executor, or send it with --py-files",
+        f"the executors have another version of riffle_spark than the driver: {match[0]}",
+        "Install the driver's version of riffle_spark on every executor, or send it with --py-files.",
     )
 
 
-def _missing(found: re.Match[str]) -> tuple[str, str]:
-    return f"the executors' Python has no module {found[1]!r}", missing_module_remedy(found[1])
+def _missing(match: re.Match[str]) -> tuple[str, str]:
+    return f"the executors' Python has no module {match[1]!r}", missing_module_remedy(match[1])
 
 
-def _too_old(found: re.Match[str]) -> tuple[str, str]:
-    requirement = f"{found[1].lower()}>={found[2]}"
+def _too_old(match: re.Match[str]) -> tuple[str, str]:
+    requirement = f"{match[1].lower()}>={match[2]}"
     return f"the executors' Python does not have {requirement}", install_remedy(requirement)
 
 
-def _other_python(found: re.Match[str]) -> tuple[str, str]:
-    return f"the executors have Python {found[1]}, the driver has Python {found[2]}", _SAME_PYTHON
+def _other_python(match: re.Match[str]) -> tuple[str, str]:
+    return f"the executors have Python {match[1]}, the driver has Python {match[2]}", _SAME_PYTHON
 
 
-def _no_python(found: re.Match[str]) -> tuple[str, str]:
-    return f"executors cannot start {found[1]!r}: {found[2]}", _SAME_PYTHON
+def _no_python(match: re.Match[str]) -> tuple[str, str]:
+    return f"executors cannot start {match[1]!r}: {match[2]}", _SAME_PYTHON
 
 
-_SIGNS: Mapping[re.Pattern[str], Callable[[re.Match[str]], tuple[str, str]]] = {
+_CAUSES: Mapping[re.Pattern[str], Callable[[re.Match[str]], tuple[str, str]]] = {
     re.compile(
         r"^(?:AttributeError: Can't get attribute '\w+' on <module|ImportError: cannot import name '\w+' from|"
         r"ModuleNotFoundError: No module named) 'riffle_spark\.[^\n]*",
@@ -70,24 +70,23 @@ def check_driver_packages() -> None:
         except ImportError as error:
             package = requirement.partition(">")[0]
             raise ConfigError(
-                f"the driver's Python has no {package} that PySpark accepts: {error}",
-                remedy=f"run pip install '{requirement}' for the driver's Python, or install riffle_spark with its "
-                "extra: pip install '.[spark]' in a checkout",
+                f"PySpark does not accept the driver's {package}: {error}",
+                remedy=f"Run pip install '{requirement}' for the driver's Python.",
                 where=package,
                 id="RIFFLE-0299",
             ) from error
 
 
 def worker_python_error(error: BaseException) -> ConfigError | None:
-    """Return an error with a remedy if Spark reports that Python workers could not run a task.
+    """Return an error with a remedy if Spark reports that Python workers cannot run a task, else ``None``.
 
-    Return ``None`` if ``error`` has another cause, or is not Spark's: a sink may import a missing module on the driver.
+    An ``ImportError`` is not Spark's: a sink may import a missing module on the driver.
     """
     if isinstance(error, RiffleError | ImportError):
         return None
     text = str(error)
-    for sign, explain in _SIGNS.items():
-        if found := sign.search(text):
-            problem, remedy = explain(found)
+    for pattern, explain in _CAUSES.items():
+        if match := pattern.search(text):
+            problem, remedy = explain(match)
             return ConfigError(problem, remedy=remedy, where="executors", id="RIFFLE-0300")
     return None

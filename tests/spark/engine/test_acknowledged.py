@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 
 def worker(sock: socket.socket) -> None:
     """Leave as a task does that pyspark's daemon runs in a function of this name, with a local of that name."""
-    task._leave_worker("beside")
+    task._prepare_next_task("upkeep")
 
 
 def test_a_worker_that_has_answered_acknowledges_at_once() -> None:
@@ -57,7 +57,7 @@ def test_an_answer_counts_where_no_thread_can_be_started(monkeypatch: pytest.Mon
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refusing)
-    task._beside(lambda: pytest.fail("it was done"))
+    task._run_after_result(lambda: pytest.fail("it was done"))
 
 
 @pytest.mark.spark

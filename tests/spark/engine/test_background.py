@@ -180,7 +180,7 @@ def test_the_thread_outlives_what_is_no_exception(end: type[BaseException], capl
     trouble, two = worker.collect()
     assert (type(trouble), two) == (end, 2)
     (warned,) = caplog.records
-    assert "tried again later" in warned.message
+    assert "RIFFLE-0273" in warned.message
     assert "of this piece" in warned.message
     assert warned.exc_info is not None
     assert warned.exc_info[1] is trouble

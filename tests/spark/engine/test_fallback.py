@@ -22,7 +22,7 @@ pytestmark = pytest.mark.spark
 
 APP = APPS / "connect_app.py"
 TIMEOUT_SECONDS = 240
-WARNING = "slots are hash-placed from now on, results are the same"
+WARNING = "RIFFLE-0653"
 
 
 def batch(number: int) -> list[dict[str, object]]:
@@ -66,14 +66,12 @@ def test_snapshots_are_taken_where_nothing_can_be_placed(
 def test_a_spark_that_tells_nothing_of_a_result_runs_batches_all_the_same(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rows are counted anew, receipts read from the result, plans have no size and take more calls, and what is kept
-    goes later, with a warning.
-    """
+    """Rows are counted again, receipts are read from the result, and the result is released later, with a warning."""
 
     def no_such(*_: object) -> None:
         raise AttributeError("no such method")
 
-    for name in ("observed", "checkpointed", "_columns"):
+    for name in ("observed", "release", "_cogrouped"):
         monkeypatch.setattr(jvm, name, no_such)
     monkeypatch.setattr(RunReceipts, "addInPlace", lambda *known: known[1])
     rows = Kept()
@@ -82,7 +80,7 @@ def test_a_spark_that_tells_nothing_of_a_result_runs_batches_all_the_same(
         job(spark.range(24).selectExpr("id k"), 0)
     assert rows.latest("k") == {k: {"rows": 1} for k in range(24)}
     assert job.reports[0].rows == 24
-    assert any("kept until its last reference" in message for message in caplog.messages)
+    assert any("RIFFLE-0654" in message for message in caplog.messages)
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from riffle_spark import Stateful, StatefulJob, aggregate, count, max_, sum_
+from riffle_spark import Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.spark.engine import kept_plan
 from tests.kit.streams.streaming import Kept, settings_in
 
@@ -202,12 +202,3 @@ def test_a_thread_of_the_users_keeps_the_plan(spark: SparkSession, tmp_path: Pat
         thread.start()
         thread.join()
     assert len(reused) == 2
-
-
-def test_a_sink_reads_an_output_that_has_become_wider(spark: SparkSession, tmp_path: Path) -> None:
-    """Its plan is one of types: rows of wider ones have another."""
-    rows = Kept()
-    job = Stateful("largest", "k", aggregate(largest=max_("v")), settings=settings_in(tmp_path)).into(rows)
-    for number, (kind, value) in enumerate([("int", 5), ("long", 1 << 40)]):
-        job(spark.createDataFrame([(1, value)], f"k long, v {kind}"), number)
-    assert rows.latest("k") == {1: {"largest": 1 << 40}}

@@ -10,7 +10,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from riffle_spark.errors import ConfigError, Misplaced, UnavailableError
-from riffle_spark.spark.engine.tagged_jobs import _DIED_OF_MEMORY, Losses, _told_of_losses, _Watch
+from riffle_spark.spark.engine.tagged_jobs import _DIED_OF_MEMORY, Losses, _loss_error, _Watch
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
@@ -21,10 +21,10 @@ def test_a_cancellation_is_of_whose_tag_it_names(spark: SparkSession) -> None:
     while_mended = ValueError("mended")
     while_mended.__context__ = RuntimeError(f"SPARK_JOB_CANCELLED: asked to cancel jobs with the tag {mine._tag}")
     for error in (while_mended, while_mended.__context__):
-        assert mine.is_of(error)
-        assert not other.is_of(error)
-    other.gave_up = True
-    assert other.is_of(ValueError("whatever comes then"))
+        assert mine.caused(error)
+        assert not other.caused(error)
+    other._cancelled = True
+    assert other.caused(ValueError("whatever comes then"))
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,6 @@ def test_a_batch_that_spark_gives_up_for_lost_executors_says_so_in_our_words(
     error: Exception, removals: list[str], told: type[Exception] | None
 ) -> None:
     """With the settings to change: surely where Spark was told that they had no memory, perhaps where it was not."""
-    found = _told_of_losses(error, removals)
+    found = _loss_error(error, removals)
     assert (None if found is None else type(found)) == told
     assert found is None or "maxOffsetsPerTrigger" in found.remedy

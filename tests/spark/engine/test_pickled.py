@@ -55,7 +55,7 @@ def test_a_slots_order_is_pickled_as_text(tmp_path: Path) -> None:
     [
         (census_function(CensusOrder(HOME)), "task._census"),
         (upkeep_function({0: UpkeepOrder(HOME, "", 1, 0, {})}), "task._upkeep"),
-        (warm_function(HOME), "task._warmed"),
+        (warm_function(HOME), "task._warm"),
         (read_function(HOME, "totals", pa.schema([])), "spark_batch._read"),
     ],
 )

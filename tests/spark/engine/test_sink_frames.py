@@ -10,7 +10,6 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from riffle_spark import Stateful, aggregate, count, sum_, transform_with_state
 from riffle_spark.errors import ConfigError, UnavailableError
@@ -18,7 +17,7 @@ from riffle_spark.messages.slot_orders import ATTEMPT, LETTER, RECEIPT, letter_f
 from riffle_spark.protocol.ports import StaleRows
 from riffle_spark.spark.engine import spark_batch
 from riffle_spark.spark.engine.kept_plan import PlanFrame
-from riffle_spark.spark.engine.stage_frames import GONE, KeptResult, raising_stale_rows, rows_of
+from riffle_spark.spark.engine.stage_frames import LOST_BLOCK, StoredResult, raising_stale_rows, rows_of
 from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
 from tests.kit.streams.sink_idioms import IDIOMS, found
@@ -53,55 +52,41 @@ def operator(kind: str, folder: Path, **given: object) -> Stateful:
 class Trying:
     """A sink that tries every idiom on its frame and remembers what it found."""
 
-    def __init__(self) -> None:
+    def __init__(self, idioms: list[str]) -> None:
+        self._idioms = idioms
         self.calls: list[int] = []
         self.ours: dict[str, str] = {}
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Try all."""
         self.calls.append(batch_id)
-        for idiom in IDIOMS:
+        for idiom in self._idioms:
             try:
                 self.ours[idiom] = found(idiom, rows)
             except Exception:  # noqa: BLE001 - whatever went wrong belongs to this idiom alone
                 self.ours[idiom] = traceback.format_exc(limit=1)
 
 
-WAYS = [
-    "processor, adaptive",
-    pytest.param("aggregate, not adaptive", marks=pytest.mark.long),
-    pytest.param("aggregate, adaptive", marks=pytest.mark.long),
-    pytest.param("processor, not adaptive", marks=pytest.mark.long),
-    pytest.param("sealed, not adaptive", marks=pytest.mark.long),
-]
+WAYS = ["processor, adaptive", "aggregate, not adaptive", "sealed, not adaptive"]
 
 
-@pytest.fixture(scope="module")
-def plain(spark: SparkSession) -> dict[str, str]:
-    """What every idiom finds in a plain frame of the rows that the first batch delivers."""
-    rows = spark.createDataFrame([(row["user"], 1, row["amount"]) for row in amounts()], OUTPUT)
-    return {idiom: found(idiom, rows) for idiom in IDIOMS}
-
-
-@pytest.fixture(scope="module", params=WAYS)
-def tried(request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Trying:
-    """What the sink of a batch found, for a kind of operator and a way of planning."""
-    kind, planning = request.param.split(", ")
-    trying = Trying()
-    job = operator(kind, tmp_path_factory.mktemp("tried"), deliver_after_commit=kind == "sealed").into(trying)
-    spark.conf.set(ADAPTIVE, str(planning == "adaptive").lower())
-    job(batch(spark), 0)
-    assert [report.runs for report in job.reports] == [1]
-    return trying
-
-
-@pytest.mark.parametrize("idiom", IDIOMS)
+@pytest.mark.parametrize(
+    ("way", "idioms"),
+    [(WAYS[0], list(IDIOMS)[2::7]), *[pytest.param(way, list(IDIOMS), marks=pytest.mark.long) for way in WAYS]],
+)
 def test_what_is_done_with_the_frame_finds_what_it_would_in_a_plain_one(
-    tried: Trying, plain: dict[str, str], idiom: str
+    spark: SparkSession, tmp_path: Path, way: str, idioms: list[str]
 ) -> None:
     """Unions, joins, views, writes, whatever clears caches: the rows are those of a plain frame, in one run."""
-    assert tried.ours[idiom] == plain[idiom]
-    assert tried.calls == [0]
+    kind, planning = way.split(", ")
+    trying = Trying(idioms)
+    job = operator(kind, tmp_path, deliver_after_commit=kind == "sealed").into(trying)
+    spark.conf.set(ADAPTIVE, str(planning == "adaptive").lower())
+    job(batch(spark), 0)
+    plain = spark.createDataFrame([(row["user"], 1, row["amount"]) for row in amounts()], OUTPUT)
+    assert trying.ours == {idiom: found(idiom, plain) for idiom in idioms}
+    assert trying.calls == [0]
+    assert [report.runs for report in job.reports] == [1]
 
 
 def drop_all_rdds(spark: SparkSession) -> None:
@@ -161,22 +146,9 @@ def test_a_frame_is_good_until_its_sink_returns(spark: SparkSession, tmp_path: P
     rest(job)
     objects = sorted(path for path in sealed.rglob("*") if path.is_file())
     for frame in frames:
-        with pytest.raises(Exception, match=GONE):
+        with pytest.raises(Exception, match=LOST_BLOCK):
             frame.collect()
     assert sorted(path for path in sealed.rglob("*") if path.is_file()) == objects
-
-
-def test_plans_know_how_large_the_frame_is(spark: SparkSession, tmp_path: Path) -> None:
-    """A small result is broadcast, as any small frame is, where nothing is planned anew while it runs."""
-    plans: list[str] = []
-
-    def sink(rows: DataFrame, batch_id: int) -> None:
-        joined = spark.range(10**9).join(rows, F.col("id") == rows.total)
-        plans.append(joined._jdf.queryExecution().executedPlan().toString())
-
-    spark.conf.set(ADAPTIVE, "false")
-    operator("aggregate", tmp_path).into(sink)(batch(spark), 0)
-    assert "BroadcastHashJoin" in plans[0]
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["as it is", "in words of its own"])
@@ -200,8 +172,8 @@ def test_a_plan_that_a_sink_got_wrong_is_its_own_error(spark: SparkSession, tmp_
 
 def test_rows_of_an_attempt_that_was_given_up_are_found_out_as_they_are_read(spark: SparkSession) -> None:
     """A row that no receipt is of fails its reader, and the error is told from a plan that merely mentions it."""
-    kept = spark.createDataFrame([("theirs", None, "ann")], f"{ATTEMPT} string, {RECEIPT} string, user string")
-    rows = rows_of(kept, ["ours"], pa.schema([("user", pa.string())]))
+    frame = spark.createDataFrame([("theirs", None, "ann")], f"{ATTEMPT} string, {RECEIPT} string, user string")
+    rows = rows_of(frame, ["ours"], pa.schema([("user", pa.string())]))
     with pytest.raises(StaleRows), raising_stale_rows():
         rows.collect()
 
@@ -211,19 +183,20 @@ def test_sealed_letters_are_told_to_who_asks_for_them_and_never_lost() -> None:
     rows = pa.schema([("n", pa.int64())])
     dead = rows.append(letter_field(rows))
     plain, none = pa.table({"n": [1]}, rows), pa.table({"n": [1], LETTER: [None]}, dead)
+    adapt = spark_batch._with_letter_column
     some = pa.table({"n": [None], LETTER: [{"error": "ValueError", "row": {"n": 1}}]}, dead)
-    assert spark_batch._told_alike(plain, dead).cast(dead) == spark_batch._told_alike(none, dead) == none
-    assert spark_batch._told_alike(none, rows) == spark_batch._told_alike(plain, rows) == plain
-    assert spark_batch._told_alike(some, dead) == some
+    assert adapt(plain, dead).cast(dead) == adapt(none, dead) == none
+    assert adapt(none, rows) == adapt(plain, rows) == plain
+    assert adapt(some, dead) == some
     with pytest.raises(ConfigError, match="RIFFLE-0290"):
-        spark_batch._told_alike(some, rows)
+        adapt(some, rows)
 
 
 def test_a_query_that_is_stopped_while_its_result_is_dropped_warns_of_nothing(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Spark interrupts the thread, in the middle of whatever it waits for: nothing is wrong."""
-    kept = KeptResult(PlanFrame(batch(spark), lambda: None), several=False)
+    kept = StoredResult(PlanFrame(batch(spark), lambda: None), several=False)
     thread = spark.sparkContext._jvm.Thread  # type: ignore[union-attr]
     thread.currentThread().interrupt()
     try:

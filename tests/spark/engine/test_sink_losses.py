@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark import Stateful, aggregate, count, sum_, together, transform_with_state
 from riffle_spark.spark.engine import inventory
-from riffle_spark.spark.engine.stage_frames import GONE, mentions
+from riffle_spark.spark.engine.jvm import mentions
+from riffle_spark.spark.engine.stage_frames import LOST_BLOCK
 from tests.kit.processors.visit_processors import Visits
 from tests.kit.streams import sink_idioms
 from tests.kit.streams.sink_idioms import IDIOMS, found
@@ -73,7 +74,7 @@ class Murderous:
             try:
                 self.unrecognised[idiom] = found(idiom, rows)
             except Exception as error:
-                if not mentions(error, GONE):
+                if not mentions(error, LOST_BLOCK):
                     self.unrecognised[idiom] = error
                 if idiom == idioms[-1]:
                     raise

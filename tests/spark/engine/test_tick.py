@@ -22,7 +22,6 @@ from riffle_spark.process.blocks.arrow_function import Context
 from riffle_spark.process.blocks.block import BlockComputation
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.ports import IncomingBatch
-from riffle_spark.spark.engine import tick as tick_module
 from riffle_spark.spark.engine.tick import Tick
 from riffle_spark.spark.job import RunningJob
 from riffle_spark.spark.job_operators import JobOperator
@@ -255,21 +254,6 @@ def test_a_union_has_the_schema_of_the_input(query: Query) -> None:
     assert united.schema.json() == rich.schema.json()
 
 
-def test_without_sparks_class_there_is_a_batch_each_second(
-    query: Query, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What is due is told all the same, and the log says what it costs."""
-    monkeypatch.setattr(tick_module, "_STREAMS", ("org.apache.spark.NoStream",))
-    query.add(0, 40)
-    with query.running() as run:
-        wait_for(lambda: any(batch.closed for batch in query.seen), "the window's end")
-        wait_for(lambda: len(query.seen) >= 3, "a batch without need")
-        assert run.exception() is None
-    assert sum(batch.rows for batch in query.seen) == 2
-    assert [end for batch in query.seen for end in batch.closed] == [5]
-    assert "a batch each second" in caplog.text
-
-
 def test_a_checkpoint_that_cannot_be_read_is_refused(query: Query) -> None:
     """Before the query starts: a stream that stands elsewhere than Spark's log would have it go back and forth."""
     offsets = query.folder / "checkpoint" / "offsets"
@@ -310,6 +294,6 @@ def test_a_source_that_counts_as_a_tick_does_is_none(query: Query, caplog: pytes
     run_to_end(rates, batch, checkpoint)
     for rows in (rates, lines):
         assert Tick(query.spark, str(checkpoint)).beside(rows) is rows
-        assert "begun without a tick" in caplog.text
+        assert "RIFFLE-0295" in caplog.text
         caplog.clear()
     wait_for(lambda: run_to_end(Tick(query.spark, str(checkpoint)).beside(rates), batch, checkpoint) and ran[1:], "on")

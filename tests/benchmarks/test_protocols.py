@@ -1,0 +1,171 @@
+"""Simulated protocols of consumer groups behave as their descriptions, and move less with riffle_spark."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.protocols.group_play import ALL, GROUPS, GroupPlay, play_under
+from benchmarks.protocols.kip441 import kip441
+from riffle_spark.simulate.figures import converge_of
+from riffle_spark.simulate.group import run
+from riffle_spark.simulate.outcomes import Outcome, table_of
+from riffle_spark.simulate.policy import RIFFLE
+from riffle_spark.simulate.rules import rules_of
+from riffle_spark.simulate.world import World
+from riffle_spark.simulate.world_file import SHIPPED, read_world
+from tests.kit.folders import CHECKOUT
+from tests.kit.kafka_streams import Family, anchors
+from tests.simulate.test_play import MEMBER, drawn_worlds, made
+
+MOST_TASKS = 60
+
+
+def played(world: World, policy: str) -> Outcome:
+    """Play a world under one policy."""
+    return play_under(ALL[policy], world)
+
+
+def test_an_eager_rolling_bounce_of_three_takes_six_rebalances() -> None:
+    """Each member leaves and comes back, and each of both stops the whole group."""
+    world = read_world("rolling_bounce")
+    done = played(world, "eager")
+    assert done.rebalances == 6
+    assert done.stopped["pause"] == 6 * world.protocol["rebalance_seconds"] * len(world.tasks)
+
+
+def test_static_membership_bounces_without_a_rebalance() -> None:
+    """The members' own tasks stand while they are away, nothing else does, and nothing moves or is fetched."""
+    world = read_world("rolling_bounce")
+    done = played(world, "static")
+    assert (done.rebalances, done.moves, done.bytes_owned) == (0, 0, 0)
+    assert done.task_seconds == done.stopped["no owner"] == 3 * 30 * len(world.tasks) / 3
+
+
+def test_static_membership_notices_a_loss_when_the_session_is_over() -> None:
+    """A member that does not come back: its tasks stand for the session's time-out, then one rebalance moves them."""
+    done = played(made(events=[{"at": 60, "leave": ["m1"]}], protocol={"session_timeout": 45}), "static")
+    assert (done.rebalances, done.moves, done.stopped["no owner"]) == (1, 4, 4 * 45)
+
+
+def test_a_loss_is_noticed_when_the_session_is_over_and_a_leave_at_once() -> None:
+    """Eager: until then nobody owns what a dead member had; who takes leave says so, and a rebalance follows."""
+    protocol = {"session_timeout": 45}
+    lost, left = (
+        played(made(events=[{"at": 60, how: ["m1"]}], protocol=protocol), "eager") for how in ("lose", "leave")
+    )
+    assert (lost.rebalances, left.rebalances) == (1, 1)
+    assert (lost.stopped["no owner"], left.stopped["no owner"]) == (4 * 45, 0)
+
+
+def test_cooperative_rebalancing_stops_only_what_moves() -> None:
+    """Two join three: one rebalance revokes, a second hands over, and tasks that stay never stand."""
+    joins = [{"at": 60, "join": [{"id": "new{}", "count": 2, **MEMBER}]}]
+    eager, cooperative = (played(made(events=joins), policy) for policy in ("eager", "cooperative"))
+    assert (cooperative.rebalances, eager.rebalances) == (2, 1)
+    assert cooperative.moves == eager.moves == 4
+    assert (cooperative.stopped["pause"], eager.stopped["pause"]) == (4 * 3, 12 * 3)
+    assert cooperative.stopped["restore"] == eager.stopped["restore"] > 0
+
+
+def test_a_deferred_resolution_takes_three_rebalances_and_stops_nobody_else() -> None:
+    """W2 leaves, rejoins before the delay is over, and gets back what it had when it is: W1 and W3 never stop."""
+    world = made(
+        members=[{"id": f"W{n}", **MEMBER} for n in (1, 2, 3)],
+        events=[{"at": 60, "leave": ["W2"]}, {"at": 120, "return": ["W2"]}],
+    )
+    game = GroupPlay(world, GROUPS["deferred"], rules_of(world))
+    others = game.copies.owner != game.copies.index["W2"]
+    while game.now < world.seconds:
+        game.step()
+    assert game.outcome.rebalances == 3
+    assert game.outcome.moves == 0
+    assert game.outcome.task_seconds == game.outcome.stopped["no owner"] == 300 * 4
+    assert (game.copies.owner[others] != game.copies.index["W2"]).all()
+
+
+def test_the_learner_scale_up_is_four_rebalances() -> None:
+    """S4 learns T1 while S5 comes and learns T3: 1 S4 joins, 2 S5 joins, 3 S4 has learned, 4 S5 has; all have one."""
+    world = made(
+        members=[{"id": f"S{n}", **MEMBER} for n in (1, 2, 3)],
+        tasks=[{"subtopology": "T", "count": 5, "state_bytes": 6e7, "row_bytes": 100, "rows_per_second": 1}],
+        events=[{"at": 60, "join": [{"id": "S4", **MEMBER}]}, {"at": 90, "join": [{"id": "S5", **MEMBER}]}],
+    )
+    game = GroupPlay(world, GROUPS["learner"], rules_of(world))
+    seen = []
+    before = dict(game.present.owners)
+    assert sorted(before.values()) == ["S1", "S1", "S2", "S2", "S3"]
+    while game.now < 600:
+        counted = game.outcome.rebalances
+        game.step()
+        if game.outcome.rebalances > counted:
+            learning = {m: t.key_group for t, warmup in game.present.warmups.items() for m in warmup}
+            moved = {owner: t.key_group for t, owner in game.present.owners.items() if before[t] != owner}
+            seen.append((learning, moved))
+    first, third = (min(t.key_group for t, m in before.items() if m == name) for name in ("S1", "S2"))
+    assert seen == [
+        ({"S4": first}, {}),
+        ({"S4": first, "S5": third}, {}),
+        ({"S5": third}, {"S4": first}),
+        ({}, {"S4": first, "S5": third}),
+    ]
+    assert sorted(game.present.owners.values()) == ["S1", "S2", "S3", "S4", "S5"]
+    assert game.outcome.stopped["restore"] < 1
+
+
+@pytest.mark.parametrize("family", ["random", "worked"])
+def test_the_model_of_kip441_does_what_kafka_streams_did(family: Family) -> None:
+    """On recorded clusters without racks, the largest left out, it takes as many rounds, warm-ups and moves."""
+    compared = 0
+    for anchor in anchors(family):
+        scenario = anchor.scenario()
+        if scenario.settings.rack_aware_assignment_strategy != "none" or len(scenario.tasks) > MOST_TASKS:
+            continue
+        phases: Any = converge_of(scenario, run(scenario, assignor=kip441), keep=True, history=False)["phases"]
+        for ours, theirs in zip(phases, anchor.kafka_phases, strict=True):
+            for figure in ("rounds", "converged", "net_stateful_active_moves", "warmups_by_round"):
+                assert ours[figure] == theirs[figure], (anchor.name, figure)
+            compared += 1
+    assert compared == {"random": 30, "worked": 15}[family]
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name != "day"])
+def test_a_world_of_the_package_stops_less_with_riffle_spark(name: str) -> None:
+    """Fewer task-seconds are stopped than under other protocols and Spark's placement."""
+    world = replace(read_world(name), seconds=20 * 60)
+    ours = played(world, RIFFLE.name).task_seconds
+    assert all(ours < played(world, policy).task_seconds for policy in ("eager", "deferred", "spark"))
+
+
+@given(world=drawn_worlds(), policy=st.sampled_from(sorted(GROUPS)))
+def test_property_every_task_has_an_owner(world: World, policy: str) -> None:
+    """While a member lives, every task has an owner, and no time or size is negative."""
+    outcome = played(world, policy)
+    assert outcome.unowned == 0
+    assert min(outcome.bytes_owned, outcome.bytes_kept, outcome.bytes_warmed, *outcome.stopped.values()) >= 0
+    assert max(outcome.standing) <= len(world.tasks) * world.every + 1e-6
+    assert outcome.task_seconds == pytest.approx(sum(outcome.standing))
+
+
+@pytest.mark.parametrize("policy", sorted(GROUPS))
+def test_a_world_without_events_stops_nothing(policy: str) -> None:
+    """Only standbys fetch."""
+    outcome = played(made(config={"num_standbys": 1}), policy)
+    assert (outcome.moves, outcome.task_seconds, outcome.bytes_owned, outcome.bytes_warmed) == (0, 0, 0, 0)
+    assert outcome.bytes_kept > 0
+
+
+def test_the_page_has_the_figures_of_today_and_its_pictures() -> None:
+    """The table of the rolling bounce is up to date, and no picture is missing."""
+    page = (CHECKOUT / "docs" / "simulator.md").read_text()
+    world = read_world("rolling_bounce")
+    rows = table_of(world, [played(world, policy) for policy in ("eager", "static", "riffle")]).splitlines()[2:5]
+    lines = [line.split() for line in page.splitlines()]
+    assert [row for row in rows if row.split() not in lines] == []
+    pictures = {path.name for path in (CHECKOUT / "docs" / "pictures").iterdir()}
+    assert pictures == set(re.findall(r"\(pictures/([\w-]+\.svg)\)", page))
