@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 import pickle
-from collections.abc import Callable
 from datetime import date
-from decimal import ROUND_HALF_UP, Context, Decimal
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +16,7 @@ from hypothesis import strategies as st
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.merging.accumulators import Accumulator
 from riffle_spark.process.merging.aggregates import Aggregates, aggregate, count, first, last, max_, mean, min_, sum_
+from tests.kit.process.aggregate_oracle import ORACLE, comparable
 from tests.kit.process.process_calls import Keyed, rows_of
 
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
@@ -41,54 +39,7 @@ PICKS = aggregate(
     last_present=last("v", ignore_nulls=True),
 )
 TOTALS = aggregate(total=sum_("v"), average=mean("v"))
-EXACT = Context(prec=120, rounding=ROUND_HALF_UP)
 LONGS = pa.schema([("k", pa.string()), ("v", pa.int64())])
-
-
-def comparable(values: object) -> object:
-    """Make NaN equal to itself."""
-    if isinstance(values, dict):
-        return {name: comparable(value) for name, value in values.items()}
-    return "NaN" if isinstance(values, float) and math.isnan(values) else values
-
-
-def rank(value: Any) -> tuple[bool, Any]:
-    """Order a value as Spark does."""
-    if isinstance(value, float) and math.isnan(value):
-        return True, 0.0
-    return False, value.encode() if isinstance(value, str) else value
-
-
-def total(values: list[Any]) -> Any:
-    """Add values in their order."""
-    return functools.reduce(EXACT.add if isinstance(values[0], Decimal) else operator.add, values)
-
-
-def average(values: list[Any]) -> Any:
-    """Return the mean; of decimals with four more digits."""
-    if not isinstance(values[0], Decimal):
-        return functools.reduce(operator.add, map(float, values), 0.0) / len(values)
-    places = min(38, -int(values[0].as_tuple().exponent) + 4)
-    return EXACT.quantize(EXACT.divide(total(values), Decimal(len(values))), Decimal((0, (1,), -places)))
-
-
-def of_present(reduce: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Apply a function to the values that are not null; null without any."""
-    return lambda values: reduce(present) if (present := [v for v in values if v is not None]) else None
-
-
-ORACLE: dict[str, Callable[[list[Any]], Any]] = {
-    "rows": len,
-    "present": lambda values: len([value for value in values if value is not None]),
-    "least": of_present(lambda values: min(values, key=rank)),
-    "greatest": of_present(lambda values: max(values, key=rank)),
-    "first": operator.itemgetter(0),
-    "last": operator.itemgetter(-1),
-    "first_present": of_present(operator.itemgetter(0)),
-    "last_present": of_present(operator.itemgetter(-1)),
-    "total": of_present(total),
-    "average": of_present(average),
-}
 
 
 @st.composite
