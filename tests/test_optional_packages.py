@@ -38,8 +38,12 @@ def without(package: str, code: str) -> str:
     paths = os.pathsep.join(path for path in (str(CHECKOUT), *sys.path) if path)
     done = subprocess.run(
         [sys.executable, "-c", HIDDEN.format(package=package) + code],
-        env={**os.environ, "PYTHONPATH": paths}, capture_output=True, check=False, text=True, timeout=120,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -76,9 +80,9 @@ def test_a_command_that_assigns_nothing_runs_without_scipy(tmp_path: Path, assig
     code = f"""
 import click
 from pathlib import Path
-from riffle_spark.console.options import settings_in
+from riffle_spark.console.options import read_settings
 try:
-    settings_in(Path({str(file)!r}), None, assigns={assigns})
+    read_settings(Path({str(file)!r}), None, assigns={assigns})
     print("accepted")
 except click.UsageError as error:
     print(error)

@@ -1,6 +1,4 @@
-"""`riffle dispatch`: another dispatch, or another number of key-groups, for state that exists, and `riffle keys`. Knows
-options and how to find a user's function. Does not know what a switch takes.
-"""
+"""The commands `riffle dispatch` and `riffle keys`."""
 
 import sys
 from importlib import import_module
@@ -9,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from riffle_spark.console.options import called, of_a_root, settings_in, show
+from riffle_spark.console.options import read_settings, root_options, show_plan, usage_errors
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import DISPATCHES
 
@@ -18,73 +16,84 @@ if TYPE_CHECKING:
 
 __all__ = ["dispatch_command", "keys_command"]
 
-_PARTITION_OF = "From a pyarrow table of key columns to one of topic and partition; needed from key_group."
-
 
 @click.command("dispatch")
-@of_a_root
+@root_options
 @click.option("--to", type=click.Choice(DISPATCHES), required=True, help="The new dispatch.")
-@click.option("--partition-of", metavar="MODULE:FUNCTION", help=_PARTITION_OF)
+@click.option(
+    "--partition-of",
+    metavar="MODULE:FUNCTION",
+    help="A function from a pyarrow table of key columns to one of topic and partition. Needed from key_group.",
+)
 @click.option(
     "--key-groups",
     type=click.IntRange(1, 32_768),
-    help="Another number of key-groups, or shards at most; else it stays.",
+    help="The new number of key-groups, or the maximum number of shards. By default it stays.",
 )
 def dispatch_command(
-    root: str, s3_endpoint: str | None, conf_file: Path, execute: bool, to: str, partition_of: str | None,
+    root: str,
+    s3_endpoint: str | None,
+    conf_file: Path,
+    execute: bool,
+    to: str,
+    partition_of: str | None,
     key_groups: int | None,
-) -> None:  # fmt: skip
+) -> None:
     """Switch a stopped query's state to another dispatch."""
     from riffle_spark.offline.switch import switch_dispatch
     from riffle_spark.worker.member_folders import options_of
 
-    settings = settings_in(conf_file, s3_endpoint)
-    with called():
-        function = named(partition_of) if partition_of else None
+    settings = read_settings(conf_file, s3_endpoint)
+    with usage_errors():
+        function = load_function(partition_of) if partition_of else None
     plan = switch_dispatch(
-        root, to, options=options_of(settings), partition_of=function, key_groups=key_groups, execute=execute,
+        root,
+        to,
+        options=options_of(settings),
+        partition_of=function,
+        key_groups=key_groups,
+        execute=execute,
         encryption_keys=settings.encryption_keys,
-    )  # fmt: skip
-    show(plan)
+    )
+    show_plan(plan)
 
 
 @click.command("keys")
-@of_a_root
-@click.option("--rewrite", is_flag=True, help="Write all state anew with the newest key; the query must be stopped.")
+@root_options
+@click.option("--rewrite", is_flag=True, help="Write all state again with the newest key. The query must be stopped.")
 def keys_command(root: str, s3_endpoint: str | None, conf_file: Path, execute: bool, rewrite: bool) -> None:
-    """Tell by which keys the parts of a query's state are encrypted."""
+    """Show which keys encrypt the parts of a query's state."""
     from riffle_spark.offline.switch import switch_keys
     from riffle_spark.worker.member_folders import options_of
 
-    settings = settings_in(conf_file, s3_endpoint)
-    show(
-        switch_keys(
-            root, options=options_of(settings), encryption_keys=settings.encryption_keys, rewrite=rewrite,
-            execute=execute,
-        )
-    )  # fmt: skip
+    settings = read_settings(conf_file, s3_endpoint)
+    plan = switch_keys(
+        root,
+        options=options_of(settings),
+        encryption_keys=settings.encryption_keys,
+        rewrite=rewrite,
+        execute=execute,
+    )
+    show_plan(plan)
 
 
-def named(path: str) -> "PartitionOf":
-    """Return what ``module:function`` names, looked for in the current folder too.
-
-    Raises ``ConfigError`` if it names nothing that can be called.
-    """
+def load_function(path: str) -> "PartitionOf":
+    """Return the function ``module:function``, also from the current folder. Raises ``ConfigError`` if it is none."""
     module, _, name = path.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
-        found: PartitionOf = getattr(import_module(module), name)
-    except (Exception, SystemExit) as missing:
+        function: PartitionOf = getattr(import_module(module), name)
+    except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"no function is found at {path!r}: {missing!r}",
-            remedy="write it as module:function, and run the command where the module is, or install it",
+            f"Cannot import {path!r}: {error!r}",
+            remedy="Write it as module:function. Run the command in the folder of the module, or install it.",
             where="--partition-of",
             id="RIFFLE-0112",
-        ) from missing
-    if not callable(found):
+        ) from error
+    if not callable(function):
         raise ConfigError(
-            f"{path!r} cannot be called", remedy="name a function", where="--partition-of", id="RIFFLE-0113"
+            f"{path!r} is not a function.", remedy="Name a function.", where="--partition-of", id="RIFFLE-0113"
         )
-    return found
+    return function

@@ -1,4 +1,4 @@
-"""What commands on a root share: options, the store's settings, showing a plan. Knows click. Does not know verbs."""
+"""Options and output that the commands share."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,14 +14,26 @@ from riffle_spark.settings import Settings, from_sources
 if TYPE_CHECKING:
     from riffle_spark.offline.recovery import Plan
 
-__all__ = ["a_folder", "a_root", "called", "conf_file_option", "echo", "of_a_root", "of_a_store", "settings_in", "show"]
+__all__ = [
+    "check_folder",
+    "check_root",
+    "conf_file_option",
+    "echo",
+    "read_settings",
+    "required_root",
+    "root_option",
+    "root_options",
+    "show_plan",
+    "store_options",
+    "usage_errors",
+]
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
 @contextmanager
-def called() -> Iterator[None]:
-    """Have what is wrong with the call itself end as click's own checks do, with 2: of the state nothing is known."""
+def usage_errors() -> Iterator[None]:
+    """Convert a ``ConfigError`` of the command's arguments to a usage error of click, which ends with code 2."""
     try:
         yield
     except RefusedError:
@@ -30,65 +42,81 @@ def called() -> Iterator[None]:
         raise click.UsageError(str(error)) from error
 
 
-def a_root(_context: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
-    """Let through what can be a root."""
+def check_root(_context: click.Context, _parameter: click.Parameter, root: str | None) -> str | None:
+    """Refuse text that is not a root."""
     from riffle_spark.state.objects.open import normalised
 
-    with called():
-        if given is not None:
-            normalised(given)
-    return given
+    with usage_errors():
+        if root is not None:
+            normalised(root)
+    return root
 
 
-def a_folder(_context: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
-    """Let through what is not empty, as a variable is that was not set."""
-    if given is not None and not given.strip():
-        raise click.UsageError(f"{given!r} names no folder\n  What to do: give that of checkpointLocation")
-    return given
+def check_folder(_context: click.Context, _parameter: click.Parameter, folder: str | None) -> str | None:
+    """Refuse an empty text, the value of an unset shell variable."""
+    if folder is not None and not folder.strip():
+        raise click.UsageError(f"{folder!r} names no folder.\n  What to do: Give the checkpointLocation.")
+    return folder
 
 
-def of_a_root(command: _Command) -> _Command:
+def root_options(command: _Command) -> _Command:
     """Add ``--root``, ``--s3-endpoint``, ``--conf-file`` and ``--execute``."""
-    command = click.option("--execute", is_flag=True, help="Do it; without this the plan is only shown.")(command)
-    where = "Where the state is: s3://bucket/prefix or file:///path."
-    return click.option("--root", required=True, callback=a_root, help=where)(of_a_store(command))
+    execute = click.option("--execute", is_flag=True, help="Change the root. Without it the plan is only shown.")
+    where = "Where the state is stored: s3://bucket/prefix or file:///path."
+    return click.option("--root", required=True, callback=check_root, help=where)(store_options(execute(command)))
 
 
-def of_a_store(command: _Command) -> _Command:
+def root_option(command: _Command) -> _Command:
+    """Add ``--root``, which earlier versions took as an argument."""
+    where = "Where the state is stored: s3://bucket/prefix or file:///path.  [required]"
+    argument = click.argument("root_argument", metavar="", required=False, callback=check_root)
+    return click.option("--root", callback=check_root, help=where)(argument(command))
+
+
+def required_root(root: str | None, root_argument: str | None) -> str:
+    """Return the root of ``root_option``."""
+    if (root is None) == (root_argument is None):
+        raise click.UsageError("--root is required.\n  What to do: Give the root once.")
+    return root or root_argument or ""
+
+
+def store_options(command: _Command) -> _Command:
     """Add ``--s3-endpoint`` and ``--conf-file``."""
     command = conf_file_option("Settings of the store (endpoint, region, time-outs).")(command)
     return click.option("--s3-endpoint", help="Base URL of an S3-compatible server.")(command)
 
 
 def conf_file_option(help_text: str) -> Callable[[_Command], _Command]:
-    """Return what adds ``--conf-file``, by default the file that lies beside the apps: only that one may be missing."""
-    kind, default = click.Path(exists=True, dir_okay=False, path_type=Path), Path("conf/riffle.toml")
+    """Return a decorator that adds ``--conf-file``. Only the default file may be missing."""
+    default = Path("conf/riffle.toml")
     return click.option(
-        "--conf-file", type=kind, help=f"{help_text}  [default: {default}]",
-        callback=lambda _, __, given: given or default,
-    )  # fmt: skip
+        "--conf-file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help=f"{help_text}  [default: {default}]",
+        callback=lambda _context, _parameter, path: path or default,
+    )
 
 
-def settings_in(conf_file: Path, s3_endpoint: str | None, *, assigns: bool = False) -> Settings:
+def read_settings(conf_file: Path, s3_endpoint: str | None, *, assigns: bool = False) -> Settings:
     """Return the settings of the file, with the endpoint of the command line.
 
-    A command that ``assigns`` nothing leaves out the settings that need SciPy, so that it runs without SciPy.
+    Unless the command ``assigns``, settings that need SciPy are left out.
     """
-    with called():
-        own = Settings() if s3_endpoint is None else Settings(s3_endpoint=s3_endpoint)
+    with usage_errors():
+        options = Settings() if s3_endpoint is None else Settings(s3_endpoint=s3_endpoint)
         if not assigns:
-            own = own.but(rack_aware_assignment_strategy="none")
-        return from_sources(own, {}, conf_file)
+            options = options.but(rack_aware_assignment_strategy="none")
+        return from_sources(options, {}, conf_file)
 
 
-def show(plan: "Plan") -> None:
-    """Print a plan's steps, and whether they were taken."""
+def show_plan(plan: "Plan") -> None:
+    """Print a plan's steps, and whether they were executed."""
     for step in plan.steps:
         echo(escape_unprintable(step))
     if not plan.executed:
-        echo("nothing was done; add --execute to do it")
+        echo("Nothing was changed. Add --execute to execute these steps.")
 
 
 def echo(text: object, *, err: bool = False) -> None:
-    """Print a text in printable characters, as commands print all that they say."""
+    """Print text with unprintable characters escaped."""
     click.echo(escape_unprintable(str(text), LINE_BREAKS), err=err)  # noqa: TID251 - the one place

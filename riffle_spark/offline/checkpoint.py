@@ -1,6 +1,4 @@
-"""Spark's own checkpoint folder: query id, offset log and commit log. Knows their files, on any file system. Does not
-know our log.
-"""
+"""Spark's checkpoint folder: query id, offset log, commit log and the logs of file sources, on any file system."""
 
 import json
 import re
@@ -15,25 +13,24 @@ from riffle_spark.errors import UNREADABLE, ConfigError, UnavailableError, raise
 from riffle_spark.state.objects.open import StoreOptions, masked
 from riffle_spark.state.objects.store import check_endpoint
 
-__all__ = ["Checkpoint", "lacking"]
+__all__ = ["Checkpoint", "describe_missing_entries"]
 
-_Found = TypeVar("_Found")
-_ENTRY = re.compile(r"/sources/([0-9]{1,9})/([0-9]{1,18})(?:\.compact)?\Z", re.ASCII)
+_Result = TypeVar("_Result")
+_SOURCE_ENTRY = re.compile(r"/sources/([0-9]{1,9})/([0-9]{1,18})(?:\.compact)?\Z", re.ASCII)
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _METADATA_BYTES_MAX = 1 << 16
 _ENTRY_BYTES_MAX = 1 << 28
-"""More than any source's offsets: those of a hundred thousand partitions of Kafka's are some MB."""
-_NOTHING_YET = "-"
-"""How Spark writes that a source has no offset yet: it begins where it always does."""
+"""Limit for an offset-log entry. Those of a hundred thousand Kafka partitions have some MB."""
+_NO_OFFSET = "-"
+"""Spark's text for a source without an offset: the source starts at its usual beginning."""
 _COMMIT = 'v1\n{"nextBatchWatermarkMs":%d}'
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint folder, by path or URI (``file:``, ``s3:``, ``hdfs:``: what pyarrow reaches). ``options`` tell of a
-    server of S3's kind.
+    """A checkpoint folder, by path or URI (``file:``, ``s3:``, ``hdfs:``: what pyarrow supports).
 
-    All raise ``UnavailableError`` where its file system does not answer, or refuses.
+    ``options`` name an S3-compatible server. All methods raise ``UnavailableError`` if the file system fails.
     """
 
     location: str = field(repr=False)
@@ -41,39 +38,40 @@ class Checkpoint:
 
     @property
     def shown(self) -> str:
-        """The location as it may be shown: a URI may hold credentials."""
+        """The location without credentials, for messages."""
         return masked(self.location)
 
     def query_id(self) -> str:
-        """Return the id that Spark gave the query. Raises ``ConfigError`` if there is no checkpoint."""
-        found = self.found_id()
-        if found is None:
+        """Return the id of the query. Raises ``ConfigError`` if there is no checkpoint."""
+        query_id = self.find_query_id()
+        if query_id is None:
             raise ConfigError(
-                f"{self.shown} is not a checkpoint of a streaming query",
-                remedy="give the folder that is set as checkpointLocation; start the query once to make it",
+                f"{self.shown} is not a checkpoint of a streaming query.",
+                remedy="Give the folder that is set as checkpointLocation. Starting the query once creates it.",
                 where=self.shown,
                 id="RIFFLE-0124",
             )
-        return found
+        return query_id
 
-    def found_id(self) -> str | None:
-        """Return that id, ``None`` if there is no checkpoint. Raises ``ConfigError`` for what cannot be one's name."""
-        return self._reached(self._query_id)
+    def find_query_id(self) -> str | None:
+        """Return the id of the query, ``None`` if there is no checkpoint. Raises ``ConfigError`` for an invalid URI."""
+        return self._reached(self._read_query_id)
 
-    def _query_id(self) -> str | None:
+    def _read_query_id(self) -> str | None:
         files, base = self._files()
         try:
             with files.open_input_stream(f"{base}/metadata") as stream:
-                found = json.loads(stream.read(_METADATA_BYTES_MAX))["id"]
-                return found if isinstance(found, str) and found and found.isprintable() else None
+                query_id = json.loads(stream.read(_METADATA_BYTES_MAX))["id"]
+                return query_id if isinstance(query_id, str) and query_id and query_id.isprintable() else None
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, *UNREADABLE):
             return None
 
     def next_batch(self) -> int:
-        """Return the id of the batch that Spark will hand over next: the last planned one, if that is not the last one
-        that is committed. Commits beyond what is planned, as in a copy of the one folder after the other, tell nothing.
+        """Return the id of the batch that Spark runs next: the last planned one unless it is committed.
+
+        Commits after the last planned batch, as in a copy that took one folder after the other, are ignored.
         """
-        planned, committed = self._reached(lambda: (self._ids("offsets"), self._ids("commits")))
+        planned, committed = self._reached(lambda: (self._batch_ids("offsets"), self._batch_ids("commits")))
         return planned[-1] + (planned[-1:] == committed[-1:]) if planned else 0
 
     def offsets(self, batch: int) -> str | None:
@@ -85,29 +83,34 @@ class Checkpoint:
 
         return self._reached(read)
 
-    def starts_elsewhere(self, version: int, offsets: str | None) -> list[str]:
-        """Return in words which sources do not go on from an offset-log entry, after the batch ``version`` or, with -1,
-        from their beginning, as far as the checkpoint tells.
-        """
-        wanted = (offsets or "").split("\n")[2:]
-        committed = (self.offsets(version) or "").split("\n")[2:] if version >= 0 else []
-        said = []
-        for index, want in enumerate(wanted):
-            if want == _NOTHING_YET:
-                continue
-            if version < 0 and not _can_start_at(want):
-                said.append(f"source {index} cannot be told where to start: it counts again all that is there")
-                continue
-            begin = committed[index] if index < len(committed) else None if committed else self._beginning(index)
-            if begin is not None and _parsed(begin) != _parsed(want):
-                said.append(
-                    f"source {index} goes on from {begin}, and the state is at {want}: rows in between are missed, or "
-                    "counted twice"
-                )
-        return said
+    def describe_start_gaps(self, version: int, offsets: str | None) -> list[str]:
+        """Return a sentence per source that would not continue from the offset-log entry ``offsets``.
 
-    def _beginning(self, source: int) -> str | None:
-        """Return where a source of the first batch begins, as Kafka's notes it."""
+        The query continues after batch ``version``, or with -1 from the sources' beginnings.
+        """
+        state_offsets = (offsets or "").split("\n")[2:]
+        committed = (self.offsets(version) or "").split("\n")[2:] if version >= 0 else []
+        gaps = []
+        for source, state_offset in enumerate(state_offsets):
+            if state_offset == _NO_OFFSET:
+                continue
+            if version < 0 and not _is_start_offset(state_offset):
+                gaps.append(f"Source {source} has no option for its first offset. It would count all its rows again.")
+                continue
+            start: str | None = None
+            if source < len(committed):
+                start = committed[source]
+            elif not committed:
+                start = self._first_offset(source)
+            if start is not None and _parsed_offset(start) != _parsed_offset(state_offset):
+                gaps.append(
+                    f"Source {source} continues from {start}, but the state is at {state_offset}. Rows in between "
+                    "would be missed or counted twice."
+                )
+        return gaps
+
+    def _first_offset(self, source: int) -> str | None:
+        """Return the first offset of a source that stores it in the checkpoint, as Kafka's does."""
 
         def read() -> str | None:
             files, base = self._files()
@@ -116,72 +119,75 @@ class Checkpoint:
         text = self._reached(read)
         return text.rstrip().rpartition("\n")[2] if text else None
 
-    def seen_by_source(self) -> dict[int, int]:
-        """Return the newest entry of each source that has some: a source of files keeps a log there of what it saw."""
-        return self._reached(self._seen_by_source)
+    def newest_source_entries(self) -> dict[int, int]:
+        """Return the number of the newest log entry of each source that keeps a log, as file sources do."""
+        return self._reached(self._read_source_entries)
 
-    def _seen_by_source(self) -> dict[int, int]:
+    def _read_source_entries(self) -> dict[int, int]:
         files, base = self._files()
         selector = fs.FileSelector(f"{base}/sources", allow_not_found=True, recursive=True)
-        entries = [_ENTRY.search(info.path) for info in files.get_file_info(selector)]
-        found: dict[int, int] = {}
-        for source, entry in sorted(tuple(map(int, named.groups())) for named in entries if named):
-            found[source] = entry
-        return found
+        matches = [_SOURCE_ENTRY.search(info.path) for info in files.get_file_info(selector)]
+        newest: dict[int, int] = {}
+        for source, entry in sorted(tuple(map(int, match.groups())) for match in matches if match):
+            newest[source] = entry
+        return newest
 
     def restore(
-        self, version: int, offsets: str | None, before: str | None = None, *, comes_again: bool = False
+        self, version: int, offsets: str | None, previous_offsets: str | None = None, *, runs_again: bool = False
     ) -> list[str]:
-        """Make ``version`` the last committed batch, with the offset-log entry ``offsets``; return what was done.
+        """Make ``version`` the last committed batch, with the offset-log entry ``offsets``. Return the steps taken.
 
-        Entries after it are removed, newest first, so that a crash in between leaves a gap that is seen. What is
-        there already and right is left alone; a commit that has to be written says the watermark that Spark noted
-        with the offsets. Spark reads the entry of the batch ``before`` too: where the checkpoint goes forward by
-        several batches, that is written as well. ``comes_again``: the last one that is committed is the one before, and
-        Spark will run ``version`` once more.
+        Later entries are removed newest first, so that a crash leaves a visible gap. Correct files stay. A commit that
+        has to be written gets the watermark that Spark stored with the offsets. Spark also reads the entry of the batch
+        before, so ``previous_offsets`` are written if the checkpoint moves forward. With ``runs_again`` the batch
+        before is the last committed one, and Spark runs ``version`` again.
         """
-        return self._reached(lambda: self._restored(version, offsets, before, comes_again=comes_again))
+        return self._reached(lambda: self._restored(version, offsets, previous_offsets, runs_again=runs_again))
 
-    def _reached(self, work: Callable[[], _Found]) -> _Found:
-        """Return what comes of ``work``. What a file system says may repeat credentials that the location holds."""
+    def _reached(self, work: Callable[[], _Result]) -> _Result:
+        """Run ``work``. Errors of a file system may contain the credentials of the location, so they are masked."""
         try:
             return work()
         except (OSError, pa.ArrowException) as error:
             raise_if_memory(error)
-            cause, said = (error, str(error)) if self.shown == self.location else (None, type(error).__name__)
+            is_masked = self.shown != self.location
+            cause = None if is_masked else error
+            reason = type(error).__name__ if is_masked else str(error)
         raise UnavailableError(
-            f"the checkpoint cannot be reached: {said}",
-            remedy="make its file system reachable, with the rights to it, and run the command again",
+            f"Cannot read the checkpoint: {reason}",
+            remedy="Make its file system reachable, with the rights to it, and run the command again.",
             where=self.shown,
             id="RIFFLE-0125",
         ) from cause
 
-    def _restored(self, version: int, offsets: str | None, before: str | None, *, comes_again: bool) -> list[str]:
-        done, last = [], version - 1 if comes_again and offsets is not None else version
-        for folder, newest in (("commits", last), ("offsets", version)):
-            done += self._forget_after(folder, newest)
+    def _restored(
+        self, version: int, offsets: str | None, previous_offsets: str | None, *, runs_again: bool
+    ) -> list[str]:
+        committed = version - 1 if runs_again and offsets is not None else version
+        steps = self._remove_after("commits", committed) + self._remove_after("offsets", version)
         if version >= 0 and offsets is not None:
             if version > 0:
-                done += self._have("offsets", version - 1, before or offsets, replaces=False)
-            done += self._have("offsets", version, offsets)
-            if last >= 0:
-                noted = (before or offsets) if last < version else offsets
-                done += self._have("commits", last, _COMMIT % _watermark_in(noted), replaces=False)
-        return done
+                steps += self._ensure_entry("offsets", version - 1, previous_offsets or offsets, replace=False)
+            steps += self._ensure_entry("offsets", version, offsets)
+            if committed >= 0:
+                committed_offsets = (previous_offsets or offsets) if committed < version else offsets
+                commit = _COMMIT % _watermark_in(committed_offsets)
+                steps += self._ensure_entry("commits", committed, commit, replace=False)
+        return steps
 
-    def _forget_after(self, folder: str, newest: int) -> list[str]:
-        """Remove entries after the ``newest``, from the last one on."""
+    def _remove_after(self, folder: str, newest: int) -> list[str]:
+        """Remove the entries after ``newest``, newest first."""
         files, base = self._files()
-        gone = [batch for batch in reversed(self._ids(folder)) if batch > newest]
-        for batch in gone:
+        batches = [batch for batch in reversed(self._batch_ids(folder)) if batch > newest]
+        for batch in batches:
             self._remove(files, f"{base}/{folder}", batch)
-        return [f"removed {folder}/{batch}" for batch in gone]
+        return [f"removed {folder}/{batch}" for batch in batches]
 
-    def _have(self, folder: str, batch: int, text: str, *, replaces: bool = True) -> list[str]:
-        """Write an entry that is missing or, if it ``replaces``, another one than it should be."""
+    def _ensure_entry(self, folder: str, batch: int, text: str, *, replace: bool = True) -> list[str]:
+        """Write an entry that is missing or, with ``replace``, differs."""
         files, base = self._files()
-        there = self._read(files, f"{base}/{folder}/{batch}")
-        if there == text or (there is not None and not replaces):
+        existing = self._read(files, f"{base}/{folder}/{batch}")
+        if existing == text or (existing is not None and not replace):
             return []
         self._write(files, f"{base}/{folder}", batch, text)
         return [f"wrote {folder}/{batch}"]
@@ -193,8 +199,8 @@ class Checkpoint:
             data = stream.read(_ENTRY_BYTES_MAX + 1)
         if len(data) > _ENTRY_BYTES_MAX:
             raise ConfigError(
-                f"a file of the checkpoint is larger than {_ENTRY_BYTES_MAX} bytes, which no entry of Spark's is",
-                remedy="restore the checkpoint from a backup, or name another one",
+                f"A checkpoint file is larger than {_ENTRY_BYTES_MAX} bytes, so it is not an offset-log entry.",
+                remedy="Restore the checkpoint from a backup, or name another one.",
                 where=masked(name),
                 id="RIFFLE-0126",
             )
@@ -202,115 +208,119 @@ class Checkpoint:
 
     def _files(self) -> tuple[fs.FileSystem, str]:
         location = self.location.replace("s3a://", "s3://")
-        if location.startswith("file:") or not _URI.match(location):  # as Spark has it: "%20" is itself
-            files, base = fs.LocalFileSystem(), location.removeprefix("file:").removeprefix("//")
+        if location.startswith("file:") or not _URI.match(location):  # like Spark: "%20" is not decoded
+            files = fs.LocalFileSystem()
+            base = location.removeprefix("file:").removeprefix("//")
         elif location.startswith("s3://") and self.options and self.options.s3_endpoint:
-            files, base = self._server_of(self.options), location.removeprefix("s3://")
+            files = self._s3_client(self.options)
+            base = location.removeprefix("s3://")
         else:
-            files, base = self._of_uri(location)
+            files, base = self._file_system_of_uri(location)
         if not base.strip("/"):
             raise ConfigError(
-                f"{self.shown!r} names no folder",
-                remedy="give that of checkpointLocation",
+                f"{self.shown!r} names no folder.",
+                remedy="Give the folder that is set as checkpointLocation.",
                 where="--checkpoint",
                 id="RIFFLE-0127",
             )
         return files, base.rstrip("/")
 
-    def _of_uri(self, location: str) -> tuple[fs.FileSystem, str]:
+    def _file_system_of_uri(self, location: str) -> tuple[fs.FileSystem, str]:
         try:
-            found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(location)
+            files, base = fs.FileSystem.from_uri(location)
         except (ValueError, NotImplementedError, pa.ArrowException) as error:
             raise_if_memory(error)
-            said = f": {error}" if self.shown == self.location else ""
         else:
-            return found
+            return files, base
         raise ConfigError(
-            f"{self.shown} names no file system that is known{said}",
-            remedy="give a path, or file:, s3: or hdfs: with one",
+            f"{self.shown} is not on a known file system.",
+            remedy="Give a path, or a file:, s3: or hdfs: URI.",
             where="--checkpoint",
             id="RIFFLE-0128",
         )
 
-    def _server_of(self, options: StoreOptions) -> fs.S3FileSystem:
-        """Return Arrow's client of the server that the settings name."""
+    def _s3_client(self, options: StoreOptions) -> fs.S3FileSystem:
+        """Return Arrow's client of the S3-compatible server in ``options``."""
         check_endpoint(options.s3_endpoint or "")
         if "//***" in self.shown:
             raise ConfigError(
-                f"{self.shown} holds credentials, which the server of `s3_endpoint` is not given by a name",
-                remedy="write s3://bucket/path; give credentials by boto3's default chain",
+                f"{self.shown} contains credentials, which s3_endpoint does not support.",
+                remedy="Write s3://bucket/path. Give the credentials through boto3's default chain.",
                 where="--checkpoint",
                 id="RIFFLE-0129",
             )
         return fs.S3FileSystem(
-            endpoint_override=options.s3_endpoint, region=options.s3_region or "us-east-1",
-            connect_timeout=options.s3_connect_timeout_seconds, request_timeout=options.s3_read_timeout_seconds,
+            endpoint_override=options.s3_endpoint,
+            region=options.s3_region or "us-east-1",
+            connect_timeout=options.s3_connect_timeout_seconds,
+            request_timeout=options.s3_read_timeout_seconds,
             retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=options.s3_max_attempts),
-        )  # fmt: skip
+        )
 
-    def _ids(self, folder: str) -> list[int]:
+    def _batch_ids(self, folder: str) -> list[int]:
         files, base = self._files()
-        found = files.get_file_info(fs.FileSelector(f"{base}/{folder}", allow_not_found=True))
-        return sorted(int(info.base_name) for info in found if info.base_name.isascii() and info.base_name.isdigit())
+        infos = files.get_file_info(fs.FileSelector(f"{base}/{folder}", allow_not_found=True))
+        return sorted(int(info.base_name) for info in infos if info.base_name.isascii() and info.base_name.isdigit())
 
     def _remove(self, files: fs.FileSystem, folder: str, batch: int) -> None:
-        for name in (f"{folder}/.{batch}.crc", f"{folder}/{batch}"):  # the entry last: only what is there is seen again
+        for name in (f"{folder}/.{batch}.crc", f"{folder}/{batch}"):  # the entry last, so that a retry sees it
             if files.get_file_info(name).type is fs.FileType.File:
                 files.delete_file(name)
 
     def _write(self, files: fs.FileSystem, folder: str, batch: int, text: str) -> None:
-        """Write aside, then put in place of what is there: a crash leaves the old file or the new one."""
+        """Write a temporary file and move it: a crash leaves the old file or the new one."""
         files.create_dir(folder)
-        aside = f"{folder}/.{batch}.riffle"
-        with files.open_output_stream(aside) as stream:
+        temporary = f"{folder}/.{batch}.riffle"
+        with files.open_output_stream(temporary) as stream:
             stream.write(text.encode())
         checksum = f"{folder}/.{batch}.crc"
         if files.get_file_info(checksum).type is fs.FileType.File:
             files.delete_file(checksum)
-        files.move(aside, f"{folder}/{batch}")
+        files.move(temporary, f"{folder}/{batch}")
 
 
 def _watermark_in(offsets: str) -> int:
-    """Return Spark's own watermark of a batch, from the second line of its offset-log entry."""
+    """Return Spark's watermark in the second line of an offset-log entry."""
     try:
         return int(json.loads(offsets.split("\n")[1])["batchWatermarkMs"])
     except UNREADABLE:
         return 0
 
 
-def lacking(offsets: str | None, seen: Mapping[int, int]) -> str:
-    """Return what sources of files lack to go on from an offset-log entry, if their logs end before it; else nothing.
+def describe_missing_entries(offsets: str | None, newest_entries: Mapping[int, int]) -> str:
+    """Return which file sources lack log entries that an offset-log entry needs, or an empty text.
 
-    ``seen`` is as ``Checkpoint.seen_by_source`` returns it. Others keep at most where they began, and lack nothing.
-    Spark numbers sources as it meets them, also those in memory, which have no log. One that is read twice has two
-    offsets, which are the same, and one number: from there on an offset may be of any source up to its own place.
+    ``newest_entries`` are those of ``Checkpoint.newest_source_entries``. Spark numbers a source that is read twice
+    once, but its offset appears twice. So from the first repeated offset on, an offset may belong to any source with
+    a number up to its own.
     """
-    told = (offsets or "").split("\n")[2:]
-    first_same = next((at for at, offset in enumerate(told) if offset in told[:at]), len(told))
-    said = []
-    for index, end in enumerate(map(_logged, told)):
-        there = [seen[at] for at in range(0 if index >= first_same else index, index + 1) if at in seen]
-        if end > max(there, default=-1):
-            ends = f"ends with {max(there)}" if there else "is gone"
-            said.append(f"a source of files is at entry {end} of its log there, which {ends}")
-    return "; ".join(said) if max(seen.values(), default=-1) >= 0 else ""
+    source_offsets = (offsets or "").split("\n")[2:]
+    first_repeat = next((i for i, offset in enumerate(source_offsets) if offset in source_offsets[:i]), None)
+    missing = []
+    for index, needed in enumerate(map(_log_entry_of, source_offsets)):
+        sources = range(0 if first_repeat is not None and index >= first_repeat else index, index + 1)
+        newest = max((newest_entries[source] for source in sources if source in newest_entries), default=None)
+        if needed > (-1 if newest is None else newest):
+            end = "is missing" if newest is None else f"ends with {newest}"
+            missing.append(f"the state needs entry {needed} of a file source's log, which {end}")
+    return "; ".join(missing) if max(newest_entries.values(), default=-1) >= 0 else ""
 
 
-def _can_start_at(offset: str) -> bool:
-    """Tell whether a query may begin at a source's offset: not of files, nor of Spark's own rows for trials."""
-    found = _parsed(offset)
-    return isinstance(found, dict) and not {"logOffset"} <= {*found} and {*found} != {"offset", "timestamp"}
+def _is_start_offset(offset: str) -> bool:
+    """Return whether an option can start a query at this offset. File and rate sources have none."""
+    fields = _parsed_offset(offset)
+    return isinstance(fields, dict) and not {"logOffset"} <= {*fields} and {*fields} != {"offset", "timestamp"}
 
 
-def _parsed(offset: str) -> object:
+def _parsed_offset(offset: str) -> object:
     try:
         return json.loads(offset)
     except ValueError:
         return offset
 
 
-def _logged(offset: str) -> int:
-    """Return the entry of its own log that a source's offset names, -1 for one without."""
+def _log_entry_of(offset: str) -> int:
+    """Return the entry of the source's own log that an offset names, -1 if it names none."""
     try:
         return int(json.loads(offset)["logOffset"])
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""What `riffle verify` says: findings, and what was looked at. Knows no object."""
+"""The results of `riffle verify`."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,13 +8,13 @@ from riffle_spark.printable import escape_unprintable
 __all__ = ["Finding", "Level", "Verified"]
 
 Level = Literal["state", "rollback", "unread", "note"]
+"""The effect of a finding: it breaks the newest ``state``, only a ``rollback`` to an older batch, or nothing
+(``note``). ``unread``: the object could not be checked, because its encryption key is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong with an object. ``level``: it keeps the query from its ``state``; or only from a
-    ``rollback`` to some older batch; or it is ``unread`` for want of a key; or it is a ``note``, and harms nothing.
-    """
+    """One problem of an object, store or checkpoint."""
 
     level: Level
     where: str
@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was looked at, and what was found. ``version`` is the newest batch whose record can be read."""
+    """The result of one `riffle verify`. ``version`` is the newest batch whose record can be read."""
 
     records: int
     objects: int
@@ -36,14 +36,14 @@ class Verified:
     version: int | None
     findings: tuple[Finding, ...]
     way_back: str | None = None
-    """Where the newest batch's state is damaged, the newest one that is whole, with the command that leads there."""
+    """If the newest state is damaged: the newest undamaged batch, and the command that returns to it."""
 
     @property
     def is_damaged(self) -> bool:
-        """Whether something is wrong with what could be read."""
+        """Whether an object that could be read is damaged."""
         return any(finding.level in ("state", "rollback") for finding in self.findings)
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether everything was read and nothing is damaged."""
         return all(finding.level == "note" for finding in self.findings)

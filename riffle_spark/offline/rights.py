@@ -1,4 +1,4 @@
-"""What a job may do with its root, and nothing else: a policy for AWS IAM. Knows S3's names of calls. Asks nobody."""
+"""The AWS IAM policy with the least rights that a job needs on its root."""
 
 import re
 from collections.abc import Mapping
@@ -8,36 +8,27 @@ from riffle_spark.state.objects.open import normalised
 
 __all__ = ["iam_policy"]
 
-_OBJECTS = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject")
-_READ = ("s3:GetObject",)
-_A_KEY = re.compile(r"arn:([a-z-]+):kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+\Z")
-_KEY = ("kms:GenerateDataKey", "kms:Decrypt")
-_PARTITION = re.compile(r"aws[a-z-]*\Z")
+_OBJECT_ACTIONS = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject")
+_READ_ACTIONS = ("s3:GetObject",)
+_KEY_ARN = re.compile(r"arn:([a-z-]+):kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+\Z")
+_KEY_ACTIONS = ("kms:GenerateDataKey", "kms:Decrypt")
 
 
 def iam_policy(
     root: str, *, kms_key: str | None = None, partition: str = "aws", read_only: bool = False
 ) -> Mapping[str, object]:
-    """Return the least that a job on a root needs: ``read_only`` for what changes nothing, as ``riffle verify``.
+    """Return the policy for a root in S3. ``read_only`` is enough for commands that change nothing.
 
-    ``kms_key`` is the ARN of the key that objects are encrypted with, ``partition`` that of AWS (``aws-cn``). Raises
-    ``ConfigError`` for a root that is not in S3, what is no partition, a name that a policy would take for a pattern,
-    or a key by which a policy gives no right.
+    ``kms_key`` is the ARN of the key that encrypts objects, ``partition`` the AWS partition (``aws-cn``). Raises
+    ``ConfigError`` for a root outside S3 or with IAM wildcards, and for a key that is not an ARN of the partition.
     """
-    if not _PARTITION.match(partition):
-        raise ConfigError(
-            f"{partition!r} is no partition of AWS",
-            remedy="use aws, aws-cn, ...",
-            where="--partition",
-            id="RIFFLE-0145",
-        )
     if kms_key is not None:
         _check_key(kms_key, partition)
     scheme, _, place = normalised(root).partition("://")
     if scheme != "s3" or set("*?$") & set(place):
         raise ConfigError(
-            f"there is no policy for {root}",
-            remedy="name a root in S3, without *, ? and $ in it",
+            f"Cannot make a policy for root {root}.",
+            remedy="Use a root in S3 without *, ? and $.",
             where="root",
             id="RIFFLE-0146",
         )
@@ -50,36 +41,30 @@ def iam_policy(
             "Effect": "Allow",
             "Action": ["s3:ListBucket"],
             "Resource": [arn],
-            # Where an object is missing S3 says so only to who may list, and a GET has no prefix to go by.
+            # S3 reports a missing object only to callers that may list. A GET has no prefix, so "IfExists".
             "Condition": {"StringLikeIfExists": {"s3:prefix": [f"{below}*"]}},
         },
         {
             "Sid": "ObjectsOfTheRoot",
             "Effect": "Allow",
-            "Action": list(_READ if read_only else _OBJECTS),
+            "Action": list(_READ_ACTIONS if read_only else _OBJECT_ACTIONS),
             "Resource": [f"{arn}/{below}*"],
         },
     ]
     if kms_key is not None:
-        actions = [action for action in _KEY if not read_only or action == "kms:Decrypt"]
+        actions = [action for action in _KEY_ACTIONS if not read_only or action == "kms:Decrypt"]
         statements.append({"Sid": "KeyOfTheRoot", "Effect": "Allow", "Action": actions, "Resource": [kms_key]})
     return {"Version": "2012-10-17", "Statement": statements}
 
 
 def _check_key(kms_key: str, partition: str) -> None:
-    found = _A_KEY.match(kms_key)
-    if found is None:
+    """Raise ``ConfigError`` for an alias or key id: IAM grants rights on a key by its ARN only."""
+    match = _KEY_ARN.match(kms_key)
+    if match is None or match[1] != partition:
         raise ConfigError(
-            f"{kms_key!r} is not the ARN of a key",
-            remedy="give arn:PARTITION:kms:REGION:ACCOUNT:key/ID. IAM takes a key by this ARN alone, not by its id or "
-            "an alias; aws kms describe-key --key-id alias/NAME tells it",
+            f"{kms_key!r} is not the ARN of a key in AWS partition {partition}.",
+            remedy=f"Use arn:{partition}:kms:REGION:ACCOUNT:key/ID, as aws kms describe-key --key-id alias/NAME prints "
+            "it, or set --partition.",
             where="--kms-key",
             id="RIFFLE-0147",
-        )
-    if found[1] != partition:
-        raise ConfigError(
-            f"{kms_key!r} is a key of the partition {found[1]}, and the policy is for {partition}",
-            remedy=f"give --partition {found[1]}, or the key of that partition in which the bucket is",
-            where="--kms-key",
-            id="RIFFLE-0148",
         )

@@ -1,6 +1,4 @@
-"""A query's root as a pretended cluster, and its sizes. Knows what the newest full record says of members, owners and
-orders. Does not know the assignor, and writes nothing.
-"""
+"""Convert a query's root to a scenario for the assignor, and read its sizes. Writes nothing."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -25,7 +23,7 @@ __all__ = ["Changes", "RootState", "recorded_members", "scenario_of_root", "size
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What if: so many members more, and these gone. ``drop`` are members, executors or hosts."""
+    """Changes to the membership: members to add, and members, executors or hosts to drop."""
 
     add: int = 0
     drop: tuple[str, ...] = ()
@@ -35,7 +33,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class RootState:
-    """A root's state: bytes and rows of snapshots and the changes after them, and its key-groups."""
+    """Bytes and rows of a root's snapshots and later deltas, and its number of key-groups."""
 
     state_bytes: int
     rows: int
@@ -43,127 +41,148 @@ class RootState:
 
 
 def sizes_of_root(root: str, options: StoreOptions | None = None) -> RootState:
-    """Return how large the state below a root is. Raises ``ConfigError`` for a root without any."""
-    log, tail = _opened(root, options)
+    """Return the size of the state below a root. Raises ``ConfigError`` if it has no state."""
+    log, tail = _open_log(root, options)
     entries = list(log.manifest.entries.values())
-    taken = [entry.snapshot for entry in entries if entry.snapshot is not None]
+    snapshots = [entry.snapshot for entry in entries if entry.snapshot is not None]
     links = [link for entry in entries for link in entry.chain]
     return RootState(
-        sum(one.length for one in taken) + sum(link.length for link in links),
-        sum(one.rows for one in taken) + sum(link.rows for link in links),
+        sum(snapshot.length for snapshot in snapshots) + sum(link.length for link in links),
+        sum(snapshot.rows for snapshot in snapshots) + sum(link.rows for link in links),
         len(tail.shards) if tail.dispatch == "partition" else tail.total,
     )
 
 
 def scenario_of_root(root: str, settings: Settings, changes: Changes, options: StoreOptions | None = None) -> Scenario:
-    """Return the query below a root as its newest records know it, and the changes as an event.
+    """Return the scenario of the query below a root, with ``changes`` as an event.
 
-    ``settings`` are the query's: the log keeps none but those that were changed live. There are at least as many
-    standbys as it lists. Owners have their copies, and standbys are taken to have caught up: how far copies are is no
-    matter of the log.
-    Raises ``ConfigError`` for a root without state, one of ``hashed`` dispatch, or what it does not know.
+    ``settings`` are the query's: the log stores only those that were changed live. There are at least as many standbys
+    as the newest record lists. Owners have their copies. Standbys count as caught up, because the log does not store
+    lags. Raises ``ConfigError`` for a root without state or members, for ``hashed`` dispatch, and for unknown names.
     """
-    log, tail = _opened(root, options)
+    log, tail = _open_log(root, options)
     if tail.dispatch == "hashed":
         raise ConfigError(
-            "in hashed dispatch owners follow from the members alone, and nothing is assigned",
-            remedy="plan a query of another dispatch",
+            "Nothing is assigned with hashed dispatch: owners follow from the members.",
+            remedy="Plan a query with another dispatch.",
             where=root,
             id="RIFFLE-0149",
         )
     members = recorded_members(log, tail)
     if not members:
         raise ConfigError(
-            "no member is known yet", remedy="wait until the query has run a batch", where=root, id="RIFFLE-0150"
+            "The log lists no member yet.", remedy="Wait until the query has run a batch.", where=root, id="RIFFLE-0150"
         )
     groups = _groups(tail, settings, root)
     tasks = _tasks(log, tail, groups)
-    owned, kept = defaultdict[str, list[TaskId]](list), defaultdict[str, list[TaskId]](list)
-    present, will = recorded(tail), read_requests(tail.orders)
-    for t, owner in present.owners.items():
-        owned[owner].append(t)
-    for t, held in present.standbys.items():
-        for member in held:
-            kept[member].append(t)
-    clients = tuple(_client(each, sorted(owned[each.id]), sorted(kept[each.id])) for each in members)
+    assignment = recorded(tail)
+    requests = read_requests(tail.orders)
+    owned = defaultdict[str, list[TaskId]](list)
+    standbys = defaultdict[str, list[TaskId]](list)
+    for task, owner in assignment.owners.items():
+        owned[owner].append(task)
+    for task, holders in assignment.standbys.items():
+        for holder in holders:
+            standbys[holder].append(task)
+    clients = tuple(_client(member, sorted(owned[member.id]), sorted(standbys[member.id])) for member in members)
     events = (_event(changes, members),) if changes != Changes() else ()
-    shards = {kg: f"{topic}/{partition}" for kg, (topic, partition) in enumerate(tail.shards)}
-    names = {t: shards.get(t.key_group, str(t.key_group)) for t in (each.id for each in tasks)}
-    names = {t: name if t.group == GROUP else f"{t.group}/{name}" for t, name in names.items()}
-    pinned = groups.restrict(will.pins)
-    decided_by = assign_settings(apply_stored_settings(settings, will.settings)[0], frozenset(will.drained))
-    most_standbys = max(map(len, present.standbys.values()), default=0)
+    decided_by = assign_settings(apply_stored_settings(settings, requests.settings)[0], frozenset(requests.drained))
+    most_standbys = max(map(len, assignment.standbys.values()), default=0)
     decided_by = replace(decided_by, num_standbys=max(decided_by.num_standbys, most_standbys))
-    return Scenario(root, "root", decided_by, clients, tasks, events, names, pinned)
+    names = _task_names(tail, tasks)
+    return Scenario(root, "root", decided_by, clients, tasks, events, names, groups.restrict(requests.pins))
 
 
-def _opened(root: str, options: StoreOptions | None) -> tuple[Log, Record]:
+def _task_names(tail: Record, tasks: Sequence[Task]) -> dict[TaskId, str]:
+    """Return the name of each task: its key-group or partition, and its group unless there is only one."""
+    names = {}
+    for task in tasks:
+        name = str(task.id.key_group)
+        if task.id.key_group < len(tail.shards):
+            topic, partition = tail.shards[task.id.key_group]
+            name = f"{topic}/{partition}"
+        names[task.id] = name if task.id.group == GROUP else f"{task.id.group}/{name}"
+    return names
+
+
+def _open_log(root: str, options: StoreOptions | None) -> tuple[Log, Record]:
     log = Log(open_store(root, options or StoreOptions()), root)
     tail = log.open()
     if tail is None:
         raise ConfigError(
-            f"{root} holds no state", remedy="name the root of a query that has run", where=root, id="RIFFLE-0151"
+            f"{root} holds no state.", remedy="Name the root of a query that has run.", where=root, id="RIFFLE-0151"
         )
     return log, tail
 
 
 def recorded_members(log: Log, tail: Record) -> tuple[RecordedMember, ...]:
-    """Return the members of the newest full record, and what owns something since, of which only the name is known."""
+    """Return the members of the newest full record, and later owners and standbys, of which only the name is known."""
     full = tail if tail.full == tail.sequence else log.read(tail.full)
-    known = {member.id: member for member in (tail.members or full.members)}
-    later = {*tail.owners.values(), *(member for held in tail.standbys.values() for member in held)} - known.keys()
-    slots = max((member.slots for member in known.values()), default=1)
-    return (*known.values(), *(RecordedMember(name, "", "", slots) for name in sorted(later - {""})))
+    members = {member.id: member for member in (tail.members or full.members)}
+    standbys = {holder for holders in tail.standbys.values() for holder in holders}
+    later = {*tail.owners.values(), *standbys} - members.keys() - {""}
+    slots = max((member.slots for member in members.values()), default=1)
+    return (*members.values(), *(RecordedMember(name, "", "", slots) for name in sorted(later)))
 
 
 def _groups(tail: Record, settings: Settings, root: str) -> Groups:
-    """Return the groups of a root's tasks, by those of its stores and of the caches that settings name, which it does
-    not list. Raises ``ConfigError`` where settings name others than its owners.
+    """Return the co-location groups of the root's stores and of the caches in ``settings``, which the log omits.
+
+    Raises ``ConfigError`` if the owners in the log have other groups.
     """
     caches = [store for store, _ in settings.store_groups if store not in tail.schemas]
     groups = Groups.of_query([*tail.schemas, *caches], settings.store_groups)
-    present = {t.group for t in recorded(tail).owners}
-    fresh = {groups.of(store) for store in tail.schemas} - present - {GROUP}
-    if fresh or present - {*groups.names}:
+    recorded_groups = {task.group for task in recorded(tail).owners}
+    unrecorded = {groups.of(store) for store in tail.schemas} - recorded_groups - {GROUP}
+    if unrecorded or recorded_groups - {*groups.names}:
         raise ConfigError(
-            f"the stores below {root} are in other co-location groups than store_groups says",
-            remedy="give the settings of the query",
+            f"The stores below {root} have other co-location groups than store_groups sets.",
+            remedy="Use the settings of the query.",
             where="store_groups",
             id="RIFFLE-0152",
         )
-    return Groups({store: group for store, group in groups.of_stores.items() if group in present})
+    return Groups({store: group for store, group in groups.of_stores.items() if group in recorded_groups})
 
 
 def _tasks(log: Log, tail: Record, groups: Groups) -> tuple[Task, ...]:
-    """Return a task for each key-group or, where these are partitions, for those that have been found."""
+    """Return a task for each key-group, or with ``partition`` dispatch for each partition that was read."""
     sizes: Counter[TaskId] = Counter()
     for address, entry in log.manifest.entries.items():
         sizes[groups.task(*address)] += lag_without_copy(entry).records
     weights = Weights()
     weights.resume(log.weights, groups)
     count = len(tail.shards) if tail.dispatch == "partition" else tail.total
-    tasks = groups.tasks(range(count))
-    return tuple(Task(t, size=sizes[t], weight=weights.in_use.get(t)) for t in tasks)
+    return tuple(Task(id, size=sizes[id], weight=weights.in_use.get(id)) for id in groups.tasks(range(count)))
 
 
-def _client(each: RecordedMember, owns: Sequence[TaskId], keeps: Sequence[TaskId]) -> Client:
-    lags: dict[TaskId, Lag] = dict.fromkeys((*owns, *keeps), 0)
-    memory = each.facts.get("memory_bytes")
-    member = Member(each.id, each.slots, each.rack, dict(each.tags), memory if isinstance(memory, int) else None)
-    return Client(member, tuple(owns), tuple(keeps), lags)
+def _client(member: RecordedMember, owns: Sequence[TaskId], standbys: Sequence[TaskId]) -> Client:
+    lags: dict[TaskId, Lag] = dict.fromkeys((*owns, *standbys), 0)
+    memory = member.facts.get("memory_bytes")
+    memory_bytes = memory if isinstance(memory, int) else None
+    return Client(
+        Member(member.id, member.slots, member.rack, dict(member.tags), memory_bytes),
+        tuple(owns),
+        tuple(standbys),
+        lags,
+    )
 
 
 def _event(changes: Changes, members: Sequence[RecordedMember]) -> Event:
-    known = {name for each in members for name in (each.id, each.executor, each.host) if name}
-    check_known("member, executor or host", changes.drop, sorted(known), source="--drop")
-    racks = sorted({each.rack for each in members if each.rack is not None})
+    names = {name for member in members for name in (member.id, member.executor, member.host) if name}
+    check_known("member, executor or host", changes.drop, sorted(names), source="--drop")
+    racks = sorted({member.rack for member in members if member.rack is not None})
     check_known("rack", changes.drop_racks, racks, source="--drop-rack")
-    gone = [each.id for each in members if {each.id, each.executor, each.host} & set(changes.drop)]
-    gone += [each.id for each in members if each.rack in changes.drop_racks and each.id not in gone]
-    if len(gone) == len(members) and not changes.add:
-        raise ConfigError("nobody would be left", remedy="drop fewer, or --add some", where="--drop", id="RIFFLE-0153")
-    left = [rack for rack in racks if rack not in changes.drop_racks]
-    into = changes.add_racks or tuple(left) or (None,)
-    slots = max((each.slots for each in members), default=1)
-    new = (Client(Member(f"new{n}", slots, into[n % len(into)])) for n in range(changes.add))
-    return Event(drop=tuple(gone), add=tuple(new))
+    dropped = [
+        member.id
+        for member in members
+        if {member.id, member.executor, member.host} & set(changes.drop) or member.rack in changes.drop_racks
+    ]
+    if len(dropped) == len(members) and not changes.add:
+        raise ConfigError(
+            "No member would remain.", remedy="Drop fewer members, or --add some.", where="--drop", id="RIFFLE-0153"
+        )
+    remaining_racks = [rack for rack in racks if rack not in changes.drop_racks]
+    new_racks = changes.add_racks or tuple(remaining_racks) or (None,)
+    slots = max((member.slots for member in members), default=1)
+    added = (Client(Member(f"new{n}", slots, new_racks[n % len(new_racks)])) for n in range(changes.add))
+    return Event(drop=tuple(dropped), add=tuple(added))

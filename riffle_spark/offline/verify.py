@@ -1,6 +1,4 @@
-"""What is wrong with a root, and with the checkpoint that belongs to it: every object that a retained record lists is
-read and checked. Knows what records, parts and checkpoints have to be. Changes nothing.
-"""
+"""Check every object that the retained records of a root list, and the query's checkpoint (`riffle verify`)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -10,14 +8,14 @@ from typing import NamedTuple
 
 from riffle_spark.errors import ConfigError, CorruptStateError, RefusedError, RiffleError, command
 from riffle_spark.offline.checkpoint import Checkpoint
+from riffle_spark.offline.checkpoint_comparison import describe_mismatch
 from riffle_spark.offline.finding import Finding, Level, Verified
-from riffle_spark.offline.recovery import apart_from
 from riffle_spark.protocol.batch.enter import stale_rows
 from riffle_spark.protocol.batch.stored_requests import read_requests
 from riffle_spark.state.copies.part_files import runs_of
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.log import beginning
+from riffle_spark.state.log.log import first_sequence
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
 from riffle_spark.state.log.record import Record, decode, digest, joined
 from riffle_spark.state.log.record_commits import RECORD_BYTES_MAX
@@ -31,20 +29,22 @@ from riffle_spark.worker.member_folders import keys_in
 
 __all__ = ["Finding", "Verified", "verify"]
 
-_RESTORE = "restore it from a backup, or roll back to a version that does not need it (riffle rollback)"
-_GAP_MOST = 100
-"""So many records are looked for one by one, or told, where numbers are missing."""
+_RESTORE = "Restore it from a backup, or roll back to a batch that does not need it (riffle rollback)."
+_GAP_MAX = 100
+"""Records looked for or reported one by one in a gap of the log's numbers."""
 
 
 class _Part(NamedTuple):
+    """A part that a record lists. ``key_group`` is ``None`` for sealed output rows."""
+
     store: str
     key_group: int | None
     part: Link | Snapshot
 
 
 @dataclass(slots=True)
-class _Looked:
-    """A root as it is being looked at."""
+class _Verification:
+    """The root, what was read of it, and the findings so far."""
 
     objects: ObjectStore
     names: Sequence[str]
@@ -55,181 +55,205 @@ class _Looked:
     unread: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     checked_bytes: int = 0
 
-    def say(self, level: Level, where: str, problem: str, remedy: str) -> None:
+    def add(self, level: Level, where: str, problem: str, remedy: str) -> None:
         self.findings.append(Finding(level, where, problem, remedy))
 
-    def say_error(self, level: Level, error: RiffleError, where: str = "") -> None:
-        self.say(level, where or error.where, error.problem, error.remedy)
+    def add_error(self, level: Level, error: RiffleError, where: str = "") -> None:
+        self.add(level, where or error.where, error.problem, error.remedy)
+
+    @property
+    def tail(self) -> Record | None:
+        """The newest record that could be read."""
+        return self.records[max(self.records)] if self.records else None
 
 
 def verify(
     root: str, checkpoint: str | None = None, *, options: StoreOptions | None = None, encryption_keys: str | None = None
 ) -> Verified:
-    """Read all that the retained records of a root list, and check it; say what is wrong, and what to do about it.
+    """Check everything that the retained records of a root list, and whether ``checkpoint`` matches.
 
-    ``checkpoint`` is looked at too, whether it fits. Sends GETs and LISTs alone. Beside a query that runs, what its
-    retention deletes meanwhile may be among the findings of older batches. Raises ``UnavailableError`` where the store
-    does not answer, ``ConfigError`` where it cannot be read, also for want of a key: ``encryption_keys`` are as in the
-    settings.
+    Sends GETs and LISTs only. If the query runs meanwhile, objects that its retention deletes may be among the findings
+    of older batches. ``encryption_keys`` is the setting. Raises ``UnavailableError`` if the store does not answer, and
+    ``ConfigError`` if it cannot be read or no keys are set for encrypted state.
     """
     options = options or StoreOptions()
-    objects, spark = open_store(root, options), None if checkpoint is None else Checkpoint(checkpoint, options)
+    objects = open_store(root, options)
+    spark = None if checkpoint is None else Checkpoint(checkpoint, options)
     if spark is not None:
-        spark.found_id()  # before the state is read, which may take long: what cannot be named tells nothing of that
-    looked = _Looked(objects, objects.list(""), keys_in(encryption_keys, options.s3_region))
-    _read_log(looked, root)
-    tail = looked.records[max(looked.records)] if looked.records else None
+        spark.find_query_id()  # refuses an invalid location before the state is read, which may take long
+    verification = _Verification(objects, objects.list(""), keys_in(encryption_keys, options.s3_region))
+    _read_log(verification, root)
+    tail = verification.tail
     if tail is not None:
-        _check_line(looked, tail)
-        _check_parts(looked, tail)
-        for store, last in tail.stale_stores.items():
-            problem = f"store {store!r} {stale_rows(last)}, the query is at batch {tail.version}"
-            remedy = f"do nothing while the query runs without the store; to use it again, set accept = {store!r}"
-            looked.say("note", store, problem, remedy)
-    for (problem, kind, remedy), count in looked.unread.items():
-        looked.say("unread", root, f"{problem}: {count} {kind} were not looked at", remedy)
-    way_back = _way_back(looked, root, checkpoint)
+        _check_line(verification, tail)
+        _check_parts(verification, tail)
+        for store, last_batch in tail.stale_stores.items():
+            problem = f"Store {store!r} {stale_rows(last_batch)}, but the query is at batch {tail.version}."
+            remedy = f"Do nothing while the query runs without the store. To use it again, set accept = {store!r}."
+            verification.add("note", store, problem, remedy)
+    for (problem, parts, remedy), count in verification.unread.items():
+        verification.add("unread", root, f"{problem} {count} {parts} were not checked.", remedy)
+    way_back = _find_way_back(verification, root, checkpoint)
     if spark is not None:
-        apart = apart_from(spark, root, tail, looked.records)
-        if apart is not None:
-            looked.say("state", spark.shown, *apart)
-    counted = len(looked.names), looked.checked_bytes, None if tail is None else tail.version
-    return Verified(len(looked.digests), *counted, tuple(looked.findings), way_back)
+        mismatch = describe_mismatch(spark, root, tail, verification.records)
+        if mismatch is not None:
+            verification.add("state", spark.shown, *mismatch)
+    return Verified(
+        records=len(verification.digests),
+        objects=len(verification.names),
+        checked_bytes=verification.checked_bytes,
+        version=None if tail is None else tail.version,
+        findings=tuple(verification.findings),
+        way_back=way_back,
+    )
 
 
-def _read_log(looked: _Looked, root: str) -> None:
-    sequences = sorted(s for s in map(paths.record_sequence, looked.names) if s is not None)
-    strange = [n for n in looked.names if paths.parse(n) is None and paths.record_sequence(n) is None]
-    if strange and len(strange) == len(looked.names):
-        looked.say("state", root, "this is not a riffle root: nothing there is riffle's", "name what `root` is set to")
+def _read_log(verification: _Verification, root: str) -> None:
+    """Read all records, and note what does not belong to the log."""
+    names = verification.names
+    sequences = sorted(s for s in map(paths.record_sequence, names) if s is not None)
+    foreign = [name for name in names if paths.parse(name) is None and paths.record_sequence(name) is None]
+    if foreign and len(foreign) == len(names):
+        verification.add("state", root, "This is not a riffle root: it has no riffle object.", "Correct --root.")
         return
-    for name in strange:
+    for name in foreign:
         level: Level = "state" if name.startswith(paths.LOG) or not sequences else "note"
-        looked.say(level, name, "this is no object of riffle's", "move it elsewhere: one root is one query's alone")
+        verification.add(level, name, "This is not a riffle object.", "Move it elsewhere. A root belongs to one query.")
     if not sequences:
         empty = command("adopt", "--empty", "--execute", root=root, checkpoint="CHECKPOINT")
-        away = "move what is left elsewhere and " if looked.names else ""  # adopt takes no root that holds anything
-        remedy = f"restore the root from a backup, or {away}start with no state on purpose: {empty}"
-        looked.say("state", root, "there is no log: the root is empty, or it was lost", remedy)
+        move = "move the remaining objects elsewhere and " if names else ""  # adopt refuses a root with objects
+        remedy = f"Restore the root from a backup, or {move}start without state: {empty}"
+        verification.add("state", root, "The root has no log: it is empty, or the log is lost.", remedy)
         return
-    wrong = {sequence: error for sequence in sequences if (error := _read_record(looked, sequence))}
+    errors = {sequence: error for sequence in sequences if (error := _read_record(verification, sequence))}
     for gap in (range(a + 1, b) for a, b in pairwise(sequences)):
-        if gap.stop - gap.start >= paths.FAR and gap.stop in wrong:
-            wrong[gap.stop] = paths.far_beyond(gap.stop)
-            looked.digests.pop(gap.stop)
+        if gap.stop - gap.start >= paths.FAR and gap.stop in errors:
+            errors[gap.stop] = paths.far_beyond(gap.stop)
+            verification.digests.pop(gap.stop)
             continue
-        found = {sequence: _read_record(looked, sequence) for sequence in gap[:_GAP_MOST]}  # a LIST may lag
-        wrong |= {sequence: error for sequence, error in found.items() if error}
-    tail = looked.records[max(looked.records)] if looked.records else None
-    begin = _beginning(looked, tail)
-    for sequence in sorted(s for s in looked.digests if s < begin):
-        problem = f"a record that came back below the log, which begins with record {begin}: nobody reads it"
-        looked.say("note", paths.record(sequence), problem, "none: a scan of the query deletes it")
-        looked.records.pop(sequence, None)
-    lost = {sequence: missing(paths.record(sequence)) for sequence in _lost_below(looked, begin, tail)}
-    for sequence, error in sorted((wrong | lost).items()):
-        if sequence >= begin or sequence in lost:
-            looked.say_error(_level_of(looked, sequence, tail), error, paths.record(sequence))
+        unlisted = {sequence: _read_record(verification, sequence) for sequence in gap[:_GAP_MAX]}  # a LIST may lag
+        errors |= {sequence: error for sequence, error in unlisted.items() if error}
+    tail = verification.tail
+    first = _first_sequence(verification, tail)
+    for sequence in sorted(s for s in verification.digests if s < first):
+        problem = f"This record is older than the log, which starts with record {first}. Nothing reads it."
+        remedy = "None: a scan of the query deletes it."
+        verification.add("note", paths.record(sequence), problem, remedy)
+        verification.records.pop(sequence, None)
+    lost = {sequence: missing(paths.record(sequence)) for sequence in _lost_below(verification, first, tail)}
+    for sequence, error in sorted((errors | lost).items()):
+        if sequence >= first or sequence in lost:
+            verification.add_error(_record_level(verification, sequence, tail), error, paths.record(sequence))
 
 
-def _read_record(looked: _Looked, sequence: int) -> CorruptStateError | None:
-    """Take a record; return what is wrong with it."""
+def _read_record(verification: _Verification, sequence: int) -> CorruptStateError | None:
+    """Read a record, and return its error if it is missing or damaged."""
     name = paths.record(sequence)
-    data = looked.objects.get(name, 0, RECORD_BYTES_MAX)
+    data = verification.objects.get(name, 0, RECORD_BYTES_MAX)
     if data is None:
         return missing(name)
-    looked.digests[sequence] = digest(data)
+    verification.digests[sequence] = digest(data)
     try:
-        looked.records[sequence] = decode(data, name)
+        verification.records[sequence] = decode(data, name)
     except CorruptStateError as error:
         return error
     return None
 
 
-def _lost_below(looked: _Looked, begin: int, tail: Record | None) -> set[int]:
-    """Return the records below the log's beginning that the newest one promises, or that those need which are there."""
+def _lost_below(verification: _Verification, first: int, tail: Record | None) -> set[int]:
+    """Return the records before the log's first one that the newest one promises, or that other records need."""
     if tail is None:
         return set()
-    needed = {tail.full, *(one.full for one in looked.records.values() if one.sequence >= tail.promised)}
-    return {sequence for sequence in needed.union(range(tail.promised, begin)[-_GAP_MOST:]) if sequence < begin}
+    promised = [record for record in verification.records.values() if record.sequence >= tail.promised]
+    needed = {tail.full, *(record.full for record in promised), *range(tail.promised, first)[-_GAP_MAX:]}
+    return {sequence for sequence in needed if sequence < first}
 
 
-def _beginning(looked: _Looked, tail: Record | None) -> int:
-    """Return where the log begins: nothing that a rollback may need is below."""
+def _first_sequence(verification: _Verification, tail: Record | None) -> int:
+    """Return the number of the log's first record. A rollback needs none before it."""
     if tail is None:
         return 0
-    promised = looked.records.get(tail.promised, tail)
-    return beginning(looked.objects, looked.digests, min(tail.full, tail.promised, promised.full))
+    promised = verification.records.get(tail.promised, tail)
+    needed = min(tail.full, tail.promised, promised.full)
+    return first_sequence(verification.objects, verification.digests, needed)
 
 
-def _level_of(looked: _Looked, sequence: int, tail: Record | None) -> Level:
-    """Return what a record's damage harms. A start reads the newest one and the full one that it changes, looks whether
-    all since that are there, and compares the bytes of the one before with what the newest says of them.
+def _record_level(verification: _Verification, sequence: int, tail: Record | None) -> Level:
+    """Return the effect of a record's damage.
+
+    A driver that starts reads the newest record and its full record, checks that all in between exist, and compares the
+    digest of the second newest.
     """
     if tail is None or sequence in (tail.sequence, tail.full) or sequence > tail.sequence:
         return "state"
-    found = looked.digests.get(sequence)
-    is_refused = found != tail.previous if found and sequence == tail.sequence - 1 else not found
+    record_digest = verification.digests.get(sequence)
+    if record_digest and sequence == tail.sequence - 1:
+        is_refused = record_digest != tail.previous
+    else:
+        is_refused = not record_digest
     return "state" if is_refused and sequence > tail.full else "rollback"
 
 
-def _check_line(looked: _Looked, tail: Record) -> None:
-    """Check that records are of one line, and that those are whole that the newest one needs."""
-    for sequence, record in looked.records.items():
-        before = looked.digests.get(sequence - 1)
+def _check_line(verification: _Verification, tail: Record) -> None:
+    """Check that all records belong to one log and follow each other, and that the operator requests can be read."""
+    for sequence, record in verification.records.items():
+        previous = verification.digests.get(sequence - 1)
+        name = paths.record(sequence)
         if record.log_id != tail.log_id:
-            level = _level_of(looked, sequence, tail)
-            looked.say(level, paths.record(sequence), "this record is of another log", _RESTORE)
-        elif before is not None and before != record.previous:
-            problem = "this record does not follow the one before it: one of them is not what was written there"
-            looked.say("state" if record is tail else "rollback", paths.record(sequence), problem, _RESTORE)
+            level = _record_level(verification, sequence, tail)
+            verification.add(level, name, "This record belongs to another log.", _RESTORE)
+        elif previous is not None and previous != record.previous:
+            problem = "This record does not follow the one before it: one of them was changed."
+            verification.add("state" if record is tail else "rollback", name, problem, _RESTORE)
     try:
         read_requests(tail.orders)
     except CorruptStateError as error:
-        looked.say_error("state", error, paths.record(tail.sequence))
+        verification.add_error("state", error, paths.record(tail.sequence))
 
 
-def _check_parts(looked: _Looked, tail: Record) -> None:
-    schemas = dict(_schemas(looked, tail))
+def _check_parts(verification: _Verification, tail: Record) -> None:
+    """Check all parts that ``tail`` and the records that it promises list, each once, and note orphans."""
+    schemas = dict(_read_schemas(verification, tail))
     levels: dict[_Part, Level] = {}
-    for sequence in sorted(looked.records, reverse=True):
-        record = looked.records[sequence]
+    for sequence in sorted(verification.records, reverse=True):
+        record = verification.records[sequence]
         if sequence == tail.sequence or sequence >= tail.promised:
             level: Level = "state" if record is tail else "rollback"
-            for part in _parts_of(looked, record, level):
+            for part in _parts_of(verification, record, level):
                 levels.setdefault(part, level)
     listed: set[str] = set()
-    reader = Reader(looked.objects, None)
+    reader = Reader(verification.objects, None)
     links: dict[Link, list[_Part]] = {}
     for part in levels:
         if isinstance(part.part, Link):
             links.setdefault(part.part, []).append(part)
     for run in bounded_runs(reader, links):
         listed.add(run[0].object)
-        _check_links(looked, reader, run, links, levels, schemas)
+        _check_links(verification, reader, run, links, levels, schemas)
     for part, level in levels.items():
         if isinstance(part.part, Snapshot) and part.key_group is not None:
-            listed.add(_check_snapshot(looked, (part.store, part.key_group), part.part, level, schemas))
-    _note_orphans(looked, listed, tail)
+            address = (part.store, part.key_group)
+            listed.add(_check_snapshot(verification, address, part.part, level, schemas))
+    _note_orphans(verification, listed, tail)
 
 
-def _schemas(looked: _Looked, tail: Record) -> Iterator[tuple[str, StoreSchema]]:
+def _read_schemas(verification: _Verification, tail: Record) -> Iterator[tuple[str, StoreSchema]]:
     for store, text in tail.schemas.items():
         try:
             yield store, schema_of_text(store, text)
         except (CorruptStateError, ConfigError) as error:
-            looked.say_error("state", error, paths.record(tail.sequence))
+            verification.add_error("state", error, paths.record(tail.sequence))
 
 
-def _parts_of(looked: _Looked, record: Record, level: Level) -> Iterator[_Part]:
-    """Yield what a record lists, with what it leaves to its full one."""
-    full = looked.records.get(record.full)
+def _parts_of(verification: _Verification, record: Record, level: Level) -> Iterator[_Part]:
+    """Yield the parts that a record and its full record list together."""
+    full = verification.records.get(record.full)
     if full is None:
-        return  # said already: it is missing or damaged
+        return  # already reported
     try:
         manifest = joined(record, full.entries)
     except CorruptStateError as error:
-        looked.say_error(level, error, paths.record(record.sequence))
+        verification.add_error(level, error, paths.record(record.sequence))
         return
     for (store, key_group), entry in manifest.entries.items():
         yield from (_Part(store, key_group, link) for link in entry.chain)
@@ -239,27 +263,33 @@ def _parts_of(looked: _Looked, record: Record, level: Level) -> Iterator[_Part]:
 
 
 def _check_links(
-    looked: _Looked, reader: Reader, run: list[Link], links: Mapping[Link, Sequence[_Part]],
-    levels: Mapping[_Part, Level], schemas: Mapping[str, StoreSchema],
-) -> None:  # fmt: skip
+    verification: _Verification,
+    reader: Reader,
+    run: list[Link],
+    links: Mapping[Link, Sequence[_Part]],
+    levels: Mapping[_Part, Level],
+    schemas: Mapping[str, StoreSchema],
+) -> None:
+    """Check the parts of one run, with one GET."""
     try:
         fetched = reader.fetched(run)
     except CorruptStateError as error:
-        looked.say_error(_worst(levels[part] for link in run for part in links[link]), error)
+        verification.add_error(_worst(levels[part] for link in run for part in links[link]), error)
         return
     for link, data in fetched.items():
         where = f"{link.object}[{link.start}:{link.start + link.length}]"
         if isinstance(data, CorruptStateError) or len(data) != link.length:
-            looked.say_error(_worst(levels[part] for part in links[link]), part_codec.altered(where))
+            verification.add_error(_worst(levels[part] for part in links[link]), part_codec.altered(where))
             continue
-        looked.checked_bytes += link.length
-        for part in links[link]:  # an altered record may list one part for several key-groups; at most one is right
-            schema = None if part.key_group is None else schemas.get(part.store)
+        verification.checked_bytes += link.length
+        for part in links[link]:  # an altered record may list one part for several key-groups
             if part.key_group is None:
+                schema = None
                 place = paths.output_place(part.store, *link.head)
             else:
+                schema = schemas.get(part.store)
                 place = paths.delta_place(part.store, part.key_group, *link.head)
-            _check_rows(looked, levels[part], data, link.rows, where, place, schema)
+            _check_rows(verification, levels[part], data, link.rows, where, place, schema)
 
 
 def _worst(levels: Iterable[Level]) -> Level:
@@ -267,90 +297,100 @@ def _worst(levels: Iterable[Level]) -> Level:
 
 
 def _check_snapshot(
-    looked: _Looked, address: Address, snapshot: Snapshot, level: Level, schemas: Mapping[str, StoreSchema]
+    verification: _Verification, address: Address, snapshot: Snapshot, level: Level, schemas: Mapping[str, StoreSchema]
 ) -> str:
+    """Check a snapshot, and return its name."""
     name = paths.snapshot(*address, snapshot.id)
-    data = looked.objects.get(name, 0, snapshot.length + 1)
+    data = verification.objects.get(name, 0, snapshot.length + 1)
     if data is None:
-        looked.say_error(level, missing(name))
+        verification.add_error(level, missing(name))
     elif part_codec.checksum(data) != snapshot.checksum or len(data) != snapshot.length:
-        looked.say_error(level, part_codec.altered(name))
+        verification.add_error(level, part_codec.altered(name))
     else:
         place = paths.snapshot_place(*address, snapshot.id)
-        _check_rows(looked, level, data, snapshot.rows, name, place, schemas.get(address[0]))
-    looked.checked_bytes += len(data or b"")
+        _check_rows(verification, level, data, snapshot.rows, name, place, schemas.get(address[0]))
+    verification.checked_bytes += len(data or b"")
     return name
 
 
 def _check_rows(
-    looked: _Looked, level: Level, data: part_codec.Data, rows: int, where: str, place: Place,
+    verification: _Verification,
+    level: Level,
+    data: part_codec.Data,
+    rows: int,
+    where: str,
+    place: Place,
     schema: StoreSchema | None,
-) -> None:  # fmt: skip
+) -> None:
+    """Check that a part can be decrypted and decoded, has ``rows`` rows, and fits its schema."""
     try:
-        table = part_codec.open_part(looked.keys.decrypt(data, place, where) if looked.keys else data, where)
+        table = part_codec.open_part(
+            verification.keys.decrypt(data, place, where) if verification.keys else data, where
+        )
         if table.num_rows != rows:
-            looked.say(level, where, f"it has {table.num_rows} rows, the log says {rows}", _RESTORE)
+            verification.add(level, where, f"The part has {table.num_rows} rows, but the log lists {rows}.", _RESTORE)
         elif schema is not None and not schema.history.changes:
             runs_of(table, schema)
-    except RefusedError as error:  # a key that is missing, of some parts or of all: without any keys there is no use
-        if looked.keys is None:
+    except RefusedError as error:  # a key is missing: for some parts, or without any keys for all
+        if verification.keys is None:
             raise
-        kind = "parts of deltas" if "[" in where else "snapshots"
-        whose = "that the state needs" if level == "state" else "that only a rollback needs"
-        looked.unread[error.problem, f"{kind} {whose}", error.remedy] += 1
+        parts = "parts of deltas" if "[" in where else "snapshots"
+        need = "that the state needs" if level == "state" else "that only a rollback needs"
+        verification.unread[error.problem, f"{parts} {need}", error.remedy] += 1
     except CorruptStateError as error:
-        looked.say_error(level, error, where)
+        verification.add_error(level, error, where)
 
 
-def _note_orphans(looked: _Looked, listed: set[str], tail: Record) -> None:
-    """Note objects that no record lists: leftovers, but where they are newer than the log a record may be lost."""
-    for name in looked.names:
-        said = paths.parse(name)
-        if said is not None and said.epoch > tail.epoch and name not in listed:
-            looked.say(
-                "note", name, f"it is of epoch {said.epoch}, the newest record there is of {tail.epoch}",
-                "look whether a newer driver runs; if none does, the newest records are lost: restore log/",
-            )  # fmt: skip
+def _note_orphans(verification: _Verification, listed: set[str], tail: Record) -> None:
+    """Note unlisted objects of a newer epoch than the log: its newest records may be lost."""
+    for name in verification.names:
+        parsed = paths.parse(name)
+        if parsed is not None and parsed.epoch > tail.epoch and name not in listed:
+            problem = f"The object is of epoch {parsed.epoch}, but the newest record is of epoch {tail.epoch}."
+            remedy = "Check whether a newer driver runs. If none does, the newest records are lost: restore log/."
+            verification.add("note", name, problem, remedy)
 
 
-def _is_refused_for_one_before(looked: _Looked, newest: int) -> bool:
-    """Tell whether a start is refused for a record that only the log's line needs: a rollback writes a full one."""
-    told = {paths.record_sequence(finding.where) for finding in looked.findings if finding.level == "state"}
-    return any(sequence is not None and sequence < newest for sequence in told)
-
-
-def _way_back(looked: _Looked, root: str, checkpoint: str | None) -> str | None:
-    """Return the newest batch whose state is whole, and the command that leads there, where damage keeps a query from
-    the newest one's.
-    """
-    wrong = {finding.where for finding in looked.findings if finding.level in ("state", "rollback")}
-    if not looked.records or looked.unread or all(finding.level != "state" for finding in looked.findings):
+def _find_way_back(verification: _Verification, root: str, checkpoint: str | None) -> str | None:
+    """If the newest state is damaged, return the newest undamaged batch and the command that returns to it."""
+    if not verification.records or verification.unread:
         return None
-    at = max(looked.records)
-    promised = looked.records[at].promised
-    passed: set[int] = set()
-    for sequence, record in sorted(looked.records.items(), reverse=True):
-        if not promised <= sequence <= at:
+    if all(finding.level != "state" for finding in verification.findings):
+        return None
+    damaged = {finding.where for finding in verification.findings if finding.level in ("state", "rollback")}
+    line_end = max(verification.records)
+    promised = verification.records[line_end].promised
+    damaged_versions: set[int] = set()
+    for sequence, record in sorted(verification.records.items(), reverse=True):
+        if not promised <= sequence <= line_end:
             continue
-        if _is_whole(looked, record, wrong):
-            to = f"record:{sequence}" if record.version in passed else record.version
-            given = masked(checkpoint) if checkpoint else "CHECKPOINT"
-            back = command("rollback", "--execute", root=root, checkpoint=given, to=to)
-            is_needed = sequence < max(looked.digests) or _is_refused_for_one_before(looked, sequence)
-            return f"{record.version}: {back}" if is_needed else None
-        passed.add(record.version)
-        at = sequence if record.target is None else record.target
+        if _is_undamaged(verification, record, damaged):
+            target = f"record:{sequence}" if record.version in damaged_versions else record.version
+            shown = masked(checkpoint) if checkpoint else "CHECKPOINT"
+            way_back = command("rollback", "--execute", root=root, checkpoint=shown, to=target)
+            is_needed = sequence < max(verification.digests) or _has_damage_before(verification, sequence)
+            return f"{record.version}: {way_back}" if is_needed else None
+        damaged_versions.add(record.version)
+        line_end = sequence if record.target is None else record.target
     return None
 
 
-def _is_whole(looked: _Looked, record: Record, wrong: Set[str]) -> bool:
-    """Tell whether no finding is of a record, or of what it needs."""
-    if {paths.record(record.sequence), paths.record(record.full)} & wrong or record.full not in looked.records:
+def _has_damage_before(verification: _Verification, newest: int) -> bool:
+    """Return whether a start is refused because of a record before ``newest``. A rollback writes a new full record."""
+    sequences = {paths.record_sequence(f.where) for f in verification.findings if f.level == "state"}
+    return any(sequence is not None and sequence < newest for sequence in sequences)
+
+
+def _is_undamaged(verification: _Verification, record: Record, damaged: Set[str]) -> bool:
+    """Return whether no finding concerns the record or an object that it needs."""
+    if {paths.record(record.sequence), paths.record(record.full)} & damaged:
+        return False
+    if record.full not in verification.records:
         return False
     needed: set[str] = set()
-    for store, key_group, part in _parts_of(looked, record, "rollback"):
+    for store, key_group, part in _parts_of(verification, record, "rollback"):
         if isinstance(part, Link):
             needed |= {part.object, f"{part.object}[{part.start}:{part.start + part.length}]"}
         elif key_group is not None:
             needed.add(paths.snapshot(store, key_group, part.id))
-    return needed.isdisjoint(wrong)
+    return needed.isdisjoint(damaged)

@@ -69,7 +69,7 @@ def commands_store(monkeypatch: pytest.MonkeyPatch, world: World, fault: Fault, 
     store = FaultyStore(world.memory, [fault], sleep=meanwhile)
     for module in (recovery, switch):
         monkeypatch.setattr(module, "open_store", lambda *_: store)
-        monkeypatch.setattr(module, "clocks", lambda: (world.clock.seconds(),))
+        monkeypatch.setattr(module, "machine_clocks", lambda: (world.clock.seconds(),))
     return store
 
 

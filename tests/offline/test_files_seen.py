@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from riffle_spark.console.main import main
 from riffle_spark.errors import ConfigError
-from riffle_spark.offline.checkpoint import lacking
+from riffle_spark.offline.checkpoint import describe_missing_entries
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.offline.verify import verify
 from tests.kit.printed_commands import printed
@@ -172,4 +172,4 @@ def test_what_an_entry_needs(offsets: list[str], seen: dict[int, int], is_short:
     """Only a source of files needs entries; one that is read twice has two offsets, one in memory has no entry.
     What one source has seen stands in for no other one's log that is gone.
     """
-    assert bool(lacking(LATER + "\n".join(offsets), seen)) == is_short
+    assert bool(describe_missing_entries(LATER + "\n".join(offsets), seen)) == is_short

@@ -113,7 +113,7 @@ def test_snapshots_of_the_first_format_are_unpacked_for_one_declaration_alone(ol
             folder = tmp_path / f"{store}{number}"
             left = replace(full, variables=tuple(one for one in full.variables if one is not gone))
             without = text_after(text, left, tail.epoch + 1)
-            assert keeper(folder, schema_of_text(store, without)).bring(entries)[1].restores == len(entries)
+            assert keeper(folder, schema_of_text(store, without)).advance(entries)[1].restores == len(entries)
             assert keeper(folder, full).tables(entries) == held
             other = replace(gone, value=pa.schema([(name, pa.list_(pa.int8())) for name in gone.value.names]))
             changed = replace(left, variables=(*left.variables, other))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from riffle_spark.errors import ConfigError, CorruptStateError
-from riffle_spark.offline import record_line, recovery
+from riffle_spark.offline import recovery, rollback_targets
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
@@ -153,7 +153,7 @@ def test_a_record_that_was_damaged_on_its_way_is_not_passed_over(
     rollback(world.home.root, 1, str(checkpoint), execute=True)
     world.start()
     world.batch(2, one(7))
-    store, left, read = seen_by(monkeypatch, world, ""), 0, RecordCommits.got
+    store, left, read = seen_by(monkeypatch, world, ""), 0, RecordCommits.get
 
     def damaged(commits: RecordCommits, name: str) -> bytes | None:
         nonlocal left
@@ -165,11 +165,13 @@ def test_a_record_that_was_damaged_on_its_way_is_not_passed_over(
     tail = log.open()
     assert tail is not None
     for version in (2, 1, 0):
-        wanted, asked = record_line.target_of(log, tail, version), 0
+        wanted, asked = rollback_targets.find_target(log, tail, version), 0
         while left <= 0:
             asked += 1
             left = asked
-            assert record_line.target_of(log, tail, version) == wanted, f"batch {version}, damaged at read {asked}"
+            assert rollback_targets.find_target(log, tail, version) == wanted, (
+                f"batch {version}, damaged at read {asked}"
+            )
         assert asked > 1
         left = 0
 
@@ -204,7 +206,7 @@ def test_a_line_is_the_same_however_it_is_read(tmp_path: Path, checkpoint: Path,
             world.batch(version, one(version))
     newest = len(world.memory.list(paths.LOG)) - 1
     for _ in range(8):
-        assert lined(record_line.line, root) == lined(line_one_by_one, root)
+        assert lined(rollback_targets.current_line, root) == lined(line_one_by_one, root)
         which = chance.randrange(newest - 2)
         world.memory.delete([paths.record(which)]) if chance.random() < 0.3 else damage(world.memory, which)
 

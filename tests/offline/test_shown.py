@@ -110,8 +110,8 @@ def test_a_checkpoint_that_is_reached_with_a_secret_in_its_uri_is_shown_without(
 def test_what_a_file_system_cannot_name_is_an_error_of_ours(checkpoint: str) -> None:
     """Arrow says so in words of its own, whatever is asked of it."""
     spark = Checkpoint(checkpoint)
-    assert spark.found_id() is None
-    for ask in (spark.next_batch, spark.seen_by_source):
+    assert spark.find_query_id() is None
+    for ask in (spark.next_batch, spark.newest_source_entries):
         with pytest.raises(UnavailableError, match="RIFFLE-0125"):
             ask()
 

@@ -22,7 +22,7 @@ from riffle_spark.errors import ConfigError, ConflictError, FencedError, Unavail
 from riffle_spark.offline import reshard, switch
 from riffle_spark.offline.recovery import adopt
 from riffle_spark.offline.switch import switch_dispatch, switch_keys
-from riffle_spark.protocol.upkeep.claim_work import through
+from riffle_spark.protocol.upkeep.claim_work import run_to_end
 from riffle_spark.protocol.upkeep.scan import scan
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
@@ -186,7 +186,7 @@ def test_a_crash_in_between_leaves_what_the_next_driver_sweeps(
     world.batch(BATCHES, one(1))
     tail = world.log().tail
     assert tail is not None
-    through(scan(world.memory, tail, 2, 0))
+    run_to_end(scan(world.memory, tail, 2, 0))
     assert not left & set(world.memory.list(""))
     oracle.feed(one(1))
     assert contents(world.home.root) == expected(oracle)
@@ -201,12 +201,12 @@ def test_what_a_killed_command_left_of_rows_goes_with_the_next(tmp_path: Path, m
         (tmp_path / name).mkdir()
         (tmp_path / name / "owner").touch()
         (tmp_path / name / "run-0.arrow").write_bytes(b"rows")
-    with reshard.scratch() as folder:
+    with reshard.scratch_folder() as folder:
         (folder / "run-0.arrow").write_bytes(b"rows")
         assert {path.name for path in tmp_path.iterdir()} == {"another", folder.name}
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr(os, "kill", nobody_there)
-            with reshard.scratch() as other:
+            with reshard.scratch_folder() as other:
                 assert {path.name for path in tmp_path.iterdir()} == {"another", folder.name, other.name}
         assert (folder / "run-0.arrow").read_bytes() == b"rows"
     assert [path.name for path in tmp_path.iterdir()] == ["another"]
@@ -322,7 +322,7 @@ def test_a_scan_of_the_stopped_query_leaves_what_is_written_meanwhile(
     assert tail is not None
 
     def scanned(*arguments: Any) -> Record:
-        through(scan(world.memory, tail, 2, 0, named=list))
+        run_to_end(scan(world.memory, tail, 2, 0, own_snapshots=list))
         return append(*arguments)
 
     monkeypatch.setattr(Log, "append", scanned)
@@ -332,7 +332,7 @@ def test_a_scan_of_the_stopped_query_leaves_what_is_written_meanwhile(
 
 DISPATCH_IN_CHILD = """
 from riffle_spark.offline import reshard
-with reshard.scratch() as folder:
+with reshard.scratch_folder() as folder:
     print(folder)
 """
 

@@ -74,7 +74,7 @@ def test_a_rollback_that_ends_half_way_tells_what_leads_back(
 
     with monkeypatch.context() as patched:
         for error in (OSError("read-only"), RefusedError("no rights")):
-            patched.setattr(Checkpoint, "_forget_after", lambda *_, error=error: raises(error))
+            patched.setattr(Checkpoint, "_remove_after", lambda *_, error=error: raises(error))
             with pytest.raises((RefusedError, UnavailableError), match="log has gone back to batch 3") as caught:
                 rollback(world.home.root, 3, str(checkpoint), execute=True)
             assert BATCHES - 1 in {batch_at(world, at, checkpoint) for at in led_by(caught.value.problem)}

@@ -11,7 +11,7 @@ import pytest
 
 from riffle_spark.state.copies.folder import Folder
 from riffle_spark.state.copies.stack import Stack, Stacks
-from riffle_spark.state.restore.copy_progress import head_of
+from riffle_spark.state.restore.copy_progress import read_head
 from tests.kit.state.members import Place
 from tests.kit.worker.upkeep_member import STORE, Upkept
 
@@ -61,7 +61,7 @@ def test_deltas_of_a_restore_are_not_removed_by_another_slot(tmp_path: Path) -> 
     place.snapshot(2)
     for version in range(1, 4):
         place.seal(version, {1: {"a": version}, 2: {f"b{version}": version}})
-    place.keeper().bring({1: place.entries[1]})
+    place.keeper().advance({1: place.entries[1]})
 
     def tidy(write: Callable[[bytes], object]) -> Callable[[bytes], object]:
         place.folder.remove_unused_deltas()
@@ -69,7 +69,7 @@ def test_deltas_of_a_restore_are_not_removed_by_another_slot(tmp_path: Path) -> 
 
     original = place.store.copy_to
     place.store.copy_to = lambda name, start, length, write: original(name, start, length, tidy(write))  # type: ignore[method-assign]
-    assert place.keeper().bring({2: place.entries[2]})[1].restores == 1
+    assert place.keeper().advance({2: place.entries[2]})[1].restores == 1
     assert place.bring().restores == 0
 
 
@@ -90,7 +90,7 @@ def test_a_stack_that_is_merged_while_it_is_looked_at_stays(tmp_path: Path, monk
         return looking(path, **how)
 
     monkeypatch.setattr(Path, "stat", overtaken)
-    assert head_of(place.folder, Folder.stacks(place.folder, STORE), 1) == before.head
+    assert read_head(place.folder, Folder.stacks(place.folder, STORE), 1) == before.head
     monkeypatch.undo()
     assert not part.exists()
     assert place.bring().restores == 0
@@ -102,7 +102,7 @@ def test_what_is_merged_to_a_full_disk_leaves_nothing_there(tmp_path: Path, monk
     for version in range(3):
         place.seal(version, {1: {f"{version}.{n}": n for n in range(1000)}})
     keeper = place.keeper()
-    opened = keeper.bring(place.entries)[0]
+    opened = keeper.advance(place.entries)[0]
     writing = Path.write_bytes
 
     def full(path: Path, data: bytes) -> int:
@@ -144,7 +144,7 @@ def test_a_slot_whose_files_are_merged_away_again_and_again_goes_on(
 def test_a_slot_that_restores_what_another_process_has_by_then_leaves_it(tmp_path: Path) -> None:
     """Upkeep, or a second attempt, is quicker while the snapshot comes: one list, and no file that nobody has."""
     place = Place(tmp_path)
-    overtaken_in_a_restore(place, lambda: place.keeper().bring(place.entries))
+    overtaken_in_a_restore(place, lambda: place.keeper().advance(place.entries))
     assert len([*place.folder.path.glob("stacks/*/*.stack")]) == 1
     assert place.strays() == []
     assert place.bring().restores == 0
@@ -161,7 +161,7 @@ def test_upkeep_that_comes_second_counts_no_restore(tmp_path: Path, monkeypatch:
 
     def overtaken(stacks: Stacks, key_group: int, before: Stack | None, after: Stack) -> bool:
         monkeypatch.undo()
-        assert upkept.place.keeper(folder=upkept.folder()).bring(upkept.place.entries)[1].restores == 1
+        assert upkept.place.keeper(folder=upkept.folder()).advance(upkept.place.entries)[1].restores == 1
         return switching(stacks, key_group, before, after)
 
     monkeypatch.setattr(Stacks, "replace", overtaken)
@@ -175,10 +175,10 @@ def test_a_slot_that_drops_a_damaged_copy_leaves_what_another_one_fetches(tmp_pa
     place = Place(tmp_path)
 
     def damaged_meanwhile() -> None:
-        place.keeper().bring(place.entries)
+        place.keeper().advance(place.entries)
         (file,) = place.files()
         os.truncate(file, 1)
-        assert place.keeper().bring(place.entries)[1].restores == 1
+        assert place.keeper().advance(place.entries)[1].restores == 1
 
     overtaken_in_a_restore(place, damaged_meanwhile)
     assert place.strays() == []

@@ -39,7 +39,7 @@ RANGE = 2_000
 def upkept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Upkept:
     """A member without copies. Key-group 1 has a snapshot of many ranges and a chain, 2 and 3 have a chain alone."""
     monkeypatch.setattr(reader_module, "RANGE_BYTES", RANGE)
-    monkeypatch.setattr(follow_module, "_BEGUN_BYTES", RANGE)  # private: as below
+    monkeypatch.setattr(follow_module, "_CREATED_BYTES", RANGE)  # private: as below
     monkeypatch.setattr(budget_module, "_GRANT_BYTES_MIN", RANGE)  # private: small state
     upkept = Upkept(tmp_path)
     fill(upkept)
@@ -213,7 +213,7 @@ def test_a_disk_that_loses_a_delta_it_just_took_holds_its_copies_up_and_no_other
     upkept.run()
     upkept.place.seal(3, {kg: {"k": 3} for kg in (1, 2)})
     upkept.place.seal(4, {kg: {"k": 4} for kg in (1, 3)})
-    keep, left = reader_module.kept_parts, [1]
+    keep, left = reader_module.write_parts, [1]
 
     def lost(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, StackedPart]:
         kept = keep(folder, parts)
@@ -222,7 +222,7 @@ def test_a_disk_that_loses_a_delta_it_just_took_holds_its_copies_up_and_no_other
             os.truncate(file, file.stat().st_size - left.pop())
         return kept
 
-    monkeypatch.setattr(stack_parts, "kept_parts", lost)
+    monkeypatch.setattr(stack_parts, "write_parts", lost)
     receipt = upkept.troubled()
     assert {kg for _, kg, _, _ in receipt.unfinished} == {1, 2}
     assert all("just written is not there" in error for error in receipt.errors)
@@ -273,7 +273,7 @@ def begun_bytes(folder: Path) -> int:
 def died(order: UpkeepOrder, root: Path, gets: int) -> None:
     """Do a piece in a process that is gone, without a word, in its so many-th get of a snapshot."""
     reader_module.RANGE_BYTES = RANGE
-    follow_module._BEGUN_BYTES = RANGE  # private: small state
+    follow_module._CREATED_BYTES = RANGE  # private: small state
     budget_module.prefetched.__defaults__ = (1 << 20, 1)  # one after the other
 
     def die(_: float) -> None:
@@ -290,7 +290,7 @@ def died(order: UpkeepOrder, root: Path, gets: int) -> None:
 def outgrown(order: UpkeepOrder, limit: int) -> None:
     """Do a piece in a process whose files may not grow beyond a limit, then one without it."""
     reader_module.RANGE_BYTES = RANGE
-    follow_module._BEGUN_BYTES = RANGE  # private: small state
+    follow_module._CREATED_BYTES = RANGE  # private: small state
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     receipt = run_upkeep(order, "1")

@@ -210,7 +210,7 @@ def test_two_pieces_never_work_in_one_folder(upkept: Upkept) -> None:
     """One that Spark runs twice, or that comes while the one before lingers, is told to come back."""
     with upkept.folder().locked_for_upkeep():
         receipt = upkept.troubled()
-    assert "still at work" in receipt.errors[0]
+    assert "RIFFLE-0388" in receipt.errors[0]
     assert receipt.copies == ()
     assert upkept.is_warm(upkept.run())
 
@@ -261,7 +261,7 @@ def test_a_copy_that_another_process_restores_meanwhile_is_left_alone(upkept: Up
 
     def overtaken(name, start=0, length=None):  # type: ignore[no-untyped-def]
         upkept.store.get = original  # type: ignore[method-assign]
-        upkept.place.keeper(folder=upkept.folder()).bring({1: entry})
+        upkept.place.keeper(folder=upkept.folder()).advance({1: entry})
         return original(name, start, length)
 
     upkept.store.get = overtaken  # type: ignore[method-assign]

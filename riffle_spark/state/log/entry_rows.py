@@ -1,6 +1,4 @@
-"""Entries as a record holds them: columns of plain numbers and a table of attempts. Knows the format's rows. Does not
-know what else a record says.
-"""
+"""Entries and links as JSON: columns of plain numbers and a table of heads."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -18,50 +16,50 @@ __all__ = [
     "is_possible",
     "link_from_json",
     "link_to_json",
-]  # fmt: skip
+]
 
 _ATTEMPT = re.compile(r"[0-9]{1,19}-[0-9a-f]{1,64}\Z")
 _SNAPSHOT = re.compile(r"[0-9]{1,20}-[0-9]{1,19}-[0-9a-f]{1,64}\Z")
-_KEY_GROUPS_MOST = 1 << 15
+_KEY_GROUPS_MAX = 1 << 15
 NUMBERS_END = 1 << 63
-"""No number of a record is so large: files have no such places, and no clock such times."""
+"""All numbers of a record are smaller."""
 
 _Row = tuple[int, "int | None", "list[object] | None", "list[int | str]", "int | None"]
-"""Key-group, timer, snapshot, chain as five numbers a link, and where the entry is cut."""
+"""Key-group, timer, snapshot, chain as five numbers per link, and the head that the entry is cut at."""
 
 
 def link_to_json(link: Link) -> list[object]:
-    """Return a link as a row of its own."""
+    """Return a link as a row."""
     return [link.head.version, link.head.attempt, link.start, link.length, f"{link.checksum:016x}", link.rows]
 
 
 def link_from_json(row: list[object]) -> Link:
-    """Return the link of such a row."""
+    """Return the link of a row."""
     version, attempt, start, length, checksum, rows = cast("tuple[int, str, int, int, str, int]", tuple(row))
     return Link(Head(version, attempt), start, length, int(checksum, 16), rows)
 
 
 def entries_to_json(entries: Mapping[Address, Entry]) -> dict[str, object]:
-    """Return entries by store, and the heads that they name by number."""
-    heads: dict[Head, int] = {}
+    """Return the entries by store, with their heads as indexes into a table."""
+    indexes: dict[Head, int] = {}
 
-    def number(head: Head) -> int:
-        return heads.setdefault(head, len(heads))
+    def index(head: Head) -> int:
+        return indexes.setdefault(head, len(indexes))
 
     rows: dict[str, list[object]] = {}
     for (store, key_group), entry in sorted(entries.items()):
-        snapshot = entry.snapshot
-        chain = [v for k in entry.chain for v in (number(k.head), k.start, k.length, f"{k.checksum:016x}", k.rows)]
-        taken = snapshot and [
-            snapshot.id, number(snapshot.head), snapshot.length, f"{snapshot.checksum:016x}", snapshot.rows,
-        ]  # fmt: skip
-        cut = None if entry.cut is None else number(entry.cut)
-        rows.setdefault(store, []).append([key_group, entry.timer_ms, taken, chain, cut])
-    return {"heads": [[head.version, head.attempt] for head in heads], "stores": rows}
+        chain = [v for k in entry.chain for v in (index(k.head), k.start, k.length, f"{k.checksum:016x}", k.rows)]
+        snapshot: list[object] | None = None
+        if entry.snapshot is not None:
+            id, head, length, checksum, count = entry.snapshot
+            snapshot = [id, index(head), length, f"{checksum:016x}", count]
+        cut = None if entry.cut is None else index(entry.cut)
+        rows.setdefault(store, []).append([key_group, entry.timer_ms, snapshot, chain, cut])
+    return {"heads": [[head.version, head.attempt] for head in indexes], "stores": rows}
 
 
 def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
-    """Return the entries of such columns. Raises what unpacking raises where they are none."""
+    """Return the entries that ``entries_to_json`` gave. Other values raise Python's errors, unchecked ones pass."""
     heads = [Head(version, attempt) for version, attempt in cast("list[tuple[int, str]]", columns["heads"])]
 
     def links(flat: list[int | str]) -> tuple[Link, ...]:
@@ -71,29 +69,27 @@ def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
     def snapshot(row: list[object] | None) -> Snapshot | None:
         if row is None:
             return None
-        taken, head, length, checksum, count = cast("tuple[str, int, int, str, int]", tuple(row))
-        return Snapshot(taken, heads[head], length, int(checksum, 16), count)
+        id, head, length, checksum, count = cast("tuple[str, int, int, str, int]", tuple(row))
+        return Snapshot(id, heads[head], length, int(checksum, 16), count)
 
     stores = cast("dict[str, list[_Row]]", columns["stores"])
     return {
-        (store, key_group): Entry(snapshot(taken), links(chain), timer, None if cut is None else heads[cut])
+        (store, key_group): Entry(snapshot(snapshot_row), links(chain), timer, None if cut is None else heads[cut])
         for store, rows in stores.items()
-        for key_group, timer, taken, chain, cut in rows
+        for key_group, timer, snapshot_row, chain, cut in rows
     }
 
 
 def check_entries(entries: Mapping[Address, Entry]) -> None:
-    """Raise ``ValueError`` or ``ConfigError`` for entries that name what cannot be: names of objects and of local files
-    are made of them, ranges are read by them.
-    """
+    """Raise ``ValueError`` or ``ConfigError`` for impossible values: object and file names are made of them."""
     for store in {store for store, _ in entries}:
         paths.check_store_name(store)
     for (store, key_group), entry in entries.items():
         snapshot = entry.snapshot
-        if type(key_group) is not int or not 0 <= key_group < _KEY_GROUPS_MOST:
+        if type(key_group) is not int or not 0 <= key_group < _KEY_GROUPS_MAX:
             raise ValueError(f"store {store} has a key-group {key_group!r}")
         if entry.timer_ms is not None and not (type(entry.timer_ms) is int and abs(entry.timer_ms) < NUMBERS_END):
-            raise ValueError(f"a timer at {entry.timer_ms!r}")
+            raise ValueError(f"invalid timer {entry.timer_ms!r}")
         if entry.cut is not None:
             _check_head(entry.cut)
         for link in entry.chain:
@@ -101,30 +97,30 @@ def check_entries(entries: Mapping[Address, Entry]) -> None:
         if snapshot is not None:
             _check_link(Link(snapshot.head, 0, *snapshot[2:]))
             if type(snapshot.id) is not str or not _SNAPSHOT.match(snapshot.id):
-                raise ValueError(f"{snapshot.id!r} names no snapshot")
+                raise ValueError(f"invalid snapshot id {snapshot.id!r}")
             if int(snapshot.id.partition("-")[0]) != max(snapshot.head.version, 0):
                 raise ValueError(f"snapshot {snapshot.id} is listed for version {snapshot.head.version}")
 
 
 def check_link(store: str, link: Link) -> None:
-    """Raise as ``check_entries`` for a link of a store."""
+    """Check a link of a store like ``check_entries``."""
     paths.check_store_name(store)
     _check_link(link)
 
 
 def _check_link(link: Link) -> None:
     _check_head(link.head)
-    are_some = all(type(number) is int and number >= 0 for number in link[1:])
-    if not are_some or max(link.start + link.length, link.rows) >= NUMBERS_END:
-        raise ValueError(f"no part lies at {link.start!r}, {link.length!r} bytes, {link.rows!r} rows")
+    are_numbers = all(type(number) is int and number >= 0 for number in link[1:])
+    if not are_numbers or max(link.start + link.length, link.rows) >= NUMBERS_END:
+        raise ValueError(f"invalid part at {link.start!r} with {link.length!r} bytes and {link.rows!r} rows")
 
 
 def _check_head(head: Head) -> None:
     if not is_possible(head):
-        raise ValueError(f"{tuple(head)!r} names no attempt")
+        raise ValueError(f"invalid head {tuple(head)!r}")
 
 
 def is_possible(head: Head) -> bool:
-    """Tell whether an attempt can have made a head. Raises ``TypeError`` where its attempt is no text."""
+    """Return whether an attempt can have made this head. Raises ``TypeError`` if its attempt is not text."""
     is_number = type(head.version) is int and abs(head.version) < NUMBERS_END
     return head == EMPTY_HEAD or (is_number and _ATTEMPT.match(head.attempt) is not None)

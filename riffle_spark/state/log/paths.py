@@ -1,4 +1,4 @@
-"""Names of objects below a root. Knows the layout. Does not know any store, or what the objects hold.
+"""Names of objects below a root.
 
     log/<sequence>                                      the log: batch | claim | rollback | adopt | dispatch | orders
     delta/<version>/<epoch>-<attempt>                   what one attempt of one slot changed
@@ -14,14 +14,28 @@ from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.objects.place import Place
 
 __all__ = [
-    "FAR", "LOG", "ObjectName", "base", "check_store_name", "delta", "delta_place", "far_beyond",
-    "merged_place", "no_log", "output_place", "parse", "record", "record_sequence", "snapshot", "snapshot_id",
+    "FAR",
+    "LOG",
+    "ObjectName",
+    "base",
+    "check_store_name",
+    "delta",
+    "delta_place",
+    "far_beyond",
+    "merged_place",
+    "no_log",
+    "output_place",
+    "parse",
+    "record",
+    "record_sequence",
+    "snapshot",
+    "snapshot_id",
     "snapshot_place",
-]  # fmt: skip
+]
 
 LOG = "log/"
 FAR = 10_000
-"""So many records further on there is none of the same log."""
+"""Records of one log are never this far apart."""
 _DIGITS = 20
 _STORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _RESERVED = frozenset({"log", "delta"})
@@ -30,45 +44,52 @@ _SNAPSHOT = re.compile(r"([^/]+)/key_group=(\d{4,})/snapshot/((\d{20})-(\d+)-[0-
 
 
 def check_store_name(name: str) -> str:
-    """Return ``name`` if it can be part of object and folder names, else raise ``ConfigError``."""
+    """Return ``name``. Raises ``ConfigError`` if it cannot be part of object and folder names."""
     if not isinstance(name, str) or not _STORE_NAME.match(name) or ".." in name or name in _RESERVED:
         raise ConfigError(
-            f"{name!r} cannot be a store name",
-            remedy="use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit, without '..'; "
-            "'log' and 'delta' are taken",
+            f"{name!r} is not a valid store name.",
+            remedy="Use 1 to 64 letters, digits, '.', '_' or '-', with a letter or digit first and without '..'. The "
+            "names 'log' and 'delta' are reserved.",
             where="store",
             id="RIFFLE-0410",
         )
     return name
 
 
-def no_log(root: str, strange: str | None) -> ConfigError:
-    """Return the refusal of a root that holds objects and no log, or something strange among the log's records."""
-    if strange is None:
-        remedy = "set `root` to an empty folder or prefix, or to one that riffle wrote"
-        return ConfigError(f"{root} holds objects, but not a riffle log", remedy=remedy, where=root, id="RIFFLE-0411")
-    shown = strange if strange.isprintable() else ascii(strange)
-    remedy = "move it elsewhere: one root is one query's alone"
+def no_log(root: str, foreign: str | None) -> ConfigError:
+    """Return the error for a root with objects but no log, or with a ``foreign`` object among the log's records."""
+    if foreign is None:
+        return ConfigError(
+            f"{root} has objects, but no riffle log.",
+            remedy="Set root to an empty folder or prefix, or to an existing riffle root.",
+            where=root,
+            id="RIFFLE-0411",
+        )
     return ConfigError(
-        f"in the log of {root} lies an object that is none of riffle's", remedy=remedy, where=shown, id="RIFFLE-0412"
+        f"The log of {root} contains an object that is not riffle's.",
+        remedy="Move it elsewhere. A root belongs to one query.",
+        where=foreign if foreign.isprintable() else ascii(foreign),
+        id="RIFFLE-0412",
     )
 
 
 def far_beyond(sequence: int) -> CorruptStateError:
-    """Return the refusal of what has the name of a record that the log never came to."""
-    remedy = "move it elsewhere, and look with riffle verify; or restore the log's objects from one backup"
+    """Return the error for an object with the name of a record that the log never reached."""
     return CorruptStateError(
-        "a record lies far beyond all others", remedy=remedy, where=record(sequence), id="RIFFLE-0413"
+        f"The log has record {sequence}, far ahead of all others.",
+        remedy="Move it elsewhere and run riffle verify, or restore the log's objects from one backup.",
+        where=record(sequence),
+        id="RIFFLE-0413",
     )
 
 
 def record(sequence: int) -> str:
-    """Return the name of the log's record ``sequence``."""
+    """Return the name of a record."""
     return f"{LOG}{sequence:0{_DIGITS}d}"
 
 
 def record_sequence(name: str) -> int | None:
-    """Return the sequence of a record's name, or ``None`` if the name is not one of a record."""
+    """Return the number in a record's name, or ``None`` for other names."""
     digits = name.removeprefix(LOG)
     return int(digits) if len(digits) == _DIGITS and digits.isascii() and digits.isdigit() else None
 
@@ -89,34 +110,35 @@ def base(store: str, key_group: int) -> str:
 
 
 def delta_place(store: str, key_group: int, version: int, attempt: str) -> Place:
-    """Return the place of a key-group's part in a delta."""
+    """Return where a key-group's part in a delta is stored, for its encryption."""
     return Place(f"delta/{store}/{key_group}/{version}/{attempt}", f"{delta(version, attempt)}/{key_group}")
 
 
 def output_place(store: str, version: int, attempt: str) -> Place:
-    """Return the place of a store's output rows in a delta."""
+    """Return where a store's output rows in a delta are stored, for their encryption."""
     return Place(f"output/{store}/{version}/{attempt}", f"{delta(version, attempt)}/output")
 
 
 def snapshot_place(store: str, key_group: int, snapshot_id: str) -> Place:
-    """Return the place of a snapshot. Its id names the version and the attempt."""
+    """Return where a snapshot is stored, for its encryption."""
     return Place(f"snapshot/{store}/{key_group}/{snapshot_id}", base(store, key_group))
 
 
 def merged_place(store: str, key_group: int, unique: str) -> Place:
-    """Return the place of a part that a member merged, in a local file with this unique name."""
+    """Return where a merged part is stored, for its encryption: in a local file with this unique name."""
     return Place(f"merged/{store}/{key_group}/{unique}", base(store, key_group))
 
 
 def snapshot_id(version: int, attempt: str) -> str:
-    """Return the id of the snapshot that attempt ``<epoch>-<attempt id>`` took of ``version``: 0 in the place of -1, as
-    state is of that was taken over and not run on yet.
+    """Return the id of the snapshot that attempt ``<epoch>-<attempt id>`` took of ``version``.
+
+    Adopted state on which no batch ran has version -1. Its snapshots have 0 in their names.
     """
     return f"{max(version, 0):0{_DIGITS}d}-{attempt}"
 
 
 class ObjectName(NamedTuple):
-    """What the name of a delta or snapshot says about it."""
+    """The kind (``delta`` or ``snapshot``), version and epoch in an object's name."""
 
     kind: str
     version: int
@@ -124,9 +146,9 @@ class ObjectName(NamedTuple):
 
 
 def parse(name: str) -> ObjectName | None:
-    """Return what a name says, or ``None`` if it is neither a delta's nor a snapshot's."""
-    found = _DELTA.match(name)
-    if found:
-        return ObjectName("delta", int(found[1]), int(found[3]))
-    found = _SNAPSHOT.match(name)
-    return ObjectName("snapshot", int(found[4]), int(found[5])) if found else None
+    """Return the parts of a delta's or snapshot's name, or ``None`` for other names."""
+    if match := _DELTA.match(name):
+        return ObjectName("delta", int(match[1]), int(match[3]))
+    if match := _SNAPSHOT.match(name):
+        return ObjectName("snapshot", int(match[4]), int(match[5]))
+    return None

@@ -1,8 +1,8 @@
-"""One record of the log, and its bytes. Knows the format of docs/formats.md. Does not know where records are kept.
+"""One record of the log, and its bytes (docs/formats.md).
 
 A record is one line of JSON (magic, format version, checksum, size) followed by a zstd frame of JSON. Entries are
-columns of plain numbers and a table of attempts, so that a record of 128 key-groups stays small and quick to write.
-Fields that are reserved are read and written as they came, so that a later version's are not lost.
+columns of plain numbers and a table of heads, so that a record of 128 key-groups stays small. Reserved fields are
+written as they were read.
 """
 
 import hashlib
@@ -35,29 +35,34 @@ __all__ = [
 ]
 
 FORMAT = 4
-"""The newest version of the record format. A record is written in the oldest version that can express it, so that older
-packages refuse only what they would misread.
-"""
-_FORMAT_OF_GROUPS = 3
-"""Names key-groups by their co-location group."""
-_FORMAT_OF_MOST = 2
+"""The newest format. A record is written in the oldest that can express it, so that older packages can read it."""
+_GROUP_NAMES_FORMAT = 3
+"""The format with names of co-location groups in the names of tasks."""
+_USUAL_FORMAT = 2
 OLDEST_FORMAT = 1
-"""The oldest that is read."""
+"""The oldest format that can be read."""
 _MAGIC = "riffle-log"
-_FULL_WITHIN = 1 << 10
-"""No record is so far from the full one that it changes: far more than any version has let them be."""
+_FULL_DISTANCE_MAX = 1 << 10
+"""A record is always nearer than this to its full record."""
 
 Kind = Literal["batch", "claim", "rollback", "adopt", "dispatch", "orders"]
 _SINCE_2 = ("promised", "members", "weights", "watermarks", "orders", "delivers_as")
 _SINCE_4 = ("stale_stores",)
-_REMEDY = "restore the object from a backup, or roll back to a version whose record is intact (riffle rollback)"
-_REMEDY_FOREIGN = f"{_REMEDY}; if nothing below the root is riffle's, point `root` elsewhere"
+_REMEDY = "Restore the object from a backup, or roll back to a batch whose record is intact (riffle rollback)."
 _NUMBERS = ("sequence", "epoch", "version", "rollbacks", "written_ms", "total", "full", "promised")
 _TEXTS = ("kind", "previous", "commit_id", "log_id", "query_id", "dispatch")
 _MAPS = (
-    "entries", "schemas", "owners", "standbys", "event_times", "initial_states", "weights", "watermarks", "orders",
+    "entries",
+    "schemas",
+    "owners",
+    "standbys",
+    "event_times",
+    "initial_states",
+    "weights",
+    "watermarks",
+    "orders",
     "stale_stores",
-)  # fmt: skip
+)
 _TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_NUMBERS, (int,)),
     **dict.fromkeys(_TEXTS, (str,)),
@@ -75,32 +80,38 @@ _VALUES: Mapping[str, tuple[type, type]] = {
     "standbys": (list, str),
     "initial_states": (list, str),
 }
-"""What the values of a map are, and what these hold in turn."""
+"""The type of a map's values, and of the values in these."""
 _ENTRIES = {"heads", "stores"}
 _TASK = re.compile(r"(?!query/[0-9]+\Z)(.+/)?(0|[1-9][0-9]{0,8})")
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One numbered record.
+    """One numbered record. Times are milliseconds since the epoch.
 
-    ``log_id`` is the first record's commit id: it tells a root from one that was emptied and begun again. ``version``
-    is the last committed batch id (-1: none), ``full`` the sequence of the full record that ``entries`` change (its
-    own, if this one is full). ``offsets`` is Spark's offset-log entry of that batch as text and ``input_digest`` a
-    digest of its rows where that log cannot be read. ``outputs`` are sealed output rows, ``delivers_after_commit``
-    says whether they are what a sink gets. ``shards`` are the (topic, partition) that key-groups 0, 1, ... stand for,
-    unless ``dispatch`` is ``key_group``. Times are milliseconds since the epoch: ``time_ms`` is the batch's, as Spark
-    gave it; in the batch after this record timers are due by ``watermark_ms``, and rows that are not newer than
-    ``late_watermark_ms`` are late; where the watermark is Spark's, both are that of its batch. By store,
-    ``event_times`` are the newest event times seen and ``initial_states`` the names of the initial states that were
-    loaded. ``delivers_as``: after a rollback to a batch with sealed output rows, the ``rollbacks`` that were before
-    it was run. ``stale_stores`` maps each store that later batches ran without to the last version whose rows it has;
-    all other stores have the rows of every batch up to ``version``.
-
-    ``promised`` is the oldest sequence that a rollback may go back to: no delete that was sent, or is sent before a
-    newer record says otherwise, is of an object that it or a later one lists. ``members`` are the live ones, in full
-    records and in those after them by which others live, and ``weights`` the load of key-groups. ``orders`` are what
-    was asked of the query (docs/formats.md); ``watermarks`` are reserved, and kept as they are.
+    ==================== ==============================================================================================
+    log_id               commit id of the log's first record; differs after a root was emptied and started again
+    version              the newest committed batch, -1 for none
+    full                 sequence of the full record that ``entries`` change, or the record's own if it is full
+    entries              all entries in a full record, otherwise those that changed since the full one
+    offsets              Spark's offset-log entry of the batch, as text
+    input_digest         digest of the batch's rows, if the offset log cannot be read
+    outputs              sealed output rows; the sink gets them if ``delivers_after_commit`` is set
+    shards               the (topic, partition) of key-groups 0, 1, ... unless ``dispatch`` is ``key_group``
+    time_ms              the batch's time, from Spark
+    watermark_ms         timers of the next batch are due by it; with Spark's watermark, that of this batch
+    late_watermark_ms    rows of the next batch that are not newer are late; with Spark's, that of this batch
+    event_times          newest event time per store
+    initial_states       names of the loaded initial states, per store
+    delivers_as          after a rollback to a batch with sealed output: its ``rollbacks`` when it ran
+    stale_stores         stores that later batches ran without: the last batch whose rows they have
+    promised             the oldest sequence that a rollback may return to; no object that it or a later record lists is
+                         deleted before a newer record raises it
+    members              live members: in full records, and in those after which they changed
+    weights              load of the key-groups
+    orders               operator requests (docs/formats.md)
+    watermarks           reserved
+    ==================== ==============================================================================================
     """
 
     sequence: int
@@ -141,12 +152,12 @@ class Record:
 
     @property
     def line(self) -> int:
-        """The ``rollbacks`` in the delivery id of its batch: those of the line that the batch was run on."""
+        """The ``rollbacks`` in the batch's delivery id: those when the batch ran."""
         return self.rollbacks if self.delivers_as is None else self.delivers_as
 
 
 def digest(data: bytes) -> str:
-    """Return the digest by which the next record names this one (BLAKE2b, 16 bytes, hex)."""
+    """Return the digest of a record that the next one stores (BLAKE2b, 16 bytes, hex)."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
@@ -157,7 +168,7 @@ def encode(record: Record) -> bytes:
     body["outputs"] = [[store, *entry_rows.link_to_json(link)] for store, link in record.outputs]
     body["members"] = [member.to_json() for member in record.members]
     if record.delivers_as is None:
-        del body["delivers_as"]  # or versions that do not know it would refuse every record
+        del body["delivers_as"]  # older versions refuse records with this field
     if not record.stale_stores:
         del body["stale_stores"]
     plain = json.dumps(body, separators=(",", ":")).encode()
@@ -172,7 +183,7 @@ def _format_of(record: Record) -> int:
     """Return the oldest format that can express a record."""
     if record.stale_stores:
         return FORMAT
-    return _FORMAT_OF_GROUPS if _names_groups(record) else _FORMAT_OF_MOST
+    return _GROUP_NAMES_FORMAT if _has_group_names(record) else _USUAL_FORMAT
 
 
 def _check_readable(plain: bytes, packed: bytes) -> None:
@@ -181,23 +192,23 @@ def _check_readable(plain: bytes, packed: bytes) -> None:
         bounded_json.check_size(plain, len(packed))
     except ValueError as error:
         raise ConfigError(
-            f"the log's next record is too large: {error}",
-            remedy="give the query fewer key-groups (riffle dispatch), or lower `snapshot_chain_links`",
+            f"The next log record is too large: {error}.",
+            remedy="Reduce the key-groups (riffle dispatch), or lower snapshot_chain_links.",
             where="log",
             id="RIFFLE-0414",
         ) from error
 
 
-def _names_groups(record: Record) -> bool:
-    """Tell whether key-groups are named by their group, too."""
-    by_name = (record.owners, record.standbys, *record.weights.values(), *map(record.orders.get, ("pins", "homes")))
-    return any("/" in name for names in by_name if isinstance(names, Mapping) for name in names)
+def _has_group_names(record: Record) -> bool:
+    """Return whether names of tasks contain their co-location group."""
+    maps = (record.owners, record.standbys, *record.weights.values(), *map(record.orders.get, ("pins", "homes")))
+    return any("/" in name for names in maps if isinstance(names, Mapping) for name in names)
 
 
 def decode(data: bytes, name: str) -> Record:
-    """Return the record that ``data`` holds; ``name`` is for errors.
+    """Return the record of ``data``. ``name`` is its object's name.
 
-    Raises ``CorruptStateError`` if the bytes are not a whole, unaltered record of a format this version reads.
+    Raises ``CorruptStateError`` if the bytes are not a whole, unaltered record of a known format.
     """
     head, _, packed = data.partition(b"\n")
     try:
@@ -205,36 +216,36 @@ def decode(data: bytes, name: str) -> Record:
         assert header["magic"] == _MAGIC
     except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
         raise CorruptStateError(
-            "this object is not a riffle log record", remedy=_REMEDY_FOREIGN, where=name, id="RIFFLE-0415"
+            "This object is not a riffle log record.", remedy=_REMEDY, where=name, id="RIFFLE-0415"
         ) from None
-    found = header.get("format")
-    if type(found) is not int or not OLDEST_FORMAT <= found <= FORMAT:
+    record_format = header.get("format")
+    if type(record_format) is not int or not OLDEST_FORMAT <= record_format <= FORMAT:
         raise CorruptStateError(
-            f"the record has format {found!r}, this version reads {OLDEST_FORMAT} to {FORMAT}",
-            remedy="run the version of riffle-spark that wrote it, or a newer one",
+            f"The record has format {record_format!r}, but this version reads {OLDEST_FORMAT} to {FORMAT}.",
+            remedy="Run the version of riffle-spark that wrote it, or a newer one.",
             where=name,
             id="RIFFLE-0416",
         )
     if header.get("xxh3") != f"{xxhash.xxh3_64_intdigest(packed):016x}":
         raise CorruptStateError(
-            "the record is truncated or altered: its checksum differs", remedy=_REMEDY, where=name, id="RIFFLE-0417"
+            "The record is truncated or altered: its checksum differs.", remedy=_REMEDY, where=name, id="RIFFLE-0417"
         )
     try:
         body = bounded_json.parse(_unpacked(packed, header), len(packed))
-        record = _record(cast("dict[str, object]", body), found)
+        record = _record_of_body(cast("dict[str, object]", body), record_format)
     except (OSError, pa.ArrowException, ConfigError, *UNREADABLE) as error:
         raise_if_memory(error)
         raise CorruptStateError(
-            f"the record cannot be read: {error!r}", remedy=_REMEDY, where=name, id="RIFFLE-0418"
+            f"The record cannot be read: {error!r}", remedy=_REMEDY, where=name, id="RIFFLE-0418"
         ) from error
     if paths.record_sequence(name) not in (None, record.sequence):
-        problem = f"this is record {record.sequence}, under another number"
+        problem = f"The object contains record {record.sequence}, which is not the number in its name."
         raise CorruptStateError(problem, remedy=_REMEDY, where=name, id="RIFFLE-0419")
     return record
 
 
 def is_record(data: bytes, name: str) -> bool:
-    """Tell whether bytes are a record as one was written under this name: not cut short, nor altered on their way."""
+    """Return whether the bytes are a whole, unaltered record of this name."""
     try:
         decode(data, name)
     except CorruptStateError:
@@ -243,70 +254,65 @@ def is_record(data: bytes, name: str) -> bool:
 
 
 def _unpacked(packed: bytes, header: Mapping[str, object]) -> bytes:
-    """Return the unpacked body. Raises ``ValueError`` if it is longer than is allowed."""
-    most = bounded_json.allowed_bytes(len(packed)) // 2  # the parsed body takes at least twice the bytes of its text
+    """Return the unpacked body. Raises ``ValueError`` if it is too long."""
+    limit = bounded_json.allowed_bytes(len(packed)) // 2  # the parsed body takes at least twice the bytes of its text
     if header["format"] == 1:
         with pa.input_stream(pa.BufferReader(packed), compression="zstd") as stream:
-            # Not `read`: where the stream is broken, pyarrow's never gives back the bytes that it made room for.
-            body = stream.read_buffer(most + 1)
-        if body.size > most:
-            raise ValueError(f"a body of more than {most} bytes")
+            # Not `read`: pyarrow's leaks its buffer if the stream is broken.
+            body = stream.read_buffer(limit + 1)
+        if body.size > limit:
+            raise ValueError(f"a body of more than {limit} bytes")
         return cast(bytes, body.to_pybytes())
     length = header["length"]
-    if type(length) is not int or not 0 < length <= most:
+    if type(length) is not int or not 0 < length <= limit:
         raise ValueError(f"a body of {length!r} bytes")
     return cast(bytes, pa.decompress(packed, decompressed_size=length, codec="zstd", asbytes=True))
 
 
-def _record(body: dict[str, object], found: int) -> Record:
-    """Return the record of a body of format ``found``. Raises what is wrong with it as Python does."""
-    later = (*(_SINCE_2 if found < 2 else ()), *(_SINCE_4 if found < 4 else ()))
-    known = [f.name for f in fields(Record) if f.name not in later]
-    check_body(body, known, get_args(Kind))
-    read: dict[str, object] = dict(body)
+def _record_of_body(body: dict[str, object], record_format: int) -> Record:
+    """Return the record of a body. Raises Python's errors if it is none."""
+    later_fields = (*(_SINCE_2 if record_format < 2 else ()), *(_SINCE_4 if record_format < 4 else ()))
+    check_body(body, [f.name for f in fields(Record) if f.name not in later_fields], get_args(Kind))
+    values: dict[str, object] = dict(body)
     entries = entry_rows.entries_from_json(cast("dict[str, object]", body["entries"]))
     entry_rows.check_entries(entries)
-    read["entries"] = entries
-    for lists in ("standbys", "initial_states"):
-        read[lists] = {k: tuple(v) for k, v in cast("dict[str, list[str]]", body.get(lists, {})).items()}
+    values["entries"] = entries
+    for name in ("standbys", "initial_states"):
+        values[name] = {k: tuple(v) for k, v in cast("dict[str, list[str]]", body.get(name, {})).items()}
     outputs = cast("list[list[object]]", body.get("outputs", []))
-    read["outputs"] = tuple((cast(str, store), entry_rows.link_from_json(rest)) for store, *rest in outputs)
-    for store, link in cast("tuple[tuple[str, Link], ...]", read["outputs"]):
+    values["outputs"] = tuple((cast(str, store), entry_rows.link_from_json(rest)) for store, *rest in outputs)
+    for store, link in cast("tuple[tuple[str, Link], ...]", values["outputs"]):
         entry_rows.check_link(store, link)
-    read["shards"] = tuple(map(_shard, cast("list[list[object]]", body.get("shards", []))))
-    read["members"] = tuple(map(RecordedMember.from_json, cast("list[list[object]]", body.get("members", []))))
-    record = Record(**read)  # type: ignore[arg-type]
+    values["shards"] = tuple(map(_shard, cast("list[list[object]]", body.get("shards", []))))
+    values["members"] = tuple(map(RecordedMember.from_json, cast("list[list[object]]", body.get("members", []))))
+    record = Record(**values)  # type: ignore[arg-type]
     _check_order(record)
     assigned = record.weights.get("assigned")
     for name in (*record.owners, *record.standbys, *(assigned if isinstance(assigned, dict) else ())):
         if not _TASK.fullmatch(name):
-            raise ValueError(f"{name!r}, no number of a key-group")
+            raise ValueError(f"{name!r} is not the name of a task")
     return record
 
 
 def _check_order(record: Record) -> None:
-    """Raise ``ValueError`` for a record that names later ones, or a full one from far before: whoever reads the log
-    goes over all numbers in between.
-    """
-    sequence, before = record.sequence, (record.full, record.promised, record.target or 0)
-    if not 0 <= min(before) <= max(before) <= sequence < record.full + _FULL_WITHIN:
-        raise ValueError(f"record {sequence} names {', '.join(map(str, before))}")
+    """Raise ``ValueError`` if a record refers to later ones, or to a full one far before it."""
+    earlier = (record.full, record.promised, record.target or 0)
+    if not 0 <= min(earlier) <= max(earlier) <= record.sequence < record.full + _FULL_DISTANCE_MAX:
+        raise ValueError(f"record {record.sequence} refers to {', '.join(map(str, earlier))}")
 
 
 def _shard(row: list[object]) -> tuple[str, int]:
     topic, number = row
     if type(topic) is not str or type(number) is not int:
-        raise TypeError(f"no partition: {row!r}")
+        raise TypeError(f"invalid partition {row!r}")
     return topic, number
 
 
-def check_body(body: Mapping[str, object], known: Collection[str], kinds: Collection[str]) -> None:
-    """Raise ``TypeError`` or ``ValueError`` for a field that is not ``known``, not of its type or too large, or another
-    kind.
-    """
+def check_body(body: Mapping[str, object], field_names: Collection[str], kinds: Collection[str]) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for an unknown field or kind, or a value of a wrong type or size."""
     if type(body) is not dict:
         raise TypeError("the body is not an object")
-    if unknown := sorted(body.keys() - set(known)):
+    if unknown := sorted(body.keys() - set(field_names)):
         raise TypeError(f"unknown fields {', '.join(unknown)}")
     for name, value in body.items():
         if type(value) not in _TYPES[name]:
@@ -320,23 +326,20 @@ def check_body(body: Mapping[str, object], known: Collection[str], kinds: Collec
     if body["kind"] not in kinds:
         raise ValueError(f"unknown kind {body['kind']!r}")
     if unknown := sorted(cast("dict[str, object]", body["entries"]).keys() - _ENTRIES):
-        raise TypeError(f"entries hold {', '.join(unknown)}, which this version cannot read: run a newer one")
+        raise TypeError(f"entries hold {', '.join(unknown)}, which this version cannot read")
 
 
 def _check_values(name: str, values: Mapping[str, object]) -> None:
     outer, inner = _VALUES[name]
     for value in values.values():
-        held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        if type(value) is not outer or any(type(each) is not inner for each in held):
-            raise TypeError(f"{name} holds {value!r}")
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if type(value) is not outer or any(type(item) is not inner for item in items):
+            raise TypeError(f"{name} contains {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedMember:
-    """A live member: its folder's name, the executor that held it, where that ran, its slots, rack and tags.
-
-    ``facts`` are reserved: what was measured of it (docs/formats.md).
-    """
+    """A live member: its id, executor, host, slots, rack and tags. ``facts`` are reserved (docs/formats.md)."""
 
     id: str
     executor: str
@@ -347,32 +350,37 @@ class RecordedMember:
     facts: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> list[object]:
-        """Return its row."""
+        """Return the member as a row."""
         return [self.id, self.executor, self.host, self.slots, self.rack, dict(self.tags), dict(self.facts)]
 
     @classmethod
     def from_json(cls, row: list[object]) -> "RecordedMember":
-        """Return the member of a row. Raises ``TypeError`` or ``ValueError`` where it is none."""
+        """Return the member of a row. Raises ``TypeError`` or ``ValueError`` for other rows."""
         name, executor, host, slots, rack, tags, facts = row
         types = tuple(map(type, (name, executor, host, slots, tags, facts)))
         if types != (str, str, str, int, dict, dict) or type(rack) not in (str, type(None)):
-            raise TypeError(f"no member: {row!r}")
-        told = cast("dict[str, str]", tags)
-        if any(type(value) is not str for value in told.values()):
-            raise TypeError(f"a tag that is no text: {told!r}")
+            raise TypeError(f"invalid member {row!r}")
+        member_tags = cast("dict[str, str]", tags)
+        if any(type(value) is not str for value in member_tags.values()):
+            raise TypeError(f"a tag is not text: {member_tags!r}")
         return cls(
-            cast(str, name), cast(str, executor), cast(str, host), cast(int, slots), cast("str | None", rack), told,
+            cast(str, name),
+            cast(str, executor),
+            cast(str, host),
+            cast(int, slots),
+            cast("str | None", rack),
+            member_tags,
             cast("dict[str, object]", facts),
-        )  # fmt: skip
+        )
 
 
 def joined(record: Record, base: Mapping[Address, Entry]) -> Manifest:
-    """Return what a record and the entries of the full record it changes say together."""
+    """Return the manifest of a record, given the entries of its full record."""
     for address, entry in record.entries.items():
         if entry.cut is not None and entry.cut != base.get(address, EMPTY).head:
             raise CorruptStateError(
-                f"record {record.sequence} does not fit the full record {record.full} it names",
-                remedy="restore both from one backup, or roll back (riffle rollback)",
+                f"Record {record.sequence} does not fit its full record {record.full}.",
+                remedy="Restore both from one backup, or roll back (riffle rollback).",
                 where=paths.record(record.full),
                 id="RIFFLE-0420",
             )

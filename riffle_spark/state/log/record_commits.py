@@ -1,6 +1,4 @@
-"""Putting a record under its number, once: whose it is comes out, whatever a store answers, or does not. Knows records
-and stores. Does not know what came before.
-"""
+"""Put a record under its number exactly once, and find out who owns the number if the answer is lost."""
 
 from riffle_spark.errors import ConfigError, FencedError, UnavailableError
 from riffle_spark.state.log import paths
@@ -10,71 +8,83 @@ from riffle_spark.state.objects.store import ObjectStore, overwriting
 __all__ = ["RECORD_BYTES_MAX", "RecordCommits"]
 
 RECORD_BYTES_MAX = 1 << 29
-_APPEND_TRIES = 5
+_TRIES = 5
 
 
 class RecordCommits:
-    """Puts the records of one root, and gets them."""
+    """Puts and gets the records of one root."""
 
     def __init__(self, store: ObjectStore, root: str) -> None:
         self._store = store
         self._root = root
 
-    def got(self, name: str) -> bytes | None:
-        """Return what there is of a record, as far as one can be: whatever was put in its place."""
+    def get(self, name: str) -> bytes | None:
+        """Return the bytes of a record, up to the size that a record can have."""
         return self._store.get(name, 0, RECORD_BYTES_MAX)
 
     def put(self, record: Record, data: bytes) -> None:
-        """Put a record. Raises ``FencedError`` where another one has its number, and ``UnavailableError`` where that
-        stays unclear.
+        """Put a record if its number is free.
+
+        Raises ``FencedError`` if another record has the number, ``UnavailableError`` if that stays unknown.
         """
-        name, seen = paths.record(record.sequence), None
-        trouble: ConfigError | UnavailableError | None = None
-        for _ in range(_APPEND_TRIES):
+        name = paths.record(record.sequence)
+        damaged: bytes | None = None
+        failure: ConfigError | UnavailableError | None = None
+        for _ in range(_TRIES):
             try:
                 if self._store.put_if_absent(name, data):
                     return
-                found = self.got(name)
+                stored = self.get(name)
             except (ConfigError, UnavailableError) as error:
-                if trouble is None and isinstance(error, ConfigError):
-                    raise  # else what had no answer may have been done, whatever the store refuses since
-                trouble = error
+                if failure is None and isinstance(error, ConfigError):
+                    raise  # nothing was done; after a lost answer, a refusal does not say so
+                failure = error
                 continue
-            if found == data:
+            if stored == data:
                 return
-            if found is not None and (found == seen or is_record(found, name)):  # else damaged on its way: look again
+            # Bytes that are not a record may be damaged in transit, so they count only if they arrive twice.
+            if stored is not None and (stored == damaged or is_record(stored, name)):
                 raise self.fenced(record)
-            seen = found
-        problem = f"it is unclear whether record {record.sequence} was committed to {self._root}"
-        first = trouble.remedy if isinstance(trouble, ConfigError) else "make the store reachable"
-        remedy = f"{first}; then restart the query: the record is read before anything is run again"
-        raise UnavailableError(problem, remedy=remedy, where=name, id="RIFFLE-0421") from trouble
+            damaged = stored
+        first = failure.remedy if isinstance(failure, ConfigError) else "Make the store reachable."
+        raise UnavailableError(
+            f"It is unknown whether record {record.sequence} was committed to {self._root}.",
+            remedy=f"{first} Then restart the query: it reads the record before it runs a batch.",
+            where=name,
+            id="RIFFLE-0421",
+        ) from failure
 
-    def check_refused(self, record: Record, data: bytes) -> None:
-        """Put a record that is there once more: the same bytes, so that a store that takes them is harmed by nothing.
+    def check_store_refuses(self, record: Record, data: bytes) -> None:
+        """Put an existing record again, and raise ``ConfigError`` if the store overwrites it.
 
-        All that keeps two drivers apart is that a store refuses the second put of a name. One that takes it overwrites,
-        or the record was swept by who went on: then there are later ones, where an answer was lost on the way, too.
+        Two drivers are kept apart only by a store that refuses the second put of a name. A put that succeeds means that
+        the store overwrites, or that another driver continued and swept the record. In the second case later records
+        exist.
         """
-        name, trouble = paths.record(record.sequence), None
-        for _ in range(_APPEND_TRIES):
+        name = paths.record(record.sequence)
+        failure: UnavailableError | None = None
+        for _ in range(_TRIES):
             try:
-                is_taken = self._store.put_if_absent(name, data)
-                goes_on = (is_taken or trouble) and any(later > name for later in self._store.list(paths.LOG))
+                was_put = self._store.put_if_absent(name, data)
+                has_later = (was_put or failure) and any(later > name for later in self._store.list(paths.LOG))
             except UnavailableError as error:
-                trouble = error
+                failure = error
                 continue
-            if is_taken and goes_on:
+            if was_put and has_later:
                 self._store.delete([name])
-            if goes_on:
+            if has_later:
                 raise self.fenced(record)
-            if not is_taken:
+            if not was_put:
                 return
             raise overwriting(self._store, f"{self._root} ({name})")
-        assert trouble is not None
-        raise trouble
+        assert failure is not None
+        raise failure
 
     def fenced(self, record: Record) -> FencedError:
-        """Return the error for who finds another one's record under a number."""
-        told, name = f"another driver appended record {record.sequence} of {self._root}", paths.record(record.sequence)
-        return FencedError(told, remedy="stop this query: a newer driver owns its state", where=name, id="RIFFLE-0422")
+        """Return the error for a number that another driver's record has."""
+        return FencedError(
+            f"Another driver appended record {record.sequence} to {self._root}.",
+            remedy="Stop this query: a newer driver owns its state.",
+            where=paths.record(record.sequence),
+            id="RIFFLE-0422",
+        )

@@ -1,26 +1,27 @@
-"""What a copy lacks: one decision for owners, standbys, warm-ups and whoever takes snapshots. Pure.
+"""Decide what a copy lacks: one pure function for owners, standbys, warm-ups and snapshots.
 
-Theory of operation. A copy may be folded on only from a head that is on the chain of its entry; every other copy is
-left as it is, dropped or made anew. The first line that fits decides:
+Theory of operation. A copy advances only from a head on the chain of its entry. The first row that fits decides:
 
-| where the copy is                                         | the entry    | plan                                     |
-| --------------------------------------------------------- | ------------ | ---------------------------------------- |
-| on the chain                                              | any          | fold the links after its head, if any    |
-| off it, of a newer epoch than the driver's, or of the     | any          | beyond: leave it (not where nobody has   |
-| same and a later version                                  |              | committed after the entry)               |
-| off it, or there is no copy that can be trusted           | is cut       | cut: ask again of the whole entry        |
-| off it, or there is no copy that can be trusted           | is empty     | drop                                     |
-| off it, or there is no copy that can be trusted           | is not empty | restore: the snapshot, then all links    |
+| the copy's head                                             | the entry    | plan                                |
+| ----------------------------------------------------------- | ------------ | ----------------------------------- |
+| on the chain                                                | any          | fold: add the links after it        |
+| off it, of a newer epoch than the driver's, or of the same  | any          | beyond: leave it. Not if nothing    |
+| and a later version                                         |              | was committed after the entry       |
+| off it, or there is no intact copy                          | is cut       | cut: get the whole entry            |
+| off it, or there is no intact copy                          | is empty     | drop                                |
+| off it, or there is no intact copy                          | is not empty | restore: snapshot, then all links   |
 
-A copy that is off the chain and not beyond is behind the snapshot, of an attempt that was never listed, or of a line
-that a rollback gave up. One on the chain of the whole entry is never beyond, for epochs and versions only grow along a
-chain, up to the driver's own. So that an entry is cut changes no decision, and the whole one is got only where it is
-needed. A cache's is always cut, and nothing is behind it: its copy that is off the chain goes.
+A copy that is off the chain and not beyond is older than the snapshot, of an attempt that was never listed, or of a
+line that a rollback gave up. A copy on the chain of the whole entry is never beyond, because epochs and versions only
+grow along a chain. So a cut entry never changes a decision. The whole one is read only if it is needed. A cache's entry
+is always cut and has nothing before it: its copy off the chain is dropped.
 
-What is done about *beyond* differs with the caller. A slot, which computes from the entry, stops: its driver is fenced
-or its attempt late (``OutOfDate``). A standby stays where it is: the log it follows is further on than the order. A
-snapshot is taken of it as it is: a copy holds committed effects only. Of one that a newer driver has moved none is
-taken: what that declares the older one does not know.
+Callers treat *beyond* differently:
+
+- A slot computes from the entry, so it stops with ``OutOfDate``: its driver is fenced or its attempt is late.
+- A standby stays: the log is already further than the order.
+- A snapshot is taken of the copy as it is, because a copy holds committed effects only. If a newer driver has advanced
+  it, none is taken: the older driver does not know the newer one's schema.
 """
 
 from collections.abc import Callable
@@ -34,8 +35,10 @@ __all__ = ["CopyPlan", "plan_copy", "plan_of_entry"]
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """How a copy gets to its entry's head: from ``base`` through ``links``, where the action is one of the first two;
-    ``restore`` makes a new copy and fills it from the entry's snapshot, if it has one, before them.
+    """How a copy reaches its entry's head.
+
+    ``fold`` adds ``links`` to the copy at ``base``. ``restore`` makes a new copy from the entry's snapshot, if there is
+    one, and adds ``links``.
     """
 
     action: Literal["fold", "restore", "beyond", "cut", "drop"]
@@ -45,9 +48,9 @@ class CopyPlan:
 
 
 def plan_of_entry(head: Head | None, entry: Entry, epoch: int, *, newest: bool = False) -> CopyPlan:
-    """Decide what the copy at ``head`` (``None``: no copy, or none to be trusted) lacks, for a driver of ``epoch``.
+    """Return what the copy at ``head`` (``None``: no intact copy) lacks, for a driver of ``epoch``.
 
-    ``newest``: nobody has committed after the entry, so that a copy beyond it is of a line that was given up.
+    ``newest``: nothing was committed after the entry, so a copy beyond it is of a line that a rollback gave up.
     """
     links = None if head is None else entry.after(head)
     if head is not None and links is not None:
@@ -62,17 +65,15 @@ def plan_of_entry(head: Head | None, entry: Entry, epoch: int, *, newest: bool =
 
 
 def plan_copy(
-    head: Head | None, entry: Entry, epoch: int, whole: Callable[[], Entry], *, newest: bool = False
+    head: Head | None, entry: Entry, epoch: int, read_whole: Callable[[], Entry], *, newest: bool = False
 ) -> CopyPlan:
-    """Decide as ``plan_of_entry`` does, of the ``whole`` entry where the cut one does not say enough but that the copy
-    is not beyond it. Raises what ``whole`` raises.
-    """
+    """Return ``plan_of_entry``, of the whole entry if the cut one does not decide."""
     plan = plan_of_entry(head, entry, epoch, newest=newest)
     if plan.action == "cut":
-        plan = plan_of_entry(head, whole(), epoch, newest=True)
+        plan = plan_of_entry(head, read_whole(), epoch, newest=True)  # the cut entry has shown that it is not beyond
         assert plan.action != "cut", "the whole entry is cut"
     return plan
 
 
-def _is_beyond(found: Head, wanted: Head, epoch: int) -> bool:
-    return found.epoch > epoch or (found.epoch == epoch and found.version > wanted.version)
+def _is_beyond(copy_head: Head, entry_head: Head, epoch: int) -> bool:
+    return copy_head.epoch > epoch or (copy_head.epoch == epoch and copy_head.version > entry_head.version)

@@ -1,12 +1,11 @@
-"""How far the copies of one member have come, and what they lack; snapshots on their way. Knows where copies are. Does
-not know budgets.
+"""The progress of one member's copies, and snapshots that are being fetched.
 
     incoming/<store>/<0042>.<snapshot id>
 
-Theory of operation. Bytes are only ever added at a file's end, so whatever is there when a process dies is a beginning
-of the snapshot and the next one goes on from it. Nothing is believed before all of it has the checksum that the log
-lists: the file was not synced, and the disk may be anything. Where it has another one, what came in this piece tells
-whether the disk or the store is to blame.
+Theory of operation. Bytes are only appended to an incoming file. So after a crash it has the start of the snapshot, and
+the next piece of upkeep continues there. The file was not synced, so it counts only when all of it has the
+checksum that the log lists. If it has another one, the ranges that arrived in this piece show whether the disk or the
+store altered it.
 """
 
 from collections.abc import Callable
@@ -23,58 +22,56 @@ from riffle_spark.state.log.manifest import Address, Entry, Head, Link, Snapshot
 from riffle_spark.state.restore.copy_plan import plan_copy, plan_of_entry
 from riffle_spark.state.restore.fetched_ranges import FetchedRange
 
-__all__ = ["CopyPlanner", "CopyProgress", "IncomingSnapshots", "head_of"]
+__all__ = ["CopyPlanner", "CopyProgress", "IncomingSnapshots", "read_head"]
 
-_LOOKS = 8
-"""A stack that another process changes is looked at so often before it is taken for whole."""
+_TRIES = 8
+"""Reads of a stack that other processes keep changing, before it counts as intact."""
 
 
 class IncomingSnapshots:
-    """The half-fetched snapshots of one member, for one piece of upkeep at a time."""
+    """The partly fetched snapshots of one member, for one piece of upkeep at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "incoming"
         self._files = {(*file.address, file.snapshot_id) for file in incoming_files(self._path)}
-        self._came: dict[tuple[str, int, str], list[FetchedRange]] = {}
+        self._ranges: dict[tuple[str, int, str], list[FetchedRange]] = {}
 
-    def begun(self, address: Address, snapshot: Snapshot) -> int:
-        """Return how many bytes of the snapshot are there. What came of another one of the key-group goes."""
-        self.forget(address, but=snapshot.id)
+    def fetched_bytes(self, address: Address, snapshot: Snapshot) -> int:
+        """Return how many bytes of the snapshot are present. Remove other snapshots of the key-group."""
+        self.remove(address, but=snapshot.id)
         if (*address, snapshot.id) not in self._files:
             return 0
         size = self._file(address, snapshot.id).stat().st_size
         if size <= snapshot.length:
             return size
-        self.forget(address)
+        self.remove(address)
         return 0
 
     def add(self, address: Address, snapshot: Snapshot, start: int, data: bytes) -> None:
-        """Add the next bytes, from ``start`` on. Raises ``LocalDiskError`` if the disk does not take them."""
+        """Append the bytes from ``start`` on. Raises ``LocalDiskError`` if the disk refuses."""
         file = self._file(address, snapshot.id)
         self._files.add((*address, snapshot.id))
-        came = self._came.setdefault((*address, snapshot.id), [])
-        came.append(FetchedRange(start, len(data), part_codec.checksum(data)))
+        ranges = self._ranges.setdefault((*address, snapshot.id), [])
+        ranges.append(FetchedRange(start, len(data), part_codec.checksum(data)))
         try:
             make_private(file.parent)
-            with file.open("ab") as opened:
-                opened.write(data)
+            with file.open("ab") as appended:
+                appended.write(data)
         except OSError as error:
-            raise disk_refused(f"a snapshot cannot be kept: {error}", file) from error
+            raise disk_refused(f"Cannot store a snapshot: {error}", file) from error
 
     def move(self, address: Address, snapshot: Snapshot, path: Path) -> list[FetchedRange]:
-        """Move a snapshot that has come whole, unchecked, to where a copy takes it from; return what of it came in this
-        piece.
-        """
+        """Move a complete, unchecked snapshot to ``path``. Return the ranges that arrived in this piece."""
         self._file(address, snapshot.id).replace(path)
         self._files.discard((*address, snapshot.id))
-        return self._came.pop((*address, snapshot.id), [])
+        return self._ranges.pop((*address, snapshot.id), [])
 
-    def forget(self, address: Address, but: str = "") -> None:
-        """Remove what has come of a key-group's snapshots, except of the one named."""
+    def remove(self, address: Address, but: str = "") -> None:
+        """Remove the incoming snapshots of a key-group, except one."""
         for store, key_group, snapshot_id in [file for file in self._files if file[:2] == address and file[2] != but]:
             self._file(address, snapshot_id).unlink(missing_ok=True)
             self._files.discard((store, key_group, snapshot_id))
-            self._came.pop((store, key_group, snapshot_id), None)
+            self._ranges.pop((store, key_group, snapshot_id), None)
 
     def _file(self, address: Address, snapshot_id: str) -> Path:
         store, key_group = address
@@ -83,11 +80,11 @@ class IncomingSnapshots:
 
 @dataclass(slots=True)
 class CopyProgress:
-    """How far one copy came: where it is (``None``: there is none), what it lacks, bytes fetched of bytes to fetch."""
+    """One copy's head (``None``: there is no copy), what it lacks, and bytes fetched of bytes to fetch."""
 
     address: Address
     entry: Entry
-    at: Head | None = None
+    head: Head | None = None
     links: tuple[Link, ...] = ()
     restore: bool = False
     fetched: int = 0
@@ -96,106 +93,105 @@ class CopyProgress:
 
     @property
     def finished(self) -> bool:
-        """Whether the copy is where it should be, or further on."""
+        """Whether the copy is at its entry's head or beyond."""
         return not self.links and not self.restore and self.error is None
 
-    def fail(self, trouble: Exception) -> None:
-        """Note what went wrong; what did first counts."""
-        self.error = self.error or str(trouble)
+    def fail(self, error: Exception) -> None:
+        """Store the copy's first error."""
+        self.error = self.error or str(error)
 
 
 class CopyPlanner:
-    """Looks where copies of one member are, and plans what they lack. ``whole`` gets an entry that came cut.
-
-    For one task: what it looks at and what follows its plans sees the same ``stacks``.
-    """
+    """Plans what copies of one member lack, for one task. ``read_whole`` reads the entry of one that arrived cut."""
 
     def __init__(
-        self, folder: Folder, incoming: IncomingSnapshots, epoch: int, whole: Callable[[Address], Entry]
+        self, folder: Folder, incoming: IncomingSnapshots, epoch: int, read_whole: Callable[[Address], Entry]
     ) -> None:
         self._folder = folder
         self._incoming = incoming
         self._epoch = epoch
-        self._whole = whole
+        self._read_whole = read_whole
         self._stacks: dict[str, Stacks] = {}
 
     def stacks(self, store: str) -> Stacks:
-        """Return the stacks of a store, the same each time."""
+        """Return the stacks of a store, the same object each time."""
         if store not in self._stacks:
             self._stacks[store] = self._folder.stacks(store)
         return self._stacks[store]
 
-    def looked(self, address: Address, entry: Entry) -> CopyProgress:
-        """Return where a copy is, with what it lacks or what was wrong with looking."""
-        one = CopyProgress(address, entry)
+    def planned(self, address: Address, entry: Entry) -> CopyProgress:
+        """Return the progress of a copy, with its plan or the error of planning."""
+        copy = CopyProgress(address, entry)
         try:
-            self.plan(one)
-        except Exception as trouble:  # noqa: BLE001 - the driver is told and orders it again
-            one.error = str(trouble)
-        return one
+            self.plan(copy)
+        except Exception as error:  # noqa: BLE001 - reported to the driver, which orders the copy again
+            copy.error = str(error)
+        return copy
 
-    def plan(self, one: CopyProgress) -> None:
-        """Look where the copy is; set what it lacks: nothing, some links, or everything.
+    def plan(self, copy: CopyProgress) -> None:
+        """Read the copy's head, and set what it lacks. Drop the copy of an empty key-group.
 
-        A copy of a key-group that is empty goes, one that is beyond its entry stays. Raises what reading the log
-        raises.
+        Raises what ``read_whole`` raises.
         """
-        one.at = self._head(one)
-        one.restore, one.links = False, ()
-        plan = plan_copy(one.at, one.entry, self._epoch, lambda: self._whole(one.address))
-        one.entry, one.restore, one.links = plan.entry, plan.action == "restore", plan.links
+        copy.head = self._read_head(copy)
+        plan = plan_copy(copy.head, copy.entry, self._epoch, lambda: self._read_whole(copy.address))
+        copy.entry = plan.entry
+        copy.restore = plan.action == "restore"
+        copy.links = plan.links
         if plan.action == "beyond":
             return
         if plan.action == "drop":
-            self._drop(one)
+            self._drop(copy)
             return
-        one.total = sum(link.length for link in one.links)
-        if one.restore and one.entry.snapshot is not None:
-            one.total += one.entry.snapshot.length
-            one.fetched = self._incoming.begun(one.address, one.entry.snapshot)
+        copy.total = sum(link.length for link in copy.links)
+        if copy.restore and copy.entry.snapshot is not None:
+            copy.total += copy.entry.snapshot.length
+            copy.fetched = self._incoming.fetched_bytes(copy.address, copy.entry.snapshot)
 
-    def look_again(self, one: CopyProgress, trouble: OutOfDate) -> None:
-        """Another process moved the copy: good if it is where it should be or further on, else for the next piece."""
-        one.at = self._head(one)
-        plan = plan_of_entry(one.at, one.entry, self._epoch)
+    def replan(self, copy: CopyProgress, error: OutOfDate) -> None:
+        """Accept a copy that another process advanced to its entry's head or beyond. Otherwise store the error."""
+        copy.head = self._read_head(copy)
+        plan = plan_of_entry(copy.head, copy.entry, self._epoch)
         if plan.action == "beyond" or (plan.action == "fold" and not plan.links):
-            one.links = ()
+            copy.links = ()
         else:
-            one.error = str(trouble)
+            copy.error = str(error)
 
-    def give_up(self, one: CopyProgress, trouble: DamagedCopy) -> None:
-        """Remove a copy that turned out damaged: the next piece restores it."""
-        one.error = str(trouble)
-        self._drop(one)
+    def drop_damaged(self, copy: CopyProgress, error: DamagedCopy) -> None:
+        """Drop a damaged copy. The next piece restores it."""
+        copy.error = str(error)
+        self._drop(copy)
 
-    def _head(self, one: CopyProgress) -> Head | None:
-        store, key_group = one.address
-        return head_of(self._folder, self.stacks(store), key_group)
+    def _read_head(self, copy: CopyProgress) -> Head | None:
+        store, key_group = copy.address
+        return read_head(self._folder, self.stacks(store), key_group)
 
-    def _drop(self, one: CopyProgress) -> None:
-        self._folder.drop(*one.address, self.stacks(one.address[0]))
-        one.at = None
+    def _drop(self, copy: CopyProgress) -> None:
+        self._folder.drop(*copy.address, self.stacks(copy.address[0]))
+        copy.head = None
 
 
-def head_of(folder: Folder, stacks: Stacks, key_group: int) -> Head | None:
-    """Return where a member's copy is, ``None`` if there is none; ``stacks`` are its store's. One that is not whole is
-    dropped, unless it is another one by now: a process that merges takes files away.
+def read_head(folder: Folder, stacks: Stacks, key_group: int) -> Head | None:
+    """Return the head of a member's copy, ``None`` if there is no copy.
+
+    A stack with missing files is dropped, unless it changes meanwhile: a process that merges removes files.
     """
     if not stacks.has(key_group):
         return None
     stack = stacks.read(key_group)
-    for _ in range(_LOOKS):
-        if stack is not None and _is_there(folder.path, stack):
+    for _ in range(_TRIES):
+        if stack is not None and _has_files(folder.path, stack):
             return stack.head
-        before, stack = stack, stacks.read(key_group) if stacks.has(key_group) else None
-        if stack == before:
+        previous = stack
+        stack = stacks.read(key_group) if stacks.has(key_group) else None
+        if stack == previous:
             folder.drop(stacks.store, key_group, stacks)
             return None
     return stack.head if stack is not None else None
 
 
-def _is_there(folder: Path, stack: Stack) -> bool:
-    """Tell whether a stack's files are as long as they have to be: what is in them is checked before it is read."""
+def _has_files(folder: Path, stack: Stack) -> bool:
+    """Return whether a stack's files are long enough. Their content is checked before it is read."""
     ends: dict[str, int] = {}
     for part in stack.parts:
         ends[part.file] = max(ends.get(part.file, 0), part.start + part.length)

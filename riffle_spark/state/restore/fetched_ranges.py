@@ -1,6 +1,4 @@
-"""What came of a snapshot, range by range: where its file has other bytes than the log lists, they tell whether the
-store gave these or the disk did not keep what it was given. Knows files. Does not know stores or stacks.
-"""
+"""Checksums of fetched ranges: they show whether the store or the disk altered a snapshot's file."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,32 +6,33 @@ from typing import NamedTuple
 
 from riffle_spark.state.formats import part_codec
 
-__all__ = ["FetchedRange", "are_kept"]
+__all__ = ["FetchedRange", "are_stored"]
 
 _PIECE_BYTES = 1 << 20
 
 
 class FetchedRange(NamedTuple):
-    """Some bytes of a snapshot as they came: where they begin, how many they are, their checksum."""
+    """A range of a snapshot as it arrived: start, bytes and checksum."""
 
     start: int
     length: int
     checksum: int
 
 
-def are_kept(path: Path, came: Iterable[FetchedRange]) -> bool:
-    """Tell whether a file has all these ranges as they came. After one that it has not, none is asked for."""
-    return all(_is_kept(path, one) for one in came)
+def are_stored(path: Path, ranges: Iterable[FetchedRange]) -> bool:
+    """Return whether a file has all ranges as they arrived. Stops at the first that differs."""
+    return all(_is_stored(path, fetched) for fetched in ranges)
 
 
-def _is_kept(path: Path, one: FetchedRange) -> bool:
-    checksum, left = part_codec.Checksum(), one.length
+def _is_stored(path: Path, fetched: FetchedRange) -> bool:
+    checksum = part_codec.Checksum()
+    remaining = fetched.length
     try:
         with path.open("rb") as file:
-            file.seek(one.start)
-            while piece := file.read(min(left, _PIECE_BYTES)):
+            file.seek(fetched.start)
+            while piece := file.read(min(remaining, _PIECE_BYTES)):
                 checksum.update(piece)
-                left -= len(piece)
+                remaining -= len(piece)
     except OSError:
         return False
-    return checksum.intdigest() == one.checksum
+    return checksum.intdigest() == fetched.checksum

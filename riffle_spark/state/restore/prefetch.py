@@ -1,6 +1,4 @@
-"""Work that runs ahead of whoever takes its results, and how much of it may begin. Knows threads, a time and a number
-of bytes. Does not know what is done.
-"""
+"""Run work ahead of its consumer, within a budget of time and bytes."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -14,72 +12,76 @@ __all__ = ["Budget", "prefetched"]
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _BYTES_AHEAD = 32 << 20
-_AT_ONCE = 8
+_THREADS = 8
 _GRANT_BYTES_MIN = 64 * 1024
-"""Less is not asked for, lest the last bytes of a budget become many small requests."""
+"""A grant is never smaller, so that the end of a budget does not become many small requests."""
 
 
 def prefetched(
-    work: Callable[[_Item], _Result], items: Iterable[_Item], size_bytes: Callable[[_Item], int],
-    bytes_ahead: int = _BYTES_AHEAD, at_once: int = _AT_ONCE,
-) -> Generator[tuple[_Item, Future[_Result]], None, None]:  # fmt: skip
+    work: Callable[[_Item], _Result],
+    items: Iterable[_Item],
+    size_bytes: Callable[[_Item], int],
+    bytes_ahead: int = _BYTES_AHEAD,
+    max_threads: int = _THREADS,
+) -> Generator[tuple[_Item, Future[_Result]], None, None]:
     """Yield each item, in order, with the future result of ``work`` for it.
 
-    Up to ``at_once`` items are processed at a time, fewer if addresses are limited. Without room for a thread the
-    caller's thread does the work. Work on an item starts while the items that are started and not yet taken have fewer
-    than ``bytes_ahead`` bytes; that is when the item is taken from ``items``, in the caller's thread. Close the
-    iterator to give up items whose work has not started.
+    Uses up to ``max_threads`` threads, fewer if addresses are limited. Without room for a thread the caller's thread
+    does the work. An item starts while the started items that were not yet yielded have fewer than ``bytes_ahead``
+    bytes. It is taken from ``items`` then, in the caller's thread. Close the iterator to cancel items that have not
+    started.
     """
-    begun: deque[tuple[_Item, Future[_Result]]] = deque()
-    source, held = iter(items), 0
-    threads = threads_within_limit(at_once)
+    started: deque[tuple[_Item, Future[_Result]]] = deque()
+    started_bytes = 0
+    source = iter(items)
+    threads = threads_within_limit(max_threads)
     pool = ThreadPoolExecutor(max(1, threads))  # starts no thread before the first item is submitted
     try:
         while True:
-            while not begun or held < bytes_ahead:
+            while not started or started_bytes < bytes_ahead:
                 try:
                     item = next(source)
                 except StopIteration:
                     break
-                begun.append((item, pool.submit(work, item) if threads else _in_this_thread(work, item)))
-                held += size_bytes(item)
-            if not begun:
+                started.append((item, pool.submit(work, item) if threads else _run_here(work, item)))
+                started_bytes += size_bytes(item)
+            if not started:
                 return
-            yield begun[0]
-            held -= size_bytes(begun.popleft()[0])
+            yield started[0]
+            started_bytes -= size_bytes(started.popleft()[0])
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _in_this_thread(work: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:
+def _run_here(work: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:
     """Return the finished result of ``work``."""
     future = Future[_Result]()
     try:
         future.set_result(work(item))
-    except Exception as error:  # noqa: BLE001 - raised again where the result is taken, as of a thread
+    except Exception as error:  # noqa: BLE001 - raised by future.result()
         future.set_exception(error)
     return future
 
 
 class Budget:
-    """A piece's bounds: it begins things for so many seconds, but one in any case, and fetches so many bytes."""
+    """The limits of one piece of upkeep: seconds in which work may start (one item in any case), and bytes to fetch."""
 
     def __init__(self, seconds: float, fetch_bytes: int | None, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._until = clock() + seconds
+        self._deadline = clock() + seconds
         self._bytes_left = fetch_bytes
-        self._begun = False
+        self._has_started = False
 
     def allows(self) -> bool:
-        """Tell whether one more thing may begin, and take it as begun."""
-        allowed = not self._begun or self._clock() < self._until
-        self._begun = True
+        """Return whether one more item may start, and count it as started."""
+        allowed = not self._has_started or self._clock() < self._deadline
+        self._has_started = True
         return allowed
 
     def grant(self, length: int, *, part: bool = False) -> int:
-        """Return how many of ``length`` bytes may be fetched now: all or none, or with ``part`` some.
+        """Return how many of ``length`` bytes may be fetched now: all or none, with ``part`` some.
 
-        The last grant may go beyond the budget: by one run of a delta, or to the least that is worth a request.
+        The last grant may exceed the budget, by one run of a delta or up to the smallest useful request.
         """
         if not length or self._bytes_left is None:
             return length if self.allows() else 0

@@ -1,11 +1,10 @@
-"""Reading parts of deltas and snapshots. Knows local files and ranged gets. Does not know what parts mean, or stacks.
+"""Read parts of deltas and snapshots, from local files and with ranged GETs.
 
-One way to a part's bytes for owner and standby alike: the file this member sealed itself if it has one that is
-intact, else the object store, adjacent ranges of one object joined into one get, several gets at once.
+A part is read from the file that this member sealed, if that is intact, otherwise from the object store. Adjacent
+ranges of one object are joined into one GET, and several GETs run at once.
 
-What is fetched for stacks is written as it came. Snapshots come in ranges, several at a time, straight into their
-files; of deltas only the wanted parts are kept, those of one object in one file. What comes in order is checked on its
-way.
+Fetched bytes are written to files as they arrive. Snapshots arrive in ranges, several at a time, straight into their
+files. Of deltas only the needed parts are stored, those of one object in one file.
 """
 
 import threading
@@ -32,12 +31,22 @@ from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.state.restore.fetched_ranges import FetchedRange
 
 __all__ = [
-    "RANGE_BYTES", "Reader", "Totals", "WantedSnapshot", "fetched_links", "fetched_snapshots", "kept_parts",
-    "next_range", "range_of", "ranges", "runs_of", "span_bytes",
-]  # fmt: skip
+    "RANGE_BYTES",
+    "Reader",
+    "SnapshotFile",
+    "Totals",
+    "fetched_links",
+    "fetched_snapshots",
+    "next_range",
+    "range_of",
+    "ranges",
+    "runs_of",
+    "span_bytes",
+    "write_parts",
+]
 
 RANGE_BYTES = 8 << 20
-"""A snapshot is got in ranges of so many bytes, if there is nothing else to get meanwhile."""
+"""The smallest length of a snapshot's ranges."""
 _CONCURRENT_GETS = 12
 _JOIN_GAP_BYTES = 64 * 1024
 _Item = TypeVar("_Item")
@@ -46,9 +55,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class Totals:
-    """What was read so far: parts from local files, parts and snapshots from the store, bytes from the store, and how
-    many of these were snapshots'.
-    """
+    """What was read so far. ``fetched_bytes`` contain ``snapshot_bytes``."""
 
     local_parts: int = 0
     fetched_parts: int = 0
@@ -58,7 +65,7 @@ class Totals:
 
 
 class Reader:
-    """Reads parts and snapshots for one task. ``keys`` are those of parts that are encrypted."""
+    """Reads parts and snapshots for one task. ``keys`` decrypt parts."""
 
     def __init__(self, objects: ObjectStore, folder: Folder | None, keys: Keys | None = None) -> None:
         self._objects = objects
@@ -68,60 +75,60 @@ class Reader:
         self._counting = threading.Lock()
 
     def outputs(self, store: str, links: Iterable[Link]) -> dict[Link, pa.Table]:
-        """Return the table of each link's part, checked: a store's sealed output rows.
+        """Return a store's sealed output rows, per link.
 
-        Raises ``CorruptStateError`` naming a damaged or missing object, ``ConfigError`` without its key.
+        Raises ``CorruptStateError`` if an object is damaged or missing, ``ConfigError`` if its key is missing.
         """
-        found: dict[Link, pa.Table] = {}
+        tables: dict[Link, pa.Table] = {}
         remote: list[list[Link]] = []
         for parts in _by_object(links):
             local = self._local(store, parts)
-            found.update(local)
+            tables.update(local)
             remote += joined([link for link in parts if link not in local])
         fetched: list[dict[Link, pa.Table]] = in_parallel(partial(self._fetch, store), remote)
-        for tables in fetched:
-            found.update(tables)
-        return found
+        for fetched_tables in fetched:
+            tables.update(fetched_tables)
+        return tables
 
     def runs(self, links: Iterable[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> list[list[Link]]:
-        """Return the links as runs for ``read``, the oldest first: what lies at most so far apart in one object."""
+        """Return the links as runs for ``fetched``, oldest first: parts of one object with small gaps."""
         return [run for parts in _by_object(links) for run in joined(parts, gap_bytes)]
 
     def fetched(self, run: list[Link]) -> dict[Link, memoryview | CorruptStateError]:
-        """Return the bytes of each of a run's parts, with one get, or what is wrong with it.
+        """Return the bytes of each part of a run, or its error, with one GET.
 
         Raises ``CorruptStateError`` if the object is missing.
         """
         view = memoryview(self._get(run))
-        found: dict[Link, memoryview | CorruptStateError] = {}
+        parts: dict[Link, memoryview | CorruptStateError] = {}
         for link in run:
             data = view[link.start - run[0].start :][: link.length]
-            whole = part_codec.checksum(data) == link.checksum
-            found[link] = data if whole else part_codec.altered(_range_of(link))
-        return found
+            is_intact = part_codec.checksum(data) == link.checksum
+            parts[link] = data if is_intact else part_codec.altered(_range_of(link))
+        return parts
 
     def _local(self, store: str, parts: list[Link]) -> dict[Link, pa.Table]:
         if self._folder is None:
             return {}
         path = self._folder.sealed_file(parts[0].head.version, parts[0].head.attempt)
-        found: dict[Link, pa.Table] = {}
+        tables: dict[Link, pa.Table] = {}
         try:
             with path.open("rb") as file:
-                size = file.seek(0, 2)  # Python makes room for as much as is asked for
+                size = file.seek(0, 2)  # `read` allocates its argument, even for a short file
                 for run in joined(parts):
                     file.seek(run[0].start)
-                    found.update(self._cut(store, run, memoryview(file.read(min(size, span_bytes(run))))))
+                    tables.update(self._cut(store, run, memoryview(file.read(min(size, span_bytes(run))))))
         except (OSError, CorruptStateError):
             return {}
         with self._counting:
-            self.totals.local_parts += len(found)
-        return found
+            self.totals.local_parts += len(tables)
+        return tables
 
     def _fetch(self, store: str, run: list[Link]) -> dict[Link, pa.Table]:
         return self._cut(store, run, memoryview(self._get(run)))
 
     def _cut(self, store: str, run: list[Link], view: memoryview) -> dict[Link, pa.Table]:
-        """Return the parts of a run out of its bytes, each checked."""
+        """Return the tables of a run's parts, each checked."""
         start = run[0].start
         return {link: self._decoded(store, view[link.start - start :][: link.length], link) for link in run}
 
@@ -142,7 +149,7 @@ class Reader:
         return data
 
     def snapshot_range(self, address: Address, snapshot: Snapshot, start: int, length: int) -> bytes:
-        """Return some bytes of a snapshot, unchecked. Raises ``CorruptStateError`` if the object is missing."""
+        """Return a range of a snapshot, unchecked. Raises ``CorruptStateError`` if the object is missing."""
         name = paths.snapshot(*address, snapshot.id)
         data = self._objects.get(name, start, length)
         if data is None:
@@ -153,15 +160,15 @@ class Reader:
     def copy_snapshot(
         self, address: Address, snapshot: Snapshot, start: int, length: int, write: Callable[[bytes], object]
     ) -> None:
-        """Give some bytes of a snapshot to ``write``, in pieces, unchecked. Raises as ``snapshot_range``."""
+        """Pass a range of a snapshot to ``write``, in pieces, unchecked. Raises like ``snapshot_range``."""
         name = paths.snapshot(*address, snapshot.id)
         size = self._objects.copy_to(name, start, length, write)
         if size is None:
             raise missing(name)
         self._count_snapshot(start, size)
 
-    def beginning(self, address: Address, snapshot: Snapshot, length: int) -> FetchedRange:
-        """Return the first bytes of a snapshot as they come now, without keeping them. Raises as ``snapshot_range``."""
+    def checksum_start(self, address: Address, snapshot: Snapshot, length: int) -> FetchedRange:
+        """Fetch the first bytes of a snapshot, and return only their checksum. Raises like ``snapshot_range``."""
         checksum = part_codec.Checksum()
         self.copy_snapshot(address, snapshot, 0, length, checksum.update)
         return FetchedRange(0, length, checksum.intdigest())
@@ -174,9 +181,9 @@ class Reader:
 
 
 def in_parallel(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-    """Return the result of ``work`` for each item, several at a time; raise what the first failed item raised.
+    """Return the result of ``work`` for each item, several at a time. Raise the error of the first failed item.
 
-    If addresses are limited there may be fewer threads, or none: then the caller's thread does all work.
+    If addresses are limited there are fewer threads, or the caller's thread does all work.
     """
     threads = threads_within_limit(min(_CONCURRENT_GETS, len(items)))
     if threads < 2:
@@ -186,7 +193,7 @@ def in_parallel(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> lis
 
 
 def joined(parts: list[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> list[list[Link]]:
-    """Return the parts of one object as runs that one ranged get can read without reading much else."""
+    """Return the parts of one object as runs, one for each ranged GET, without large gaps."""
     runs: list[list[Link]] = []
     for link in parts:
         if runs and link.start - _end(runs[-1]) <= gap_bytes:
@@ -196,38 +203,37 @@ def joined(parts: list[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> list[list[Lin
     return runs
 
 
-def next_range(left: int, most: int | None = None) -> int:
-    """Return how many of the bytes that are left of a snapshot to get at once: a range, with what else were a short
-    rest.
-    """
-    most = most or RANGE_BYTES
-    return left if left <= most + most // 2 else most
+def next_range(remaining: int, range_bytes: int | None = None) -> int:
+    """Return the length of a snapshot's next range. The last range may be up to half longer than the others."""
+    range_bytes = range_bytes or RANGE_BYTES
+    return remaining if remaining <= range_bytes + range_bytes // 2 else range_bytes
 
 
-def ranges(length: int, most: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield where each range of a snapshot starts, and its bytes."""
+def ranges(length: int, range_bytes: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield the start and length of each range of a snapshot."""
     start = 0
     while start < length:
-        size = next_range(length - start, most)
+        size = next_range(length - start, range_bytes)
         yield start, size
         start += size
 
 
 def range_of(total: int) -> int:
-    """Return how long the ranges may be of snapshots that have so many bytes together: as long as there are enough of
-    them to be got several at a time. A snapshot that is one range can be checked on its way.
+    """Return the length of ranges for snapshots of ``total`` bytes: as long as all GETs that run at once stay busy.
+
+    A snapshot of one range is checked while it arrives.
     """
     return max(RANGE_BYTES, total // _CONCURRENT_GETS)
 
 
 def span_bytes(run: list[Link]) -> int:
-    """Return the bytes from the first part of a run to the end of its last."""
+    """Return the bytes from the start of a run's first part to the end of its last."""
     return _end(run) - run[0].start
 
 
 def _by_object(links: Iterable[Link]) -> Iterator[list[Link]]:
-    wanted = sorted(set(links), key=lambda link: (link.head, link.start))
-    return (list(parts) for _, parts in groupby(wanted, key=lambda link: link.head))
+    ordered = sorted(set(links), key=lambda link: (link.head, link.start))
+    return (list(parts) for _, parts in groupby(ordered, key=lambda link: link.head))
 
 
 def _end(run: list[Link]) -> int:
@@ -235,10 +241,10 @@ def _end(run: list[Link]) -> int:
 
 
 def missing(name: str) -> CorruptStateError:
-    """Return the error for an object that the log lists and the store does not have."""
+    """Return the error for a listed object that the store does not have."""
     return CorruptStateError(
-        "an object that the log lists is missing",
-        remedy="restore it from a backup, or roll back to a version that does not need it (riffle rollback)",
+        "An object that the log lists is missing.",
+        remedy="Restore it from a backup, or roll back to a batch that does not need it (riffle rollback).",
         where=name,
         id="RIFFLE-0462",
     )
@@ -248,8 +254,8 @@ def _range_of(link: Link) -> str:
     return f"{link.object}[{link.start}:{link.start + link.length}]"
 
 
-class WantedSnapshot(NamedTuple):
-    """A snapshot of a store's key-group, and the new file that it is to be."""
+class SnapshotFile(NamedTuple):
+    """A snapshot to fetch, and its new file."""
 
     store: str
     key_group: int
@@ -258,75 +264,78 @@ class WantedSnapshot(NamedTuple):
 
 
 def runs_of(reader: Reader, links: Iterable[Link]) -> Iterator[list[Link]]:
-    """Yield the links as runs that one get each can fetch, of bounded bytes unless one link is longer."""
+    """Yield the links as runs, one per GET, of at most ``RANGE_BYTES`` unless one link is longer."""
     for run in reader.runs(links):
         first = 0
-        for at in range(1, len(run)):
-            if span_bytes(run[first : at + 1]) > RANGE_BYTES:
-                yield run[first:at]
-                first = at
+        for index in range(1, len(run)):
+            if span_bytes(run[first : index + 1]) > RANGE_BYTES:
+                yield run[first:index]
+                first = index
         yield run[first:]
 
 
 def fetched_links(reader: Reader, folder: Folder, runs: Iterable[list[Link]]) -> dict[Link, StackedPart]:
     """Fetch runs of links into files of a member's folder. Raises what ``Reader`` raises."""
-    found: dict[Link, StackedPart] = {}
 
     def fetch(run: list[Link]) -> dict[Link, StackedPart]:
-        whole: dict[Link, memoryview] = {}
+        intact: dict[Link, memoryview] = {}
         for link, data in reader.fetched(run).items():
             if isinstance(data, CorruptStateError):
                 raise data
-            whole[link] = data
-        return kept_parts(folder, whole)
+            intact[link] = data
+        return write_parts(folder, intact)
 
+    fetched: dict[Link, StackedPart] = {}
     for parts in in_parallel(fetch, list(runs)):
-        found.update(parts)
-    return found
+        fetched.update(parts)
+    return fetched
 
 
-def kept_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, StackedPart]:
-    """Write parts of one object, found whole before, into one new file of a member's folder."""
+def write_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, StackedPart]:
+    """Write intact parts of one object into one new file of a member's folder."""
     if not parts:
         return {}
     head = next(iter(parts)).head
-    epoch = head.epoch
     path = folder.new_fetched_file(head.version, head.attempt)
-    name, kept, start = f"{path.parent.name}/{path.name}", {}, 0
+    name = f"{path.parent.name}/{path.name}"
+    written: dict[Link, StackedPart] = {}
+    start = 0
     with path.open("wb") as file:
         for link, data in parts.items():
-            kept[link] = StackedPart(name, start, link.length, link.checksum, link.rows, epoch)
+            written[link] = StackedPart(name, start, link.length, link.checksum, link.rows, head.epoch)
             start += file.write(data)
-    return kept
+    return written
 
 
-def fetched_snapshots(reader: Reader, wanted: Sequence[WantedSnapshot]) -> dict[Path, list[FetchedRange]]:
-    """Fetch snapshots into their files, unchecked; return what came of each.
+def fetched_snapshots(reader: Reader, files: Sequence[SnapshotFile]) -> dict[Path, list[FetchedRange]]:
+    """Fetch snapshots into their files, unchecked. Return the ranges of each as they arrived.
 
-    Raises what ``Reader`` raises, and ``LocalDiskError`` if a file is gone by then, which nobody who uses the folder
-    removes before a list has it.
+    Raises what ``Reader`` raises, and ``LocalDiskError`` if a file disappears, which users of the folder do not remove.
     """
-    most = range_of(sum(one.snapshot.length for one in wanted))
-    come = in_parallel(lambda work: work(), [work for one in wanted for work in _ranges(reader, one, most)])
-    found: dict[Path, list[FetchedRange]] = {one.path: [] for one in wanted}
-    for path, came in come:
-        found[path].append(came)
-    return found
+    range_bytes = range_of(sum(file.snapshot.length for file in files))
+    work = [fetch for file in files for fetch in _range_fetches(reader, file, range_bytes)]
+    ranges_by_path: dict[Path, list[FetchedRange]] = {file.path: [] for file in files}
+    for path, fetched in in_parallel(lambda fetch: fetch(), work):
+        ranges_by_path[path].append(fetched)
+    return ranges_by_path
 
 
-def _ranges(reader: Reader, one: WantedSnapshot, most: int) -> Iterator[Callable[[], tuple[Path, FetchedRange]]]:
-    one.path.touch()
-    for start, size in ranges(one.snapshot.length, most):
-        yield partial(_fetch_range, reader, one, start, size)
+def _range_fetches(
+    reader: Reader, file: SnapshotFile, range_bytes: int
+) -> Iterator[Callable[[], tuple[Path, FetchedRange]]]:
+    file.path.touch()
+    for start, size in ranges(file.snapshot.length, range_bytes):
+        yield partial(_fetch_range, reader, file, start, size)
 
 
-def _fetch_range(reader: Reader, one: WantedSnapshot, start: int, size: int) -> tuple[Path, FetchedRange]:
-    """Fetch a range into its file; return that and what came."""
-    checksum, end = part_codec.Checksum(), start
+def _fetch_range(reader: Reader, target: SnapshotFile, start: int, size: int) -> tuple[Path, FetchedRange]:
+    """Fetch a range into its file. Return the file's path and the range as it arrived."""
+    checksum = part_codec.Checksum()
+    end = start
     try:
-        file = one.path.open("r+b")
+        file = target.path.open("r+b")
     except FileNotFoundError as error:
-        raise disk_refused("the file of a snapshot that is being fetched is gone", one.path) from error
+        raise disk_refused("The file of a snapshot disappeared while it was fetched.", target.path) from error
     with file:
         file.seek(start)
 
@@ -336,5 +345,5 @@ def _fetch_range(reader: Reader, one: WantedSnapshot, start: int, size: int) -> 
             checksum.update(piece)
             end += len(piece)
 
-        reader.copy_snapshot((one.store, one.key_group), one.snapshot, start, size, write)
-    return one.path, FetchedRange(start, end - start, checksum.intdigest())
+        reader.copy_snapshot((target.store, target.key_group), target.snapshot, start, size, write)
+    return target.path, FetchedRange(start, end - start, checksum.intdigest())

@@ -1,10 +1,8 @@
-"""Bringing copies to exactly the heads a driver names: each becomes a stack of files that are at hand or
-fetched. Does not know batches or users.
+"""Advance copies to exactly the heads that a driver names.
 
-What a copy lacks `copy_plan` decides, as for every copy. A link's part is at hand where this member sealed the delta
-itself, else it is fetched. Nothing is unpacked: a copy advances by a longer list of files. Every part is checked before
-it is read; a copy that has one which is not as it was sealed is dropped and brought anew, from the store where files do
-not help.
+`copy_plan` decides what a copy lacks. A link's part is in a local file if this member sealed the delta, otherwise it is
+fetched. Nothing is unpacked: a copy advances by a longer list of files. Every part is checked before it is read. A copy
+with a damaged part is dropped and restored, from the object store if local files do not help.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +19,7 @@ from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY_HEAD, Entry, Head, Link
 from riffle_spark.state.restore.copy_plan import CopyPlan, plan_copy
-from riffle_spark.state.restore.reader import Reader, WantedSnapshot, fetched_links, fetched_snapshots, runs_of
+from riffle_spark.state.restore.reader import Reader, SnapshotFile, fetched_links, fetched_snapshots, runs_of
 from riffle_spark.state.restore.stack_parts import OpenStack, StackParts, timer_of
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
@@ -30,163 +28,162 @@ __all__ = ["OpenStack", "StackKeeper"]
 _TRIES = 3
 
 
-class Brought(NamedTuple):
-    """What bringing copies took: copies restored, deltas added."""
+class AdvanceCounts(NamedTuple):
+    """Copies restored and deltas added by one ``StackKeeper.advance``."""
 
     restores: int
     folds: int
 
 
-class TakenRows(NamedTuple):
-    """All that a copy holds at a head, as a snapshot's bytes, and how many rows these are."""
+class SnapshotData(NamedTuple):
+    """The whole state of a copy at a head, as a snapshot's bytes, and the number of rows."""
 
     head: Head
     data: bytes
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Plans:
-    """How one store's copies are planned for a driver. Arguments as those of ``StackKeeper``."""
-
-    store: str
-    epoch: int
-    whole: Callable[[int], Entry]
-    newest: bool
-
-    def plan(self, key_group: int, head: Head | None, entry: Entry) -> CopyPlan:
-        """Return what the copy at ``head`` lacks. Raises ``OutOfDate`` if it is beyond what a batch starts from."""
-        plan = plan_copy(head, entry, self.epoch, lambda: self.whole(key_group), newest=self.newest)
-        if plan.action == "beyond":
-            assert head is not None, "nothing is beyond an entry where there is nothing"
-            raise OutOfDate(
-                f"the copy is at version {head.version} of epoch {head.epoch}, the batch starts from "
-                f"{plan.entry.head.version}",
-                where=f"{self.store}, key-group {key_group}",
-                id="RIFFLE-0463",
-            )
-        return plan
-
-
-def whole_is_unknown(key_group: int) -> Entry:
-    """Stand for a way to get whole entries where none can be cut."""
-    raise AssertionError(f"the entry of key-group {key_group} is cut and nobody told how to get the whole one")
+def no_whole_entry(key_group: int) -> Entry:
+    """Stand in for ``read_whole`` if no entry can be cut."""
+    raise AssertionError(f"the entry of key-group {key_group} is cut, and read_whole is not set")
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """One stack to advance."""
+class _Advance:
+    """One stack to advance, and its plan."""
 
     key_group: int
-    before: Stack | None
+    stack: Stack | None
     plan: CopyPlan
 
 
 class StackKeeper:
-    """Keeps the copies of one store in one member's folder.
+    """Keeps the copies of one store in one member's folder, for a driver of ``epoch``.
 
-    ``whole`` gets an entry that came cut. ``newest``: nobody has committed after the entries, so that a copy beyond
-    them is of a line that was given up.
+    ``read_whole`` reads an entry that arrived cut. ``newest``: nothing was committed after the entries, so a copy
+    beyond them is of a line that a rollback gave up.
     """
 
     def __init__(
-        self, folder: Folder, schema: StoreSchema, reader: Reader, epoch: int,
-        whole: Callable[[int], Entry] = whole_is_unknown, *, newest: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Folder,
+        schema: StoreSchema,
+        reader: Reader,
+        epoch: int,
+        read_whole: Callable[[int], Entry] = no_whole_entry,
+        *,
+        newest: bool = False,
+    ) -> None:
         self._folder = folder
         self._schema = schema
         self._reader = reader
-        self._plans = _Plans(schema.store, epoch, whole, newest)
+        self._epoch = epoch
+        self._read_whole = read_whole
+        self._newest = newest
         self._stacks = folder.stacks(schema.store)
         self._parts = StackParts(folder, schema, self._stacks, reader.keys)
 
-    def bring(self, entries: Mapping[int, Entry]) -> tuple[dict[int, OpenStack], Brought]:
-        """Return a copy at exactly the entry's head for each key-group that was ever touched.
+    def advance(self, entries: Mapping[int, Entry]) -> tuple[dict[int, OpenStack], AdvanceCounts]:
+        """Return a copy at exactly the entry's head for each key-group with state.
 
-        A copy that turns out damaged is dropped and restored. Raises ``OutOfDate`` if a copy is beyond its entry,
-        ``CorruptStateError`` if an object is damaged or missing, ``UnavailableError`` if the store refuses, ``OSError``
-        if the local disk does.
+        A damaged copy is dropped and restored. Raises ``OutOfDate`` if a copy is beyond its entry,
+        ``CorruptStateError`` if an object is damaged or missing, ``UnavailableError`` if the store fails, and
+        ``OSError`` if the local disk does.
         """
         with self._folder.deltas_kept():
-            opened, brought = self._brought(entries)
+            opened, counts = self._advance_with_retries(entries)
         self._parts.close_removed()
-        return opened, brought
+        return opened, counts
 
-    def _brought(self, entries: Mapping[int, Entry]) -> tuple[dict[int, OpenStack], Brought]:
-        """Bring copies, and once more those that turn out broken: by damage, or as another process merges meanwhile,
-        which may come several times.
-        """
+    def _advance_with_retries(self, entries: Mapping[int, Entry]) -> tuple[dict[int, OpenStack], AdvanceCounts]:
+        """Advance copies, and again those that are damaged or that another process merges meanwhile."""
         opened: dict[int, OpenStack] = {}
-        broken: dict[int, DamagedCopy] = {}
-        restores, folds, left = 0, 0, dict(entries)
+        damaged: dict[int, DamagedCopy] = {}
+        restores = 0
+        folds = 0
+        remaining = dict(entries)
         for _ in range(_TRIES):
-            stacks, more_restores, more_folds = self._advanced(left)
-            restores, folds = restores + more_restores, folds + more_folds
-            found, broken = self._opened(stacks, entries)
-            opened |= found
-            if not broken:
-                return opened, Brought(restores, folds)
+            stacks, new_restores, new_folds = self._advance_once(remaining)
+            restores += new_restores
+            folds += new_folds
+            newly_opened, damaged = self._open(stacks, entries)
+            opened |= newly_opened
+            if not damaged:
+                return opened, AdvanceCounts(restores, folds)
             self._parts.look_again()
             self._stacks.refresh()
-            for key_group in broken:
-                if self._stacks.read(key_group) == stacks[key_group]:  # else another process has replaced it meanwhile
+            for key_group in damaged:
+                if self._stacks.read(key_group) == stacks[key_group]:  # otherwise another process has replaced it
                     self._stacks.drop(key_group)
-            left = {key_group: entries[key_group] for key_group in broken}
-        raise _cause(next(iter(broken.values())))
+            remaining = {key_group: entries[key_group] for key_group in damaged}
+        error = next(iter(damaged.values()))
+        raise error.__cause__ if isinstance(error.__cause__, RiffleError) else error
 
     def merge(self, opened: Mapping[int, OpenStack]) -> None:
-        """Merge those stacks that have grown high. Raises ``DamagedCopy``, and ``OSError`` if the disk refuses.
+        """Merge stacks with many or large parts. Raises ``DamagedCopy``, and ``OSError`` if the disk refuses.
 
-        Some time has passed since they were brought, so files are looked at anew: what is merged gets a checksum of its
-        own, under which damage would be truth.
+        The files are checked again, because time has passed and a merged part gets a checksum of its own.
         """
         self._parts.look_again()
         self._parts.merge_some(opened)
 
-    def _advanced(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Stack], int, int]:
+    def _advance_once(self, entries: Mapping[int, Entry]) -> tuple[dict[int, Stack], int, int]:
         """Return the stacks at the entries' heads, and how many were restored and how many links were added."""
         stacks: dict[int, Stack] = {}
-        work = []
+        advances = []
         for key_group, entry in sorted(entries.items()):
-            before = self._stacks.read(key_group)
-            head = before.head if before is not None else None
-            one = _Work(key_group, before, self._plans.plan(key_group, head, entry))
-            if one.plan.action == "drop":
+            stack = self._stacks.read(key_group)
+            plan = self._plan(key_group, stack.head if stack is not None else None, entry)
+            if plan.action == "drop":
                 self._folder.drop(self._schema.store, key_group, self._stacks)
-            elif one.before is not None and one.plan.action == "fold" and not one.plan.links:
-                stacks[key_group] = one.before
+            elif stack is not None and plan.action == "fold" and not plan.links:
+                stacks[key_group] = stack
             else:
-                work.append(one)
-        parts = self._parts_of([link for one in work for link in one.plan.links])
-        bases = self._bases([one for one in work if one.plan.action == "restore"])
+                advances.append(_Advance(key_group, stack, plan))
+        parts = self._parts_of([link for advance in advances for link in advance.plan.links])
+        bases = self._fetch_bases([advance for advance in advances if advance.plan.action == "restore"])
         if bases:
-            self._stacks.refresh()  # upkeep may have been quicker
-        for one in work:
-            added = [parts[link] for link in one.plan.links]
-            stacks[one.key_group] = self._switched(one, bases.get(one.key_group, ()), added)
-        restores = sum(one.plan.action == "restore" for one in work)
-        return stacks, restores, sum(len(one.plan.links) for one in work)
+            self._stacks.refresh()  # upkeep may have restored some meanwhile
+        for advance in advances:
+            added = [parts[link] for link in advance.plan.links]
+            stacks[advance.key_group] = self._replace(advance, bases.get(advance.key_group, ()), added)
+        restores = sum(advance.plan.action == "restore" for advance in advances)
+        return stacks, restores, sum(len(advance.plan.links) for advance in advances)
 
-    def _switched(self, one: _Work, base: Sequence[StackedPart], added: Sequence[StackedPart]) -> Stack:
-        """Return a stack at the entry's head, and make it the copy; where another process has put another list there
-        meanwhile, which is no merge of it, that one stays.
+    def _plan(self, key_group: int, head: Head | None, entry: Entry) -> CopyPlan:
+        """Return what the copy at ``head`` lacks. Raises ``OutOfDate`` if it is beyond the entry."""
+        plan = plan_copy(head, entry, self._epoch, lambda: self._read_whole(key_group), newest=self._newest)
+        if plan.action == "beyond":
+            assert head is not None, "an absent copy is not beyond its entry"
+            raise OutOfDate(
+                f"The copy is at version {head.version} of epoch {head.epoch}, but the batch starts from version "
+                f"{plan.entry.head.version}.",
+                where=f"{self._schema.store}, key-group {key_group}",
+                id="RIFFLE-0463",
+            )
+        return plan
+
+    def _replace(self, advance: _Advance, base: Sequence[StackedPart], added: Sequence[StackedPart]) -> Stack:
+        """Make a stack at the entry's head the copy, and return it.
+
+        If another process has put a stack there that is no merge of the former one, that stays the copy.
         """
-        before = one.before
+        former = advance.stack
         for _ in range(_TRIES):
-            bottom = before if one.plan.action == "fold" else Stack(one.plan.base, tuple(base))
-            assert bottom is not None, "links are added to a copy that is there"
-            stack = bottom.with_parts(one.plan.entry.head, added)
-            if self._stacks.replace(one.key_group, before, stack):
+            bottom = former if advance.plan.action == "fold" else Stack(advance.plan.base, tuple(base))
+            assert bottom is not None, "links are added to an existing copy"
+            stack = bottom.with_parts(advance.plan.entry.head, added)
+            if self._stacks.replace(advance.key_group, former, stack):
                 return stack
-            now = self._stacks.read(one.key_group)
-            if before is None or now is None or now.head != before.head:
+            current = self._stacks.read(advance.key_group)
+            if former is None or current is None or current.head != former.head:
                 break
-            before = now
+            former = current
         self._parts.discard(base)
         return stack
 
     def _parts_of(self, links: Sequence[Link]) -> dict[Link, StackedPart]:
-        """Return a part in a file here of each link: one that this member sealed, or that is fetched now."""
+        """Return a local part for each link: sealed by this member, or fetched now."""
         parts = self._parts.sealed(links)
         self._reader.totals.local_parts += len(parts)
         missing = [link for link in links if link not in parts]
@@ -196,75 +193,74 @@ class StackKeeper:
             parts |= fetched
         return parts
 
-    def _bases(self, work: Iterable[_Work]) -> dict[int, tuple[StackedPart, ...]]:
+    def _fetch_bases(self, advances: Iterable[_Advance]) -> dict[int, tuple[StackedPart, ...]]:
+        """Fetch the snapshots of copies to restore, and return each as a stack's lowest part."""
         store = self._schema.store
-        wanted = [
-            WantedSnapshot(store, one.key_group, snapshot, self._stacks.new_file(one.key_group, snapshot.id))
-            for one in work if (snapshot := one.plan.entry.snapshot) is not None
-        ]  # fmt: skip
+        files = [
+            SnapshotFile(store, advance.key_group, snapshot, self._stacks.new_file(advance.key_group, snapshot.id))
+            for advance in advances
+            if (snapshot := advance.plan.entry.snapshot) is not None
+        ]
         try:
-            came = fetched_snapshots(self._reader, wanted)
-            return {one.key_group: (self._parts.base(one, came[one.path]),) for one in wanted}
+            ranges = fetched_snapshots(self._reader, files)
+            return {file.key_group: (self._parts.base(file, ranges[file.path]),) for file in files}
         except BaseException:
-            for one in wanted:
-                one.path.unlink(missing_ok=True)
+            for file in files:
+                file.path.unlink(missing_ok=True)
             raise
 
-    def _opened(
+    def _open(
         self, stacks: Mapping[int, Stack], entries: Mapping[int, Entry]
     ) -> tuple[dict[int, OpenStack], dict[int, DamagedCopy]]:
-        """Return the stacks with their runs, and what is wrong with those that have a part which is not as it was."""
+        """Return the intact stacks with their runs, and the errors of the damaged ones."""
         opened: dict[int, OpenStack] = {}
-        broken: dict[int, DamagedCopy] = {}
+        damaged: dict[int, DamagedCopy] = {}
         for key_group, stack in stacks.items():
+            timer_ms = entries[key_group].timer_ms
             try:
-                timer_ms = entries[key_group].timer_ms
                 opened[key_group] = OpenStack(stack, self._parts.runs(key_group, stack.parts, timer_ms), timer_ms)
             except DamagedCopy as error:
-                broken[key_group] = error
-        return opened, broken
+                damaged[key_group] = error
+        return opened, damaged
 
-    def forget(self, key_groups: Iterable[int]) -> None:
-        """Drop the copies of these key-groups: they are brought anew from the store."""
+    def drop(self, key_groups: Iterable[int]) -> None:
+        """Drop the copies of these key-groups, so that they are restored from the store."""
         for key_group in key_groups:
             self._stacks.drop(key_group)
 
-    def snapshot(self, key_group: int, entry: Entry, attempt: str) -> TakenRows:
-        """Return all that a copy holds at the entry's head, or where it is if that is beyond: a copy holds committed
-        effects only. The bytes are encrypted as the snapshot of this attempt.
+    def snapshot(self, key_group: int, entry: Entry, attempt: str) -> SnapshotData:
+        """Return the state of a copy at the entry's head, or at its own head if that is beyond.
 
-        Raises ``DamagedCopy``, ``OutOfDate`` if that is a newer driver's, and what bringing it raises.
-
-        Time passes from one snapshot to the next: stacks and files are looked at anew.
+        A copy holds committed effects only. The bytes are encrypted as the snapshot of this attempt. Raises
+        ``DamagedCopy``, ``OutOfDate`` if a newer driver has advanced the copy, and what ``advance`` raises.
         """
-        self._parts.look_again()
+        self._parts.look_again()  # time passes from one snapshot to the next
         if not self._stacks.has(key_group):
             self._stacks.refresh()
         try:
-            stack = self.bring({key_group: entry})[0][key_group].stack
+            stack = self.advance({key_group: entry})[0][key_group].stack
         except OutOfDate:
-            found = self._stacks.read(key_group)
-            if found is None:
+            beyond = self._stacks.read(key_group)
+            if beyond is None:
                 raise
-            stack = found
-        stack = self._stacks.read(key_group) or stack  # merged meanwhile
-        if stack.head.epoch > self._plans.epoch:
-            raise OutOfDate("a newer driver has moved the copy: what that declares is not known here", id="RIFFLE-0464")
+            stack = beyond
+        stack = self._stacks.read(key_group) or stack  # it may be merged meanwhile
+        if stack.head.epoch > self._epoch:
+            raise OutOfDate("A newer driver has advanced the copy, and its schema is unknown here.", id="RIFFLE-0464")
         snapshot_id = paths.snapshot_id(stack.head.version, attempt)
-        return TakenRows(stack.head, *self._parts.whole(key_group, stack, timer_of(entry, stack.head), snapshot_id))
+        return SnapshotData(stack.head, *self._parts.whole(key_group, stack, timer_of(entry, stack.head), snapshot_id))
 
     def tables(self, entries: Mapping[int, Entry]) -> dict[int, pa.Table]:
-        """Return the whole state of each key-group that was ever touched, with the columns of ``part_schema``. Raises
-        what bringing it raises.
-        """
-        return {key_group: read_all_rows(one.runs, self._schema) for key_group, one in self.bring(entries)[0].items()}
+        """Return the whole state of each key-group with state, with the columns of ``part_schema``."""
+        return {
+            key_group: read_all_rows(copy.runs, self._schema) for key_group, copy in self.advance(entries)[0].items()
+        }
 
-    def begin_caches(self, entries: Mapping[int, Entry]) -> set[int]:
-        """Make every copy one that can be brought to its entry's head from what lies in the folder; return those that
-        were lost.
+    def prepare_caches(self, entries: Mapping[int, Entry]) -> set[int]:
+        """Make every copy of a cache one that can reach its entry's head from local files. Return the lost ones.
 
-        Nothing of a cache can be fetched: a copy that is neither at the head nor, with the last link's file at hand,
-        before it is lost, and begun again, empty, at the head.
+        Nothing of a cache can be fetched. A copy is lost unless it is at the head, or before the last link whose file
+        is local. A lost copy is started again, empty, at the head.
         """
         lost: set[int] = set()
         for key_group, entry in entries.items():
@@ -272,27 +268,24 @@ class StackKeeper:
                 self._stacks.drop(key_group)
                 continue
             link = entry.chain[-1]
-            at_hand = link in self._parts.sealed([link])
+            is_local = link in self._parts.sealed([link])
             for _ in range(_TRIES):
-                before = self._stacks.read(key_group)
-                begin = cache_begins_at(before.head if before else None, entry, at_hand=at_hand)
-                if begin is None or self._stacks.replace(key_group, before, Stack(begin)):
+                stack = self._stacks.read(key_group)
+                start = empty_cache_head(stack.head if stack else None, entry, is_local=is_local)
+                if start is None or self._stacks.replace(key_group, stack, Stack(start)):
                     break
-            # A run that was given up may have begun it: the last link's rows are in no part of it.
-            is_begun = begin is None and before == Stack(entry.head) and link.rows > 0
-            lost |= {key_group} if begin == entry.head or is_begun else set()
+            # A run that was given up may have started it empty at the head: then it lacks the last link's rows.
+            was_started = start is None and stack == Stack(entry.head) and link.rows > 0
+            if start == entry.head or was_started:
+                lost.add(key_group)
         return lost
 
 
-def _cause(error: DamagedCopy) -> RiffleError:
-    """Return what is to be told of a copy that was brought anew from the store in vain."""
-    return error.__cause__ if isinstance(error.__cause__, RiffleError) else error
+def empty_cache_head(head: Head | None, entry: Entry, *, is_local: bool) -> Head | None:
+    """Return where an empty copy of a cache starts, ``None`` if the copy at ``head`` can reach the entry's head.
 
-
-def cache_begins_at(head: Head | None, entry: Entry, *, at_hand: bool) -> Head | None:
-    """Return where an empty copy of a cache is to begin, ``None`` if the one at ``head`` can be brought. ``at_hand``:
-    the newest delta lies here.
+    ``is_local``: the newest delta is in a local file.
     """
-    if head == entry.head or (at_hand and head == entry.base):
+    if head == entry.head or (is_local and head == entry.base):
         return None
-    return EMPTY_HEAD if at_hand and entry.base == EMPTY_HEAD else entry.head
+    return EMPTY_HEAD if is_local and entry.base == EMPTY_HEAD else entry.head

@@ -1,7 +1,6 @@
-"""What becomes part of a stack: sealed deltas, snapshots that were fetched, parts that were merged, and what comes
-beside the batches, piece by piece. Knows files and formats. Does not know which copies are wanted.
+"""The parts of stacks: sealed deltas, fetched snapshots, merged parts, and what upkeep adds piece by piece.
 
-Merging makes stacks quicker to read and frees disk; it changes nothing that a copy holds.
+Merging makes stacks faster to read and frees disk. It does not change the state of a copy.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,20 +21,20 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry, Head, Link
 from riffle_spark.state.objects.encryption import PLAIN, Keys, Place, key_id_of
 from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
-from riffle_spark.state.restore.fetched_ranges import FetchedRange, are_kept
+from riffle_spark.state.restore.fetched_ranges import FetchedRange, are_stored
 from riffle_spark.state.restore.prefetch import Budget, prefetched
-from riffle_spark.state.restore.reader import Reader, WantedSnapshot, kept_parts, span_bytes
+from riffle_spark.state.restore.reader import Reader, SnapshotFile, span_bytes, write_parts
 from riffle_spark.state.schemas.history import FIRST
 from riffle_spark.state.schemas.store_schema import StoreSchema
 
 __all__ = ["UNKNOWN_MS", "OpenStack", "StackFollower", "StackParts", "timer_of"]
 
 _GAP_BYTES = 8 << 20
-"""Beside the batches a delta is got in one get unless more than this lies between two parts."""
+"""Upkeep gets a delta with one GET unless two parts are further apart."""
 UNKNOWN_MS = -NEVER_MS
-"""The timer of a copy of which nobody knows what is gone."""
+"""The timer of a copy at another head than its entry's, so that its expired rows are unknown."""
 
-_PARTS_MOST = 9
+_PARTS_MAX = 9
 _MERGED_SHARE = 0.5
 _MERGED_BYTES_MIN = 8 * 1024
 _MERGED_BYTES_AT_ONCE = 16 << 20
@@ -43,9 +42,7 @@ _MERGED_BYTES_AT_ONCE = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class OpenStack:
-    """One key-group's copy, each of its parts found whole: ``runs`` holds the newest rows first. ``timer_ms`` is what
-    the log has at its head.
-    """
+    """One key-group's intact copy. ``runs`` holds the newest rows first, ``timer_ms`` is the entry's at its head."""
 
     stack: Stack
     runs: tuple[Run, ...]
@@ -53,12 +50,12 @@ class OpenStack:
 
 
 def timer_of(entry: Entry, head: Head) -> int | None:
-    """Return the timer that the log has at a copy's head, if that is the entry's: at others, nobody knows it."""
+    """Return the timer at a copy's head, ``UNKNOWN_MS`` if that is not the entry's."""
     return entry.timer_ms if head == entry.head else UNKNOWN_MS
 
 
 class StackParts:
-    """The parts of one store's stacks in a member's folder, as one task sees them: each file is looked at once."""
+    """The parts of one store's stacks in a member's folder. One task checks each file once."""
 
     def __init__(self, folder: Folder, schema: StoreSchema, stacks: Stacks, keys: Keys | None = None) -> None:
         self._folder = folder
@@ -68,18 +65,18 @@ class StackParts:
         self._files = PartFiles(folder.path, keys)
 
     def sealed(self, links: Collection[Link]) -> dict[Link, StackedPart]:
-        """Return those links' parts that this member sealed itself and still has, whole."""
-        folder, heads = self._folder.sealed.name, {link.head for link in links}
-        known = {head: (f"{folder}/{head.version}-{head.attempt}", head.epoch) for head in heads}
+        """Return the intact parts of links that this member sealed itself."""
+        folder = self._folder.sealed.name
         parts = {}
         for link in links:
-            name, epoch = known[link.head]
-            parts[link] = StackedPart(name, link.start, link.length, link.checksum, link.rows, epoch)
+            name = f"{folder}/{link.head.version}-{link.head.attempt}"
+            parts[link] = StackedPart(name, link.start, link.length, link.checksum, link.rows, link.head.epoch)
         return {link: part for link, part in parts.items() if self._files.is_intact(part)}
 
     def runs(self, key_group: int, parts: Sequence[StackedPart], timer_ms: int | None) -> tuple[Run, ...]:
-        """Return the rows of a key-group's parts, the newest first. What was due before the timer is gone: it is what
-        the log has at the stack's head, or ``UNKNOWN_MS``. Raises ``DamagedCopy``.
+        """Return the rows of a key-group's parts, newest first. Raises ``DamagedCopy``.
+
+        ``timer_ms`` is the entry's at the stack's head, or ``UNKNOWN_MS``. Rows that were due before it are expired.
         """
         runs = tuple(run for part in reversed(parts) for run in self._files.runs(part, self._schema, key_group))
         if self._schema.due is None:
@@ -87,36 +84,36 @@ class StackParts:
         return tuple(replace(run, first_ms=first_ms_of(timer_ms)) for run in runs)
 
     def close_removed(self) -> None:
-        """Let go of files that were removed."""
+        """Release files that were removed."""
         self._files.close_removed()
 
     def look_again(self) -> None:
-        """Look at all files anew when they are needed next."""
+        """Check all files again when they are needed next."""
         self._files = PartFiles(self._folder.path, self._keys)
 
     def mark_verified(self, parts: Iterable[StackedPart]) -> None:
-        """Note parts that were found whole when they were fetched, just now. Raises ``LocalDiskError``."""
+        """Mark parts as intact that were checked while they were fetched. Raises ``LocalDiskError``."""
         for part in parts:
             self._files.mark_verified(part)
 
-    def base(self, fetched: WantedSnapshot, came: Iterable[FetchedRange]) -> StackedPart:
-        """Return a snapshot that was fetched as the lowest part of a stack. One whose rows cannot be read where they
-        lie is unpacked, once. ``came`` is asked for what came of it to its end only where the file is not whole.
+    def base(self, fetched: SnapshotFile, ranges: Iterable[FetchedRange]) -> StackedPart:
+        """Return a fetched snapshot as the lowest part of a stack. A snapshot in an old format is converted.
 
-        Raises ``CorruptStateError`` naming the object if its bytes are not those that were sealed, and
-        ``LocalDiskError`` if the disk does not have what came.
+        ``ranges`` are read only as far as needed. Raises ``CorruptStateError`` if the object is not what was sealed,
+        and ``LocalDiskError`` if the disk altered what arrived.
         """
-        snapshot, name = fetched.snapshot, paths.snapshot(fetched.store, fetched.key_group, fetched.snapshot.id)
-        of_snapshot = snapshot.length, snapshot.checksum, snapshot.rows, snapshot.head.epoch
-        part = StackedPart(self._stacks.name_of(fetched.path), 0, *of_snapshot)
+        snapshot = fetched.snapshot
+        file_name = self._stacks.name_of(fetched.path)
+        part = StackedPart(file_name, 0, snapshot.length, snapshot.checksum, snapshot.rows, snapshot.head.epoch)
         try:
-            if came == [FetchedRange(0, snapshot.length, snapshot.checksum)]:
+            if ranges == [FetchedRange(0, snapshot.length, snapshot.checksum)]:
                 self._files.mark_verified(part)
             data = self._files.data(part)
         except DamagedCopy as error:
-            raise self._blame(fetched, part, came, error) from error
+            raise self._cause_of_damage(fetched, part, ranges, error) from error
         if self._keys is not None and key_id_of(data) != PLAIN:
-            return part  # nothing was ever encrypted that cannot be read as it is
+            return part  # encrypted parts always have the current format
+        name = paths.snapshot(fetched.store, fetched.key_group, snapshot.id)
         table = part_codec.open_part(data, name)
         if part_codec.HASH in table.column_names:
             return part
@@ -125,33 +122,31 @@ class StackParts:
         data = part_codec.encode(table, self._schema.due)
         return self._written(fetched.key_group, data, table.num_rows, part.epoch)
 
-    def _blame(
-        self, fetched: WantedSnapshot, part: StackedPart, came: Iterable[FetchedRange], error: DamagedCopy
+    def _cause_of_damage(
+        self, fetched: SnapshotFile, part: StackedPart, ranges: Iterable[FetchedRange], error: DamagedCopy
     ) -> RiffleError:
-        """Return whose error it is that a snapshot's file, which goes, is not whole: the object's if it is not when it
-        is read once more, and yet has what came.
-        """
-        refused = disk_refused(f"a snapshot that was just fetched: {error.problem}", fetched.path)
+        """Remove a damaged snapshot's file. Return the object's error if the file has what arrived, else the disk's."""
+        disk_error = disk_refused(f"A snapshot was altered after it was fetched: {error.problem}", fetched.path)
         if isinstance(error.__cause__, OSError):
-            return refused
+            return disk_error
         try:
-            is_of_disk = self._files.verify(part) or not are_kept(fetched.path, came)
+            is_disk = self._files.verify(part) or not are_stored(fetched.path, ranges)
         finally:
             fetched.path.unlink(missing_ok=True)
         name = paths.snapshot(fetched.store, fetched.key_group, fetched.snapshot.id)
-        return refused if is_of_disk else part_codec.altered(name)
+        return disk_error if is_disk else part_codec.altered(name)
 
     def _sealed(self, data: bytes, place: Place) -> bytes:
-        """Return a part's bytes, encrypted for this place if there are keys."""
+        """Return a part's bytes, encrypted if there are keys."""
         return data if self._keys is None else self._keys.new_encryption()(data, place)
 
     def discard(self, parts: Iterable[StackedPart]) -> None:
-        """Remove the files of parts that became no stack's."""
+        """Remove the files of parts that are in no stack."""
         for part in parts:
             (self._folder.path / part.file).unlink(missing_ok=True)
 
     def _written(self, key_group: int, data: bytes, rows: int, epoch: int) -> StackedPart:
-        """Write a part's bytes, not yet encrypted, as a file that only this key-group has."""
+        """Write a part's plain bytes as a new file of this key-group, encrypted if there are keys."""
         path = self._stacks.new_file(key_group)
         name = self._stacks.name_of(path)
         data = self._sealed(data, place_of(name, self._schema.store, key_group))
@@ -160,35 +155,37 @@ class StackParts:
         except OSError:
             path.unlink(missing_ok=True)
             raise
-        of_data = len(data), part_codec.checksum(data), rows
-        return StackedPart(name, 0, *of_data, epoch, self._schema.history.newest)
+        checksum = part_codec.checksum(data)
+        return StackedPart(name, 0, len(data), checksum, rows, epoch, self._schema.history.newest)
 
     def merge_some(self, opened: Mapping[int, OpenStack]) -> None:
-        """Merge stacks that have grown high, of bounded bytes at once, but one in any case. Raises ``DamagedCopy``.
+        """Merge stacks with many or large parts, up to a limit of bytes, but at least one. Raises ``DamagedCopy``.
 
-        Where one has, those go with it that are half as high: stacks share files, which go when the last lets them go.
+        If one is merged, so are those of half that size: stacks share files, which are removed with the last stack.
         """
-        if all(_merged_from(one.stack.parts, _MERGED_SHARE) is None for one in opened.values()):
+        if all(_merge_start(copy.stack.parts, _MERGED_SHARE) is None for copy in opened.values()):
             return
-        left = _MERGED_BYTES_AT_ONCE
-        for key_group, one in opened.items():
-            if left > 0:
-                left -= self.merge_if_high(key_group, one.stack, one.timer_ms, _MERGED_SHARE / 2)
+        bytes_left = _MERGED_BYTES_AT_ONCE
+        for key_group, copy in opened.items():
+            if bytes_left > 0:
+                bytes_left -= self.merge_if_large(key_group, copy.stack, copy.timer_ms, _MERGED_SHARE / 2)
 
-    def merge_if_high(self, key_group: int, stack: Stack, timer_ms: int | None, share: float = _MERGED_SHARE) -> int:
-        """Merge a stack, or the top of it, if what lies on the lowest part is more than this share of it, twice that in
-        rows, or of too many parts; return how many bytes went into that. ``timer_ms`` as of ``runs``.
+    def merge_if_large(self, key_group: int, stack: Stack, timer_ms: int | None, share: float = _MERGED_SHARE) -> int:
+        """Merge a stack or its top, if the parts above the lowest have grown. Return the bytes of merged parts.
+
+        That is more than ``share`` of the lowest part's bytes, twice that of its rows, or too many parts. ``timer_ms``
+        is that of ``runs``.
         """
-        at = _merged_from(stack.parts, share)
-        if at is None:
+        start = _merge_start(stack.parts, share)
+        if start is None:
             return 0
-        self._merge(key_group, stack.parts[at:], timer_ms, bottom=at == 0)
-        return sum(part.length for part in stack.parts[at:])
+        self._merge(key_group, stack.parts[start:], timer_ms, bottom=start == 0)
+        return sum(part.length for part in stack.parts[start:])
 
     def _merge(
         self, key_group: int, parts: Sequence[StackedPart], timer_ms: int | None, *, bottom: bool
     ) -> tuple[bytes, int]:
-        """Replace parts by one merged part if they are still there. Return its bytes, not encrypted, and its rows."""
+        """Replace parts by one merged part, if they are still in the stack. Return its plain bytes and its rows."""
         self._files.unverify(parts)
         table = merge_rows(self.runs(key_group, parts, timer_ms), self._schema, bottom=bottom)
         data = part_codec.encode(table, self._schema.due)
@@ -200,10 +197,9 @@ class StackParts:
         return data, table.num_rows
 
     def whole(self, key_group: int, stack: Stack, timer_ms: int | None, snapshot_id: str) -> tuple[bytes, int]:
-        """Return all that a stack holds as the bytes of this snapshot, and its rows. What had to be merged stays
-        merged. ``timer_ms`` as of ``runs``.
+        """Return the state of a stack as the bytes of this snapshot, and its rows. A merge that it needs stays.
 
-        Raises ``DamagedCopy``.
+        ``timer_ms`` is that of ``runs``. Raises ``DamagedCopy``.
         """
         self._files.unverify(stack.parts)
         place = paths.snapshot_place(self._schema.store, key_group, snapshot_id)
@@ -215,22 +211,26 @@ class StackParts:
         return self._sealed(merged, place), rows
 
 
-def _merged_from(parts: Sequence[StackedPart], share: float) -> int | None:
-    """Return from which part on a stack is to be merged: from the bottom where what lies above has grown, and else, of
-    too many, those at the top that are of like size; ``None`` if it is fine.
+def _merge_start(parts: Sequence[StackedPart], share: float) -> int | None:
+    """Return the index of the first part to merge, ``None`` if the stack is fine.
 
-    What is packed takes more when it was merged. So rows count too, which bound what is unpacked in memory as well.
+    If the parts above the lowest have grown, that is 0. If there are too many parts, it is the start of those at the
+    top that have similar sizes. Compressed parts take more bytes once merged, so rows count too. They also bound the
+    memory of a merge.
     """
-    above = sum(part.length for part in parts[1:])
-    if above > _MERGED_BYTES_MIN and (above > share * parts[0].length or _rows(parts[1:]) > 2 * share * parts[0].rows):
+    upper_bytes = sum(part.length for part in parts[1:])
+    if upper_bytes > _MERGED_BYTES_MIN and (
+        upper_bytes > share * parts[0].length or _rows(parts[1:]) > 2 * share * parts[0].rows
+    ):
         return 0
-    if len(parts) <= _PARTS_MOST:
+    if len(parts) <= _PARTS_MAX:
         return None
-    at, size = len(parts) - 2, parts[-1].length + parts[-2].length
-    while at > 1 and parts[at - 1].length <= 2 * size:
-        at -= 1
-        size += parts[at].length
-    return at if _rows(parts[at:]) <= share * parts[0].rows else 0
+    start = len(parts) - 2
+    size = parts[-1].length + parts[-2].length
+    while start > 1 and parts[start - 1].length <= 2 * size:
+        start -= 1
+        size += parts[start].length
+    return start if _rows(parts[start:]) <= share * parts[0].rows else 0
 
 
 def _rows(parts: Iterable[StackedPart]) -> int:
@@ -238,12 +238,17 @@ def _rows(parts: Iterable[StackedPart]) -> int:
 
 
 class StackFollower:
-    """Brings one store's copies after the log: what a link or a snapshot names becomes part of a stack."""
+    """Adds fetched links and snapshots to one store's stacks, for upkeep."""
 
     def __init__(
-        self, schema: StoreSchema, folder: Folder, reader: Reader, incoming: IncomingSnapshots, planner: CopyPlanner,
+        self,
+        schema: StoreSchema,
+        folder: Folder,
+        reader: Reader,
+        incoming: IncomingSnapshots,
+        planner: CopyPlanner,
         budget: Budget,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._folder = folder
         self._reader = reader
         self._incoming = incoming
@@ -252,27 +257,24 @@ class StackFollower:
         self._stacks = planner.stacks(schema.store)
         self._parts = StackParts(folder, schema, self._stacks, reader.keys)
 
-    def advance(self, those: Sequence[CopyProgress]) -> int:
-        """Add the links that these copies lack, as far as the budget goes; return how many."""
+    def advance(self, copies: Sequence[CopyProgress]) -> int:
+        """Add the links that these copies lack, within the budget. Return how many."""
         with self._folder.deltas_kept():
-            return self._advanced(those)
+            copies_by_link = {link: copy for copy in copies for link in copy.links}
+            parts = self._sealed_parts(copies_by_link)
+            runs = iter(self._reader.runs(copies_by_link.keys() - parts.keys(), _GAP_BYTES))
+            with closing(prefetched(self._reader.fetched, self._granted(runs), span_bytes)) as fetching:
+                for run, data in fetching:
+                    parts |= self._write(run, data, copies_by_link)
+            return sum(self._add(copy, parts) for copy in copies)
 
-    def _advanced(self, those: Sequence[CopyProgress]) -> int:
-        owed = {link: one for one in those for link in one.links}
-        coming = self._at_hand(owed)
-        runs = iter(self._reader.runs(owed.keys() - coming.keys(), _GAP_BYTES))
-        with closing(prefetched(self._reader.fetched, self._granted(runs), span_bytes)) as getting:
-            for run, data in getting:
-                coming |= self._kept(run, data, owed)
-        return sum(self._add(one, coming) for one in those)
-
-    def _at_hand(self, owed: Mapping[Link, CopyProgress]) -> dict[Link, StackedPart]:
-        """Return the parts of deltas that this member sealed itself and still has."""
-        found = self._parts.sealed(owed)
-        if not found or not self._budget.allows():
+    def _sealed_parts(self, links: Mapping[Link, CopyProgress]) -> dict[Link, StackedPart]:
+        """Return the intact parts of deltas that this member sealed itself."""
+        parts = self._parts.sealed(links)
+        if not parts or not self._budget.allows():
             return {}
-        self._reader.totals.local_parts += len(found)
-        return found
+        self._reader.totals.local_parts += len(parts)
+        return parts
 
     def _granted(self, runs: Iterator[list[Link]]) -> Iterator[list[Link]]:
         for run in runs:
@@ -280,80 +282,92 @@ class StackFollower:
                 return
             yield run
 
-    def _kept(
-        self, run: list[Link], getting: Future[dict[Link, memoryview | CorruptStateError]],
-        owed: Mapping[Link, CopyProgress],
-    ) -> dict[Link, StackedPart]:  # fmt: skip
+    def _write(
+        self,
+        run: list[Link],
+        fetching: Future[dict[Link, memoryview | CorruptStateError]],
+        copies_by_link: Mapping[Link, CopyProgress],
+    ) -> dict[Link, StackedPart]:
+        """Write the fetched parts of a run. Errors are stored in their copies."""
+        fetched: Mapping[Link, memoryview | Exception]
         try:
-            found: Mapping[Link, memoryview | Exception] = getting.result()
-            kept = kept_parts(self._folder, {k: data for k, data in found.items() if isinstance(data, memoryview)})
-            self._parts.mark_verified(kept.values())
-        except Exception as trouble:  # noqa: BLE001 - the driver is told and orders it again
-            found, kept = dict.fromkeys(run, trouble), {}
-        for link, data in found.items():
+            fetched = fetching.result()
+            data_by_link = {link: data for link, data in fetched.items() if isinstance(data, memoryview)}
+            parts = write_parts(self._folder, data_by_link)
+            self._parts.mark_verified(parts.values())
+        except Exception as error:  # noqa: BLE001 - reported to the driver, which orders the copy again
+            fetched = dict.fromkeys(run, error)
+            parts = {}
+        for link, data in fetched.items():
             if isinstance(data, Exception):
-                owed[link].fail(data)
-        return kept
+                copies_by_link[link].fail(data)
+        return parts
 
-    def _add(self, one: CopyProgress, coming: Mapping[Link, StackedPart]) -> int:
-        """Put the next links of a copy on its stack, as far as they have come; return how many."""
-        links = list(takewhile(coming.__contains__, one.links))
+    def _add(self, copy: CopyProgress, parts: Mapping[Link, StackedPart]) -> int:
+        """Add the next links of a copy to its stack, as far as they are present. Return how many."""
+        links = list(takewhile(parts.__contains__, copy.links))
         if not links:
             return 0
         try:
-            stack = self._switched(one, links, coming)
-            self._parts.merge_if_high(one.address[1], stack, timer_of(one.entry, stack.head))
-        except OutOfDate as trouble:
-            self._planner.look_again(one, trouble)
-        except DamagedCopy as trouble:
-            self._planner.give_up(one, trouble)
-        except Exception as trouble:  # noqa: BLE001 - as above
-            one.fail(trouble)
+            stack = self._replace(copy, links, parts)
+            self._parts.merge_if_large(copy.address[1], stack, timer_of(copy.entry, stack.head))
+        except OutOfDate as error:
+            self._planner.replan(copy, error)
+        except DamagedCopy as error:
+            self._planner.drop_damaged(copy, error)
+        except Exception as error:  # noqa: BLE001 - as above
+            copy.fail(error)
         else:
-            one.at, one.links = links[-1].head, one.links[len(links) :]
-            one.fetched += sum(link.length for link in links)
+            copy.head = links[-1].head
+            copy.links = copy.links[len(links) :]
+            copy.fetched += sum(link.length for link in links)
             return len(links)
         return 0
 
-    def _switched(self, one: CopyProgress, links: Sequence[Link], coming: Mapping[Link, StackedPart]) -> Stack:
-        key_group = one.address[1]
-        before = self._stacks.read(key_group)
-        if before is None:
+    def _replace(self, copy: CopyProgress, links: Sequence[Link], parts: Mapping[Link, StackedPart]) -> Stack:
+        key_group = copy.address[1]
+        former = self._stacks.read(key_group)
+        if former is None:
             raise OutOfDate(
-                "the copy went while it followed", remedy="nothing: the next piece restores it", id="RIFFLE-0465"
+                "The copy was removed while it was advanced.",
+                remedy="None: the next piece restores it.",
+                id="RIFFLE-0465",
             )
-        if before.head == one.at:
-            stack = before.with_parts(links[-1].head, [coming[link] for link in links])
-            if self._stacks.replace(key_group, before, stack):
+        if former.head == copy.head:
+            stack = former.with_parts(links[-1].head, [parts[link] for link in links])
+            if self._stacks.replace(key_group, former, stack):
                 return stack
         raise OutOfDate(
-            "another process moved the copy", remedy="nothing: the next piece looks again", id="RIFFLE-0466"
+            "Another process advanced the copy.", remedy="None: the next piece plans it again.", id="RIFFLE-0466"
         )
 
-    def begin(self, one: CopyProgress) -> bool:
-        """Switch in a stack at the entry's base unless another process did; tell which. Raises what it finds."""
-        key_group, snapshot = one.address[1], one.entry.snapshot
+    def create(self, copy: CopyProgress) -> bool:
+        """Create a copy at the entry's base, unless another process did. Return whether it was created."""
+        key_group = copy.address[1]
+        snapshot = copy.entry.snapshot
         parts: tuple[StackedPart, ...] = ()
         if snapshot is not None:
-            wanted = WantedSnapshot(*one.address, snapshot, self._stacks.new_file(key_group, snapshot.id))
-            came = self._incoming.move(one.address, snapshot, wanted.path)
+            file = SnapshotFile(*copy.address, snapshot, self._stacks.new_file(key_group, snapshot.id))
+            ranges = self._incoming.move(copy.address, snapshot, file.path)
             try:
-                parts = (self._parts.base(wanted, self._came(wanted, came)),)
+                parts = (self._parts.base(file, self._all_ranges(file, ranges)),)
             except Exception:
-                wanted.path.unlink(missing_ok=True)
+                file.path.unlink(missing_ok=True)
                 raise
-        if self._stacks.replace(key_group, self._stacks.read(key_group), Stack(one.entry.base, parts)):
+        if self._stacks.replace(key_group, self._stacks.read(key_group), Stack(copy.entry.base, parts)):
             return True
         self._parts.discard(parts)
         return False
 
-    def _came(self, wanted: WantedSnapshot, in_this_piece: Sequence[FetchedRange]) -> Iterator[FetchedRange]:
-        """Yield what came of a snapshot in this piece. What came before is compared with what comes now: nobody knows
-        any more what it was. Raises ``DamagedCopy`` if that is something else.
+    def _all_ranges(self, file: SnapshotFile, own_ranges: Sequence[FetchedRange]) -> Iterator[FetchedRange]:
+        """Yield the ranges that arrived in this piece.
+
+        The checksums of earlier pieces are lost, so the start of the snapshot is fetched again. Raises ``DamagedCopy``
+        if the file has another start.
         """
-        yield from in_this_piece
-        before = in_this_piece[0].start if in_this_piece else wanted.snapshot.length
-        if before:
-            again = self._reader.beginning((wanted.store, wanted.key_group), wanted.snapshot, before)
-            if not are_kept(wanted.path, [again]):
-                raise damaged("what had come of a snapshot before is not what the store has", wanted.path)
+        yield from own_ranges
+        start_bytes = own_ranges[0].start if own_ranges else file.snapshot.length
+        if start_bytes:
+            start = self._reader.checksum_start((file.store, file.key_group), file.snapshot, start_bytes)
+            if not are_stored(file.path, [start]):
+                raise damaged("The start of a snapshot's file is not what the store has.", file.path)

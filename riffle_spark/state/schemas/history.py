@@ -1,9 +1,11 @@
-"""Since when each name of a store's state is declared: a column or variable that went and comes back is a new one,
-which begins empty whatever older parts hold under its name. Knows names and epochs. Does not know parts.
+"""The history of a store's declared names.
 
-A declaration changes with a driver, so epochs tell the order, also after a state was taken over by another query. In a
-root that was restored from a backup they come again, with other declarations: so each has an id, of what it names and
-of all before it, by which local copies know theirs.
+A column or variable that was removed and declared again is a new one. It starts empty, whatever older parts hold under
+its name.
+
+A declaration changes only when a driver starts, so epochs order the declarations, also after another query adopted the
+state. In a root that was restored from a backup, epochs repeat with other declarations. So each declaration has an id,
+a hash of its names and of all declarations before it. Local copies store that id.
 """
 
 import json
@@ -16,17 +18,18 @@ import xxhash
 __all__ = ["FIRST", "NEVER_CHANGED", "History", "Name"]
 
 Name: TypeAlias = tuple[str, ...]
-"""A column or a variable, or a variable and one of its fields."""
+"""A column, a variable, or a variable and one of its fields."""
 FIRST: Final = -1
-"""Stands for the epoch of a store's first declaration, and is its id."""
+"""The epoch and the id of a store's first declaration."""
 _ID_BITS = 63
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """``changes`` are the epochs in which another declaration came, ascending; ``since`` says of those names that were
-    not there from the first on in which they came last. ``ids`` are those of the declarations that came with the
-    changes: where records of before do not tell them, the epochs.
+    """The changes of a store's declaration.
+
+    ``changes`` are their epochs, ascending, and ``ids`` the ids of the declarations after them (in older records the
+    epochs). ``since`` has the epoch of each declared name that the first declaration did not have, or not all the time.
     """
 
     changes: tuple[int, ...] = ()
@@ -35,36 +38,37 @@ class History:
 
     @property
     def newest(self) -> int:
-        """The id of the declaration of today."""
+        """The id of the current declaration."""
         return self.ids[-1] if self.ids else FIRST
 
     def leads_from(self, declaration: int) -> bool:
-        """Tell whether the declaration of that id is today's, or one before it in this line."""
+        """Return whether the declaration with this id is the current one or one before it."""
         return declaration == FIRST or declaration in self.ids
 
-    def changed(self, before: Set[Name], now: Set[Name], epoch: int) -> "History":
-        """Return the history after the names that are declared have changed in an epoch."""
-        kept = {name: since for name, since in self.since if name in now}
-        came = dict.fromkeys(now - before, epoch)
-        told = json.dumps([self.ids, epoch, sorted(now)]).encode()
-        declaration = xxhash.xxh3_64_intdigest(told) % (1 << _ID_BITS)
-        return History((*self.changes, epoch), tuple(sorted((kept | came).items())), (*self.ids, declaration))
+    def changed(self, old_names: Set[Name], new_names: Set[Name], epoch: int) -> "History":
+        """Return the history after the declared names changed in ``epoch``."""
+        since = {name: added for name, added in self.since if name in new_names}
+        since |= dict.fromkeys(new_names - old_names, epoch)
+        text = json.dumps([self.ids, epoch, sorted(new_names)]).encode()
+        declaration = xxhash.xxh3_64_intdigest(text) % (1 << _ID_BITS)
+        return History((*self.changes, epoch), tuple(sorted(since.items())), (*self.ids, declaration))
 
     def later_than(self, epoch: int) -> Set[Name]:
-        """Return the names that are declared since a later epoch: what was written then is not of theirs."""
+        """Return the names declared since a later epoch. Values of this epoch are not theirs."""
         return {name for name, since in self.since if since > epoch}
 
     def to_text(self) -> str:
-        """Return the history as JSON; ``of_text`` reads it."""
+        """Return the history as JSON, for ``of_text``."""
         return json.dumps({"changes": self.changes, "since": self.since, "ids": self.ids})
 
     @staticmethod
     def of_text(text: str | None) -> "History":
-        """Return the history that ``to_text`` gave; without a text nothing has ever changed."""
+        """Return the history of ``to_text``. ``None`` means no change."""
         if text is None:
             return NEVER_CHANGED
         body = json.loads(text)
-        changes, since = tuple(body["changes"]), tuple((tuple(name), since) for name, since in body["since"])
+        changes = tuple(body["changes"])
+        since = tuple((tuple(name), epoch) for name, epoch in body["since"])
         return History(changes, since, tuple(body.get("ids", changes)))
 
 

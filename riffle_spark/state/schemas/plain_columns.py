@@ -1,4 +1,4 @@
-"""The columns of a store that has one row a key. Knows key hashes. Does not know files or logs."""
+"""The columns of a store with one row per key."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,8 +27,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class PlainColumns:
-    """The key and state columns of one store (Arrow schemas). ``due`` names the one that says when a row is due, by
-    what time ``time_mode`` says; ``routed_by`` the first columns of the key, where rows go by these alone.
+    """The key and state columns of one store.
+
+    ``due`` names the column with a row's due time, by the clock of ``time_mode``. ``routed_by`` are the first key
+    columns, if rows are routed by these only.
     """
 
     one_row_a_key: ClassVar[bool] = True
@@ -43,7 +45,7 @@ class PlainColumns:
 
     @staticmethod
     def of_text(store: str, text: Mapping[str, str]) -> "PlainColumns":
-        """Return the schema that ``to_text`` gave: the same each time, as a process keeps it with its codecs."""
+        """Return the schema of ``to_text``: the same object each time, because it caches codecs."""
         times = text.get("due"), text.get("time_mode", "None")
         return _of_text(store, text["key"], text["state"], *times, text.get("history"), text.get(_ROUTED_BY))
 
@@ -52,24 +54,25 @@ class PlainColumns:
         """See ``StoreSchema``."""
         return self.routed_by or tuple(self.key.names)
 
-    def either(self, columns: "Callable[[PlainColumns], Result]", variables: object) -> Result:  # noqa: ARG002 - a kind
+    def either(self, columns: "Callable[[PlainColumns], Result]", variables: object) -> Result:  # noqa: ARG002 - a StoreSchema
         """See ``StoreSchema``."""
         return columns(self)
 
     def to_text(self) -> dict[str, str]:
         """See ``StoreSchema``."""
         text = f"{listed(self.key)} | {listed(self.state)}"
-        whole = {"key": packed(self.key), "state": packed(self.state), "text": text, **self._routed}
-        if self.due is None:
-            return whole
-        return {**whole, "text": f"{text} | due: {self.due} by {self.time_mode}", **self._times}
+        if self.due is not None:
+            text += f" | due: {self.due} by {self.time_mode}"
+        return {"key": packed(self.key), "state": packed(self.state), "text": text, **self._routed, **self._times}
 
     def can_read(self, text: Mapping[str, str]) -> bool:
-        """See ``StoreSchema``. Columns that may be null come, others go; types become wider. What says when rows are
-        due stays: nobody has noted it of another column, and by another time all may be due at once.
+        """See ``StoreSchema``. Nullable columns may be added, columns removed, and types widened.
+
+        The due column and its clock must not change: other columns have no index of due times, and by another clock all
+        rows may be due at once.
         """
-        known = {name: text[name] for name in ("due", "time_mode") if name in text}
-        if "state" not in text or unpacked(text.get("key", "")) != self.key or known != self._times:
+        stored_times = {name: text[name] for name in ("due", "time_mode") if name in text}
+        if "state" not in text or unpacked(text.get("key", "")) != self.key or stored_times != self._times:
             return False
         if text.get(_ROUTED_BY) != self._routed.get(_ROUTED_BY):
             return False
@@ -92,19 +95,19 @@ class PlainColumns:
         """See ``StoreSchema``."""
         if not self.history.since:
             return table
-        others = [column for (column,) in self.history.later_than(epoch) if column in table.column_names]
-        return table.drop_columns(others) if others else table
+        later = [column for (column,) in self.history.later_than(epoch) if column in table.column_names]
+        return table.drop_columns(later) if later else table
 
     def encoded(self, table: pa.Table) -> pa.Array:
         """Return the stored keys of a table's rows (binary, order-preserving)."""
         return encode_keys([one_array(table.column(name)) for name in self.key.names])
 
     def hashes(self, table: pa.Table) -> Words:
-        """Return the 64-bit hashes of a table's keys: those that rows are routed by, but for ``routed_by``."""
+        """Return the 64-bit hashes of a table's whole keys. Rows are routed by them unless ``routed_by`` is set."""
         return key_hashes([table.column(name) for name in self.key.names])
 
     def sealed(self, table: pa.Table) -> pa.Table:
-        """See ``StoreSchema``: sorted by hash and, where keys share one, by stored key."""
+        """See ``StoreSchema``: sorted by hash, and by stored key if keys share a hash."""
         hashes = self.hashes(table)
         order = np.argsort(hashes, kind="stable")
         if np.any(np.diff(hashes[order]) == 0):
@@ -121,7 +124,7 @@ class PlainColumns:
 
     @cached_property
     def row_schema(self) -> pa.Schema:
-        """The columns of a row, be it deleted or not: those of state may be null."""
+        """The columns of a row that may be deleted: state columns are nullable."""
         return pa.schema([*self.key, *(field.with_nullable(True) for field in self.state)])
 
     def part_schema(self, *, delta: bool = False) -> pa.Schema:
@@ -135,6 +138,7 @@ class PlainColumns:
 def _of_text(
     store: str, key: str, state: str, due: str | None, time_mode: str, history: str | None, routed_by: str | None
 ) -> PlainColumns:
-    mode, columns = parse_time_mode(time_mode), unpacked(key)
+    columns = unpacked(key)
     routed = tuple(columns.names[: int(routed_by or 0)])
+    mode = parse_time_mode(time_mode)
     return PlainColumns(store, columns, unpacked(state), due, mode, History.of_text(history), routed)

@@ -1,4 +1,4 @@
-"""What is known of any store's columns, whatever kind of store it is."""
+"""The interface of a store's columns, and their text in records."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 class StoreSchema(Protocol):
-    """What is known of any store's columns: enough to keep its copies and to take its snapshots."""
+    """A store's columns: what copies and snapshots need."""
 
     @property
     def store(self) -> str:
@@ -44,59 +44,60 @@ class StoreSchema(Protocol):
 
     @property
     def routing(self) -> tuple[str, ...]:
-        """The columns of the key by which rows go to their key-groups."""
+        """The key columns that rows are routed by."""
         ...
 
     @property
     def one_row_a_key(self) -> bool:
-        """Whether a key's state is one row, so that its newest row in a chain is all of it."""
+        """Whether a key's state is one row, so that its newest row in a chain is the whole state."""
         ...
 
     @property
     def due(self) -> str | None:
-        """The column of rows that says when they are due, if there is one."""
+        """The column with a row's due time, if there is one."""
         ...
 
     @property
     def history(self) -> History:
-        """Since when its names are declared."""
+        """The history of the declared names."""
         ...
 
     @property
     def names_read(self) -> frozenset[Name]:
-        """The names whose values it reads."""
+        """The declared names."""
         ...
 
     def without_later_names(self, table: pa.Table, epoch: int) -> pa.Table:
-        """Return the rows of a part, the newest of them of this epoch, without what they hold under names that are
-        declared since a later one.
+        """Return a part's rows without values under names that are declared since a later epoch.
+
+        ``epoch`` is that of the part's newest rows.
         """
         ...
 
     def either(
         self, columns: Callable[[PlainColumns], Result], variables: Callable[[VariableColumns], Result]
     ) -> Result:
-        """Return what the one of the two makes of it whose kind it is: their rows are read and merged differently."""
+        """Return the result of the function for this kind of schema."""
         ...
 
     def to_text(self) -> dict[str, str]:
-        """Return the schema as a record keeps it; ``schema_of_text`` reads it. ``text`` is for a person."""
+        """Return the schema as a record stores it, for ``schema_of_text``. ``text`` is for people."""
         ...
 
     def can_read(self, text: Mapping[str, str]) -> bool:
-        """Tell whether state that was written with the schema of this text can be read with this one."""
+        """Return whether state that was written with the schema of this text can be read with this one."""
         ...
 
     def encoded(self, table: pa.Table) -> pa.Array:
-        """Return the whole keys of a table's rows (binary, order-preserving)."""
+        """Return the keys of a table's rows (binary, order-preserving)."""
         ...
 
     def sealed(self, table: pa.Table) -> pa.Table:
-        """Return a snapshot's rows as they are encoded: in the order that snapshots have."""
+        """Return a snapshot's rows in the order of snapshots, ready to encode."""
         ...
 
     def earliest_ms(self, table: pa.Table) -> int | None:
-        """Return when the first of a snapshot's rows is due (ms), ``None`` if none is."""
+        """Return the earliest due time in a snapshot's rows (ms), ``None`` if there is none."""
         ...
 
     def part_schema(self, *, delta: bool = False) -> pa.Schema:
@@ -105,52 +106,54 @@ class StoreSchema(Protocol):
 
 
 def schema_of_text(store: str, text: Mapping[str, str]) -> StoreSchema:
-    """Return a store's schema from what ``StoreSchema.to_text`` gave. Raises ``CorruptStateError`` for other text."""
+    """Return the schema of ``StoreSchema.to_text``. Raises ``CorruptStateError`` for other text."""
     try:
         return VariableColumns.of_text(store, text) if "variables" in text else PlainColumns.of_text(store, text)
     except UNREADABLE as error:
-        raise _unreadable("the columns of a state", error, f"store {store}") from error
+        raise _unreadable("schema", error, f"store {store}") from error
 
 
-def _unreadable(what: str, error: Exception, where: str = "schemas") -> CorruptStateError:
+def _unreadable(field: str, error: Exception, where: str = "schemas") -> CorruptStateError:
     return CorruptStateError(
-        f"{what} cannot be read: {error!r}",
-        remedy="run the version of riffle-spark that wrote it, or a newer one; or restore the log from a backup",
+        f"Cannot read the stored {field} of a store: {error!r}",
+        remedy="Run the version of riffle-spark that wrote it, or a newer one. Or restore the log from a backup.",
         where=where,
         id="RIFFLE-0467",
     )
 
 
 def text_after(
-    before: Mapping[str, str] | None,
+    stored: Mapping[str, str] | None,
     schema: StoreSchema,
     epoch: int,
     meanings: Mapping[str, str] | None = None,
     operator: Mapping[str, str] | None = None,
 ) -> Mapping[str, str]:
-    """Return a declared schema as the driver of an epoch records it, with its history.
+    """Return a declared schema with its history, as the driver of an epoch records it.
 
-    ``before`` is the store's text in the newest record, if it has one. ``meanings`` say what a wrapped query keeps in
-    columns. ``operator`` says what the results of any other operator are.
+    ``stored`` is the store's text in the newest record. ``meanings`` describe the columns of a wrapped query, and
+    ``operator`` the results of any other operator.
     """
-    own, described = schema.to_text(), {_MEANINGS: meanings, _OPERATOR: operator}
-    meant = {name: json.dumps(dict(texts)) for name, texts in described.items() if texts}
-    if before is None:
-        return {**own, **meant}
-    if all(before.get(name) == text for name, text in own.items()):
-        return before if all(before.get(name) == text for name, text in meant.items()) else {**before, **meant}
-    known = schema_of_text(schema.store, before)
-    history = known.history.changed(known.names_read, schema.names_read, epoch).to_text()
-    return {**own, **meant, "history": history}
+    text = schema.to_text()
+    described = {_MEANINGS: meanings, _OPERATOR: operator}
+    descriptions = {name: json.dumps(dict(texts)) for name, texts in described.items() if texts}
+    if stored is None:
+        return {**text, **descriptions}
+    if all(stored.get(name) == value for name, value in text.items()):
+        is_same = all(stored.get(name) == value for name, value in descriptions.items())
+        return stored if is_same else {**stored, **descriptions}
+    former = schema_of_text(schema.store, stored)
+    history = former.history.changed(former.names_read, schema.names_read, epoch).to_text()
+    return {**text, **descriptions, "history": history}
 
 
 def meanings_in(text: Mapping[str, str]) -> dict[str, str]:
-    """Return the meanings that a wrapped query has stored of its columns; no other operator stores any."""
+    """Return the stored meanings of a wrapped query's columns. Other operators store none."""
     return _names_in(text, _MEANINGS)
 
 
 def operator_in(text: Mapping[str, str]) -> dict[str, str]:
-    """Return the stored meanings of an operator's results: none if an older version wrote the schema."""
+    """Return the stored meanings of an operator's results. Older versions stored none."""
     return _names_in(text, _OPERATOR)
 
 
@@ -158,31 +161,32 @@ def _names_in(text: Mapping[str, str], field: str) -> dict[str, str]:
     try:
         return {str(name): str(meaning) for name, meaning in json.loads(text.get(field, "{}")).items()}
     except UNREADABLE as error:
-        raise _unreadable("what is kept in the columns of a state", error) from error
+        raise _unreadable(field, error) from error
 
 
 def with_key(text: Mapping[str, str], key: str) -> Mapping[str, str]:
-    """Return a stored schema that names the key (``Keys.write_key``) of the store's newest parts."""
+    """Return a stored schema with the key (``Keys.write_key``) that the store's newest parts are encrypted with."""
     if key in _NO_KEY:
-        return {name: told for name, told in text.items() if name != _KEY} if _KEY in text else text
+        return {name: value for name, value in text.items() if name != _KEY} if _KEY in text else text
     return {**text, _KEY: key}
 
 
 def key_in(text: Mapping[str, str]) -> str | None:
-    """Return what is told of the key that a store's newest parts are encrypted with, ``None`` if they are not."""
+    """Return the key that a store's newest parts are encrypted with, ``None`` if they are not encrypted."""
     return text.get(_KEY)
 
 
-def check_key(text: Mapping[str, str], told: str, where: str) -> None:
-    """Raise ``ConfigError`` if the key that is ``told`` has the id of the stored one and is another. One that is stored
-    without its check, as it once was, is any of that id.
+def check_key(text: Mapping[str, str], key: str, where: str) -> None:
+    """Raise ``ConfigError`` if ``key`` has the id of the stored key, but other bytes.
+
+    Older versions stored keys without their check, which match every key of that id.
     """
-    stored = key_in(text) or ""
-    name, _, check = stored.partition("/")
-    if check and stored != told and name == told.partition("/")[0]:
+    stored_key = key_in(text) or ""
+    name, _, check = stored_key.partition("/")
+    if check and stored_key != key and name == key.partition("/")[0]:
         raise ConfigError(
-            f"key {name!r} is not the one that the state was encrypted with",
-            remedy="give the id back the key that it had; a new key gets a new id",
+            f"Key {name!r} is not the key that the state was encrypted with.",
+            remedy="Set the former key under this id. Give a new key a new id.",
             where=where,
             id="RIFFLE-0468",
         )

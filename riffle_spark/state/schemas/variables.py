@@ -1,9 +1,9 @@
-"""Several state variables of one key as one store. Knows their columns. Does not know a processor, nor files.
+"""Several state variables of one key as one store.
 
-State is a table of *wide rows*: the key's columns, which variable the row is of, which element of it, when it is due,
-and one struct column a variable, null in rows of the others. A delta's row that is deleted and of no element clears the
-whole variable before the part's other rows apply. In a part rows lie by variable, hash of key and element's id, so that
-what a key holds of a variable is a range; columns that hold nothing are left out.
+State is a table of *wide rows*. Their columns are the key's, the variable, the element's index, the due time, and one
+struct column per variable, which is null in rows of other variables. A deleted row without an element clears the whole
+variable before the part's other rows apply. A part is sorted by variable, key hash and element id, so that a key's rows
+of a variable are a range. Columns without values are omitted.
 """
 
 import json
@@ -37,7 +37,7 @@ from riffle_spark.state.schemas.variable_kinds import (
     Variable,
     encoded_keys,
     ids_of_keys,
-)  # fmt: skip
+)
 
 __all__ = ["NAMES", "OURS", "VariableColumns", "numbers_of"]
 
@@ -45,19 +45,19 @@ Result = TypeVar("Result")
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
 OURS: Final = (VARIABLE, INDEX, DUE, DELETED, HASH, ELEMENT, DUE_ORDER)
-"""The names of columns that rows have beside those of the key and the variables."""
+"""The reserved column names of wide rows and parts."""
 NAMES = pa.dictionary(pa.int8(), pa.string())
-"""The type of the column that names each row's variable."""
+"""The type of the variable column."""
 VARIABLES_MAX: Final = 126
-"""Their names are a dictionary of 8 bits."""
+"""The variable column has a dictionary of 8 bits."""
 _SORTED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class VariableColumns:
-    """The key and the variables of one store. ``indexed``: elements may be due, and are kept in order of time too.
+    """The key and the variables of one store. Their order is part of the stored format.
 
-    The order of ``variables`` is part of what is stored.
+    ``indexed``: elements may have due times, and parts also have their order by due time.
     """
 
     one_row_a_key: ClassVar[bool] = False
@@ -74,15 +74,15 @@ class VariableColumns:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ConfigError(
-                f"two columns of the state are named {', '.join(repeated)}",
-                remedy="give each state variable a name of its own; no key column's may begin with two underscores",
+                f"Two columns of the state are named {', '.join(repeated)}.",
+                remedy="Use unique names for state variables, and no key column that starts with two underscores.",
                 where=self.store,
                 id="RIFFLE-0472",
             )
         if len(self.variables) > VARIABLES_MAX:
             raise ConfigError(
-                f"{len(self.variables)} state variables are too many",
-                remedy=f"declare at most {VARIABLES_MAX}",
+                f"{len(self.variables)} state variables are too many.",
+                remedy=f"Declare at most {VARIABLES_MAX}.",
                 where=self.store,
                 id="RIFFLE-0473",
             )
@@ -94,10 +94,10 @@ class VariableColumns:
 
     @staticmethod
     def of_text(store: str, text: Mapping[str, str]) -> "VariableColumns":
-        """Return the schema that ``to_text`` gave: the same each time, as a process keeps it with its codecs."""
+        """Return the schema of ``to_text``: the same object each time, because it caches codecs."""
         return _of_text(store, text["key"], text["variables"], text["indexed"], text.get("history"))
 
-    def either(self, columns: object, variables: "Callable[[VariableColumns], Result]") -> Result:  # noqa: ARG002 - a kind
+    def either(self, columns: object, variables: "Callable[[VariableColumns], Result]") -> Result:  # noqa: ARG002 - a StoreSchema
         """See ``StoreSchema``."""
         return variables(self)
 
@@ -112,13 +112,16 @@ class VariableColumns:
         }
 
     def can_read(self, text: Mapping[str, str]) -> bool:
-        """See ``StoreSchema``. Variables come and go, their fields change as columns do; times to be due only come."""
+        """See ``StoreSchema``. Variables may be added and removed, and due times added. Fields change like columns."""
         if "variables" not in text:
             return False
-        before = self.of_text(self.store, text)
-        known = {variable.name: variable for variable in before.variables}
-        can_read = all(one.can_read(known[one.name]) for one in self.variables if one.name in known)
-        return before.key == self.key and before.indexed <= self.indexed and can_read
+        stored = self.of_text(self.store, text)
+        can_read = all(
+            variable.can_read(stored.by_name[variable.name])
+            for variable in self.variables
+            if variable.name in stored.by_name
+        )
+        return stored.key == self.key and stored.indexed <= self.indexed and can_read
 
     @cached_property
     def by_name(self) -> Mapping[str, Variable]:
@@ -127,45 +130,46 @@ class VariableColumns:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The variables' names, that of timers last: a variable's number is its place."""
+        """The names of the variables and of timers. A variable's number is its index."""
         return (*self.by_name, TIMER)
 
     @property
     def names_read(self) -> frozenset[Name]:
         """See ``StoreSchema``."""
-        fields = ((one.name, field) for one in self.variables for field in one.value.names)
-        return frozenset([*fields, *((one.name,) for one in self.variables)])
+        fields = ((variable.name, field) for variable in self.variables for field in variable.value.names)
+        return frozenset([*fields, *((variable.name,) for variable in self.variables)])
 
     def without_later_names(self, table: pa.Table, epoch: int) -> pa.Table:
         """See ``StoreSchema``."""
         if not self.history.since:
             return table
-        unknown = self.history.later_than(epoch)
-        others = [variable for variable in self.variables if (variable.name,) in unknown]
-        if others:
-            is_one = numbers_of(table.column(VARIABLE), [variable.name for variable in others]) >= 0
-            columns = {variable.column for variable in others} & set(table.column_names)
-            table = table.filter(pa.array(~is_one)).drop_columns(list(columns))
-        for name, of_variable in groupby(sorted(unknown), key=lambda path: path[0]):
-            variable, fields = self.by_name[name], {field for _, *rest in of_variable for field in rest}
+        later_names = self.history.later_than(epoch)
+        later_variables = [variable for variable in self.variables if (variable.name,) in later_names]
+        if later_variables:
+            is_later = numbers_of(table.column(VARIABLE), [variable.name for variable in later_variables]) >= 0
+            columns = {variable.column for variable in later_variables} & set(table.column_names)
+            table = table.filter(pa.array(~is_later)).drop_columns(list(columns))
+        for name, paths in groupby(sorted(later_names), key=lambda path: path[0]):
+            variable = self.by_name[name]
+            fields = {field for _, *rest in paths for field in rest}
             if fields and variable.column in table.column_names:
-                at = table.column_names.index(variable.column)
-                table = table.set_column(at, variable.column, variable.without(one_array(table.column(at)), fields))
+                column = variable.without(one_array(table.column(variable.column)), fields)
+                table = _with_column(table, variable.column, column)
         return table
 
     def part_schema(self, *, delta: bool = False) -> pa.Schema:
-        """Return the columns of wide rows, of a whole state or of a delta."""
+        """Return the columns of wide rows of a snapshot or a delta."""
         fields = [pa.field(VARIABLE, NAMES), pa.field(INDEX, pa.int64()), pa.field(DUE, pa.int64())]
         fields += [pa.field(variable.column, variable.type) for variable in self.variables]
         return pa.schema([*self.key, *fields, *([pa.field(DELETED, pa.bool_())] if delta else [])])
 
     def fit(self, table: pa.Table) -> pa.Table:
-        """Return rows of earlier variables as rows of today's; those of variables that are gone are left out."""
-        wanted = self.part_schema(delta=DELETED in table.column_names)
-        if table.schema.equals(wanted):
+        """Return wide rows of an earlier declaration with the current columns, without removed variables."""
+        schema = self.part_schema(delta=DELETED in table.column_names)
+        if table.schema.equals(schema):
             return table
-        known = numbers_of(table.column(VARIABLE), self.names) >= 0
-        return fitted(table if known.all() else table.filter(pa.array(known)), wanted)
+        is_declared = numbers_of(table.column(VARIABLE), self.names) >= 0
+        return fitted(table if is_declared.all() else table.filter(pa.array(is_declared)), schema)
 
     @property
     def routing(self) -> tuple[str, ...]:
@@ -173,75 +177,81 @@ class VariableColumns:
         return tuple(self.key.names)
 
     def encoded(self, table: pa.Table) -> pa.Array:
-        """Return the keys of a table's rows (binary, order-preserving, whole), of key columns alone."""
+        """See ``StoreSchema``."""
         return encode_keys([one_array(table.column(name)) for name in self.key.names])
 
     def hashes(self, table: pa.Table) -> npt.NDArray[np.uint64]:
-        """Return the 64-bit hashes of a table's keys: those that rows are routed by."""
+        """Return the 64-bit hashes of a table's keys, which rows are routed by."""
         return key_hashes([table.column(name) for name in self.key.names])
 
     def sealed(self, table: pa.Table) -> pa.Table:
-        """See ``StoreSchema``: wide rows as a part has them."""
+        """See ``StoreSchema``."""
         return self.sealed_by_group(self.fit(table))
 
     def sealed_by_group(self, table: pa.Table, key_groups: npt.NDArray[np.int32] | None = None) -> pa.Table:
-        """Return wide rows of several key-groups, which ascend, each group's as a part has them. Many bytes are sorted
-        some key-groups at a time: Arrow takes no more than 2 GiB of text at once.
+        """Return wide rows sorted like parts, per key-group. ``key_groups`` ascend.
+
+        Many bytes are sorted some key-groups at a time, because Arrow accepts at most 2 GiB of text at once.
         """
-        sorted_, sections = zip(*(self._sorted(*some) for some in _pieces(table, key_groups)), strict=True)
-        return self.as_part(pa.concat_tables(sorted_), np.concatenate(sections))
+        pieces = [self._sorted(rows, groups) for rows, groups in _pieces(table, key_groups)]
+        rows, sections = zip(*pieces, strict=True)
+        return self.as_part(pa.concat_tables(rows), np.concatenate(sections))
 
     def _sorted(self, table: pa.Table, key_groups: npt.NDArray[np.int32] | None) -> tuple[pa.Table, Numbers]:
-        """Return rows as they lie in parts, and the section of each."""
+        """Return the rows in the order of parts, and the section (key-group and variable) of each."""
         for variable in self.variables:
             if variable.key is not None:
                 column = one_array(table.column(variable.column))
                 ordered = variable.canonical(column)
                 if ordered is not column:
-                    table = table.set_column(table.column_names.index(variable.column), variable.column, ordered)
+                    table = _with_column(table, variable.column, ordered)
         numbers = numbers_of(table.column(VARIABLE), self.names)
         sections = numbers if key_groups is None else key_groups * np.int64(len(self.names)) + numbers
-        ids, hashes = self._ids(table, numbers), self.hashes(table)
+        ids = self._ids(table, numbers)
+        hashes = self.hashes(table)
         order = np.lexsort((ids, hashes, sections))
-        if self._are_shared(table, order, hashes, sections):
+        if self._has_shared_hashes(table, order, hashes, sections):
             ranks = pc.rank(self.encoded(table), tiebreaker="dense").to_numpy()
             order = np.lexsort((ids, ranks, hashes, sections))
         dues = table.column(DUE)
-        of_timers = numbers == len(self.variables)
-        if of_timers.any():  # their ids say it
-            dues = pa.array(dues.fill_null(0).to_numpy(), mask=of_timers | dues.is_null().to_numpy())
-        kept = [name for name in table.column_names if name not in {VARIABLE, INDEX, DUE}]
-        columns = [pa.array(hashes), self.named(numbers), *table.select(kept).columns, pa.array(ids), dues]
-        return pa.table(columns, names=[HASH, VARIABLE, *kept, ELEMENT, DUE]).take(pa.array(order)), sections[order]
+        is_timer = numbers == len(self.variables)
+        if is_timer.any():  # their due times are their ids
+            dues = pa.array(dues.fill_null(0).to_numpy(), mask=is_timer | dues.is_null().to_numpy())
+        names = [name for name in table.column_names if name not in {VARIABLE, INDEX, DUE}]
+        columns = [pa.array(hashes), self.named(numbers), *table.select(names).columns, pa.array(ids), dues]
+        return pa.table(columns, names=[HASH, VARIABLE, *names, ELEMENT, DUE]).take(pa.array(order)), sections[order]
 
     def named(self, numbers: Numbers) -> pa.DictionaryArray:
-        """Return the names of variables of these numbers."""
+        """Return the names of variables with these numbers."""
         return pa.DictionaryArray.from_arrays(pa.array(numbers.astype(np.int8)), list(self.names))
 
-    def _are_shared(self, table: pa.Table, order: Numbers, hashes: npt.NDArray[np.uint64], sections: Numbers) -> bool:
-        """Tell whether some hash is that of two keys, in rows of one section."""
-        before, after = order[:-1], order[1:]
-        again = np.flatnonzero((hashes[before] == hashes[after]) & (sections[before] == sections[after]))
+    def _has_shared_hashes(
+        self, table: pa.Table, order: Numbers, hashes: npt.NDArray[np.uint64], sections: Numbers
+    ) -> bool:
+        """Return whether two different keys of a section have the same hash."""
+        left = order[:-1]
+        right = order[1:]
+        pairs = np.flatnonzero((hashes[left] == hashes[right]) & (sections[left] == sections[right]))
         keys = table.select(self.key.names)
-        first, second = (keys.take(pa.array(rows[again])) for rows in (before, after))
-        return bool(len(differing(first, second)))
+        return bool(len(differing(keys.take(pa.array(left[pairs])), keys.take(pa.array(right[pairs])))))
 
     def _ids(self, table: pa.Table, numbers: Numbers) -> Ids:
-        """Return the ids of wide rows' elements."""
+        """Return the element ids of wide rows."""
         ids = np.zeros(table.num_rows, np.int64)
         for number, name in enumerate(self.names):
-            at = numbers == number
+            is_variable = numbers == number
             kind = self.by_name[name].kind if name != TIMER else "timer"
-            if kind == "value" or not at.any():
+            if kind == "value" or not is_variable.any():
                 continue
             column = {"list": INDEX, "timer": DUE}.get(kind) or self.by_name[name].column
-            those = one_array(table.column(column).filter(pa.array(at)))
-            ids[at] = ids_of_keys(those) if kind == "map" else those.fill_null(NO_ELEMENT).to_numpy()
+            values = one_array(table.column(column).filter(pa.array(is_variable)))
+            ids[is_variable] = ids_of_keys(values) if kind == "map" else values.fill_null(NO_ELEMENT).to_numpy()
         return ids
 
     def as_part(self, rows: pa.Table, sections: Numbers) -> pa.Table:
-        """Return sorted rows with their order by due time, and without columns that hold nothing. ``sections`` ascend:
-        rows of another variable or key-group have another number.
+        """Return sorted rows with their order by due time, without empty columns.
+
+        ``sections`` ascend. Rows of another variable or key-group have another section.
         """
         dues = self.due_ms(rows)
         is_due = dues != NO_DUE
@@ -257,13 +267,13 @@ class VariableColumns:
         return rows.drop_columns(empty)
 
     def due_ms(self, rows: pa.Table) -> Numbers:
-        """Return when rows of a part are due (``NO_DUE`` for never)."""
+        """Return the due times of a part's rows, ``NO_DUE`` for never."""
         dues = np.full(rows.num_rows, NO_DUE)
         if DUE in rows.column_names:
             dues = rows.column(DUE).fill_null(NO_DUE).to_numpy()
-        of_timers = numbers_of(rows.column(VARIABLE), self.names) == len(self.variables)
-        if of_timers.any():
-            dues = np.where(of_timers, ids_in(rows), dues)
+        is_timer = numbers_of(rows.column(VARIABLE), self.names) == len(self.variables)
+        if is_timer.any():
+            dues = np.where(is_timer, ids_in(rows), dues)
         if DELETED in rows.column_names:
             dues = np.where(rows.column(DELETED).to_numpy(), NO_DUE, dues)
         return dues
@@ -274,34 +284,42 @@ class VariableColumns:
         return int(dues[dues != NO_DUE].min()) if (dues != NO_DUE).any() else None
 
     def wide(self, rows: pa.Table) -> pa.Table:
-        """Return the rows of a part that deletes nothing as wide rows, by key, variable and element."""
+        """Return the rows of a part without deletions as wide rows, sorted by key, variable and element."""
         rows = rows.take(self._by_key(rows))
         numbers = numbers_of(rows.column(VARIABLE), self.names)
-        of_lists = np.isin(numbers, [at for at, one in enumerate(self.variables) if one.kind == "list"])
-        dues, wanted = self.due_ms(rows), self.part_schema()
-        if of_lists.any():
-            rows = rows.append_column(INDEX, pa.array(ids_in(rows), mask=~of_lists))
+        list_numbers = [number for number, variable in enumerate(self.variables) if variable.kind == "list"]
+        is_list = np.isin(numbers, list_numbers)
+        dues = self.due_ms(rows)
+        schema = self.part_schema()
+        if is_list.any():
+            rows = rows.append_column(INDEX, pa.array(ids_in(rows), mask=~is_list))
         rows = rows.drop_columns([DUE]) if DUE in rows.column_names else rows
         rows = rows.append_column(DUE, pa.array(dues, mask=dues == NO_DUE))
-        return fitted(rows.select([name for name in wanted.names if name in rows.column_names]), wanted)
+        return fitted(rows.select([name for name in schema.names if name in rows.column_names]), schema)
 
     def _by_key(self, rows: pa.Table) -> pa.Array:
-        """Return the rows' numbers by stored key, variable and element, keys of maps by their stored bytes."""
-        numbers, ids = numbers_of(rows.column(VARIABLE), self.names), ids_in(rows)
-        names = np.full(rows.num_rows, b"", dtype=object)
+        """Return the order of rows by stored key, variable and element, with keys of maps by their stored bytes."""
+        numbers = numbers_of(rows.column(VARIABLE), self.names)
+        ids = ids_in(rows)
+        map_keys = np.full(rows.num_rows, b"", dtype=object)
         for number, variable in enumerate(self.variables):
-            at = numbers == number
-            if variable.key is not None and at.any():
-                names[at] = encoded_keys(one_array(rows.column(variable.column).filter(pa.array(at)))).to_pylist()
-                ids = np.where(at, 0, ids)
-        by = {"key": self.encoded(rows), "number": numbers, "id": ids, "name": pa.array(names, pa.large_binary())}
+            is_variable = numbers == number
+            if variable.key is not None and is_variable.any():
+                values = one_array(rows.column(variable.column).filter(pa.array(is_variable)))
+                map_keys[is_variable] = encoded_keys(values).to_pylist()
+                ids = np.where(is_variable, 0, ids)
+        by = {"key": self.encoded(rows), "number": numbers, "id": ids, "map_key": pa.array(map_keys, pa.large_binary())}
         return pc.sort_indices(pa.table(by), [(name, "ascending") for name in by])
+
+
+def _with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    return table.set_column(table.column_names.index(name), name, values)
 
 
 def _pieces(
     table: pa.Table, key_groups: npt.NDArray[np.int32] | None
 ) -> Iterator[tuple[pa.Table, npt.NDArray[np.int32] | None]]:
-    """Yield rows of whole key-groups, so many that they can be sorted at once."""
+    """Yield rows of whole key-groups, as many as can be sorted at once."""
     if key_groups is None or table.nbytes <= _SORTED_BYTES:
         yield table, key_groups
         return
@@ -314,20 +332,20 @@ def _pieces(
 
 
 def ids_in(rows: pa.Table) -> Ids:
-    """Return the elements' ids that a part's rows have; where it has none, all are 0."""
+    """Return the element ids of a part's rows, 0 if the column is omitted."""
     if ELEMENT in rows.column_names:
         ids: Ids = one_array(rows.column(ELEMENT)).to_numpy()
         return ids
     return np.zeros(rows.num_rows, np.int64)
 
 
-def numbers_of(names: pa.ChunkedArray, known: Sequence[str]) -> Numbers:
-    """Return the number of each row's variable, -1 for one that is not known. Every chunk may have names of its own."""
-    places = {name: place for place, name in enumerate(known)}
+def numbers_of(column: pa.ChunkedArray, names: Sequence[str]) -> Numbers:
+    """Return the index in ``names`` of each row's variable, -1 for others. Chunks may have different dictionaries."""
+    indexes = {name: index for index, name in enumerate(names)}
     pieces = [np.empty(0, np.int64)]
-    for chunk in names.chunks:
-        of_chunk = np.array([*(places.get(name, -1) for name in chunk.dictionary.to_pylist()), -1])
-        pieces.append(of_chunk[chunk.indices.fill_null(-1).to_numpy()])
+    for chunk in column.chunks:
+        numbers = np.array([*(indexes.get(name, -1) for name in chunk.dictionary.to_pylist()), -1])
+        pieces.append(numbers[chunk.indices.fill_null(-1).to_numpy()])
     return np.concatenate(pieces)
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark import keygroups
-from riffle_spark.offline.reshard import state_of
+from riffle_spark.offline.reshard import read_state
 from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
@@ -34,7 +34,9 @@ def partition_of(keys: pa.Table) -> pa.Table:
 
 def filled(folder: Path) -> tuple[World, Oracle]:
     """Return a query of two stores whose state has snapshots, chains and deleted keys, and what it should hold."""
-    world, oracle, chance = World(folder, key_groups=16), Oracle(), random.Random(3)
+    world = World(folder, key_groups=16)
+    oracle = Oracle()
+    chance = random.Random(3)
     for version in range(BATCHES):
         rows = drawn_batch(chance, version) if version < BATCHES - 1 else rows_of(("key-1", -1, 99_999))
         oracle.feed(rows)
@@ -58,7 +60,7 @@ def shards_of(root: str) -> Iterator[tuple[str, int, pa.Table]]:
     with tempfile.TemporaryDirectory() as folder:
         for (store, shard), entry in sorted(log.manifest.entries.items()):
             schema = schema_of_text(store, tail.schemas[store])
-            yield store, shard, state_of(schema, shard, entry, Reader(objects, None), Path(folder))
+            yield store, shard, read_state(schema, shard, entry, Reader(objects, None), Path(folder))
 
 
 def contents(root: str) -> Contents:

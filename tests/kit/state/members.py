@@ -13,7 +13,7 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Entry, Head, Link, Snapshot
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.state.restore.reader import Reader
-from riffle_spark.state.restore.stack_keeper import Brought, OpenStack, StackKeeper
+from riffle_spark.state.restore.stack_keeper import AdvanceCounts, OpenStack, StackKeeper
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.faulty_store import FaultyStore
@@ -75,10 +75,10 @@ class Place:
         self.reader = Reader(self.store, folder or self.folder)
         return StackKeeper(folder or self.folder, SCHEMA, self.reader, epoch)
 
-    def bring(self, entries: dict[int, Entry] | None = None, epoch: int = 1) -> Brought:
+    def bring(self, entries: dict[int, Entry] | None = None, epoch: int = 1) -> AdvanceCounts:
         """Bring copies, and check what they hold."""
         given = self.entries if entries is None else entries
-        copies, brought = self.keeper(epoch).bring(given)
+        copies, brought = self.keeper(epoch).advance(given)
         if entries is None:
             assert {kg: held(copy) for kg, copy in copies.items()} == self.wanted
             assert {kg: copy.stack.head for kg, copy in copies.items()} == {kg: e.head for kg, e in given.items()}

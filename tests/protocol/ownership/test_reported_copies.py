@@ -172,7 +172,7 @@ class Real:
 
     def keeper(self, where: folder.Folder) -> StackKeeper:
         """Return what brings copies in a folder."""
-        return StackKeeper(where, SCHEMA, Reader(self.objects, None), epoch=9, whole=lambda _: self.entry)
+        return StackKeeper(where, SCHEMA, Reader(self.objects, None), epoch=9, read_whole=lambda _: self.entry)
 
     def batch(self, chance: random.Random) -> None:
         """Commit a delta that sets some keys."""
@@ -205,8 +205,8 @@ class Real:
     def follow(self) -> tuple[bool, int]:
         """Bring the member's copy by the entry it is told; return whether it has what another has, and restores."""
         told = self.copies.entry_to_follow(MEMBER, ADDRESS, self.entry)
-        brought = self.keeper(self.folder).bring({0: told})[1]
-        self.keeper(self.elsewhere).bring({0: self.entry})
+        brought = self.keeper(self.folder).advance({0: told})[1]
+        self.keeper(self.elsewhere).advance({0: self.entry})
         mine, other = (local_copy(where, OPERATOR.schema, 0) for where in (self.folder, self.elsewhere))
         assert mine is not None
         self.copies.record_copy(MEMBER, ADDRESS, mine[0])

@@ -71,10 +71,12 @@ def test_snapshots_that_come_go_on_beside_foreign_files(folder: Folder) -> None:
     address, snapshot = ("s", 7), Snapshot("00000000000000000003-1-aa", Head(3, "1-aa"), 10, 0, 1)
     IncomingSnapshots(folder.path).add(address, snapshot, 0, b"half")
     left = litter(folder.path / "incoming", folder.path / "incoming" / "s")
-    assert IncomingSnapshots(folder.path).begun(address, snapshot) == 4
-    assert IncomingSnapshots(folder.path).begun(address, snapshot._replace(id="00000000000000000004-1-aa")) == 0
-    assert IncomingSnapshots(folder.path).begun(("s", 8), snapshot._replace(id="00000000000000000008-1-aa")) == 0
-    assert IncomingSnapshots(folder.path).begun(address, snapshot) == 0
+    assert IncomingSnapshots(folder.path).fetched_bytes(address, snapshot) == 4
+    assert IncomingSnapshots(folder.path).fetched_bytes(address, snapshot._replace(id="00000000000000000004-1-aa")) == 0
+    assert (
+        IncomingSnapshots(folder.path).fetched_bytes(("s", 8), snapshot._replace(id="00000000000000000008-1-aa")) == 0
+    )
+    assert IncomingSnapshots(folder.path).fetched_bytes(address, snapshot) == 0
     assert all(path.exists() for path in left)
 
 

@@ -130,7 +130,7 @@ def test_what_was_forgotten_without_a_sign_becomes_no_truth(tmp_path: Path, link
         at = mapped.find((12_345).to_bytes(8, "little"))
         mapped[at] = mapped[at]  # the page is written to from here on, and the file's time is of now
         keeper = place.keeper()
-        copies = keeper.bring(place.entries)[0]
+        copies = keeper.advance(place.entries)[0]
         before = signature_of(str(file))
         mapped[at] ^= 1
         assert signature_of(str(file)) == before

@@ -330,7 +330,7 @@ def test_the_records_after_one_are_read_to_the_newest() -> None:
 
 def test_a_log_that_does_not_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither by whoever walks it nor by whoever opens it while LIST lags: both are told that it grows too fast."""
-    monkeypatch.setattr(log_file, "_LATER_MAX", 4)
+    monkeypatch.setattr(log_file, "_UNLISTED_MAX", 4)
     store = LaggingStore(MemoryStore())
     log = grown(store, 3)
     assert len(list(log.after(-1))) == 3
@@ -349,7 +349,7 @@ def test_what_records_list_is_told_for_scans() -> None:
     records = [log.read(sequence) for sequence in range(log.tail.sequence + 1)]
 
     def all_listed(some: list[Record], first: int) -> set[str]:
-        return set().union(*log.listed_in(some, first))
+        return set().union(*log.listed_objects(some, first))
 
     everything = all_listed(records, 0)
     assert everything == {entry(version).chain[0].object for version in range(39)}

@@ -15,7 +15,7 @@ from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.log.manifest import EMPTY, Entry, Head
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import StackKeeper
-from riffle_spark.state.restore.stack_parts import _merged_from
+from riffle_spark.state.restore.stack_parts import _merge_start
 from tests.kit.state.drawn_records import attempt
 from tests.kit.state.members import SCHEMA, Place, held
 
@@ -28,7 +28,7 @@ def place(tmp_path: Path) -> Place:
 
 def test_a_key_group_that_nobody_touched_has_no_copy(place: Place) -> None:
     """Nothing is read, nothing is made."""
-    copies, brought = place.keeper().bring({3: EMPTY})
+    copies, brought = place.keeper().advance({3: EMPTY})
     assert copies == {}
     assert (brought.restores, brought.folds) == (0, 0)
     assert place.store.calls == []
@@ -76,7 +76,7 @@ def test_merging_the_top_of_a_stack_keeps_what_was_deleted(place: Place) -> None
     for version in range(1, 25):
         place.seal(version, {1: {f"{version:04d}": None, "new": version}})
         keeper = place.keeper()
-        opened = keeper.bring(place.entries)[0]
+        opened = keeper.advance(place.entries)[0]
         assert len(opened[1].stack.parts) <= 10
         assert opened[1].stack.parts[0].rows == 5000, "the snapshot is still the lowest part"
         keeper.merge(opened)
@@ -97,7 +97,7 @@ def test_stacks_are_merged_by_bytes_rows_and_parts(rows: int, length: int, merge
     """Above a part of 1 000 rows: half of its bytes, as many rows, or nine parts, whose rows say from which one on."""
     parts = [StackedPart("bottom", 0, 100_000, 0, 1_000, 1)]
     for wanted in merged_from:
-        assert _merged_from(parts, 0.5) == wanted
+        assert _merge_start(parts, 0.5) == wanted
         parts.append(StackedPart("delta", 0, length, 0, rows, 1))
 
 
@@ -169,7 +169,7 @@ def test_two_processes_that_bring_the_same_copy_do_not_disturb_each_other(place:
             return super().fetched(run)
 
     keeper = StackKeeper(place.folder, SCHEMA, Overtaken(place.store, place.folder), 1)
-    assert held(keeper.bring(place.entries)[0][1]) == {"a": 3}
+    assert held(keeper.advance(place.entries)[0][1]) == {"a": 3}
     assert place.bring()[:2] == (0, 0)
 
 
@@ -198,7 +198,7 @@ def live_through(place: Place, history: list[tuple[dict[int, dict[str, int | Non
         elif act == "snapshot":
             place.snapshot(min(changes))
         elif act == "forget":
-            place.keeper().forget(changes)
+            place.keeper().drop(changes)
         elif act == "move":
             place.folder = claim(place.folder.path.parent, f"app/{version + 2}", ())
     if place.entries:

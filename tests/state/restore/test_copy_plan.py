@@ -173,7 +173,7 @@ def test_a_slot_and_a_standby_decide_the_same(
         entries[version] = place.entries[1]
     whole = entries[wanted]
     for asks in (brought, stood_by):
-        place.keeper().forget([1])
+        place.keeper().drop([1])
         if at is not None:
             place.bring({1: entries[at]})
         assert asks(place, whole.recent(1) if is_cut else whole, whole, epoch) == (end is not None)
@@ -186,7 +186,7 @@ def test_a_slot_and_a_standby_decide_the_same(
 def brought(place: Place, entry: Entry, whole: Entry, epoch: int) -> bool:
     """Bring the copy as a slot does; tell whether it is at the entry's head, not refused as beyond it."""
     try:
-        StackKeeper(place.folder, SCHEMA, place.reader, epoch, lambda _: whole).bring({1: entry})
+        StackKeeper(place.folder, SCHEMA, place.reader, epoch, lambda _: whole).advance({1: entry})
     except OutOfDate:
         return False
     return True
@@ -199,4 +199,4 @@ def stood_by(place: Place, entry: Entry, whole: Entry, epoch: int) -> bool:
     follower = Follower(place.folder, place.store, schemas, epoch, lambda _: whole, budget, lambda: True)
     (one,) = follower.follow({address: entry})
     assert one.finished
-    return one.at in (None, whole.head)
+    return one.head in (None, whole.head)

@@ -1,0 +1,130 @@
+"""Find the record that a rollback returns to."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.record import Record, joined
+from riffle_spark.state.restore.reader import in_parallel
+
+__all__ = ["current_line", "find_target", "offsets_before", "parse_target", "read_intact"]
+
+_READ_AHEAD_MAX = 32
+"""Records read and held at once: a full record of many key-groups has megabytes."""
+_TARGET = re.compile(r"record:([0-9]{1,18})|(-?[0-9]{1,18})", re.ASCII)
+
+
+def find_target(log: Log, tail: Record, target: int | str) -> Record:
+    """Return the record that ``target`` names: a batch of the current line, or ``record:<sequence>`` of any line.
+
+    Raises ``ConfigError`` with the available range if that record is not promised or not intact.
+    """
+    is_record, number = parse_target(target)
+    return _promised_record(log, tail, number) if is_record else _newest_record_of(log, tail, number)
+
+
+def parse_target(target: int | str) -> tuple[bool, int]:
+    """Return whether ``target`` names a record, and the number. Raises ``ConfigError`` for other text."""
+    match = _TARGET.fullmatch(str(target))
+    if match is None:
+        raise ConfigError(
+            f"{str(target)[:80]!r} is neither a batch nor a record.",
+            remedy="Give a batch (4711) or a record (record:17).",
+            where="--to",
+            id="RIFFLE-0130",
+        )
+    return match[1] is not None, int(match[1] or match[2])
+
+
+def offsets_before(log: Log, target: Record) -> str | None:
+    """Return Spark's offset-log entry of the batch before ``target``, if the log has it."""
+    for record in current_line(log, target):
+        if record.version < target.version:
+            return record.offsets if record.version == target.version - 1 else None
+    return None
+
+
+def _promised_record(log: Log, tail: Record, sequence: int) -> Record:
+    if not tail.promised <= sequence <= tail.sequence:
+        raise ConfigError(
+            f"Cannot roll back to record {sequence}: only records {tail.promised} to {tail.sequence} are retained.",
+            remedy="Choose one of these records. Raise retained_versions to keep more in future.",
+            where="--to",
+            id="RIFFLE-0131",
+        )
+    return log.read(sequence)
+
+
+def _newest_record_of(log: Log, tail: Record, version: int) -> Record:
+    """Return the newest promised record of batch ``version`` on the current line."""
+    versions: set[int] = set()
+    for record in current_line(log, tail):
+        if record.sequence < tail.promised:
+            break
+        if record.version == version:
+            return record
+        versions.add(record.version)
+    retained = f"between {min(versions)} and {max(versions)}" if versions else "none"
+    raise ConfigError(
+        f"Cannot roll back to batch {version}: no intact record of it is retained. Retained batches: {retained}.",
+        remedy="Choose a retained batch. Raise retained_versions to keep more in future.",
+        where="--to",
+        id="RIFFLE-0132",
+    )
+
+
+def current_line(log: Log, tail: Record) -> Iterator[Record]:
+    """Yield the intact records from ``tail`` back, without those that a rollback gave up.
+
+    Reads records by number, because a LIST that lags might omit a rollback. Reads ahead in growing blocks.
+    """
+    sequence = tail.sequence
+    ahead = 1
+    while sequence >= log.first:
+        block = range(sequence, max(sequence - ahead, log.first - 1), -1)
+        sequence = block[-1] - 1
+        ahead = min(2 * ahead, _READ_AHEAD_MAX)
+        for record_sequence, record in _fitting_records(log, block):
+            yield record
+            if record.target is not None:
+                sequence = min(record.target, record_sequence - 1)
+                break
+
+
+def _fitting_records(log: Log, sequences: Sequence[int]) -> Iterator[tuple[int, Record]]:
+    """Yield the intact records, with their numbers, whose full record is intact and fits."""
+    records = read_intact(log, sequences)
+    fulls = records | read_intact(log, sorted({record.full for record in records.values()} - {*sequences}))
+    for sequence in sequences:
+        record = records.get(sequence)
+        if record is None:
+            continue
+        full = record if record.full == record.sequence else fulls.get(record.full)
+        if full is not None and (full is record or _fits(record, full)):
+            yield sequence, record
+
+
+def _fits(record: Record, full: Record) -> bool:
+    try:
+        joined(record, full.entries)
+    except CorruptStateError:
+        return False
+    return True
+
+
+def read_intact(log: Log, sequences: Sequence[int]) -> dict[int, Record]:
+    """Return the records that exist and can be decoded, by number.
+
+    A record that arrives damaged is read again: skipping a rollback would follow the line that it gave up.
+    """
+
+    def read(sequence: int) -> Record | None:
+        for _ in range(2):
+            with suppress(CorruptStateError):
+                return log.find(sequence)
+        return None
+
+    records = zip(sequences, in_parallel(read, sequences), strict=True)
+    return {sequence: record for sequence, record in records if record is not None}
