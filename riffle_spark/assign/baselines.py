@@ -1,4 +1,4 @@
-"""The sticky and the plain hash assignor. Knows the consumer assignor's steps, and copies. Does not know warm-ups."""
+"""The assignors ``sticky`` and ``hash``, which use no warm-ups."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,15 +16,19 @@ from riffle_spark.assign.standby_target import standby_target
 
 __all__ = ["hash_assignor", "sticky_assignor"]
 
-_NOT_HEEDED = ("rebalance_enable", "moves_at_once", "goals", "hard_goals", "user_cost")
+_IGNORED = ("rebalance_enable", "moves_at_once", "goals", "hard_goals", "user_cost")
 
 
 def sticky_assignor(view: View, settings: AssignSettings) -> Assignment:
-    """Give a member that is back what it owned, keep every other owner that may stay, place the rest where copies are,
-    then level: nobody waits for a copy. Pins are obeyed at once.
+    """Return the assignment of the steps of Kafka's StickyAssignor, without waiting for copies.
 
-    These are the steps of Kafka's StickyAssignor, with copies on disk for what it knows of earlier members. With a rack
-    strategy the cost of not overlapping is counted against the previous owner.
+    1. A member that is back with its copies gets what it owned.
+    2. Every other owner that may stay keeps its tasks.
+    3. The rest goes where copies are.
+    4. Tasks move until the members are level. Pins are obeyed at once.
+
+    With a rack strategy the flow of ``owner_target`` replaces these steps. Its non-overlap cost then counts against the
+    present owner.
     """
     board = board_of(view, (*WITH_STATE, *WITHOUT_STATE), settings)
     if racks_count(view, settings):
@@ -35,7 +39,7 @@ def sticky_assignor(view: View, settings: AssignSettings) -> Assignment:
 
 
 def hash_assignor(view: View, settings: AssignSettings) -> Assignment:
-    """Place each task by a hash of its name over the slots: needs no history, and spares none. Pins go before."""
+    """Place each task by a hash of its name over the slots, except pinned tasks. Many tasks move with a member."""
     board = board_of(view, (*WITH_STATE, *WITHOUT_STATE), settings)
     ring = [m for m, slots in enumerate(board.slots) for _ in range(slots) if board.may_own[m]]
     hashed = [ring[crc32(str(task.id).encode()) % len(ring)] for task in board.tasks]
@@ -47,32 +51,34 @@ def _levelled(board: Board) -> list[int]:
     able = [m for m, may in enumerate(board.may_own) if may]
     slots = [max(count, 1) for count in board.slots]
     owners = [_prior(board, t, able) for t in range(len(board.tasks))]
-    pinned, free = Counter(board.pins), [t for t, pin in enumerate(board.pins) if pin == NOBODY]
-    held: dict[int, list[int]] = {m: [t for t in free if owners[t] == m] for m in able}
+    pinned = Counter(board.pins)
+    free = [t for t, pin in enumerate(board.pins) if pin == NOBODY]
+    held_tasks: dict[int, list[int]] = {m: [t for t in free if owners[t] == m] for m in able}
     fair = len(owners) / sum(slots[m] for m in able)
 
-    def load(m: int, more: int = 0) -> float:
-        return (len(held[m]) + pinned[m] + more) / slots[m]
+    def load(m: int, extra: int = 0) -> float:
+        return (len(held_tasks[m]) + pinned[m] + extra) / slots[m]
 
     for t in free:
         if owners[t] == NOBODY:
             full = {m: load(m) >= fair for m in able}
-            held[min(able, key=lambda m: (full[m], board.rank(t, m), load(m), m))].append(t)
+            held_tasks[min(able, key=lambda m: (full[m], board.rank(t, m), load(m), m))].append(t)
     for _ in free:
-        giver = max(able, key=lambda m: (bool(held[m]), load(m), -m))
+        giver = max(able, key=lambda m: (bool(held_tasks[m]), load(m), -m))
         taker = min(able, key=lambda m: (load(m, 1), m))
-        if load(taker, 1) >= load(giver) or not held[giver]:
+        if load(taker, 1) >= load(giver) or not held_tasks[giver]:
             break
-        task = min(held[giver], key=lambda t: (board.rank(t, taker), t))
-        held[giver].remove(task)
-        held[taker].append(task)
-    placed = {t: m for m, tasks in held.items() for t in tasks}
+        task = min(held_tasks[giver], key=lambda t: (board.rank(t, taker), t))
+        held_tasks[giver].remove(task)
+        held_tasks[taker].append(task)
+    placed = {t: m for m, tasks in held_tasks.items() for t in tasks}
     return [placed.get(t, pin) for t, pin in enumerate(board.pins)]
 
 
 def _prior(board: Board, task: int, able: Sequence[int]) -> int:
-    """Return the member that the task was taken from if it is back with its copy, else the owner that it has."""
-    incumbent, owner = board.incumbents[task], board.owners[task]
+    """Return the prior owner if it is back with its copy, else the present owner."""
+    incumbent = board.incumbents[task]
+    owner = board.owners[task]
     if incumbent in able and incumbent in board.ranks[task]:
         return incumbent
     return owner if owner in able else NOBODY
@@ -89,9 +95,13 @@ def _placed(view: View, board: Board, owners: list[int], settings: AssignSetting
     copies = standby_target(board, plan, settings, racks=racks)
     if racks:
         save_traffic(copies, settings)
-    kept = StandbyPlan(copies.standbys, [()] * len(copies.standbys), [])
-    found = assignment_of(view, Placement(board, plan, copies, kept, board_of(view, (), settings), []), settings)
-    usual = AssignSettings()
-    idle = [name for name in _NOT_HEEDED if getattr(settings, name) != getattr(usual, name)]
-    told = (f"the assignor {settings.assignor} does not heed these settings: {', '.join(idle)}",) if idle else ()
-    return replace(found, warnings=(*found.warnings, *told))
+    standbys = StandbyPlan(copies.standbys, [()] * len(copies.standbys), [])
+    assignment = assignment_of(
+        view, Placement(board, plan, copies, standbys, board_of(view, (), settings), []), settings
+    )
+    defaults = AssignSettings()
+    ignored = [name for name in _IGNORED if getattr(settings, name) != getattr(defaults, name)]
+    if not ignored:
+        return assignment
+    warning = f"[RIFFLE-0775] The assignor {settings.assignor} ignores these settings: {', '.join(ignored)}."
+    return replace(assignment, warnings=(*assignment.warnings, warning))

@@ -1,6 +1,4 @@
-"""The view as integers: members and tasks by position. Knows ranks of lag, who may own and what fits into memory. Does
-not know any goal.
-"""
+"""Convert a view to integers: members and tasks by position, lags as ranks."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ WITHOUT_STATE: tuple[Kind, ...] = ("stateless",)
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """Some kinds of tasks and all members, by position.
+    """Tasks of some kinds, and all members, by position.
 
     ``live`` members can own now. ``placeable`` members should own in the end. A member that is awaited is placeable but
     not live. ``may_own`` marks the members that are both; ``owning`` is their number.
@@ -57,17 +55,17 @@ class Board:
         return [member.slots if may else 0 for member, may in zip(self.members, self.placeable, strict=True)]
 
     def rank(self, task: int, member: int) -> int:
-        """Return how far ``member`` is from caught up on ``task``; 0 is caught up."""
+        """Return the distance of a member from caught up on a task; 0 is caught up."""
         return self.ranks[task].get(member, self.absent[task])
 
     def is_quarantined(self, task: int, member: int) -> bool:
-        """Tell whether ``member`` should have no copy of ``task``."""
+        """Return whether a member should have no copy of a task."""
         return bool(self.quarantined) and member in self.quarantined[task]
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Members and tasks in the order of their ids; positions by id, of every member and of the live ones."""
+    """Members and tasks in the order of their ids, and the positions of all members and of the live ones."""
 
     members: tuple[Member, ...]
     tasks: tuple[Task, ...]
@@ -76,19 +74,19 @@ class _Order:
 
 
 def board_of(view: View, kinds: Collection[Kind], settings: AssignSettings) -> Board:
-    """Return the board of the view's tasks of these kinds."""
+    """Return the board of a view's tasks of these kinds."""
     order = _order_of(view, kinds)
     owners = tuple(order.live.get(view.owners.get(task.id, ""), NOBODY) for task in order.tasks)
     live = tuple(member.id in order.live for member in order.members)
     placeable = _placeable(order, settings)
-    may_own = tuple(here and may for here, may in zip(live, placeable, strict=True))
+    may_own = tuple(is_live and may for is_live, may in zip(live, placeable, strict=True))
     ranked = _ranks(view, order, settings)
     standbys, warmups = (
         tuple(
-            tuple(sorted(order.live[name] for name in held.get(task.id, ()) if name in order.live))
+            tuple(sorted(order.live[name] for name in copies.get(task.id, ()) if name in order.live))
             for task in order.tasks
         )
-        for held in (view.standbys, view.warmups)
+        for copies in (view.standbys, view.warmups)
     )
     return Board(
         members=order.members,
@@ -104,7 +102,7 @@ def board_of(view: View, kinds: Collection[Kind], settings: AssignSettings) -> B
         pins=tuple(order.position.get(view.pins.get(task.id, ""), NOBODY) for task in order.tasks),
         standbys=standbys,
         warmups=warmups,
-        ranks=tuple(known for known, _ in ranked),
+        ranks=tuple(ranks for ranks, _ in ranked),
         absent=tuple(absent for _, absent in ranked),
         owning=sum(may_own),
         base=(0,) * len(order.members),
@@ -121,62 +119,63 @@ def _quarantined_members(view: View, order: "_Order") -> tuple[frozenset[int], .
 
 def _order_of(view: View, kinds: Collection[Kind]) -> _Order:
     live = {member.id for member in view.members}
-    ghosts = [member for member in view.awaited if member.id not in live]
-    members = tuple(sorted([*view.members, *ghosts], key=lambda member: member.id))
+    awaited = [member for member in view.awaited if member.id not in live]
+    members = tuple(sorted([*view.members, *awaited], key=lambda member: member.id))
     tasks = tuple(sorted((task for task in view.tasks if task.kind in kinds), key=lambda task: task.id))
     position = {member.id: m for m, member in enumerate(members)}
     return _Order(members, tasks, position, {name: m for name, m in position.items() if name in live})
 
 
 def _placeable(order: _Order, settings: AssignSettings) -> tuple[bool, ...]:
-    """Return who should own in the end by the operator's filters: everybody if none of those that may is there."""
-    allowed = tuple(is_allowed(each, settings) for each in order.members)
-    is_any_there = any(may and each.id in order.live for may, each in zip(allowed, order.members, strict=True))
+    """Return which members the operator's filters allow; all members if none of the allowed ones is live."""
+    allowed = tuple(is_allowed(member, settings) for member in order.members)
+    is_any_there = any(may and member.id in order.live for may, member in zip(allowed, order.members, strict=True))
     return allowed if is_any_there else (True,) * len(allowed)
 
 
 def is_allowed(member: Member, settings: AssignSettings) -> bool:
-    """Tell whether the operator's filters let a member own and keep anything in the end."""
+    """Return whether the operator's filters allow a member to own tasks and keep copies in the end."""
     if any(member.attribute(tag) == value for tag, value in settings.exclude):
         return False
     return not settings.include or any(member.attribute(tag) == value for tag, value in settings.include)
 
 
 def _ranks(view: View, order: _Order, settings: AssignSettings) -> list[tuple[dict[int, int], int]]:
-    """Return by task the rank of each member with a copy, and the rank of a member without one.
+    """Return, by task, the rank of each member with a copy, and the rank of a member without one.
 
-    No copy means a lag of the whole state; a pointer ranks just before that and an unknown lag after everything.
+    A member without a copy lacks the whole state. A pointer ranks just before that, an unknown lag after everything.
     """
-    acceptable, position = settings.acceptable_recovery_lag, order.position
+    acceptable = settings.acceptable_recovery_lag
+    position = order.position
     ranked: list[tuple[dict[int, int], int]] = []
     for task in order.tasks:
         if task.kind != "stateful":
             ranked.append(({}, 0))
             continue
         absent = 0 if task.size <= acceptable else task.size + 1
-        known = {
+        ranks = {
             position[name]: UNKNOWN_RANK if lag is None else lag if lag > acceptable else 0
             for name, lag in view.lags.get(task.id, {}).items()
             if name in position
         }
         for name in view.pointers.get(task.id, ()) if view.pointers else ():
             if name in position:
-                known[position[name]] = max(absent - 1, 0)
-        ranked.append((known, absent))
+                ranks[position[name]] = max(absent - 1, 0)
+        ranked.append((ranks, absent))
     return ranked
 
 
 def copies_that_fit(board: Board, count: int) -> list[int] | None:
-    """Return how many of ``count`` copies each member should hold at most; ``None`` if memory sets no limit or is too
-    small anyway.
+    """Return how many of ``count`` copies fit on each member; ``None`` if memory sets no limit or is too small for all.
 
-    Counted with the largest task, so that any choice of tasks fits; with the mean where that leaves too little room.
+    Each copy counts as large as the largest, so that any choice of tasks fits. If that leaves too little room, each
+    counts as large as the mean.
     """
     needs = [task.memory_bytes for task in board.tasks if task.memory_bytes]
     if not needs or all(member.memory_bytes is None for member in board.members):
         return None
     for need in (max(needs), -(-sum(needs) // len(needs))):
-        most = [count if m.memory_bytes is None else min(count, m.memory_bytes // need) for m in board.members]
-        if sum(most) >= count:
-            return most
+        limits = [count if m.memory_bytes is None else min(count, m.memory_bytes // need) for m in board.members]
+        if sum(limits) >= count:
+            return limits
     return None

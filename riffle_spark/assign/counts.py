@@ -1,15 +1,18 @@
-"""How many tasks of each group each member should have, with the fewest moves. Knows ranges. Does not know task names.
+"""Compute how many tasks of each group each member should have, with the fewest moves.
 
-Theory of operation. Tasks of one row (a group, or the part of it that may go to the same members) are alike, so the
-whole question is a flow of units from rows to members with convex costs:
+Theory of operation. The tasks of one row (a group, or the part of it that may go to the same members) are alike. So the
+question is a flow of units from rows to members with convex costs:
 
     cost of placed[row, member]  store_weight x excess outside [low, high]  +  stops made, for each task lost to others
     cost of load[member]         instance_weight x excess outside [low, high]
 
-One unit of excess outweighs all moves together. Units without an owner are dealt out first, then moves from the fullest
-to the emptiest member are made while they pay, and in the end negative cycles of the residual network are cancelled
-until there are none, which proves the optimum. The network has rows + members nodes, not tasks, so a search is a few
-NumPy operations on a rows x members matrix.
+One unit of excess outweighs all moves together.
+
+1. Units without an owner are placed where they cost least.
+2. Units move from the fullest to the emptiest member while that reduces the cost.
+3. Negative cycles of the residual network are cancelled until there are none. Then no cheaper flow exists.
+
+The network has rows + members nodes, not tasks. So a search is a few NumPy operations on a rows x members matrix.
 """
 
 from dataclasses import dataclass
@@ -27,9 +30,9 @@ EVERYWHERE: Places = (slice(None), slice(None))
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The fewest and the most units of each row each member should have, and of all rows together.
+    """The fewest and the most units of each member, of each row and of all rows together.
 
-    Without ``by_row`` all rows are one: ``low`` and ``high`` have a single row then.
+    Without ``by_row``, ``low`` and ``high`` have a single row for all rows together.
     """
 
     low: Ints
@@ -41,13 +44,12 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The question: rows x members matrices, and vectors over rows or members.
+    """The input: rows x members matrices, and vectors over rows or members.
 
-    ``owned`` units are there already, of which ``held`` may not leave; ``free`` units of a row have no place yet.
-    ``strays`` of the owned ones lost their owner and only stop here if they have to go on. The two prices are those of
-    moving an owned unit and, beyond it, a stray one (less than zero: strays are moved first).
-    ``base`` is what members carry beside these rows; the bounds by member are for both together. ``allowed`` says where
-    a row may go.
+    ``owned`` units are on a member already; ``held`` of them may not leave. ``strays`` of the owned units have lost
+    their owner, and the member is only where they would go first. ``free`` units of a row have no place. ``move_price``
+    is the price of moving an owned unit, ``stray_price`` the addition for a stray (negative: strays move first).
+    ``base`` are tasks of other kinds; the bounds by member include them. ``allowed`` marks the members of each row.
     """
 
     owned: Ints
@@ -71,12 +73,12 @@ class Demand:
 
     @property
     def last_price(self) -> int:
-        """Return the lower of the two prices: units lost first are the cheaper ones."""
+        """Return the lower of the two prices. The cheaper units leave first."""
         return self.move_price + min(self.stray_price, 0)
 
 
 def balanced_counts(demand: Demand) -> Ints:
-    """Return how many units of each row each member should have: least excess, then fewest units moved."""
+    """Return how many units of each row each member should have, with the least excess, then the fewest moves."""
     flow = _UnitFlow(demand)
     flow.release()
     flow.deal()
@@ -87,10 +89,7 @@ def balanced_counts(demand: Demand) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class _Marginals:
-    """What one unit more and one unit less cost: of a row on a member, and on a member whatever the row.
-
-    The arrays are kept up to date in place.
-    """
+    """The costs of one more and one less unit: of a row on a member, and of any row on a member. Updated in place."""
 
     row_more: Ints
     row_less: Ints
@@ -99,7 +98,7 @@ class _Marginals:
 
 
 class _UnitFlow:
-    """The flow while it is found; every method keeps marginal costs up to date."""
+    """A flow that is improved step by step. Every method keeps the marginal costs up to date."""
 
     def __init__(self, demand: Demand) -> None:
         self.demand = demand
@@ -115,48 +114,62 @@ class _UnitFlow:
         self.marginals = _Marginals(*self._row_marginals(EVERYWHERE), *self._member_marginals(EVERYWHERE))
 
     def _row_marginals(self, places: Places) -> tuple[Ints, Ints]:
-        """Return what one unit more and one unit less cost in each of these places."""
-        demand, placed, price = self.demand, self.placed[places], self.store_price
-        low, high, owned = demand.bounds.low[places], demand.bounds.high[places], demand.owned[places]
-        strays, last_price, step = demand.strays[places], demand.last_price, abs(demand.stray_price)
+        """Return the costs of one more and one less unit in each of these places."""
+        demand = self.demand
+        placed = self.placed[places]
+        price = self.store_price
+        low = demand.bounds.low[places]
+        high = demand.bounds.high[places]
+        owned = demand.owned[places]
+        strays = demand.strays[places]
+        last_price = demand.last_price
+        step = abs(demand.stray_price)
         dearer = strays if demand.stray_price > 0 else owned - strays
-        more = np.where(placed >= high, placed - high + 1, np.where(placed < low, placed - low, 0)) * price
+        more_cost = np.where(placed >= high, placed - high + 1, np.where(placed < low, placed - low, 0)) * price
         less = np.where(placed <= low, low - placed + 1, np.where(placed > high, high - placed, 0)) * price
-        more = more - (placed < owned) * last_price - (placed < dearer) * step
+        more_cost = more_cost - (placed < owned) * last_price - (placed < dearer) * step
         less = less + (placed <= owned) * last_price + (placed <= dearer) * step
-        allowed, may_leave = demand.allowed[places], placed > demand.held[places]
-        return np.where(allowed, more, FORBIDDEN), np.where(may_leave, less, FORBIDDEN)
+        allowed = demand.allowed[places]
+        may_leave = placed > demand.held[places]
+        return np.where(allowed, more_cost, FORBIDDEN), np.where(may_leave, less, FORBIDDEN)
 
     def _member_marginals(self, places: Places) -> tuple[Ints, Ints]:
-        """Return what one unit more and one unit less cost on each of these places' members."""
-        members, price, bounds = places[1], self.instance_price, self.demand.bounds
-        load, low, high = self.load[members], bounds.member_low[members], bounds.member_high[members]
-        more = np.where(load >= high, load - high + 1, np.where(load < low, load - low, 0)) * price
+        """Return the costs of one more and one less unit on each member of these places."""
+        members = places[1]
+        price = self.instance_price
+        bounds = self.demand.bounds
+        load = self.load[members]
+        low = bounds.member_low[members]
+        high = bounds.member_high[members]
+        more_cost = np.where(load >= high, load - high + 1, np.where(load < low, load - low, 0)) * price
         less = np.where(load <= low, low - load + 1, np.where(load > high, high - load, 0)) * price
-        return more, less
+        return more_cost, less
 
     def _add(self, row: int, member: int, units: int) -> None:
-        at, marginals = np.s_[row : row + 1, member : member + 1], self.marginals
+        place = np.s_[row : row + 1, member : member + 1]
+        marginals = self.marginals
         self.placed[row, member] += units
-        marginals.row_more[at], marginals.row_less[at] = self._row_marginals(at)
+        marginals.row_more[place], marginals.row_less[place] = self._row_marginals(place)
 
     def _carry(self, member: int, units: int) -> None:
-        at, marginals = np.s_[:, member : member + 1], self.marginals
+        place = np.s_[:, member : member + 1]
+        marginals = self.marginals
         self.load[member] += units
-        marginals.member_more[at[1]], marginals.member_less[at[1]] = self._member_marginals(at)
+        marginals.member_more[place[1]], marginals.member_less[place[1]] = self._member_marginals(place)
 
     def release(self) -> None:
-        """Give up what no good placement can keep: units where they may not be, and those over a group's range."""
+        """Free the units that no good placement keeps: units on forbidden members, and units above a row's range."""
         demand = self.demand
-        most = self.placed if self.store_price == 0 else np.maximum(demand.bounds.high, demand.held)
-        keep = np.where(demand.allowed, np.minimum(self.placed, most), demand.held)
-        gone = self.placed - keep
-        if gone.any():
-            self.placed, self.free = keep, self.free + gone.sum(axis=1)
+        limit = self.placed if self.store_price == 0 else np.maximum(demand.bounds.high, demand.held)
+        keep = np.where(demand.allowed, np.minimum(self.placed, limit), demand.held)
+        released = self.placed - keep
+        if released.any():
+            self.placed = keep
+            self.free = self.free + released.sum(axis=1)
             self._price_all()
 
     def deal(self) -> None:
-        """Place the units that have no place, each where it costs least, then where the load is lowest."""
+        """Place the free units, each where it costs least, then where the load is lowest."""
         slots = self.demand.slots
         fill = np.where(slots > 0, 1000 // np.maximum(slots, 1), 1000)
         for row, units in enumerate(self.free.tolist()):
@@ -168,20 +181,22 @@ class _UnitFlow:
                 self._carry(member, 1)
 
     def shift(self) -> None:
-        """Move single units from the fullest to the emptiest member while that pays."""
-        more, less = self.marginals.member_more, self.marginals.member_less
+        """Move single units from the fullest to the emptiest member while that reduces the cost."""
+        more_cost = self.marginals.member_more
+        less = self.marginals.member_less
         for _ in range(int(self.placed.sum())):
-            giver, taker = int(less.argmin()), int(more.argmin())
+            giver = int(less.argmin())
+            taker = int(more_cost.argmin())
             cost = self.marginals.row_less[:, giver] + self.marginals.row_more[:, taker]
             row = int(cost.argmin())
-            if giver == taker or cost[row] + less[giver] + more[taker] >= 0:
+            if giver == taker or cost[row] + less[giver] + more_cost[taker] >= 0:
                 return
             for member, units in ((giver, -1), (taker, 1)):
                 self._add(row, member, units)
                 self._carry(member, units)
 
     def cancel_cycles(self) -> None:
-        """Cancel negative cycles until there is none: then no cheaper placement exists."""
+        """Cancel negative cycles until there is none."""
         rows, members = self.placed.shape
         sink = rows + members
         for _ in range(4 * int(self.placed.sum()) + 100):
@@ -202,46 +217,51 @@ class _UnitFlow:
 def _negative_cycle(marginals: _Marginals) -> list[int]:
     """Return the nodes of a negative cycle: rows, then members, then the sink; empty if there is none.
 
-    Bellman and Ford, all rows and members at once; a cycle shows in the predecessors as soon as it is closed.
+    This is the Bellman-Ford algorithm for all rows and members at once. A closed cycle shows in the predecessors.
     """
-    row_more, row_less = marginals.row_more, marginals.row_less
+    row_more = marginals.row_more
+    row_less = marginals.row_less
     rows, members = row_more.shape
     sink = rows + members
-    row_cost, member_cost, sink_cost = np.zeros(rows, np.int64), np.zeros(members, np.int64), 0
-    before = np.full(sink + 1, -1, np.int64)
-    every_row, every_member = np.arange(rows), np.arange(members)
+    row_cost = np.zeros(rows, np.int64)
+    member_cost = np.zeros(members, np.int64)
+    sink_cost = 0
+    predecessor = np.full(sink + 1, -1, np.int64)
+    every_row = np.arange(rows)
+    every_member = np.arange(members)
     while True:
         giver = (member_cost + row_less).argmin(axis=1)
         cost = member_cost[giver] + row_less[every_row, giver]
         better_rows = cost < row_cost
         row_cost = np.where(better_rows, cost, row_cost)
-        before[:rows] = np.where(better_rows, rows + giver, before[:rows])
+        predecessor[:rows] = np.where(better_rows, rows + giver, predecessor[:rows])
         row = (row_cost[:, None] + row_more).argmin(axis=0)
         from_sink = sink_cost + marginals.member_less
         cost = np.minimum(row_cost[row] + row_more[row, every_member], from_sink)
         better = cost < member_cost
         source = np.where(cost == from_sink, sink, row)
         member_cost = np.where(better, cost, member_cost)
-        before[rows:sink] = np.where(better, source, before[rows:sink])
+        predecessor[rows:sink] = np.where(better, source, predecessor[rows:sink])
         to_sink = member_cost + marginals.member_more
         last = int(to_sink.argmin())
         if to_sink[last] < sink_cost:
-            sink_cost, before[sink] = int(to_sink[last]), rows + last
+            sink_cost = int(to_sink[last])
+            predecessor[sink] = rows + last
         elif not better.any() and not better_rows.any():
             return []
-        cycle = _cycle_behind(before, int(member_cost.argmin()) + rows)
+        cycle = _cycle_behind(predecessor, int(member_cost.argmin()) + rows)
         if cycle:
             return cycle
 
 
-def _cycle_behind(before: Ints, node: int) -> list[int]:
-    """Follow the predecessors from a node; return the cycle they run into, in the direction of flow, if any."""
-    seen: dict[int, int] = {}
+def _cycle_behind(predecessor: Ints, node: int) -> list[int]:
+    """Follow the predecessors from a node; return the cycle that they reach, in the direction of flow, or nothing."""
+    position: dict[int, int] = {}
     path: list[int] = []
     while node >= 0:
-        if node in seen:
-            return path[seen[node] :][::-1]
-        seen[node] = len(path)
+        if node in position:
+            return path[position[node] :][::-1]
+        position[node] = len(path)
         path.append(node)
-        node = int(before[node])
+        node = int(predecessor[node])
     return []

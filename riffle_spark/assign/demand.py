@@ -1,6 +1,4 @@
-"""Tasks that are alike, where each would rather be, and how many each member should have. Knows groups, pins and
-capacities. Does not place any.
-"""
+"""Group tasks into rows of alike tasks, and compute where each may stay and how many each member should have."""
 
 import heapq
 import math
@@ -27,7 +25,7 @@ __all__ = [
 ]
 
 FreeSet = tuple[int, ...] | None
-"""The members at which a task may be without a move; ``None`` stands for all of them."""
+"""The members on which a task costs no move; ``None`` for all members."""
 Range = tuple[list[int], list[int]]
 """The fewest and the most tasks of each member."""
 Ints = npt.NDArray[np.int64]
@@ -35,7 +33,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class AlikeTasks:
-    """Each task's row, each row's group, and where each row may go; ``costs`` are the user's, by task and member."""
+    """Each task's row, each row's group and allowed members, and the user's costs by task and member."""
 
     of: tuple[int, ...]
     group: tuple[str, ...]
@@ -44,10 +42,10 @@ class AlikeTasks:
 
 
 def rows_of(board: Board, settings: AssignSettings) -> AlikeTasks:
-    """Sort the tasks into rows.
+    """Group the tasks into rows.
 
-    Three things can split a group: a user's rule, shunned members, and a drain while a lost member is awaited. In the
-    last case the drained member's tasks go to live members. A rule that leaves a task no member is ignored.
+    Three things split a group: a user's cost, quarantined members, and a drain while a lost member is awaited. In the
+    last case the tasks of the drained member go to live members. A cost that allows a task nowhere is ignored.
     """
     costs = _user_costs(board, settings)
     keys: dict[tuple[str, tuple[bool, ...]], int] = {}
@@ -89,8 +87,9 @@ def free_sets_of(board: Board, rows: AlikeTasks) -> list[FreeSet]:
 
 
 def _may_stay(board: Board, task: int) -> bool:
-    """Tell whether the task's incumbent is awaited, has just returned, or is as caught up as any."""
-    incumbent, ranks = board.incumbents[task], board.ranks[task]
+    """Return whether the task's incumbent is awaited, has just returned, or is as caught up as any member."""
+    incumbent = board.incumbents[task]
+    ranks = board.ranks[task]
     if incumbent != board.owners[task] or ranks.get(incumbent, 1) == 0:
         return True
     own = board.rank(task, incumbent)
@@ -115,8 +114,8 @@ def fair_bounds(board: Board, rows: AlikeTasks, settings: AssignSettings) -> Bou
     slots = board.placeable_slots
     count = len(board.tasks) + sum(board.base)
     fits = copies_that_fit(board, count)
-    most = None if fits is None else [fit if slot else 0 for fit, slot in zip(fits, slots, strict=True)]
-    fair = fair_range(count, slots, most)
+    limits = None if fits is None else [fit if slot else 0 for fit, slot in zip(fits, slots, strict=True)]
+    fair = fair_range(count, slots, limits)
     if (
         settings.store_balance > 0
         and not any(board.base)
@@ -128,27 +127,30 @@ def fair_bounds(board: Board, rows: AlikeTasks, settings: AssignSettings) -> Bou
 
 
 def _or_as_level_as_now(board: Board, fair: Range) -> Range:
-    """Return the fair range, or, where the present is at least as level per slot, the range that it spans.
+    """Return the fair range, or the present range if that is at least as level per slot.
 
-    With unequal capacities fair shares may lie further apart than tasks do now; then nothing needs to move.
+    With unequal capacities fair shares may be further apart than the present shares. Then nothing needs to move.
     """
     slots = board.placeable_slots
     able = [m for m, slot in enumerate(slots) if slot]
-    now = np.bincount(np.array(board.incumbents, np.int64), minlength=len(slots))
-    if len({slots[m] for m in able}) == 1 or any(now[m] for m in range(len(slots)) if not slots[m]):
+    counts = np.bincount(np.array(board.incumbents, np.int64), minlength=len(slots))
+    if len({slots[m] for m in able}) == 1 or any(counts[m] for m in range(len(slots)) if not slots[m]):
         return fair
-    ratios = [now[m] / slots[m] for m in able]
-    least, most = min(ratios), max(ratios)
+    ratios = [counts[m] / slots[m] for m in able]
+    least = min(ratios)
+    highest = max(ratios)
     apart = max(fair[1][m] / slots[m] for m in able) - min(fair[1][m] / slots[m] for m in able)
-    if most - least > min(1.0, apart):
+    if highest - least > min(1.0, apart):
         return fair
-    return [math.ceil(least * slot) for slot in slots], [math.floor(most * slot) for slot in slots]
+    return [math.ceil(least * slot) for slot in slots], [math.floor(highest * slot) for slot in slots]
 
 
 def _row_bounds(board: Board, rows: AlikeTasks, fair: Range) -> tuple[Ints, Ints]:
     """Return how many tasks of each row each member should have, wide enough for every fair total."""
-    slots, totals = board.placeable_slots, np.bincount(np.array(rows.of, np.int64), minlength=len(rows.group))
-    low, high = np.zeros(rows.allowed.shape, np.int64), np.zeros(rows.allowed.shape, np.int64)
+    slots = board.placeable_slots
+    totals = np.bincount(np.array(rows.of, np.int64), minlength=len(rows.group))
+    low = np.zeros(rows.allowed.shape, np.int64)
+    high = np.zeros(rows.allowed.shape, np.int64)
     member_low, member_high = (np.maximum(np.array(each, np.int64) - np.array(board.base), 0) for each in fair)
     uniform = len({slot for slot in slots if slot}) == 1
     count = max(1, len(rows.of))
@@ -166,12 +168,14 @@ def _row_bounds(board: Board, rows: AlikeTasks, fair: Range) -> tuple[Ints, Ints
 
 
 def narrowed(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bounds: Bounds) -> list[FreeSet]:
-    """Narrow the free sets of several members to one where there is room, those with the fewest members first."""
-    slots, narrow = board.placeable_slots, list(free_sets)
+    """Narrow each free set of several members to one member with room, the smallest sets first."""
+    slots = board.placeable_slots
+    narrow = list(free_sets)
     owned = _count_by_row(rows, free_sets)
     load = owned.sum(axis=0)
     several = [(len(free), t, free) for t, free in enumerate(free_sets) if free is not None and len(free) > 1]
-    high, member_high = bounds.high, bounds.member_high
+    high = bounds.high
+    member_high = bounds.member_high
     for _, t, free in sorted(several):
         row = rows.of[t]
         full = {m: bool(load[m] >= member_high[m]) + bool(owned[row, m] >= high[row, m]) for m in free}
@@ -183,18 +187,18 @@ def narrowed(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bound
 
 
 def _count_by_row(rows: AlikeTasks, free_sets: Sequence[FreeSet]) -> Ints:
-    """Count the tasks with one member in their free set by row and that member."""
-    counted = np.zeros(rows.allowed.shape, np.int64)
+    """Count the tasks with a single member in their free set, by row and member."""
+    counts = np.zeros(rows.allowed.shape, np.int64)
     single = [(rows.of[t], free[0]) for t, free in enumerate(free_sets) if free is not None and len(free) == 1]
     if single:
-        np.add.at(counted, tuple(np.array(single, np.int64).T), 1)
-    return counted
+        np.add.at(counts, tuple(np.array(single, np.int64).T), 1)
+    return counts
 
 
 def demand_of(
     board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bounds: Bounds, settings: AssignSettings
 ) -> Demand:
-    """Count tasks by row and the member they would rather be on: no free set has several members any more."""
+    """Count the tasks by row and the single member of their free set."""
     unowned = [
         free if incumbent == NOBODY else None for free, incumbent in zip(free_sets, board.incumbents, strict=True)
     ]
@@ -218,21 +222,21 @@ def demand_of(
     )
 
 
-def fair_range(count: int, slots: Sequence[int], most: Sequence[int] | None = None) -> Range:
-    """Return the fewest and the most tasks of ``count`` each member should have; a member of no slots gets none.
+def fair_range(count: int, slots: Sequence[int], limits: Sequence[int] | None = None) -> Range:
+    """Return the fewest and the most tasks of ``count`` that each member should have; none without slots.
 
-    ``most`` caps single members; what they cannot take goes to the others.
+    ``limits`` caps single members. The others take the rest.
 
     >>> fair_range(5, [1, 1, 2])
     ([1, 1, 3], [1, 1, 3])
     """
-    if most is None and len({slot for slot in slots if slot}) == 1:
+    if limits is None and len({slot for slot in slots if slot}) == 1:
         return _equal_range(count, slots)
-    most = [count if slot else 0 for slot in slots] if most is None else most
+    limits = [count if slot else 0 for slot in slots] if limits is None else limits
     step = _steps(slots)
-    last = _last_load(count, slots, most)
-    fewest = [min(-(-last // step[m]) - 1, most[m]) if step[m] else 0 for m in range(len(slots))]
-    highest = [min(last // step[m], most[m]) if step[m] else 0 for m in range(len(slots))]
+    last = _last_load(count, slots, limits)
+    fewest = [min(-(-last // step[m]) - 1, limits[m]) if step[m] else 0 for m in range(len(slots))]
+    highest = [min(last // step[m], limits[m]) if step[m] else 0 for m in range(len(slots))]
     if sum(highest) <= count:
         return highest, highest
     return [max(0, low) for low in fewest], highest
@@ -246,16 +250,17 @@ def _equal_range(count: int, slots: Sequence[int]) -> Range:
 
 
 def _steps(slots: Sequence[int]) -> list[int]:
-    """Return the load that one task is to each member: a whole number that falls as its slots grow, 0 without any."""
+    """Return the load of one task on each member: a whole number, smaller with more slots, 0 without slots."""
     unit = math.lcm(*(slot for slot in slots if slot)) if any(slots) else 1
     return [unit // slot if slot else 0 for slot in slots]
 
 
-def _last_load(count: int, slots: Sequence[int], most: Sequence[int]) -> int:
-    """Deal out the tasks one by one where the load stays lowest; return the load at which the last one went."""
-    step, total = _steps(slots), sum(slots)
-    shares = [min(count * slot // total, most[m]) if slot else 0 for m, slot in enumerate(slots)]
-    heap = [((shares[m] + 1) * step[m], m) for m in range(len(shares)) if step[m] and shares[m] < most[m]]
+def _last_load(count: int, slots: Sequence[int], limits: Sequence[int]) -> int:
+    """Place tasks one by one on the member with the lowest load; return the load after the last one."""
+    step = _steps(slots)
+    total = sum(slots)
+    shares = [min(count * slot // total, limits[m]) if slot else 0 for m, slot in enumerate(slots)]
+    heap = [((shares[m] + 1) * step[m], m) for m in range(len(shares)) if step[m] and shares[m] < limits[m]]
     heapq.heapify(heap)
     last = 0
     for _ in range(count - sum(shares)):
@@ -264,9 +269,9 @@ def _last_load(count: int, slots: Sequence[int], most: Sequence[int]) -> int:
         load, m = heapq.heappop(heap)
         last = max(last, load)
         shares[m] += 1
-        if shares[m] < most[m]:
+        if shares[m] < limits[m]:
             heapq.heappush(heap, (load + step[m], m))
     if last:
         return last
-    loads = [(shares[m] * step[m], shares[m] < most[m]) for m in range(len(slots)) if step[m]]
+    loads = [(shares[m] * step[m], shares[m] < limits[m]) for m in range(len(slots)) if step[m]]
     return max((load for load, may_grow in loads if may_grow), default=0) or max((load for load, _ in loads), default=0)

@@ -1,6 +1,4 @@
-"""The result in the caller's words: every move with its reason and goal, how even and how expensive it is. Decides
-nothing.
-"""
+"""Describe an assignment in the caller's ids: moves with reasons and goals, balance, cost and warnings."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +19,7 @@ __all__ = ["Placement", "assignment_of", "balance_of", "spread_per_slot", "with_
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What the steps decided, by position: tasks with state on one board, those without on the other."""
+    """The results of all steps, by position: one board for tasks with state, one for tasks without."""
 
     board: Board
     owners: OwnerPlan
@@ -34,7 +32,9 @@ class Placement:
 
 def assignment_of(view: View, placement: Placement, settings: AssignSettings) -> Assignment:
     """Return the assignment with its moves, figures and warnings."""
-    board, plan, standbys = placement.board, placement.owners, placement.standbys
+    board = placement.board
+    plan = placement.owners
+    standbys = placement.standbys
     stateless = _named(placement.stateless, placement.stateless_owners)
     assignment = Assignment(
         owners=dict(sorted((_named(board, plan.owners) | stateless).items())),
@@ -46,10 +46,15 @@ def assignment_of(view: View, placement: Placement, settings: AssignSettings) ->
         probe_reason=_probe_reason(placement),
         cost=_cost_of(placement, settings),
     )
-    of_goals = placement.goals.warnings if placement.goals else ()
-    told = (*_filter_warnings(view, settings), *_tag_warnings(view, settings), *_standby_warnings(view, settings))
-    asked = (*told, *_awareness_warnings(view, placement.copies, settings), *of_goals)
-    warnings = (*_memory_warnings(view, assignment), *rack_warnings(view, settings), *asked)
+    warnings = (
+        *_memory_warnings(view, assignment),
+        *rack_warnings(view, settings),
+        *_filter_warnings(view, settings),
+        *_tag_warnings(view, settings),
+        *_standby_warnings(view, settings),
+        *_awareness_warnings(view, placement.copies, settings),
+        *(placement.goals.warnings if placement.goals else ()),
+    )
     return replace(assignment, balance=balance_of(view, assignment), warnings=warnings)
 
 
@@ -57,16 +62,17 @@ def _named(board: Board, owners: Sequence[int]) -> dict[TaskId, MemberId]:
     return {task.id: board.members[m].id for task, m in zip(board.tasks, owners, strict=True)}
 
 
-def _named_copies(board: Board, standbys: Sequence[Sequence[int]]) -> dict[TaskId, tuple[MemberId, ...]]:
+def _named_copies(board: Board, copies: Sequence[Sequence[int]]) -> dict[TaskId, tuple[MemberId, ...]]:
     return {
-        task.id: tuple(sorted(board.members[m].id for m in held))
-        for task, held in zip(board.tasks, standbys, strict=True)
-        if held
+        task.id: tuple(sorted(board.members[m].id for m in members))
+        for task, members in zip(board.tasks, copies, strict=True)
+        if members
     }
 
 
 def _probe_reason(placement: Placement) -> str:
-    unsettled, plan = placement.standbys.unsettled, placement.owners
+    unsettled = placement.standbys.unsettled
+    plan = placement.owners
     if not unsettled:
         return ""
     waiting = sum(a != b for a, b in zip(plan.owners, plan.target, strict=True))
@@ -74,44 +80,49 @@ def _probe_reason(placement: Placement) -> str:
 
 
 def _cost_of(placement: Placement, settings: AssignSettings) -> int:
-    """Return the traffic cost between racks of the target's owners and standbys."""
-    board, stateless, total = placement.board, placement.stateless, 0
-    for each, target in ((board, placement.owners.target), (stateless, placement.stateless_owners)):
-        for task, m in zip(each.tasks, target, strict=True):
-            total += rack_cost(task.owner_traffic, each.members[m].rack, settings)
-    for task, held in zip(board.tasks, placement.copies.standbys, strict=True):
-        total += sum(rack_cost(task.standby_traffic, board.members[m].rack, settings) for m in held)
+    """Return the cost of reading across racks in the target, of owners and standbys."""
+    board = placement.board
+    total = 0
+    for tasks, target in (
+        (board.tasks, placement.owners.target),
+        (placement.stateless.tasks, placement.stateless_owners),
+    ):
+        for task, m in zip(tasks, target, strict=True):
+            total += rack_cost(task.owner_traffic, board.members[m].rack, settings)
+    for task, members in zip(board.tasks, placement.copies.standbys, strict=True):
+        total += sum(rack_cost(task.standby_traffic, board.members[m].rack, settings) for m in members)
     return total
 
 
 def _memory_warnings(view: View, assignment: Assignment) -> list[str]:
-    """Say which members hold more than their memory."""
-    held: Counter[MemberId] = Counter()
+    """Warn of members that get more copies than fit."""
+    sizes: Counter[MemberId] = Counter()
     for task in view.tasks:
         copies = (*assignment.standbys.get(task.id, ()), *assignment.warmups.get(task.id, ()))
         for member in (assignment.owners[task.id], *copies):
-            held[member] += task.memory_bytes
+            sizes[member] += task.memory_bytes
     return [
-        f"member {member.id} is given {held[member.id]} bytes of state and has memory for {member.memory_bytes}"
+        f"[RIFFLE-0776] Member {member.id} gets {sizes[member.id]} bytes of state, but has room for "
+        f"{member.memory_bytes}."
         for member in sorted(view.members, key=lambda member: member.id)
-        if member.memory_bytes is not None and held[member.id] > member.memory_bytes
+        if member.memory_bytes is not None and sizes[member.id] > member.memory_bytes
     ]
 
 
 def _filter_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
-    """Say where the operator's filters leave nobody, so that they are not followed."""
+    """Warn if the operator's filters allow no member. They are then ignored."""
     if view.members and not any(is_allowed(member, settings) for member in view.members):
-        told = [
-            f"{name} = {_pairs(pairs)}"
+        filters = [
+            f"{name} = {', '.join(f'{tag}={value}' for tag, value in pairs)}"
             for name, pairs in (("include", settings.include), ("exclude", settings.exclude))
             if pairs
         ]
-        yield f"no live member is left by {' and '.join(told)}: all count as if nothing had been said"
+        yield f"[RIFFLE-0777] {' and '.join(filters)} allows no live member, so all members count."
 
 
 def _tag_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
-    """Say which tags no member has that settings name: what they ask for has no effect."""
-    here = (*view.members, *view.awaited)
+    """Warn of tags in settings that no member has."""
+    members = (*view.members, *view.awaited)
     for name, tags in (
         ("include", [tag for tag, _ in settings.include]),
         ("exclude", [tag for tag, _ in settings.exclude]),
@@ -119,32 +130,33 @@ def _tag_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
         ("forced_awareness", sorted(settings.forced_awareness) if settings.num_standbys else ()),
     ):
         for tag in dict.fromkeys(tags):
-            if here and all(member.attribute(tag) is None for member in here):
-                yield f"{name} names the tag {tag}, which no member has: it has no effect"
+            if members and all(member.attribute(tag) is None for member in members):
+                yield f"[RIFFLE-0778] {name} has no effect for the tag {tag}, because no member has it."
 
 
 def _standby_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
-    """Say where members are too few for the standbys that are wanted."""
-    able = len(view.members) + len(view.awaited)
-    if settings.num_standbys >= able > 0 and any(task.kind == "stateful" for task in view.tasks):
-        yield f"num_standbys = {settings.num_standbys}, and {able} members have room for {able - 1} beside the owner"
-
-
-def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
-    return ", ".join(f"{tag}={value}" for tag, value in pairs)
+    """Warn if there are too few members for the standbys."""
+    count = len(view.members) + len(view.awaited)
+    if settings.num_standbys >= count > 0 and any(task.kind == "stateful" for task in view.tasks):
+        yield (
+            f"[RIFFLE-0779] num_standbys = {settings.num_standbys}, but {count} members have room for only "
+            f"{count - 1} besides the owner."
+        )
 
 
 def _awareness_warnings(view: View, copies: Copies, settings: AssignSettings) -> Iterator[str]:
-    """Say how many standbys stay unassigned because a tag's value that should be there has no member."""
-    if not settings.forced_awareness or not settings.num_standbys:
+    """Warn of standbys that stay unassigned because a forced value of a tag has no member."""
+    if not settings.num_standbys:
         return
     for tag, values in sorted(settings.forced_awareness.items()):
-        here = {member.attribute(tag) for member in view.members} - {None}
-        away = sorted(set(values) - here)
+        present = {member.attribute(tag) for member in view.members} - {None}
+        absent = sorted(set(values) - present)
         missing = sum(settings.num_standbys - len(copies.standbys[t]) for t in copies.stateful)
-        if here and away and missing:
-            told = f"{tag} = {', '.join(away)}"
-            yield f"{missing} standbys stay unassigned: forced_awareness keeps them for {told}, where no member is"
+        if present and absent and missing:
+            yield (
+                f"[RIFFLE-0780] {missing} standbys stay unassigned, because forced_awareness reserves them for "
+                f"{tag} = {', '.join(absent)}, which has no member."
+            )
 
 
 class _Reason(NamedTuple):
@@ -154,7 +166,9 @@ class _Reason(NamedTuple):
 
 
 def _moves(placement: Placement, settings: AssignSettings) -> Iterator[Move]:
-    board, plan, standbys = placement.board, placement.owners, placement.standbys
+    board = placement.board
+    plan = placement.owners
+    standbys = placement.standbys
     reasons = _Reasons(placement, settings)
     for t, owner in enumerate(plan.owners):
         if owner != board.owners[t]:
@@ -167,71 +181,67 @@ def _moves(placement: Placement, settings: AssignSettings) -> Iterator[Move]:
     board = placement.stateless
     for t, owner in enumerate(placement.stateless_owners):
         if owner != board.owners[t]:
-            is_first = board.owners[t] == NOBODY
-            first, level = _Reason("valid", "has no owner", True), _Reason("balance", "levels the tasks without state")
-            yield _move(board, t, owner, "owner", first if is_first else level)
+            if board.owners[t] == NOBODY:
+                yield _move(board, t, owner, "owner", _Reason("valid", "has no owner", True))
+            else:
+                yield _move(board, t, owner, "owner", _Reason("balance", "levels the tasks without state"))
 
 
 def _move(board: Board, task: int, member: int, role: Role, reason: _Reason) -> Move:
-    before = board.owners[task]
-    source = board.members[before].id if before != NOBODY else None
+    owner = board.owners[task]
+    source = board.members[owner].id if owner != NOBODY else None
     return Move(board.tasks[task].id, role, source, board.members[member].id, *reason)
 
 
 class _Reasons:
-    """Which goal asked for a place: the first one, in order, that the place until now did not meet."""
+    """Finds the goal behind a move: the first goal, in order, that the present place does not meet."""
 
     def __init__(self, placement: Placement, settings: AssignSettings) -> None:
-        self._board, self._plan, self._settings = placement.board, placement.owners, settings
+        self._board = placement.board
+        self._plan = placement.owners
+        self._settings = settings
         self._goals = placement.goals
         self._low, self._high = fair_range(len(self._board.tasks), self._board.placeable_slots)
-        self._load = [0] * len(self._board.members)
-        for owner in self._board.owners:
-            if owner != NOBODY:
-                self._load[owner] += 1
+        self._load = Counter(self._board.owners)
 
     def owner(self, task: int) -> _Reason:
         """Return why the task gets another owner."""
-        board, owner = self._board, self._plan.owners[task]
-        before = board.owners[task]
-        if before == NOBODY:
-            return _Reason("valid", "has no living owner; goes to a most caught-up member", True)
-        if board.rank(task, before) > board.rank(task, owner):
+        board = self._board
+        owner = self._plan.owners[task]
+        previous = board.owners[task]
+        if previous == NOBODY:
+            return _Reason("valid", "has no live owner; goes to a most caught-up member", True)
+        if board.rank(task, previous) > board.rank(task, owner):
             return _Reason("caught_up", "its owner lags and this member is closer to caught up", True)
-        return self._better(task, before, owner)._replace(forced=task in self._plan.forced)
+        return self._better(task, previous, owner)._replace(forced=task in self._plan.forced)
 
     def _better(self, task: int, giver: int, taker: int) -> _Reason:
-        """Return why the taker should own the task rather than the giver."""
+        """Return why the taker should own the task instead of the giver."""
         board = self._board
-        ordered = self._ordered(task, giver, taker)
-        if ordered is not None:
-            return ordered
+        if board.pins[task] == taker:
+            return _Reason("operator", "an operator pinned it there")
+        if not board.placeable[giver]:
+            return _Reason("operator", "its member is drained or excluded")
+        if board.is_quarantined(task, giver):
+            return _Reason("allowed", "its member should have no copy: its disk is too full, or it never catches up")
         if board.incumbents[task] == taker != board.owners[task]:
             return _Reason("return", "belongs to this member, which is back")
-        asked = self._goals.asked_for(task, giver) if self._goals else None
-        return self._by_own_order(task, giver, taker) if asked is None else _Reason(asked, f"goal {asked} asks for it")
+        goal = self._goals.unmet_goal(task, giver) if self._goals else None
+        return (
+            self._by_default_order(task, giver, taker) if goal is None else _Reason(goal, f"improves the goal {goal}")
+        )
 
-    def _by_own_order(self, task: int, giver: int, taker: int) -> _Reason:
+    def _by_default_order(self, task: int, giver: int, taker: int) -> _Reason:
         board = self._board
         if self._load[giver] > self._high[giver] or self._load[taker] < self._low[taker]:
             return _Reason("balance", "levels the tasks per slot")
         traffic = board.tasks[task].owner_traffic
-        before, after = (traffic.parts_read_across(board.members[m].rack) for m in (giver, taker))
-        if self._settings.rack_aware_assignment_strategy != "none" and after < before:
+        read_by_giver, read_by_taker = (traffic.parts_read_across(board.members[m].rack) for m in (giver, taker))
+        if self._settings.rack_aware_assignment_strategy != "none" and read_by_taker < read_by_giver:
             return _Reason("rack", "reads less from other racks")
         if self._settings.user_cost is not None:
             return _Reason("user", "the user's own cost is lower")
         return _Reason("spread", "spreads the tasks of its group")
-
-    def _ordered(self, task: int, giver: int, taker: int) -> _Reason | None:
-        """Return which order moves the task, if one does."""
-        board = self._board
-        is_pinned = board.pins[task] == taker
-        if is_pinned or not board.placeable[giver]:
-            return _Reason("operator", "pinned there by hand" if is_pinned else "its member is drained or excluded")
-        if board.is_quarantined(task, giver):
-            return _Reason("allowed", "its member should have no copy: its disk is too full, or it never catches up")
-        return None
 
     def warmup(self, task: int, member: int) -> _Reason:
         """Return why ``member`` warms up a copy."""
@@ -244,33 +254,33 @@ class _Reasons:
         """Return why ``member`` becomes a standby."""
         board = self._board
         if member == board.owners[task]:
-            return _Reason("standby", "its owner until now keeps a copy")
-        holds = board.rank(task, member) < board.absent[task]
-        return _Reason("standby", "already holds a copy" if holds else "keeps a spare copy")
+            return _Reason("standby", "its previous owner keeps a copy")
+        has_copy = board.rank(task, member) < board.absent[task]
+        return _Reason("standby", "already has a copy" if has_copy else "keeps a spare copy")
 
 
 def with_moves(view: View, answer: Assignment) -> Assignment:
-    """Return an answer of a user's assignor with the moves that it makes and does not name."""
-    named = {(move.task, move.role, move.target) for move in answer.moves}
+    """Return the answer of a user's assignor with the moves that it makes but does not list."""
+    listed = {(move.task, move.role, move.target) for move in answer.moves}
     owners = {task: (owner,) for task, owner in answer.owners.items()}
-    before = {task: (owner,) for task, owner in view.owners.items()}
+    previous_owners = {task: (owner,) for task, owner in view.owners.items()}
     roles: tuple[tuple[Role, Mapping[TaskId, tuple[MemberId, ...]], Mapping[TaskId, tuple[MemberId, ...]]], ...] = (
-        ("owner", owners, before),
+        ("owner", owners, previous_owners),
         ("standby", answer.standbys, view.standbys),
         ("warmup", answer.warmups, view.warmups),
     )
-    unnamed = [
+    unlisted = [
         Move(task, role, view.owners.get(task), member, "user", "the assignor's answer")
-        for role, now, then in roles
-        for task, members in sorted(now.items())
+        for role, copies, previous_copies in roles
+        for task, members in sorted(copies.items())
         for member in members
-        if member not in then.get(task, ()) and (task, role, member) not in named
+        if member not in previous_copies.get(task, ()) and (task, role, member) not in listed
     ]
-    return replace(answer, moves=(*answer.moves, *unnamed))
+    return replace(answer, moves=(*answer.moves, *unlisted))
 
 
 def spread_per_slot(view: View, holders: Iterable[MemberId]) -> float:
-    """Return most minus fewest per slot over the members; ``holders`` names one for each thing that is held."""
+    """Return maximum minus minimum per slot over the members. ``holders`` has one member per task or copy."""
     counts = Counter(holders)
     loads = [counts[member.id] / max(member.slots, 1) for member in view.members]
     return max(loads) - min(loads) if loads else 0.0
@@ -280,7 +290,7 @@ def balance_of(view: View, assignment: Assignment) -> Balance:
     """Return how even owners, copies and the owners of each group are."""
     owners = assignment.owners
     stateful = [owners[task.id] for task in view.tasks if task.kind != "stateless" and task.id in owners]
-    copies = [*stateful, *(m for held in assignment.standbys.values() for m in held)]
+    copies = [*stateful, *(m for members in assignment.standbys.values() for m in members)]
     groups = Counter((task.group, owner) for task, owner in owners.items())
     worst = 0
     for group in {task.group for task in owners}:

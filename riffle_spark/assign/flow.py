@@ -1,14 +1,14 @@
-"""Least cost, exactly: the target as a min-cost flow on a small network. Knows SciPy. Does not know lags or stores.
+"""Find the cheapest target as a min-cost flow on a small network.
 
-Theory of operation (KIP-925, on a smaller network). What a task costs depends on a member's zone only (its rack), and
-staying costs less on a few members only. So tasks that are alike in both form one class, and the network is
+Theory of operation (KIP-925, on a smaller network). The cost of a task depends only on the zone of the member (its
+rack), except on the few members where it costs no move. Tasks with the same costs form one class. The network is
 
     class --cost of the zone--> (row, zone) --0--> (row, member) --> member
     class --cost without the move--> (row, member)               for the members of its free set, and for its copies
 
-with the fair ranges as bounds on (row, member) and member. All is integral, so the linear programme's vertex is the
-flow. Costs are scaled so that ties go to the free set first and to members with a copy second; a smaller move count
-can therefore never be beaten by an equal cost. The same input gives the same vertex: HiGHS is run serially.
+with the fair ranges as bounds on (row, member) and member. All numbers are integers, so the vertex of the linear
+programme is the flow. Costs are scaled so that ties prefer the free set, then members with a copy. The same input gives
+the same vertex, because HiGHS runs serially.
 """
 
 from collections import defaultdict
@@ -30,9 +30,9 @@ OUT = -1
 
 @dataclass(frozen=True, slots=True)
 class TaskClass:
-    """Tasks that are alike, ``units`` units each: edges to zones as (zone, cost, units), to members as (member, cost).
+    """``count`` alike tasks of ``units`` units: edges to zones as (zone, cost, units), to members as (member, cost).
 
-    Several edges to one zone are units that cost more and more.
+    The units of several edges to one zone cost more and more.
     """
 
     row: int
@@ -44,7 +44,7 @@ class TaskClass:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Classes, the zone of each member (-1: takes nothing), and bounds by (row, member) and by member."""
+    """The classes, the zone of each member (-1: none), and the bounds by (row, member) and by member."""
 
     classes: Sequence[TaskClass]
     zones: Sequence[int]
@@ -53,7 +53,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What goes where: by (class, zone), by (class, member) directly, and by (row, member) from its zone."""
+    """Units by (class, zone), by (class, member) directly, and by (row, member) from its zone."""
 
     to_zone: dict[tuple[int, int], int]
     direct: dict[tuple[int, int], int]
@@ -63,13 +63,13 @@ class Flow:
 def solve(network: Network) -> Flow:
     """Return the cheapest flow.
 
-    Raises ``ConfigError`` if SciPy is missing. The bounds must leave a flow; the caller widens them to one it has.
+    Raises ``ConfigError`` if SciPy is missing. The caller widens the bounds so that a flow exists.
     """
     return _Programme(network).flow()
 
 
 class _Edge(NamedTuple):
-    """One way through the network, from one node's equation to another's or out of it, and what it takes."""
+    """An edge from one node's equation to another's or out of the network, with its cost and bounds."""
 
     source: int
     sink: int
@@ -79,7 +79,7 @@ class _Edge(NamedTuple):
 
 
 class _Programme:
-    """A network as a sparse linear programme: a column an edge, an equation a node."""
+    """A network as a sparse linear programme: a column per edge, an equation per node."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -94,7 +94,7 @@ class _Programme:
         self._write_places()
 
     def _equation(self, supply: int = 0) -> int:
-        """Add a node that this much flows out of, beyond what flows in."""
+        """Add a node with this supply; return its number."""
         self._supplies.append(supply)
         return len(self._supplies) - 1
 
@@ -103,18 +103,19 @@ class _Programme:
         return len(self._edges) - 1
 
     def _write_classes(self) -> None:
-        """Lead every class to its zones and single members, and the zones to their members."""
-        network, places = self._network, self._places
+        """Add the edges from every class to its zones and single members, and from zones to their members."""
+        network = self._network
+        places = self._places
         hubs: dict[tuple[int, int], int] = {}
-        for c, each in enumerate(network.classes):
-            supply = self._equation(each.count * each.units)
-            for zone, cost, units in each.edges:
-                if (each.row, zone) not in hubs:
-                    hubs[each.row, zone] = self._equation()
-                edge = _Edge(supply, hubs[each.row, zone], cost, 0, each.count * units)
+        for c, task_class in enumerate(network.classes):
+            supply = self._equation(task_class.count * task_class.units)
+            for zone, cost, units in task_class.edges:
+                if (task_class.row, zone) not in hubs:
+                    hubs[task_class.row, zone] = self._equation()
+                edge = _Edge(supply, hubs[task_class.row, zone], cost, 0, task_class.count * units)
                 self._to_zone[c, zone].append(self._column(edge))
-            for member, cost in each.direct:
-                edge = _Edge(supply, places[each.row][member], cost, 0, each.count)
+            for member, cost in task_class.direct:
+                edge = _Edge(supply, places[task_class.row][member], cost, 0, task_class.count)
                 self._direct[c, member].append(self._column(edge))
         high = network.bounds.high.tolist()
         for row in range(len(places)):
@@ -124,23 +125,25 @@ class _Programme:
                     self._from_zone[row, m] = [self._column(edge)]
 
     def _write_places(self) -> None:
-        """Bound what each (row, member) and each member takes."""
-        bounds, places = self._network.bounds, self._places
-        low, high = bounds.low.tolist(), bounds.high.tolist()
-        for m, (least, most) in enumerate(zip(bounds.member_low.tolist(), bounds.member_high.tolist(), strict=True)):
+        """Add the edges that bound each (row, member) and each member."""
+        bounds = self._network.bounds
+        places = self._places
+        low = bounds.low.tolist()
+        high = bounds.high.tolist()
+        for m, (least, highest) in enumerate(zip(bounds.member_low.tolist(), bounds.member_high.tolist(), strict=True)):
             if len(places) == 1:
-                self._column(_Edge(places[0][m], OUT, 0, max(low[0][m], least), min(high[0][m], most)))
+                self._column(_Edge(places[0][m], OUT, 0, max(low[0][m], least), min(high[0][m], highest)))
                 continue
             total = self._equation()
             for row, place in enumerate(places):
                 self._column(_Edge(place[m], total, 0, low[row][m], high[row][m]))
-            self._column(_Edge(total, OUT, 0, least, most))
+            self._column(_Edge(total, OUT, 0, least, highest))
 
     def flow(self) -> Flow:
-        """Solve it and read what every edge takes."""
+        """Solve the programme; return the units of every edge."""
         amounts = self._amounts().tolist()
         to_zone, direct, from_zone = (
-            {key: taken for key, columns in edges.items() if (taken := sum(amounts[column] for column in columns))}
+            {key: amount for key, columns in edges.items() if (amount := sum(amounts[column] for column in columns))}
             for edges in (self._to_zone, self._direct, self._from_zone)
         )
         return Flow(to_zone, direct, from_zone)
@@ -154,7 +157,7 @@ class _Programme:
         from scipy.optimize import linprog
         from scipy.sparse import csr_array
 
-        source, sink, cost, low, high = (np.array(each, np.int64) for each in zip(*self._edges, strict=True))
+        source, sink, cost, low, high = (np.array(values, np.int64) for values in zip(*self._edges, strict=True))
         column = np.arange(len(source))
         inside = sink != OUT
         matrix = csr_array(

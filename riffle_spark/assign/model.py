@@ -1,7 +1,4 @@
-"""What the assignor is told and what it answers. Knows the words of assignment. Does not know any rule.
-
-One in, one out: ``assign(view, settings) -> Assignment``. Everything is frozen; nothing here computes a placement.
-"""
+"""The input and output of an assignor: ``assign(view, settings) -> Assignment``. All values are immutable."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -32,10 +29,10 @@ __all__ = [
 
 MemberId: TypeAlias = str
 Lag: TypeAlias = int | None
-"""Changed records a copy lacks; ``None`` is a copy of unknown lag. A member without a copy is not listed."""
+"""How many changed records a copy lacks; ``None`` if unknown. A member without a copy has no lag."""
 Kind: TypeAlias = Literal["stateful", "unlogged", "stateless"]
-"""``stateful`` has durable state and a lag; ``unlogged`` has state that nobody can restore, so every member is equal;
-``stateless`` has none and is placed last."""
+"""``stateful`` tasks have durable state and lags. ``unlogged`` tasks have state that cannot be restored, so all members
+are equal. ``stateless`` tasks are placed last."""
 Role: TypeAlias = Literal["owner", "standby", "warmup"]
 Strategy: TypeAlias = Literal["none", "min_cost", "balance_subtopology"]
 Goal: TypeAlias = Literal[
@@ -52,12 +49,11 @@ Goal: TypeAlias = Literal[
     "standby",
     "return",
 ]
-"""Why a move is made: the first goal of the ordered list that asked for it. A user's own goal has the name of its
-function."""
+"""The reason of a move: the first goal in order that it improves. A user's goal has the name of its function."""
 
 
 class TaskId(NamedTuple):
-    """A unit that is owned and moved: a co-location group of stores and one key-group of it."""
+    """The unit that has an owner and moves: one key-group of a co-location group."""
 
     group: str
     key_group: int
@@ -68,10 +64,11 @@ class TaskId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a copy of a task reads, in parts, and how many of the parts each rack holds itself.
+    """What a copy of a task reads, in parts.
 
-    For Kafka partitions a part is a partition; for measured shares ``unit`` says how many parts are one whole.
-    ``later``: it is read only once the copy takes over, so copies in different racks come before what is read.
+    Attributes: total: the number of parts. local: by rack, how many parts have a replica there. unit: how many parts
+        make one whole; 1 if a part is a Kafka partition. later: whether it is read only after the copy takes over.
+        Copies in different racks then count more than reading.
     """
 
     total: int = 0
@@ -80,7 +77,7 @@ class Traffic:
     later: bool = False
 
     def parts_read_across(self, rack: str | None) -> int:
-        """Return how many parts a member in ``rack`` reads from elsewhere."""
+        """Return how many parts a member in ``rack`` reads from other racks."""
         return self.total - (self.local.get(rack, 0) if rack is not None else 0)
 
 
@@ -89,11 +86,18 @@ NO_TRAFFIC: Final = Traffic()
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task: ``size`` is the number of records in its whole state, what a member without a copy lacks.
+    """One task.
 
-    ``weight`` is its measured work (rows or time; any unit, the same for all), ``None`` if not measured.
-    ``memory_bytes`` is what a copy needs on its member. Where dispatch is by partition, ``topic`` and ``partition`` are
-    what its key-group stands for; else they are ``None``.
+    Attributes:
+        id: its group and key-group.
+        kind: ``stateful``, ``unlogged`` or ``stateless``.
+        size: the number of records in its whole state, which a member without a copy lacks.
+        weight: its measured work in any unit, the same for all tasks; ``None`` if not measured.
+        memory_bytes: the size of a copy on its member.
+        owner_traffic: what its owner reads.
+        standby_traffic: what a standby reads.
+        topic: the topic with dispatch by partition, else ``None``.
+        partition: the partition with dispatch by partition, else ``None``.
     """
 
     id: TaskId
@@ -109,7 +113,15 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One live executor folder: ``slots`` is its capacity, ``memory_bytes`` what it can hold (``None``: not known)."""
+    """One member: the folder of an executor.
+
+    Attributes:
+        id: the name of the folder.
+        slots: how many tasks its executor runs at once.
+        rack: its rack, ``None`` if unknown.
+        tags: its tags by name.
+        memory_bytes: the size of the copies that fit, ``None`` if unknown.
+    """
 
     id: MemberId
     slots: int = 1
@@ -118,13 +130,13 @@ class Member:
     memory_bytes: int | None = None
 
     def attribute(self, tag: str) -> str | None:
-        """Return the member's tag of that name, else its ``id`` or ``rack``."""
+        """Return the value of a tag. ``id`` and ``rack`` are tags, too."""
         return self.tags[tag] if tag in self.tags else {"id": self.id, "rack": self.rack}.get(tag)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything an assignment depends on beside the settings. Order of members and tasks does not matter.
+    """Everything an assignment depends on, except the settings. The order of members and tasks has no effect.
 
     ``lags`` lists every known copy by task and member, the owner's included (0 while it runs). ``awaited`` are lost
     members that may come back. ``prior_owners`` names, by task, the lost or just returned member that owned it before.
@@ -160,33 +172,32 @@ class View:
         return self.quarantined
 
     def read_only(self) -> "View":
-        """Return it as somebody else may have it: what they do to a mapping fails, and changes nothing here."""
-        told = {each.name: getattr(self, each.name) for each in fields(self)}
-        told["lags"] = {task: MappingProxyType(dict(lags)) for task, lags in self.lags.items()}
-        held = {name: MappingProxyType(dict(each)) for name, each in told.items() if isinstance(each, Mapping)}
-        return replace(self, **held)  # type: ignore[arg-type] # each in its own field
+        """Return a copy whose mappings a user's assignor cannot change."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values["lags"] = {task: MappingProxyType(dict(lags)) for task, lags in self.lags.items()}
+        mappings = {name: MappingProxyType(dict(value)) for name, value in values.items() if isinstance(value, Mapping)}
+        return replace(self, **mappings)  # type: ignore[arg-type] # each in its own field
 
 
 UserCost: TypeAlias = Callable[[Task, Member], int | None]
-"""A user's own integer cost of a task on a member; ``None`` means not allowed there."""
+"""A user's integer cost of a task on a member; ``None`` if the task must not be there."""
 
 UserGoal: TypeAlias = Callable[[Member, tuple[Task, ...]], int]
-"""A user's own goal: by how much a member misses it if it owns these tasks; 0 means that it is met there."""
+"""A user's goal: by how much a member misses it with these tasks; 0 if it meets it."""
 
 Assignor: TypeAlias = "Callable[[View, AssignSettings], Assignment]"
-"""Any assignor: one view and the settings in, one assignment out (KIP-924)."""
+"""A function from a view and settings to an assignment (KIP-924)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssignSettings:
     """The settings that concern assignment, with their defaults.
 
-    ``include`` and ``exclude`` are (tag, value) pairs; the tag ``id`` is the member's id and ``rack`` its rack, unless
-    a member has tags of those names. ``forced_awareness`` maps a tag to all the values it should have.
-    ``instance_balance`` and ``store_balance`` weigh the two balances against each other; 0 switches one off.
-    ``moves_at_once`` bounds the owner moves of one assignment that nothing forces. ``goals`` are in the order in which
-    they count, built-in ones by name; none is the assignor's own order. ``hard_goals`` names those of them without
-    which nothing moves.
+    ``include`` and ``exclude`` are (tag, value) pairs; ``id`` and ``rack`` are tags, too. ``forced_awareness`` maps a
+    tag to all the values it should have. ``instance_balance`` and ``store_balance`` are the weights of the two
+    balances; 0 switches one off. ``moves_at_once`` limits the owner moves of one assignment, except forced ones.
+    ``goals`` are in order, built-in goals by name; empty for the assignor's own order. If one of ``hard_goals`` is
+    missed, no owner moves.
     """
 
     acceptable_recovery_lag: int = 10_000
@@ -218,15 +229,22 @@ class AssignSettings:
 
     @property
     def copies_may_stay(self) -> bool:
-        """Whether a copy that is no owner's can be kept as a standby: a pointer keeps none."""
+        """Whether a copy can stay as a standby when its member is not the owner. Pointers are not copies."""
         return self.num_standbys > 0 and not self.points
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One change of this assignment against the present: who, from where, where to, why and for which goal.
+    """One change of an assignment.
 
-    ``source`` is ``None`` where nobody gives anything up. ``forced`` moves are not subject to ``moves_at_once``.
+    Attributes:
+        task: the task that moves.
+        role: ``owner``, ``standby`` or ``warmup``.
+        source: the present owner, ``None`` if the task has none.
+        target: the member that gets the task or copy.
+        goal: the goal that the move improves.
+        reason: the reason in words.
+        forced: whether the move is exempt from ``moves_at_once``.
     """
 
     task: TaskId
@@ -240,7 +258,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Most minus fewest per slot over the members, and most minus fewest of one group's owners on a member."""
+    """Maximum minus minimum per slot over the members, and maximum minus minimum of one group's owners."""
 
     owners: float = 0.0
     stateful_owners: float = 0.0
@@ -250,10 +268,19 @@ class Balance:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Who owns, keeps and warms what from now on, where it is heading, and why.
+    """The result of an assignor.
 
-    ``cost`` is the rack traffic cost of the target, owners and standbys. ``needs_probe`` tells whether something is
-    still to move, ``probe_reason`` what.
+    Attributes:
+        owners: the owner of every task from now on.
+        standbys: the members that keep a spare copy, by task.
+        warmups: the members that fetch a copy in order to become owner or standby, by task.
+        target: the owner of every task in the end.
+        moves: the changes, with their reasons.
+        needs_probe: whether to assign again when warm-ups have caught up.
+        probe_reason: what has yet to move.
+        cost: the cost of reading across racks in the target.
+        balance: how even the assignment is.
+        warnings: texts for the batch report.
     """
 
     owners: Mapping[TaskId, MemberId]

@@ -1,15 +1,15 @@
-"""The owners' way from the present to the target. Knows who is caught up. Does not choose the target, nor standbys.
+"""Move owners step by step from the present to the target.
 
-Theory of operation (KIP-441). A task goes to its target as soon as the target is among the most caught-up members;
-until then whoever is caught up keeps it, the present owner first, and the target warms up. Two rules keep the way
+Theory of operation (KIP-441). A task moves to its target as soon as the target is among the most caught-up members.
+Until then a caught-up member keeps it, the present owner first, and the target warms up. Four rules keep the moves
 smooth:
 
-* the load per slot never spreads wider than it was: moves that only exchange tasks between equally loaded members
-  are made together;
-* running warm-ups with an unchanged target continue. Then new warm-ups start, those that level the load most first;
-* an exchange longer than ``max_warmup_replicas`` starts only if the copies that are ready first can be kept as
-  standbys. Otherwise its tasks stay, because it could never be completed;
-* a target that is less level than the present is not approached.
+1. The load per slot never spreads wider than it was. Moves that only exchange tasks between equally loaded members are
+   made together.
+2. Running warm-ups with an unchanged target continue. Then new warm-ups start; those that level most are first.
+3. An exchange longer than ``max_warmup_replicas`` starts only if the copies that are ready first can be kept as
+   standbys. Otherwise its tasks stay, because it could never be completed.
+4. A target that is less level than the present is not approached.
 """
 
 from collections import deque
@@ -29,9 +29,9 @@ __all__ = ["Loads", "OwnerMove", "OwnerPlan", "WaitingMoves", "plan_owners", "sh
 
 @dataclass(frozen=True, slots=True)
 class OwnerPlan:
-    """Owners from now on, the target as far as it can be reached, and the tasks whose target warms up from now on.
+    """Owners from now on, the target as far as it can be reached, and the tasks whose target warms up.
 
-    ``forced`` tasks had to move at once; ``waiting`` ones are ready at their target but wait for others.
+    ``forced`` tasks had to move at once. ``waiting`` tasks are ready at their target but wait for other moves.
     """
 
     owners: list[int]
@@ -42,7 +42,7 @@ class OwnerPlan:
 
 
 class OwnerMove(NamedTuple):
-    """One move by positions: the task, from where and where to, and how far the taker is from caught up."""
+    """One move by positions: the task, the giver, the taker, and the taker's distance from caught up."""
 
     task: int
     giver: int
@@ -51,21 +51,21 @@ class OwnerMove(NamedTuple):
 
 
 def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -> OwnerPlan:
-    """Decide who owns each task now and which targets to warm up."""
+    """Return the owners from now on and the targets to warm up."""
     owners, ready, pending = _sort_out(board, target)
     forced = [t for t, owner in enumerate(owners) if owner != board.owners[t]]
     reachable = [goal if board.live[goal] else owner for goal, owner in zip(target, owners, strict=True)]
     loads = Loads(board, owners, reachable if _is_ordered(board, settings) else ())
-    made = _make_asked(loads, ready, settings)
-    made += _make(loads, [move for move in ready if move not in made], settings)
-    for move in made:
+    made_moves = _make_asked(loads, ready, settings)
+    made_moves += _make(loads, [move for move in ready if move not in made_moves], settings)
+    for move in made_moves:
         owners[move.task] = move.taker
-    done = set(made)
+    done = set(made_moves)
     ready = [move for move in ready if move not in done]
-    held = 0 if settings.copies_may_stay else sum(board.absent[move.task] > 0 for move in ready)
-    warm, stuck = _warm(loads, ready, pending, settings, held)
+    kept_copies = 0 if settings.copies_may_stay else sum(board.absent[move.task] > 0 for move in ready)
+    warm, stuck = _warm(loads, ready, pending, settings, kept_copies)
     reached = list(target)
-    if stuck and not made:
+    if stuck and not made_moves:
         for move in (*ready, *pending):
             reached[move.task] = owners[move.task]
         ready = []
@@ -73,9 +73,7 @@ def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -
 
 
 def _is_ordered(board: Board, settings: AssignSettings) -> bool:
-    """Tell whether more than balance asks for the target: a drain, a pin, a return, a rule, a disk or memory, exact
-    shares.
-    """
+    """Return whether the target has another reason than balance: a request, a return, a user's rule, or room."""
     drained = any(owner != NOBODY and not board.placeable[owner] for owner in board.owners)
     pinned = any(pin != NOBODY for pin in board.pins) or board.incumbents != board.owners
     small = bool(board.quarantined) or any(member.memory_bytes is not None for member in board.members)
@@ -87,11 +85,12 @@ def _has_own_order(settings: AssignSettings) -> bool:
 
 
 def _sort_out(board: Board, target: Sequence[int]) -> tuple[list[int], list[OwnerMove], list[OwnerMove]]:
-    """Return the owners after what cannot wait, and the ready and the pending moves."""
+    """Return the owners after the moves that cannot wait, and the ready and the pending moves."""
     lowest = [_lowest_rank(board, t) for t in range(len(target))]
     owners = [_owner_at_once(board, t, member, lowest) for t, member in enumerate(target)]
     _let_stand_in(board, owners, lowest)
-    ready, pending = [], []
+    ready = []
+    pending = []
     for t, member in enumerate(target):
         owner = owners[t]
         if owner == member or not board.live[member]:
@@ -104,7 +103,7 @@ def _sort_out(board: Board, target: Sequence[int]) -> tuple[list[int], list[Owne
 
 
 def _owner_at_once(board: Board, task: int, member: int, lowest: Sequence[int]) -> int:
-    """Return the owner that may keep the task, or its target ``member`` that may have it at once, or nobody."""
+    """Return the owner if it may keep the task, the target ``member`` if it may own it at once, or ``NOBODY``."""
     owner = board.owners[task]
     if owner != NOBODY and board.rank(task, owner) <= lowest[task]:
         return owner
@@ -112,10 +111,12 @@ def _owner_at_once(board: Board, task: int, member: int, lowest: Sequence[int]) 
 
 
 def _let_stand_in(board: Board, owners: list[int], lowest: Sequence[int]) -> None:
-    """Give every task without an owner to a most caught-up member until its target can have it: a standby before
-    others, then who has least to do, so that what has to be fetched is fetched by all.
+    """Give every task without an owner to a most caught-up member until its target can own it.
+
+    Standbys are first, then the members with the lowest load, so that all members share the fetching.
     """
-    slots, load = [max(count, 1) for count in board.slots], [0] * len(board.members)
+    slots = [max(count, 1) for count in board.slots]
+    load = [0] * len(board.members)
     for owner in owners:
         if owner != NOBODY:
             load[owner] += 1
@@ -130,68 +131,70 @@ def _let_stand_in(board: Board, owners: list[int], lowest: Sequence[int]) -> Non
 
 def _lowest_rank(board: Board, task: int) -> int:
     """Return the rank of the most caught-up member that may own the task now."""
-    owner, ranks = board.owners[task], board.ranks[task]
+    owner = board.owners[task]
+    ranks = board.ranks[task]
     if ranks.get(owner, 1) == 0:
         return 0
-    known = [rank for m, rank in ranks.items() if board.live[m] and (board.placeable[m] or m == owner)]
+    ranks_of_able = [rank for m, rank in ranks.items() if board.live[m] and (board.placeable[m] or m == owner)]
     able = board.owning + (owner != NOBODY and not board.placeable[owner])
-    return min([*known, board.absent[task]]) if len(known) < able else min(known)
+    return min([*ranks_of_able, board.absent[task]]) if len(ranks_of_able) < able else min(ranks_of_able)
 
 
 def _make_asked(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) -> list[OwnerMove]:
-    """Where few are to move at once, make the moves that pins and drains ask for first: these are not counted."""
+    """Make the moves of pins and drains, which ``moves_at_once`` does not limit."""
     if not settings.moves_at_once:
         return []
-    asked = [move for move in ready if loads.is_asked(move)]
-    return _make(loads, asked, replace(settings, moves_at_once=None))
+    requested = [move for move in ready if loads.is_asked(move)]
+    return _make(loads, requested, replace(settings, moves_at_once=None))
 
 
 def _make(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) -> list[OwnerMove]:
-    """Return the ready moves that can be made now, all at once if that is smooth."""
-    most = settings.moves_at_once
-    if (most is None or len(ready) <= most) and loads.are_smooth(ready):
+    """Make the ready moves that are smooth, all at once if possible; return them."""
+    limit = settings.moves_at_once
+    if (limit is None or len(ready) <= limit) and loads.are_smooth(ready):
         loads.make(ready)
         return list(ready)
     waiting = WaitingMoves(ready)
-    made: list[OwnerMove] = []
-    while waiting.left() and (most is None or len(made) < most):
+    made_moves: list[OwnerMove] = []
+    while waiting.left() and (limit is None or len(made_moves) < limit):
         move = waiting.first_smooth(loads)
         moves = [move] if move is not None else shortest_cycle(waiting.left(), [])
-        if not moves or (most is not None and made and len(made) + len(moves) > most):
+        if not moves or (limit is not None and made_moves and len(made_moves) + len(moves) > limit):
             break
         loads.make(moves)
         waiting.drop(moves)
-        made += moves
-    return made
+        made_moves += moves
+    return made_moves
 
 
 def _warm(
-    loads: "Loads", ready: Sequence[OwnerMove], pending: Sequence[OwnerMove], settings: AssignSettings, held: int
+    loads: "Loads", ready: Sequence[OwnerMove], pending: Sequence[OwnerMove], settings: AssignSettings, kept_copies: int
 ) -> tuple[list[int], bool]:
-    """Return the tasks whose target warms up now, and whether nothing that is left can ever be completed.
+    """Return the tasks whose target warms up now, and whether no remaining move can ever be completed.
 
-    Running warm-ups come before those that level more. ``held`` counts the copies beyond the standbys that are kept for
-    ready moves.
+    Running warm-ups have precedence over those that level more. ``kept_copies`` counts the copies of ready moves that
+    are not standbys.
     """
     running = [move for move in pending if loads.warms_up(move)]
-    budget = settings.max_warmup_replicas - held
+    budget = settings.max_warmup_replicas - kept_copies
     chosen, ready = _choose_warmups(loads, ready, running, budget) if running else ([], list(ready))
     rest = [move for move in pending if move.task not in chosen]
-    more, ready = _choose_warmups(loads, ready, rest, budget - len(chosen))
-    chosen += more
-    left = [move for move in rest if move.task not in more]
-    if chosen or not (left or ready) or settings.max_warmup_replicas == 0:
+    added, ready = _choose_warmups(loads, ready, rest, budget - len(chosen))
+    chosen += added
+    remaining = [move for move in rest if move.task not in added]
+    if chosen or not (remaining or ready) or settings.max_warmup_replicas == 0:
         return chosen, False
-    cycle = shortest_cycle(ready, left) if settings.copies_may_stay else []
-    begun = [move.task for move in cycle if move not in ready]
-    return begun[: settings.max_warmup_replicas], not begun
+    cycle = shortest_cycle(ready, remaining) if settings.copies_may_stay else []
+    started = [move.task for move in cycle if move not in ready]
+    return started[: settings.max_warmup_replicas], not started
 
 
 def _choose_warmups(
     loads: "Loads", ready: Sequence[OwnerMove], pending: Sequence[OwnerMove], budget: int
 ) -> tuple[list[int], list[OwnerMove]]:
-    """Choose at most ``budget`` pending moves that are smooth or close a cycle. Return their tasks, and the ready moves
-    that are left.
+    """Choose at most ``budget`` pending moves that are smooth or close a cycle.
+
+    Return their tasks, and the remaining ready moves.
     """
     waiting = WaitingMoves(pending)
     chosen: list[int] = []
@@ -210,14 +213,16 @@ def _choose_warmups(
 
 
 class Loads:
-    """Owners per slot while moves are tried; a ``target`` that must be reached counts as smooth as well."""
+    """Owners per slot while moves are tried. The loads of a ``target`` that must be reached count as smooth, too."""
 
     def __init__(self, board: Board, owners: Sequence[int], target: Sequence[int] = ()) -> None:
         self._slots = np.maximum(np.array(board.slots, np.int64), 1)
         owned = np.array([owner for owner in owners if owner != NOBODY], np.int64)
         self._counts = np.bincount(owned, minlength=len(self._slots)).astype(np.int64)
         self._watched = np.array(board.may_own)
-        self._pins, self._placeable, self._warmups = board.pins, board.placeable, board.warmups
+        self._pins = board.pins
+        self._placeable = board.placeable
+        self._warmups = board.warmups
         counts = [self._counts]
         if target:
             counts.append(np.bincount(np.array(target, np.int64), minlength=len(self._slots)))
@@ -227,23 +232,23 @@ class Loads:
         self._high: float = ratios.max() if bounded else np.inf
 
     def are_smooth(self, moves: Sequence[OwnerMove]) -> bool:
-        """Tell whether all the moves together leave every member within the bounds of the start."""
+        """Return whether all the moves together leave every member within the bounds of the start."""
         ratios = (self._counts + self._change(moves)) / self._slots
         return bool((ratios <= self._high).all() and (ratios >= self._low)[self._watched].all())
 
     def is_asked(self, move: OwnerMove) -> bool:
-        """Tell whether a pin or a drain asks for a move."""
+        """Return whether a pin or a drain is the reason of a move."""
         return self._pins[move.task] != NOBODY or not self._placeable[move.giver]
 
     def warms_up(self, move: OwnerMove) -> bool:
-        """Tell whether the taker of a move has been warming up for it."""
+        """Return whether the taker of a move already warms up."""
         return move.taker in self._warmups[move.task]
 
     def _change(self, moves: Sequence[OwnerMove]) -> npt.NDArray[np.int64]:
         size = len(self._slots)
-        gone = np.bincount(np.array([move.giver for move in moves], np.int64), minlength=size)
+        given = np.bincount(np.array([move.giver for move in moves], np.int64), minlength=size)
         come = np.bincount(np.array([move.taker for move in moves], np.int64), minlength=size)
-        return (come - gone).astype(np.int64)
+        return (come - given).astype(np.int64)
 
     def make(self, moves: Sequence[OwnerMove]) -> None:
         """Count the moves as made."""
@@ -257,28 +262,29 @@ class Loads:
 
 
 class WaitingMoves:
-    """Moves that wait, looked through all at once."""
+    """Waiting moves as arrays, so that all are compared at once."""
 
     def __init__(self, moves: Sequence[OwnerMove]) -> None:
         self._moves = sorted(moves)
         table = np.array(self._moves, object).reshape(len(self._moves), 4)
-        self._giver, self._taker = table[:, 1].astype(np.int64), table[:, 2].astype(np.int64)
+        self._giver = table[:, 1].astype(np.int64)
+        self._taker = table[:, 2].astype(np.int64)
         self._rank = table[:, 3].astype(np.float64)
         self._open = np.ones(len(self._moves), bool)
 
     def left(self) -> list[OwnerMove]:
-        """Return the moves that still wait, by task."""
+        """Return the remaining moves, by task."""
         return [self._moves[number] for number in np.flatnonzero(self._open)]
 
     def drop(self, moves: Sequence[OwnerMove]) -> None:
-        """Take moves out."""
-        gone = set(moves)
+        """Remove moves."""
+        dropped = set(moves)
         for number in np.flatnonzero(self._open):
-            if self._moves[number] in gone:
+            if self._moves[number] in dropped:
                 self._open[number] = False
 
     def first_smooth(self, loads: Loads) -> OwnerMove | None:
-        """Return the smooth move that levels most, then whose copy is closest to caught up, then by task."""
+        """Return the smooth move that levels most; of equal ones the closest to caught up, then the first by task."""
         may_give, may_take, ratio = loads.bounds()
         smooth = np.flatnonzero(self._open & may_give[self._giver] & may_take[self._taker])
         if not len(smooth):
@@ -290,7 +296,7 @@ class WaitingMoves:
 
 
 Exits = dict[int, dict[int, tuple[int, OwnerMove]]]
-"""By giver and taker the move between them, and whether it costs a warm-up (1) or is ready (0)."""
+"""By giver and taker, the cost of a move in warm-ups (0 if it is ready) and the move."""
 
 
 def shortest_cycle(ready: Sequence[OwnerMove], pending: Sequence[OwnerMove]) -> list[OwnerMove]:
@@ -302,18 +308,19 @@ def shortest_cycle(ready: Sequence[OwnerMove], pending: Sequence[OwnerMove]) -> 
     best: list[OwnerMove] = []
     lowest = len(pending) + 1
     for member in sorted(exits):
-        found = _round_trip(exits, member, lowest)
-        if found:
-            best, lowest = found, sum(exits[move.giver][move.taker][0] for move in found)
+        cycle = _round_trip(exits, member, lowest)
+        if cycle:
+            best = cycle
+            lowest = sum(exits[move.giver][move.taker][0] for move in cycle)
         if best and lowest <= (0 if ready else 2):
             break
     return best
 
 
 def _round_trip(exits: Exits, member: int, below: int) -> list[OwnerMove]:
-    """Search the cheapest way from a member back to it, cheaper than ``below``; ready moves cost nothing."""
+    """Return the cheapest cycle from a member back to it that costs less than ``below``; ready moves cost nothing."""
     cost = {member: 0}
-    came: dict[int, OwnerMove] = {}
+    last_move: dict[int, OwnerMove] = {}
     queue = deque([member])
     back = below
     while queue:
@@ -323,14 +330,15 @@ def _round_trip(exits: Exits, member: int, below: int) -> list[OwnerMove]:
             if total >= back:
                 continue
             if taker == member:
-                back, came[member] = total, move
+                back = total
+                last_move[member] = move
             elif total < cost.get(taker, below):
-                cost[taker], came[taker] = total, move
+                cost[taker], last_move[taker] = total, move
                 if price:
                     queue.append(taker)
                 else:
                     queue.appendleft(taker)
-    path = [came[member]] if member in came else []
+    path = [last_move[member]] if member in last_move else []
     while path and path[-1].giver != member:
-        path.append(came[path[-1].giver])
+        path.append(last_move[path[-1].giver])
     return path[::-1]

@@ -1,5 +1,7 @@
-"""Where owners should be if every copy were warm. Knows the order of the goals, and existing copies. Does not know who
-is caught up now.
+"""Choose where owners should be if every copy had caught up.
+
+There are three ways: by measured work, by numbers of tasks with the fewest moves, and by cost as a flow. Each keeps the
+target of the last assignment if that is as good.
 """
 
 from collections import defaultdict
@@ -19,11 +21,11 @@ from riffle_spark.assign.racks import Zones, member_zones, rack_cost, rack_zones
 __all__ = ["owner_target"]
 
 STANDBY_PARTS = 16
-"""What one part read by an owner counts in parts that its standbys will have to read because of its place."""
+"""How many parts read by standbys cost as much as one part read by the owner."""
 
 
 def owner_target(board: Board, settings: AssignSettings, *, racks: bool) -> list[int]:
-    """Return the member each task should be owned by in the end."""
+    """Return the owner of each task in the end."""
     if not board.tasks:
         return []
     rows = rows_of(board, settings)
@@ -34,29 +36,29 @@ def owner_target(board: Board, settings: AssignSettings, *, racks: bool) -> list
     narrow = narrowed(board, rows, free_sets, fair)
     demand = demand_of(board, rows, narrow, fair, settings)
     if not racks and not rows.costs:
-        kept = _still_good(board, rows, _for_strategy(_own_bounds(demand), settings))
-        return kept or _with_fewest_moves(board, rows, narrow, demand)
+        last_target = _still_good(board, rows, _for_strategy(_own_bounds(demand), settings))
+        return last_target or _with_fewest_moves(board, rows, narrow, demand)
     if not racks:
         settings = replace(settings, rack_aware_assignment_traffic_cost=0)
     bounds = _for_strategy(_widened_bounds(demand), settings)
-    kept = _still_good(board, rows, bounds)
-    found = _cheapest(board, rows, free_sets, bounds, settings)
+    last_target = _still_good(board, rows, bounds)
+    cheapest = _cheapest(board, rows, free_sets, bounds, settings)
     if is_weighed(board):
-        return _levelled_by_weight(board, rows, found, settings)
-    if kept and _read_cost(board, rows, kept, settings) <= _read_cost(board, rows, found, settings):
-        return kept
-    return found
+        return _levelled_by_weight(board, rows, cheapest, settings)
+    if last_target and _read_cost(board, rows, last_target, settings) <= _read_cost(board, rows, cheapest, settings):
+        return last_target
+    return cheapest
 
 
 def _still_good(board: Board, rows: AlikeTasks, bounds: Bounds) -> list[int] | None:
-    """Return the last assignment's target if nothing speaks against it: then no plan is changed half-way."""
+    """Return the last assignment's target if it is still valid and level, so that no plan changes half-way."""
     counts = np.zeros(rows.allowed.shape, np.int64)
     for t, aim in enumerate(board.aims):
-        wanted = board.pins[t] if board.pins[t] != NOBODY else aim
+        fixed = board.pins[t] if board.pins[t] != NOBODY else aim
         returned = board.incumbents[t] != board.owners[t]
         if (
             aim == NOBODY
-            or aim != wanted
+            or aim != fixed
             or (returned and aim != board.incumbents[t])
             or not rows.allowed[rows.of[t], aim]
         ):
@@ -70,7 +72,7 @@ def _still_good(board: Board, rows: AlikeTasks, bounds: Bounds) -> list[int] | N
 
 
 def _read_cost(board: Board, rows: AlikeTasks, target: Sequence[int], settings: AssignSettings) -> int:
-    """Return what a target costs but for the moves it takes."""
+    """Return the cost of a target without its moves."""
     total = 0
     for t, m in enumerate(target):
         total += rack_cost(board.tasks[t].owner_traffic, board.members[m].rack, settings)
@@ -78,14 +80,14 @@ def _read_cost(board: Board, rows: AlikeTasks, target: Sequence[int], settings: 
     return total
 
 
-def _levelled_by_weight(board: Board, rows: AlikeTasks, found: Sequence[int], settings: AssignSettings) -> list[int]:
-    """Return the cheapest target levelled by measured work, or the last one's where that is as level and as cheap."""
+def _levelled_by_weight(board: Board, rows: AlikeTasks, target: Sequence[int], settings: AssignSettings) -> list[int]:
+    """Return the cheapest target levelled by measured work, or the last target if it is as level and as cheap."""
 
     def cost(task: int, member: int) -> int:
-        read = rack_cost(board.tasks[task].owner_traffic, board.members[member].rack, settings)
-        return read + ((rows.costs[task][member] or 0) if rows.costs else 0)
+        read_cost = rack_cost(board.tasks[task].owner_traffic, board.members[member].rack, settings)
+        return read_cost + ((rows.costs[task][member] or 0) if rows.costs else 0)
 
-    levelled = weighed_target(board, rows, [(m,) for m in found], settings, cost)
+    levelled = weighed_target(board, rows, [(m,) for m in target], settings, cost)
     for t, aim in enumerate(board.aims):
         returned = board.incumbents[t] not in (board.owners[t], aim)
         if aim == NOBODY or returned or not rows.allowed[rows.of[t], aim] or board.pins[t] not in (NOBODY, aim):
@@ -96,22 +98,26 @@ def _levelled_by_weight(board: Board, rows: AlikeTasks, found: Sequence[int], se
 
 
 def _own_bounds(demand: Demand) -> Bounds:
-    """Return the bounds of these tasks alone, without what members carry beside them."""
+    """Return the bounds of these tasks alone, without the base load of the members."""
     bounds = demand.bounds
     low = np.maximum(bounds.member_low - demand.base, 0)
     return replace(bounds, member_low=low, member_high=bounds.member_high - demand.base)
 
 
 def _widened_bounds(demand: Demand) -> Bounds:
-    """Return the bounds widened to a placement that is known to be possible."""
-    own, counts = _own_bounds(demand), balanced_counts(demand)
+    """Return the bounds widened so that a known placement is within them."""
+    own = _own_bounds(demand)
+    counts = balanced_counts(demand)
     total = counts.sum(axis=0)
-    low, high = np.minimum(own.low, counts), np.maximum(own.high, counts)
-    member_low, member_high = np.minimum(own.member_low, total), np.maximum(own.member_high, total)
+    low = np.minimum(own.low, counts)
+    high = np.maximum(own.high, counts)
+    member_low = np.minimum(own.member_low, total)
+    member_high = np.maximum(own.member_high, total)
     if len(set(demand.slots[demand.slots > 0].tolist())) > 1:
-        low, high = np.zeros_like(low), high + int(demand.stateless)
+        low = np.zeros_like(low)
+        high = high + int(demand.stateless)
         if demand.stateless:
-            # anywhere within one a slot: that gives unequal members room to save
+            # Within one task per slot, unequal members have room to save costs.
             mean = (demand.units + int(demand.base.sum())) // max(int(demand.slots.sum()), 1)
             member_low = np.minimum(member_low, np.maximum(mean * demand.slots - demand.base, 0))
             member_high = np.maximum(member_high, (mean + 1) * demand.slots - demand.base)
@@ -119,10 +125,11 @@ def _widened_bounds(demand: Demand) -> Bounds:
 
 
 def _for_strategy(bounds: Bounds, settings: AssignSettings) -> Bounds:
-    """Make one row of all where the spread of groups does not come before racks, or does not count."""
+    """Merge all rows if racks have precedence over the spread of groups, or the spread has no weight."""
     if settings.rack_aware_assignment_strategy != "min_cost" and settings.store_balance != 0:
         return bounds
-    low, high = bounds.member_low[None, :], bounds.member_high[None, :]
+    low = bounds.member_low[None, :]
+    high = bounds.member_high[None, :]
     return replace(bounds, low=low, high=high, by_row=False)
 
 
@@ -148,10 +155,13 @@ def _cheapest(
 
 
 class _ZoneCosts:
-    """What owning a task costs in each zone: what the owner reads and the user's cost, then what its standbys read."""
+    """The cost of owning a task in each zone: what the owner reads and the user's cost, then what standbys read."""
 
     def __init__(self, board: Board, rows: AlikeTasks, zones: Zones, settings: AssignSettings) -> None:
-        self._board, self._rows, self.zones, self._settings = board, rows, zones, settings
+        self._board = board
+        self._rows = rows
+        self.zones = zones
+        self._settings = settings
         self.scale = 3 * len(board.tasks) + 1
         self.stay = settings.rack_aware_assignment_non_overlap_cost * self.scale
         self._part = settings.rack_aware_assignment_traffic_cost * self.scale // STANDBY_PARTS
@@ -159,8 +169,9 @@ class _ZoneCosts:
         self._known: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def of(self, task: int) -> list[int | None]:
-        """Return the cost by zone; ``None`` is a zone where the task may not go."""
-        parts, unit = self._standby_parts(task), self._board.tasks[task].standby_traffic.unit
+        """Return the cost by zone; ``None`` for a zone that is not allowed."""
+        parts = self._standby_parts(task)
+        unit = self._board.tasks[task].standby_traffic.unit
         return [
             None if cost is None else cost * self.scale + parts[zone] * self._part // unit
             for zone, cost in enumerate(self._owner_costs(task))
@@ -179,7 +190,7 @@ class _ZoneCosts:
         return own
 
     def _standby_parts(self, task: int) -> tuple[int, ...]:
-        """Return by zone of the owner the parts that its standbys read from elsewhere at least."""
+        """Return, by zone of the owner, the minimum of parts that its standbys read across racks."""
         traffic = self._board.tasks[task].standby_traffic
         parts = tuple(traffic.parts_read_across(rack) for rack in self.zones.racks)
         if parts not in self._known:
@@ -187,7 +198,8 @@ class _ZoneCosts:
         return self._known[parts]
 
     def _least(self, parts: tuple[int, ...], zone: int) -> int:
-        left, total = self._standbys, 0
+        left = self._standbys
+        total = 0
         for other in sorted(range(len(parts)), key=lambda other: parts[other]):
             taken = min(left, len(self.zones.members[other]) - (other == zone))
             left -= taken
@@ -198,12 +210,12 @@ class _ZoneCosts:
 def _classes(
     board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bounds: Bounds, costs: _ZoneCosts
 ) -> list[tuple[TaskClass, list[int]]]:
-    """Sort the tasks by what they cost where: a class has the same way to every zone and the same single members."""
+    """Group the tasks by their costs: a class has the same edges to zones and to single members."""
     alike: dict[TaskClass, list[int]] = defaultdict(list)
     zone_of = costs.zones.of
     for t, free in enumerate(free_sets):
         stays = costs.of(t)
-        # Of moves that cost the same, those of tasks that were just taken over come last: else these move twice.
+        # Tasks that were just taken over cost slightly more, so that they do not move twice.
         extra = 2 if free is None else costs.stay + 2 + (board.incumbents[t] == NOBODY)
         moved = tuple(None if cost is None else cost + extra for cost in stays)
         direct = {m: stays[zone_of[m]] or 0 for m in free or () if zone_of[m] >= 0}
@@ -226,7 +238,7 @@ def _warm_members(board: Board, task: int) -> list[int]:
 
 
 def _place_directly(target: list[int], tasks: list[int], room: dict[int, int]) -> list[int]:
-    """Place as many tasks of a class on its single members as the flow says; return the others."""
+    """Place as many tasks of a class on its single members as the flow has units there; return the others."""
     rest = sorted(tasks)
     for m, count in sorted(room.items()):
         for t in rest[:count]:
@@ -236,7 +248,7 @@ def _place_directly(target: list[int], tasks: list[int], room: dict[int, int]) -
 
 
 def _spread_in_zone(board: Board, target: list[int], tasks: list[int], room: dict[int, int]) -> None:
-    """Share tasks out among the members of one zone: to a copy where there is one, else groups apart."""
+    """Distribute tasks among the members of one zone: to members with a copy, else with groups spread."""
     for t, m in _copies_first(board, tasks, room):
         if target[t] == NOBODY and room[m]:
             target[t] = m
@@ -254,9 +266,9 @@ def _spread_in_zone(board: Board, target: list[int], tasks: list[int], room: dic
 
 
 def _with_fewest_moves(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], demand: Demand) -> list[int]:
-    """Return a member for every task, so that each row has its balanced counts; no free set has several members here.
+    """Return a member for every task, so that each row has its balanced counts.
 
-    Tasks that lost their owner leave before any other where the demand asks for it.
+    Free sets have one member or are ``None``. With a negative stray price, tasks that lost their owner move first.
     """
     target = [NOBODY if free is None else free[0] for free in free_sets]
     counts = balanced_counts(demand).tolist()
@@ -279,16 +291,16 @@ def _with_fewest_moves(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeS
 
 def _move(board: Board, target: list[int], tasks: list[int], room: dict[int, int]) -> None:
     """Move tasks from members with too many (``room`` below 0) to members with too few."""
-    left = set(tasks)
+    unplaced = set(tasks)
     for t, m in _copies_first(board, tasks, room):
-        if t in left and room[target[t]] < 0 < room[m]:
+        if t in unplaced and room[target[t]] < 0 < room[m]:
             room[target[t]] += 1
             room[m] -= 1
             target[t] = m
-            left.remove(t)
+            unplaced.remove(t)
     places = iter([m for m in sorted(room) for _ in range(room[m])])
     for t in tasks:
-        if t in left and room[target[t]] < 0:
+        if t in unplaced and room[target[t]] < 0:
             room[target[t]] += 1
             target[t] = next(places)
             room[target[t]] -= 1
@@ -299,11 +311,11 @@ def _copies_first(board: Board, tasks: Sequence[int], room: dict[int, int]) -> l
     able = {m for m, count in room.items() if count > 0}
     if not able:
         return []
-    found = []
+    choices = []
     for t in tasks:
         for m, rank in board.ranks[t].items():
             if m in able and rank < max(board.absent[t], 1):
                 free = rank == 0 and board.incumbents[t] == NOBODY
-                found.append((not free, rank, m not in board.warmups[t], t, m))
-    found.sort()
-    return [(t, m) for *_, t, m in found]
+                choices.append((not free, rank, m not in board.warmups[t], t, m))
+    choices.sort()
+    return [(t, m) for *_, t, m in choices]

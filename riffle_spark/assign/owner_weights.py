@@ -1,10 +1,11 @@
-"""Owners levelled by measured work instead of by number. Knows weights and the dead band, and what places cost. Does
-not know racks.
+"""Level owners by measured work instead of by number.
 
-Nothing moves while every member's work per slot is within ``balance_band`` of the mean. Beyond it one task moves from
-the heaviest to the lightest member, or two are exchanged, whichever levels the two most, until all are within the band
-or nothing helps any more; so a group that was levelled once is left alone until its weights really change. Where places
-cost something, of all that bring the two within the band the cheapest is done.
+Theory of operation.
+
+1. Nothing moves while every member's work per slot is within ``balance_band`` of the mean.
+2. Otherwise one task moves from the heaviest to the lightest member, or two tasks are exchanged, whichever levels the
+   two members most. This repeats until all members are within the band, or nothing helps.
+3. If places have costs, the cheapest of the changes that bring both members into the band is made.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ __all__ = ["beyond_band", "is_weighed", "weighed_target"]
 
 
 def is_weighed(board: Board) -> bool:
-    """Tell whether any task's work has been measured."""
+    """Return whether the work of any task has been measured."""
     return any(task.weight is not None for task in board.tasks)
 
 
@@ -25,9 +26,7 @@ def weighed_target(
     board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], settings: AssignSettings,
     cost: Callable[[int, int], int] = lambda _, __: 0,
 ) -> list[int]:  # fmt: skip
-    """Return a member for every task; tasks that were not measured count as the mean. ``cost`` is that of a task on a
-    member.
-    """
+    """Return a member for every task. Tasks without a weight count as the mean. ``cost`` is by task and member."""
     work = _Work(board, rows)
     for t in sorted(range(len(free_sets)), key=lambda t: (len(free_sets[t] or board.members), -work.weights[t], t)):
         work.place(t, work.lightest(t, free_sets[t] or work.able))
@@ -38,21 +37,22 @@ def weighed_target(
 
 
 def beyond_band(board: Board, rows: AlikeTasks, target: Sequence[int], settings: AssignSettings) -> float:
-    """Return how far beyond the band the heaviest member is, in means; 0 within it."""
+    """Return how far above the band the heaviest member is, as a multiple of the mean; 0 within the band."""
     work = _Work(board, rows)
     for t, m in enumerate(target):
         work.place(t, m)
-    most = max(work.ratio(m) for m in work.able)
-    return max(0.0, round(most / work.mean - 1 - settings.balance_band, 6)) if work.mean else 0.0
+    highest = max(work.ratio(m) for m in work.able)
+    return max(0.0, round(highest / work.mean - 1 - settings.balance_band, 6)) if work.mean else 0.0
 
 
 class _Work:
     """The work of members while tasks are placed and levelled."""
 
     def __init__(self, board: Board, rows: AlikeTasks) -> None:
-        self._board, self._rows = board, rows
-        known = [task.weight for task in board.tasks if task.weight is not None]
-        mean = sum(known) / len(known)
+        self._board = board
+        self._rows = rows
+        measured = [task.weight for task in board.tasks if task.weight is not None]
+        mean = sum(measured) / len(measured)
         self.weights = [mean if task.weight is None else float(task.weight) for task in board.tasks]
         self._slots = [max(slots, 1) for slots in board.slots]
         self.able = tuple(m for m, may in enumerate(board.placeable) if may)
@@ -61,48 +61,50 @@ class _Work:
         self._held: list[set[int]] = [set() for _ in self._slots]
 
     def ratio(self, member: int, weight: float = 0.0) -> float:
-        """Return the work per slot, as it is or with so much more."""
+        """Return the work per slot, with an additional weight."""
         return (self._load[member] + weight) / self._slots[member]
 
     def lightest(self, task: int, members: Sequence[int]) -> int:
-        """Return the member with the least work that may have the task."""
+        """Return the member with the least work that may own the task."""
         allowed = [m for m in members if self._rows.allowed[self._rows.of[task], m]] or members
         return min(allowed, key=lambda m: (self.ratio(m, self.weights[task]), m))
 
     def place(self, task: int, member: int) -> None:
-        """Put a task on a member, from wherever it was."""
-        before = self.target[task]
-        if before != NOBODY:
-            self._load[before] -= self.weights[task]
-            self._held[before].remove(task)
+        """Place a task on a member, or move it there."""
+        previous = self.target[task]
+        if previous != NOBODY:
+            self._load[previous] -= self.weights[task]
+            self._held[previous].remove(task)
         self.target[task] = member
         self._load[member] += self.weights[task]
         self._held[member].add(task)
 
     @property
     def mean(self) -> float:
-        """The work per slot if all had the same."""
+        """The mean work per slot."""
         return sum(self._load) / sum(self._slots[m] for m in self.able)
 
     def is_within(self, settings: AssignSettings) -> bool:
-        """Tell whether every member's work is within the band around the mean."""
-        band, mean = settings.balance_band, self.mean
+        """Return whether every member's work is within the band around the mean."""
+        band = settings.balance_band
+        mean = self.mean
         return all((1 - band) * mean <= self.ratio(m) <= (1 + band) * mean for m in self.able)
 
     def level(self, settings: AssignSettings, cost: Callable[[int, int], int]) -> bool:
-        """Move or exchange what levels the heaviest and the lightest member most; tell whether anything did. A member
-        that one task alone makes too heavy leaves the others to be levelled.
+        """Make the move or exchange that levels the heaviest and lightest member most; return whether there was one.
+
+        A member with a single task that is too heavy is skipped.
         """
-        most = (1 + settings.balance_band) * self.mean
+        limit = (1 + settings.balance_band) * self.mean
         light = min(self.able, key=lambda m: (self.ratio(m), m))
         for heavy in sorted(self.able, key=lambda m: (-self.ratio(m), m)):
-            if self._level(heavy, light, most, cost):
+            if self._level(heavy, light, limit, cost):
                 return True
-            if len(self._held[heavy]) > 1 or self.ratio(heavy) <= most:
+            if len(self._held[heavy]) > 1 or self.ratio(heavy) <= limit:
                 break
         return False
 
-    def _level(self, heavy: int, light: int, most: float, cost: Callable[[int, int], int]) -> bool:
+    def _level(self, heavy: int, light: int, limit: float, cost: Callable[[int, int], int]) -> bool:
         best: tuple[float, int, float, int, int, int] | None = None
         for t in sorted(self._held[heavy]):
             for u in (NOBODY, *sorted(self._held[light])):
@@ -111,7 +113,7 @@ class _Work:
                     after = max(self.ratio(heavy, -moved), self.ratio(light, moved))
                     price = cost(t, light) - cost(t, heavy)
                     price += cost(u, heavy) - cost(u, light) if u != NOBODY else 0
-                    key = (max(after, most), price, after, int(u != NOBODY), t, u)
+                    key = (max(after, limit), price, after, int(u != NOBODY), t, u)
                     if after < self.ratio(heavy) * (1 - 1e-9):
                         best = key if best is None else min(best, key)
         if best is None:

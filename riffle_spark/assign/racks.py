@@ -1,9 +1,7 @@
-"""What a place costs in traffic between racks, and standbys where reading costs less, with the load kept. Knows
-KIP-925. Does not know owners' goals.
+"""Compute the cost of reading across racks, and move standbys to where it is lower (KIP-925).
 
-KIP-925 swaps pairs of standbys while that helps. Without tags the same choice is a flow on racks, so it is exact: each
-task sends its standbys to racks, the cheaper the better, and racks share them out among their members. With tags, whose
-values must stay apart, pairs are swapped.
+KIP-925 swaps pairs of standbys while that helps. Without tags the choice is a flow from tasks to racks, and the result
+is exact. With tags, whose values must stay apart, pairs are swapped.
 """
 
 from collections import defaultdict
@@ -22,14 +20,14 @@ __all__ = ["Zones", "member_zones", "rack_cost", "rack_warnings", "rack_zones", 
 
 ROUNDS = 4
 TIE = 64
-"""How many times a goal outweighs the next: traffic and moves, then racks apart, then copies that are near."""
+"""How many times a goal outweighs the next: traffic and moves, different racks, existing copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Zones:
-    """Members of one zone cost the same for any task: racks, or single members under a user's own costs.
+    """Sets of members that cost the same for any task: racks, or single members with a user's costs.
 
-    ``of`` is the zone of each member (-1: it should take nothing), ``members`` and ``racks`` are those of each zone.
+    ``of`` is the zone of each member (-1: none). ``members`` and ``racks`` are those of each zone.
     """
 
     of: tuple[int, ...]
@@ -38,20 +36,20 @@ class Zones:
 
 
 def rack_zones(board: Board) -> Zones:
-    """Return one zone a rack."""
-    known = {member.rack or "": member.rack for member in board.members}
-    held: dict[str, list[int]] = {}
+    """Return one zone per rack."""
+    rack_of = {member.rack or "": member.rack for member in board.members}
+    members_of: dict[str, list[int]] = {}
     for m, member in enumerate(board.members):
         if board.placeable[m]:
-            held.setdefault(member.rack or "", []).append(m)
-    racks = sorted(held)
-    zones = {m: zone for zone, rack in enumerate(racks) for m in held[rack]}
+            members_of.setdefault(member.rack or "", []).append(m)
+    racks = sorted(members_of)
+    zones = {m: zone for zone, rack in enumerate(racks) for m in members_of[rack]}
     of = tuple(zones.get(m, -1) for m in range(len(board.members)))
-    return Zones(of, tuple(tuple(held[rack]) for rack in racks), tuple(known[rack] for rack in racks))
+    return Zones(of, tuple(tuple(members_of[rack]) for rack in racks), tuple(rack_of[rack] for rack in racks))
 
 
 def member_zones(board: Board) -> Zones:
-    """Return one zone a member."""
+    """Return one zone per member."""
     able = [m for m, may in enumerate(board.placeable) if may]
     zones = {m: zone for zone, m in enumerate(able)}
     of = tuple(zones.get(m, -1) for m in range(len(board.members)))
@@ -59,12 +57,12 @@ def member_zones(board: Board) -> Zones:
 
 
 def rack_cost(traffic: Traffic, rack: str | None, settings: AssignSettings) -> int:
-    """Return what reading ``traffic`` from ``rack`` costs."""
+    """Return the cost of reading ``traffic`` in ``rack``."""
     return settings.rack_aware_assignment_traffic_cost * traffic.parts_read_across(rack) // traffic.unit
 
 
 def racks_count(view: View, settings: AssignSettings) -> bool:
-    """Tell whether racks decide anything: a strategy is chosen, every member has a rack and costs differ somewhere."""
+    """Return whether racks have an effect: with a strategy, a rack of every member, and different costs."""
     if settings.rack_aware_assignment_strategy == "none" or any(member.rack is None for member in view.members):
         return False
     racks = sorted({member.rack for member in view.members if member.rack is not None})
@@ -76,18 +74,21 @@ def racks_count(view: View, settings: AssignSettings) -> bool:
 
 
 def rack_warnings(view: View, settings: AssignSettings) -> list[str]:
-    """Say why a chosen strategy has no effect, and where tags and racks contradict each other."""
+    """Warn if a strategy has no effect, or if tags and racks differ."""
     warnings = []
     if settings.rack_aware_assignment_strategy != "none" and not racks_count(view, settings):
         without = sorted(member.id for member in view.members if member.rack is None)
-        reason = f"no rack is known for {', '.join(without)}" if without else "every place costs the same"
-        warnings.append(f"racks are not considered: {reason}")
+        reason = f"the rack of {', '.join(without)} is unknown" if without else "all places cost the same"
+        warnings.append(f"[RIFFLE-0785] Racks have no effect, because {reason}.")
     tags = settings.rack_aware_assignment_tags
     if tags and any(member.rack is not None for member in view.members):
         differing = sorted(m.id for m in view.members if m.rack is not None and m.attribute("rack") != m.rack)
         if "rack" not in tags or differing:
-            of = f" of {', '.join(differing)}" if differing else ""
-            warnings.append(f"the tags {', '.join(tags)} differ from the rack{of}: the tags win")
+            members = f" of {', '.join(differing)}" if differing else ""
+            warnings.append(
+                f"[RIFFLE-0786] The tags {', '.join(tags)} differ from the racks{members}. "
+                "Copies are spread by the tags."
+            )
     return warnings
 
 
@@ -104,21 +105,21 @@ def save_traffic(copies: Copies, settings: AssignSettings) -> None:
 
 
 def _move_by_flow(copies: Copies, settings: AssignSettings) -> bool:
-    """Send the standbys to racks where they read less; return whether there was anything to gain."""
+    """Move the standbys to racks where they read less; return whether that saved anything."""
     zones = rack_zones(copies.board)
     costs = _StandbyCosts(copies, zones, settings)
     alike: dict[TaskClass, list[int]] = defaultdict(list)
     for t in copies.stateful:
         if copies.standbys[t]:
             alike[TaskClass(0, costs.edges(t), units=len(copies.standbys[t]))].append(t)
-    classes = [(replace(each, count=len(tasks)), tasks) for each, tasks in alike.items()]
+    classes = [(replace(task_class, count=len(tasks)), tasks) for task_class, tasks in alike.items()]
     flow = solve(Network([each for each, _ in classes], zones.of, _bounds_of(copies)))
     reads = sum(costs.read(classes[c][1][0], zone) * units for (c, zone), units in flow.to_zone.items())
     if reads >= sum(costs.read(t, zones.of[m]) for t in copies.stateful for m in copies.standbys[t]):
         return False
-    for c, (each, tasks) in enumerate(classes):
-        totals = {zone: flow.to_zone.get((c, zone), 0) for zone, _, _ in each.edges}
-        for t, by_zone in _by_task(each, tasks, totals):
+    for c, (task_class, tasks) in enumerate(classes):
+        totals = {zone: flow.to_zone.get((c, zone), 0) for zone, _, _ in task_class.edges}
+        for t, by_zone in _by_task(task_class, tasks, totals):
             _place_by_zone(copies, t, zones, by_zone)
     for members in zones.members:
         level(copies, members)
@@ -126,7 +127,7 @@ def _move_by_flow(copies: Copies, settings: AssignSettings) -> bool:
 
 
 def _bounds_of(copies: Copies) -> Bounds:
-    """Return how many standbys each member should have beside what it owns; no more need leave than are too many."""
+    """Return how many standbys each member should have besides its own tasks; only excess standbys leave."""
     load = np.array(copies.load, np.int64)
     owned = np.bincount(np.array(copies.owners, np.int64), minlength=len(load)).astype(np.int64)
     low = np.maximum(np.minimum(np.array(copies.low), load) - owned, 0)
@@ -135,37 +136,41 @@ def _bounds_of(copies: Copies) -> Bounds:
 
 
 class _StandbyCosts:
-    """What one standby more costs in a zone: traffic first, then a move, then a copy that is near already."""
+    """The cost of one more standby in a zone: traffic first, then a move, then an existing copy."""
 
     def __init__(self, copies: Copies, zones: Zones, settings: AssignSettings) -> None:
-        self._copies, self._zones = copies, zones
+        self._copies = copies
+        self._zones = zones
         self._stay = settings.rack_aware_assignment_non_overlap_cost * TIE * TIE + 1
         self._weight = settings.rack_aware_assignment_traffic_cost * TIE * TIE
         self._apart = TIE * (self._weight + self._stay)
         self._known: dict[object, tuple[tuple[int, int, int], ...]] = {}
 
     def edges(self, task: int) -> tuple[tuple[int, int, int], ...]:
-        """Return one edge a unit and zone, the same object for tasks that are alike."""
-        board, units = self._copies.board, len(self._copies.standbys[task])
-        traffic, owner_zone = board.tasks[task].standby_traffic, self._zones.of[self._copies.owners[task]]
+        """Return one edge per unit and zone, the same object for alike tasks."""
+        board = self._copies.board
+        units = len(self._copies.standbys[task])
+        traffic = board.tasks[task].standby_traffic
+        owner_zone = self._zones.of[self._copies.owners[task]]
         parts = tuple(traffic.parts_read_across(rack) for rack in self._zones.racks)
-        kept = self._kept(task)
+        reusable = self._kept(task)
         quarantined = board.quarantined[task] if board.quarantined else None
-        key = (parts, traffic.unit, traffic.later, owner_zone, units, kept, quarantined)
+        key = (parts, traffic.unit, traffic.later, owner_zone, units, reusable, quarantined)
         if key not in self._known:
             edges = []
-            for zone, read in enumerate(parts):
-                beside = zone == owner_zone  # the owner is a copy in this zone, too
+            for zone, parts_read in enumerate(parts):
+                holds_owner = zone == owner_zone
                 for unit in range(min(self._room(task, zone), units)):
-                    stay = self._stay if unit >= kept[zone] else 0
-                    crowd = (unit + beside) * (self._apart if traffic.later else TIE)
-                    edges.append((zone, read * self._weight // traffic.unit + crowd + stay, 1))
+                    stay = self._stay if unit >= reusable[zone] else 0
+                    crowd = (unit + holds_owner) * (self._apart if traffic.later else TIE)
+                    edges.append((zone, parts_read * self._weight // traffic.unit + crowd + stay, 1))
             self._known[key] = tuple(edges)
         return self._known[key]
 
     def _room(self, task: int, zone: int) -> int:
-        """Return how many standbys of a task a zone may have: the owner is a copy there, too."""
-        board, owner = self._copies.board, self._copies.owners[task]
+        """Return how many standbys of a task a zone may have. The owner takes a place, too."""
+        board = self._copies.board
+        owner = self._copies.owners[task]
         if not board.quarantined:
             return len(self._zones.members[zone]) - (self._zones.of[owner] == zone)
         return sum(m != owner and not board.is_quarantined(task, m) for m in self._zones.members[zone])
@@ -176,56 +181,56 @@ class _StandbyCosts:
         return traffic.parts_read_across(self._zones.racks[zone]) * self._weight // traffic.unit
 
     def _kept(self, task: int) -> tuple[int, ...]:
-        """Return how many members of each zone hold a copy that could stay, the owner's aside."""
+        """Return how many members of each zone have a copy that could stay, except the owner."""
         board = self._copies.board
         near = set(self._copies.standbys[task])
         if board.absent[task] > 0:
             near |= {m for m, rank in board.ranks[task].items() if rank == 0}
         near.discard(self._copies.owners[task])
-        kept = [0] * len(self._zones.racks)
+        reusable = [0] * len(self._zones.racks)
         for m in near:
             if self._zones.of[m] >= 0:
-                kept[self._zones.of[m]] += 1
-        return tuple(kept)
+                reusable[self._zones.of[m]] += 1
+        return tuple(reusable)
 
 
 def _by_task(task_class: TaskClass, tasks: Sequence[int], by_zone: dict[int, int]) -> list[tuple[int, dict[int, int]]]:
-    """Share the zones of a class out among its tasks: the zone with most left first, none beyond its room."""
+    """Distribute the units of a class in each zone among its tasks."""
     room: dict[int, int] = defaultdict(int)
     for zone, _, units in task_class.edges:
         room[zone] += units
-    left = dict(by_zone)
+    remaining = dict(by_zone)
     shares = []
     for t in sorted(tasks):
         share: dict[int, int] = defaultdict(int)
         for _ in range(task_class.units):
-            zone = max((z for z in left if share[z] < room[z]), key=lambda z: (left[z] - share[z], -z))
+            zone = max((z for z in remaining if share[z] < room[z]), key=lambda z: (remaining[z] - share[z], -z))
             share[zone] += 1
         for zone, units in share.items():
-            left[zone] -= units
+            remaining[zone] -= units
         shares.append((t, dict(share)))
     return shares
 
 
 def _place_by_zone(copies: Copies, task: int, zones: Zones, by_zone: dict[int, int]) -> None:
-    """Give the task as many standbys in each zone as it should have there, keeping those that are there."""
+    """Place a task's standbys by zone. Present standbys stay where possible."""
     board = copies.board
-    left = dict(by_zone)
+    remaining = dict(by_zone)
     for m in sorted(copies.standbys[task], key=lambda m: (m not in board.standbys[task], board.rank(task, m), m)):
         zone = zones.of[m]
-        if left.get(zone, 0) > 0:
-            left[zone] -= 1
+        if remaining.get(zone, 0) > 0:
+            remaining[zone] -= 1
         else:
             copies.remove(task, m)
-    for zone in sorted(left):
-        for _ in range(left[zone]):
+    for zone in sorted(remaining):
+        for _ in range(remaining[zone]):
             holders = copies.holders(task)
             able = [m for m in zones.members[zone] if m not in holders and not board.is_quarantined(task, m)]
             copies.add(task, min(able, key=lambda m: (board.rank(task, m), copies.ratio(m), m)))
 
 
 def _swap_pairs(copies: Copies, settings: AssignSettings) -> None:
-    """Swap standbys of two members while that reads less and parts no copies less well."""
+    """Swap standbys of two members while that reads less and shares no more tags."""
     for t in copies.stateful:
         for m in sorted(copies.standbys[t]):
             if _cost(copies, t, m, settings):
@@ -237,10 +242,10 @@ def _cost(copies: Copies, task: int, member: int, settings: AssignSettings) -> i
 
 
 def _swap_one(copies: Copies, task: int, member: int, settings: AssignSettings) -> None:
-    now = _cost(copies, task, member, settings)
+    cost = _cost(copies, task, member, settings)
     for u in copies.stateful:
         for other in sorted(copies.standbys[u]):
-            saved = now + _cost(copies, u, other, settings)
+            saved = cost + _cost(copies, u, other, settings)
             saved -= _cost(copies, task, other, settings) + _cost(copies, u, member, settings)
             if saved > 0 and may_move(copies, task, member, other) and may_move(copies, u, other, member):
                 copies.remove(task, member)

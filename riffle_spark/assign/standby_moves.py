@@ -32,12 +32,14 @@ def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: Assig
     tasks = range(len(board.tasks))
     standbys = [_standbys(board, t, plan, copies, settings) for t in tasks]
     missing = [_missing_standbys(board, t, plan.owners[t], copies, standbys[t]) for t in tasks]
-    wanted = [] if settings.points else [(t, m) for t in tasks for rank, m in missing[t] if rank > 0]
-    running = [(t, m) for t, m in wanted if m in board.warmups[t]]
+    to_warm_up = [] if settings.points else [(t, m) for t in tasks for rank, m in missing[t] if rank > 0]
+    running = [(t, m) for t, m in to_warm_up if m in board.warmups[t]]
     warmups = _owner_warmups(board, plan, standbys, settings.max_warmup_replicas, len(running))
-    left = settings.max_warmup_replicas - sum(map(len, warmups))
-    fresh = [(t, m) for t, m in (*running, *(each for each in wanted if each not in running)) if m not in warmups[t]]
-    for t, m in fresh[: max(left, 0)]:
+    budget = settings.max_warmup_replicas - sum(map(len, warmups))
+    fresh = [
+        (t, m) for t, m in (*running, *(copy for copy in to_warm_up if copy not in running)) if m not in warmups[t]
+    ]
+    for t, m in fresh[: max(budget, 0)]:
         warmups[t].append(m)
     unsettled = [
         t
@@ -56,7 +58,7 @@ def _missing_standbys(
 
 
 def _owner_warmups(
-    board: Board, plan: OwnerPlan, standbys: Sequence[Sequence[int]], most: int, reserved: int
+    board: Board, plan: OwnerPlan, standbys: Sequence[Sequence[int]], limit: int, reserved: int
 ) -> list[list[int]]:
     """Warm up what owners need. If there is room, keep copies that are ready and wait for other moves.
 
@@ -66,14 +68,14 @@ def _owner_warmups(
     needed = [t for t in plan.warm if plan.target[t] not in standbys[t]]
     running = [t for t in needed if plan.target[t] in board.warmups[t]]
     fresh = [t for t in needed if t not in running]
-    begun = [*running, *fresh[: max(most - reserved - len(running), 0)]]
-    for t in begun:
+    started = [*running, *fresh[: max(limit - reserved - len(running), 0)]]
+    for t in started:
         warmups[t].append(plan.target[t])
-    left = most - len(begun)
+    budget = limit - len(started)
     for t in sorted(plan.waiting):
-        if left > 0 and plan.target[t] not in standbys[t] and board.absent[t] > 0:
+        if budget > 0 and plan.target[t] not in standbys[t] and board.absent[t] > 0:
             warmups[t].append(plan.target[t])
-            left -= 1
+            budget -= 1
     return warmups
 
 
@@ -83,16 +85,18 @@ def _standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies, settings
     """
     if not copies.standbys[task]:
         return []
-    owner, goal, should = plan.owners[task], plan.target[task], copies.standbys[task]
+    owner = plan.owners[task]
+    goal = plan.target[task]
+    should = copies.standbys[task]
     without = {owner, goal} if settings.points and (task in plan.warm or task in plan.waiting) else {owner}
     if owner == goal and all(board.live[m] and (settings.points or board.rank(task, m) == 0) for m in should):
         return sorted(should)
     near = {*should, goal, *board.standbys[task], *board.warmups[task], *board.ranks[task]}
-    others = _least_loaded(task, plan, copies, near)
-    found = [m for m in (*near, *others) if m not in without and board.may_own[m]]
+    least_loaded = _least_loaded(task, plan, copies, near)
+    able = [m for m in (*near, *least_loaded) if m not in without and board.may_own[m]]
     present: Sequence[int] = board.standbys[task]
     order = sorted(
-        set(found),
+        set(able),
         key=lambda m: (board.rank(task, m), m != goal, m not in should, m not in present, copies.load[m], m),
     )
     return sorted(_first_allowed(task, plan, copies, order))
@@ -100,18 +104,19 @@ def _standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies, settings
 
 def _least_loaded(task: int, plan: OwnerPlan, copies: Copies, members: Collection[int]) -> list[int]:
     """Return the least loaded members without a copy, only if the known ``members`` are too few."""
-    may_own, wanted = copies.board.may_own, len(copies.standbys[task])
+    may_own = copies.board.may_own
+    count = len(copies.standbys[task])
     able = sum(1 for m in members if m != plan.owners[task] and may_own[m])
-    if able >= wanted:
+    if able >= count:
         return []
     rest = [m for m, may in enumerate(may_own) if may and m not in members]
-    return sorted(rest, key=lambda m: (copies.load[m], m))[:wanted]
+    return sorted(rest, key=lambda m: (copies.load[m], m))[:count]
 
 
 def _first_allowed(task: int, plan: OwnerPlan, copies: Copies, members: Sequence[int]) -> list[int]:
     """Take as many members in order as the task should have standbys, where forced awareness allows them."""
-    taken: list[int] = []
+    chosen: list[int] = []
     for m in members:
-        if len(taken) < len(copies.standbys[task]) and copies.spread.may_join(m, [plan.owners[task], *taken]):
-            taken.append(m)
-    return taken
+        if len(chosen) < len(copies.standbys[task]) and copies.spread.may_join(m, [plan.owners[task], *chosen]):
+            chosen.append(m)
+    return chosen

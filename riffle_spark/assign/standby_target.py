@@ -30,7 +30,8 @@ class Copies:
     """The owners and standbys being placed: who holds what, and how loaded each member is."""
 
     def __init__(self, board: Board, target: Sequence[int], settings: AssignSettings, *, racks: bool) -> None:
-        self.board, self.owners = board, target
+        self.board = board
+        self.owners = target
         self.spread: Spread = spread_of(board, settings)
         self.stateful = [t for t, task in enumerate(board.tasks) if task.kind == "stateful"]
         self.wanted = min(settings.num_standbys, max(0, board.owning - 1))
@@ -48,11 +49,11 @@ class Copies:
     def _ranges(self, *, racks: bool) -> tuple[list[int], list[int]]:
         """Return how many copies each member should have: anything within one a slot where racks are to be saved."""
         total = len(self.owners) + self.wanted * len(self.stateful)
-        most = [len(self.owners) if slots else 0 for slots in self.slots]
-        crowded = any(load > len(self.stateful) for load in self.load) or total > sum(most) or self.wanted == 0
+        limits = [len(self.owners) if slots else 0 for slots in self.slots]
+        crowded = any(load > len(self.stateful) for load in self.load) or total > sum(limits) or self.wanted == 0
         uneven = len({slots for slots in self.slots if slots}) > 1
         fits = copies_that_fit(self.board, total)
-        low, high = fair_range(total, self.slots, fits or (most if uneven and not crowded else None))
+        low, high = fair_range(total, self.slots, fits or (limits if uneven and not crowded else None))
         if racks and uneven:
             mean = total // sum(self.slots)
             low = [min(count, mean * slots) for count, slots in zip(low, self.slots, strict=True)]
@@ -87,12 +88,12 @@ class Copies:
         """Return the least loaded member of every zone that holds no copy of the task."""
         holders = self.holders(task)
         holders += list(self.board.quarantined[task]) if self.board.quarantined else []
-        kept = self._fill[holders]
+        saved_fill = self._fill[holders]
         self._fill[holders] = TAKEN
-        found = [int(zone[self._fill[zone].argmin()]) for zone in self._zones]
-        found = [m for m in found if self._fill[m] < TAKEN]
-        self._fill[holders] = kept
-        return found
+        lightest = [int(zone[self._fill[zone].argmin()]) for zone in self._zones]
+        lightest = [m for m in lightest if self._fill[m] < TAKEN]
+        self._fill[holders] = saved_fill
+        return lightest
 
     def order(self, task: int, member: int) -> tuple[int, bool, int, int, float, int]:
         """Return the key by which members that could take a standby are sorted, best first."""
@@ -111,7 +112,7 @@ def standby_target(board: Board, plan: OwnerPlan, settings: AssignSettings, *, r
     """Return where the standbys of every stateful task should be, given the owners' target. A task whose target is
     awaited counts as its present owner's.
     """
-    owners = [goal if board.live[goal] else now for goal, now in zip(plan.target, plan.owners, strict=True)]
+    owners = [goal if board.live[goal] else owner for goal, owner in zip(plan.target, plan.owners, strict=True)]
     copies = Copies(board, owners, settings, racks=racks)
     if copies.wanted == 0:
         return copies
@@ -138,8 +139,9 @@ def _keep_standbys(copies: Copies, task: int) -> None:
 
 
 def _may_be_added(copies: Copies, task: int, member: int) -> bool:
-    """Tell whether a member may become a standby of a task in addition to the present holders."""
-    board, holders = copies.board, copies.holders(task)
+    """Return whether a member may become a standby of a task in addition to the present holders."""
+    board = copies.board
+    holders = copies.holders(task)
     able = board.may_own[member] and member not in holders and not board.is_quarantined(task, member)
     return able and copies.spread.may_join(member, holders)
 
@@ -148,7 +150,8 @@ def _caught_up_or(copies: Copies, task: int, lagging: int) -> int:
     """Return a member whose caught-up copy is not a standby and shares no more tags with the others than the lagging
     one. Return the lagging one if there is none.
     """
-    holders, conflicts = copies.holders(task), copies.spread.tag_conflicts
+    holders = copies.holders(task)
+    conflicts = copies.spread.tag_conflicts
     ready = [m for m, rank in copies.board.ranks[task].items() if rank == 0 and _may_be_added(copies, task, m)]
     ready = [m for m in ready if conflicts(m, holders) <= conflicts(lagging, holders)]
     return min(ready, key=lambda m: (copies.ratio(m), m), default=lagging)
@@ -161,21 +164,23 @@ def _fill_gaps(copies: Copies, task: int) -> None:
         holders = copies.holders(task)
         near = [m for m, rank in board.ranks[task].items() if rank < board.absent[task] and board.may_own[m]]
         near = [m for m in near if not board.is_quarantined(task, m)]
-        found = {m for m in (*near, *copies.lightest(task)) if m not in holders and copies.spread.may_join(m, holders)}
-        if not found:
+        candidates = {
+            m for m in (*near, *copies.lightest(task)) if m not in holders and copies.spread.may_join(m, holders)
+        }
+        if not candidates:
             return
-        copies.add(task, min(found, key=lambda m: copies.order(task, m)))
+        copies.add(task, min(candidates, key=lambda m: copies.order(task, m)))
 
 
 def _part_tags(copies: Copies) -> None:
     """Move standbys that share a tag value with another copy to where they do not."""
     for t in copies.stateful:
         for member in sorted(copies.standbys[t]):
-            others = [m for m in copies.holders(t) if m != member]
-            now = copies.spread.tag_conflicts(member, others)
-            if now == 0:
+            other_holders = [m for m in copies.holders(t) if m != member]
+            conflicts = copies.spread.tag_conflicts(member, other_holders)
+            if conflicts == 0:
                 continue
-            better = [m for m in copies.lightest(t) if copies.spread.tag_conflicts(m, others) < now]
+            better = [m for m in copies.lightest(t) if copies.spread.tag_conflicts(m, other_holders) < conflicts]
             if better:
                 copies.remove(t, member)
                 copies.add(t, min(better, key=lambda m: copies.order(t, m)))
@@ -185,7 +190,9 @@ def _prefer_warming(copies: Copies) -> None:
     """Move standbys to members that already warm up for them, if that still levels. Otherwise a new member would get
     other standbys, and its warm-ups would be lost.
     """
-    load, low, high = copies.load, copies.low, copies.high
+    load = copies.load
+    low = copies.low
+    high = copies.high
     for t in copies.stateful:
         for taker in copies.board.warmups[t]:
             givers = [m for m in copies.standbys[t] if load[m] > low[m] and copies.ratio(m) > copies.ratio(taker)]
@@ -206,7 +213,9 @@ def level(copies: Copies, members: Sequence[int]) -> bool:
 
 
 def _level_once(copies: Copies, members: Sequence[int]) -> bool:
-    load, low, high = copies.load, copies.low, copies.high
+    load = copies.load
+    low = copies.low
+    high = copies.high
     takers = sorted((m for m in members if load[m] < high[m]), key=lambda m: (load[m] >= low[m], copies.ratio(m), m))
     givers = [m for m in members if load[m] > low[m] and copies.held[m]]
     givers.sort(key=lambda m: (load[m] <= high[m], -copies.ratio(m), m))
@@ -229,21 +238,23 @@ def _movable(copies: Copies, giver: int, taker: int) -> int | None:
     for t in copies.held[giver]:
         if not may_move(copies, t, giver, taker):
             continue
-        others = [m for m in copies.holders(t) if m != giver]
-        apart = copies.spread.rack_conflicts(taker, others) - copies.spread.rack_conflicts(giver, others)
+        other_holders = [m for m in copies.holders(t) if m != giver]
+        apart = copies.spread.rack_conflicts(taker, other_holders) - copies.spread.rack_conflicts(giver, other_holders)
         key = (max(apart, 0), copies.board.rank(t, taker), copies.board.rank(t, giver) == 0, t)
         best = key if best is None else min(best, key)
     return None if best is None else best[3]
 
 
 def may_move(copies: Copies, task: int, giver: int, taker: int) -> bool:
-    """Tell whether a standby may move from giver to taker: the taker must not share more tag values with the others."""
+    """Return whether a standby may move from giver to taker, which must not share more tags with the others."""
     holders = copies.holders(task)
-    others = [m for m in holders if m != giver]
+    other_holders = [m for m in holders if m != giver]
     if taker in holders or not copies.board.may_own[taker] or copies.board.is_quarantined(task, taker):
         return False
     conflicts = copies.spread.tag_conflicts
-    return copies.spread.may_join(taker, others) and conflicts(taker, others) <= conflicts(giver, others)
+    return copies.spread.may_join(taker, other_holders) and conflicts(taker, other_holders) <= conflicts(
+        giver, other_holders
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,21 +269,23 @@ class Spread:
 
     def tag_conflicts(self, member: int, members: Sequence[int]) -> int:
         """Return how many tag values ``member`` shares with the members that hold the other copies."""
-        mine = self.tags[member]
-        if not mine:
+        own_tags = self.tags[member]
+        if not own_tags:
             return 0
-        return sum(a == b for other in members for a, b in zip(mine, self.tags[other], strict=True) if a is not None)
+        return sum(
+            a == b for holder in members for a, b in zip(own_tags, self.tags[holder], strict=True) if a is not None
+        )
 
     def rack_conflicts(self, member: int, members: Sequence[int]) -> int:
         """Return how many of the other copies are in the member's rack."""
         rack = self.racks[member]
-        return 0 if rack is None else sum(self.racks[other] == rack for other in members)
+        return 0 if rack is None else sum(self.racks[holder] == rack for holder in members)
 
     def may_join(self, member: int, members: Sequence[int]) -> bool:
-        """Tell whether forced awareness lets ``member`` hold a copy beside the others."""
-        for number, most in enumerate(self.most_per_value):
+        """Return whether forced awareness lets ``member`` hold a copy besides the others."""
+        for number, limit in enumerate(self.most_per_value):
             value = self.forced[member][number]
-            if value is not None and sum(self.forced[other][number] == value for other in members) >= most:
+            if value is not None and sum(self.forced[holder][number] == value for holder in members) >= limit:
                 return False
         return True
 
@@ -292,5 +305,5 @@ def spread_of(board: Board, settings: AssignSettings) -> Spread:
         if board.may_own[m]:
             zones.setdefault(key, []).append(m)
     count = settings.num_standbys + 1
-    most = tuple(-(-count // max(1, len(settings.forced_awareness[key]))) for key in forced)
-    return Spread(tags, racks, values, most, tuple(tuple(zone) for zone in zones.values()))
+    limits = tuple(-(-count // max(1, len(settings.forced_awareness[key]))) for key in forced)
+    return Spread(tags, racks, values, limits, tuple(tuple(zone) for zone in zones.values()))

@@ -1,28 +1,28 @@
-"""What a valid assignment is. Knows what every placement must keep. Does not know how one is found."""
+"""Check the rules that every assignment follows."""
 
 from collections.abc import Collection, Iterator
 
 from riffle_spark.assign.board import is_allowed
 from riffle_spark.assign.model import Assignment, AssignSettings, Move, TaskId, View
 
-__all__ = ["orders_broken", "refusals", "violations"]
+__all__ = ["refusals", "tasks_with_broken_requests", "violations"]
 
 _LISTS = (tuple, list)
 
 
 def violations(view: View, assignment: Assignment, settings: AssignSettings | None = None) -> tuple[str, ...]:
-    """Name everything about ``assignment`` that no placement may have; empty means valid.
+    """Return every violation of the rules of all placements; empty if the assignment is valid.
 
-    With ``settings`` the number of warm-ups is checked, too. Used by tests, for users' assignors and before
-    each placement.
+    With ``settings`` the number of warm-ups is checked, too.
     """
-    found = [*_owners(view, assignment), *_copies(view, assignment)]
-    if settings is not None:
-        found += _warmups(assignment, settings)
-    return tuple(found)
+    problems = [*_owner_problems(view, assignment), *_copy_problems(view, assignment)]
+    count = sum(map(len, assignment.warmups.values()))
+    if settings is not None and count > settings.max_warmup_replicas:
+        problems.append(f"{count} warm-ups are more than max_warmup_replicas = {settings.max_warmup_replicas}")
+    return tuple(problems)
 
 
-def _owners(view: View, assignment: Assignment) -> Iterator[str]:
+def _owner_problems(view: View, assignment: Assignment) -> Iterator[str]:
     live = {member.id for member in view.members}
     tasks = {task.id for task in view.tasks}
     for task in sorted(tasks):
@@ -35,11 +35,11 @@ def _owners(view: View, assignment: Assignment) -> Iterator[str]:
             yield f"owner {owner} of task {task} is not a live member"
 
 
-def _copies(view: View, assignment: Assignment) -> Iterator[str]:
+def _copy_problems(view: View, assignment: Assignment) -> Iterator[str]:
     live = {member.id for member in view.members}
     kinds = {task.id: task.kind for task in view.tasks}
-    for role, placed in (("standby", assignment.standbys), ("warm-up", assignment.warmups)):
-        for task, members in sorted(placed.items()):
+    for role, copies in (("standby", assignment.standbys), ("warm-up", assignment.warmups)):
+        for task, members in sorted(copies.items()):
             if members and task not in kinds:
                 yield f"{role} of unknown task {task}"
             elif members and kinds[task] != "stateful":
@@ -48,10 +48,10 @@ def _copies(view: View, assignment: Assignment) -> Iterator[str]:
                 f"{role} {member} of task {task} is not a live member" for member in members if member not in live
             )
     for task in sorted({*assignment.standbys, *assignment.warmups}):
-        yield from _twice(task, assignment)
+        yield from _duplicate_copies(task, assignment)
 
 
-def _twice(task: TaskId, assignment: Assignment) -> Iterator[str]:
+def _duplicate_copies(task: TaskId, assignment: Assignment) -> Iterator[str]:
     owner = assignment.owners.get(task)
     members = [*assignment.standbys.get(task, ()), *assignment.warmups.get(task, ())]
     members += [] if owner is None else [owner]
@@ -59,63 +59,60 @@ def _twice(task: TaskId, assignment: Assignment) -> Iterator[str]:
         yield f"member {member} holds two copies of task {task}"
 
 
-def _warmups(assignment: Assignment, settings: AssignSettings) -> Iterator[str]:
-    count = sum(map(len, assignment.warmups.values()))
-    if count > settings.max_warmup_replicas:
-        yield f"{count} warm-ups are more than max_warmup_replicas = {settings.max_warmup_replicas}"
+def tasks_with_broken_requests(view: View, assignment: Assignment, settings: AssignSettings) -> frozenset[TaskId]:
+    """Return the tasks that stay for good away from their pin, or on a drained or excluded member.
 
-
-def orders_broken(view: View, assignment: Assignment, settings: AssignSettings) -> frozenset[TaskId]:
-    """Return the tasks that an assignment leaves away from their pin, or whose owner or copies it leaves on drained or
-    excluded members, for good: a target that obeys is enough until it is caught up, for copies may have to warm up
-    first.
-
-    A pin goes before what is excluded; where nobody is allowed, everybody is.
+    A task obeys while its target does and warms up. A pin has precedence over ``exclude``. If the filters allow no
+    member, all members are allowed.
     """
     live = {member.id for member in view.members}
     allowed = {member.id for member in view.members if is_allowed(member, settings)} or live
     if not view.pins and allowed == live:
         return frozenset()
-    broken, acceptable = set(), settings.acceptable_recovery_lag
+    broken = set()
+    acceptable = settings.acceptable_recovery_lag
     small = {task.id for task in view.tasks if task.kind != "stateful" or task.size <= acceptable}
     for task, owner in assignment.owners.items():
-        pin, goal = view.pins.get(task), assignment.target.get(task, owner)
+        pin = view.pins.get(task)
+        goal = assignment.target.get(task, owner)
         copies = (*assignment.standbys.get(task, ()), *assignment.warmups.get(task, ()))
-        wanted = {pin} if pin in live else allowed | {member.id for member in view.awaited}
+        allowed_owners = {pin} if pin in live else allowed | {member.id for member in view.awaited}
         lag = 0 if task in small else view.lags.get(task, {}).get(goal)
-        waits = goal in live and owner not in wanted and lag is not None and lag <= acceptable
-        if goal not in wanted or waits or any(member not in allowed and member not in wanted for member in copies):
+        is_ready = goal in live and lag is not None and lag <= acceptable
+        waits_in_vain = is_ready and owner not in allowed_owners
+        misplaced_copy = any(member not in allowed and member not in allowed_owners for member in copies)
+        if goal not in allowed_owners or waits_in_vain or misplaced_copy:
             broken.add(task)
     return frozenset(broken)
 
 
 def refusals(view: View, answer: object, settings: AssignSettings) -> tuple[str, ...]:
-    """Name every violation in what a user's assignor returned; empty means it stands."""
+    """Return why the answer of a user's assignor cannot be used; empty if it can."""
     if not isinstance(answer, Assignment):
-        wrong: tuple[str, ...] = (f"it returned {type(answer).__name__}, not an Assignment",)
+        problems: tuple[str, ...] = (f"it is of type {type(answer).__name__}, not Assignment",)
     else:
         try:
-            wrong = (*_misshapen(answer), *violations(view, answer, settings))
-        except Exception as error:  # noqa: BLE001 - whatever a field of another type does where it is read
-            wrong = (f"it cannot be read: {type(error).__name__}: {error}",)
-    return tuple(f"the assignor's answer is refused: {each}" for each in wrong)
+            problems = (*_type_problems(answer), *violations(view, answer, settings))
+        except Exception as error:  # noqa: BLE001 - a field of a wrong type may raise anything
+            problems = (f"it cannot be read: {type(error).__name__}: {error}",)
+    return tuple(f"[RIFFLE-0774] The answer of the assignor is not valid: {problem}." for problem in problems)
 
 
-def _misshapen(answer: Assignment) -> Iterator[str]:
-    """Name fields that only reports and records read, or that can be read once only: no violation shows these."""
+def _type_problems(answer: Assignment) -> Iterator[str]:
+    """Yield fields of wrong types that only reports and records read, so that no violation shows them."""
     if not isinstance(answer.moves, _LISTS) or not all(isinstance(move, Move) for move in answer.moves):
         yield "its moves are not all a Move"
-    elif not all(_can_be_told(move) for move in answer.moves):
-        yield "a move's task is no TaskId, or its role, members, goal and reason are not all texts"
+    elif not all(_is_well_typed(move) for move in answer.moves):
+        yield "a move's task is not a TaskId, or its role, members, goal and reason are not all text"
     if not isinstance(answer.warnings, _LISTS) or not all(isinstance(text, str) for text in answer.warnings):
-        yield "its warnings are not all texts"
+        yield "its warnings are not all text"
     if not all(isinstance(task, TaskId) and isinstance(member, str) for task, member in answer.target.items()):
         yield "its target does not name members by TaskId"
     for task, members in (*answer.standbys.items(), *answer.warmups.items()):
         if isinstance(members, str) or not isinstance(members, Collection):
-            yield f"standbys and warm-ups of task {task} are {type(members).__name__}, not members"
+            yield f"standbys and warm-ups of task {task} are of type {type(members).__name__}, not members"
 
 
-def _can_be_told(move: Move) -> bool:
+def _is_well_typed(move: Move) -> bool:
     texts = (move.role, move.source or "", move.target, move.goal, move.reason)
     return isinstance(move.task, TaskId) and all(isinstance(text, str) for text in texts)

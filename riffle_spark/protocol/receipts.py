@@ -38,7 +38,8 @@ def check_receipts(receipts: Sequence[Receipt], orders: Sequence[Order]) -> None
     answered = Counter((receipt.store, receipt.slot) for receipt in receipts)
     wanted = Counter((order.store, slot) for order in orders for slot in order.slots)
     if answered != wanted:
-        missing, extra = list((wanted - answered).elements()), list((answered - wanted).elements())
+        missing = list((wanted - answered).elements())
+        extra = list((answered - wanted).elements())
         raise errors.ConflictError(
             f"the slots' receipts are not complete: missing {missing[:5]}, not asked for {extra[:5]}",
             remedy="restart the query; nothing was committed",

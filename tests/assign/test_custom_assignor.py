@@ -50,7 +50,7 @@ def test_what_a_users_assignor_raises_is_told_and_the_last_assignment_stays() ->
     assert done.owners == before.owners
     (said,) = done.warnings
     assert "KeyError: 'g_0 is new'" in said
-    assert "the last assignment stays" in said
+    assert "The last assignment stays" in said
     assert "test_custom_assignor.py, line " in said
     assert "in chosen_by" in said
     left = replace(before, members=before.members[:1])
@@ -72,7 +72,7 @@ def test_without_a_last_assignment_the_default_assignor_decides(assignor: Assign
     settings = replace(SETTINGS, num_standbys=1)
     done, default = assign(before, replace(settings, assignor=assignor)), assign(before, settings)
     assert (done.owners, done.standbys) == (default.owners, default.standbys)
-    assert "high_availability decides" in done.warnings[-1]
+    assert "The default assignor decides" in done.warnings[-1]
 
 
 def test_what_means_to_end_the_process_is_not_held_back() -> None:
@@ -91,7 +91,7 @@ def test_what_means_to_end_the_process_is_not_held_back() -> None:
      Assignment({task(0): "a"}, moves=("a",)), Assignment({task(0): "a"}, warnings=(1,))],  # type: ignore[arg-type]
 )  # fmt: skip
 def test_an_answer_that_cannot_be_read_is_refused(answer: Assignment) -> None:
-    """Whatever a user's assignor returns, the last assignment stays."""
+    """Whatever a user's assignor returns, The last assignment stays."""
     done = assign(view("a:0"), replace(SETTINGS, assignor=lambda *_: answer))
     assert done.owners == {task(0): "a"}
     assert done.warnings
@@ -113,8 +113,8 @@ def test_a_field_that_nobody_could_go_on_with_is_refused(field: dict[str, Any], 
     """Targets, moves and copies that a record or a report could not tell, or that can be read once only."""
     before = replace(view("a:0 b:1"), pins=pins)
     done = assign(before, replace(SETTINGS, assignor=lambda *_: replace(Assignment(before.owners), **field)))
-    assert done.warnings[0].startswith("the assignor's answer is refused: ")
-    assert "the last assignment stays" in done.warnings[0]
+    assert done.warnings[0].startswith("[RIFFLE-0774]")
+    assert "The last assignment stays" in done.warnings[0]
     assert done.target.keys() == done.owners.keys()
     assert done.owners[task(0)] == "a"
 
@@ -199,12 +199,12 @@ def clearing_assignor(before: View, _: AssignSettings) -> Assignment:
 
 
 def test_what_an_assignor_does_to_its_view_changes_nothing() -> None:
-    """A view of a running query has plain mappings; the last assignment stays, and is known to be there."""
+    """A view of a running query has plain mappings; The last assignment stays, and is known to be there."""
     before = view("a:0-1 b:2-3")
     before = replace(before, owners=dict(before.owners), lags={t: dict(held) for t, held in before.lags.items()})
     done = assign(before, replace(SETTINGS, assignor=clearing_assignor))
     assert done.owners == before.owners
-    assert "the last assignment stays" in done.warnings[0]
+    assert "The last assignment stays" in done.warnings[0]
 
 
 def test_moves_that_an_own_assignor_does_not_name_are_told() -> None:
@@ -226,4 +226,4 @@ def test_what_sticky_and_hash_do_not_heed_is_said(assignor: str) -> None:
     assert assign(view("a:0-1 b:2-3"), settings).warnings == ()
     asked = replace(settings, rebalance_enable="none", moves_at_once=0)
     (said,) = assign(view("a:0-1 b:2-3"), asked).warnings
-    assert said == f"the assignor {assignor} does not heed these settings: rebalance_enable, moves_at_once"
+    assert said == f"[RIFFLE-0775] The assignor {assignor} ignores these settings: rebalance_enable, moves_at_once."

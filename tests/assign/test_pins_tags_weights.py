@@ -226,7 +226,7 @@ def test_memory_is_kept_where_it_can_be_and_named_where_not() -> None:
     assert Counter(done.owners.values())["a"] == 2
     assert not done.warnings
     tight = assign(View((Member("a", memory_bytes=200),), tasks), SETTINGS)
-    assert "member a is given 800 bytes" in tight.warnings[0]
+    assert "[RIFFLE-0776] Member a gets 800 bytes" in tight.warnings[0]
 
 
 def test_a_lost_member_is_waited_for_and_gets_its_tasks_back() -> None:
@@ -364,7 +364,7 @@ def test_racks_are_ignored_with_a_warning_if_one_is_unknown() -> None:
     tasks = tuple(Task(task(n), owner_traffic=Traffic(1, {"r1": 1})) for n in range(4))
     before = View((Member("a", rack="r1"), Member("b")), tasks)
     settings = replace(SETTINGS, rack_aware_assignment_strategy="min_cost")
-    assert "no rack is known for b" in assign(before, settings).warnings[0]
+    assert "[RIFFLE-0785]" in assign(before, settings).warnings[0]
 
 
 def contradicting(read_in: str) -> View:
@@ -410,14 +410,14 @@ def test_rack_is_a_tag_like_any_other() -> None:
     done = settled(before, settings)
     racks = {member.id: member.rack for member in before.members}
     assert all(racks[done.owners[each]] != racks[kept] for each, (kept,) in done.standbys.items())
-    assert not any("the tags win" in warning for warning in done.warnings)
+    assert not any("RIFFLE-0786" in warning for warning in done.warnings)
 
 
 def test_tags_that_contradict_racks_are_a_warning() -> None:
     """The tags win, and it is said."""
     before = View((Member("a", rack="r1", tags={"zone": "z"}), Member("b", rack="r2")), (Task(task(0)),))
     settings = replace(SETTINGS, rack_aware_assignment_tags=("zone",))
-    assert "the tags win" in assign(before, settings).warnings[0]
+    assert "RIFFLE-0786" in assign(before, settings).warnings[0]
 
 
 def test_a_users_cost_is_not_spoiled_by_later_goals() -> None:

@@ -189,4 +189,4 @@ def test_racks(installed: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "world.json").write_text(json.dumps(RACKS))
     played = call(installed("racks") / "riffle", "simulate", "world.json", "--policy", "riffle", cwd=tmp_path)
     assert "racks: 4 members, 8 tasks" in played
-    assert "racks are not considered" not in played
+    assert "RIFFLE-0785" not in played

@@ -24,7 +24,8 @@ def recorded(tail: Record, groups: Groups | None = None) -> model.Assignment:
     owners = {parse_task(name): owner for name, owner in tail.owners.items()}
     standbys = {parse_task(name): tuple(members) for name, members in tail.standbys.items()}
     if groups is not None:
-        owners, standbys = groups.restrict(owners), groups.restrict(standbys)
+        owners = groups.restrict(owners)
+        standbys = groups.restrict(standbys)
     return model.Assignment(owners, standbys)
 
 

@@ -241,7 +241,7 @@ def test_a_full_disk_is_emptied_by_degrees_until_it_is_below_the_mark(tmp_path: 
     assert world.copies_of("1") == set()
     assert all(before - after <= 2 for before, after in itertools.pairwise(held))
     assert sum(report.restores for report in reports) == 0
-    assert len(warnings(reports, "% full, beyond 90%")) == 2
+    assert len(warnings(reports, "above the limit of 90%")) == 2
     on_a_disk(world, "1", 0.5, 0.0)
     for _ in range(3):
         world.clock.advance(11)
@@ -261,7 +261,7 @@ def test_nothing_new_is_placed_beyond_the_low_mark(tmp_path: Path) -> None:
     world.cluster.lose("3", disk=True)
     reports = world.settle()
     assert set.union(*world.holds("1")) <= before
-    assert not warnings(reports, "no copy is begun")
+    assert not warnings(reports, "RIFFLE-0820")
     del world.cluster.disks["1"]
     world.feed()
     world.settle()

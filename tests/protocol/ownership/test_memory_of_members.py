@@ -42,7 +42,7 @@ def test_who_is_short_of_memory_gives_up_what_it_owns_by_degrees(tmp_path: Path)
     assert world.owned("1") <= before, "above 0.9 nothing comes"
     assert world.holds("1")[1] == set(), "who could not take over keeps no standby"
     assert sum(report.restores for report in reports) == 0
-    (told,) = warnings(reports, "take 960 MB, and 40 MB are left")
+    (told,) = warnings(reports, "960 MB, and 40 MB are free")
     assert world.member("1") in told
     (state,) = (each for each in world.driver.ownership.member_states() if each.id == world.member("1"))
     assert (state.memory_bytes, state.memory_used_share) == (910 * 10**6, 0.91)
