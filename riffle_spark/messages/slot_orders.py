@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from riffle_spark.batch_times import TimeMode, Times
 from riffle_spark.errors import UNREADABLE, ConflictError, RiffleError
-from riffle_spark.state.formats.arrow_schemas import packed, unpacked
+from riffle_spark.state.formats.arrow_schemas import schema_from_text, schema_to_text
 from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link
 from riffle_spark.state.objects.store import StoreOptions
@@ -36,7 +36,7 @@ fails on, and null in all others.
 USUAL_INITIAL = "initial"
 """The name of the initial state that comes with a store's first batch or not at all."""
 _SCHEMAS = ("output", "rows", "initial")
-_unpacked = lru_cache(64)(unpacked)
+_unpacked = lru_cache(64)(schema_from_text)
 
 
 @contextmanager
@@ -180,7 +180,7 @@ class Order:
         body["home"] = self.home.to_json()
         body["slots"] = list(self.slots.items())
         body["standbys"], body["followed_by"] = _grouped(self.standbys), _grouped(self.followed_by)
-        body.update({name: packed(body[name]) for name in _SCHEMAS if body[name] is not None})
+        body.update({name: schema_to_text(body[name]) for name in _SCHEMAS if body[name] is not None})
         parts = self._entries_by_slot()
         body["entries"] = list(parts)
         return "\n".join([json_line(body), *(json_line(entries_to_json(part)) for part in parts.values())])
