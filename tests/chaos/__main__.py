@@ -48,7 +48,8 @@ class Chaos:
     """One run with one seed."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self._options, self._folder = options, folder
+        self._options = options
+        self._folder = folder
         self._begun = time.monotonic()
         self._tally = Tally()
 

@@ -50,7 +50,8 @@ class Driver:
     """The three queries. ``call`` has one of them do what an operator asks."""
 
     def __init__(self, spark: SparkSession, told: Told) -> None:
-        self._spark, self._told = spark, told
+        self._spark = spark
+        self._told = told
         self._jobs: dict[str, riffle.StatefulJob] = {}
 
     def start(self) -> None:

@@ -41,7 +41,9 @@ def _client(bootstrap: str) -> KafkaProducer:
 
 def produce(bootstrap: str, topic: str, plan: Plan, stop: Path) -> tuple[int, float]:
     """Send chunk after chunk, each at its time, until the file is there; return how many events, and in what time."""
-    producer, index, begun = _client(bootstrap), 0, time.monotonic()
+    producer = _client(bootstrap)
+    index = 0
+    begun = time.monotonic()
     while not stop.exists():
         time.sleep(max(0.0, begun + index * CHUNK / plan.rate - time.monotonic()))
         events = plan.chunk(index)

@@ -96,7 +96,9 @@ class Room:
     """One run's processes. The driver is watched: one that ends by itself is a ``failure``, and is started again."""
 
     def __init__(self, folder: Path, seed: int, size: Size) -> None:
-        self.folder, self.size, self.seed = folder, size, seed
+        self.folder = folder
+        self.size = size
+        self.seed = seed
         self.broker = KafkaBroker(folder / "kafka")
         self.store = DiskS3Server(folder / "s3")
         self.clocks = [folder / "clocks" / str(host) for host in range(size.workers * can_tell_clocks())]
@@ -283,7 +285,8 @@ class Room:
         partial = file.with_suffix(".new")
         partial.write_text(json.dumps({"query": query, "call": call, "arguments": arguments}))
         partial.rename(file)
-        answer, give_up = file.with_suffix(".answer"), time.monotonic() + ANSWER_SECONDS
+        answer = file.with_suffix(".answer")
+        give_up = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < give_up:
             if answer.exists():
                 return json.loads(answer.read_text())

@@ -142,7 +142,8 @@ class SteadyRun:
     """One run."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self._options, self._folder = options, folder
+        self._options = options
+        self._folder = folder
         self._begun = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -180,7 +181,9 @@ class SteadyRun:
 
     def _sampled(self, room: Room, seconds: float) -> tuple[list[float], list[Sample]]:
         every = max(LEAST_SECONDS, seconds / SAMPLES)
-        begun, times, samples = time.monotonic(), list[float](), list[Sample]()
+        begun = time.monotonic()
+        times = list[float]()
+        samples = list[Sample]()
         while time.monotonic() - begun < seconds:
             times.append(time.monotonic() - begun)
             samples.append(sample(room))

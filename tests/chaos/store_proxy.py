@@ -169,7 +169,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle_any(self) -> None:
         proxy = self.server.proxy
-        kind, length = proxy.drawn(), int(self.headers.get("Content-Length", 0))
+        kind = proxy.drawn()
+        length = int(self.headers.get("Content-Length", 0))
         if kind == "reset in mid-request" and length:
             proxy.note(kind)
             self.rfile.read(length // 2)

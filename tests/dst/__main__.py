@@ -45,7 +45,8 @@ class _Task:
 def main(arguments: Sequence[str]) -> int:
     """Play schedules; return 1 if one of them fails."""
     asked = _asked(arguments)
-    coverage, code = Coverage(), 0
+    coverage = Coverage()
+    code = 0
     try:
         with (
             _folder(MEMORY if os.access(MEMORY, os.W_OK) else None) as folder,
@@ -119,7 +120,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _played(base: Path, task: _Task) -> Told:
     """Play a schedule; return what it tells."""
-    schedule, failure = None, ""
+    schedule = None
+    failure = ""
     with _bounded(), _folder(base) as folder:
         try:
             schedule = Schedule(task.seed, folder, aims=task.aims, job=task.job)

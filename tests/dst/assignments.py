@@ -29,7 +29,8 @@ Holds = Callable[[Callable[[], object]], None]
 
 def watch_assignments(patch: pytest.MonkeyPatch, holds: Holds) -> None:
     """Look at each assignment as it is made, and at who is to serve what whenever a driver asks for it."""
-    by_hash, laid_out_for = slots.hashed_assignment, Ownership.layout_for
+    by_hash = slots.hashed_assignment
+    laid_out_for = Ownership.layout_for
 
     def assigned(view: View, settings: AssignSettings) -> Assignment:
         found = assign(view, settings)
@@ -69,10 +70,8 @@ def _check_places(owned: Ownership, live: set[str], layout: SlotLayout) -> None:
     slot, on its owner's.
     """
     key_groups = owned.placement.settings.key_groups
-    present, numbers = (
-        owned.placement.present,
-        range(key_groups if owned.placement.shards is None else len(owned.placement.shards)),
-    )
+    present = owned.placement.present
+    numbers = range(key_groups if owned.placement.shards is None else len(owned.placement.shards))
     wanted = {task(number, group) for group in owned.placement.groups.names for number in numbers}
     assert present.owners.keys() == wanted, f"I6: {sorted(present.owners)} have owners, not {sorted(wanted)}"
     on = {name: living.executor.id for name, living in owned.membership.live.items()}

@@ -65,7 +65,8 @@ class SteppedBackground:
     def _run(self) -> None:
         while True:
             self._scheduler.wait(lambda: bool(self._waiting))
-            self._at_work, work = True, self._waiting.popleft()
+            self._at_work = True
+            work = self._waiting.popleft()
             self._scheduler.step("begins")
             try:
                 self._results.append(work())
@@ -81,7 +82,8 @@ class SteppedBackground:
 
     def collect(self) -> Sequence[object]:
         """Return the results since the last call; failures as exceptions."""
-        found, self._results = self._results, []
+        found = self._results
+        self._results = []
         return found
 
     def busy(self) -> bool:
@@ -139,7 +141,7 @@ class SteppedCluster(SimCluster):
         found = []
         for executor, task in tasks.items():
             if isinstance(task.result, Census):
-                found.append(self.on_its_disk(Census.from_json(task.result.to_json())))
+                found.append(self.with_usage(Census.from_json(task.result.to_json())))
             elif not task.done:
                 found.append(Census(executor, error="did not answer in time"))
         return found
@@ -165,7 +167,7 @@ class SteppedCluster(SimCluster):
         receipts = []
         for executor, task in tasks.items():
             if isinstance(task.result, UpkeepReceipt):
-                receipts.append(self.on_its_disk(UpkeepReceipt.from_json(task.result.to_json())))
+                receipts.append(self.with_usage(UpkeepReceipt.from_json(task.result.to_json())))
             elif not task.done:
                 receipts.append(given_up(executor, seconds))
             elif self.scheduler.chance.random() < 0.5:
@@ -243,7 +245,8 @@ class SteppedWork(SimWork):
 
     def _checked(self, check: Callable[[], None]) -> None:
         """I4: who gives results to a sink has looked, just before, whether anybody has taken over."""
-        actor, began = self._scheduler.mine(), self._scheduler.count
+        actor = self._scheduler.mine()
+        began = self._scheduler.count
         check()
         if actor is not None and actor.saw_free <= began:
             self._scheduler.broke(AssertionError(f"I4: {actor.name} gives results to the sink without a look"))
@@ -266,8 +269,10 @@ class SteppedWork(SimWork):
             rows = attempt.rows.slice(1) if lost else attempt.rows
             if lost:
                 self.lost_rows.add(attempt.order.store)
-            order, given, names = attempt.order, attempt.given, attempt.random_bytes
-            answer = run_slot(order, given, attempt.slot, executor, rows, names, later)
+            order = attempt.order
+            computation = attempt.computation
+            names = attempt.random_bytes
+            answer = run_slot(order, computation, attempt.slot, executor, rows, names, later)
             self._scheduler.step("answers")
             return answer
 

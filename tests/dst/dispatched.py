@@ -32,7 +32,8 @@ from tests.kit.simulated.world import held_by_key
 
 __all__ = ["Dealt", "Dispatched", "parted"]
 
-TOPICS, PARTITIONS = 2, 3
+TOPICS = 2
+PARTITIONS = 3
 """So many topics of so many partitions: together as many as a query has key-groups at first."""
 KEY_GROUPS = {"key_group": (4, 6, 9), "partition": (6, 9), "hashed": (6, 9)}
 GROUPS = ("", "heavy", "light")
@@ -85,7 +86,8 @@ class Dispatched:
     """What a schedule's drivers are started with, and who switches the query. ``world`` is the schedule."""
 
     def __init__(self, world: Any, folder: Path) -> None:
-        self._world, self._folder = world, folder
+        self._world = world
+        self._folder = folder
         self._chance = world.chance
         self._tells = self._chance.random() < 0.5
         """Whether the source's offsets tell partitions, as Kafka's do; else the rows are asked."""
@@ -118,11 +120,14 @@ class Dispatched:
         groups, where there are several stores, which now and then are others than those of the driver before. Somebody
         may have forgotten to change the settings after a switch.
         """
-        chosen, stores = self._world.settings, [operator.store for operator in self._world.operators]
+        chosen = self._world.settings
+        stores = [operator.store for operator in self._world.operators]
         is_forgotten = newest is None or (newest.kind == "dispatch" and self._world.often(0.5))
-        dispatch, total = chosen.dispatch, chosen.key_groups
+        dispatch = chosen.dispatch
+        total = chosen.key_groups
         if newest is not None and (not is_forgotten or self._world.faults.over):
-            dispatch, total = newest.dispatch, newest.total
+            dispatch = newest.dispatch
+            total = newest.total
         if self._is_grouped and len(stores) > 1 and self._world.often(0.6):
             drawn = {store: self._chance.choice(GROUPS) for store in stores}
             self._groups = {store: group for store, group in drawn.items() if group}
@@ -171,7 +176,8 @@ class Dispatched:
         alone = not any(program.alive for program in world.programs)
         alone = alone and not any(actor.kind == "late put" for actor in world.scheduler.actors)
         world.say(f"{name} switches to {to}, {total}, {'alone' if alone else 'with others at work'}")
-        looks, self._is_under_way = self._chance.random() < 0.3, True
+        looks = self._chance.random() < 0.3
+        self._is_under_way = True
         return world.scheduler.spawn(
             name, "switch", Process(name), lambda: self._switch(before, to, total, alone=alone, looks=looks)
         )
@@ -226,10 +232,12 @@ class Dispatched:
 
     def check_switched(self, record: Record, manifest: Manifest, wanted: Mapping[str, Mapping[object, Any]]) -> None:
         """Compare what lies below a record, store by store, with what should: each key in the shard that is its own."""
-        dealt, objects = Dealt.by(record), Reader(self._world.memory, None, keys_of(self._world.home))
+        dealt = Dealt.by(record)
+        objects = Reader(self._world.memory, None, keys_of(self._world.home))
         for store in sorted(wanted.keys() & record.schemas.keys()):
             entries = {shard: entry for (of, shard), entry in manifest.entries.items() if of == store}
-            schema, found = schema_of_text(store, record.schemas[store]), dict[object, object]()
+            schema = schema_of_text(store, record.schemas[store])
+            found = dict[object, object]()
             folder = self._folder / f"switched-{record.sequence}" / store
             for shard, table in restored(schema, entries, objects, folder).items():
                 held = held_by_key(table)

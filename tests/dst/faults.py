@@ -83,7 +83,8 @@ def impossible(kind: str, step: str) -> str | None:
     word, _, what = label.partition(" ")
     if actor in {"conductor", "late put"}:
         return "the simulation's own"
-    on_store, on_files = word in _STORE, word in _FILES and actor in ON_EXECUTORS
+    on_store = word in _STORE
+    on_files = word in _FILES and actor in ON_EXECUTORS
     reads = what in DATA if word == "read" else word == "get" and what != "everything"
     reasons = {
         "slow": (label == "begins", "what is slow is so from where it begins"),

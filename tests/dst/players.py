@@ -41,7 +41,8 @@ class Players(Generic[Task, Answer]):
     def __init__(
         self, processes: int, play: Callable[[Task], Answer], died: Callable[[Task, int | None], Answer]
     ) -> None:
-        self._play, self._died = play, died
+        self._play = play
+        self._died = died
         self._wanted = processes
         self._players: list[_Player[Task]] = []
 

@@ -58,7 +58,8 @@ S3_SHARE = 0.1
 """So many histories reach the store through S3's client: each of its calls takes a millisecond. There are standbys
 that get snapshots in several ranges.
 """
-LOOKS_SECONDS, IDLE_LOOKS_SECONDS = 1.5, 15.0
+LOOKS_SECONDS = 1.5
+IDLE_LOOKS_SECONDS = 15.0
 """How often a driver looks between batches, and once nothing befalls any more: that is most of the simulated time."""
 RETAINED_FOR = [0, 0, 0, 5, 5, 300]
 """Each driver has its own."""
@@ -130,38 +131,46 @@ class Schedule(World):
         self.history = [f"seed {seed}, {self.kind}"]
         self.scheduler = Scheduler(chance, self.clock, chance.choice([0.02, 0.1, 0.3, 1.0]))
         self.files = SteppedFiles(local_dir, self.scheduler)
-        self.scheduler.at_step, self.scheduler.died = self._at_step, self.files.tear
+        self.scheduler.at_step = self._at_step
+        self.scheduler.died = self.files.tear
         self.faults = Faults(chance, aims)
         self.server = S3InMemory(self.memory, server, self.scheduler.sleep) if is_s3 else None
         reached = self.server.store if self.server else self.memory
         self.stepped = SteppedStore(reached, self.scheduler, self._changed)
         self.cluster: Any = SteppedCluster(self.home, self.stepped, self.scheduler)
-        self.cluster.clock, self.cluster.worked = self.clock, self._worked
-        self.stepped.read, self.stepped.deletes = self._has_read, self._deletes
+        self.cluster.clock = self.clock
+        self.cluster.worked = self._worked
+        self.stepped.read = self._has_read
+        self.stepped.deletes = self._deletes
         for name in ("1", "2"):
             self.cluster.add(name)
         self.sinks: Any = {
             operator.store: SteppedSink(self.scheduler, partial(self._delivered, operator.store))
             for operator in self.operators
         }
+        self._make_actors(local_dir)
+        self.last = len(self.job.batches) - 3
+        self.programs: list[_Program] = []
+        self.executors = 2
+        self.readers = 0
+        self.ready = True
+
+    def _make_actors(self, local_dir: Path) -> None:
         self.log_seen = LinesHistory(self)
         self.log_seen.lines = self.lines
         self.dispatched = Dispatched(self, local_dir)
         self.wrong_starts = WrongStarts(self)
-        self.remedies, self.reader = Remedies(self, local_dir), SlowReader(self, local_dir)
+        self.remedies = Remedies(self, local_dir)
+        self.reader = SlowReader(self, local_dir)
         self.excuses = Excuses(self)
         self.damaged: set[str] = set()
         """Objects whose bytes came damaged, or not at all."""
         self.stepped.damages = self._damages
-        self.operator = Disturbances(self, chance, self.say)
+        self.operator = Disturbances(self, self.chance, self.say)
         self.skew_ms = 0
         self.skews = {0}
         self.committed = -1
         self.disturbed: Counter[str] = Counter()
-        self.last = len(self.job.batches) - 3
-        self.programs: list[_Program] = []
-        self.executors, self.readers = 2, 0
-        self.ready = True
 
     def start(self, background: Any = None) -> Driver:  # noqa: ARG002 - each driver has one of its own here
         """Start a driver: a new process."""
@@ -211,13 +220,13 @@ class Schedule(World):
             watch_the_cleaner(patch)
             watch_assignments(patch, self.holds)
             self.log_seen.watch_copies(patch)
-            patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([1, 1, 2, 9]))  # private: small state
+            patch.setattr(stack_parts, "_PARTS_MAX", self.chance.choice([1, 1, 2, 9]))  # private: small state
             ranges = random.Random(f"{self.seed}/ranges").choice([300, reader.RANGE_BYTES, reader.RANGE_BYTES])
             patch.setattr(reader, "RANGE_BYTES", ranges)
             self.encrypted.plant(patch)
-            patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
+            patch.setattr(upkeep, "_SWEEP_RECORDS", 2)  # private: few batches
             steps = random.Random(f"{self.seed}/steps").choice([1, 1, 2, 3, 16])
-            patch.setattr(claim_work, "_STEPS", steps)  # private: few records
+            patch.setattr(claim_work, "_STEPS_PER_PIECE", steps)  # private: few records
             self.remedies.plant(patch)
             ProcessTable(self).plant(patch)
             self.dispatched.plant(patch)
@@ -247,7 +256,9 @@ class Schedule(World):
             self.say(f"{program.name} starts the query again")
 
     def _runs(self, program: _Program) -> bool:
-        version, line, tried = self.committed + 1, self.remedies.line, None
+        version = self.committed + 1
+        line = self.remedies.line
+        tried = None
         job = self.lines.jobs[line]
         try:
             while version <= self.last:
@@ -330,7 +341,8 @@ class Schedule(World):
                 self.operator.operator()
         self.say("quiet")
         self.disturbed = Counter(self.scheduler.seen)
-        self.faults.over, self.cluster.astray = True, 0.0
+        self.faults.over = True
+        self.cluster.astray = 0.0
         self._let_go()
         self.scheduler.wait(lambda: not self._zombies(), REST_SECONDS)
         self.scheduler.wait(lambda: not self._driving(), STILL_SECONDS)
@@ -486,7 +498,8 @@ class Schedule(World):
     def _end_executor(self, name: str, *, torn: bool = False) -> None:
         """Let an executor die, with its disk, without it, or with what a machine that reboots has left of it."""
         live = {executor.id for executor in self.cluster.executors()}
-        process, disk = self.cluster.processes[name], not torn and self.chance.random() < 0.2
+        process = self.cluster.processes[name]
+        disk = not torn and self.chance.random() < 0.2
         owner = f"{self.home.application}/{name}"
         mine = self.scheduler.mine()
         for actor in [actor for actor in self.scheduler.actors if actor.process is process and actor is not mine]:
@@ -526,7 +539,8 @@ class Schedule(World):
         self.excuses.damages(name)
 
     def _has_read(self, sequence: int) -> None:
-        actor, record = self.scheduler.mine(), self.log_seen.records.get(sequence)
+        actor = self.scheduler.mine()
+        record = self.log_seen.records.get(sequence)
         if actor is None or record is None or sequence in self.log_seen.swept:  # what lies there now may be its own
             return
         if self.log_seen.writers.get(record.commit_id) is not actor.process:
@@ -592,7 +606,8 @@ class Schedule(World):
         """Chains are no longer than snapshots leave them, where these are not held up, nor taken since the last commit:
         the next one lists them.
         """
-        driver, most = self.programs[-1].driver, self.settings.snapshot_chain_links + 1
+        driver = self.programs[-1].driver
+        most = self.settings.snapshot_chain_links + 1
         job = self.lines.jobs[-1]
         last = [{one.store for one in job.operators_of(version)} for version in (self.last - 1, self.last)]
         taken = {(address, snapshot.head) for address, snapshot in driver._upkeep._taken}  # private: what it holds

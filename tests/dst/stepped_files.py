@@ -93,7 +93,8 @@ class SteppedFiles:
         path = os.fspath(arguments[0]) if isinstance(arguments[0], (str, os.PathLike)) else ""
         if not path.startswith(self._prefix):
             return
-        operation, writes = _OPERATIONS.get(event, "read"), event != "open"
+        operation = _OPERATIONS.get(event, "read")
+        writes = event != "open"
         if event == "open":
             mode, flags = arguments[1:3]
             writes = bool(flags & _WRITES) if mode is None else bool(set(mode) & set("wax+"))
@@ -143,7 +144,8 @@ class SteppedFiles:
             return
         self._scheduler.step("lock a folder")
 
-        asked_at, is_mine = -POLLED, False
+        asked_at = -POLLED
+        is_mine = False
 
         def is_free() -> bool:
             nonlocal asked_at, is_mine

@@ -102,7 +102,9 @@ def test_what_is_interrupted_tells_its_figures_so_far() -> None:
 @pytest.mark.parametrize("processes", [1, 3])
 def test_a_run_is_the_same_however_many_play_it(processes: int) -> None:
     """Each task follows from the answers of just those that were so far before it, and these come in order."""
-    count, got, by = RENEWED + 2 * AHEAD, list[int](), set[int]()
+    count = RENEWED + 2 * AHEAD
+    got = list[int]()
+    by = set[int]()
     players = Players[int, tuple[int, int]](processes, lambda task: (task * 2, os.getpid()), lambda *_: (-1, -1))
     try:
         for answer, process in players.answers(lambda number: 1000 * len(got) + number, count, lambda: False):
@@ -128,7 +130,9 @@ def test_each_cell_of_steps_that_come_at_all_is_met_before_long() -> None:
 def _made_up(seed: int, aims: tuple[Aim, ...]) -> Told:
     """Tell of a history of 40 steps, one in which ever less comes as more befalls it."""
     chance = random.Random(seed)
-    wanted, met, steps = list(aims), list[Aim](), Counter[str]()
+    wanted = list(aims)
+    met = list[Aim]()
+    steps = Counter[str]()
     for _ in range(40):
         step = chance.choice(["slot: put delta", "driver: begins", "driver: put record"])
         step = "slot: read list" if chance.random() < 0.001 else step

@@ -14,7 +14,8 @@ import pytest
 from tests.kit.folders import CHECKOUT
 
 PRIVATE = re.compile(r"_[A-Za-z]\w*")
-ON_THE_LINE, IN_THE_FILE = "# private: ", "# private parts: "
+ON_THE_LINE = "# private: "
+IN_THE_FILE = "# private parts: "
 OURS = ("riffle_spark", "apps", "tests", "benchmarks")
 Rooms = Mapping[str, set[str]]
 """The rooms of the product in which each private name is defined."""

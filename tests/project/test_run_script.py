@@ -80,7 +80,8 @@ def test_setting_up_a_fresh_machine_is_not_silent(tmp_path: Path) -> None:
     """Where nothing is installed and nothing was downloaded before, something is said within two seconds, and then at
     least every ten until all is ready.
     """
-    fresh, caches = tmp_path / "fresh", tmp_path / "caches"
+    fresh = tmp_path / "fresh"
+    caches = tmp_path / "caches"
     shutil.copytree(RUN.parent, fresh, ignore=shutil.ignore_patterns(".*cache*", ".venv*", ".git", "*.egg-info"))
     environment = {**os.environ, "RIFFLE_CACHE": str(caches / "riffle"), "PIP_CACHE_DIR": str(caches / "pip")}
     with subprocess.Popen(
@@ -88,7 +89,8 @@ def test_setting_up_a_fresh_machine_is_not_silent(tmp_path: Path) -> None:
     ) as setup:
         assert setup.stdout is not None
         started = time.monotonic()
-        times, lines = [started], []
+        times = [started]
+        lines = []
         for line in setup.stdout:
             times.append(time.monotonic())
             lines.append(line)

@@ -49,7 +49,9 @@ def test_bounced_members_get_their_own_tasks_back_and_nothing_else_moves() -> No
     done = played(world, OURS)
     still = played(replace(world, events=()), OURS)
     assert done.moves == 3 * 2 * len(world.tasks) / 3
-    away, survivors, bandwidth = 30, 2, 50e6
+    away = 30
+    survivors = 2
+    bandwidth = 50e6
     assert done.bytes_kept - still.bytes_kept <= 3 * away * survivors * bandwidth
 
 

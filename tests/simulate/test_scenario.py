@@ -111,7 +111,8 @@ def test_rebalancing_that_is_off_moves_nothing() -> None:
     """A group that is not level stays as it is."""
 
     def empty(file: Json) -> None:
-        file["clients"][0]["prev_active"], file["clients"][1]["prev_active"] = ["0_0", "0_1"], []
+        file["clients"][0]["prev_active"] = ["0_0", "0_1"]
+        file["clients"][1]["prev_active"] = []
         file["events"] = []
 
     assert "I2" not in owners(changed(empty, rebalance_enable="none")).values()
@@ -131,7 +132,9 @@ def test_measured_weights_and_memory_are_read() -> None:
     assert [client.member.memory_bytes for client in found.clients] == [150, None, None]
 
 
-UNKNOWN, TWICE, VALUE = "RIFFLE-0480", "RIFFLE-0260", "RIFFLE-0249"
+UNKNOWN = "RIFFLE-0480"
+TWICE = "RIFFLE-0260"
+VALUE = "RIFFLE-0249"
 WRONG: list[tuple[Callable[[Json], object], str, str]] = [
     (lambda f: f.update(clint=[]), UNKNOWN, "'clint'"),
     (lambda f: f["config"].update(num_stanby=1), UNKNOWN, "'num_stanby'"),
@@ -198,7 +201,8 @@ def test_a_stateful_task_needs_no_partitions_to_be_one() -> None:
 
 def test_the_command_names_the_file_and_the_place(tmp_path: Path) -> None:
     """One file of many is wrong: which, and where in it, is in the message; a right one tells its assignor."""
-    wrong, right = tmp_path / "wrong.json", tmp_path / "right.json"
+    wrong = tmp_path / "wrong.json"
+    right = tmp_path / "right.json"
     wrong.write_text(json.dumps({**CASE, "config": {**CASE["config"], "rebalance_enabled": "none"}}))
     right.write_text(json.dumps({**CASE, "config": {**CASE["config"], "assignor": "sticky"}}))
     refused = CliRunner().invoke(main, ["plan", "--scenario", str(wrong)])

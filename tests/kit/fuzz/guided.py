@@ -68,7 +68,9 @@ def led(folder: Path, blind: bool) -> Feed:
 
 
 def _mutator(judge: Judge, seeds: Seeds, blind: bool) -> Callable[[bytes, int, int], bytes]:
-    own, others, sealed = seeds[judge.decoder.name], others_in(seeds), judge.decoder.sealed
+    own = seeds[judge.decoder.name]
+    others = others_in(seeds)
+    sealed = judge.decoder.sealed
 
     def made(data: bytes, most: int, number: int) -> bytes:
         chance = random.Random(number)

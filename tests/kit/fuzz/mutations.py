@@ -93,7 +93,8 @@ def _flipped(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
 
 
 def _overwritten(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
-    at, scrap = _place(chance, data), chance.randbytes(chance.randrange(1, 9))
+    at = _place(chance, data)
+    scrap = chance.randbytes(chance.randrange(1, 9))
     return data[:at] + scrap + data[at + len(scrap) :]
 
 

@@ -148,7 +148,8 @@ def raw_values(column: pa.Array | pa.ChunkedArray) -> list[object]:
     Offsets do not count: a text is the same with 32-bit and with 64-bit offsets.
     """
     array = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
-    kind, is_valid = array.type, array.is_valid().to_pylist()
+    kind = array.type
+    is_valid = array.is_valid().to_pylist()
     if types.is_struct(kind):
         fields = [raw_values(array.field(at)) for at in range(len(kind))]
         return [tuple(field[at] for field in fields) if there else None for at, there in enumerate(is_valid)]
@@ -163,7 +164,8 @@ def raw_values(column: pa.Array | pa.ChunkedArray) -> list[object]:
 
 
 def _leaf_bytes(array: pa.Array, is_valid: Sequence[bool]) -> list[object]:
-    kind, data = array.type, array.buffers()[-1]
+    kind = array.type
+    data = array.buffers()[-1]
     plain = bytes(data) if data is not None else b""
     if types.is_fixed_size_binary(kind) or types.is_primitive(kind) or types.is_decimal(kind):
         width = kind.bit_width // 8

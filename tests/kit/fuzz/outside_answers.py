@@ -83,14 +83,14 @@ def read_answer(data: bytes) -> None:
 def answering(status: int, body: bytes) -> S3Store:
     """Return store ``p`` of a server that answers all requests with this, until another answer is set."""
     _answer[:] = [status, body]
-    s3_client._made = _client_of  # private: a new client after a refusal is the same one, which is answered here
+    s3_client._create_client = _client_of  # private: a new client is the same one
     return S3Store("bucket", "p", _OPTIONS)
 
 
 _answer: list[Any] = [200, b""]
 
 
-_real_client = s3_client._made  # private: what a new client after a refusal would be
+_real_client = s3_client._create_client  # private: what a new client after a refusal would be
 
 
 def _client_of(options: StoreOptions) -> Any:

@@ -16,7 +16,7 @@ import xxhash
 
 from riffle_spark.errors import CorruptStateError, RiffleError
 from riffle_spark.offline.verify import verify
-from riffle_spark.protocol.upkeep.claim_work import through
+from riffle_spark.protocol.upkeep.claim_work import run_to_end
 from riffle_spark.protocol.upkeep.retention import Retention
 from riffle_spark.protocol.upkeep.scan import scan
 from riffle_spark.state.log import paths
@@ -68,10 +68,10 @@ def _read(store: ObjectStore, data: bytes, root: str) -> None:
         raise CorruptStateError("an empty log")
     retention = Retention(20, 0)
     retention.start(log.first, tail, log.manifest, 0)
-    retention.promise(tail.sequence + 1, 0)
-    retention.take_free(tail.promised)
+    retention.oldest_after(tail.sequence + 1, 0)
+    retention.take_deletable(tail.promised)
     set().union(*log.listed_objects(log.after(max(log.first, tail.sequence - 20)), log.first))
-    through(scan(store, tail, 20, 0, first=log.first))
+    run_to_end(scan(store, tail, 20, 0, first=log.first))
 
 
 def _put(store: ObjectStore, line: bytes, before: bytes) -> bytes:

@@ -103,7 +103,8 @@ class _Ringing:
 
     def _told(self, key: Key, due_ms: int) -> dict[str, object]:
         cells = self._cells
-        recent, marks = [n for (n,) in cells["recent"].get()], sorted((m, n) for (m,), (n,) in cells["marks"].items())
+        recent = [n for (n,) in cells["recent"].get()]
+        marks = sorted((m, n) for (m,), (n,) in cells["marks"].items())
         held = cells["sum"].get(), cells["last"].get(), recent, marks
         return {"k": key[0], "due": due_ms, "held": repr(held)}
 
@@ -137,7 +138,8 @@ class _Values:
         self._taken.extend(output)
 
     def output(self) -> pa.Table:
-        taken, self._taken = self._taken, []
+        taken = self._taken
+        self._taken = []
         return pa.Table.from_pylist(taken, schema=OUTPUT)
 
 

@@ -39,7 +39,8 @@ class Disturbances:
 
     def operator(self) -> None:
         """Ask for something; what cannot be is refused."""
-        operations, chance = self._world.driver.operations, self._chance
+        operations = self._world.driver.operations
+        chance = self._chance
         name = chance.choice([member.id for member in operations.members] or ["nobody"])
         group = chance.randrange(self._world.settings.key_groups)
         names = self._world.driver.ownership.placement.groups.names

@@ -159,7 +159,8 @@ class Elastic(World):
 
     def holds(self, executor: str) -> tuple[set[int], set[int], set[int]]:
         """Return the key-groups that an executor owns, keeps as standby and warms up."""
-        present, member = self.ownership.placement.present, self.member(executor)
+        present = self.ownership.placement.present
+        member = self.member(executor)
         return (
             {t.key_group for t, owner in present.owners.items() if owner == member},
             {t.key_group for t, members in present.standbys.items() if member in members},

@@ -90,7 +90,8 @@ class History:
         assert record.sequence == sequence
         if sequence > 0:
             self._check_follows(self.records[sequence - 1], self.manifests[sequence - 1], record, manifest)
-        self.records[sequence], self.manifests[sequence] = record, manifest
+        self.records[sequence] = record
+        self.manifests[sequence] = manifest
         self.seen_at[sequence] = self.world.clock.seconds()
         for address, entry in manifest.entries.items():
             _check_one_attempt_a_version(entry)
@@ -102,7 +103,8 @@ class History:
         assert old.promised <= new.promised <= new.sequence, "a promise was taken back, or made of what is not there"
         retained = max(new.sequence - self.world.settings.retained_versions + 1, old.promised, 0)
         assert new.promised <= retained, "fewer records than retained_versions are promised"
-        now, kept_for = self.world.clock.seconds(), self.kept_seconds(new)
+        now = self.world.clock.seconds()
+        kept_for = self.kept_seconds(new)
         young = [n for n in range(old.promised, new.promised) if now - self.seen_at.get(n, now) < kept_for]
         assert not young, f"records {young} are promised no more, and not older than retained_for"
         if new.kind == "claim":
@@ -165,7 +167,8 @@ class History:
             "entries",
             "weights",
         }
-        there, named = self.records[new.target], [field.name for field in fields(new) if field.name not in of_its_own]
+        there = self.records[new.target]
+        named = [field.name for field in fields(new) if field.name not in of_its_own]
         other = [name for name in named if getattr(new, name) != getattr(there, name)]
         assert not other, f"a rollback to record {new.target} has {other} that are not of that one"
 
@@ -229,7 +232,8 @@ class History:
         self._check_bytes(name, data, 0, len(data), checksum)
         found = self._decoded.get((name, checksum))
         if found is None:
-            keys, part = self._keys(), pa.py_buffer(data)
+            keys = self._keys()
+            part = pa.py_buffer(data)
             in_plain = part if keys is None else keys.decrypt(part, place, name)
             found = self._decoded[name, checksum] = part_codec.open_part(in_plain, name)
         return found
@@ -275,7 +279,8 @@ class History:
     def check_copy(self, folder: Path, address: Address, stack: Stack, contents: Contents) -> bool:
         """I2: a copy of a durable store, if it can be read, holds exactly a committed version; tell whether it does."""
         store, key_group = address
-        operator, head = next(operator for operator in self.world.operators if operator.store == store), stack.head
+        operator = next(operator for operator in self.world.operators if operator.store == store)
+        head = stack.head
         if not operator.durable:
             return False
         try:
@@ -335,7 +340,8 @@ def _check_entry(old: Entry, new: Entry, record: Record) -> None:
     kept: tuple[Link, ...] = new.chain
     added: tuple[Link, ...] = ()
     if new.chain and new.chain[-1].head.version == record.version:
-        kept, added = new.chain[:-1], new.chain[-1:]
+        kept = new.chain[:-1]
+        added = new.chain[-1:]
     for link in added:
         assert int(link.head.attempt.split("-")[0]) == record.epoch, "I1: an attempt of another epoch is listed"
     if new.snapshot == old.snapshot:

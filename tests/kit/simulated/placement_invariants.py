@@ -58,7 +58,8 @@ def check_valid(world: World) -> None:
 
 
 def _check_standbys(world: World, view: View) -> None:
-    settings, present = world.driver.settings, world.driver.ownership.placement.present
+    settings = world.driver.settings
+    present = world.driver.ownership.placement.present
     allowed = [
         member
         for member in view.members
@@ -82,7 +83,8 @@ def check_copies_bounded(world: World) -> None:
     for member in world.driver.ownership.membership.live:
         for folder in [owner.parent for owner in world.local_dir.glob(f"*/{member}/owner")]:
             files = [path.relative_to(folder).parts[0] for path in folder.rglob("*") if path.is_file()]
-            copies, of_copies = len(Folder(folder, "").copies()), files.count("stacks")
+            copies = len(Folder(folder, "").copies())
+            of_copies = files.count("stacks")
             assert of_copies <= FILES_A_COPY * copies, f"{member} has {of_copies} files for {copies} copies"
             assert len(files) - of_copies <= OTHER_FILES, f"{member} has {Counter(files)} files beside its copies"
 
@@ -94,7 +96,9 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
     unanswered: dict[int, set[tuple[str, Address]]] = {}
     needed: dict[int, Callable[[str, Address], bool]] = {}
     idle: dict[int, dict[tuple[str, Address], float]] = {}
-    counted, assigned, due = ReportedCopies.record_census, IdleCopies.record_assignment, IdleCopies.take_due
+    counted = ReportedCopies.record_census
+    assigned = IdleCopies.record_assignment
+    due = IdleCopies.take_due
     drop = _Piece._drop  # private: what removes copies
 
     def count(self: ReportedCopies, census: Census) -> None:
@@ -166,7 +170,8 @@ class _Watched(Folder):
         self._heads = heads
 
     def drop(self, store: str, key_group: int, stacks: Stacks | None = None) -> None:
-        stack, head = (stacks or self.stacks(store)).read(key_group), self._heads.get((store, key_group))
+        stack = (stacks or self.stacks(store)).read(key_group)
+        head = self._heads.get((store, key_group))
         if stack is not None and head not in {None, stack.head} and _has_files(self.path, stack):
             pytest.fail(f"I9: {store}, key-group {key_group} on {self.member} goes, though it has moved on")
         super().drop(store, key_group, stacks)

@@ -111,7 +111,8 @@ class Oracle:
     def feed(self, rows: pa.Table) -> None:
         """Add a batch."""
         for row in sorted(rows.to_pylist(), key=lambda row: row["at"]):
-            key, value = row["k"], row["v"]
+            key = row["k"]
+            value = row["v"]
             seen, total = self.totals.get(key, (0, 0))
             self.totals[key] = (seen + 1, total + value)
             if value < 0:
