@@ -35,7 +35,8 @@ def sessions(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     )
     order = [("user_id", "ascending"), ("start_ms", "ascending")]
     every = pa.concat_tables([state.select(OUTPUT.names), views]).sort_by(order).combine_chunks()
-    users, starts = every["user_id"].combine_chunks(), every["start_ms"].combine_chunks()
+    users = every["user_id"].combine_chunks()
+    starts = every["start_ms"].combine_chunks()
     base = pc.multiply(users.dictionary_encode().indices.cast(pa.int64()), USER_STEP)
     latest = pc.cumulative_max(pc.add(every["last_ms"].combine_chunks(), base))
     far = pc.greater(pc.subtract(pc.add(starts, base)[1:], latest[:-1]), GAP_MS)

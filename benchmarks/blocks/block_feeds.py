@@ -36,7 +36,8 @@ STEP_S = 10
 """Seconds of event time from batch to batch: the length of a window."""
 LAG_S = 50
 """How far back the rows of a batch reach: so many windows are open."""
-COHORTS, ACTIVE = 10, 6
+COHORTS = 10
+ACTIVE = 6
 """Sessions: a tenth of the keys begins with each batch, is there for six, and is quiet for four."""
 DEDUP_DELAY_S = 120
 DEDUP_STEP_S = 30

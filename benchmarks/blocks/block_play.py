@@ -81,7 +81,8 @@ def play(side: Side, code: Code = HERE) -> Played:
 
 def play_here(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Run what a side's process was told; return its figures."""
-    block, folder = BLOCKS[spec["load"]], Path(spec["folder"])
+    block = BLOCKS[spec["load"]]
+    folder = Path(spec["folder"])
     try:
         files = write(folder / "in", block.feed(spec["sizes"]))
         query = _stateful(block, spec) if spec["engine"] == "stateful" else _written(block, spec)

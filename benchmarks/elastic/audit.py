@@ -80,7 +80,8 @@ class Audit:
             record = self._log.read(sequence)
             now = self._log.manifest_of(record)
             for address, entry in now.entries.items():
-                earlier, taken = entries.get(address, EMPTY), entry.snapshot
+                earlier = entries.get(address, EMPTY)
+                taken = entry.snapshot
                 if taken is not None and taken != earlier.snapshot and self._was_due(address, earlier):
                     found.add(paths.snapshot(*address, taken.id))
             entries = dict(now.entries)
@@ -104,7 +105,8 @@ def _missing_in(member: Path, manifest: Manifest) -> int:
     missing = 0
     stacks = Folder(member, "").stacks(STORE)
     for key_group in stacks.key_groups():
-        entry, stack = manifest.entry(STORE, key_group), stacks.read(key_group)
+        entry = manifest.entry(STORE, key_group)
+        stack = stacks.read(key_group)
         rest = None if stack is None else entry.after(stack.head)
         if rest is None:
             missing += (entry.snapshot.length if entry.snapshot else 0) + entry.chain_bytes

@@ -66,7 +66,8 @@ def _rate(server: DiskS3Server, spans: Sequence[Span], processes: int, threads: 
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         pool.map(_warm, shares, chunksize=1)
         done = pool.map(_get, shares, chunksize=1)
-    started, ended = min(each[1] for each in done), max(each[2] for each in done)
+    started = min(each[1] for each in done)
+    ended = max(each[2] for each in done)
     return sum(each[0] for each in done) / (ended - started)
 
 

@@ -78,7 +78,8 @@ class Player(Generic[SideT, PlayedT]):
         before: Code | None = None,
         rounds: int = 1,
     ) -> None:
-        self._play, self._nothing = play, nothing
+        self._play = play
+        self._nothing = nothing
         ours = dict.fromkeys(("riffle", "spark", "spark_heap", "stateful"), HERE)
         self._codes = {**ours, **({"before": before} if before else {})}
         self._engines = {*engines, "before", "stateful"} & self._codes.keys()

@@ -56,7 +56,8 @@ def at_revision(revision: str) -> Iterator[Code]:
     """
     commit = _git("rev-parse", "--short", "--verify", f"{revision}^{{commit}}")
     with tempfile.TemporaryDirectory(prefix="riffle-revision-") as base:
-        tree, folder = Path(base) / "tree", Path(base) / "code"
+        tree = Path(base) / "tree"
+        folder = Path(base) / "code"
         _git("worktree", "add", "--detach", str(tree), commit)
         try:
             folder.mkdir()

@@ -87,7 +87,8 @@ def figures(found: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
     result |= _over("fixed_ratio_heap", batch_s, Side("ours", "fixed"), Side("builtin_heap", "fixed"))
     result |= _over("fixed_ratio_before", batch_s, Side("before", "fixed"), Side("builtin", "fixed"))
     for engine, name in (("ours", ""), ("before", "_before")):
-        many, few = Side(engine, "ten_million_keys"), Side(engine, "one_million_keys")
+        many = Side(engine, "ten_million_keys")
+        few = Side(engine, "one_million_keys")
         result |= _over(f"totals_ten_million_ratio{name}", batch_s, many, few)
     result |= _over("encrypted_ratio", batch_s, Side("encrypted", "encrypted"), Side("ours", "encrypted"))
     result |= _against_python(batch_s)

@@ -96,7 +96,8 @@ def test_the_learner_scale_up_is_four_rebalances() -> None:
         tasks=[{"subtopology": "T", "count": 5, "state_bytes": 6e7, "row_bytes": 100, "rows_per_second": 1}],
         events=[{"at": 60, "join": [{"id": "S4", **MEMBER}]}, {"at": 90, "join": [{"id": "S5", **MEMBER}]}],
     )
-    game, seen = GroupPlay(world, GROUPS["learner"], rules_of(world)), []
+    game = GroupPlay(world, GROUPS["learner"], rules_of(world))
+    seen = []
     before = dict(game.present.owners)
     assert sorted(before.values()) == ["S1", "S1", "S2", "S2", "S3"]
     while game.now < 600:

@@ -68,7 +68,8 @@ class DamagedFiles(Fault):
     """Bytes of copies are flipped, files truncated, swapped or removed while the query runs."""
 
     def inject(self) -> bool:
-        damager, done = Damager(self.room.folder / "local", self.chance), []
+        damager = Damager(self.room.folder / "local", self.chance)
+        done = []
         for _ in range(DAMAGES):
             with suppress(OSError):  # what is damaged may go meanwhile
                 done.append(damager.damage())
@@ -120,7 +121,7 @@ class Asked(Fault):
     def member(self) -> str | None:
         """Return a live member, if the driver says so."""
         members = self.room.ask(self.query, "members")
-        live = [one for one, _, state in members if state != "awaited"] if isinstance(members, list) else []
+        live = [identity for identity, _, state in members if state != "awaited"] if isinstance(members, list) else []
         return self.chance.choice(live) if live else None
 
 
@@ -148,7 +149,8 @@ class Pin(Asked):
     """A key-group is pinned to a member, and freed later."""
 
     def inject(self) -> bool:
-        member, group = self.member(), self.chance.randrange(32)
+        member = self.member()
+        group = self.chance.randrange(32)
         self._back = (group,)
         return member is not None and self.asked("pin", group, member)
 

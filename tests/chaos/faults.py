@@ -19,7 +19,8 @@ from tests.chaos.store_proxy import TROUBLES, Trouble
 __all__ = ["PROCESS_FAULTS", "STORE_FAULTS", "Fault", "Kind"]
 
 SHARE = 0.5
-SHORT, LONG = (1.0, 1.5), (25.0, 90.0)
+SHORT = (1.0, 1.5)
+LONG = (25.0, 90.0)
 """The long ones are longer than ``upkeep_timeout``; the longest outlast ``spark.network.timeout``, after which Spark
 takes an executor for lost.
 """
@@ -32,7 +33,8 @@ class Fault(ABC):
     """
 
     def __init__(self, room: Room, chance: random.Random) -> None:
-        self.room, self.chance = room, chance
+        self.room = room
+        self.chance = chance
         self.told = ""
 
     @abstractmethod
@@ -121,8 +123,8 @@ class AnExecutor(Signalled):
     """Any executor."""
 
     def victim(self) -> int | None:
-        found = self.room.executors()
-        return self.chance.choice(found) if found else None
+        executors = self.room.executors()
+        return self.chance.choice(executors) if executors else None
 
 
 class AWorkerInASlot(Signalled):
@@ -140,9 +142,9 @@ class AWorkerInUpkeep(AWorkerInASlot):
     """A Python worker that holds the lock of a piece of upkeep."""
 
     def victim(self) -> int | None:
-        found = self._at_upkeep()
-        mine = [pid for executor in self.room.executors() for pid in python_workers(executor)]
-        return next((pid for pid in found if pid in mine), None)
+        upkeep_pids = self._at_upkeep()
+        worker_pids = [pid for executor in self.room.executors() for pid in python_workers(executor)]
+        return next((pid for pid in upkeep_pids if pid in worker_pids), None)
 
 
 class TheDriver(Fault):

@@ -96,7 +96,9 @@ class Room:
     """One run's processes. The driver is watched: one that ends by itself is a ``failure``, and is started again."""
 
     def __init__(self, folder: Path, seed: int, size: Size) -> None:
-        self.folder, self.size, self.seed = folder, size, seed
+        self.folder = folder
+        self.size = size
+        self.seed = seed
         self.broker = KafkaBroker(folder / "kafka")
         self.store = DiskS3Server(folder / "s3")
         self.clocks = [folder / "clocks" / str(host) for host in range(size.workers * can_tell_clocks())]
@@ -164,8 +166,8 @@ class Room:
         code = self._producer.wait(SENT_SECONDS)
         if code:
             raise UnavailableError(f"the producer ended with {code}:\n{self._producer.log_tail()}")
-        told: dict[str, float] = json.loads((self.folder / "sent.json").read_text())
-        return told
+        sent: dict[str, float] = json.loads((self.folder / "sent.json").read_text())
+        return sent
 
     def end_all_windows(self) -> None:
         """Let every window that was begun be over."""
@@ -219,7 +221,7 @@ class Room:
                 self.start_driver()
 
     def _command(self) -> list[str]:
-        told = {
+        figures = {
             "bootstrap": self.broker.bootstrap,
             "topic": TOPIC,
             "folder": str(self.folder),
@@ -238,7 +240,7 @@ class Room:
         command += ["--jars", ",".join(map(str, connector_jars()))]
         for name, value in self._configuration().items():
             command += ["--conf", f"{name}={value}"]
-        return [*command, str(APP), json.dumps(told)]
+        return [*command, str(APP), json.dumps(figures)]
 
     def _configuration(self) -> dict[str, str]:
         credentials = {f"spark.executorEnv.{name}": value for name, value in self.store.environment.items()}
@@ -283,7 +285,8 @@ class Room:
         partial = file.with_suffix(".new")
         partial.write_text(json.dumps({"query": query, "call": call, "arguments": arguments}))
         partial.rename(file)
-        answer, give_up = file.with_suffix(".answer"), time.monotonic() + ANSWER_SECONDS
+        answer = file.with_suffix(".answer")
+        give_up = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < give_up:
             if answer.exists():
                 return json.loads(answer.read_text())

@@ -75,7 +75,8 @@ class Roots:
 
     def is_due(self) -> bool:
         """Tell whether somebody is to come now."""
-        world, copy = self._world, self._copy
+        world = self._world
+        copy = self._copy
         if not self._comes or self.is_copied:
             return False
         batch = max(self._after, -(self._comes == "restored")) if copy is None else copy.committed + self._later
@@ -90,7 +91,8 @@ class Roots:
 
     def _goes_on(self) -> bool:
         """Tell whether a copy beside the query, which may take some batches, goes on to its second part."""
-        world, copy = self._world, self._copy
+        world = self._world
+        copy = self._copy
         if copy is None or not self.is_copied:
             return False
         records = world.log_seen.records
@@ -152,19 +154,23 @@ class Roots:
             self._refused()
         self.query_id = "query-anew"
         world.lines.begin_anew(queries)
-        world.committed, world.remedies.line = -1, 0
+        world.committed = -1
+        world.remedies.line = 0
 
     # --- a root that is copied, and restored --------------------------------------------------------------------------
 
     def _begin_copy(self) -> None:
         """Copy the log; with the query stopped, all else too."""
-        world, records = self._world, self._world.log_seen.records
+        world = self._world
+        records = self._world.log_seen.records
         newest = records[max(records)]
         if not self._beside:
             self._stop()
         with world.scheduler.quiet():
-            log, rest = self._stored(log=True), self._stored(log=False)
-        swept, lines = frozenset(world.log_seen.swept), len(world.lines.jobs)
+            log = self._stored(log=True)
+            rest = self._stored(log=False)
+        swept = frozenset(world.log_seen.swept)
+        lines = len(world.lines.jobs)
         world.say(f"the {'log' if self._beside else 'stopped query'} is copied, to record {newest.sequence}")
         self._copy = _Copy(log, newest.sequence, swept, lines, newest.query_id, rest, world.committed)
 
@@ -172,23 +178,23 @@ class Roots:
         """Copy the rest of the root beside the query, and then the checkpoint. A copy that is not whole must be said to
         be none. One in whose midst the query was taken back, or over, is of two queries: it is taken again.
         """
-        world, copy = self._world, self._copy
+        world = self._world
+        copy = self._copy
         assert copy is not None
         with world.scheduler.quiet():
-            copy.rest, copy.committed = self._stored(log=False), world.committed
+            copy.rest = self._stored(log=False)
+            copy.committed = world.committed
             newest = world.log_seen.records[max(world.log_seen.records)]
             verified = self._verified(copy)
-        kept = range(world.log_seen.records[copy.newest].promised, copy.newest + 1)
-        gone = {name for sequence in kept for name in world.log_seen.listed_by(sequence)} - copy.rest.keys()
-        assert bool(gone) == verified.is_damaged, f"a copy that lacks {gone} is said to have {verified.findings}"
+        retained = range(world.log_seen.records[copy.newest].promised, copy.newest + 1)
+        missing = {name for sequence in retained for name in world.log_seen.listed_by(sequence)} - copy.rest.keys()
+        assert bool(missing) == verified.is_damaged, f"a copy that lacks {missing} is said to have {verified.findings}"
         is_one = (len(world.lines.jobs), newest.query_id) == (copy.lines, copy.query_id)
-        self._lasts, self._drivers, self._beside, self._copy = (
-            0,
-            0,
-            not is_one or bool(gone),
-            copy if is_one and not gone else None,
-        )
-        world.say(f"the rest is copied, the checkpoint at batch {copy.committed}, {len(gone)} objects are gone")
+        self._lasts = 0
+        self._drivers = 0
+        self._beside = not is_one or bool(missing)
+        self._copy = copy if is_one and not missing else None
+        world.say(f"the rest is copied, the checkpoint at batch {copy.committed}, {len(missing)} objects are gone")
 
     def _verified(self, copy: _Copy) -> Verified:
         url = f"memory://copy-of-{self._world.home.root.rpartition('/')[2]}"
@@ -201,22 +207,23 @@ class Roots:
 
     def _restore(self, copy: _Copy) -> None:
         """Restore both, or one of them where the other is of the same line."""
-        world, seen = self._world, self._world.log_seen
+        world = self._world
+        history = self._world.log_seen
         self._comes = ""
         self._stop()
-        newest = seen.records[max(seen.records)]
+        newest = history.records[max(history.records)]
         is_one = (len(world.lines.jobs), newest.query_id) == (copy.lines, copy.query_id)
-        what = self._chance.choice(["both", "both", "root", "checkpoint"]) if is_one else "both"
-        if what != "checkpoint":
+        part = self._chance.choice(["both", "both", "root", "checkpoint"]) if is_one else "both"
+        if part != "checkpoint":
             with world.scheduler.quiet():
                 world.memory.delete(world.memory.list(""))
                 _fill(world.memory, (copy.log, copy.rest))
             self._go_back(copy)
-        if what != "root":
+        if part != "root":
             world.committed = copy.committed
-        tail = seen.records[max(seen.records)]
+        tail = history.records[max(history.records)]
         fits = tail.version - 1 <= world.committed <= tail.version
-        world.say(f"restored: {what}, record {tail.sequence}, batch {tail.version}, checkpoint at {world.committed}")
+        world.say(f"restored: {part}, record {tail.sequence}, batch {tail.version}, checkpoint at {world.committed}")
         self._look(tail, fits=fits)
         if not fits:
             world.remedies.astray = world.committed
@@ -228,7 +235,7 @@ class Roots:
         world = self._world
         world.log_seen.restore(copy.newest, copy.swept)
         tail = world.log_seen.records[copy.newest]
-        epochs = {name: said.epoch for name in copy.rest if (said := paths.parse(name))}
+        epochs = {name: parsed.epoch for name in copy.rest if (parsed := paths.parse(name))}
         world.log_seen.strays = frozenset(name for name, epoch in epochs.items() if epoch > tail.epoch)
         world.lines.restore(tail.rollbacks, tail.version)
         world.remedies.line = tail.rollbacks
@@ -245,10 +252,10 @@ class Roots:
             world.log_seen.look()
             world.query_id = tail.query_id
             checkpoint = world.remedies.checkpoint(looked=" restored")
-            found = verify(
+            findings = verify(
                 world.home.root, checkpoint.location, encryption_keys=world.settings.encryption_keys
             ).findings
-        wrong = [one for one in found if one.level != "note"]
+        wrong = [finding for finding in findings if finding.level != "note"]
         assert len(wrong) == (not fits), f"restored, at batch {tail.version} of {world.committed}: {wrong}"
 
 

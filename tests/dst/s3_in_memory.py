@@ -22,7 +22,8 @@ from riffle_spark.state.objects.store import ObjectStore, StoreOptions
 
 __all__ = ["S3InMemory"]
 
-_BUCKET, _ROOT = "simulated", "root"
+_BUCKET = "simulated"
+_ROOT = "root"
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)$")
 _BUSY_SHARE = 0.05
 """So many puts are told that another one of that name is under way."""
@@ -67,20 +68,23 @@ class S3InMemory:
 
     def answer(self, request: Any) -> AWSResponse:
         """Return what the server says to a request."""
-        told, query = urlsplit(request.url), parse_qs(urlsplit(request.url).query, keep_blank_values=True)
-        name = unquote(told.path).removeprefix(f"/{_BUCKET}").removeprefix(f"/{_ROOT}/")
+        url = urlsplit(request.url)
+        query = parse_qs(urlsplit(request.url).query, keep_blank_values=True)
+        name = unquote(url.path).removeprefix(f"/{_BUCKET}").removeprefix(f"/{_ROOT}/")
         headers = {key.lower(): _text(value) for key, value in request.headers.items()}
         if "list-type" in query:
-            status, said, body = self._list({key: values[0] for key, values in query.items()})
+            status, answer_headers, body = self._list({key: values[0] for key, values in query.items()})
         elif request.method == "POST":
-            status, said, body = self._delete(bytes(request.body).decode())
+            status, answer_headers, body = self._delete(bytes(request.body).decode())
         elif request.method == "PUT":
-            status, said, body = self._put(name, request.body, headers)
+            status, answer_headers, body = self._put(name, request.body, headers)
         elif request.method == "HEAD":
-            status, said, body = (200 if self._inner.exists(name) else 404), {}, b""
+            status = 200 if self._inner.exists(name) else 404
+            answer_headers = {}
+            body = b""
         else:
-            status, said, body = self._get(name, headers.get("range"))
-        said_of: Any = {"content-length": str(len(body)), **said}
+            status, answer_headers, body = self._get(name, headers.get("range"))
+        said_of: Any = {"content-length": str(len(body)), **answer_headers}
         return AWSResponse(request.url, status, said_of, _Raw(body))
 
     def _put(self, name: str, body: Any, headers: dict[str, str]) -> Answer:
@@ -98,21 +102,25 @@ class S3InMemory:
         match = _RANGE.match(ranged or "")
         if match is None:
             return 200, {}, data
-        start, end = int(match[1]), int(match[2]) + 1 if match[2] else len(data)
+        start = int(match[1])
+        end = int(match[2]) + 1 if match[2] else len(data)
         return _refused(416, "InvalidRange") if start >= len(data) else (206, {}, data[start:end])
 
     def _list(self, query: dict[str, str]) -> Answer:
-        prefix, after = query.get("prefix", ""), query.get("continuation-token", "")
+        prefix = query.get("prefix", "")
+        after = query.get("continuation-token", "")
         names = self._inner.list(prefix.removeprefix(f"{_ROOT}/"))
         keys = [key for key in (f"{_ROOT}/{name}" for name in names) if key > after]
-        page, more = keys[: self._page], len(keys) > self._page
-        told = "".join(f"<Contents><Key>{escape(quote(key))}</Key></Contents>" for key in page)
-        told += f"<EncodingType>url</EncodingType><IsTruncated>{str(more).lower()}</IsTruncated>"
-        told += f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
-        return 200, {}, f"<ListBucketResult>{told}</ListBucketResult>".encode()
+        page = keys[: self._page]
+        is_truncated = len(keys) > self._page
+        xml = "".join(f"<Contents><Key>{escape(quote(key))}</Key></Contents>" for key in page)
+        xml += f"<EncodingType>url</EncodingType><IsTruncated>{str(is_truncated).lower()}</IsTruncated>"
+        xml += f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if is_truncated else ""
+        return 200, {}, f"<ListBucketResult>{xml}</ListBucketResult>".encode()
 
     def _delete(self, body: str) -> Answer:
-        keys = [one.text or "" for one in ElementTree.fromstring(body).iter() if one.tag.rpartition("}")[2] == "Key"]  # noqa: S314 - our own
+        root = ElementTree.fromstring(body)  # noqa: S314 - our own
+        keys = [element.text or "" for element in root.iter() if element.tag.rpartition("}")[2] == "Key"]
         self._inner.delete([key.removeprefix(f"{_ROOT}/") for key in keys])
         return 200, {}, b"<DeleteResult></DeleteResult>"
 

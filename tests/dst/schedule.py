@@ -58,7 +58,8 @@ S3_SHARE = 0.1
 """So many histories reach the store through S3's client: each of its calls takes a millisecond. There are standbys
 that get snapshots in several ranges.
 """
-LOOKS_SECONDS, IDLE_LOOKS_SECONDS = 1.5, 15.0
+LOOKS_SECONDS = 1.5
+IDLE_LOOKS_SECONDS = 15.0
 """How often a driver looks between batches, and once nothing befalls any more: that is most of the simulated time."""
 RETAINED_FOR = [0, 0, 0, 5, 5, 300]
 """Each driver has its own."""
@@ -130,38 +131,46 @@ class Schedule(World):
         self.history = [f"seed {seed}, {self.kind}"]
         self.scheduler = Scheduler(chance, self.clock, chance.choice([0.02, 0.1, 0.3, 1.0]))
         self.files = SteppedFiles(local_dir, self.scheduler)
-        self.scheduler.at_step, self.scheduler.died = self._at_step, self.files.tear
+        self.scheduler.at_step = self._at_step
+        self.scheduler.died = self.files.tear
         self.faults = Faults(chance, aims)
         self.server = S3InMemory(self.memory, server, self.scheduler.sleep) if is_s3 else None
         reached = self.server.store if self.server else self.memory
         self.stepped = SteppedStore(reached, self.scheduler, self._changed)
         self.cluster: Any = SteppedCluster(self.home, self.stepped, self.scheduler)
-        self.cluster.clock, self.cluster.worked = self.clock, self._worked
-        self.stepped.read, self.stepped.deletes = self._has_read, self._deletes
+        self.cluster.clock = self.clock
+        self.cluster.worked = self._worked
+        self.stepped.read = self._has_read
+        self.stepped.deletes = self._deletes
         for name in ("1", "2"):
             self.cluster.add(name)
         self.sinks: Any = {
             operator.store: SteppedSink(self.scheduler, partial(self._delivered, operator.store))
             for operator in self.operators
         }
+        self._make_actors(local_dir)
+        self.last = len(self.job.batches) - 3
+        self.programs: list[_Program] = []
+        self.executors = 2
+        self.readers = 0
+        self.ready = True
+
+    def _make_actors(self, local_dir: Path) -> None:
         self.log_seen = LinesHistory(self)
         self.log_seen.lines = self.lines
         self.dispatched = Dispatched(self, local_dir)
         self.wrong_starts = WrongStarts(self)
-        self.remedies, self.reader = Remedies(self, local_dir), SlowReader(self, local_dir)
+        self.remedies = Remedies(self, local_dir)
+        self.reader = SlowReader(self, local_dir)
         self.excuses = Excuses(self)
         self.damaged: set[str] = set()
         """Objects whose bytes came damaged, or not at all."""
         self.stepped.damages = self._damages
-        self.operator = Disturbances(self, chance, self.say)
+        self.operator = Disturbances(self, self.chance, self.say)
         self.skew_ms = 0
         self.skews = {0}
         self.committed = -1
         self.disturbed: Counter[str] = Counter()
-        self.last = len(self.job.batches) - 3
-        self.programs: list[_Program] = []
-        self.executors, self.readers = 2, 0
-        self.ready = True
 
     def start(self, background: Any = None) -> Driver:  # noqa: ARG002 - each driver has one of its own here
         """Start a driver: a new process."""
@@ -211,13 +220,13 @@ class Schedule(World):
             watch_the_cleaner(patch)
             watch_assignments(patch, self.holds)
             self.log_seen.watch_copies(patch)
-            patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([1, 1, 2, 9]))  # private: small state
+            patch.setattr(stack_parts, "_PARTS_MAX", self.chance.choice([1, 1, 2, 9]))  # private: small state
             ranges = random.Random(f"{self.seed}/ranges").choice([300, reader.RANGE_BYTES, reader.RANGE_BYTES])
             patch.setattr(reader, "RANGE_BYTES", ranges)
             self.encrypted.plant(patch)
-            patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
+            patch.setattr(upkeep, "_SWEEP_RECORDS", 2)  # private: few batches
             steps = random.Random(f"{self.seed}/steps").choice([1, 1, 2, 3, 16])
-            patch.setattr(claim_work, "_STEPS", steps)  # private: few records
+            patch.setattr(claim_work, "_STEPS_PER_PIECE", steps)  # private: few records
             self.remedies.plant(patch)
             ProcessTable(self).plant(patch)
             self.dispatched.plant(patch)
@@ -239,27 +248,29 @@ class Schedule(World):
     def _drive(self, program: _Program) -> None:
         """Run the query. Where it fails, its process ends or starts it again."""
         while not self._runs(program):
-            again = self.chance.random() < 0.4 and not self.remedies.at_work()
-            if not again or self.runs >= MOST_STARTS:
+            repeats = self.chance.random() < 0.4 and not self.remedies.at_work()
+            if not repeats or self.runs >= MOST_STARTS:
                 self.stop(program)
             self.runs += 1
             program.run_id = f"run-{self.runs}"
             self.say(f"{program.name} starts the query again")
 
     def _runs(self, program: _Program) -> bool:
-        version, line, tried = self.committed + 1, self.remedies.line, None
+        version = self.committed + 1
+        line = self.remedies.line
+        tried = None
         job = self.lines.jobs[line]
         try:
             while version <= self.last:
                 self.step("begins")
                 offsets = self.dispatched.offsets(line, version)
-                before = self.dispatched.offsets(line, version - 1) if version else None
+                previous_offsets = self.dispatched.offsets(line, version - 1) if version else None
                 incoming = self.incoming(
-                    version, run_id=program.run_id, offsets=offsets, offsets_before=before, **job.incoming
+                    version, run_id=program.run_id, offsets=offsets, offsets_before=previous_offsets, **job.incoming
                 )
                 operators = job.operators_of(version)
-                given = job.initial_of(version)
-                work = SteppedWork(self.cluster, parted(job.batches[version]), operators, self.sinks, given)
+                initial = job.initial_of(version)
+                work = SteppedWork(self.cluster, parted(job.batches[version]), operators, self.sinks, initial)
                 tried = self._tries(incoming, work)
                 report = program.driver.process(incoming, operators, work)
                 self.step("batch done")
@@ -330,7 +341,8 @@ class Schedule(World):
                 self.operator.operator()
         self.say("quiet")
         self.disturbed = Counter(self.scheduler.seen)
-        self.faults.over, self.cluster.astray = True, 0.0
+        self.faults.over = True
+        self.cluster.astray = 0.0
         self._let_go()
         self.scheduler.wait(lambda: not self._zombies(), REST_SECONDS)
         self.scheduler.wait(lambda: not self._driving(), STILL_SECONDS)
@@ -381,8 +393,8 @@ class Schedule(World):
         if process.asleep_until >= later:
             return True
         kinds = ("driver", "background", *ON_EXECUTORS)
-        mine = [actor for actor in self.scheduler.actors if actor.process is process and actor.kind in kinds]
-        return any(one.until >= later and one.ready is None for one in mine)
+        actors = [actor for actor in self.scheduler.actors if actor.process is process and actor.kind in kinds]
+        return any(actor.until >= later and actor.ready is None for actor in actors)
 
     def _zombies(self) -> list[Actor]:
         lone = ("late put", "operator", "switch", "reader")
@@ -477,19 +489,24 @@ class Schedule(World):
     def stop(self, process: Process) -> None:
         """End a process: all of its actors at once."""
         process.alive = False
-        mine = self.scheduler.mine()
-        for actor in [actor for actor in self.scheduler.actors if actor.process is process and actor is not mine]:
+        current_actor = self.scheduler.mine()
+        for actor in [
+            actor for actor in self.scheduler.actors if actor.process is process and actor is not current_actor
+        ]:
             self.scheduler.kill(actor)
-        if mine is not None and mine.process is process:
-            self.scheduler.kill(mine)
+        if current_actor is not None and current_actor.process is process:
+            self.scheduler.kill(current_actor)
 
     def _end_executor(self, name: str, *, torn: bool = False) -> None:
         """Let an executor die, with its disk, without it, or with what a machine that reboots has left of it."""
         live = {executor.id for executor in self.cluster.executors()}
-        process, disk = self.cluster.processes[name], not torn and self.chance.random() < 0.2
+        process = self.cluster.processes[name]
+        disk = not torn and self.chance.random() < 0.2
         owner = f"{self.home.application}/{name}"
-        mine = self.scheduler.mine()
-        for actor in [actor for actor in self.scheduler.actors if actor.process is process and actor is not mine]:
+        current_actor = self.scheduler.mine()
+        for actor in [
+            actor for actor in self.scheduler.actors if actor.process is process and actor is not current_actor
+        ]:
             self.scheduler.kill(actor)
         process.alive = False
         folders = self.files.forget_process(owner)
@@ -506,8 +523,8 @@ class Schedule(World):
                 self.say(f"{self.files.reboot(mine_still)} files are torn")
         if not self.cluster.executors():
             self._join()
-        if mine is not None and mine.process is process:
-            self.scheduler.kill(mine)
+        if current_actor is not None and current_actor.process is process:
+            self.scheduler.kill(current_actor)
 
     # --- what must hold -----------------------------------------------------------------------------------------------
 
@@ -526,7 +543,8 @@ class Schedule(World):
         self.excuses.damages(name)
 
     def _has_read(self, sequence: int) -> None:
-        actor, record = self.scheduler.mine(), self.log_seen.records.get(sequence)
+        actor = self.scheduler.mine()
+        record = self.log_seen.records.get(sequence)
         if actor is None or record is None or sequence in self.log_seen.swept:  # what lies there now may be its own
             return
         if self.log_seen.writers.get(record.commit_id) is not actor.process:
@@ -540,7 +558,7 @@ class Schedule(World):
         program = next((program for program in self.programs if actor is not None and program is actor.process), None)
         tail = program.driver._log.tail if program is not None else None  # private: what the driver holds
         if actor is not None and tail is not None:
-            newer = [name for name in names if (said := paths.parse(name)) and said.epoch > tail.epoch]
+            newer = [name for name in names if (parsed := paths.parse(name)) and parsed.epoch > tail.epoch]
             if newer:
                 self.scheduler.broke(AssertionError(f"I4: {actor.name} of epoch {tail.epoch} deletes {newer}"))
             if tail.epoch < actor.epoch:
@@ -592,14 +610,17 @@ class Schedule(World):
         """Chains are no longer than snapshots leave them, where these are not held up, nor taken since the last commit:
         the next one lists them.
         """
-        driver, most = self.programs[-1].driver, self.settings.snapshot_chain_links + 1
+        driver = self.programs[-1].driver
+        links = self.settings.snapshot_chain_links + 1
         job = self.lines.jobs[-1]
-        last = [{one.store for one in job.operators_of(version)} for version in (self.last - 1, self.last)]
-        taken = {(address, snapshot.head) for address, snapshot in driver._upkeep._taken}  # private: what it holds
+        last = [{operator.store for operator in job.operators_of(version)} for version in (self.last - 1, self.last)]
+        taken_snapshots = {
+            (address, snapshot.head) for address, snapshot in driver._upkeep._taken
+        }  # private: what it holds
         for address, entry in driver._log.manifest.entries.items():  # private: what it holds
             held_up = self.settings.upkeep_bandwidth <= 1 or address[0] not in last[0] & last[1]
-            held_up = held_up or (address, entry.head) in taken
-            assert held_up or len(entry.chain) <= most, f"{address} has a chain of {len(entry.chain)}"
+            held_up = held_up or (address, entry.head) in taken_snapshots
+            assert held_up or len(entry.chain) <= links, f"{address} has a chain of {len(entry.chain)}"
 
     def _compare(self) -> None:
         """Compare state, sinks and what is stored with what they should be."""

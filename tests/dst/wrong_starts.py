@@ -41,14 +41,15 @@ class WrongStarts:
         name = f"wrong start {len(world.programs)}"
         wrong = world.chance.choice(_WRONG)
         version = max(0, newest.version + wrong["version"])
-        said = world.incoming(**{"query_id": newest.query_id, **wrong, "version": version, "run_id": name})
+        incoming = world.incoming(**{"query_id": newest.query_id, **wrong, "version": version, "run_id": name})
         program = world.program(name)
         world.say(f"{name}: batch {version}, {wrong}")
-        world.scheduler.spawn(f"{name} batch", "driver", program, lambda: self._run(program, said))
+        world.scheduler.spawn(f"{name} batch", "driver", program, lambda: self._run(program, incoming))
 
     def _run(self, program: Any, incoming_batch: IncomingBatch) -> None:
         """Hand the batch over. Where a rollback has made it the next one meanwhile the process dies before it runs."""
-        world, driver = self._world, program.driver
+        world = self._world
+        driver = program.driver
 
         def reached(label: str) -> None:
             tail = driver._log.tail  # private: what it goes on from
@@ -59,7 +60,8 @@ class WrongStarts:
                 world.stop(program)
 
         driver._reached = reached  # private: it is stopped there
-        job, version = world.lines.jobs[world.remedies.line], min(incoming_batch.version, world.last)
+        job = world.lines.jobs[world.remedies.line]
+        version = min(incoming_batch.version, world.last)
         work = SteppedWork(
             world.cluster, parted(job.batches[0]), job.operators_of(version), world.sinks, job.initial_of(version)
         )

@@ -25,7 +25,8 @@ class _Warnings(logging.Handler):
 @contextmanager
 def no_warnings() -> Iterator[None]:
     """Fail after the block if Python warned in it, or riffle_spark logged a warning on any thread of this process."""
-    logger, handler = logging.getLogger("riffle_spark"), _Warnings()
+    logger = logging.getLogger("riffle_spark")
+    handler = _Warnings()
     logger.addHandler(handler)
     try:
         with warnings.catch_warnings(record=True) as warned:
@@ -35,6 +36,8 @@ def no_warnings() -> Iterator[None]:
             yield
     finally:
         logger.removeHandler(handler)
-    told = [f"{each.category.__name__}: {each.message} ({each.filename}:{each.lineno})" for each in warned]
-    told += handler.messages
-    assert not told, "\n".join(told)
+    messages = [
+        f"{warning.category.__name__}: {warning.message} ({warning.filename}:{warning.lineno})" for warning in warned
+    ]
+    messages += handler.messages
+    assert not messages, "\n".join(messages)

@@ -86,9 +86,9 @@ def test_every_setting_of_assignment_can_be_said_in_a_file() -> None:
 
 def test_neutral_names_say_the_same() -> None:
     """Files for other assignors have names of their own; one setting under two names is refused."""
-    said = {neutral: WRITTEN[ours] for neutral, ours in scenario._NEUTRAL.items()}
-    found = scenario_of({**CASE, "config": said}).settings
-    assert found == AssignSettings(**{ours: READ[ours] for ours in scenario._NEUTRAL.values()})
+    config = {neutral: WRITTEN[ours] for neutral, ours in scenario._NEUTRAL.items()}
+    settings = scenario_of({**CASE, "config": config}).settings
+    assert settings == AssignSettings(**{ours: READ[ours] for ours in scenario._NEUTRAL.values()})
     with pytest.raises(ConfigError, match="RIFFLE-0256"):
         changed(num_standby=1, num_standbys=1)
 
@@ -111,7 +111,8 @@ def test_rebalancing_that_is_off_moves_nothing() -> None:
     """A group that is not level stays as it is."""
 
     def empty(file: Json) -> None:
-        file["clients"][0]["prev_active"], file["clients"][1]["prev_active"] = ["0_0", "0_1"], []
+        file["clients"][0]["prev_active"] = ["0_0", "0_1"]
+        file["clients"][1]["prev_active"] = []
         file["events"] = []
 
     assert "I2" not in owners(changed(empty, rebalance_enable="none")).values()
@@ -125,13 +126,15 @@ def test_measured_weights_and_memory_are_read() -> None:
         file["tasks"][0] |= {"weight": 9, "memory_bytes": 100}
         file["clients"][0]["memory_bytes"] = 150
 
-    found = changed(weigh)
-    assert (found.tasks[0].weight, found.tasks[0].memory_bytes) == (9, 100)
-    assert (found.tasks[1].weight, found.tasks[1].memory_bytes) == (None, 0)
-    assert [client.member.memory_bytes for client in found.clients] == [150, None, None]
+    scenario = changed(weigh)
+    assert (scenario.tasks[0].weight, scenario.tasks[0].memory_bytes) == (9, 100)
+    assert (scenario.tasks[1].weight, scenario.tasks[1].memory_bytes) == (None, 0)
+    assert [client.member.memory_bytes for client in scenario.clients] == [150, None, None]
 
 
-UNKNOWN, TWICE, VALUE = "RIFFLE-0480", "RIFFLE-0260", "RIFFLE-0249"
+UNKNOWN = "RIFFLE-0480"
+TWICE = "RIFFLE-0260"
+VALUE = "RIFFLE-0249"
 WRONG: list[tuple[Callable[[Json], object], str, str]] = [
     (lambda f: f.update(clint=[]), UNKNOWN, "'clint'"),
     (lambda f: f["config"].update(num_stanby=1), UNKNOWN, "'num_stanby'"),
@@ -198,7 +201,8 @@ def test_a_stateful_task_needs_no_partitions_to_be_one() -> None:
 
 def test_the_command_names_the_file_and_the_place(tmp_path: Path) -> None:
     """One file of many is wrong: which, and where in it, is in the message; a right one tells its assignor."""
-    wrong, right = tmp_path / "wrong.json", tmp_path / "right.json"
+    wrong = tmp_path / "wrong.json"
+    right = tmp_path / "right.json"
     wrong.write_text(json.dumps({**CASE, "config": {**CASE["config"], "rebalance_enabled": "none"}}))
     right.write_text(json.dumps({**CASE, "config": {**CASE["config"], "assignor": "sticky"}}))
     refused = CliRunner().invoke(main, ["plan", "--scenario", str(wrong)])

@@ -39,7 +39,8 @@ class Disturbances:
 
     def operator(self) -> None:
         """Ask for something; what cannot be is refused."""
-        operations, chance = self._world.driver.operations, self._chance
+        operations = self._world.driver.operations
+        chance = self._chance
         name = chance.choice([member.id for member in operations.members] or ["nobody"])
         group = chance.randrange(self._world.settings.key_groups)
         names = self._world.driver.ownership.placement.groups.names
@@ -48,7 +49,7 @@ class Disturbances:
             "num_standbys": chance.randrange(3),
             "acceptable_recovery_lag": chance.choice([0, 3, 10_000]),
         }
-        what, ask = chance.choice(
+        request, ask = chance.choice(
             [
                 (f"drain {name}", lambda: operations.drain(name)),
                 (f"undrain {name}", lambda: operations.undrain(name)),
@@ -59,6 +60,6 @@ class Disturbances:
                 (f"reconfigure {changes}", lambda: operations.reconfigure(self._world.driver.settings, changes)),
             ]
         )
-        self._say(what)
+        self._say(request)
         with suppress(ConfigError):
             ask()

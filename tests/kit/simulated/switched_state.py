@@ -34,7 +34,9 @@ def partition_of(keys: pa.Table) -> pa.Table:
 
 def filled(folder: Path) -> tuple[World, Oracle]:
     """Return a query of two stores whose state has snapshots, chains and deleted keys, and what it should hold."""
-    world, oracle, chance = World(folder, key_groups=16), Oracle(), random.Random(3)
+    world = World(folder, key_groups=16)
+    oracle = Oracle()
+    chance = random.Random(3)
     for version in range(BATCHES):
         rows = drawn_batch(chance, version) if version < BATCHES - 1 else rows_of(("key-1", -1, 99_999))
         oracle.feed(rows)
@@ -63,13 +65,13 @@ def shards_of(root: str) -> Iterator[tuple[str, int, pa.Table]]:
 
 def contents(root: str) -> Contents:
     """Return every store's state by key; a key is in one shard."""
-    found: Contents = {}
+    contents: Contents = {}
     for store, _, rows in shards_of(root):
-        mine = found.setdefault(store, {})
+        state = contents.setdefault(store, {})
         for key, *values in zip(*rows.to_pydict().values(), strict=True):
-            assert key not in mine, f"{key} is in two shards of {store}"
-            mine[key] = tuple(values)
-    return found
+            assert key not in state, f"{key} is in two shards of {store}"
+            state[key] = tuple(values)
+    return contents
 
 
 def expected(oracle: Oracle) -> Contents:
