@@ -142,7 +142,8 @@ def _mismatches(stage: PlannedStage, key: pa.Schema, state: pa.Schema, accepted:
     for buffer in stage.buffers or ():
         if buffer.name not in state.names and not _is_listed(buffer.name, accepted):
             yield (
-                f"The state has no column {buffer.name!r} ({stage.meanings[buffer.name]}), only {describe_schema(state)}.",
+                f"The state has no column {buffer.name!r} ({stage.meanings[buffer.name]}), "
+                f"only {describe_schema(state)}.",
                 "Give the result the alias that the column has there, and rename it in a select after it. Or set "
                 f"option({ACCEPT!r}, {buffer.name!r}) to start it without stored values.",
             )

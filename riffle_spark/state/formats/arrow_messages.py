@@ -63,7 +63,7 @@ def check_sizes(data: memoryview) -> None:
 
 
 def may_unpack(size: int, unpacked: int) -> bool:
-    """Tell whether a reader accepts a part of ``size`` compressed bytes. ``unpacked`` is an estimate, so it counts twice."""
+    """Tell whether readers accept a part of ``size`` compressed bytes. ``unpacked`` is an estimate and counts twice."""
     return 2 * unpacked <= _zstd_limit(size, _ZSTD_WRITTEN_MAX)
 
 
@@ -83,7 +83,7 @@ def _is_zstd(message: memoryview, compression: int) -> bool:
 
 
 def _longest(message: memoryview, length: int, nodes: int) -> int:
-    """Return the rows of a batch, or the elements of its longest column if they are more. Negative numbers count as huge."""
+    """Return the rows of a batch, or the elements of its longest column if they are more. Negative counts are huge."""
     counts: tuple[int, ...] = _COUNT.unpack_from(message, length) if length else (0,)
     if nodes:
         vector = nodes + _NUMBER.unpack_from(message, nodes)[0]
