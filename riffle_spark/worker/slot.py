@@ -141,9 +141,9 @@ class _Attempt:
                 sealed.put(self.objects)
         self.facts.update(
             rows=count, keys=len(touched.keys), output_rows=output.num_rows - computed.dead.rows,
-            dead_rows=computed.dead.rows, dead_told=computed.dead.told, parts=sealed.parts,
+            dead_rows=computed.dead.rows, dead_example=computed.dead.told, parts=sealed.parts,
             output=sealed.output, sealed_bytes=len(sealed.data), timers_fired=computed.timers_fired,
-            expired=computed.expired, busy=computed.busy,
+            expired=computed.expired, user_times=computed.busy,
             disk=disk.read_disk_use(self.folder.path), memory=memory_use(),
         )  # fmt: skip
         return output

@@ -186,7 +186,7 @@ class _Piece:
         """Return what the driver is told."""
         return UpkeepReceipt(
             self._executor, copies=tuple((*address, *head) for address, head in self._copies.items()),
-            gone=tuple(self._gone), damaged=tuple(self._damaged), taken=tuple(self._taken), seconds=seconds,
+            missing=tuple(self._gone), damaged=tuple(self._damaged), snapshots=tuple(self._taken), seconds=seconds,
             errors=tuple(self.errors), **self.facts,  # type: ignore[arg-type]
         )  # fmt: skip
 

@@ -194,8 +194,9 @@ def _of_dead(receipts: Sequence[Receipt]) -> Iterator[str]:
         rows = sum(receipt.dead_rows for receipt in receipts)
         yield (
             f"{rows} rows of batch {first.version} are dead letters, the first since store {first.store!r} raised "
-            f"{first.dead_told}\n  What to do: look at them where dead_letters go; once the function takes them, give "
-            "them to the query's source again"
+            f"{first.dead_example}\n"
+            "  What to do: look at them where dead_letters go; once the function takes them, give them to the query's "
+            "source again"
         )
 
 
@@ -341,7 +342,7 @@ class BatchMeasures:
         upkeep: UpkeepFacts,
     ) -> BatchReport:
         """Return the report of a batch that was run and committed."""
-        slots = [slot for layout in where.layout.each for slot in layout.slots]
+        slots = [slot for layout in where.layout.all_groups for slot in layout.slots]
         owners: Counter[str] = Counter()
         for slot in slots:
             owners[slot.executor] += len(slot.key_groups)

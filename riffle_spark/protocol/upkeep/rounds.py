@@ -137,7 +137,7 @@ class Rounds:
                 began = self._clock.seconds()
                 receipts = self._cluster.upkeep(self._cut(orders, bandwidth, period)) if orders else []
                 self.arrived.extend(receipts)
-                taken = {(store, key_group) for receipt in receipts for store, key_group, _ in receipt.taken}
+                taken = {(store, key_group) for receipt in receipts for store, key_group, _ in receipt.snapshots}
                 self.setbacks.note(orders, receipts, self._clock.seconds())
                 orders = _left(orders, receipts)
                 took = self._clock.seconds() - began
@@ -177,7 +177,7 @@ def _without_taken(orders: Mapping[str, UpkeepOrder], taken: Set[Address]) -> di
         executor: replace(order, snapshots=tuple(s for s in order.snapshots if (s.store, s.key_group) not in taken))
         for executor, order in orders.items()
     }
-    return {executor: order for executor, order in left.items() if order.asks}
+    return {executor: order for executor, order in left.items() if order.has_work}
 
 
 def _left(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepReceipt]) -> dict[str, UpkeepOrder]:
@@ -203,5 +203,5 @@ def _left(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepReceipt]) -> d
 
 def _got_on(order: UpkeepOrder, receipt: UpkeepReceipt) -> bool:
     fetched = receipt.snapshot_bytes or receipt.delta_bytes
-    dropped = not {(drop.store, drop.key_group) for drop in order.drops}.isdisjoint(receipt.gone)
-    return bool(fetched or receipt.folds or receipt.restores or dropped or receipt.taken)
+    dropped = not {(drop.store, drop.key_group) for drop in order.drops}.isdisjoint(receipt.missing)
+    return bool(fetched or receipt.folds or receipt.restores or dropped or receipt.snapshots)

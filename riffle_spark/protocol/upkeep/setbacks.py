@@ -80,13 +80,13 @@ class Setbacks:
         """Return what of these orders is to be done now; of snapshots only those that are ``ready`` were ordered."""
         with self._lock:
             kept = {executor: self._kept(executor, order, now) for executor, order in orders.items()}
-        return {executor: order for executor, order in kept.items() if order.asks}
+        return {executor: order for executor, order in kept.items() if order.has_work}
 
     def _kept(self, executor: str, order: UpkeepOrder, now: float) -> UpkeepOrder:
         drops = (*self._taken_owed(executor, order), *order.drops)
         if self._executors.is_delayed(executor, now) or self._overdue.is_delayed(executor, now):
             self._owed[executor] = (order.epoch, order.member, drops)
-            return replace(order, drops=(), follows=(), snapshots=(), looks=False)
+            return replace(order, drops=(), follows=(), snapshots=(), measure=False)
         member = order.member or executor
         follows = tuple(f for f in order.follows if not self._waits(_follow(member, f), f.entry.head, now))
         return replace(order, drops=drops, follows=follows)
@@ -141,7 +141,7 @@ class Setbacks:
                 given_up += self._failed(_follow(member, follow), follow.entry.head, now)
             elif address not in open_ones:
                 self._done(_follow(member, follow))
-        unable, taken = set(receipt.failed_snapshots), {(store, group) for store, group, _ in receipt.taken}
+        unable, taken = set(receipt.failed_snapshots), {(store, group) for store, group, _ in receipt.snapshots}
         for due in order.snapshots:
             address = (due.store, due.key_group)
             if address in unable:

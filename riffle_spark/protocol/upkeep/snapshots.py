@@ -145,9 +145,9 @@ class TakenSnapshots:
     def _note(self, orders: Mapping[str, UpkeepOrder], receipts: Sequence[UpkeepReceipt]) -> None:
         with self._lock:
             self._under_way -= 1
-            self._named |= {paths.snapshot(store, kg, s.id) for r in receipts for store, kg, s in r.taken}
+            self._named |= {paths.snapshot(store, kg, s.id) for r in receipts for store, kg, s in r.snapshots}
             ordered = sum(len(order.snapshots) for order in orders.values())
-            self.lost += max(0, ordered - sum(len(receipt.taken) + receipt.snapshots_left for receipt in receipts))
+            self.lost += max(0, ordered - sum(len(receipt.snapshots) + receipt.snapshots_left for receipt in receipts))
 
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """See ``Cluster.census``."""

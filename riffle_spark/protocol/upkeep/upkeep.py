@@ -252,7 +252,7 @@ class Upkeep:
                 given.home, member if living.counted else "", record.epoch, record.sequence, schemas,
                 drops=tuple(drops.get(member, ())), follows=tuple(mine),
                 snapshots=tuple(snapshots.get(member, ())), disk_limit=self._settings.local_disk_limit,
-                looks=member in looked_at, timeout_seconds=self._settings.upkeep_timeout,
+                measure=member in looked_at, timeout_seconds=self._settings.upkeep_timeout,
             )  # fmt: skip
         return orders
 
@@ -278,7 +278,7 @@ class Upkeep:
 
     def _take(self, receipt: UpkeepReceipt, ownership: Ownership) -> None:
         # One of an earlier epoch may come late, when a scan may already be deleting it.
-        self._taken += [((store, kg), taken) for store, kg, taken in receipt.taken if taken.epoch == self._epoch]
+        self._taken += [((store, kg), taken) for store, kg, taken in receipt.snapshots if taken.epoch == self._epoch]
         ownership.record_folder(receipt.executor, receipt.member)
         living = ownership.membership.live.get(receipt.member)
         if living is not None and living.executor.id == receipt.executor:
@@ -286,7 +286,7 @@ class Upkeep:
             ownership.membership.record_usage(receipt.member, receipt.disk, (0, 0) if working else receipt.memory)
             for store, key_group, version, attempt in receipt.copies:
                 ownership.copies.known.record_copy(receipt.member, (store, key_group), Head(version, attempt))
-            for address in receipt.gone:
+            for address in receipt.missing:
                 ownership.copies.known.remove(receipt.member, address)
         self._requests.update(receipt.requests)
         self._done.update(

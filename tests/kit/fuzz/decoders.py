@@ -369,8 +369,8 @@ def _receipts() -> list[bytes]:
 def _upkeep_receipts() -> list[bytes]:
     snapshot = Snapshot("00000000000000000005-1-aa", Head(5, "1-aa"), 9, 5, 3)
     receipt = UpkeepReceipt(
-        "1", "m1", copies=(("totals", 1, 5, "1-aa"),), gone=(("totals", 2),), unfinished=(("totals", 3, 1, 2),),
-        taken=(("totals", 4, snapshot),), errors=("no",),
+        "1", "m1", copies=(("totals", 1, 5, "1-aa"),), missing=(("totals", 2),), unfinished=(("totals", 3, 1, 2),),
+        snapshots=(("totals", 4, snapshot),), errors=("no",),
     )  # fmt: skip
     return [receipt.to_json().encode()]
 
