@@ -24,11 +24,19 @@ OUTPUT = pa.schema([("user_id", pa.string()), *SESSION])
 
 def sessions(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Close sessions that are over and keep each user's open one: columns only, no loop over rows."""
-    views = pa.table({"user_id": rows["user_id"], "start_ms": rows["at_ms"], "last_ms": rows["at_ms"],
-                      "views": pa.repeat(1, rows.num_rows)}, schema=OUTPUT)  # fmt: skip
+    views = pa.table(
+        {
+            "user_id": rows["user_id"],
+            "start_ms": rows["at_ms"],
+            "last_ms": rows["at_ms"],
+            "views": pa.repeat(1, rows.num_rows),
+        },
+        schema=OUTPUT,
+    )
     order = [("user_id", "ascending"), ("start_ms", "ascending")]
     every = pa.concat_tables([state.select(OUTPUT.names), views]).sort_by(order).combine_chunks()
-    users, starts = every["user_id"].combine_chunks(), every["start_ms"].combine_chunks()
+    users = every["user_id"].combine_chunks()
+    starts = every["start_ms"].combine_chunks()
     base = pc.multiply(users.dictionary_encode().indices.cast(pa.int64()), USER_STEP)
     latest = pc.cumulative_max(pc.add(every["last_ms"].combine_chunks(), base))
     far = pc.greater(pc.subtract(pc.add(starts, base)[1:], latest[:-1]), GAP_MS)
@@ -49,10 +57,13 @@ def main() -> None:
     options = parser.parse_args()
     spark = riffle_spark.configure(SparkSession.builder.appName("page-sessions")).getOrCreate()
     raw = (
-        spark.readStream.format("kafka").option("kafka.bootstrap.servers", options.bootstrap)
-        .option("subscribe", options.topic).option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", 100_000).load()
-    )  # fmt: skip
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", options.bootstrap)
+        .option("subscribe", options.topic)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", 100_000)
+        .load()
+    )
     view = F.from_json(F.col("value").cast("string"), "user_id string, page string, at timestamp").alias("view")
     views = raw.select(view).select("view.user_id", F.unix_millis("view.at").alias("at_ms")).dropna()
 
@@ -60,9 +71,11 @@ def main() -> None:
         closed.write.mode("overwrite").parquet(f"{options.output_path}/batch={batch_id}")
 
     operator = riffle_spark.Stateful(
-        "sessions", key="user_id", compute=riffle_spark.arrow_function(sessions, state=STATE, output=OUTPUT),
+        "sessions",
+        key="user_id",
+        compute=riffle_spark.arrow_function(sessions, state=STATE, output=OUTPUT),
         settings=riffle_spark.Settings(root=options.root) if options.root else None,
-    )  # fmt: skip
+    )
     stream = views.writeStream.foreachBatch(operator.into(write)).option("checkpointLocation", options.checkpoint)
     stream.trigger(availableNow=True).start().awaitTermination()
     spark.stop()

@@ -40,19 +40,24 @@ def scale_out(tasks: int, members: int) -> View:
     names = [f"m{n:04}" for n in range(members)]
     old = [name for n, name in enumerate(names) if n % 10 != 3]
     racks = [f"r{n}" for n in range(RACKS if members > 100 else 3)]
-    made, owners, standbys, lags = [], {}, {}, {}
+    made = []
+    owners = {}
+    standbys = {}
+    lags = {}
     for number in range(tasks):
-        group, part = number % GROUPS, number // GROUPS
+        group = number % GROUPS
+        part = number // GROUPS
         near = {racks[(number + step) % len(racks)]: 1 for step in (0, 1)}
         other = {racks[(part + step) % len(racks)]: 1 for step in (0, 2)}
-        each = TaskId(f"s{group}", part)
-        made.append(Task(each, size=150_000, owner_traffic=Traffic(1, near), standby_traffic=Traffic(1, other)))
+        task_id = TaskId(f"s{group}", part)
+        made.append(Task(task_id, size=150_000, owner_traffic=Traffic(1, near), standby_traffic=Traffic(1, other)))
         owner = old[(part * GROUPS + group) % len(old)]
         second = old[(part * GROUPS + group + 1 + part % 3) % len(old)]
-        owners[each], lags[each] = owner, {owner: 0}
+        owners[task_id] = owner
+        lags[task_id] = {owner: 0}
         if second != owner:
-            standbys[each] = (second,)
-            lags[each][second] = 3_000
+            standbys[task_id] = (second,)
+            lags[task_id][second] = 3_000
     joined = tuple(Member(name, 4, racks[n % len(racks)]) for n, name in enumerate(names))
     return View(joined, tuple(made), owners, standbys, lags=lags)
 
@@ -117,7 +122,8 @@ def scenarios(family: Family, strategy: str | None, **changes: float) -> Iterato
 def moves() -> dict[str, Any]:
     """Return how many owners move, how evenly and in how many rounds, without a rack strategy."""
     fewest = net = made = broken = 0
-    bound, growth_of_imbalance = -100, 0.0
+    bound = -100
+    growth_of_imbalance = 0.0
     for _, scenario in scenarios("random", "none"):
         for phase in phases(scenario):
             fewest += phase["fewest_stateful_active_moves"]
@@ -171,11 +177,13 @@ def racks() -> dict[str, Any]:
             made += phase["moves"]["active_stateful"]
             ours += phase["cross_rack"]["total_cost"]
             theirs += other["cross_rack"]["total_cost"]
-    worst, dearer = 0.0, []
+    worst = 0.0
+    dearer = []
     free = {"rack_aware_assignment_non_overlap_cost": 0}
     for anchor, scenario in (*scenarios("random", None, **free), *scenarios("worked", None, **free)):
         for number, (phase, other) in enumerate(compared(anchor, scenario)):
-            mine, cost = phase["cross_rack"]["total_cost"], other["cross_rack"]["total_cost"]
+            mine = phase["cross_rack"]["total_cost"]
+            cost = other["cross_rack"]["total_cost"]
             worst = max(worst, (mine + 10) / (cost + 10))
             if mine > cost:
                 dearer.append(f"{scenario.name} phase {number}: {mine} against {cost}")
@@ -219,7 +227,8 @@ def day() -> dict[str, Any]:
 def figures() -> dict[str, Any]:
     """Measure everything."""
     measured = times()
-    without, with_racks = moves(), racks()
+    without = moves()
+    with_racks = racks()
     return {
         "times_ms": measured,
         "growth_power": growth(measured),
@@ -238,7 +247,8 @@ def figures_against(revision: str, rounds: int) -> dict[str, Any]:
         sides = alternately(
             list(codes), rounds, lambda side: in_process("benchmarks.assignor", {}, SECONDS_A_SIDE, {}, codes[side])
         )
-    ours, theirs = sides["ours"], sides["before"]
+    ours = sides["ours"]
+    theirs = sides["before"]
     return {
         **ours[0],
         "cpu_over_before": {

@@ -21,7 +21,8 @@ from tests.kit.worker.counted_slot import FEW, OneSlot, ending, sums, totals
 
 __all__ = ["count_costs", "main"]
 
-KEYS, KEY_GROUPS = 1_000, 16
+KEYS = 1_000
+KEY_GROUPS = 16
 LOADS: dict[str, Callable[[], Computation]] = {"columns": totals, "columns_with_end": ending, "variables": sums}
 
 

@@ -64,7 +64,8 @@ def _shown_as(figure: Figure | None, form: str) -> str:
 
 def shown(figure: Figure) -> str:
     """Return a figure as one reads it: three digits, thousands apart, with its unit."""
-    value, unit = figure.value, figure.unit
+    value = figure.value
+    unit = figure.unit
     if unit == "bytes":
         scale, unit = next(((scale, unit) for scale, unit in SCALES if abs(value) >= scale), (1, unit))
         value /= scale

@@ -147,7 +147,8 @@ class SideProcess:
 
 def tree_cpu_s(pid: int) -> float:
     """Return the CPU seconds that a process and its descendants have used, also those that ended and were reaped."""
-    ticks, waiting = 0, [pid]
+    ticks = 0
+    waiting = [pid]
     while waiting:
         current = waiting.pop()
         try:

@@ -24,13 +24,17 @@ from benchmarks.kit.streams import median
 from benchmarks.processors.loads import APPENDED
 from benchmarks.processors.play import NEW_SPARK, NOT_PLAYED, PINNED_SPARK, Played, Side, play, play_here
 
-OURS, THEIRS, EXPIRED = 10, 3, 5
-WARM_UP, THEIR_WARM_UP = 3, 1
+OURS = 10
+THEIRS = 3
+EXPIRED = 5
+WARM_UP = 3
+THEIR_WARM_UP = 1
 COUNTED = {"keys": 200_000, "rows": 100_000}
 LISTS = {"keys": 50_000, "length": 1_000}
 MAPS = {"keys": 50_000}
 TOUCHED = 100_000
-FEW, MANY = 1_000_000, 10_000_000
+FEW = 1_000_000
+MANY = 10_000_000
 WANTED = {
     "row_form_ratio": ">= 10",
     "row_form_ratio_vs_before": ">= 1.0",
@@ -106,8 +110,10 @@ def list_(run: Player) -> Figures:
     """Append to short lists, then to long ones."""
     found = _compared(run, "appending", LISTS)
     ours_short = WARM_UP + OURS
-    short_s, short_s_spark = found.batch_s(ours_short), found.spark.median_s(THEIR_WARM_UP + THEIRS)
-    short, long = short_s_spark / short_s, found.spark.median_s() / found.batch_s()
+    short_s = found.batch_s(ours_short)
+    short_s_spark = found.spark.median_s(THEIR_WARM_UP + THEIRS)
+    short = short_s_spark / short_s
+    long = found.spark.median_s() / found.batch_s()
     return {
         "list_ratio": min(short, long),
         "list_short_ratio": short,
@@ -126,8 +132,8 @@ def map_(run: Player) -> Figures:
 
 
 def _compared(run: Player, load: str, sizes: dict[str, int], spark_version: str = NEW_SPARK) -> Compared:
-    mine = Side(load, "riffle", {**sizes, "batches": WARM_UP + OURS}, OURS, spark_version)
-    found = run.in_turn(mine, "riffle", "before")
+    side = Side(load, "riffle", {**sizes, "batches": WARM_UP + OURS}, OURS, spark_version)
+    found = run.in_turn(side, "riffle", "before")
     theirs = Side(load, "spark", {**sizes, "batches": THEIR_WARM_UP + THEIRS}, THEIRS, spark_version)
     return Compared(found["riffle"], found["before"], run(theirs))
 

@@ -67,11 +67,16 @@ def _played(side: Side, options: argparse.Namespace, code: Code) -> dict[str, An
     with tempfile.TemporaryDirectory(prefix="riffle-bench-") as base, S3Server(Path(base) / "s3") as server:
         folder = f"{base}/side"
         spec = {
-            "engine": side.engine, "rows": case.rows, "keys": case.keys, "filled": case.filled,
+            "engine": side.engine,
+            "rows": case.rows,
+            "keys": case.keys,
+            "filled": case.filled,
             "batches": options.batches or case.batches,
-            "warm_up": case.warm_up if options.warm_up < 0 else options.warm_up, "folder": folder, "root": f"s3://{server.bucket}/state",
+            "warm_up": case.warm_up if options.warm_up < 0 else options.warm_up,
+            "folder": folder,
+            "root": f"s3://{server.bucket}/state",
             "endpoint": server.endpoint,
-        }  # fmt: skip
+        }
         found = in_process("benchmarks.throughput", spec, SECONDS_A_SIDE, server.environment, code, samples_memory=True)
         shutil.rmtree(folder, ignore_errors=True)
         found["rows"] = case.rows

@@ -71,7 +71,9 @@ def valid_mask(array: pa.Array) -> Mask | None:
 
 def fixed_values(array: pa.Array) -> npt.NDArray[np.generic]:
     """Return the bits of fixed-width values, little-endian: unsigned up to 8 bytes, void above. Nulls are arbitrary."""
-    count, start, width = len(array), array.offset, fixed_width(array.type)
+    count = len(array)
+    start = array.offset
+    width = fixed_width(array.type)
     kind: np.dtype[np.generic] = _RAW.get(width) or np.dtype(f"V{width}")
     data = array.buffers()[1]
     if count == 0 or width == 0 or data is None:

@@ -16,7 +16,8 @@ from typing import Final
 __all__ = ["PRIVATE", "ForeignFolder", "is_private", "make_private", "narrow", "open_regular"]
 
 PRIVATE: Final = 0o700
-_OTHERS, _OTHERS_WRITE = 0o077, 0o022
+_OTHERS = 0o077
+_OTHERS_WRITE = 0o022
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 

@@ -61,7 +61,8 @@ REFUSED = [
 
 def array_of(column: dict[str, object]) -> pa.Array:
     """Return the one value of a vector's column as Spark would hand it over."""
-    kind, value = str(column["type"]), column["value"]
+    kind = str(column["type"])
+    value = column["value"]
     if kind.startswith("decimal"):
         precision, scale = kind[len("decimal(") : -1].split(",")
         return pa.array([None if value is None else Decimal(str(value))], pa.decimal128(int(precision), int(scale)))
@@ -111,7 +112,8 @@ def test_document_shows_vectors_that_exist() -> None:
 def test_bytes_of_any_length_hash_as_the_reference_does(values: list[bytes | None], first: int) -> None:
     """Text and bytes of every length hash as the reference XXH64, each row with its own seed, in slices too."""
     seeds = [None if index % 3 == 0 else (first + index) % 2**63 for index in range(len(values))]
-    array, longs = pa.array(values, pa.binary()), pa.array(seeds, pa.int64())
+    array = pa.array(values, pa.binary())
+    longs = pa.array(seeds, pa.int64())
     expected = []
     for value, seed in zip(values, seeds, strict=True):
         start = 42 if seed is None else xxhash.xxh64_intdigest(struct.pack("<q", seed), 42)

@@ -38,8 +38,12 @@ def without(package: str, code: str) -> str:
     paths = os.pathsep.join(path for path in (str(CHECKOUT), *sys.path) if path)
     done = subprocess.run(
         [sys.executable, "-c", HIDDEN.format(package=package) + code],
-        env={**os.environ, "PYTHONPATH": paths}, capture_output=True, check=False, text=True, timeout=120,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -225,9 +225,9 @@ def test_removed_settings_are_refused_with_their_replacements(tmp_path: Path) ->
         lambda: from_sources(None, {}, file),
         lambda: from_sources(None, {f"spark.riffle.{name}": "1" for name in values}),
     ]
-    for read in sources:
+    for source in sources:
         with pytest.raises(ConfigError, match="RIFFLE-0247") as refused:
-            read()
+            source()
         for name, remedy in REMOVED.items():
             assert name in refused.value.where
             assert remedy.removeprefix("Remove it. ") in refused.value.remedy

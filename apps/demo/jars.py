@@ -111,12 +111,12 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def _run_ivy(asked: Path, target: Path, wanted: int) -> str:
+def _run_ivy(path: Path, target: Path, wanted: int) -> str:
     """Return what Ivy says, and tell meanwhile which jars have come."""
     pattern = f"{target}/[conf]/[artifact]-[revision](-[classifier]).[ext]"
     # A cache of its own: a pom without its jar in a shared one makes Ivy fail.
     command = [java_command(), "-cp", f"{spark_home()}/jars/*", "org.apache.ivy.Main", "-cache", f"{target}/ivy"]
-    command += ["-ivy", str(asked), "-retrieve", pattern, "-types", "jar", "bundle"]
+    command += ["-ivy", str(path), "-retrieve", pattern, "-types", "jar", "bundle"]
     said: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
         deadline = threading.Timer(FETCH_TIMEOUT_SECONDS, ivy.kill)

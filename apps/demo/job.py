@@ -101,7 +101,7 @@ class Job:
 
 def counted_by(output: Path, keys: int) -> Ledger:
     """Each key's last count and sum, over the folders ``batch=<id>`` in order of batch."""
-    counted = Ledger(np.zeros(keys, np.int64), np.zeros(keys, np.int64))
+    ledger = Ledger(np.zeros(keys, np.int64), np.zeros(keys, np.int64))
     folders = [folder for folder in output.glob("batch=*") if (folder / "_SUCCESS").exists()]
     for folder in sorted(folders, key=lambda each: int(each.name.removeprefix("batch="))):
         totals = pa.concat_tables(
@@ -109,14 +109,14 @@ def counted_by(output: Path, keys: int) -> Ledger:
             or [_NOTHING]
         )
         numbers = pc.cast(pc.utf8_slice_codeunits(totals["user_id"], 1), pa.int64()).to_numpy()
-        counted.counts[numbers] = totals["count"].to_numpy()
-        counted.sums[numbers] = totals["total"].to_numpy()
-    return counted
+        ledger.counts[numbers] = totals["count"].to_numpy()
+        ledger.sums[numbers] = totals["total"].to_numpy()
+    return ledger
 
 
 def counted_minutes(output: Path, minutes: int) -> Ledger:
     """Each minute's count and sum, from the first one on, in the files that Spark lists; doubled where told twice."""
-    counted = Ledger(np.zeros(minutes, np.int64), np.zeros(minutes, np.int64))
+    ledger = Ledger(np.zeros(minutes, np.int64), np.zeros(minutes, np.int64))
     lists = [file.read_text().splitlines()[1:] for file in (output / "_spark_metadata").glob("[0-9]*")]
     files = {urlsplit(json.loads(line)["path"]).path for lines in lists for line in lines}
     tables = [pq.ParquetFile(file).read(["since", "count", "total"]) for file in sorted(files)]
@@ -124,9 +124,9 @@ def counted_minutes(output: Path, minutes: int) -> Ledger:
     if told is not None and told.num_rows:
         since = told["since"].to_numpy()
         numbers = np.minimum((since - since.min()) // MINUTE_SECONDS, minutes - 1)
-        np.add.at(counted.counts, numbers, told["count"].to_numpy())
-        np.add.at(counted.sums, numbers, told["total"].to_numpy())
-    return counted
+        np.add.at(ledger.counts, numbers, told["count"].to_numpy())
+        np.add.at(ledger.sums, numbers, told["total"].to_numpy())
+    return ledger
 
 
 _NOTHING = pa.table(

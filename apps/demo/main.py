@@ -126,11 +126,13 @@ class Demo:
     def _follow(self, job: Child, producer: Child) -> Run:
         """Watch the reports until all events are in; meanwhile a worker joins, and another one is killed."""
         reports = ReportFile(self._job.report_file)
-        run, last_news = Run(), time.monotonic()
+        run = Run()
+        last_news = time.monotonic()
         with LiveView(self._console, self._events) as view:
             events = deque([(ADD_AT, self._add_worker), (KILL_AT, self._kill_worker)])
             while run.rows < self._events or not self._ledger_file.exists():
-                rows, run = run.rows, reports.read()
+                rows = run.rows
+                run = reports.read()
                 if view.show(run):
                     self._waiting.told()
                 last_news = time.monotonic() if run.rows > rows else last_news

@@ -57,7 +57,8 @@ class Run:
         """Rows over the time from the first such batch's start to the last one's end."""
         if not self.filled:
             return 0.0
-        first, last = self.filled[0], self.filled[-1]
+        first = self.filled[0]
+        last = self.filled[-1]
         return self.rows / max(last.started_seconds + last.seconds - first.started_seconds, 1e-9)
 
     @property

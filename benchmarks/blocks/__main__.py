@@ -25,7 +25,8 @@ from benchmarks.kit.cases import Case, Figures
 from benchmarks.kit.side import answer
 from benchmarks.kit.streams import median
 
-OURS, THEIRS = 10, 5
+OURS = 10
+THEIRS = 5
 IN_TURN = 60
 WARM_UP = {"groups": 8, "window": 60}
 COMPILED = 20
@@ -116,7 +117,8 @@ def close(run: Player) -> Figures:
 
 def groups(run: Player) -> Figures:
     """A running count in ``applyInPandasWithState``, 200 000 keys; Spark's batches are smaller."""
-    ours, theirs = _side("groups", keys=200_000), _side("groups", THEIRS, keys=200_000, rows=SPARK_PYTHON_ROWS)
+    ours = _side("groups", keys=200_000)
+    theirs = _side("groups", THEIRS, keys=200_000, rows=SPARK_PYTHON_ROWS)
     return _rates("groups", run, replace(ours, closes=False), replace(theirs, closes=False))
 
 
@@ -124,9 +126,7 @@ def chain(run: Player) -> Figures:
     """Windows of windows in one query, against the two stages each in a query of its own."""
     sides = (_side("chain", keys=10_000), _side("window", keys=10_000), _side("second_alone", keys=10_000))
     # A window of a minute closes with every sixth batch.
-    both, first, second = (
-        _median_s(run.in_turn(replace(side, closes=False), "riffle")["riffle"]) for side in sides
-    )  # fmt: skip
+    both, first, second = (_median_s(run.in_turn(replace(side, closes=False), "riffle")["riffle"]) for side in sides)
     return {
         "chain_ratio": both / (first + second),
         "chain_batch_s": both,

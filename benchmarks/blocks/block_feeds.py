@@ -14,9 +14,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 __all__ = [
-    "COHORTS", "DEDUP_DELAY_S", "JOIN_STEP_S", "STEP_S", "Batch", "closing", "drawn", "joined", "once", "totals",
-    "visits", "windowed", "write",
-]  # fmt: skip
+    "COHORTS",
+    "DEDUP_DELAY_S",
+    "JOIN_STEP_S",
+    "STEP_S",
+    "Batch",
+    "closing",
+    "drawn",
+    "joined",
+    "once",
+    "totals",
+    "visits",
+    "windowed",
+    "write",
+]
 
 SEED = 20_260_101
 START_US = 1_767_225_600_000_000
@@ -25,7 +36,8 @@ STEP_S = 10
 """Seconds of event time from batch to batch: the length of a window."""
 LAG_S = 50
 """How far back the rows of a batch reach: so many windows are open."""
-COHORTS, ACTIVE = 10, 6
+COHORTS = 10
+ACTIVE = 6
 """Sessions: a tenth of the keys begins with each batch, is there for six, and is quiet for four."""
 DEDUP_DELAY_S = 120
 DEDUP_STEP_S = 30

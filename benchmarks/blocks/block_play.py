@@ -81,7 +81,8 @@ def play(side: Side, code: Code = HERE) -> Played:
 
 def play_here(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Run what a side's process was told; return its figures."""
-    block, folder = BLOCKS[spec["load"]], Path(spec["folder"])
+    block = BLOCKS[spec["load"]]
+    folder = Path(spec["folder"])
     try:
         files = write(folder / "in", block.feed(spec["sizes"]))
         query = _stateful(block, spec) if spec["engine"] == "stateful" else _written(block, spec)
@@ -98,9 +99,11 @@ def _streams(block: Block, spec: Mapping[str, Any], **conf: str) -> dict[str, Da
 
 def _settings(spec: Mapping[str, Any]) -> riffle.Settings:
     return riffle.Settings(
-        root=spec["root"], s3_endpoint=spec["endpoint"], s3_region="us-east-1",
+        root=spec["root"],
+        s3_endpoint=spec["endpoint"],
+        s3_region="us-east-1",
         local_dir=f"{spec['folder']}/copies",
-    )  # fmt: skip
+    )
 
 
 def _written(block: Block, spec: Mapping[str, Any]) -> StreamingQuery:

@@ -92,9 +92,7 @@ BLOCKS: Mapping[str, Block] = {
     "window": Block(TIMED, lambda n: feeds.windowed(n["keys"], n["rows"], n["batches"]), _window),
     "session": Block(KEYED, lambda n: feeds.visits(n["keys"], n["rows"], n["batches"]), _session),
     "dedup": Block(KEYED, lambda n: feeds.once(n["rows"], n["batches"]), _dedup),
-    "join": Block(
-        TIMED, lambda n: feeds.joined(n["rows"] // 2, n["batches"]), _join, streams=("rows", "others")
-    ),
+    "join": Block(TIMED, lambda n: feeds.joined(n["rows"] // 2, n["batches"]), _join, streams=("rows", "others")),
     "close": Block(TIMED, lambda n: feeds.closing(n["keys"], n["slices"]), _close),
     "groups": Block(
         "key long, amount long", lambda n: feeds.drawn(n["keys"], n["rows"], n["batches"]), _groups, "update"
@@ -104,4 +102,4 @@ BLOCKS: Mapping[str, Block] = {
     "count": Block(
         "key long, amount long", lambda n: feeds.drawn(n["keys"], n["rows"], n["batches"]), _count, "update"
     ),
-}  # fmt: skip
+}

@@ -56,29 +56,32 @@ class Audit:
             pages = client.get_paginator("list_objects_v2").paginate(Bucket=store.bucket, Prefix=self.prefix)
             return {found["Key"]: found["Size"] for page in pages for found in page.get("Contents", ())}
 
-    def rewritten_bytes(self, before: StoreView, after: StoreView, later: StoreView, sealed_bytes: int) -> int:
+    def rewritten_bytes(self, store_view: StoreView, after: StoreView, later: StoreView, sealed_bytes: int) -> int:
         """Return the bytes of state put between two looks that are neither deltas that the batches sealed nor
         snapshots that were due by their rule, whoever owned the key-group.
 
         ``later`` is a look some batches after, when the log lists all that was put by then.
         """
         new = {
-            name.removeprefix(self.prefix): size for name, size in after.objects.items() if name not in before.objects
+            name.removeprefix(self.prefix): size
+            for name, size in after.objects.items()
+            if name not in store_view.objects
         }
         deltas = sum(size for name, size in new.items() if name.startswith("delta/"))
-        regular = self._due_snapshots(before, later)
+        regular = self._due_snapshots(store_view, later)
         snapshots = sum(size for name, size in new.items() if "/snapshot/" in name and name not in regular)
         return deltas - sealed_bytes + snapshots
 
-    def _due_snapshots(self, before: StoreView, after: StoreView) -> set[str]:
+    def _due_snapshots(self, store_view: StoreView, after: StoreView) -> set[str]:
         """Return the names of snapshots that the log came to list, and whose key-group was due for one."""
         found: set[str] = set()
-        entries = dict(before.manifest.entries)
-        for sequence in range(before.sequence + 1, after.sequence + 1):
+        entries = dict(store_view.manifest.entries)
+        for sequence in range(store_view.sequence + 1, after.sequence + 1):
             record = self._log.read(sequence)
             now = self._log.manifest_of(record)
             for address, entry in now.entries.items():
-                earlier, taken = entries.get(address, EMPTY), entry.snapshot
+                earlier = entries.get(address, EMPTY)
+                taken = entry.snapshot
                 if taken is not None and taken != earlier.snapshot and self._was_due(address, earlier):
                     found.add(paths.snapshot(*address, taken.id))
             entries = dict(now.entries)
@@ -102,7 +105,8 @@ def _missing_in(member: Path, manifest: Manifest) -> int:
     missing = 0
     stacks = Folder(member, "").stacks(STORE)
     for key_group in stacks.key_groups():
-        entry, stack = manifest.entry(STORE, key_group), stacks.read(key_group)
+        entry = manifest.entry(STORE, key_group)
+        stack = stacks.read(key_group)
         rest = None if stack is None else entry.after(stack.head)
         if rest is None:
             missing += (entry.snapshot.length if entry.snapshot else 0) + entry.chain_bytes

@@ -77,7 +77,8 @@ def advancing(
         totals = np.zeros(len(keys), np.int64)
         np.add.at(totals, places, rows["amount"].to_numpy())
         if state.num_rows:
-            held, before = state["key"].to_numpy(), state["count"].to_numpy()
+            held = state["key"].to_numpy()
+            before = state["count"].to_numpy()
             _check(held, before, state["vector"])
             at = np.searchsorted(keys, held)
             counts[at] += before
@@ -95,7 +96,8 @@ def called_last(marks: Path, version: int) -> float:
 
 
 def _binary(rows: npt.NDArray[np.uint64]) -> pa.Array:
-    count, width = len(rows), rows.shape[1] * 8
+    count = len(rows)
+    width = rows.shape[1] * 8
     offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(rows.tobytes())])
 
@@ -135,7 +137,8 @@ class Feed:
 
     def add(self, keys: Integers) -> int:
         """Add one batch of a row a key named, and return its number."""
-        number, amounts = self.batches, self._random.integers(1, 101, len(keys))
+        number = self.batches
+        amounts = self._random.integers(1, 101, len(keys))
         hidden = self.folder / f".{number:06d}.parquet"
         pq.write_table(pa.table({"key": keys, "amount": amounts}), hidden, compression="NONE")
         # The file source takes older files first, and tells ages in milliseconds.

@@ -66,7 +66,8 @@ def _rate(server: DiskS3Server, spans: Sequence[Span], processes: int, threads: 
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         pool.map(_warm, shares, chunksize=1)
         done = pool.map(_get, shares, chunksize=1)
-    started, ended = min(each[1] for each in done), max(each[2] for each in done)
+    started = min(each[1] for each in done)
+    ended = max(each[2] for each in done)
     return sum(each[0] for each in done) / (ended - started)
 
 
@@ -79,8 +80,8 @@ def _warm(share: _Share) -> None:
 def _get(share: _Share) -> tuple[int, float, float]:
     client = boto3.client("s3", **share.client, config=Config(max_pool_connections=share.threads))  # type: ignore[call-overload]
 
-    def get(wanted: Span) -> int:
-        answer = client.get_object(Bucket=share.bucket, Key=wanted.name, Range=f"bytes={wanted.start}-{wanted.end - 1}")
+    def get(span: Span) -> int:
+        answer = client.get_object(Bucket=share.bucket, Key=span.name, Range=f"bytes={span.start}-{span.end - 1}")
         return len(answer["Body"].read())
 
     started = time.monotonic()

@@ -115,7 +115,8 @@ class Query:
 
     def fill(self) -> Played:
         """Feed every key once, back to back, and return what was played."""
-        first, numbers = self.done, self.feed.fill()
+        first = self.done
+        numbers = self.feed.fill()
         for number in numbers:
             self._await(lambda wanted=number - AHEAD: self.done > wanted)  # type: ignore[misc]
         return self.played_from(first)

@@ -33,8 +33,8 @@ ROWS = 100_000
 def one_owner(view: View, settings: AssignSettings) -> Assignment:  # noqa: ARG001 - an assignor is given them
     """Return an assignment in which one member owns all and another one follows."""
     members = sorted(member.id for member in view.members)
-    owner = next((each for each in view.owners.values() if each in members), members[0])
-    others = tuple(each for each in members if each != owner)[:1]
+    owner = next((owner for owner in view.owners.values() if owner in members), members[0])
+    others = tuple(member for member in members if member != owner)[:1]
     owners = {task.id: owner for task in view.tasks}
     return Assignment(owners, standbys=dict.fromkeys(owners, others), target=owners)
 
@@ -43,9 +43,13 @@ def replay(size: Size, folder: Path) -> dict[str, object]:
     """Return what the Python workers of an executor that only follows took while the same batches were replayed."""
     with Stage(folder, workers=EXECUTORS) as stage:
         query = Query(
-            stage, Feed(folder / "feed", size), num_standbys=1, standby_mode="replay", expected_executors=EXECUTORS,
+            stage,
+            Feed(folder / "feed", size),
+            num_standbys=1,
+            standby_mode="replay",
+            expected_executors=EXECUTORS,
             assignor="benchmarks.elastic.replay.one_owner",
-        )  # fmt: skip
+        )
         query.start(EXECUTORS)
         _check_executors(stage)
         query.fill()

@@ -62,7 +62,8 @@ def _come_back(query: Query, folders: Sequence[Path], come_back: Callable[[], ob
     Returned are the bytes fetched, those of snapshots among them, and those that were missed: that the copies in
     ``folders`` lacked before, or that batches have sealed since.
     """
-    missed, first = missing_bytes(folders, Audit(query).look().manifest), query.done
+    missed = missing_bytes(folders, Audit(query).look().manifest)
+    first = query.done
     come_back()
     query.play_until(lambda reports: is_shared(reports, EXECUTORS) and is_calm(reports), FEW_ROWS)
     since = query.played_from(first).reports

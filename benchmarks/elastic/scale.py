@@ -59,7 +59,8 @@ def scale(size: Size, folder: Path) -> dict[str, object]:
 
 
 def _play(stage: Stage, query: Query) -> Acts:
-    two, audit = query.play(STEADY), Audit(query)
+    two = query.play(STEADY)
+    audit = Audit(query)
     start = audit.look()
     for _ in range(2):
         stage.cluster.add_worker()
@@ -72,7 +73,8 @@ def _play(stage: Stage, query: Query) -> Acts:
     shrinking = query.play_until(lambda reports: is_shared(reports, 3) and is_calm(reports))
     stage.cluster.stop_worker(3)
     stage.await_executors(3)
-    three, end = query.play(STEADY), audit.look()
+    three = query.play(STEADY)
+    end = audit.look()
     query.play(CALM)
     sealed = sum(report.sealed_bytes for played in (growing, four, shrinking, three) for report in played.reports)
     rewritten = audit.rewritten_bytes(start, end, audit.look(), sealed)

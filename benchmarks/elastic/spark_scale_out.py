@@ -30,7 +30,8 @@ SHA_BYTES = 64
 def spark_scale_out(size: Size, folder: Path) -> dict[str, object]:
     """Fill a query of two state partitions, change it to four, and return what that took."""
     with Stage(folder, workers=2) as stage:
-        before, after = Feed(folder / "before", size), folder / "after"
+        before = Feed(folder / "before", size)
+        after = folder / "after"
         spark = stage.session(**_conf())
         query = _start(spark, _partials(spark, before.folder, size), folder / "checkpoint-2", partitions=2)
         for number in before.fill():

@@ -70,10 +70,16 @@ class Player(Generic[SideT, PlayedT]):
     """
 
     def __init__(
-        self, play: Callable[[SideT, Code], PlayedT], nothing: PlayedT, engines: Iterable[str], scale: float = 1.0,
-        before: Code | None = None, rounds: int = 1,
-    ) -> None:  # fmt: skip
-        self._play, self._nothing = play, nothing
+        self,
+        play: Callable[[SideT, Code], PlayedT],
+        nothing: PlayedT,
+        engines: Iterable[str],
+        scale: float = 1.0,
+        before: Code | None = None,
+        rounds: int = 1,
+    ) -> None:
+        self._play = play
+        self._nothing = nothing
         ours = dict.fromkeys(("riffle", "spark", "spark_heap", "stateful"), HERE)
         self._codes = {**ours, **({"before": before} if before else {})}
         self._engines = {*engines, "before", "stateful"} & self._codes.keys()

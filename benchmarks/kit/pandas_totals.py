@@ -22,7 +22,8 @@ class PandasTotals(StatefulProcessor):
         """Add the rows of one key."""
         count, total = self._totals.get() if self._totals.exists() else (0, 0)
         for frame in rows:
-            count, total = count + len(frame), total + int(frame["amount"].sum())
+            count = count + len(frame)
+            total = total + int(frame["amount"].sum())
         self._totals.update((count, total))
         yield pd.DataFrame({"key": [key[0]], "count": [count], "total": [total]})
 

@@ -74,7 +74,7 @@ def read(file: Path) -> tuple[Run, ...]:
     """Return the runs of a file, oldest first; none if it is not there."""
     if not file.exists():
         return ()
-    runs = (Run(**each) for each in json.loads(file.read_text())["runs"])
+    runs = (Run(**load) for load in json.loads(file.read_text())["runs"])
     return tuple(replace(run, figures={name: _figure(fields) for name, fields in run.figures.items()}) for run in runs)
 
 
@@ -92,7 +92,7 @@ def save(file: Path, runs: Sequence[Run]) -> None:
 def with_run(runs: Sequence[Run], newer: Run) -> tuple[Run, ...]:
     """Return runs without the figures that a newer one has measured again, and the newer one."""
     kept = (
-        replace(run, figures={name: each for name, each in run.figures.items() if name not in newer.figures})
+        replace(run, figures={name: figure for name, figure in run.figures.items() if name not in newer.figures})
         for run in runs
     )
     return (*(run for run in kept if run.figures), newer)
@@ -136,14 +136,14 @@ def _java() -> str:
     home = os.environ.get("JAVA_HOME")
     java = Path(home) / "bin" / "java" if home else "java"
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    found = re.search(r'version "([^"]+)"', told)
-    return found[1] if found else "unknown"
+    match = re.search(r'version "([^"]+)"', told)
+    return match[1] if match else "unknown"
 
 
 def _machine() -> str:
-    found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    match = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return f"{found[1] if found else platform.machine()}, {memory / 2**30:.0f} GB"
+    return f"{match[1] if match else platform.machine()}, {memory / 2**30:.0f} GB"
 
 
 def _revision() -> str:
@@ -154,8 +154,8 @@ def _revision() -> str:
 
 
 def _git(*arguments: str) -> str:
-    found = subprocess.run(["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True, check=False)
-    return found.stdout.strip()
+    result = subprocess.run(["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True, check=False)
+    return result.stdout.strip()
 
 
 def keep(command: str, options: Sequence[str], printed: str, folder: Path = RESULTS) -> Path:

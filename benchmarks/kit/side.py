@@ -56,7 +56,8 @@ def at_revision(revision: str) -> Iterator[Code]:
     """
     commit = _git("rev-parse", "--short", "--verify", f"{revision}^{{commit}}")
     with tempfile.TemporaryDirectory(prefix="riffle-revision-") as base:
-        tree, folder = Path(base) / "tree", Path(base) / "code"
+        tree = Path(base) / "tree"
+        folder = Path(base) / "code"
         _git("worktree", "add", "--detach", str(tree), commit)
         try:
             folder.mkdir()
@@ -87,9 +88,15 @@ def answer(found: Mapping[str, Any]) -> None:
 
 
 def in_process(
-    module: str, spec: Mapping[str, Any], seconds: float, environment: Mapping[str, str], code: Code = HERE,
-    python: str = sys.executable, *, samples_memory: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+    module: str,
+    spec: Mapping[str, Any],
+    seconds: float,
+    environment: Mapping[str, str],
+    code: Code = HERE,
+    python: str = sys.executable,
+    *,
+    samples_memory: bool = False,
+) -> dict[str, Any]:
     """Run ``python -m module --side JSON`` on a product and return the JSON object of its last line.
 
     With ``samples_memory`` there is ``peak_pss_mb`` in it, of all its processes. Raises ``RuntimeError`` if it fails,
@@ -99,10 +106,14 @@ def in_process(
     with ExitStack() as stack:
         process = stack.enter_context(
             subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=code.folder,
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=code.folder,
                 env={**os.environ, **code.environment, **environment},
             )
-        )  # fmt: skip
+        )
         memory = stack.enter_context(PeakMemory(process.pid)) if samples_memory else None
         printed, complaints = _ended(process, seconds)
     if process.returncode != 0:

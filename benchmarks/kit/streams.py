@@ -75,7 +75,8 @@ def measure(writer: DataStreamWriter, checkpoint: Path, batches: int, seconds: f
 
 def _wait(query: StreamingQuery, batches: int, seconds: float) -> None:
     """A query that goes on where another one stopped counts its own batches."""
-    deadline, first = time.monotonic() + seconds, None
+    deadline = time.monotonic() + seconds
+    first = None
     while query.isActive and time.monotonic() < deadline:
         last = query.lastProgress
         if last is not None and first is None:

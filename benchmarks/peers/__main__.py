@@ -104,7 +104,9 @@ class Run:
         """Flink keeps no standbys: a death is the same there with and without."""
         for figures in (self.found.get(name, {}) for name in BACKENDS):
             figures |= {
-                name.replace("cold", "standby"): each for name, each in figures.items() if name.startswith("kill_cold")
+                name.replace("cold", "standby"): figure
+                for name, figure in figures.items()
+                if name.startswith("kill_cold")
             }
 
 

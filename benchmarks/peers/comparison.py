@@ -51,10 +51,10 @@ def _ratios(figures: Mapping[str, float], every: Figures) -> dict[str, float]:
 
 def table(figures: Figures) -> str:
     """Return a line a figure, a column an engine; what was not measured is a dash."""
-    rest = sorted({name for each in figures.values() for name in each} - set(PLACES))
+    rest = sorted({name for figure in figures.values() for name in figure} - set(PLACES))
     head = f"{'':40}" + "".join(f"{engine:>16}" for engine in figures)
     return "\n".join([head, *(f"{name:40}" + _cells(figures, name) for name in (*PLACES, *rest))])
 
 
 def _cells(figures: Figures, name: str) -> str:
-    return "".join(f"{each[name]:>16,.6g}" if name in each else f"{'-':>16}" for each in figures.values())
+    return "".join(f"{figure[name]:>16,.6g}" if name in figure else f"{'-':>16}" for figure in figures.values())

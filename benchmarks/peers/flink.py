@@ -144,7 +144,7 @@ class FlinkGroup(Group):
     def rows(self) -> int:
         """What the task managers say, together."""
         marks = (marks_in(child.log_tail()) for child in self._managers)
-        return sum(each[-1].rows for each in marks if each)
+        return sum(mark[-1].rows for mark in marks if mark)
 
     def is_ready(self) -> bool:
         """Whether two checkpoints have been completed since this was first asked."""

@@ -131,7 +131,8 @@ class Ground:
 
     def stood(self, engine: str, case: str, state_mb: int, seconds: float) -> StandStill:
         """Return how long partitions of an engine stand still when a member dies, or when two come."""
-        grows, standbys = case == "scale_out", int(case == "kill_standby")
+        grows = case == "scale_out"
+        standbys = int(case == "kill_standby")
         said: dict[str, Any] = {
             "each_ms": 1000,
             "trigger_ms": 1000,

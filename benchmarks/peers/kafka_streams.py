@@ -57,7 +57,7 @@ class StreamsGroup(Group):
     def rows(self) -> int:
         """What the instances say, together."""
         marks = (marks_in(child.log_tail()) for child in self._instances)
-        return sum(each[-1].rows for each in marks if each)
+        return sum(mark[-1].rows for mark in marks if mark)
 
     def is_ready(self) -> bool:
         """Whether every partition has as many copies as it should, and they lack next to nothing."""

@@ -87,7 +87,8 @@ def _with_noise(size: int) -> Any:
         amounts = rows["amount"].to_numpy()
         keys, places = np.unique(rows["key"].to_numpy(), return_inverse=True)
         counts = np.bincount(places, minlength=len(keys)).astype(np.int64)
-        totals, newest = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
+        totals = np.zeros(len(keys), np.int64)
+        newest = np.zeros(len(keys), np.int64)
         np.add.at(totals, places, amounts)
         np.maximum.at(newest, places, amounts)
         if state.num_rows:

@@ -54,9 +54,9 @@ def filled(keys: int) -> Iterator[pa.Table]:
 def once_each(keys: int, times: Iterable[int]) -> Iterator[pa.Table]:
     """Yield a batch for each of ``times``, with one row a key: ``key``, ``amount`` drawn from 0 to 99, ``times``."""
     random = np.random.default_rng(SEED + 2)
-    for each in times:
+    for time in times:
         amounts = random.integers(0, 100, keys)
-        yield pa.table({"key": random.permutation(keys), "amount": amounts, "times": np.full(keys, each)})
+        yield pa.table({"key": random.permutation(keys), "amount": amounts, "times": np.full(keys, time)})
 
 
 def expiring(keys: int, due: int, slices: int) -> Iterator[pa.Table]:

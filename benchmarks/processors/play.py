@@ -83,9 +83,11 @@ def _python(spark_version: str) -> str:
 
 def _spark_environment(python: str) -> dict[str, str]:
     """Return what overrides the Spark that the caller's environment names."""
-    told = subprocess.run(
+    result = subprocess.run(
         [python, "-c", "import os, pyspark; print(os.path.dirname(pyspark.__file__))"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     names = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
-    return {"SPARK_HOME": told.stdout.strip(), **dict.fromkeys(names, python)}
+    return {"SPARK_HOME": result.stdout.strip(), **dict.fromkeys(names, python)}

@@ -54,9 +54,15 @@ def run_riffle(load: Load, spec: dict[str, Any], files: int) -> dict[str, Any]:
         riffle.transform_with_state if load.form == "rows" else riffle.transform_with_state_in_pandas
     )
     operator = make(
-        load.processor, key="key", output=OUTPUT, output_mode="update", time_mode=load.time_mode,
-        watermark=load.watermark, store="measured", settings=settings,
-    )  # fmt: skip
+        load.processor,
+        key="key",
+        output=OUTPUT,
+        output_mode="update",
+        time_mode=load.time_mode,
+        watermark=load.watermark,
+        store="measured",
+        settings=settings,
+    )
     job = operator.into(lambda rows, _: rows.write.format("noop").mode("append").save())
     found = _measured(stream.writeStream.foreachBatch(job), spec, files)
     reports = [report for report in job.reports if report.decision == "run"][-spec["measured"] :]

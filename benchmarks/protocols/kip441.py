@@ -64,7 +64,8 @@ def kip441(view: View, settings: AssignSettings) -> Assignment:
     1. Compute the target: stateful tasks in turns over the sorted members, regardless of present owners.
     2. Move owners and standbys to members that have caught up, and let the target warm up.
     """
-    clients, tasks = _Clients(view), sorted(view.tasks, key=lambda task: task.id)
+    clients = _Clients(view)
+    tasks = sorted(view.tasks, key=lambda task: task.id)
     stateful = [task for task in tasks if task.kind == "stateful"]
     for n, task in enumerate(stateful):
         clients.active[list(clients.slots)[n % len(clients.slots)]].add(task.id)

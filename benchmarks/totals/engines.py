@@ -57,7 +57,8 @@ class _Ours:
 
     def fill(self) -> int:
         """Name every key once, and return how many keys that changed."""
-        rows, keys = self._spec["filled"], self._spec["keys"]
+        rows = self._spec["filled"]
+        keys = self._spec["keys"]
         job = self._job()
         measure(self._writer(job, rows), self._folder / "checkpoint", keys // rows, SECONDS)
         return sum(report.keys for report in _ran(job)[: keys // rows])
@@ -74,7 +75,8 @@ class _Ours:
 
     def steady(self) -> tuple[list[float], Sequence[Any]]:
         """Return the seconds of the measured batches, and their reports."""
-        job, warm_up = self._job(), self._spec["warm_up"]
+        job = self._job()
+        warm_up = self._spec["warm_up"]
         writer = self._writer(job, self._spec["rows"])
         seconds = measure(writer, self._folder / "checkpoint", warm_up + self._spec["batches"], SECONDS)[warm_up:]
         return seconds, _ran(job)[warm_up:][: len(seconds)]
@@ -103,7 +105,8 @@ def _is_settled(reports: Sequence[Any]) -> bool:
 
 def ours(spec: Spec, folder: Path) -> dict[str, Any]:
     """Return seconds a batch, and what the reports of these batches say."""
-    query, held = _Ours(spec, folder), 0
+    query = _Ours(spec, folder)
+    held = 0
     if spec["filled"]:
         held = query.fill()
         query.settle()
@@ -139,7 +142,8 @@ def apply_in_pandas(spec: Spec, folder: Path) -> dict[str, Any]:
     def totals(key: tuple[int], frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         count, total = state.get if state.exists else (0, 0)
         for frame in frames:
-            count, total = count + len(frame), total + int(frame["amount"].sum())
+            count = count + len(frame)
+            total = total + int(frame["amount"].sum())
         state.update((count, total))
         yield pd.DataFrame({"key": [key[0]], "count": [count], "total": [total]})
 

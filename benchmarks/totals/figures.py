@@ -75,7 +75,7 @@ def sides_of(part: str, *, against: bool) -> tuple[Side, ...]:
 
 def figures(found: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
     """Return the figures by their names of what each side found, a round each."""
-    seconds = {side: [each for one in rounds for each in one["seconds"]] for side, rounds in found.items()}
+    seconds = {side: [each for round_ in rounds for each in round_["seconds"]] for side, rounds in found.items()}
     batch_s = {side: statistics.median(each) for side, each in seconds.items()}
     result: dict[str, Any] = {}
     for side, taken in batch_s.items():
@@ -87,7 +87,8 @@ def figures(found: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
     result |= _over("fixed_ratio_heap", batch_s, Side("ours", "fixed"), Side("builtin_heap", "fixed"))
     result |= _over("fixed_ratio_before", batch_s, Side("before", "fixed"), Side("builtin", "fixed"))
     for engine, name in (("ours", ""), ("before", "_before")):
-        many, few = Side(engine, "ten_million_keys"), Side(engine, "one_million_keys")
+        many = Side(engine, "ten_million_keys")
+        few = Side(engine, "one_million_keys")
         result |= _over(f"totals_ten_million_ratio{name}", batch_s, many, few)
     result |= _over("encrypted_ratio", batch_s, Side("encrypted", "encrypted"), Side("ours", "encrypted"))
     result |= _against_python(batch_s)
@@ -101,7 +102,7 @@ def figures(found: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
 def repetitions(found: Mapping[Side, Sequence[Found]]) -> dict[str, int]:
     """Return of how many batches figures of one side are the medians."""
     return {
-        name: sum(len(one["seconds"]) for one in rounds)
+        name: sum(len(round_["seconds"]) for round_ in rounds)
         for side, rounds in found.items()
         for name in _alone(side, 1.0, 1)
     }
@@ -147,8 +148,8 @@ def _in_full(rounds: Sequence[Found], seconds: Sequence[float]) -> dict[str, Any
     return {
         "p95_over_median": round(_p95(seconds) / statistics.median(seconds), 3),
         "batches": len(seconds),
-        "snapshots": min(one["snapshots"] for one in rounds),
-        "snapshot_key_groups": min(one["snapshot_key_groups"] for one in rounds),
+        "snapshots": min(round_["snapshots"] for round_ in rounds),
+        "snapshot_key_groups": min(round_["snapshot_key_groups"] for round_ in rounds),
         "key_groups": last["key_groups"],
         "requests_per_batch": last["requests"],
         "upkeep_requests_per_batch": round(last["upkeep_requests"], 1),
@@ -165,12 +166,14 @@ def _p95(values: Sequence[float]) -> float:
 
 def _memory(found: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
     peaks = {
-        side.engine: statistics.median(one["peak_pss_mb"] for one in rounds)
+        side.engine: statistics.median(round_["peak_pss_mb"] for round_ in rounds)
         for side, rounds in found.items()
         if side.case == "rows"
     }
     peaks |= {
-        "encrypted" if side.engine == "encrypted" else "plain": statistics.median(one["peak_pss_mb"] for one in rounds)
+        "encrypted" if side.engine == "encrypted" else "plain": statistics.median(
+            round_["peak_pss_mb"] for round_ in rounds
+        )
         for side, rounds in found.items()
         if side.case == "encrypted" and side.engine != "before"
     }

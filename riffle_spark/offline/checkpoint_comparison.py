@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from riffle_spark.errors import command
 from riffle_spark.offline.checkpoint import Checkpoint, describe_missing_entries
-from riffle_spark.protocol.batch.enter import ends_alike, take_over_steps
+from riffle_spark.protocol.batch.enter import has_same_offsets, take_over_steps
 from riffle_spark.state.log.record import Record
 
 __all__ = ["describe_mismatch", "rollback_command"]
@@ -37,7 +37,7 @@ def _describe_batch_mismatch(
     if batch == tail.version and tail.offsets is not None and checkpoint.offsets(batch) not in (None, tail.offsets):
         problem = f"The checkpoint plans batch {batch} with other offsets than those it was committed with."
         return problem, f"To continue, {forward}"
-    if batch == tail.version + 1 and not ends_alike(tail.offsets, checkpoint.offsets(tail.version)):
+    if batch == tail.version + 1 and not has_same_offsets(tail.offsets, checkpoint.offsets(tail.version)):
         problem = f"Batch {tail.version} has other offsets in the checkpoint than those it was committed with."
         return problem, f"Restore the matching root or checkpoint from a backup, or {forward}"
     problem = f"Spark's next batch is {batch}, but the state is at batch {tail.version}."

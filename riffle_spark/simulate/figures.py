@@ -50,7 +50,9 @@ def converge_of(scenario: Scenario, phases: Sequence[Phase], *, keep: bool, hist
 
 
 def _phase(scenario: Scenario, phase: Phase, history: bool) -> Json:
-    settings, start, last = scenario.settings, phase.rounds[0].before, phase.rounds[-1].assignment
+    settings = scenario.settings
+    start = phase.rounds[0].before
+    last = phase.rounds[-1].assignment
     broken = {
         str(number): properties
         for number, round_ in enumerate(phase.rounds, 1)

@@ -102,7 +102,9 @@ class Play:
 
     def view(self) -> View:
         """Return the assignor's view of this moment."""
-        ids, names, live = self.ids, self.names, self.live
+        ids = self.ids
+        names = self.names
+        live = self.live
         owners = {ids[t]: names[m] for t, m in enumerate(self.copies.owner.tolist()) if m >= 0 and names[m] in live}
         lags: dict[TaskId, dict[MemberId, Lag]] = {}
         for t, m, lag in self.copies.lags():
@@ -124,7 +126,8 @@ class Play:
 
     def measure(self) -> MeasuredWorld:
         """Return what a running query would know of copies, disks, memory and racks after this batch."""
-        view, rate = self.view(), self._rate
+        view = self.view()
+        rate = self._rate
         members = {member.member.id: member for member in self.world.members}
         live = {name: members[name] for name in self.live}
         memory = {
@@ -221,10 +224,13 @@ class Play:
 
     def _is_triggered(self) -> bool:
         """Return whether a trigger of a running query causes an assignment now."""
-        settings, rules, present = self.world.settings, self.rules, self.present
+        settings = self.world.settings
+        rules = self.rules
+        present = self.present
         patience = (settings.acceptable_recovery_lag, self.world.protocol["probing_rebalance_interval"])
         warmup_lags, standby_lags = self._lags_of_copies()
-        slow, member_rules = rules.patience.count_growing_lags(standby_lags), self._member_rules
+        slow = rules.patience.count_growing_lags(standby_lags)
+        member_rules = self._member_rules
         triggers = [rules.probes.due(present, warmup_lags, patience, self.now), bool(slow) and member_rules is None]
         if member_rules is not None and member_rules.applies(slow):
             triggers.append(member_rules.is_due(self.measure(), slow))
@@ -326,7 +332,8 @@ class Play:
         self._streak[stopped < seconds] = 0.0
 
     def _record(self, stopped_seconds: float, moves: int) -> None:
-        outcome, owner = self.outcome, self.copies.owner
+        outcome = self.outcome
+        owner = self.copies.owner
         outcome.seconds.append(self.now)
         outcome.owners.append(np.bincount(owner[owner >= 0], minlength=len(self.names)))
         outcome.standing.append(stopped_seconds)

@@ -19,7 +19,8 @@ from riffle_spark.unknown_names import check_known
 
 __all__ = ["Client", "Event", "Scenario", "read_scenario", "scenario_of", "settings_of"]
 
-RUNNING, UNKNOWN = -2, -3
+RUNNING = -2
+UNKNOWN = -3
 _BYTES_MOST: Final = 1 << 26
 _NEUTRAL: Final = {
     "num_standby": "num_standbys",

@@ -207,27 +207,27 @@ def _location(kind: str, part: object, number: int) -> str:
 def _check_events(content: Json, tasks: Collection[str], present: Iterable[str], pinned: Iterable[str]) -> None:
     """Check that only live clients leave, only clients that left return, and one client always remains."""
     live = set(present)
-    left: set[str] = set()
-    known = set(present)
+    departed: set[str] = set()
+    all_clients = set(present)
     for number, event in enumerate(items_of(content, "events"), 1):
         where = f"event {number}"
         check_part("event", event, source="the event", where=where)
         leaving = cast("list[str]", event.get("drop") or [])
         check_known("client", leaving, live, source="drop", where=where)
         live -= set(leaving)
-        left |= set(leaving)
+        departed |= set(leaving)
         for client in items_of(event, "add"):
             _check_client(client, tasks, number)
             _check_unique("client", [*sorted(live), str(client["id"])])
             live.add(str(client["id"]))
         for client in items_of(event, "resurrect"):
             check_part("return", client, source="resurrect", where=where)
-            check_known("client that left", [client["id"]], left, source="resurrect", where=where)
+            check_known("client that left", [client["id"]], departed, source="resurrect", where=where)
             live.add(str(client["id"]))
-            left.remove(str(client["id"]))
-        known |= live
+            departed.remove(str(client["id"]))
+        all_clients |= live
         if not live:
             raise ConfigError(
                 "No client is left after the event.", remedy="Drop fewer clients.", where=where, id="RIFFLE-0261"
             )
-    check_known("client", pinned, known, source="pins", where="pins")
+    check_known("client", pinned, all_clients, source="pins", where="pins")

@@ -35,7 +35,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Happens = Literal["join", "return", "leave", "lose", "remove", "load", "time", "racks", "disk"]
 NOBODY: Final = -1
-OWNED, KEPT, WARMING = 0, 1, 2
+OWNED = 0
+KEPT = 1
+WARMING = 2
 """The purpose for which a member fetches a copy, in the order of fetching."""
 PROTOCOL: Final[Mapping[str, float]] = {
     "rebalance_seconds": 3.0,
@@ -208,7 +210,8 @@ class WorldCopies:
     def place(self, assignment: Assignment, live: Mapping[MemberId, Member], second: float) -> None:
         """Apply an assignment. Copies that it does not need stay unused."""
         places = {(t, m): place for t, m, _, place in self.fetching.rows()}
-        previous, owner = self.owner, np.full(len(self.owner), NOBODY)
+        previous = self.owner
+        owner = np.full(len(self.owner), NOBODY)
         owner[[self.number[task] for task in assignment.owners]] = [
             self.index[name] for name in assignment.owners.values()
         ]
@@ -262,7 +265,7 @@ class WorldCopies:
         restoring[task[owned]] = np.minimum((ahead + lacking)[owned] / self.bandwidth[member[owned]], seconds)
         self.fetching = self.fetching._replace(place=self.changed[task] - (lacking - fetched))
         self._settle()
-        return restoring, [float(fetched[purpose == each].sum()) for each in (OWNED, KEPT, WARMING)]
+        return restoring, [float(fetched[purpose == kind].sum()) for kind in (OWNED, KEPT, WARMING)]
 
     def lacking_bytes(self) -> float:
         """Return the bytes that the fetched copies lack."""

@@ -142,7 +142,8 @@ def read_world(name: str, seed: int | None = None) -> World:
 def world_of(content: Json) -> World:
     """Return the world for the parsed JSON. Raises ``ConfigError`` for unknown names and wrong values."""
     fields = _checked("the file", content, _FILE, ("name", "seconds", "members", "tasks"))
-    seed, seconds = cast(int, fields.get("seed", 0)), cast(float, fields["seconds"])
+    seed = cast(int, fields.get("seed", 0))
+    seconds = cast(float, fields["seconds"])
     members = [m for number, part in enumerate(items_of(fields, "members"), 1) for m in _members(part, number)]
     tasks = [t for number, part in enumerate(items_of(fields, "tasks"), 1) for t in _tasks(part, number, seed)]
     _check_unique([member.member.id for member in members], "members")
@@ -225,7 +226,8 @@ def _numbered(name: str, number: int) -> str:
 
 def _tasks(part: Json, number: int, seed: int) -> Iterator[WorldTask]:
     fields = _checked(f"task {number}", part, _TASK, ("subtopology", "state_bytes"))
-    group, row_bytes = cast(str, fields["subtopology"]), cast(float, fields.get("row_bytes", 100.0))
+    group = cast(str, fields["subtopology"])
+    row_bytes = cast(float, fields.get("row_bytes", 100.0))
     rate, memory, row_seconds = (
         cast(float, fields.get(name, 0.0)) for name in ("rows_per_second", "memory_bytes", "row_seconds")
     )
@@ -267,7 +269,8 @@ def _events(parts: Sequence[Json], members: Sequence[WorldMember]) -> tuple[list
                 check_known("rack", [rack], {m.member.rack for m in members if m.member.rack}, source=field)
                 in_rack = tuple(m.member.id for m in (*members, *joining) if m.member.rack == rack)
                 events.append(WorldEvent(second, kind, in_rack))
-        down, apart = cast(float, fields.get("down", 30.0)), cast(float, fields.get("apart", 60.0))
+        down = cast(float, fields.get("down", 30.0))
+        apart = cast(float, fields.get("apart", 60.0))
         for step, name in enumerate(cast("Sequence[str]", fields.get("bounce") or ())):
             stop = second + step * (down + apart)
             events += [WorldEvent(stop, "leave", (name,)), WorldEvent(stop + down, "return", (name,))]
@@ -340,7 +343,8 @@ def _check_events(world: World) -> None:
     """Check that only live members leave, only lost members return, and no event is after the end."""
     if not world.present:
         raise ConfigError("The world has no members.", remedy="Add a member.", where="members", id="RIFFLE-0269")
-    live, lost = set(world.present), set[str]()
+    live = set(world.present)
+    lost = set[str]()
     tasks = [str(task.task.id) for task in world.tasks]
     _check_unique([member.member.id for member in world.members], "members and those that join")
     for event in world.events:

@@ -93,7 +93,8 @@ class WorldRules:
 
     def is_due(self, measured: MeasuredWorld, slow: _Lags) -> bool:
         """Evaluate the measurements of a batch; return whether to assign."""
-        situation, present = self._situation(measured), measured.present
+        situation = self._situation(measured)
+        present = measured.present
         lags = {(task(self._number[t]), member): lag for (t, member), lag in slow.items()}
         triggers = [
             self._quarantine.add_slow(lags, situation),
@@ -101,7 +102,8 @@ class WorldRules:
         ]
         if measured.traffic and self._assign_settings.rack_aware_assignment_strategy != "none":
             settled = not present.warmups and not present.needs_probe
-            traffic, owners = _by_task(measured.traffic), self._tasks(measured.view.owners)
+            traffic = _by_task(measured.traffic)
+            owners = self._tasks(measured.view.owners)
             triggers.append(self._measured.reads_across(traffic, owners, _racks(measured), settled=settled))
         return any(triggers)
 
@@ -109,7 +111,9 @@ class WorldRules:
         """Return the assignor's view with memory, traffic and quarantined members."""
         if not measured.present.needs_probe or not self._measured.traffic:
             self._measured.traffic = _by_task(measured.traffic)
-        situation, view, ids = self._situation(measured), measured.view, self._ids
+        situation = self._situation(measured)
+        view = measured.view
+        ids = self._ids
         self._quarantine.update_marks(situation, self._settings)
         free_memory, needs = room_of(situation, self._settings)
         quarantined = {ids[t.key_group]: members for t, members in self._quarantine.of(situation).items()}
@@ -135,7 +139,8 @@ class WorldRules:
         self._patience.reset()
 
     def _situation(self, measured: MeasuredWorld) -> WorldSituation:
-        view, members = measured.view, Membership()
+        view = measured.view
+        members = Membership()
         for name, member in measured.live.items():
             executor = Executor(name, member.host, member.member.slots)
             members.live[name] = LiveMember(name, executor, member.member.rack, member.member.tags)

@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from riffle_spark.protocol.batch.batch_report import BatchReport
-from riffle_spark.protocol.batch.idle_loop import LOOK_SECONDS
+from riffle_spark.protocol.batch.idle_loop import IDLE_SECONDS
 from riffle_spark.protocol.delays import Delays
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ownership.groups import Groups
@@ -74,8 +74,8 @@ class RunningJob:
         self._source = watermark_source
         self._tick = tick
         self._side_output = side_output
-        self._pulse = Pulse(self._between_batches, LOOK_SECONDS)
-        self._failures: Delays[str] = Delays(LOOK_SECONDS, _LONGEST_LOOK_SECONDS)
+        self._pulse = Pulse(self._between_batches, IDLE_SECONDS)
+        self._failures: Delays[str] = Delays(IDLE_SECONDS, _LONGEST_LOOK_SECONDS)
 
     def is_of(self, spark: SparkSession) -> bool:
         """Return whether the job belongs to the session's application. A process may run several in a row."""
@@ -166,7 +166,7 @@ class RunningJob:
         A failure is logged as a warning, and the next call is delayed.
         """
         seconds = self._clock.seconds()
-        if not self.driver.watched or self._failures.is_delayed(_LOOK, seconds):
+        if not self.driver.idle_operators or self._failures.is_delayed(_LOOK, seconds):
             return True
         try:
             is_active = inventory.is_active(self._spark, self._query_id, self._run_id)

@@ -1,7 +1,7 @@
-"""Public: run a processor or a block without Spark and without a network, in milliseconds.
+"""Public: run an operator without Spark and without a network, in milliseconds.
 
-``Harness`` feeds one operator batch by batch; what it runs on is in ``simulation`` and ``simulated_work``. ``fixtures``
-is a plugin of pytest.
+``Harness`` runs one operator batch by batch. ``simulation`` and ``simulated_work`` have the parts of a simulated query.
+``fixtures`` is a pytest plugin.
 """
 
 from riffle_spark.testing.harness import Harness

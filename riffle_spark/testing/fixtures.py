@@ -1,8 +1,8 @@
-"""Fixtures for pytest. Knows pytest, and is the one module that does. Does not know any test.
+"""Fixtures for pytest.
 
-Name it in the ``conftest.py`` at the top of your tests; nothing of it is loaded unasked:
+Name the plugin in the ``conftest.py`` at the top of your tests:
 
-    pytest_plugins = ["riffle_spark.testing.fixtures"]
+pytest_plugins = ["riffle_spark.testing.fixtures"]
 """
 
 import os
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["HarnessFactory", "riffle_harness", "riffle_root", "riffle_spark_session"]
 
 HarnessFactory: TypeAlias = Callable[..., Harness]
-"""Makes a ``Harness`` of the same arguments."""
-_SMALL = {
+"""Makes a ``Harness`` from the same arguments."""
+_SMALL_SESSION = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -37,48 +37,48 @@ _PYTHON = "PYSPARK_PYTHON"
 
 @pytest.fixture
 def riffle_harness() -> Iterator[HarnessFactory]:
-    """Give what makes harnesses, and close those that it made when the test ends.
+    """Return a function that makes harnesses, and close them when the test ends.
 
     >>> def test_visits(riffle_harness):
     ...     query = riffle_harness(visits, schema)
     ...     assert query.feed([{"user": "ann"}]) == [{"user": "ann", "visits": 1}]
     """
-    made: list[Harness] = []
+    harnesses: list[Harness] = []
 
-    def make(*arguments: object, **named: object) -> Harness:
-        made.append(Harness(*arguments, **named))  # type: ignore[arg-type]
-        return made[-1]
+    def make(*arguments: object, **options: object) -> Harness:
+        harnesses.append(Harness(*arguments, **options))  # type: ignore[arg-type]
+        return harnesses[-1]
 
     yield make
-    for harness in made:
+    for harness in harnesses:
         harness.close()
 
 
 @pytest.fixture
 def riffle_root(tmp_path: Path) -> Settings:
-    """Give the settings of a query with a root and a local folder of its own and few key-groups.
+    """Return the settings of a query with its own root and local folder, and eight key-groups.
 
-    Change others with ``but``: ``riffle_root.but(deliver_after_commit=True)``.
+    Change settings with ``but``: ``riffle_root.but(deliver_after_commit=True)``.
     """
     return Settings(root=f"file://{tmp_path}/state", local_dir=f"{tmp_path}/local", key_groups=_KEY_GROUPS)
 
 
 @pytest.fixture(scope="session")
 def riffle_spark_session() -> "Iterator[SparkSession]":
-    """Give a small session with two cores in this process, configured for placement, for all tests of the run.
+    """Return one small session for all tests of the run: two cores in this process, configured for placement.
 
-    If there is a session already it is given as it is, and it goes on afterwards.
+    An active session is returned unchanged and not stopped.
     """
     from pyspark.sql import SparkSession
 
     from riffle_spark import configure
 
-    present = SparkSession.getActiveSession()
-    if present is not None:
-        yield present
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
         return
     builder = SparkSession.builder.master("local[2]").appName("riffle-tests")
-    for name, value in _SMALL.items():
+    for name, value in _SMALL_SESSION.items():
         builder = builder.config(name, value)
     with pytest.MonkeyPatch.context() as environment:
         if _PYTHON not in os.environ:

@@ -1,12 +1,7 @@
-"""One operator, fed by a test. Knows the driver, its executors and its log. Does not know Spark.
+"""Run one operator batch by batch in a test, without Spark.
 
-    with Harness(transform_with_state(Visits(), key="user", output="user string, visits long"), schema) as visits:
-        assert visits.feed([{"user": "ann"}]) == [{"user": "ann", "visits": 1}]
-        visits.crash()
-        assert visits.feed([{"user": "ann"}]) == [{"user": "ann", "visits": 2}]
-
-Everything but Spark is real: routing, local copies, deltas, the log, snapshots. State lies in memory and below a folder
-that goes with the harness.
+Everything but Spark is real: routing, local copies, deltas, the log, snapshots. State is stored in memory and in a
+folder that is removed with the harness.
 """
 
 import shutil
@@ -43,7 +38,7 @@ from riffle_spark.state.schemas.variable_kinds import DUE, TIMER, VARIABLE, Vari
 from riffle_spark.testing.simulated_work import Crashed, Faults, SimSink, SimWork, Step, prepared
 from riffle_spark.testing.simulation import InlineBackground, ManualClock, SimCluster, home_of
 from riffle_spark.unknown_names import check_known
-from riffle_spark.worker.dead_letters import taken_apart
+from riffle_spark.worker.dead_letters import split_letters
 from riffle_spark.worker.member_folders import home_with_keys, keys_of
 
 __all__ = ["Contents", "Harness", "Key"]
@@ -55,7 +50,7 @@ Key = tuple[object, ...]
 
 
 class Declared(Protocol):
-    """What a harness needs of an operator; ``riffle_spark.Stateful`` has it."""
+    """What a harness reads from an operator, such as ``riffle_spark.Stateful``."""
 
     store: str
     key: tuple[str, ...]
@@ -71,50 +66,86 @@ def _random_id() -> str:
 
 @runtime_checkable
 class Configured(Protocol):
-    """What goes by settings of Spark's."""
+    """A computation that depends on Spark's settings."""
 
     def with_conf(self, conf: Mapping[str, str]) -> Computation:
-        """Return the same under these settings."""
+        """Return the computation with these settings."""
         ...
 
 
 class Harness:
-    """Feeds one operator; a context manager. ``reports`` holds the batches' reports, ``now_ms`` the time of the next.
+    """Runs one operator of a query, batch by batch. Use it as a context manager.
 
-    ``input`` is the schema of the rows: an Arrow schema, or DDL text such as ``"user string, visits long"``.
-    ``executors`` is their number, ``settings`` are those of a query. Time passes by ``advance`` alone.
-    Event time follows the operator's watermark, or ``advance_watermark``.
-    ``root`` is where the state is, for whoever runs in the same process. ``spark_conf`` are Spark's settings that a
-    processor's conversions go by; without them they are the active session's or, if there is none, those of the Spark
-    that is installed.
+    Time passes only by ``advance``. Event time follows the operator's watermark, or ``advance_watermark``. With
+    ``late``, or if ``watermark_source`` is set to ``"spark"``, only ``advance_watermark`` moves the watermark: the next
+    batch closes what is due, and rows are late one batch later.
 
-    With ``late``, or once ``watermark_source`` is ``"spark"``, event time goes as in a query whose watermark is
-    Spark's: ``advance_watermark`` alone moves it, the next batch closes what is due, rows are late one batch later.
+    Rows are dictionaries or Arrow tables. To feed text that is not UTF-8, pass Arrow columns. Dictionaries show it with
+    U+FFFD, as Spark's ``collect`` does, and ``output`` has the original bytes.
 
-    With ``dead_letters`` rows of keys that a processor or a function of groups fails on do not fail the batch;
-    ``letters`` has those of the last batch, in the columns that ``riffle_spark.on`` tells them in.
+    Parameters:
+        operator: the operator, such as ``aggregate(...)`` or ``transform_with_state(...)``.
+        input: the schema of the input rows: an Arrow schema, or DDL text such as ``"user string, visits long"``.
+        executors: the number of executors.
+        now_ms: the time of the first batch (milliseconds since the epoch).
+        initial: initial state for a processor.
+        initial_name: the name of the initial state.
+        spark_conf: Spark settings that conversions of a processor use. Without it they are those of the active session,
+            or the defaults of the installed Spark.
+        late: which rows are late, as in a query with Spark's watermark.
+        dead_letters: keep rows on which the function fails in ``letters`` instead of failing the batch.
+        settings: settings of the query, such as ``key_groups=4``.
 
-    To feed text that is not UTF-8, pass Arrow columns. Dictionaries show it with U+FFFD, as Spark's ``collect`` does.
-    ``output`` has the last batch's rows as an Arrow table, with the original bytes.
+    Attributes:
+        reports: the reports of all batches.
+        output: the last batch's output rows as an Arrow table.
+        letters: the last batch's dead letters, with the columns of ``riffle_spark.on``.
+        now_ms: the time of the next batch.
+        available_now: whether batches end as with that trigger.
+        root: where the state is stored, for code in the same process.
+
+    Raises ``ConfigError`` if operator, input and settings do not fit.
+
+    >>> from riffle_spark import Stateful, aggregate, count
+    >>> from riffle_spark.testing import Harness
+    >>> with Harness(Stateful("visits", "user", aggregate(visits=count())), "user string") as query:
+    ...     first = query.feed([{"user": "ann"}, {"user": "ann"}])
+    ...     query.crash()
+    ...     second = query.feed([{"user": "ann"}])
+    >>> first, second
+    ([{'user': 'ann', 'visits': 2}], [{'user': 'ann', 'visits': 3}])
     """
 
-    def __init__(  # noqa: PLR0913 - all that a test may say of a query
-        self, operator: Declared, input: pa.Schema | str, *, executors: int = 2, now_ms: int = 1_700_000_000_000,
-        initial: pa.Table | None = None, initial_name: str = USUAL_INITIAL,
-        spark_conf: Mapping[str, str] | None = None, late: LateRule | None = None, dead_letters: bool = False,
+    def __init__(  # noqa: PLR0913 - all parts of a query that a test may set
+        self,
+        operator: Declared,
+        input: pa.Schema | str,
+        *,
+        executors: int = 2,
+        now_ms: int = 1_700_000_000_000,
+        initial: pa.Table | None = None,
+        initial_name: str = USUAL_INITIAL,
+        spark_conf: Mapping[str, str] | None = None,
+        late: LateRule | None = None,
+        dead_letters: bool = False,
         **settings: object,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._input = _input_schema(input)
         self._has_letters = dead_letters
         self.letters: list[dict[str, object]] = []
         self.output: pa.Table = pa.table({})
-        built = operator_of(
-            operator.store, operator.key, _under(spark_conf, operator.compute), operator.order_by, self._input,
+        operator_for_input = operator_of(
+            operator.store,
+            operator.key,
+            _under(spark_conf, operator.compute),
+            operator.order_by,
+            self._input,
             case_sensitive=(spark_conf or {}).get("spark.sql.caseSensitive", "false").lower() == "true",
-        )  # fmt: skip
-        built = replace(with_late(with_watermark(built, operator.watermark), late), durable=operator.durable)
-        self._operator: Operator = with_dead_letters(built) if dead_letters else built
-        self._sparks_watermark_ms = 0
+        )
+        timed = with_late(with_watermark(operator_for_input, operator.watermark), late)
+        timed = replace(timed, durable=operator.durable)
+        self._operator: Operator = with_dead_letters(timed) if dead_letters else timed
+        self._spark_watermark_ms = 0
         self._initial: dict[str, pa.Table] = {}
         self._settings = Settings(**{"key_groups": 8, **settings})  # type: ignore[arg-type]
         self._folder = Path(tempfile.mkdtemp(prefix="riffle-harness-"))
@@ -143,22 +174,25 @@ class Harness:
         self.close()
 
     def close(self) -> None:
-        """Remove the folder. Idempotent."""
+        """Remove the folder. May be called again."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def feed(self, rows: pa.Table | Iterable[Row] = ()) -> list[dict[str, object]]:
-        """Run one micro-batch and return what the sink got, as dictionaries, in no particular order of keys.
+        """Run one micro-batch; return the rows that the sink received, as dictionaries in any order of keys.
 
-        Each row has all columns of the input. Raises ``ConfigError`` for a column that is unknown or missing.
-
-        Raises what the operator raises, ``Aborted`` and ``Crashed``; then the same batch comes again with the next
-        call, to be given the same rows. If it was committed it is not run again, and nothing is returned.
+        A column that a dictionary omits is null. Raises ``ConfigError`` for a column that is unknown, or missing in a
+        table, ``Aborted``, ``Crashed``, and the operator's errors. After an error pass the same rows again: the next
+        call repeats the batch. If the batch was committed, it is skipped and nothing is returned.
         """
         table = _input_table(rows, self._input)
         work = SimWork(
-            self._cluster, prepared(table, self._operator), [self._operator], {self._operator.store: self._take},
-            self._faults.perform, initial=self._initial,
-        )  # fmt: skip
+            self._cluster,
+            prepared(table, self._operator),
+            [self._operator],
+            {self._operator.store: self._take},
+            self._faults.perform,
+            initial=self._initial,
+        )
         self._delivered: list[dict[str, object]] = []
         self.letters = []
         self.output = pa.table({})
@@ -171,23 +205,23 @@ class Harness:
         return self._delivered
 
     def advance(self, seconds: float) -> None:
-        """Let time pass until the next batch."""
+        """Move the time of the next batch forward."""
         self.now_ms += int(seconds * 1000)
 
     def advance_watermark(self, to_ms: int) -> None:
-        """Let event time pass: the next batch sees this watermark, and the one after it takes older rows for late.
+        """Set the watermark of the next batch (milliseconds since the epoch). Older rows are late one batch later.
 
-        The query starts again for it, unless the watermark is Spark's. Raises ``ConfigError`` if the watermark is
-        further already.
+        The query restarts for this, unless it uses Spark's watermark. Raises ``ConfigError`` if the watermark is
+        already later.
         """
         if to_ms < (self.watermark_ms or 0):
             raise ConfigError(
-                f"the watermark is at {self.watermark_ms} and cannot go back to {to_ms}",
-                remedy="begin with another harness",
+                f"The watermark is at {self.watermark_ms} and cannot go back to {to_ms}.",
+                remedy="Use another harness.",
                 id="RIFFLE-0474",
             )
         if self.watermark_source == "spark":
-            self._sparks_watermark_ms = to_ms
+            self._spark_watermark_ms = to_ms
             return
         log = self._contents().log()
         stamp = Stamp(_random_id(), self.now_ms)
@@ -196,19 +230,18 @@ class Harness:
         self.restart()
 
     def abort(self, after_slots: int = 1) -> None:
-        """Have the next batch break off, as where its source fails, once so many slots have sealed what they
-        changed.
-        """
+        """Make the source of the next batch fail after this number of slots have sealed their changes."""
         self._faults.abort(after_slots)
 
     def crash_at(self, step: Step, *, lose_copies: bool = False) -> None:
-        """Have the driver die in the middle of the next batch: ``feed`` then raises ``Crashed``, and the query begins
-        again from the log, as after ``crash``. Raises ``ConfigError`` for what is no ``Step``.
+        """Make the driver crash in the next batch: ``feed`` raises ``Crashed``, and the query restarts from the log.
+
+        With ``lose_copies`` all executors lose their disks. Raises ``ConfigError`` for an unknown step.
         """
         self._faults.crash(step, lose_copies=lose_copies)
 
     def crash(self, *, lose_copies: bool = False) -> None:
-        """Lose the driver and, with ``lose_copies``, all executors with their disks; begin again from the log."""
+        """Crash the driver and restart the query from the log. With ``lose_copies`` all executors lose their disks."""
         if lose_copies:
             names = [executor.id for executor in self._cluster.executors()]
             for name in names:
@@ -216,12 +249,8 @@ class Harness:
                 self._cluster.add(f"{name}+")
         self.restart()
 
-    def restart(
-        self, initial: pa.Table | None = None, initial_name: str = USUAL_INITIAL, **settings: object
-    ) -> None:  # fmt: skip
-        """Begin as a query that is started again, with another initial state if one is given, and these settings
-        changed.
-        """
+    def restart(self, initial: pa.Table | None = None, initial_name: str = USUAL_INITIAL, **settings: object) -> None:
+        """Restart the query, with changed settings and another initial state if one is given."""
         if initial is not None:
             self._operator = with_initial(self._operator, initial.schema, initial_name)
             self._initial = {self._operator.store: initial}
@@ -234,30 +263,31 @@ class Harness:
 
     @property
     def watermark_ms(self) -> int | None:
-        """The watermark that the next batch will see."""
+        """The watermark of the next batch (milliseconds since the epoch), ``None`` before the first."""
         if self.watermark_source == "spark":
-            return self._sparks_watermark_ms
+            return self._spark_watermark_ms
         tail = self._contents().log().tail
         return tail.watermark_ms if tail else None
 
     def delivered(self) -> list[dict[str, object]]:
-        """Return all that the sink has, in the order of batches: a batch that comes again replaces what it gave."""
+        """Return all rows of the sink in the order of batches. A repeated batch replaces its rows."""
         return [row for rows in self._sink.by_id.values() for row in readable_rows(rows)]
 
     def table(self) -> pa.Table:
-        """Return the committed state, read from the objects alone: the columns of a snapshot, sorted by key-group."""
+        """Return the committed state as a snapshot stores it, sorted by key-group. Reads the object store alone."""
         return self._contents().table()
 
     def state(self, variable: str | None = None) -> "Mapping[Key, object]":
-        """Return the committed state by key.
+        """Return the committed state by key, a tuple of the key's columns.
 
-        Of a processor's variable: a tuple, a list of tuples, or a dictionary of tuples by tuples. Of a block, without
-        a name: a dictionary of its columns.
+        For a processor name the ``variable``: its values are a tuple, a list of tuples, or a dictionary from tuple to
+        tuple. For other operators the values are dictionaries of state columns. Raises ``ConfigError`` if a variable is
+        named for an operator without variables, or is missing for a processor.
         """
         return self._contents().columns() if variable is None else self._contents().variable(variable)
 
     def expires(self, variable: str) -> "dict[Key, list[object]]":
-        """Return when the elements of a variable expire (ms), by key; ``None`` for never."""
+        """Return, by key, when the elements of a variable expire (ms); ``None`` for never."""
         return self._contents().dues(variable)
 
     def timers(self) -> "dict[Key, list[object]]":
@@ -269,33 +299,40 @@ class Harness:
 
     def _incoming(self) -> IncomingBatch:
         return IncomingBatch(
-            self._version, _QUERY, f"run-{self._runs}", f"offsets-{self._version}", None, self.now_ms,
-            self._sparks_watermark_ms or None, available_now=self.available_now, watermark_source=self.watermark_source,
-        )  # fmt: skip
+            self._version,
+            _QUERY,
+            f"run-{self._runs}",
+            f"offsets-{self._version}",
+            None,
+            self.now_ms,
+            self._spark_watermark_ms or None,
+            available_now=self.available_now,
+            watermark_source=self.watermark_source,
+        )
 
     def _take(self, rows: pa.Table, delivery: Delivery) -> None:
         if self._has_letters:
-            rows, letters = taken_apart(rows)
+            rows, letters = split_letters(rows)
             self.letters = readable_rows(letters)
         self._sink(rows, delivery)
         self.output, self._delivered = rows, readable_rows(rows)
 
 
-def _input_schema(given: object) -> pa.Schema:
-    if isinstance(given, pa.Schema):
-        return given
-    if isinstance(given, str):
-        return schema_of_ddl(given)
+def _input_schema(schema: object) -> pa.Schema:
+    if isinstance(schema, pa.Schema):
+        return schema
+    if isinstance(schema, str):
+        return schema_of_ddl(schema)
     raise ConfigError(
-        f"{type(given).__name__} is not a schema of rows",
-        remedy='give a pyarrow.Schema, or DDL text such as "user string, visits long"',
+        f"A {type(schema).__name__} is not a schema.",
+        remedy='Pass a pyarrow.Schema, or DDL text such as "user string, visits long".',
         where="input",
         id="RIFFLE-0475",
     )
 
 
 def _input_table(rows: pa.Table | Iterable[Row], schema: pa.Schema) -> pa.Table:
-    """Return rows as a table of these columns; a column that a dictionary leaves out is NULL.
+    """Return rows as a table with these columns. A column that a dictionary omits is null.
 
     Raises ``ConfigError`` for unknown columns, and for a table that lacks a column.
     """
@@ -303,17 +340,21 @@ def _input_table(rows: pa.Table | Iterable[Row], schema: pa.Schema) -> pa.Table:
         check_known("column", rows.column_names, schema.names, source="the fed rows", where="the table")
         missing = [name for name in schema.names if name not in rows.column_names]
         if missing:
-            remedy = "give the table all columns of the input"
-            raise ConfigError(f"column {missing[0]!r} is missing", remedy=remedy, where="the table", id="RIFFLE-0476")
+            raise ConfigError(
+                f"Column {missing[0]!r} is missing.",
+                remedy="Pass a table with all columns of the input.",
+                where="the table",
+                id="RIFFLE-0476",
+            )
         return rows if rows.column_names == schema.names else rows.select(schema.names)
-    listed = list(rows)
-    for number, row in enumerate(listed):
+    dictionaries = list(rows)
+    for number, row in enumerate(dictionaries):
         check_known("column", row, schema.names, source="the fed rows", where=f"row {number}")
-    return pa.Table.from_pylist(listed, schema=schema)
+    return pa.Table.from_pylist(dictionaries, schema=schema)
 
 
 def _under(conf: Mapping[str, str] | None, compute: Computation) -> Computation:
-    """Return what is computed under these settings of Spark's, where it goes by any."""
+    """Return the computation with these Spark settings, if it depends on any."""
     if conf is None or not isinstance(compute, Configured):
         return compute
     return compute.with_conf(conf)
@@ -321,7 +362,7 @@ def _under(conf: Mapping[str, str] | None, compute: Computation) -> Computation:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """An operator's committed state. ``folder`` is where it is put together anew each time."""
+    """Reads an operator's committed state from the object store. Each call restores it into ``folder``."""
 
     operator: Operator
     objects: ObjectStore
@@ -330,55 +371,57 @@ class Contents:
     keys: Keys | None = None
 
     def log(self) -> Log:
-        """Return the log, opened."""
+        """Open the log."""
         log = Log(self.objects, self.root)
         log.open()
         return log
 
     def table(self) -> pa.Table:
-        """Return the whole state: the columns of a snapshot, sorted by key-group."""
-        log, store = self.log(), self.operator.store
+        """Return the state as a snapshot stores it, sorted by key-group."""
+        log = self.log()
+        store = self.operator.store
         if log.tail is None:
             return self.operator.schema.part_schema().empty_table()
         schema = schema_of_text(store, self.operator.schema_after(log.tail.schemas, log.tail.epoch))
-        mine = {key_group: entry for (of, key_group), entry in log.manifest.entries.items() if of == store}
+        entries = {key_group: entry for (name, key_group), entry in log.manifest.entries.items() if name == store}
         folder = self.folder / f"read-{uuid.uuid4().hex}"
-        tables = restored(schema, mine, Reader(self.objects, None, self.keys), folder).values()
+        tables = restored(schema, entries, Reader(self.objects, None, self.keys), folder).values()
         return pa.concat_tables([schema.part_schema().empty_table(), *tables])
 
     def columns(self) -> dict[Key, dict[str, object]]:
-        """Return a block's state columns by key."""
+        """Return the state columns by key."""
         if self.operator.declared.variables is not None:
             raise ConfigError(
-                "the operator has state variables, not columns",
-                remedy="name the variable: state('visits')",
+                "The operator has state variables, not state columns.",
+                remedy="Name the variable, as in state('visits').",
                 id="RIFFLE-0477",
             )
         keys = self.operator.schema.key.names
         return {tuple(row.pop(name) for name in keys): row for row in readable_rows(self.table())}
 
     def variable(self, name: str) -> dict[Key, object]:
-        """Return a processor's variable by key: a tuple, a list of tuples, or a dictionary of tuples by tuples."""
-        declared, rows = self._variables()[name], self._rows(name)
-        found: dict[Key, object] = {}
+        """Return a variable by key: a tuple, a list of tuples, or a dictionary from tuple to tuple."""
+        declared = self._variables()[name]
+        rows = self._rows(name)
+        values: dict[Key, object] = {}
         for key, row in rows:
             element = row[declared.column]
             assert isinstance(element, dict)
             if declared.kind == "value":
-                found[key] = tuple(element.values())
+                values[key] = tuple(element.values())
             elif declared.kind == "list":
-                found.setdefault(key, []).append(tuple(element.values()))  # type: ignore[attr-defined]
+                values.setdefault(key, []).append(tuple(element.values()))  # type: ignore[attr-defined]
             else:
-                of_key = found.setdefault(key, {})
-                of_key[tuple(element["key"].values())] = tuple(element["value"].values())  # type: ignore[index]
-        return found
+                entries = values.setdefault(key, {})
+                entries[tuple(element["key"].values())] = tuple(element["value"].values())  # type: ignore[index]
+        return values
 
     def dues(self, name: str = TIMER) -> dict[Key, list[object]]:
-        """Return by key when a variable's elements, or the timers, are due (ms); ``None`` for never."""
-        found: dict[Key, list[object]] = {}
+        """Return, by key, when a variable's elements or the timers are due (ms); ``None`` for never."""
+        dues: dict[Key, list[object]] = {}
         for key, row in self._rows(name):
-            found.setdefault(key, []).append(row[DUE])
-        return found
+            dues.setdefault(key, []).append(row[DUE])
+        return dues
 
     def _rows(self, name: str) -> list[tuple[Key, dict[str, object]]]:
         self._variables()
@@ -389,6 +432,8 @@ class Contents:
     def _variables(self) -> dict[str, Variable]:
         if self.operator.declared.variables is None:
             raise ConfigError(
-                "the operator has columns, not state variables", remedy="look at state() or table()", id="RIFFLE-0478"
+                "The operator has state columns, not state variables.",
+                remedy="Use state() or table().",
+                id="RIFFLE-0478",
             )
         return {variable.name: variable for variable in self.operator.declared.variables}

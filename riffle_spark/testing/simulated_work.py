@@ -1,6 +1,4 @@
-"""One simulated micro-batch: rows that are routed, attempts at slots, a sink. Knows orders and answers. Does not know a
-driver, nor chance.
-"""
+"""One simulated micro-batch: routed rows, attempts of slots, and a sink."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,58 +28,67 @@ __all__ = ["Aborted", "Attempt", "Crashed", "Faults", "SimSink", "SimWork", "Ste
 
 Sink = Callable[[pa.Table, Delivery], object]
 Step = Literal["before run", "after seal", "after sink", "after record"]
-"""A moment of a batch. ``before run``: nothing was done. ``after seal``: all slots have sealed what they changed.
-``after sink``: the sink has the rows, but nothing is committed. ``after record``: it is committed, and nobody was told.
+"""A point in a batch at which the driver may crash.
+
+- ``before run``: nothing has happened.
+- ``after seal``: all slots have sealed their changes.
+- ``after sink``: the sink has the rows, and nothing is committed.
+- ``after record``: the batch is committed, and Spark has not noted it.
 """
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One execution of one slot: where, and with what order and rows. ``run`` may be called at any later time."""
+    """One execution of one slot: its order, input rows and executor. ``run`` may be called at any later time."""
 
     order: Order
-    given: Computation
+    computation: Computation
     slot: int
     executor: str
     rows: pa.Table
     random_bytes: RandomBytes
 
     def run(self) -> pa.Table:
-        """Run the slot; return its answer."""
-        return run_slot(self.order, self.given, self.slot, self.executor, self.rows, self.random_bytes)
+        """Run the slot; return its output rows and its receipt as one table."""
+        return run_slot(self.order, self.computation, self.slot, self.executor, self.rows, self.random_bytes)
 
 
 class SimSink:
-    """A sink that remembers each delivery's rows by its id; the same id again replaces them: it is idempotent."""
+    """An idempotent sink: a repeated delivery replaces the rows of the same delivery id.
+
+    Attributes:
+        by_id: the rows by delivery id.
+        calls: all deliveries, including repeated ones.
+    """
 
     def __init__(self) -> None:
         self.by_id: dict[str, pa.Table] = {}
         self.calls: list[Delivery] = []
 
     def __call__(self, rows: pa.Table, delivery: Delivery) -> None:
-        """Take a delivery."""
+        """Store the rows of a delivery."""
         self.calls.append(delivery)
         self.by_id[delivery.id] = rows
 
 
 def prepared(rows: pa.Table, operator: Operator) -> pa.Table:
-    """Return the rows with the columns that the operator goes by, as a query's frame would have them."""
+    """Return the rows with the operator's columns, as a query's frame has them."""
     table = rows.rename_columns(list(operator.shown)) if operator.shown else rows
     for column in operator.fields:
-        found = table.column(column.path[0])
+        values = table.column(column.path[0])
         for part in column.path[1:]:
-            found = pc.struct_field(found, part)
-        table = table.append_column(column.name, found)
+            values = pc.struct_field(values, part)
+        table = table.append_column(column.name, values)
     return table
 
 
 def routed(
     order: Order, rows: pa.Table, shards: Shards | None = None, initial: pa.Table | None = None
 ) -> dict[int, pa.Table]:
-    """Return each slot's rows with the routing columns, as Spark's shuffle would bring them.
+    """Return each slot's rows with the routing columns, as Spark's shuffle returns them.
 
-    With ``shards`` the rows' columns ``topic`` and ``partition`` say where they go, else their keys. Where the order
-    wants them, rows of ``initial`` state come after the others.
+    Rows are routed by their keys, or with ``shards`` by their columns ``topic`` and ``partition``. Rows of ``initial``
+    state follow the others if the order has initial state.
     """
     needed = rows.select(order.rows.names)
     if order.initial is not None and initial is not None:
@@ -91,7 +98,7 @@ def routed(
         groups = keygroups.key_groups([needed.column(name) for name in order.routing], order.total)
     else:
         groups = shards.of(rows.column("topic"), rows.column("partition"))
-        assert groups.min(initial=0) >= 0, "a row of a partition that is not registered"
+        assert groups.min(initial=0) >= 0, "a row has a partition that is not registered"
     slot_of = np.zeros(order.total, dtype=np.int32)
     for slot, owned in order.slots.items():
         slot_of[list(owned)] = slot
@@ -102,17 +109,17 @@ def routed(
 
 
 def _with_initial(order: Order, rows: pa.Table, initial: pa.Table) -> pa.Table:
-    kind, keys = pa.struct(list(initial.schema)), set(order.key)
-    states = cast_column(initial.to_struct_array().combine_chunks(), kind)
+    state_type = pa.struct(list(initial.schema))
+    states = cast_column(initial.to_struct_array().combine_chunks(), state_type)
     columns = [
-        initial.column(field.name) if field.name in keys else pa.nulls(initial.num_rows, field.type)
+        initial.column(field.name) if field.name in order.key else pa.nulls(initial.num_rows, field.type)
         for field in order.rows
     ]
-    given = pa.table([*columns, states], names=[*order.rows.names, INITIAL])
+    initial_rows = pa.table([*columns, states], names=[*order.rows.names, INITIAL])
     return pa.concat_tables(
         [
-            rows.append_column(INITIAL, pa.nulls(rows.num_rows, kind)),
-            cast_table(given, pa.schema([*rows.schema, pa.field(INITIAL, kind)])),
+            rows.append_column(INITIAL, pa.nulls(rows.num_rows, state_type)),
+            cast_table(initial_rows, pa.schema([*rows.schema, pa.field(INITIAL, state_type)])),
         ]
     )
 
@@ -120,19 +127,31 @@ def _with_initial(order: Order, rows: pa.Table, initial: pa.Table) -> pa.Table:
 class SimWork:
     """One micro-batch's rows on a ``SimCluster``. Implements ``protocol.ports.Work``.
 
-    ``perform(attempt)`` executes a slot and returns the answer that counts: a test may run it twice, elsewhere, later
-    or not at all. ``lose_block`` names a store whose kept result is computed again before the sink reads it. ``asked``
-    counts how often the rows were asked for their partitions. ``initial`` is initial state by store.
+    Parameters:
+        cluster: the executors.
+        rows: the input, with the columns that ``operators`` need.
+        operators: the operators of the query.
+        sinks: the sink of each store.
+        perform: runs an attempt and returns the result that counts. A test may run it twice, later or not at all.
+        lose_block: a store whose result is computed again before the sink reads it.
+        initial: initial state by store.
+
+    ``drained`` counts the calls of ``drain``, ``partition_reads`` those of ``partitions``.
     """
 
     def __init__(
-        self, cluster: SimCluster, rows: pa.Table, operators: Sequence[Operator], sinks: Mapping[str, Sink],
-        perform: Callable[[Attempt], pa.Table] = Attempt.run, lose_block: str | None = None,
+        self,
+        cluster: SimCluster,
+        rows: pa.Table,
+        operators: Sequence[Operator],
+        sinks: Mapping[str, Sink],
+        perform: Callable[[Attempt], pa.Table] = Attempt.run,
+        lose_block: str | None = None,
         initial: Mapping[str, pa.Table] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._cluster = cluster
         self._rows = rows
-        self._given = {operator.store: operator.compute for operator in operators}
+        self._computations = {operator.store: operator.compute for operator in operators}
         self._sinks = sinks
         self._perform = perform
         self._lose_block = lose_block
@@ -141,51 +160,53 @@ class SimWork:
         self._attempts: dict[str, list[Attempt]] = {}
         self._answers: dict[str, list[pa.Table]] = {}
         self.drained = 0
-        self.asked = 0
+        self.partition_reads = 0
 
     def executors(self) -> Sequence[Executor]:
         """Return the live executors, sorted by id."""
         return self._cluster.executors()
 
     def placed(self) -> bool:
-        """Tell that slots are placed by name."""
+        """Return true: slots are placed by name."""
         return True
 
     def partitions(self, most: int) -> Sequence[Partition]:
         """Return the distinct (topic, partition) of the rows, or ``most`` of them."""
-        self.asked += 1
-        found = self._rows.group_by(["topic", "partition"]).aggregate([]).to_pydict()
-        return list(zip(found["topic"], found["partition"], strict=True))[:most]
+        self.partition_reads += 1
+        columns = self._rows.group_by(["topic", "partition"]).aggregate([]).to_pydict()
+        return list(zip(columns["topic"], columns["partition"], strict=True))[:most]
 
     def newest_event_times(self, columns: Sequence[str]) -> Mapping[str, int]:
         """Return the newest event time (ms) of each timestamp column that has any."""
-        found = {name: newest_ms(self._rows.column(name)) for name in columns}
-        return {name: ms for name, ms in found.items() if ms is not None}
+        newest = {name: newest_ms(self._rows.column(name)) for name in columns}
+        return {name: ms for name, ms in newest.items() if ms is not None}
 
     def run(self, layout: SlotLayout, orders: Sequence[Order]) -> Sequence[Receipt]:
         """Run every slot of every order, keep the result once, and return all receipts."""
         attempts: dict[str, list[Attempt]] = {}
         for order in orders:
-            text, computation = order.to_json(), self._given[order.store]
-            given = routed(order, self._rows, layout.shards, self._initial.get(order.store))
-            parts, names = sorted(given.items()), self._cluster.random_bytes
+            text = order.to_json()
+            computation = self._computations[order.store]
+            rows_by_slot = routed(order, self._rows, layout.shards, self._initial.get(order.store))
             executor_of = {place.number: place.executor for place in layout.of(order.store).slots}
-            self._routed[order.store] = sum(part.num_rows for part in given.values())
+            self._routed[order.store] = sum(rows.num_rows for rows in rows_by_slot.values())
             attempts[order.store] = [
-                Attempt(Order.from_json(text, slot), computation, slot, executor_of[slot], part, names)
-                for slot, part in parts
+                Attempt(
+                    Order.from_json(text, slot), computation, slot, executor_of[slot], rows, self._cluster.random_bytes
+                )
+                for slot, rows in sorted(rows_by_slot.items())
             ]
         self._attempts = attempts
         receipts: list[Receipt] = []
         answers = iter(self.answers([attempt for of_store in attempts.values() for attempt in of_store]))
         for store, of_store in attempts.items():
             self._answers[store] = [next(answers) for _ in of_store]
-            told = pa.concat_tables(self._answers[store]).column(RECEIPT).drop_null().to_pylist()
-            receipts += [self._cluster.on_its_disk(Receipt.from_json(text)) for text in told]
+            texts = pa.concat_tables(self._answers[store]).column(RECEIPT).drop_null().to_pylist()
+            receipts += [self._cluster.with_usage(Receipt.from_json(text)) for text in texts]
         return receipts
 
     def answers(self, attempts: Sequence[Attempt]) -> list[pa.Table]:
-        """Run the attempts, of one batch and all stores, and return the answers that count."""
+        """Run the attempts of all stores, and return the results that count."""
         return [self._perform(attempt) for attempt in attempts]
 
     def plan_fallbacks(self) -> int:
@@ -201,23 +222,22 @@ class SimWork:
         return self._routed[store]
 
     def deliver(self, receipts: Sequence[Receipt], delivery: Delivery, check: Callable[[], None]) -> None:
-        """Give each operator's rows to its sink after the check. Raises ``StaleRows`` on a row of any attempt but the
-        receipts'.
-        """
+        """Pass each operator's rows to its sink after the check. Raises ``StaleRows`` for a row of another attempt."""
         check()
         if self._lose_block in self._attempts:
-            store, self._lose_block = self._lose_block, None
+            store = self._lose_block
+            self._lose_block = None
             self._answers[store][0] = self._perform(self._attempts[store][0])
         for store, answers in self._answers.items():
             rows = pa.concat_tables(answers)
-            ours = pa.array([receipt.attempt for receipt in receipts if receipt.store == store], pa.string())
-            if pc.any(pc.invert(pc.is_in(rows.column(ATTEMPT), ours))).as_py():
+            attempts = pa.array([receipt.attempt for receipt in receipts if receipt.store == store], pa.string())
+            if pc.any(pc.invert(pc.is_in(rows.column(ATTEMPT), attempts))).as_py():
                 raise StaleRows(store)
             output = rows.filter(rows.column(RECEIPT).is_null()).drop_columns([ATTEMPT, RECEIPT])
             self._sinks[store](output, delivery)
 
     def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
-        """Give the sinks the output rows that were sealed with a committed batch."""
+        """Pass the output rows that were sealed with a committed batch to the sinks."""
         reader = Reader(self._cluster.store, None, keys_of(self._cluster.home))
         for store, sink in self._sinks.items():
             tables = reader.outputs(store, (link for owner, link in outputs if owner == store))
@@ -225,7 +245,7 @@ class SimWork:
                 sink(pa.concat_tables(tables.values()), delivery)
 
     def drain(self) -> None:
-        """Read the input to its end, for a batch that is skipped."""
+        """Count the call."""
         self.drained += 1
 
     def release(self) -> None:
@@ -235,15 +255,15 @@ class SimWork:
 
 
 class Aborted(Exception):
-    """The source broke off in the middle of a batch, as ``abort`` was told to have it."""
+    """The source failed in the middle of a batch, as requested by ``Harness.abort``."""
 
 
 class Crashed(BaseException):
-    """The driver's process is gone, as ``crash_at`` had it. As with a real one, no ``except Exception`` sees it."""
+    """The driver's process crashed, as requested by ``Harness.crash_at``. ``except Exception`` does not catch it."""
 
 
 class Faults:
-    """At most one abort and one crash that are still to come. ``lose_copies`` says what the crash takes with it."""
+    """The next abort and the next crash. ``lose_copies`` means that the crash also removes all local copies."""
 
     def __init__(self) -> None:
         self._slots: int | None = None
@@ -251,19 +271,20 @@ class Faults:
         self.lose_copies = False
 
     def abort(self, after_slots: int) -> None:
-        """Break a batch off once so many slots have answered."""
+        """Abort a batch after this many slots."""
         self._slots = after_slots
 
     def crash(self, step: Step, *, lose_copies: bool) -> None:
-        """Let the driver die at a step. Raises ``ConfigError`` for what is none."""
+        """Crash the driver at a step. Raises ``ConfigError`` for an unknown step."""
         if step not in get_args(Step):
             raise ConfigError(
-                f"there is no step {step!r}", remedy=f"use one of {', '.join(get_args(Step))}", id="RIFFLE-0479"
+                f"Unknown step {step!r}.", remedy=f"Use one of {', '.join(get_args(Step))}.", id="RIFFLE-0479"
             )
-        self._step, self.lose_copies = step, lose_copies
+        self._step = step
+        self.lose_copies = lose_copies
 
     def reached(self, step: str) -> None:
-        """Hear of a step of the driver's."""
+        """Raise ``Crashed`` if the crash is due at this step."""
         if step == self._step:
             self._step = None
             raise Crashed(step)

@@ -1,7 +1,7 @@
-"""A query without Spark, in one process: executors, clock, upkeep. Knows the protocol's ports. Does not know chance.
+"""A query without Spark in one process: its executors, clock and background work.
 
-Slots and driver are the project's own, on real local copies. Simulated are only Spark's parts: which rows are routed
-where, which attempt runs when, and whose answer counts (``simulated_work``).
+Slots and driver are real and use real local copies. Only Spark's parts are simulated: which rows are routed to which
+slot, when an attempt runs, and which attempt's result counts (``simulated_work``).
 
     cluster = SimCluster(home_of("memory://mine", folder), store)
     cluster.add("1")
@@ -28,19 +28,25 @@ from riffle_spark.worker.upkeep_piece import run_upkeep
 __all__ = ["InlineBackground", "InlineLock", "ManualClock", "RandomBytes", "SimCluster", "home_of"]
 
 RandomBytes = Callable[[int], bytes]
-Told = TypeVar("Told", Census, Receipt, UpkeepReceipt)
-_STANDING_STILL = float
-"""The clock of a piece of upkeep: always zero, so that how far it comes never depends on how fast the machine is."""
+Answer = TypeVar("Answer", Census, Receipt, UpkeepReceipt)
+_STOPPED_CLOCK = float
+"""The clock of a piece of upkeep. It is always zero, so that results do not depend on the speed of the machine."""
 
 
 class ManualClock:
-    """A clock that goes on only when it is told to. Implements ``protocol.ports.Clock``."""
+    """A clock that moves only by ``advance``. Implements ``protocol.ports.Clock``. ``ms`` is its time since the epoch.
+
+    >>> clock = ManualClock(1_000)
+    >>> clock.advance(2.5)
+    >>> clock.wall_ms(), clock.seconds()
+    (3500, 3.5)
+    """
 
     def __init__(self, ms: int = 1_700_000_000_000) -> None:
         self._ms = ms
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the time forward."""
         self._ms += int(seconds * 1000)
 
     def wall_ms(self) -> int:
@@ -48,12 +54,23 @@ class ManualClock:
         return self._ms
 
     def seconds(self) -> float:
-        """Return seconds of a clock that never goes back."""
+        """Return the same time in seconds."""
         return self._ms / 1000
 
 
 class InlineBackground:
-    """Implements ``protocol.ports.Background`` on the caller's thread: at once or, if ``deferred``, at ``run``."""
+    """Runs background work on the caller's thread. Implements ``protocol.ports.Background``.
+
+    Work runs when it is submitted, or with ``deferred`` when ``run`` is called.
+
+    >>> background = InlineBackground(deferred=True)
+    >>> background.submit(lambda: "done")
+    >>> background.busy()
+    True
+    >>> background.run()
+    >>> background.collect()
+    ['done']
+    """
 
     def __init__(self, *, deferred: bool = False) -> None:
         self._deferred = deferred
@@ -61,31 +78,32 @@ class InlineBackground:
         self._results: list[object] = []
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Take one piece of work."""
+        """Queue one piece of work."""
         self._waiting.append(work)
         if not self._deferred:
             self.run()
 
     def run(self) -> None:
-        """Do all work that waits."""
+        """Run all queued work."""
         while self._waiting:
             work = self._waiting.pop(0)
             try:
                 self._results.append(work())
-            except Exception as error:  # noqa: BLE001 - as on a real background: the driver looks at it
+            except Exception as error:  # noqa: BLE001 - collected, as on a real background
                 self._results.append(error)
 
     def collect(self) -> Sequence[object]:
         """Return the results since the last call; failures as exceptions."""
-        found, self._results = self._results, []
-        return found
+        results = self._results
+        self._results = []
+        return results
 
     def busy(self) -> bool:
-        """Tell whether submitted work has not finished yet."""
+        """Whether submitted work has not run yet."""
         return bool(self._waiting)
 
     def rest(self, seconds: float) -> None:
-        """Go on at once: nobody waits in a simulation."""
+        """Return at once."""
 
     def lock(self) -> Lock:
         """Return a new lock."""
@@ -93,13 +111,13 @@ class InlineBackground:
 
 
 class InlineLock:
-    """A lock where there is one thread: who enters it twice would wait for ever, so that is refused."""
+    """A lock for one thread, which fails instead of waiting if it is held."""
 
     def __init__(self) -> None:
         self.held = False
 
     def __enter__(self) -> None:
-        assert not self.held, "the thread that is inside would wait for itself"
+        assert not self.held, "the thread that holds the lock would wait for itself"
         self.held = True
 
     def __exit__(self, *_: object) -> None:
@@ -107,18 +125,24 @@ class InlineLock:
 
 
 def home_of(root: str, local_dir: Path, application: str = "app") -> Home:
-    """Return where a simulated query keeps its state."""
+    """Return where a simulated query stores its state: ``root`` and, for local copies, ``local_dir``."""
     return Home(root, StoreOptions(), str(local_dir), application, frozenset())
 
 
 class SimCluster:
-    """Executors that live in this process, each with a folder of its own. Implements ``protocol.ports.Cluster``: orders
-    and answers go through their JSON.
+    """Executors in this process, each with its own folder. Implements ``protocol.ports.Cluster``.
 
-    ``store`` is what their slots read and write, ``random_bytes`` names their attempts. Executors in ``stalled`` do no
-    upkeep, those in ``silent`` answer no census. Pieces of those in ``frozen`` never end: ``clock`` goes on to their
-    deadline, and all answers are lost. ``disks`` says how full an executor's disk is, and of how many bytes, instead of
-    the disk that all share; ``memories`` what its Python takes and has left, in bytes: else nothing tells.
+    Orders and answers are converted to JSON and back. All attributes may be changed at any time.
+
+    Attributes:
+        store: the object store of all executors.
+        home: where state is stored.
+        random_bytes: returns the random bytes that name attempts.
+        stalled: executors that run no upkeep.
+        silent: executors that answer no census.
+        frozen: executors whose pieces of upkeep never end. ``clock`` moves to their deadline, and all answers are lost.
+        disks: by executor, a function that returns the used share of its disk and the disk's bytes.
+        memories: by executor, a function that returns the bytes its Python worker uses and the bytes left.
     """
 
     def __init__(self, home: Home, store: ObjectStore, random_bytes: RandomBytes = os.urandom) -> None:
@@ -135,17 +159,18 @@ class SimCluster:
         self.clock = ManualClock()
 
     def add(self, name: str, cores: int = 1) -> None:
-        """Start an executor; it takes a folder that a lost one left behind, if there is one."""
+        """Start an executor. It takes over the folder of a lost executor if there is one."""
         self._live[name] = Executor(name, f"host-{name}", cores)
 
     def lose(self, name: str, *, disk: bool = False, planned: bool = False) -> None:
-        """Lose an executor; with ``disk``, its folder too. ``planned``: somebody took it away on purpose."""
+        """Lose an executor, with ``disk`` also its folder. ``planned`` marks it as removed on purpose."""
         del self._live[name]
         if planned:
             self._dismissed.add(name)
         if disk:
-            owners, gone = Path(self.home.local_dir or "").glob("*/*/owner"), f"{self.home.application}/{name}"
-            for owner in [path for path in owners if path.read_text() == gone]:
+            owners = Path(self.home.local_dir or "").glob("*/*/owner")
+            lost_owner = f"{self.home.application}/{name}"
+            for owner in [path for path in owners if path.read_text() == lost_owner]:
                 shutil.rmtree(owner.parent)
 
     def executors(self) -> tuple[Executor, ...]:
@@ -153,24 +178,23 @@ class SimCluster:
         return tuple(sorted(self._live.values()))
 
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
-        """Ask each of these executors that lives what it finds."""
-        asked = [executor.id for executor in executors if executor.id in self._live.keys() - self.silent]
+        """Return the census of each of these executors that is live and not silent."""
+        names = [executor.id for executor in executors if executor.id in self._live.keys() - self.silent]
         text = order.to_json()
-        found = [take_census(CensusOrder.from_json(text), executor).to_json() for executor in asked]
-        return [self.on_its_disk(Census.from_json(answer)) for answer in found]
+        answers = [take_census(CensusOrder.from_json(text), name).to_json() for name in names]
+        return [self.with_usage(Census.from_json(answer)) for answer in answers]
 
-    def on_its_disk(self, told: Told) -> Told:
-        """Return what an executor told, of its own disk and memory."""
-        memory = self.memories[told.executor]() if told.executor in self.memories else (0, 0)
-        told = replace(told, memory=memory)
-        return replace(told, disk=self.disks[told.executor]()) if told.executor in self.disks else told
+    def with_usage(self, answer: Answer) -> Answer:
+        """Return an executor's answer with the disk and memory usage that are set for it."""
+        memory = self.memories[answer.executor]() if answer.executor in self.memories else (0, 0)
+        answer = replace(answer, memory=memory)
+        return replace(answer, disk=self.disks[answer.executor]()) if answer.executor in self.disks else answer
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
         """Run each live executor's piece of upkeep."""
-        told = sorted(orders.keys() & self._live.keys() - self.stalled)
-        frozen = [executor for executor in told if executor in self.frozen]
-        work = [executor for executor in told if executor not in self.frozen]
-        receipts = [self._upkeep(orders[executor].to_json(), executor) for executor in work]
+        names = sorted(orders.keys() & self._live.keys() - self.stalled)
+        frozen = [name for name in names if name in self.frozen]
+        receipts = [self._upkeep(orders[name].to_json(), name) for name in names if name not in self.frozen]
         if not frozen:
             return receipts
         seconds = max(orders[executor].seconds + orders[executor].timeout_seconds for executor in frozen)
@@ -178,9 +202,9 @@ class SimCluster:
         return [overdue_receipt(executor, seconds) for executor in frozen]
 
     def _upkeep(self, text: str, executor: str) -> UpkeepReceipt:
-        receipt = run_upkeep(UpkeepOrder.from_json(text), executor, self.random_bytes, _STANDING_STILL)
-        return self.on_its_disk(UpkeepReceipt.from_json(receipt.to_json()))
+        receipt = run_upkeep(UpkeepOrder.from_json(text), executor, self.random_bytes, _STOPPED_CLOCK)
+        return self.with_usage(UpkeepReceipt.from_json(receipt.to_json()))
 
     def planned(self, executors: Sequence[str]) -> frozenset[str]:
-        """Return those of the executors that were taken away on purpose."""
+        """Return which of the executors were removed on purpose."""
         return frozenset(executors) & self._dismissed

@@ -1,3 +1,1 @@
-"""What runs on executors: one slot's Arrow rows and copies in, rows and a receipt out. Does not know Spark or the
-driver.
-"""
+"""What runs on executors: slots, censuses and pieces of upkeep."""

@@ -1,4 +1,4 @@
-"""What an executor finds on its own machine: its folder, the copies in it, its rack and its tags."""
+"""An executor's report of its folder, its local copies, its rack and its tags."""
 
 import functools
 import os
@@ -22,43 +22,44 @@ _TAG = "RIFFLE_TAG_"
 
 
 def take_census(order: CensusOrder, executor: str) -> Census:
-    """Tell what this executor holds, and tidy its folder; it gets one if it has none. Whatever fails is told in
-    ``error``.
+    """Return this executor's report, and tidy its folder, which is created if it has none.
 
-    A disk that refuses a small file is such a failure: slots there would fail batches. A copy that is not whole
-    is removed, so is what processes that died left half done, and what the listed keys do not open. Folders of other
-    roots are left alone, whoever owned them.
+    Removes copies that are not whole, files that dead processes left, and files that the listed keys do not open.
+    Folders of other roots are not touched. A failure is reported in ``error``. So is a disk that refuses a small file,
+    because slots there would fail batches.
     """
-    rack, tags = rack_of_environment(), tags_of_environment()
+    rack = rack_of_environment()
+    tags = tags_of_environment()
     try:
         folder = folder_of(order.home, executor)
         used_before = time.time() - order.folder_cleanup_seconds
         folder.tidy(used_before)
         with folder.used():
             folder.probe_disk()
-            with suppress(RiffleError, OSError):  # without the right keys batches fail, and say why
+            with suppress(RiffleError, OSError):  # batches fail without the right keys, with their own error
                 drop_unreadable(folder, keys_of(order.home), anew=True)
-            copies, sealed = _copies(folder), folder.sealed_attempts()
+            copies = _copies(folder)
+            sealed = folder.sealed_attempts()
             disk = read_disk_use(folder.path)
             removed = remove_folders(folder.path.parent, order.home.live, used_before)
-    except Exception as trouble:  # noqa: BLE001 - a census is asked of every executor; one that cannot answer says why
-        return Census(executor, rack=rack, tags=tags, error=str(trouble))
+    except Exception as error:  # noqa: BLE001 - one executor that fails must not hide the others
+        return Census(executor, rack=rack, tags=tags, error=str(error))
     return Census(executor, folder.member, copies, sealed, rack, tags, disk, memory_use(), removed)
 
 
 def _copies(folder: Folder) -> tuple[tuple[str, int, int, str], ...]:
     stacks = functools.cache(folder.stacks)
-    found = ((store, key_group, read_head(folder, stacks(store), key_group)) for store, key_group in folder.copies())
-    return tuple((store, key_group, *head) for store, key_group, head in found if head is not None)
+    heads = ((store, key_group, read_head(folder, stacks(store), key_group)) for store, key_group in folder.copies())
+    return tuple((store, key_group, *head) for store, key_group, head in heads if head is not None)
 
 
 def rack_of_environment(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return what ``RIFFLE_RACK`` says, ``None`` where it is unset or empty."""
+    """Return the value of ``RIFFLE_RACK``, ``None`` if it is unset or empty."""
     return environment.get(_RACK) or None
 
 
 def tags_of_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what ``RIFFLE_TAG_<NAME>`` say, by name in lower case; empty ones are left out."""
+    """Return the values of ``RIFFLE_TAG_<NAME>`` by lower-case name, without empty ones."""
     return {
         name[len(_TAG) :].lower(): value
         for name, value in sorted(environment.items())

@@ -1,8 +1,7 @@
-"""Dead letters: rows of keys that the user's function fails on go beside the output, and the batch goes on as if they
-had never come. Knows which keys fail, and how results and letters are told apart. Does not know what is computed.
+"""Dead letters: rows of keys on which the user's function fails are returned beside the output.
 
-Nothing is undone: what a slot changes is in memory until it is sealed, so the slot is run again, on the same state, on
-the other keys' rows alone.
+The slot runs again on the same state without the rows of these keys. Nothing has to be undone, because a slot keeps its
+changes in memory until it seals them.
 """
 
 from collections.abc import Callable
@@ -18,34 +17,33 @@ from riffle_spark.state.copies import disk
 from riffle_spark.worker.input import TouchedKeys
 from riffle_spark.worker.seal import DeadRows, SlotResult
 
-__all__ = ["collects_for", "taken_apart", "with_letters"]
+__all__ = ["collects_for", "split_letters", "with_letters"]
 
 Run = Callable[[pa.Table, TouchedKeys], SlotResult]
 Numbers = npt.NDArray[np.int64]
 
 
 def collects_for(order: Order) -> Collects | None:
-    """Return which errors make letters, if an order has these."""
+    """Return the test for errors that make dead letters, ``None`` if the order has no dead letters."""
     return _is_of_rows if LETTER in order.output.names else None
 
 
 def _is_of_rows(error: Exception) -> bool:
-    """Tell whether an error may be the rows' fault; what memory or a local disk refuses is not."""
+    """Whether rows may have caused an error. They do not cause a lack of memory or a full local disk."""
     return not isinstance(error, MemoryError) and not (isinstance(error, OSError) and disk.is_refusal(error))
 
 
 def with_letters(order: Order, rows: pa.Table, touched: TouchedKeys, run: Run) -> SlotResult:
-    """Return what ``run`` makes of a slot's rows; where the order has dead letters, those of keys that fail are letters
-    behind the output.
+    """Return the result of ``run`` on a slot's rows, with the dead letters after the output if the order has them.
 
-    Raises what the function raised if that is no row's fault, as in a timer's call: then the batch fails.
+    Raises the function's error if no row caused it, as in the call for a timer. Then the batch fails.
     """
     if LETTER not in order.output.names:
         return run(rows, touched)
     is_initial = np.zeros(rows.num_rows, np.bool_)
     if order.initial is not None:
         is_initial = rows.column(INITIAL).is_valid().to_numpy()
-    failed, result = _Trials(rows, touched, is_initial, run).found(np.arange(len(touched.hashes)))
+    failed, result = _Trials(rows, touched, is_initial, run).run(np.arange(len(touched.hashes)))
     columns = [*result.output.columns, pa.nulls(result.output.num_rows, order.output.field(LETTER).type)]
     output = pa.table(columns, schema=_nullable(order.output))
     if not failed:
@@ -54,12 +52,12 @@ def with_letters(order: Order, rows: pa.Table, touched: TouchedKeys, run: Run) -
     letters = _letters(order, rows.filter(pa.array(is_dead)), touched.codes[is_dead], touched, failed)
     nothing = [pa.nulls(len(letters), field.type) for field in without_letters(output.schema)]
     output = pa.concat_tables([output, pa.table([*nothing, letters], schema=output.schema)])
-    # What was raised by its class alone: what it says may have a row's values, and the driver logs this.
+    # The error's class alone, because its text may contain a row's values, and the driver logs this.
     return result._replace(output=output, dead=DeadRows(len(letters), failed[min(failed)].error))
 
 
 class _Trials:
-    """Runs a slot on rows of some of its keys, until none of these fails. Rows of initial state are always there."""
+    """Runs a slot on the rows of some keys until none of them fails. Rows of initial state are always included."""
 
     def __init__(self, rows: pa.Table, touched: TouchedKeys, is_initial: npt.NDArray[np.bool_], run: Run) -> None:
         self._rows = rows
@@ -67,61 +65,62 @@ class _Trials:
         self._is_initial = is_initial
         self._run = run
 
-    def found(self, keys: Numbers) -> tuple[dict[int, Failure], SlotResult]:
-        """Return which of these keys fail, and the result without them. Each further run is on fewer keys.
+    def run(self, keys: Numbers) -> tuple[dict[int, Failure], SlotResult]:
+        """Return the keys that fail, and the result without them. Each further run has fewer keys.
 
-        Raises ``FailedKeys`` where it is none of them: they fail without rows, or only together.
+        Raises ``FailedKeys`` if none of them is to blame: they fail without rows, or only together.
         """
-        found = dict[int, Failure]()
+        failures = dict[int, Failure]()
         while True:
-            touched, numbers, is_there = self._only(keys)
+            touched, numbers, is_included = self._only(keys)
             try:
-                return found, self._run(self._rows.filter(pa.array(is_there)), touched)
+                return failures, self._run(self._rows.filter(pa.array(is_included)), touched)
             except FailedKeys as failed:
-                here = {int(numbers[at]): failure for at, failure in failed.by_key.items()}
-                here = here or self._blamed(keys, failed)
-                if not here:
+                new_failures = {int(numbers[index]): failure for index, failure in failed.by_key.items()}
+                new_failures = new_failures or self._failures_by_halves(keys, failed)
+                if not new_failures:
                     raise
-            found |= here
-            keys = np.setdiff1d(keys, list(here))
+            failures |= new_failures
+            keys = np.setdiff1d(keys, list(new_failures))
 
-    def _blamed(self, keys: Numbers, failed: FailedKeys) -> dict[int, Failure]:
-        """Return which of some keys make fail what all did together, as their output: one half of them at a time."""
+    def _failures_by_halves(self, keys: Numbers, failed: FailedKeys) -> dict[int, Failure]:
+        """Return which keys fail if the error named none, by running one half of them at a time."""
         if len(keys) <= 1:
             return {int(key): Failure.of(failed.__cause__ or failed) for key in keys}
-        self.found(keys[:0])  # What fails without any rows says so now, and not when each key was tried.
+        self.run(keys[:0])  # raises an error that no row causes before each key is tried
         half = len(keys) // 2
-        return {**self.found(keys[:half])[0], **self.found(keys[half:])[0]}
+        return {**self.run(keys[:half])[0], **self.run(keys[half:])[0]}
 
     def _only(self, keys: Numbers) -> tuple[TouchedKeys, Numbers, npt.NDArray[np.bool_]]:
-        """Return what the rows of these keys touch, which keys of all that is, and which rows."""
-        all_of = self._touched
-        is_there = np.isin(all_of.codes, keys) | self._is_initial
-        if is_there.all():
-            return all_of, np.arange(len(all_of.hashes)), is_there
-        return *all_of.only(is_there), is_there
+        """Return what the rows of these keys touch, the indices of the keys, and which rows they have."""
+        is_included = np.isin(self._touched.codes, keys) | self._is_initial
+        if is_included.all():
+            return self._touched, np.arange(len(self._touched.hashes)), is_included
+        return *self._touched.only(is_included), is_included
 
 
 def _letters(
     order: Order, rows: pa.Table, codes: Numbers, touched: TouchedKeys, failed: dict[int, Failure]
-) -> pa.StructArray:  # fmt: skip
-    """Return what is told of rows, whose keys have these numbers."""
-    kind, dead = order.output.field(LETTER).type, np.array(sorted(failed))
+) -> pa.StructArray:
+    """Return the dead letters for rows, whose keys have these numbers."""
+    letter_type = order.output.field(LETTER).type
+    dead = np.array(sorted(failed))
     places = pa.array(np.searchsorted(dead, codes))
-    told = [pa.array(texts, pa.string()).take(places) for texts in zip(*(failed[key] for key in dead), strict=True)]
+    columns = [pa.array(texts, pa.string()).take(places) for texts in zip(*(failed[key] for key in dead), strict=True)]
     shown = [one_array(rows.column(name)) for name in (order.shown or order.rows.names)]
-    row = pa.StructArray.from_arrays(shown, fields=list(kind.field("row").type))
-    store, key_group = pa.repeat(order.store, len(codes)), pa.array(touched.key_groups[codes])
-    return pa.StructArray.from_arrays([*told, store, key_group, row], fields=list(kind))
+    row = pa.StructArray.from_arrays(shown, fields=list(letter_type.field("row").type))
+    store = pa.repeat(order.store, len(codes))
+    key_group = pa.array(touched.key_groups[codes])
+    return pa.StructArray.from_arrays([*columns, store, key_group, row], fields=list(letter_type))
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
-def taken_apart(answers: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return the rows of an output with dead letters, and these."""
+def split_letters(answers: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Split an output with dead letters into its result rows and the dead letters."""
     letters = answers.column(LETTER)
     results = answers.filter(letters.is_null()).drop_columns([LETTER])
-    told = one_array(letters.filter(letters.is_valid()))
-    return results, pa.Table.from_batches([pa.RecordBatch.from_struct_array(told)])
+    letter_rows = one_array(letters.filter(letters.is_valid()))
+    return results, pa.Table.from_batches([pa.RecordBatch.from_struct_array(letter_rows)])

@@ -1,6 +1,4 @@
-"""Keys whose time has come, in stores of columns: found, given to the computation once, and gone unless it keeps them.
-Knows changes and stacks. Does not know objects.
-"""
+"""Due keys in stores of columns: they are passed to the computation once, and deleted unless it keeps them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,26 +32,34 @@ __all__ = ["with_expired"]
 
 
 def with_expired(
-    order: Order, schema: PlainColumns, compute: BlockComputation, stacks: Mapping[int, OpenStack],
-    entries: Mapping[int, Entry], result: SlotResult, timed: run_computation.Timed,
-) -> SlotResult:  # fmt: skip
-    """Return what became of a slot's rows, and of the keys that are due then, and when key-groups that changed are due
-    next. ``stacks`` and ``entries`` are those of the touched key-groups and of those with something due.
+    order: Order,
+    schema: PlainColumns,
+    compute: BlockComputation,
+    stacks: Mapping[int, OpenStack],
+    entries: Mapping[int, Entry],
+    result: SlotResult,
+    timed: run_computation.Timed,
+) -> SlotResult:
+    """Return a slot's result after its due keys, with the next due time of each changed key-group.
+
+    ``stacks`` and ``entries`` are those of the touched key-groups and of key-groups with due keys.
     """
     first_ms = {key_group: first_ms_of(entry.timer_ms) for key_group, entry in entries.items()}
-    changes, outputs, count = result.changes, [result.output], 0
+    changes = result.changes
+    outputs = [result.output]
+    count = 0
     for until_ms, watermark_ms in order.times.passes:
         if isinstance(compute, PlainExpiry) and compute.forgets:
             forgotten, first_ms = _forgotten(changes, stacks, first_ms, until_ms)
             count += forgotten
-        changes = _over_due(schema, changes, stacks, first_ms, until_ms)
+        changes = _with_due_rows(schema, changes, stacks, first_ms, until_ms)
         is_due = _due_ms(schema, changes) <= until_ms
         first_ms = {key_group: max(ms, until_ms + 1) for key_group, ms in first_ms.items()}
         if is_due.any():
             touched, state = _touched(schema, changes, is_due)
-            gone = run_computation.run_on_due(order, compute, touched, state, watermark_ms, timed)
-            changes = _replaced(changes, is_due, run_computation.changes_of(schema, touched, gone))
-            outputs.append(gone.output)
+            result_on_due = run_computation.run_on_due(order, compute, touched, state, watermark_ms, timed)
+            changes = _replaced(changes, is_due, run_computation.changes_of(schema, touched, result_on_due))
+            outputs.append(result_on_due.output)
             count += len(touched.hashes)
     changes = replace(changes, timers=_first_due(schema, changes, stacks, first_ms))
     return result._replace(output=pa.concat_tables(outputs), changes=changes, expired=count)
@@ -62,7 +68,7 @@ def with_expired(
 def _forgotten(
     changes: StateChanges, stacks: Mapping[int, OpenStack], first_ms: Mapping[int, int], until_ms: int
 ) -> tuple[int, dict[int, int]]:
-    """Return how many keys are due in key-groups that changed anyway, and from when on to look at what is below."""
+    """Return how many keys are due in key-groups that changed, and the time from which to search each key-group."""
     changed = {key_group for key_group, _, _ in spans_of(changes.key_groups)}
     due = [
         run.due.between(first_ms[key_group], until_ms)
@@ -74,11 +80,14 @@ def _forgotten(
     return sum(map(len, due)), later
 
 
-def _over_due(
-    schema: PlainColumns, changes: StateChanges, stacks: Mapping[int, OpenStack], first_ms: Mapping[int, int],
+def _with_due_rows(
+    schema: PlainColumns,
+    changes: StateChanges,
+    stacks: Mapping[int, OpenStack],
+    first_ms: Mapping[int, int],
     until_ms: int,
-) -> StateChanges:  # fmt: skip
-    """Return what a batch changed, and the rows below it that are due as they are."""
+) -> StateChanges:
+    """Return a batch's changes with the due rows of the stacks that it did not change."""
     below = [
         RunsOfKeyGroup(kg, stacks[kg].runs, ms)
         for kg, ms in sorted(first_ms.items())
@@ -87,8 +96,8 @@ def _over_due(
     due = find_due_rows(schema, below, until_ms)
     if not due.rows.num_rows:
         return changes
-    there = pa.array(np.zeros(len(due.hashes), dtype=np.bool_))
-    rows = pa.table([pa.array(due.hashes), *due.rows.columns, there], schema=changes.table.schema)
+    not_deleted = pa.array(np.zeros(len(due.hashes), dtype=np.bool_))
+    rows = pa.table([pa.array(due.hashes), *due.rows.columns, not_deleted], schema=changes.table.schema)
     table = pa.concat_tables([changes.table, rows]).combine_chunks()
     key_groups = np.concatenate([changes.key_groups, due.key_groups])
     once = newest_by_group(table.column(part_codec.HASH).to_numpy(), table.select(schema.key.names), key_groups)
@@ -96,52 +105,58 @@ def _over_due(
 
 
 def _due_ms(schema: PlainColumns, changes: StateChanges) -> Indices:
-    """Return when each row is due."""
+    """Return when each row is due (ms), ``NEVER_MS`` for never."""
     column = one_array(changes.table.column(str(schema.due)))
-    gone, has_time = changes.table.column(part_codec.DELETED).to_numpy(), valid_mask(column)
-    return np.where(gone if has_time is None else gone | ~has_time, NEVER_MS, in_milliseconds(column))
+    deleted = changes.table.column(part_codec.DELETED).to_numpy()
+    has_time = valid_mask(column)
+    return np.where(deleted if has_time is None else deleted | ~has_time, NEVER_MS, in_milliseconds(column))
 
 
 def _touched(schema: PlainColumns, changes: StateChanges, is_due: BoolArray) -> tuple[TouchedKeys, pa.Table]:
-    """Return the keys that are due, and their state."""
-    rows, key_groups = changes.table.filter(pa.array(is_due)).combine_chunks(), changes.key_groups[is_due]
-    hashes, nothing = rows.column(part_codec.HASH).to_numpy(), np.empty(0, np.int64)
+    """Return the due keys and their state."""
+    rows = changes.table.filter(pa.array(is_due)).combine_chunks()
+    key_groups = changes.key_groups[is_due]
+    hashes = rows.column(part_codec.HASH).to_numpy()
+    nothing = np.empty(0, np.int64)
     touched = TouchedKeys(rows.select(schema.key.names), hashes, key_groups, nothing, spans_of(key_groups))
     return touched, rows.select(schema.state.names)
 
 
-def _replaced(changes: StateChanges, some: BoolArray, by: StateChanges) -> StateChanges:
-    """Return the changes with others, row for row, in the place of some."""
-    rows, others = changes.table.num_rows, by.table.num_rows
-    assert others == np.count_nonzero(some), "each key that was due has gone or stays"
+def _replaced(changes: StateChanges, replaced_rows: BoolArray, replacement: StateChanges) -> StateChanges:
+    """Return the changes with some rows replaced, row by row."""
+    rows = changes.table.num_rows
+    new_rows = replacement.table.num_rows
+    assert new_rows == np.count_nonzero(replaced_rows), "each due key is deleted or kept"
     places = np.arange(rows)
-    places[some] = rows + np.arange(others)
-    table = pa.concat_tables([changes.table, by.table]).combine_chunks()
+    places[replaced_rows] = rows + np.arange(new_rows)
+    table = pa.concat_tables([changes.table, replacement.table]).combine_chunks()
     return StateChanges(table.take(pa.array(places)), changes.key_groups)
 
 
 def _first_due(
     schema: PlainColumns, changes: StateChanges, stacks: Mapping[int, OpenStack], first_ms: Mapping[int, int]
 ) -> dict[int, int | None]:
-    """Return when the key-groups that changed are due next.
+    """Return when each changed key-group is due next, ``None`` for never.
 
-    Where nothing below is due before what the batch changed, that is known at once. Else it may be that the batch, or
-    another one before it, moved or deleted what is: then rows are looked at.
+    No rows are read if no older row is due before the changed ones. Otherwise the batch, or an earlier one, may have
+    moved or deleted that row, so the rows are read.
     """
-    spans, hashes = spans_of(changes.key_groups), changes.table.column(part_codec.HASH).to_numpy()
+    spans = spans_of(changes.key_groups)
+    hashes = changes.table.column(part_codec.HASH).to_numpy()
     if not spans:
         return {}
     least = np.minimum.reduceat(_due_ms(schema, changes), [start for _, start, _ in spans]).tolist()
-    timers, unsure = dict[int, int | None](), list[RunsOfKeyGroup]()
+    timers = dict[int, int | None]()
+    unsure = list[RunsOfKeyGroup]()
     for (key_group, start, end), ms in zip(spans, least, strict=True):
         runs = stacks[key_group].runs if key_group in stacks else ()
         below = RunsOfKeyGroup(key_group, runs, first_ms[key_group])
-        known = known_first_ms(hashes[start:end], ms, below)
-        if known is None:
+        known_ms = known_first_ms(hashes[start:end], ms, below)
+        if known_ms is None:
             of_batch = _run(schema, changes.table.slice(start, end - start))
             unsure.append(RunsOfKeyGroup(key_group, (of_batch, *runs), min(below.first_ms, ms)))
         else:
-            timers[key_group] = None if known == NEVER_MS else known
+            timers[key_group] = None if known_ms == NEVER_MS else known_ms
     return {**timers, **first_due_ms(schema, unsure)}
 
 

@@ -1,6 +1,4 @@
-"""A slot's input: the keys that its rows touch by key-group, which rows are late, where they came from. Knows Arrow and
-NumPy. Does not know copies or users.
-"""
+"""A slot's input: its keys by key-group, its late rows, and the source partitions of its rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,16 +33,16 @@ __all__ = [
 
 _CHECKED_KEYS = 256
 _GROUP_BITS = 15
-"""There are at most 32 768 key-groups."""
+"""The bits of a key-group's number: there are at most 32,768."""
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number: one key in several shards gets marks far apart."""
+"""An odd number, so that one key in several shards gets distant marks."""
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class TouchedKeys:
-    """Distinct keys by key-group and hash. ``spans`` holds (key-group, first key, end) and ``codes`` each row's key."""
+    """Distinct keys by key-group and hash. ``spans`` has (key-group, first key, end), ``codes`` the key of each row."""
 
     keys: pa.Table
     hashes: Hashes
@@ -52,15 +50,16 @@ class TouchedKeys:
     codes: npt.NDArray[np.int64]
     spans: tuple[tuple[int, int, int], ...]
 
-    def only(self, is_there: npt.NDArray[np.bool_]) -> tuple["TouchedKeys", npt.NDArray[np.int64]]:
-        """Return the keys of these rows alone, and which of all keys they are."""
-        left, codes = np.unique(self.codes[is_there], return_inverse=True)
-        keys, key_groups = self.keys.take(pa.array(left)), self.key_groups[left]
-        return TouchedKeys(keys, self.hashes[left], key_groups, codes, spans_of(key_groups)), left
+    def only(self, is_included: npt.NDArray[np.bool_]) -> tuple["TouchedKeys", npt.NDArray[np.int64]]:
+        """Return the keys of these rows, and their indices among all keys."""
+        kept_keys, codes = np.unique(self.codes[is_included], return_inverse=True)
+        key_groups = self.key_groups[kept_keys]
+        keys = self.keys.take(pa.array(kept_keys))
+        return TouchedKeys(keys, self.hashes[kept_keys], key_groups, codes, spans_of(key_groups)), kept_keys
 
 
 def touch(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
-    """Return what ``rows`` touch. Raises ``ConfigError`` if a row is of a key-group that is not this slot's."""
+    """Return the keys of ``rows``. Raises ``ConfigError`` for a row of a key-group that this slot does not serve."""
     of_row = rows.column(KEY_GROUP).to_numpy()
     _check_own(order, slot, of_row)
     if order.keyless and not rows.num_rows:
@@ -78,7 +77,7 @@ def touch(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
 
 
 def received(touched: TouchedKeys) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the key-groups that rows touch, and how many rows each got."""
+    """Return the touched key-groups and the number of rows of each."""
     if not touched.spans or not len(touched.codes):
         return (), ()
     of_key = np.bincount(touched.codes, minlength=len(touched.hashes))
@@ -87,10 +86,10 @@ def received(touched: TouchedKeys) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _without_rows(order: Order, slot: int) -> TouchedKeys:
-    """Return the one key of an aggregate that groups by nothing, in the slot that it belongs to."""
+    """Return the only key of an aggregate without grouping, if it belongs to this slot."""
     values = {name: pa.array([0 if name in order.routing else None], order.rows.field(name).type) for name in order.key}
     keys = pa.table(values)
-    hashes = keygroups.key_hashes(keys.columns)  # a null leaves a hash as it is
+    hashes = keygroups.key_hashes(keys.columns)  # a null does not change a hash
     key_groups = (hashes.view(np.int64) % order.total).astype(np.int32)
     own = np.isin(key_groups, list(order.slots[slot]))
     codes = np.empty(0, dtype=np.int64)
@@ -98,7 +97,7 @@ def _without_rows(order: Order, slot: int) -> TouchedKeys:
 
 
 def _order(hashes: Hashes, key_groups: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Return the order by key-group and hash: by both in one word where that tells all apart."""
+    """Return the order by key-group and hash. Both fit in one word unless hashes are nearly equal."""
     words = (key_groups.astype(np.uint64) << np.uint64(64 - _GROUP_BITS)) | (hashes >> np.uint64(_GROUP_BITS))
     order = np.argsort(words)
     if np.any(np.diff(words[order]) == 0):
@@ -109,9 +108,9 @@ def _order(hashes: Hashes, key_groups: npt.NDArray[np.int32]) -> npt.NDArray[np.
 def _grouped(
     keys: pa.Table, hashes: Hashes, key_groups: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the number of each row's key in its key-group, and each key's first row.
+    """Return the index of each row's key within its key-group, and each key's first row.
 
-    Rows of one hash are of one key nearly always. Where they are not, bytes of keys tell them apart.
+    Rows with equal hashes nearly always have equal keys. If not, the bytes of the keys are compared.
     """
     marks = hashes + key_groups.astype(np.uint64) * _SPREAD
     codes, first = group_keys(pa.array(marks))
@@ -119,14 +118,15 @@ def _grouped(
     if same_group and not len(differing(keys, keys.take(pa.array(first[codes])))):
         return codes, first
     whole = pc.binary_join_element_wise(
-        pa.array(key_groups).cast(pa.string()).cast(pa.large_binary()), encode_keys(keys.columns),
+        pa.array(key_groups).cast(pa.string()).cast(pa.large_binary()),
+        encode_keys(keys.columns),
         pa.scalar(b"/", pa.large_binary()),
-    )  # fmt: skip
+    )
     return group_keys(whole)
 
 
 def spans_of(ascending: npt.NDArray[np.int32]) -> tuple[tuple[int, int, int], ...]:
-    """Return (key-group, start, end) of each run of equal key-groups; nothing for nothing."""
+    """Return (key-group, start, end) of each run of equal key-groups."""
     if not len(ascending):
         return ()
     begins = (np.flatnonzero(ascending[1:] != ascending[:-1]) + 1).tolist()
@@ -140,76 +140,77 @@ def _check_own(order: Order, slot: int, of_row: npt.NDArray[np.int32]) -> None:
     foreign = of_row[~own[of_row]]
     if len(foreign):
         raise ConfigError(
-            f"{len(foreign)} rows of foreign key-groups reached slot {slot}, the first of key-group {foreign[0]}",
-            remedy=f"make {'the key' if order.by_key else 'topic and partition'} deterministic: the same row must "
-            "always have the same (no rand(), no clock)",
+            f"Slot {slot} received {len(foreign)} rows of key-groups that it does not serve, such as {foreign[0]}.",
+            remedy=f"Make {'the key' if order.by_key else 'topic and partition'} deterministic, without rand() or a "
+            "clock, so that a row always has the same value.",
             where=order.store,
             id="RIFFLE-0481",
         )
 
 
 def _check_hash(order: Order, keys: pa.Table, hashes: Hashes, key_groups: npt.NDArray[np.int32]) -> None:
-    """Compare a sample with Python's own hash: routing and every tool that reads state must agree on it."""
+    """Compare Spark's hashes of some keys with Python's. Routing and every tool that reads state must agree."""
     own = keygroups.key_hashes(keys.columns)
     routed = keygroups.key_groups([keys.column(name) for name in order.routing], order.total)
     if not (np.array_equal(own, hashes) and np.array_equal(routed, key_groups[: len(own)])):
         raise ConfigError(
-            "Spark and riffle hash these keys differently",
-            remedy="cast the key columns to a plain string, binary, number, date or timestamp (no collation)",
+            "Spark and riffle hash these keys differently.",
+            remedy="Cast the key columns to string without a collation, binary, a number, date or timestamp.",
             where=order.store,
             id="RIFFLE-0482",
         )
 
 
 def with_stored(schema: PlainColumns, touched: TouchedKeys, stacks: Mapping[int, OpenStack]) -> TouchedKeys:
-    """Return the touched keys and all others that the stacks hold: these have no rows."""
-    names, groups = schema.key.names, sorted(stacks)
+    """Return the touched keys and all other keys in the stacks, which have no rows."""
+    names = schema.key.names
+    groups = sorted(stacks)
     stored = [merge_runs(stacks[key_group].runs, names, schema.row_schema, bottom=True) for key_group in groups]
     keys = pa.concat_tables([touched.keys, *(cast_table(table.select(names), touched.keys.schema) for table in stored)])
     hashes = np.concatenate([touched.hashes, *(table.column(STORED_HASH).to_numpy() for table in stored)])
     of_stored = np.repeat(np.array(groups, np.int32), [table.num_rows for table in stored])
-    key_groups, keys = np.concatenate([touched.key_groups, of_stored]), keys.combine_chunks()
+    key_groups = np.concatenate([touched.key_groups, of_stored])
+    keys = keys.combine_chunks()
     once = newest_by_group(hashes, keys, key_groups)
     place = np.empty(len(hashes), np.int64)
     place[once] = np.arange(len(once))
-    codes, spans = place[touched.codes], spans_of(key_groups[once])
-    return TouchedKeys(keys.take(pa.array(once)), hashes[once], key_groups[once], codes, spans)
+    key_groups = key_groups[once]
+    codes = place[touched.codes]
+    return TouchedKeys(keys.take(pa.array(once)), hashes[once], key_groups, codes, spans_of(key_groups))
 
 
 def read_state(
     schema: PlainColumns, touched: TouchedKeys, stacks: Mapping[int, OpenStack]
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-    """Return the touched keys' state, row for row (nulls where there is none), and which keys have any."""
-    wanted = [WantedKeys(start, end, stacks[kg].runs) for kg, start, end in touched.spans if kg in stacks]
-    rows, found = look_up(wanted, touched.hashes, touched.keys, schema.row_schema)
-    return rows.select(schema.state.names), found
+    """Return the state of each touched key, nulls if it has none, and which keys have state."""
+    wanted_keys = [WantedKeys(start, end, stacks[kg].runs) for kg, start, end in touched.spans if kg in stacks]
+    rows, has_state = look_up(wanted_keys, touched.hashes, touched.keys, schema.row_schema)
+    return rows.select(schema.state.names), has_state
 
 
 def on_time(order: Order, rows: pa.Table) -> tuple[pa.Table, dict[str, object]]:
-    """Return the rows that are not late, and what the receipt tells of all of them; where nothing can be late, all
-    rows and nothing.
-    """
+    """Return the rows that are not late, and the receipt's fields for late rows and event time."""
     rule = order.late_rule
     if rule is None:
         return rows, {}
-    times = _of_events(order, rows, rows.column(rule.column))
+    times = _event_times(order, rows, rows.column(rule.column))
     late = _are_late(times, order.late_watermark_ms or 0)
     count = pc.sum(late).as_py() or 0
-    told: dict[str, object] = {} if order.watermark is None else {"event_time_max_ms": newest_ms(times)}
+    receipt_fields: dict[str, object] = {} if order.watermark is None else {"event_time_max_ms": newest_ms(times)}
     if not count:
-        return rows, {**told, "late_rows": 0}
+        return rows, {**receipt_fields, "late_rows": 0}
     left_out = _count_keys(order, rows.filter(late)) if rule.by == "keys" else count
-    return rows.filter(pc.invert(late)), {**told, "late_rows": left_out}
+    return rows.filter(pc.invert(late)), {**receipt_fields, "late_rows": left_out}
 
 
 def _count_keys(order: Order, rows: pa.Table) -> int:
-    """Return how many distinct keys rows have."""
+    """Return the number of distinct keys."""
     hashes = rows.column(HASH).to_numpy().view(np.uint64)
     return len(_grouped(rows.select(order.key).combine_chunks(), hashes, rows.column(KEY_GROUP).to_numpy())[1])
 
 
-def _of_events(order: Order, rows: pa.Table, times: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the times without those of initial state: where the time is of the key, its rows have one too."""
+def _event_times(order: Order, rows: pa.Table, times: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the event times, null for rows of initial state, which have one if the time is part of the key."""
     if order.initial is None:
         return times
     return pc.if_else(rows.column(INITIAL).is_valid(), pa.scalar(None, times.type), times)
@@ -227,7 +228,7 @@ def _are_late(times: pa.ChunkedArray, watermark_ms: int) -> pa.ChunkedArray:
 
 
 def counted(rows: pa.Table, column: str) -> tuple[tuple[int, int, int], ...]:
-    """Return (key-group, partition, rows) of all rows that came from one; ``column`` holds the partitions' numbers."""
+    """Return (key-group, partition, row count) of the rows. ``column`` has the numbers of the partitions."""
     if rows.column(column).null_count:  # rows of initial state
         rows = rows.filter(rows.column(column).is_valid())
     if rows.num_rows == 0:

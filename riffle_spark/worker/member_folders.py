@@ -1,5 +1,6 @@
-"""This process: its executor, and its store and folder for a root, kept between batches. Knows ``/proc``, since Spark
-hands Python workers no executor id. Does not know what a folder holds.
+"""The Python worker's executor, and its store, folder, keys and manifest for a root, kept between batches.
+
+Spark passes no executor id to Python workers, so it is read from ``/proc``.
 """
 
 import functools
@@ -40,12 +41,12 @@ _STORES_KEPT = 16
 _folders: dict[tuple[Path, str], Folder] = {}
 _manifests: dict[tuple[str, str, int], Manifest] = {}
 _keys: dict[str, tuple[str, Keys]] = {}
-_looked_over: dict[Path, frozenset[tuple[str, bytes]]] = {}
-"""By folder, for which list of keys it was looked for what they do not open."""
+_cleaned_for: dict[Path, frozenset[tuple[str, bytes]]] = {}
+"""By folder, the list of keys whose unreadable files were removed."""
 _stores: dict[tuple[str, StoreOptions], ObjectStore] = {}
 LOCAL_EXECUTOR = "driver"
-"""What Spark calls the one executor of local mode; also the answer where ``/proc`` does not tell."""
-_STEPS_UP = 6
+"""Spark's id of the executor in local mode. It is also used if ``/proc`` cannot be read."""
+_PARENTS_READ = 6
 _FLAG = b"--executor-id"
 
 
@@ -62,13 +63,13 @@ def folder_of(home: Home, executor: str) -> Folder:
 
 
 def store_of(home: Home) -> ObjectStore:
-    """Return the store of the root, one a process: its connections are kept between batches."""
+    """Return this process's store of the root, whose connections are kept between batches."""
     store = _stores.get((home.root, home.options))
     return use_store(home, open_store(home.root, home.options)) if store is None else store
 
 
 def use_store(home: Home, store: ObjectStore) -> ObjectStore:
-    """Make ``store`` this process's store of the root: for simulations, whose stores fail on purpose."""
+    """Make ``store`` this process's store of the root. Simulations use it for stores with faults."""
     if len(_stores) >= _STORES_KEPT:
         _stores.pop(next(iter(_stores)))
     _stores[home.root, home.options] = store
@@ -76,36 +77,36 @@ def use_store(home: Home, store: ObjectStore) -> ObjectStore:
 
 
 def keys_of(home: Home) -> Keys | None:
-    """Return the keys of the state, as this process finds them; ``None`` where nothing is encrypted. They are read
-    anew when their text has changed. Raises ``ConfigError`` if they, or the key of new parts, are not there.
+    """Return the encryption keys of the state, ``None`` without encryption.
+
+    They are parsed again when their text has changed. Raises ``ConfigError`` if the keys, or the key to write with, are
+    missing.
     """
     keys = keys_in(home.encryption_keys or None, home.options.s3_region)
     return keys.with_write_key(home.key) if keys is not None and home.key else keys
 
 
 def keys_in(source: str | None, region: str | None) -> Keys | None:
-    """Return the keys that a source has, by which ``encryption_keys`` names it; ``None`` without one. Empty text is
-    none, and refused as any.
-    """
+    """Return the keys in a source as ``encryption_keys`` names it, ``None`` for ``None``. Empty text is refused."""
     if source is None:
         return None
     text = read_key_source(source)
-    kept = _keys.get(source)
-    if kept is None or kept[0] != text:
-        kept = _keys[source] = text, parse_keys(text, source, lambda wrapped: _unwrapped(wrapped, region))
-    return kept[1]
+    cached = _keys.get(source)
+    if cached is None or cached[0] != text:
+        cached = _keys[source] = text, parse_keys(text, source, lambda wrapped: _unwrapped(wrapped, region))
+    return cached[1]
 
 
 def drop_unreadable(folder: Folder, keys: Keys | None, *, anew: bool = False) -> list[Address]:
-    """Remove local files of parts whose key is listed no more (or ``plain`` is not), which lie there for nothing, and
-    return the copies that went with them. All files are looked at once, and again when the list has changed, or
-    ``anew``.
+    """Remove local files whose key, or ``plain``, is no longer listed; return the copies that used them.
+
+    Checks all files once, and again if the list has changed or with ``anew``.
     """
-    if keys is None or (not anew and _looked_over.get(folder.path) == keys.fingerprint):
+    if keys is None or (not anew and _cleaned_for.get(folder.path) == keys.fingerprint):
         return []
     dropped = folder.remove_undecryptable(keys.can_decrypt, HEADER_BYTES_MAX)
     if dropped is not None:
-        _looked_over[folder.path] = keys.fingerprint
+        _cleaned_for[folder.path] = keys.fingerprint
     return dropped or []
 
 
@@ -116,10 +117,10 @@ def _unwrapped(wrapped: bytes, region: str | None) -> bytes:
 
 
 def home_with_keys(home: Home, settings: Settings) -> Home:
-    """Return where state is with where its keys are, the newest of them to write with. Raises as ``keys_of``."""
-    named = replace(home, encryption_keys=settings.encryption_keys or "", key="")
-    keys = keys_of(named)
-    return named if keys is None else replace(named, key=keys.write_key)
+    """Return the home with the source of the keys and the key to write with. Raises as ``keys_of``."""
+    home = replace(home, encryption_keys=settings.encryption_keys or "", key="")
+    keys = keys_of(home)
+    return home if keys is None else replace(home, key=keys.write_key)
 
 
 def options_of(settings: Settings) -> StoreOptions:
@@ -136,7 +137,7 @@ def options_of(settings: Settings) -> StoreOptions:
 
 
 def manifest_at(home: Home, sequence: int) -> Manifest:
-    """Return what the log's record ``sequence`` says of all key-groups. The last one read is kept."""
+    """Return the manifest of the log's record ``sequence``. The last one read is kept."""
     name = (home.root, home.log_id, sequence)
     if name not in _manifests:
         log = Log(store_of(home), home.root)
@@ -146,10 +147,9 @@ def manifest_at(home: Home, sequence: int) -> Manifest:
 
 
 def entry_at(home: Home, sequence: int, address: Address, head: Head) -> Entry:
-    """Return what the log's record ``sequence`` says of a key-group, which is at ``head`` there.
+    """Return a key-group's entry in the log's record ``sequence``, which has this ``head``.
 
-    What was kept may be of a record that is no more: in a root that was restored from a backup its number comes again,
-    in a log of the same id.
+    The kept manifest may be outdated: a root that was restored from a backup reuses numbers under the same log id.
     """
     entry = manifest_at(home, sequence).entry(*address)
     if entry.head == head:
@@ -159,42 +159,42 @@ def entry_at(home: Home, sequence: int, address: Address, head: Head) -> Entry:
 
 
 def executor_id() -> str:
-    """Return the id of the executor whose Python worker this process is, from the JVM's command line above it."""
+    """Return the id of this Python worker's executor, from the command line of its JVM."""
     return _executor_id(os.getpid())
 
 
 def executor_process() -> str:
-    """Return what names the executor's process on this machine, for ``abandoned``; empty where it is not found."""
-    found = _executor(os.getpid())
-    return process_name(found[1]) if found else ""
+    """Return the name of the executor's process on this machine (``process_name``), empty if it is not found."""
+    executor = _executor(os.getpid())
+    return process_name(executor[1]) if executor else ""
 
 
 def executor_environment() -> Mapping[str, str]:
-    """Return the environment that the executor was started with; where it is not found, this process's own."""
-    found = _executor(os.getpid())
+    """Return the environment that the executor was started with, or this process's own if it is not found."""
+    executor = _executor(os.getpid())
     try:
-        pairs = Path(f"/proc/{found[1]}/environ").read_bytes().split(b"\0") if found else []
+        pairs = Path(f"/proc/{executor[1]}/environ").read_bytes().split(b"\0") if executor else []
     except OSError:
         pairs = []
-    named = (pair.decode(errors="replace").partition("=") for pair in pairs if pair)
-    return {name: value for name, _, value in named} or os.environ
+    variables = (pair.decode(errors="replace").partition("=") for pair in pairs if pair)
+    return {name: value for name, _, value in variables} or os.environ
 
 
 def _executor_id(pid: int) -> str:
-    found = _executor(pid)
-    return found[0] if found else LOCAL_EXECUTOR
+    executor = _executor(pid)
+    return executor[0] if executor else LOCAL_EXECUTOR
 
 
 @functools.lru_cache(maxsize=4)
 def _executor(pid: int) -> tuple[str, int] | None:
-    """Return the executor's id and process id, from the command lines of the processes above."""
-    for _ in range(_STEPS_UP):
+    """Return the executor's id and process id, from the command lines of the parent processes."""
+    for _ in range(_PARENTS_READ):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            above = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
         except (OSError, ValueError, IndexError):
             break
         if _FLAG in words:
             return words[words.index(_FLAG) + 1].decode(), pid
-        pid = above
+        pid = parent
     return None

@@ -1,6 +1,4 @@
-"""A slot's call of what the user computes: on blocks of rows, or key-group by key-group. Knows how rows are cut for a
-call, results are joined, and which key-groups have something due. Does not know objects or folders.
-"""
+"""Call the user's computation in a slot: on blocks of rows, key-group by key-group, key by key, or on elements."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,7 +50,7 @@ _Returned = TypeVar("_Returned")
 
 
 class Timed(Protocol):
-    """Wraps a call of the computation, so that its time is measured as a step of its own."""
+    """Wraps a call of the computation to measure its time as a step of its own."""
 
     def __call__(self, call: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
         """Return the wrapped call."""
@@ -61,8 +59,9 @@ class Timed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What the calls of one slot gave: output rows, and the new state of keys by their index in the slot's touched
-    keys. ``busy`` are key-groups and what the call of each took (µs), where each had one.
+    """The joined results of one slot's calls. Keys are given as indices of the slot's touched keys.
+
+    ``busy`` has the key-groups that were called one by one, and how long each call took (µs).
     """
 
     output: pa.Table
@@ -73,15 +72,15 @@ class CallResult:
 
 
 def as_declared(order: Order, rows: pa.Table) -> pa.Table:
-    """Return the rows with the declared types: Spark names a time zone of the session and may widen strings."""
+    """Cast the rows to the declared types, because Spark adds the session's time zone and may widen strings."""
     routing = [rows.schema.field(name) for name in (SLOT, KEY_GROUP, HASH)]
     initial = [] if order.initial is None else [pa.field(INITIAL, pa.struct(list(order.initial)))]
-    wanted = pa.schema([*routing, *order.rows, *initial])
-    return cast_table(rows, wanted)
+    declared = pa.schema([*routing, *order.rows, *initial])
+    return cast_table(rows, declared)
 
 
 def in_declared_order(order: Order, rows: pa.Table) -> pa.Table:
-    """Return the rows sorted by the declared order columns, if there are any. Ties stay as they came."""
+    """Sort the rows by the declared order columns, if there are any. The sort is stable."""
     if not order.order_by or rows.num_rows == 0:
         return rows
     by = [(name, "ascending") for name in order.order_by]
@@ -89,70 +88,96 @@ def in_declared_order(order: Order, rows: pa.Table) -> pa.Table:
 
 
 def run_on_blocks(
-    order: Order, call: Callable[[Batch], Update], rows: pa.Table, touched: TouchedKeys, state: pa.Table,
-    found: BoolArray,
-) -> CallResult:  # fmt: skip
-    """Call what the user computes once, or once a key-group if it asks for that, and join what it returns."""
+    order: Order,
+    call: Callable[[Batch], Update],
+    rows: pa.Table,
+    touched: TouchedKeys,
+    state: pa.Table,
+    has_state: BoolArray,
+) -> CallResult:
+    """Call the computation once, or once per key-group if it declares that, and join the results."""
     rows = rows.drop_columns([SLOT, KEY_GROUP, HASH])
     calls = (
-        _by_key_group(order, rows, touched, state, found)
+        _by_key_group(order, rows, touched, state, has_state)
         if order.per_key_group
-        else _at_once(order, rows, touched, state, found)
+        else _at_once(order, rows, touched, state, has_state)
     )
-    updates, micros = [], []
+    updates = []
+    micros = []
     for start, batch in calls:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         updates.append((start, call(batch)))
-        micros.append(int((time.perf_counter() - begun) * 1e6))
+        micros.append(int((time.perf_counter() - started) * 1e6))
     busy = (tuple(key_group for key_group, _, _ in touched.spans), tuple(micros)) if order.per_key_group else ((), ())
     return replace(_join(order, state.schema, updates), busy=busy)
 
 
 def _at_once(
-    order: Order, rows: pa.Table, touched: TouchedKeys, state: pa.Table, found: BoolArray
+    order: Order, rows: pa.Table, touched: TouchedKeys, state: pa.Table, has_state: BoolArray
 ) -> Iterator[tuple[int, Batch]]:
     if touched.keys.num_rows:
-        yield 0, _batch(order, rows, touched.codes, touched.keys, state, found, None)
+        yield 0, _batch(order, rows, touched.codes, touched.keys, state, has_state, None)
 
 
 def _by_key_group(
-    order: Order, rows: pa.Table, touched: TouchedKeys, state: pa.Table, found: BoolArray
+    order: Order, rows: pa.Table, touched: TouchedKeys, state: pa.Table, has_state: BoolArray
 ) -> Iterator[tuple[int, Batch]]:
     by_group = np.argsort(touched.key_groups[touched.codes], kind="stable")
-    rows, codes = rows.take(by_group), touched.codes[by_group]
-    of_row = touched.key_groups[codes]
+    rows = rows.take(by_group)
+    codes = touched.codes[by_group]
+    key_group_of_row = touched.key_groups[codes]
     for group, start, end in touched.spans:
-        first, last = (int(at) for at in np.searchsorted(of_row, [group, group + 1]))
+        first, last = np.searchsorted(key_group_of_row, [group, group + 1]).tolist()
         part = rows.slice(first, last - first)
-        keys, old = touched.keys.slice(start, end - start), state.slice(start, end - start)
-        yield start, _batch(order, part, codes[first:last] - start, keys, old, found[start:end], group)
+        keys = touched.keys.slice(start, end - start)
+        group_state = state.slice(start, end - start)
+        yield start, _batch(order, part, codes[first:last] - start, keys, group_state, has_state[start:end], group)
 
 
 def _batch(
-    order: Order, rows: pa.Table, codes: npt.NDArray[np.int64], keys: pa.Table, state: pa.Table,
-    found: BoolArray, key_group: int | None,
-) -> Batch:  # fmt: skip
+    order: Order,
+    rows: pa.Table,
+    codes: npt.NDArray[np.int64],
+    keys: pa.Table,
+    state: pa.Table,
+    has_state: BoolArray,
+    key_group: int | None,
+) -> Batch:
     return Batch(
-        rows, codes, keys, state, found, order.version, order.time_ms, order.watermark_ms, key_group, order.store,
+        rows,
+        codes,
+        keys,
+        state,
+        has_state,
+        order.version,
+        order.time_ms,
+        order.watermark_ms,
+        key_group,
+        order.store,
         collects_for(order) if rows.num_rows else None,
-    )  # fmt: skip
+    )
 
 
 def run_on_due(
-    order: Order, compute: BlockComputation, touched: TouchedKeys, state: pa.Table, watermark_ms: int | None,
+    order: Order,
+    compute: BlockComputation,
+    touched: TouchedKeys,
+    state: pa.Table,
+    watermark_ms: int | None,
     timed: Timed,
-) -> CallResult:  # fmt: skip
-    """Give keys whose time has come to the computation as it asks for rows, at once or by key-group. What it does not
-    keep goes.
-    """
-    order, count = replace(order, watermark_ms=watermark_ms), touched.keys.num_rows
+) -> CallResult:
+    """Call the computation with due keys, at once or per key-group as for rows. Keys it does not keep are deleted."""
+    order = replace(order, watermark_ms=watermark_ms)
+    count = touched.keys.num_rows
     everything = np.arange(count, dtype=np.int64)
     updates: list[tuple[int, Update]] = []
     if isinstance(compute, ExpiringComputation):
-        rows, found = order.rows.empty_table(), np.ones(count, dtype=np.bool_)
+        rows = order.rows.empty_table()
+        has_state = np.ones(count, dtype=np.bool_)
         for key_group, start, end in touched.spans if order.per_key_group else [(None, 0, count)]:
-            keys, old = touched.keys.slice(start, end - start), state.slice(start, end - start)
-            batch = _batch(order, rows, everything[:0], keys, old, found[start:end], key_group)
+            keys = touched.keys.slice(start, end - start)
+            group_state = state.slice(start, end - start)
+            batch = _batch(order, rows, everything[:0], keys, group_state, has_state[start:end], key_group)
             updates.append((start, timed(compute.expired)(batch)))
     result = _join(order, state.schema, updates)
     return replace(result, deleted=np.delete(everything, result.changed))
@@ -160,10 +185,11 @@ def run_on_due(
 
 def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update]]) -> CallResult:
     nothing = np.empty(0, dtype=np.int64)
-    wanted = without_letters(order.output)
+    output_schema = without_letters(order.output)
     if not updates:
-        return CallResult(wanted.empty_table(), nothing, state_schema.empty_table(), nothing)
-    output = cast_table(pa.concat_tables([update.output.select(wanted.names) for _, update in updates]), wanted)
+        return CallResult(output_schema.empty_table(), nothing, state_schema.empty_table(), nothing)
+    outputs = [update.output.select(output_schema.names) for _, update in updates]
+    output = cast_table(pa.concat_tables(outputs), output_schema)
     changed = np.concatenate([update.changed + start for start, update in updates]).astype(np.int64)
     state = pa.concat_tables([update.state.select(state_schema.names) for _, update in updates])
     deleted = np.concatenate([update.deleted + start for start, update in updates]).astype(np.int64)
@@ -171,18 +197,19 @@ def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update
 
 
 def changes_of(schema: PlainColumns, touched: TouchedKeys, result: CallResult) -> StateChanges:
-    """Return key columns, new state and the deleted mark of every changed key, by key-group."""
+    """Return key columns, new state and the deleted mark of every changed key, ordered by key-group."""
     indices = np.concatenate([result.changed, result.deleted])
     state = result.state
     if len(result.deleted):
         nullable = pa.schema([field.with_nullable(True) for field in state.schema])
-        gone = [pa.nulls(len(result.deleted), field.type) for field in nullable]
-        state = pa.concat_tables([cast_table(state, nullable), pa.table(gone, schema=nullable)])
+        nulls = [pa.nulls(len(result.deleted), field.type) for field in nullable]
+        state = pa.concat_tables([cast_table(state, nullable), pa.table(nulls, schema=nullable)])
     mark = np.arange(len(indices)) >= len(result.changed)
     sort = np.argsort(indices, kind="stable")
     ordered = not len(result.deleted) and bool(np.all(np.diff(indices) > 0))
     if not ordered:
-        indices, mark = indices[sort], mark[sort]
+        indices = indices[sort]
+        mark = mark[sort]
         state = state.take(sort)
     keys = touched.keys if len(indices) == touched.keys.num_rows else touched.keys.take(indices)
     columns = [pa.array(touched.hashes[indices]), *keys.columns, *state.columns, pa.array(mark)]
@@ -194,15 +221,21 @@ def changes_of(schema: PlainColumns, touched: TouchedKeys, result: CallResult) -
 
 
 def run_by_key(
-    order: Order, schema: VariableColumns, begun: Callable[[Times, str], Processing], rows: pa.Table,
-    touched: TouchedKeys, stacks: Mapping[int, OpenStack], entries: Mapping[int, Entry], timed: Timed,
-) -> SlotResult:  # fmt: skip
-    """Run what ``begun`` gives over the touched key-groups and those of ``entries`` that have something due.
+    order: Order,
+    schema: VariableColumns,
+    start_processing: Callable[[Times, str], Processing],
+    rows: pa.Table,
+    touched: TouchedKeys,
+    stacks: Mapping[int, OpenStack],
+    entries: Mapping[int, Entry],
+    timed: Timed,
+) -> SlotResult:
+    """Run a processor over the touched key-groups and those of ``entries`` that have something due.
 
-    Raises ``UserFunctionError`` with what the processor raised.
+    Raises ``UserFunctionError`` with the processor's error.
     """
     with rare_garbage_collection():
-        processing = begun(order.times, f"store {order.store!r}")
+        processing = start_processing(order.times, f"store {order.store!r}")
         processing.collects = collects_for(order)
         processing.begin(_grouped(order, rows, touched))
         hashes = schema.hashes(touched.keys)
@@ -215,11 +248,15 @@ def run_by_key(
 
 
 def _by_copy(
-    processing: Processing, touched: TouchedKeys, hashes: npt.NDArray[np.uint64], stacks: Mapping[int, OpenStack],
+    processing: Processing,
+    touched: TouchedKeys,
+    hashes: npt.NDArray[np.uint64],
+    stacks: Mapping[int, OpenStack],
     entries: Mapping[int, Entry],
-) -> tuple[dict[int, Outcome], list[int]]:  # fmt: skip
-    """Process key-group by key-group; return what each took (µs), too. ``hashes`` are those that parts are sealed by,
-    whoever else computes some.
+) -> tuple[dict[int, Outcome], list[int]]:
+    """Process key-group by key-group; return the outcomes and the time of each (µs).
+
+    ``hashes`` are the ones in sealed parts.
     """
     spans = {key_group: (start, end) for key_group, start, end in touched.spans}
     outcomes: dict[int, Outcome] = {}
@@ -227,22 +264,23 @@ def _by_copy(
     for key_group, entry in sorted(entries.items()):
         start, end = spans.get(key_group, (0, 0))
         runs = stacks[key_group].runs if key_group in stacks else ()
-        held = CopyRuns(runs, entry.timer_ms, hashes[start:end])
-        begun = time.perf_counter()
-        outcomes[key_group] = processing.key_group(end - start, held)
-        micros.append(int((time.perf_counter() - begun) * 1e6))
+        copy_runs = CopyRuns(runs, entry.timer_ms, hashes[start:end])
+        started = time.perf_counter()
+        outcomes[key_group] = processing.key_group(end - start, copy_runs)
+        micros.append(int((time.perf_counter() - started) * 1e6))
     return outcomes, micros
 
 
 def _grouped(order: Order, rows: pa.Table, touched: TouchedKeys) -> InputByKey:
-    """Return rows, and rows of initial state, by key."""
+    """Return the rows and the rows of initial state by key."""
     shown = order.shown or {name: name for name in order.rows.names}
-    data, codes = rows.select(list(shown)).rename_columns(list(shown.values())), touched.codes
+    data = rows.select(list(shown)).rename_columns(list(shown.values()))
+    codes = touched.codes
     if order.initial is None:
         return InputByKey.of(touched.keys, data, codes)
-    given = rows.column(INITIAL).combine_chunks()
-    is_initial = given.is_valid().to_numpy(zero_copy_only=False)
-    states = pa.Table.from_batches([pa.RecordBatch.from_struct_array(given.filter(pa.array(is_initial)))])
+    initial = rows.column(INITIAL).combine_chunks()
+    is_initial = initial.is_valid().to_numpy(zero_copy_only=False)
+    states = pa.Table.from_batches([pa.RecordBatch.from_struct_array(initial.filter(pa.array(is_initial)))])
     grouped = InputByKey.of(touched.keys, data.filter(pa.array(~is_initial)), codes[~is_initial])
     return grouped.with_states(states, codes[is_initial])
 
@@ -256,61 +294,83 @@ def _changes(schema: VariableColumns, outcomes: Mapping[int, Outcome]) -> StateC
 
 
 def run_on_elements(
-    order: Order, schema: VariableColumns, compute: block.ElementComputation, rows: pa.Table, touched: TouchedKeys,
-    stacks: Mapping[int, OpenStack], entries: Mapping[int, Entry], timed: Timed,
-) -> SlotResult:  # fmt: skip
-    """Call once with the elements of touched keys and those of ``entries`` that are due. These go, whatever is said of
-    them, so that nothing of a key-group is due before the time that it is left with.
+    order: Order,
+    schema: VariableColumns,
+    compute: block.ElementComputation,
+    rows: pa.Table,
+    touched: TouchedKeys,
+    stacks: Mapping[int, OpenStack],
+    entries: Mapping[int, Entry],
+    timed: Timed,
+) -> SlotResult:
+    """Call the computation once with the elements of touched keys and the due elements of ``entries``.
+
+    Due elements are always deleted, so that nothing in a key-group is due before its recorded time.
     """
     passes = order.times.passes
     until_ms = passes[-1][0] if passes else variable_kinds.NO_DUE
-    asked = ElementKeys(touched.keys, schema.hashes(touched.keys), touched.key_groups, touched.spans)
+    element_keys = ElementKeys(touched.keys, schema.hashes(touched.keys), touched.key_groups, touched.spans)
     copies = {kg: CopyRuns(stacks[kg].runs, entry.timer_ms) for kg, entry in entries.items() if kg in stacks}
-    held = ElementColumns.read(schema, asked, copies, until_ms)
-    given = {name: block.Elements(one.owners, one.values, one.due_ms) for name, one in held.variables.items()}
+    columns = ElementColumns.read(schema, element_keys, copies, until_ms)
+    elements = {name: block.Elements(f.owners, f.values, f.due_ms) for name, f in columns.variables.items()}
     data = rows.drop_columns([SLOT, KEY_GROUP, HASH])
     update = timed(compute.over_elements)(
-        block.ElementBatch(data, touched.codes, held.keys, given, until_ms, order.store)
+        block.ElementBatch(data, touched.codes, columns.keys, elements, until_ms, order.store)
     )
-    is_due = {name: (one.due_ms != variable_kinds.NO_DUE) & (one.due_ms <= until_ms) for name, one in given.items()}
+    is_due = {
+        name: (of_name.due_ms != variable_kinds.NO_DUE) & (of_name.due_ms <= until_ms)
+        for name, of_name in elements.items()
+    }
     pieces = [
-        piece for name, gone in is_due.items() for piece in _element_rows(schema, name, held, update, gone.copy())
+        piece
+        for name, removed in is_due.items()
+        for piece in _element_rows(schema, name, columns, update, removed.copy())
     ]
     table = pa.concat_tables([schema.part_schema(delta=True).empty_table(), *(table for table, _ in pieces)])
-    key_groups = held.key_groups[np.concatenate([touched.codes[:0], *(owners for _, owners in pieces)])]
+    key_groups = columns.key_groups[np.concatenate([touched.codes[:0], *(owners for _, owners in pieces)])]
     by_group = np.argsort(key_groups, kind="stable")
-    table, key_groups = table.combine_chunks().take(pa.array(by_group)), key_groups[by_group]
-    changes = StateChanges(schema.sealed_by_group(table, key_groups), key_groups, _element_timers(held, update))
+    table = table.combine_chunks().take(pa.array(by_group))
+    key_groups = key_groups[by_group]
+    changes = StateChanges(schema.sealed_by_group(table, key_groups), key_groups, _element_timers(columns, update))
     output = cast_table(update.output.select(order.output.names), order.output)
-    return SlotResult(output, changes, expired=sum(int(gone.sum()) for gone in is_due.values()))
+    return SlotResult(output, changes, expired=sum(int(removed.sum()) for removed in is_due.values()))
 
 
 def _element_rows(
-    schema: VariableColumns, name: str, held: ElementColumns, update: block.ElementUpdate, gone: BoolArray
+    schema: VariableColumns, name: str, columns: ElementColumns, update: block.ElementUpdate, is_removed: BoolArray
 ) -> Iterator[tuple[pa.Table, block.IndexArray]]:
-    """Yield rows of a delta, and the number of the key of each: of new elements, of changed ones, of those that go."""
-    found, nothing = held.variables[name], np.empty(0, np.int64)
-    gone[update.removed.get(name, nothing)] = True
+    """Yield rows of a delta and the key index of each: new elements, changed elements, removed elements."""
+    stored = columns.variables[name]
+    is_removed[update.removed.get(name, np.empty(0, np.int64))] = True
     if name in update.added:
         new = update.added[name]
-        ids = found.next_ids[new.owners] + _ranks(new.owners)
-        yield _wide_rows(schema, name, held, new.owners, ids, new.due_ms, new.values), new.owners
+        ids = stored.next_ids[new.owners] + _ranks(new.owners)
+        yield _wide_rows(schema, name, columns, new.owners, ids, new.due_ms, new.values), new.owners
     if name in update.changed:
-        at, values = update.changed[name]
-        assert not gone[at].any(), "what goes does not change"
-        owners = found.owners[at]
-        yield _wide_rows(schema, name, held, owners, found.ids[at], found.due_ms[at], values), owners
-    owners = found.owners[gone]
-    yield _wide_rows(schema, name, held, owners, found.ids[gone], None, None), owners
+        indices, values = update.changed[name]
+        assert not is_removed[indices].any(), "a removed element does not change"
+        owners = stored.owners[indices]
+        yield _wide_rows(schema, name, columns, owners, stored.ids[indices], stored.due_ms[indices], values), owners
+    owners = stored.owners[is_removed]
+    yield _wide_rows(schema, name, columns, owners, stored.ids[is_removed], None, None), owners
 
 
 def _wide_rows(
-    schema: VariableColumns, name: str, held: ElementColumns, owners: block.IndexArray, ids: npt.NDArray[np.int64],
-    due_ms: npt.NDArray[np.int64] | None, values: pa.Table | None,
-) -> pa.Table:  # fmt: skip
-    """Return rows of a delta; without values they are of elements that go."""
-    count, variable, wanted = len(owners), schema.by_name[name], schema.part_schema(delta=True)
-    columns = dict(zip(held.keys.column_names, held.keys.take(pa.array(owners)).columns, strict=True))
+    schema: VariableColumns,
+    name: str,
+    stored_columns: ElementColumns,
+    owners: block.IndexArray,
+    ids: npt.NDArray[np.int64],
+    due_ms: npt.NDArray[np.int64] | None,
+    values: pa.Table | None,
+) -> pa.Table:
+    """Return rows of a delta; without ``values`` they delete the elements."""
+    count = len(owners)
+    variable = schema.by_name[name]
+    part_schema = schema.part_schema(delta=True)
+    columns = dict(
+        zip(stored_columns.keys.column_names, stored_columns.keys.take(pa.array(owners)).columns, strict=True)
+    )
     columns[variable_kinds.VARIABLE] = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int8)), [name])
     columns[variable_kinds.INDEX] = pa.array(ids)
     columns[part_codec.DELETED] = pa.array(np.full(count, values is None))
@@ -319,23 +379,23 @@ def _wide_rows(
     if values is not None:
         fields = [one_array(values.column(field)) for field in variable.value.names]
         columns[variable.column] = pa.StructArray.from_arrays(fields, fields=list(variable.value))
-    columns |= {field.name: pa.nulls(count, field.type) for field in wanted if field.name not in columns}
-    return pa.table([columns[field.name] for field in wanted], schema=wanted)
+    columns |= {field.name: pa.nulls(count, field.type) for field in part_schema if field.name not in columns}
+    return pa.table([columns[field.name] for field in part_schema], schema=part_schema)
 
 
 def _ranks(owners: block.IndexArray) -> npt.NDArray[np.int64]:
-    """Return the number of each element among those of its owner."""
+    """Return the index of each element among those of its owner."""
     by_owner = np.argsort(owners, kind="stable")
     ranks = np.empty(len(owners), np.int64)
     ranks[by_owner] = np.arange(len(owners)) - positions_of(np.bincount(owners))[owners[by_owner]]
     return ranks
 
 
-def _element_timers(held: ElementColumns, update: block.ElementUpdate) -> dict[int, int | None]:
-    """Return when the first element of each key-group is due that is there from now on."""
-    first = {int(key_group): NEVER_MS for key_group in np.unique(held.key_groups)} | dict(held.next_ms)
+def _element_timers(columns: ElementColumns, update: block.ElementUpdate) -> dict[int, int | None]:
+    """Return when the first remaining element of each key-group is due, ``None`` for never."""
+    first = {int(key_group): NEVER_MS for key_group in np.unique(columns.key_groups)} | dict(columns.next_ms)
     for new in update.added.values():
-        key_groups, codes = np.unique(held.key_groups[new.owners], return_inverse=True)
+        key_groups, codes = np.unique(columns.key_groups[new.owners], return_inverse=True)
         dues = np.full(len(key_groups), NEVER_MS)
         np.minimum.at(dues, codes, np.where(new.due_ms == variable_kinds.NO_DUE, NEVER_MS, new.due_ms))
         first |= {kg: min(first[kg], ms) for kg, ms in zip(key_groups.tolist(), dues.tolist(), strict=True)}
@@ -343,8 +403,9 @@ def _element_timers(held: ElementColumns, update: block.ElementUpdate) -> dict[i
 
 
 def due_key_groups(order: Order, slot: int) -> tuple[int, ...]:
-    """Return the slot's key-groups where a timer, an element or a key is due, ascending; those of a last pass too. Who
-    asks for the whole store gets all that there are.
+    """Return the slot's key-groups with a due timer, element or key, ascending, including those of a last pass.
+
+    A computation on the whole store gets all its key-groups.
     """
     if order.whole:
         return tuple(key_group for key_group in sorted(order.slots[slot]) if key_group in order.entries)

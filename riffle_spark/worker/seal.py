@@ -1,6 +1,4 @@
-"""What an attempt changed, and sealing it: one object, a part a key-group. Knows parts and their ranges. Does not know
-users or copies.
-"""
+"""Seal what an attempt changed: one object with one part per key-group."""
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
@@ -24,8 +22,9 @@ _OUTPUT_PART = -1
 
 @dataclass(frozen=True, slots=True)
 class StateChanges:
-    """Rows of a delta in key-group order, and the key-group of each; ``timers`` says when a key-group's earliest timer
-    is due from now on (ms).
+    """Rows of a delta in key-group order, with the key-group of each row.
+
+    ``timers`` has the time (ms) at which each key-group is due next, ``None`` for never.
     """
 
     table: pa.Table
@@ -39,15 +38,16 @@ class StateChanges:
 
 
 class DeadRows(NamedTuple):
-    """How many rows are dead letters, and the class of what was raised for the first of them."""
+    """The number of dead letters, and the class of the error for the first of them."""
 
     rows: int = 0
-    told: str | None = None
+    error_class: str | None = None
 
 
 class SlotResult(NamedTuple):
-    """What became of a slot's rows: output, changes, how many timers fired, how many elements or keys expired, how much
-    of the output is dead letters, and how long each key-group was ``busy`` where it was called by itself (µs).
+    """The result of a slot's rows: output, changes and counts.
+
+    ``busy`` has the key-groups that were called one by one, and how long each call took (µs).
     """
 
     output: pa.Table
@@ -60,7 +60,7 @@ class SlotResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SealedDelta:
-    """The bytes of one delta and where its parts lie in them. Empty if nothing changed: then nothing is put."""
+    """The bytes of one delta and the ranges of its parts. Empty if nothing changed; then nothing is put."""
 
     name: str
     data: bytes
@@ -68,20 +68,25 @@ class SealedDelta:
     output: Part | None
 
     def put(self, objects: ObjectStore) -> None:
-        """Put the object. No other attempt can have its name, so "exists" can only be this put, answered twice."""
+        """Put the object. No other attempt has its name, so if it exists, an earlier try of this put wrote it."""
         if self.data:
             objects.put_if_absent(self.name, self.data)
 
 
 def seal(
-    order: Order, changes: StateChanges, output: pa.Table, attempt: str, due: str | None = None,
-    keys: Keys | None = None, lost: Set[int] = frozenset(),
-) -> SealedDelta:  # fmt: skip
-    """Return the delta of one attempt, output rows last if they are to be sealed too. ``due`` names the due column;
-    parts are encrypted with ``keys``. Key-groups that were ``lost``, and nothing changed in, have a part without rows:
-    who still has what was lost is behind it, and does not go on with that.
+    order: Order,
+    changes: StateChanges,
+    output: pa.Table,
+    attempt: str,
+    due: str | None = None,
+    keys: Keys | None = None,
+    lost: Set[int] = frozenset(),
+) -> SealedDelta:
+    """Return the delta of one attempt, with the output rows last if they are sealed too.
 
-    Parts that one member will read lie together, else key-groups ascend: one ranged get takes all, and little else.
+    ``due`` names the due column, and ``keys`` encrypt the parts. Key-groups in ``lost`` that did not change get a part
+    without rows, so that old copies of what was lost are behind it and are not used. Parts that one member will read
+    are adjacent, so that one ranged GET reads them all; otherwise key-groups ascend.
     """
     changed = dict(changes.parts())
     changed |= {key_group: changes.table.slice(0, 0) for key_group in lost - changed.keys()}
@@ -90,15 +95,16 @@ def seal(
         tables.append((_OUTPUT_PART, output))
     chunks: list[bytes] = []
     parts: list[Part] = []
-    start, encrypted = 0, keys.new_encryption() if keys is not None else None
+    start = 0
+    encrypt = keys.new_encryption() if keys is not None else None
     for key_group, table in tables:
         data = part_codec.encode(table, due, packed=True)
-        if encrypted is not None:
+        if encrypt is not None:
             if key_group == _OUTPUT_PART:
                 place = paths.output_place(order.store, order.version, attempt)
             else:
                 place = paths.delta_place(order.store, key_group, order.version, attempt)
-            data = encrypted(data, place)
+            data = encrypt(data, place)
         timer_ms = changes.timers.get(key_group)
         parts.append(Part(key_group, start, len(data), part_codec.checksum(data), table.num_rows, timer_ms))
         chunks.append(data)

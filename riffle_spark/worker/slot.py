@@ -1,8 +1,12 @@
-"""One slot of one batch: rows and copies in, rows and a receipt out. Knows the order of steps. Does not know Spark.
+"""Run one slot of one batch on local copies; return its output rows and a receipt.
 
-The steps are those of docs/architecture.md: bring the touched copies to the base that the driver named, read, compute
-in memory, seal one delta under a name no other attempt can have, answer. The copies are not written to: what is
-sealed here is used only once the log lists it.
+The steps are those of docs/architecture.md:
+
+1. Bring the touched copies to the head that the driver named.
+2. Read their state and compute in memory.
+3. Seal one delta under a unique name, and return.
+
+The slot does not write to the copies: its delta is used once the log lists it.
 """
 
 import logging
@@ -45,31 +49,36 @@ from riffle_spark.worker.seal import SlotResult, seal
 
 __all__ = ["beyond_memory", "run_slot"]
 
-_Given = ParamSpec("_Given")
+_Params = ParamSpec("_Params")
 _Returned = TypeVar("_Returned")
 _logger = logging.getLogger("riffle_spark")
 _NO_THREAD = "can't start new thread"
-"""The words of Python's ``RuntimeError``."""
+"""The text of Python's ``RuntimeError``."""
 
 
 def run_slot(
-    order: Order, given: Computation, slot: int, executor: str, rows: pa.Table,
+    order: Order,
+    computation: Computation,
+    slot: int,
+    executor: str,
+    rows: pa.Table,
     random_bytes: Callable[[int], bytes] = os.urandom,
     later: Callable[[Callable[[], None]], object] = lambda work: work(),
-) -> pa.Table:  # fmt: skip
+) -> pa.Table:
     """Run one attempt of one slot; return its output rows and, in one more row, its receipt (``result_schema``).
 
-    ``given`` is what the user computes, ``rows`` the slot's input with the routing columns. What fails with a
-    ``RiffleError`` (the user's function, a copy, the store) is answered as a receipt with that error and no rows:
-    running it again would not mend it. What can wait is given to ``later``, which may do it beside the batches.
+    ``rows`` is the slot's input with the routing columns. A ``RiffleError`` (of the user's function, a copy or the
+    store) is returned in the receipt, without rows, because Spark's retry of the task would not help. Work that can
+    wait is passed to ``later``, which may run it beside the batches.
     """
-    attempt_id, attempt = random_bytes(16), None
+    attempt_id = random_bytes(16)
+    attempt = None
     try:
-        attempt = _Attempt(order, given, executor, attempt_id)
+        attempt = _Attempt(order, computation, executor, attempt_id)
         with attempt.folder.used():
             output = attempt.run(slot, rows)
     except (RiffleError, OSError, MemoryError, RuntimeError, pa.ArrowException) as raised:
-        error = _in_our_words(raised, attempt.folder.path if attempt else None)
+        error = _as_riffle_error(raised, attempt.folder.path if attempt else None)
         name = f"{order.epoch}-{attempt_id.hex()}"
         bare = Receipt(order.store, slot, name, order.version, member="", executor=executor)
         receipt = replace(attempt.receipt(slot, executor) if attempt else bare, error=error_fields(error))
@@ -79,12 +88,12 @@ def run_slot(
 
 
 class _Attempt:
-    """What one attempt measured and did, on its way to a receipt."""
+    """One attempt and what it measures for its receipt."""
 
-    def __init__(self, order: Order, given: Computation, executor: str, attempt_id: bytes) -> None:
+    def __init__(self, order: Order, computation: Computation, executor: str, attempt_id: bytes) -> None:
         self.order = order
         self.schema = schema_of_text(order.store, order.schema)
-        self.compute = on_store(given, order.store)
+        self.compute = on_store(computation, order.store)
         self.name = f"{order.epoch}-{attempt_id.hex()}"
         self.objects = store_of(order.home)
         self.requests_before = dict(self.objects.requests)
@@ -110,10 +119,10 @@ class _Attempt:
             self.seconds[name] = self.seconds.get(name, 0.0) + took - self._inside
             self._inside = outer + took
 
-    def timed(self, call: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
+    def timed(self, call: Callable[_Params, _Returned]) -> Callable[_Params, _Returned]:
         """Wrap a call of the computation so that its time is added to the step ``user``."""
 
-        def timed_call(*args: _Given.args, **options: _Given.kwargs) -> _Returned:
+        def timed_call(*args: _Params.args, **options: _Params.kwargs) -> _Returned:
             with self.step("user"):
                 return call(*args, **options)
 
@@ -121,7 +130,8 @@ class _Attempt:
 
     def run(self, slot: int, rows: pa.Table) -> pa.Table:
         """Run the steps up to the sealed delta; return the output rows."""
-        order, count = self.order, rows.num_rows
+        order = self.order
+        count = rows.num_rows
         with self.step("touch"):
             rows, timed = on_time(order, run_computation.as_declared(order, rows))
             rows = with_one_zero(run_computation.in_declared_order(order, rows), order.key)
@@ -140,25 +150,31 @@ class _Attempt:
             with self.step("put"):
                 sealed.put(self.objects)
         self.facts.update(
-            rows=count, keys=len(touched.keys), output_rows=output.num_rows - computed.dead.rows,
-            dead_rows=computed.dead.rows, dead_example=computed.dead.told, parts=sealed.parts,
-            output=sealed.output, sealed_bytes=len(sealed.data), timers_fired=computed.timers_fired,
-            expired=computed.expired, user_times=computed.busy,
-            disk=disk.read_disk_use(self.folder.path), memory=memory_use(),
-        )  # fmt: skip
+            rows=count,
+            keys=len(touched.keys),
+            output_rows=output.num_rows - computed.dead.rows,
+            dead_rows=computed.dead.rows,
+            dead_example=computed.dead.error_class,
+            parts=sealed.parts,
+            output=sealed.output,
+            sealed_bytes=len(sealed.data),
+            timers_fired=computed.timers_fired,
+            expired=computed.expired,
+            busy=computed.busy,
+            disk=disk.read_disk_use(self.folder.path),
+            memory=memory_use(),
+        )
         return output
 
     def tidy(self) -> None:
-        """Merge stacks that have grown high, and remove files of deltas that nobody needs. What fails is tried again by
-        the next batch.
-        """
+        """Merge stacks of many files and remove unused files of deltas. The next batch retries what fails."""
         try:
             with self.folder.used():
                 for merge in self.merges:
                     merge()
                 self.folder.remove_unused_deltas()
-        except (RiffleError, OSError) as trouble:
-            _logger.debug("stacks of %s are not merged: %s", self.order.store, trouble)
+        except (RiffleError, OSError) as error:
+            _logger.debug("cannot merge the stacks of %s: %s", self.order.store, error)
 
     def _compute(self, slot: int, rows: pa.Table, touched: TouchedKeys) -> SlotResult:
         order = self.order
@@ -172,50 +188,58 @@ class _Attempt:
         return self.compute.run(order.store, order.schema, _SlotState(self, rows, touched, entries))
 
     def _check_placed(self, entries: dict[int, Entry]) -> None:
-        """Stop where there is no copy and a standby elsewhere has one: nothing need be fetched there."""
-        elsewhere = {kg: entry for kg, entry in entries.items() if self._is_kept_elsewhere(kg)}
-        held = self.folder.key_groups(self.order.store) if elsewhere else set()
-        missing = tuple(kg for kg, entry in elsewhere.items() if kg not in held and not self._is_at_hand(entry))
+        """Raise ``Misplaced`` if there is no copy here but one on a standby, which would not have to fetch it."""
+        on_standbys = {kg: entry for kg, entry in entries.items() if self._has_standby_elsewhere(kg)}
+        local = self.folder.key_groups(self.order.store) if on_standbys else set()
+        missing = tuple(kg for kg, entry in on_standbys.items() if kg not in local and not self._is_buildable(entry))
         if missing:
             self.facts["missing"] = missing
             raise Misplaced(
-                f"{len(missing)} key-groups have no copy here and one on a standby, the first is {missing[0]}",
+                f"{len(missing)} key-groups have no copy here but one on a standby, the first is {missing[0]}.",
                 where=f"member {self.folder.member}",
                 id="RIFFLE-0483",
             )
 
-    def _is_kept_elsewhere(self, key_group: int) -> bool:
+    def _has_standby_elsewhere(self, key_group: int) -> bool:
         return any(member != self.folder.member for member in self.order.standbys.get(key_group, ()))
 
-    def _is_at_hand(self, entry: Entry) -> bool:
-        """Tell whether nothing ever changed, or all that did lies here as files."""
+    def _is_buildable(self, entry: Entry) -> bool:
+        """Whether the key-group is empty, or local files hold all its changes."""
         if entry.head == EMPTY_HEAD:
             return True
         sealed = (self.folder.sealed_file(link.head.version, link.head.attempt) for link in entry.chain)
         return entry.base == EMPTY_HEAD and all(file.exists() for file in sealed)
 
     def whole(self, key_group: int) -> Entry:
-        """Return a whole entry, of the record that the order goes by."""
+        """Return a key-group's uncut entry, from the record of the order."""
         order = self.order
         return entry_at(order.home, order.sequence, (order.store, key_group), order.entries[key_group].head)
 
     def receipt(self, slot: int, executor: str) -> Receipt:
-        """Return what the driver is told."""
+        """Return the receipt for the driver."""
         totals = self.reader.totals
         return Receipt(
-            store=self.order.store, slot=slot, attempt=self.name, version=self.order.version,
-            member=self.folder.member, executor=executor, local_parts=totals.local_parts,
-            fetched_parts=totals.fetched_parts, fetched_snapshots=totals.fetched_snapshots,
-            fetched_bytes=totals.fetched_bytes, fetched_snapshot_bytes=totals.snapshot_bytes,
+            store=self.order.store,
+            slot=slot,
+            attempt=self.name,
+            version=self.order.version,
+            member=self.folder.member,
+            executor=executor,
+            local_parts=totals.local_parts,
+            fetched_parts=totals.fetched_parts,
+            fetched_snapshots=totals.fetched_snapshots,
+            fetched_bytes=totals.fetched_bytes,
+            fetched_snapshot_bytes=totals.snapshot_bytes,
             requests=sent_since(self.requests_before, self.objects.requests),
             seconds=self.seconds,
-            peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, **self.facts,  # type: ignore[arg-type]
-        )  # fmt: skip
+            peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            **self.facts,  # type: ignore[arg-type]
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _SlotState:
-    """The input of one attempt and the state below it: see ``SlotState``."""
+    """The input of one attempt and its state. Implements ``SlotState``."""
 
     attempt: _Attempt
     rows: pa.Table
@@ -223,20 +247,25 @@ class _SlotState:
     entries: dict[int, Entry]
 
     def over_tables(self, schema: PlainColumns, compute: BlockComputation) -> SlotResult:
-        on_tables = partial(self._on_tables, schema, compute, self._brought(schema))
+        on_tables = partial(self._on_tables, schema, compute, self._stacks(schema))
         return with_letters(self.attempt.order, self.rows, self.touched, on_tables)
 
     def _on_tables(
-        self, schema: PlainColumns, compute: BlockComputation, stacks: dict[int, OpenStack], rows: pa.Table,
+        self,
+        schema: PlainColumns,
+        compute: BlockComputation,
+        stacks: dict[int, OpenStack],
+        rows: pa.Table,
         touched: TouchedKeys,
-    ) -> SlotResult:  # fmt: skip
-        attempt, order = self.attempt, self.attempt.order
+    ) -> SlotResult:
+        attempt = self.attempt
+        order = attempt.order
         with attempt.step("read"):
             if order.whole:
                 touched = with_stored(schema, touched, stacks)
-            state, found = read_state(schema, touched, stacks)
+            state, has_state = read_state(schema, touched, stacks)
         with attempt.step("compute"):
-            called = run_computation.run_on_blocks(order, attempt.timed(compute), rows, touched, state, found)
+            called = run_computation.run_on_blocks(order, attempt.timed(compute), rows, touched, state, has_state)
             changes = run_computation.changes_of(schema, touched, called)
             result = SlotResult(called.output, changes, busy=called.busy)
             if schema.due is None:
@@ -244,7 +273,8 @@ class _SlotState:
             return with_expired(order, schema, compute, stacks, self.entries, result, attempt.timed)
 
     def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> SlotResult:
-        stacks, order = self._brought(schema), self.attempt.order
+        stacks = self._stacks(schema)
+        order = self.attempt.order
 
         def by_key(rows: pa.Table, touched: TouchedKeys) -> SlotResult:
             with self.attempt.step("compute"):
@@ -255,14 +285,15 @@ class _SlotState:
         return with_letters(order, self.rows, self.touched, by_key)
 
     def over_elements(self, schema: VariableColumns, compute: ElementComputation) -> SlotResult:
-        stacks = self._brought(schema)
+        stacks = self._stacks(schema)
         with self.attempt.step("compute"):
             return run_computation.run_on_elements(
                 self.attempt.order, schema, compute, self.rows, self.touched, stacks, self.entries, self.attempt.timed
             )
 
-    def _brought(self, schema: StoreSchema) -> dict[int, OpenStack]:
-        attempt, order = self.attempt, self.attempt.order
+    def _stacks(self, schema: StoreSchema) -> dict[int, OpenStack]:
+        attempt = self.attempt
+        order = attempt.order
         keeper = StackKeeper(attempt.folder, schema, attempt.reader, order.epoch, attempt.whole, newest=order.newest)
         with attempt.step("fold"):
             stacks, brought = keeper.advance(self.entries)
@@ -271,43 +302,43 @@ class _SlotState:
         return stacks
 
 
-def beyond_memory(what: str) -> ConfigError:
-    """Return the error for a batch whose rows, or what is computed on them, a Python worker has no memory for."""
-    remedy = (
-        "have a batch take fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), or give Python workers more memory: "
-        "spark.executor.pyspark.memory, which is what they were refused, or fewer cores an executor"
-    )
+def beyond_memory(problem: str) -> ConfigError:
+    """Return the error for a slot whose rows, or the results on them, exceed the memory of its Python worker."""
     return ConfigError(
-        f"a slot's rows do not fit into its Python worker: {what}", remedy=remedy, where="memory", id="RIFFLE-0484"
+        f"A slot's rows do not fit into its Python worker: {problem}.",
+        remedy="Have a batch take fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), raise "
+        "spark.executor.pyspark.memory, or use fewer cores per executor.",
+        where="memory",
+        id="RIFFLE-0484",
     )
 
 
-def beyond_addresses(what: str) -> ConfigError:
-    """Return the error for local copies that do not fit into a Python worker's address space."""
-    remedy = (
-        "raise spark.executor.pyspark.memory, or leave it unset: it limits the address space, and mapped copies take "
-        "some of it. Fewer rows a batch do not help; more executors leave fewer key-groups to each slot"
-    )
+def beyond_addresses(problem: str) -> ConfigError:
+    """Return the error for local copies that exceed a Python worker's address space."""
     return ConfigError(
-        f"the local copies of a slot do not fit into its Python worker's address space: {what}",
-        remedy=remedy,
+        f"A slot's local copies do not fit into the address space of its Python worker: {problem}.",
+        remedy="Raise spark.executor.pyspark.memory, or leave it unset, because it limits the address space. More "
+        "executors leave fewer key-groups to each slot; fewer rows per batch do not help.",
         where="memory",
         id="RIFFLE-0485",
     )
 
 
 def beyond_threads() -> ConfigError:
-    """Return the error for a Python worker that the system refuses a thread."""
-    remedy = (
-        "raise spark.executor.pyspark.memory, or leave it unset: each thread needs 8 MiB of the address space that it "
-        "limits. If it is not set, raise the limit on the processes of the executor's container or user"
+    """Return the error for a Python worker that cannot start a thread."""
+    return ConfigError(
+        "A Python worker cannot start a thread.",
+        remedy="Raise spark.executor.pyspark.memory, or leave it unset, because each thread needs 8 MiB of the address "
+        "space that it limits. If it is unset, raise the limit on processes of the executor's container or user.",
+        where="memory",
+        id="RIFFLE-0486",
     )
-    return ConfigError("a Python worker cannot start a thread", remedy=remedy, where="memory", id="RIFFLE-0486")
 
 
-def _in_our_words(error: Exception, folder: Path | None) -> RiffleError:
-    """Return an error in words of ours; raise what is none of ours. The user's function and the store say in words of
-    theirs what the system refuses them, so what comes as it is comes from local files.
+def _as_riffle_error(error: Exception, folder: Path | None) -> RiffleError:
+    """Return an error of the system as a ``RiffleError``; raise any other.
+
+    Errors in the user's function and in the store are already a ``RiffleError``, so the others concern local files.
     """
     if isinstance(error, RiffleError):
         return error
@@ -321,7 +352,7 @@ def _in_our_words(error: Exception, folder: Path | None) -> RiffleError:
         return beyond_offsets(error)
     if folder is None or not isinstance(error, OSError) or not disk.is_refusal(error):
         raise error
-    return disk.disk_refused(f"the local disk refused: {error}", folder)
+    return disk.disk_refused(f"The local disk refused: {error}.", folder)
 
 
 def _answer(output: pa.Schema, rows: pa.Table, receipt: Receipt) -> pa.Table:

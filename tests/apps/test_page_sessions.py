@@ -50,7 +50,8 @@ def listed(table: pa.Table) -> list[Session]:
 
 def drawn(chance: random.Random) -> list[View]:
     """Return views of few users in the order of time, with gaps around the boundary."""
-    views, now = [], NOON
+    views = []
+    now = NOON
     for _ in range(chance.randint(1, 120)):
         now += chance.choice([0, 1, 60_000, GAP_MS // 3, GAP_MS - 1, GAP_MS, GAP_MS + 1, 3 * GAP_MS])
         views.append((f"u{chance.randrange(4)}", now))
@@ -59,7 +60,8 @@ def drawn(chance: random.Random) -> list[View]:
 
 def split(chance: random.Random, views: Sequence[View]) -> list[Sequence[View]]:
     """Cut views into batches of random sizes."""
-    batches, start = [], 0
+    batches = []
+    start = 0
     while start < len(views):
         end = start + chance.randint(1, 20)
         batches.append(views[start:end])
@@ -96,7 +98,8 @@ def test_a_view_that_comes_late_extends_the_open_session_backwards() -> None:
 
 def test_a_users_views_never_reach_into_anothers_sessions() -> None:
     """Users whose times overlap or lie far apart are kept apart, whatever order they come in."""
-    late, early = [("a", NOON), ("a", NOON + 5)], [("b", NOON - 9 * GAP_MS), ("b", NOON + 1)]
+    late = [("a", NOON), ("a", NOON + 5)]
+    early = [("b", NOON - 9 * GAP_MS), ("b", NOON + 1)]
     closed, still_open = run([early + late])
     assert closed == [("b", NOON - 9 * GAP_MS, NOON - 9 * GAP_MS, 1)]
     assert still_open == [("a", NOON, NOON + 5, 2), ("b", NOON + 1, NOON + 1, 1)]

@@ -20,9 +20,16 @@ from riffle_spark.assign.model import AssignSettings, Member
 from tests.kit.assign_views import view
 
 FACTS = {
-    "snapshots": 200, "snapshot_key_groups": 128, "key_groups": 128, "requests": 4, "upkeep_requests": 0.5,
-    "sealed_bytes": 2e6, "phases": {}, "slots": {}, "keys_held": 10_000_000,
-}  # fmt: skip
+    "snapshots": 200,
+    "snapshot_key_groups": 128,
+    "key_groups": 128,
+    "requests": 4,
+    "upkeep_requests": 0.5,
+    "sealed_bytes": 2e6,
+    "phases": {},
+    "slots": {},
+    "keys_held": 10_000_000,
+}
 
 
 def _took(*seconds: float, rows: int = 100_000, pss_mb: float = 1_000.0) -> dict[str, Any]:

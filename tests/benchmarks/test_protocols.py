@@ -95,15 +95,16 @@ def test_the_learner_scale_up_is_four_rebalances() -> None:
         members=[{"id": f"S{n}", **MEMBER} for n in (1, 2, 3)],
         tasks=[{"subtopology": "T", "count": 5, "state_bytes": 6e7, "row_bytes": 100, "rows_per_second": 1}],
         events=[{"at": 60, "join": [{"id": "S4", **MEMBER}]}, {"at": 90, "join": [{"id": "S5", **MEMBER}]}],
-    )  # fmt: skip
-    game, seen = GroupPlay(world, GROUPS["learner"], rules_of(world)), []
+    )
+    game = GroupPlay(world, GROUPS["learner"], rules_of(world))
+    seen = []
     before = dict(game.present.owners)
     assert sorted(before.values()) == ["S1", "S1", "S2", "S2", "S3"]
     while game.now < 600:
         counted = game.outcome.rebalances
         game.step()
         if game.outcome.rebalances > counted:
-            learning = {m: t.key_group for t, held in game.present.warmups.items() for m in held}
+            learning = {m: t.key_group for t, warmup in game.present.warmups.items() for m in warmup}
             moved = {owner: t.key_group for t, owner in game.present.owners.items() if before[t] != owner}
             seen.append((learning, moved))
     first, third = (min(t.key_group for t, m in before.items() if m == name) for name in ("S1", "S2"))

@@ -48,7 +48,8 @@ class Chaos:
     """One run with one seed."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self._options, self._folder = options, folder
+        self._options = options
+        self._folder = folder
         self._begun = time.monotonic()
         self._tally = Tally()
 
@@ -105,14 +106,22 @@ class Chaos:
         not_met += ["the broker holds another number of events"] if sent["held"] != sent["events"] else []
         differing = sum(each["differing"] + each["missing"] for each in by_query.values())
         return Outcome(
-            seed=self._options.seed, rows=int(sent["events"]), batches=batches, **sums,
+            seed=self._options.seed,
+            rows=int(sent["events"]),
+            batches=batches,
+            **sums,
             late=sum(int(str(r["late_rows"])) for each in told.values() for r in each),
-            faults=dict(sorted(self._tally.happened.items())), seconds=round(time.monotonic() - self._begun, 1),
-            rows_per_second=round(rate), committed_share=round(share, 3), repeated_deliveries=max(0, calls - batches),
-            drivers=room.drivers, failures=room.failures, broken=self._tally.broken,
+            faults=dict(sorted(self._tally.happened.items())),
+            seconds=round(time.monotonic() - self._begun, 1),
+            rows_per_second=round(rate),
+            committed_share=round(share, 3),
+            repeated_deliveries=max(0, calls - batches),
+            drivers=room.drivers,
+            failures=room.failures,
+            broken=self._tally.broken,
             not_met=not_met + ([f"{differing} deliveries differ or are missing"] if differing else []),
             by_query=by_query,
-        )  # fmt: skip
+        )
 
 
 def is_good(outcome: Outcome) -> bool:

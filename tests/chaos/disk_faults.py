@@ -68,7 +68,8 @@ class DamagedFiles(Fault):
     """Bytes of copies are flipped, files truncated, swapped or removed while the query runs."""
 
     def inject(self) -> bool:
-        damager, done = Damager(self.room.folder / "local", self.chance), []
+        damager = Damager(self.room.folder / "local", self.chance)
+        done = []
         for _ in range(DAMAGES):
             with suppress(OSError):  # what is damaged may go meanwhile
                 done.append(damager.damage())
@@ -148,7 +149,8 @@ class Pin(Asked):
     """A key-group is pinned to a member, and freed later."""
 
     def inject(self) -> bool:
-        member, group = self.member(), self.chance.randrange(32)
+        member = self.member()
+        group = self.chance.randrange(32)
         self._back = (group,)
         return member is not None and self.asked("pin", group, member)
 
@@ -176,9 +178,13 @@ class Rollback(Fault):
         command += ["--conf-file", str(self.room.conf_file)]
         for _ in range(TRIES):  # the store may have trouble meanwhile
             done = subprocess.run(
-                command, env=self.room.environment, capture_output=True, text=True, check=False,
+                command,
+                env=self.room.environment,
+                capture_output=True,
+                text=True,
+                check=False,
                 timeout=COMMAND_TIMEOUT_SECONDS,
-            )  # fmt: skip
+            )
             if done.returncode == 0:
                 return True
             time.sleep(1)

@@ -31,5 +31,5 @@ def draw(seed: int, lane: str, kinds: Sequence[str], pauses: tuple[float, float]
 
 def fewer_than(least: int, wanted: Sequence[str], happened: Mapping[str, int]) -> dict[str, int]:
     """Return the kinds that happened less often than promised, each with how often it did."""
-    counted = Counter(happened)
-    return {kind: counted[kind] for kind in sorted(wanted) if counted[kind] < least}
+    counts = Counter(happened)
+    return {kind: counts[kind] for kind in sorted(wanted) if counts[kind] < least}

@@ -50,19 +50,26 @@ class Driver:
     """The three queries. ``call`` has one of them do what an operator asks."""
 
     def __init__(self, spark: SparkSession, told: Told) -> None:
-        self._spark, self._told = spark, told
+        self._spark = spark
+        self._told = told
         self._jobs: dict[str, riffle.StatefulJob] = {}
 
     def start(self) -> None:
         """Start them all."""
         totals = riffle.Stateful(
-            "totals", key="user", settings=self._settings("totals"),
+            "totals",
+            key="user",
+            settings=self._settings("totals"),
             compute=riffle.aggregate(count=riffle.count(), total=riffle.sum_("amount")),
-        )  # fmt: skip
+        )
         visits = riffle.transform_with_state(
-            Visits(), key="user", output=SESSION, time_mode="ProcessingTime", store="visits",
+            Visits(),
+            key="user",
+            output=SESSION,
+            time_mode="ProcessingTime",
+            store="visits",
             settings=self._settings("visits"),
-        )  # fmt: skip
+        )
         events = self._events().drop("timestamp").where("user >= 0")
         self._start_job("totals", events, totals.into(self._sink("totals")))
         beaten = events.unionByName(riffle.heartbeat(self._spark, events.schema, every="2 seconds"))
@@ -71,17 +78,20 @@ class Driver:
 
     def _settings(self, name: str) -> riffle.Settings:
         return riffle.Settings(
-            root=f"s3://{self._told.bucket}/{name}", report_file=f"{self._told.folder}/reports/{name}.jsonl",
+            root=f"s3://{self._told.bucket}/{name}",
+            report_file=f"{self._told.folder}/reports/{name}.jsonl",
             **self._told.settings,
-        )  # fmt: skip
+        )
 
     def _events(self) -> DataFrame:
         raw = (
             self._spark.readStream.format("kafka")
-            .option("kafka.bootstrap.servers", self._told.bootstrap).option("subscribe", self._told.topic)
-            .option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", self._told.max_offsets)
+            .option("kafka.bootstrap.servers", self._told.bootstrap)
+            .option("subscribe", self._told.topic)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", self._told.max_offsets)
             .load()
-        )  # fmt: skip
+        )
         body = F.from_json(F.col("value").cast("string"), "user long, amount long")
         return raw.select(body.alias("event"), "timestamp").select("event.*", "timestamp")
 
@@ -127,10 +137,10 @@ class Driver:
 
         return write
 
-    def obey(self, asked: Path) -> None:
+    def obey(self, path: Path) -> None:
         """Do what each file says that appears in a folder, and say beside it what came of it."""
         while True:
-            for file in sorted(asked.glob("*.json")):
+            for file in sorted(path.glob("*.json")):
                 answer = self._answer(json.loads(file.read_text()))
                 file.with_suffix(".partial").write_text(json.dumps(answer))
                 file.unlink()

@@ -19,7 +19,8 @@ from tests.chaos.store_proxy import TROUBLES, Trouble
 __all__ = ["PROCESS_FAULTS", "STORE_FAULTS", "Fault", "Kind"]
 
 SHARE = 0.5
-SHORT, LONG = (1.0, 1.5), (25.0, 90.0)
+SHORT = (1.0, 1.5)
+LONG = (25.0, 90.0)
 """The long ones are longer than ``upkeep_timeout``; the longest outlast ``spark.network.timeout``, after which Spark
 takes an executor for lost.
 """
@@ -32,7 +33,8 @@ class Fault(ABC):
     """
 
     def __init__(self, room: Room, chance: random.Random) -> None:
-        self.room, self.chance = room, chance
+        self.room = room
+        self.chance = chance
         self.told = ""
 
     @abstractmethod

@@ -87,7 +87,8 @@ class Verdict:
 def ledgers(plan: Plan, events: int) -> tuple[Ledger, Ledger]:
     """Return what the first so many events come to, by user and by window; they are whole chunks."""
     assert events % CHUNK == 0, events
-    by_user, by_window = Ledger.empty(plan.users), Ledger.empty(0)
+    by_user = Ledger.empty(plan.users)
+    by_window = Ledger.empty(0)
     if events:
         last = plan.chunk(events // CHUNK - 1)
         by_window = Ledger.empty(int(plan.windows_of(last).max()) // CHUNK * CHUNK + 2 * CHUNK)
@@ -124,19 +125,21 @@ def repeats_that_differ(calls: Iterable[Call]) -> list[Delivery]:
 
 def _alike(calls: Sequence[Call]) -> bool:
     first = calls[0].sorted_rows()
-    return all(np.array_equal(first, other.sorted_rows()) for other in calls[1:])
+    return all(np.array_equal(first, call.sorted_rows()) for call in calls[1:])
 
 
 def compare(ledger: Ledger, calls: Sequence[Call], *, running: bool) -> Verdict:
     """Compare what stands with the ledger. ``running``: each row is its place's total until then, and replaces the one
     before; else each row is something more, and all are added up.
     """
-    kept, told = standing(calls), Ledger.empty(len(ledger.counts))
+    kept = standing(calls)
+    told = Ledger.empty(len(ledger.counts))
     backwards = 0
     for call in kept:
         if running:
             backwards += int((call.counts <= told.counts[call.places]).sum())
-            told.counts[call.places], told.sums[call.places] = call.counts, call.sums
+            told.counts[call.places] = call.counts
+            told.sums[call.places] = call.sums
         else:
             told.add(call.places, call.counts, call.sums)
     missing = ledger.counts - told.counts

@@ -34,7 +34,7 @@ def executors(pids: Iterable[int]) -> list[int]:
 
 def drivers(pids: Iterable[int], script: str) -> tuple[list[int], list[int]]:
     """Return the Java and the Python processes that run a driver's script."""
-    running = [pid for pid in pids if any(one.endswith(script) for one in _arguments(pid))]
+    running = [pid for pid in pids if any(argument.endswith(script) for argument in _arguments(pid))]
     python = [pid for pid in running if Path(_arguments(pid)[0]).name.startswith("python")]
     return [pid for pid in running if Path(_arguments(pid)[0]).name == "java"], python
 
@@ -83,4 +83,4 @@ def _parent(pid: int) -> int:
 
 def _ticks(pid: int) -> int:
     fields = _fields(pid)
-    return sum(int(one) for one in fields[_TICKS_AFTER_NAME : _TICKS_AFTER_NAME + 2]) if fields else 0
+    return sum(int(field) for field in fields[_TICKS_AFTER_NAME : _TICKS_AFTER_NAME + 2]) if fields else 0

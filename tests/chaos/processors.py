@@ -29,7 +29,8 @@ class Visits(StatefulProcessor):
             self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + PATIENCE_MS)
         count, total = self._open.get() or (0, 0)
         for row in rows:
-            count, total = count + 1, total + row.amount
+            count = count + 1
+            total = total + row.amount
         self._open.update((count, total))
         return iter(())
 

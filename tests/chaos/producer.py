@@ -30,14 +30,20 @@ FUTURE_MS = 3_600_000
 
 def _client(bootstrap: str) -> KafkaProducer:
     return KafkaProducer(
-        bootstrap_servers=bootstrap, linger_ms=20, batch_size=1 << 17, compression_type="gzip",
-        max_block_ms=PATIENCE_MS, delivery_timeout_ms=PATIENCE_MS,
-    )  # fmt: skip
+        bootstrap_servers=bootstrap,
+        linger_ms=20,
+        batch_size=1 << 17,
+        compression_type="gzip",
+        max_block_ms=PATIENCE_MS,
+        delivery_timeout_ms=PATIENCE_MS,
+    )
 
 
 def produce(bootstrap: str, topic: str, plan: Plan, stop: Path) -> tuple[int, float]:
     """Send chunk after chunk, each at its time, until the file is there; return how many events, and in what time."""
-    producer, index, begun = _client(bootstrap), 0, time.monotonic()
+    producer = _client(bootstrap)
+    index = 0
+    begun = time.monotonic()
     while not stop.exists():
         time.sleep(max(0.0, begun + index * CHUNK / plan.rate - time.monotonic()))
         events = plan.chunk(index)

@@ -96,7 +96,9 @@ class Room:
     """One run's processes. The driver is watched: one that ends by itself is a ``failure``, and is started again."""
 
     def __init__(self, folder: Path, seed: int, size: Size) -> None:
-        self.folder, self.size, self.seed = folder, size, seed
+        self.folder = folder
+        self.size = size
+        self.seed = seed
         self.broker = KafkaBroker(folder / "kafka")
         self.store = DiskS3Server(folder / "s3")
         self.clocks = [folder / "clocks" / str(host) for host in range(size.workers * can_tell_clocks())]
@@ -220,14 +222,20 @@ class Room:
 
     def _command(self) -> list[str]:
         told = {
-            "bootstrap": self.broker.bootstrap, "topic": TOPIC, "folder": str(self.folder),
-            "bucket": self.store.bucket, "max_offsets": self.size.rate * 15,
+            "bootstrap": self.broker.bootstrap,
+            "topic": TOPIC,
+            "folder": str(self.folder),
+            "bucket": self.store.bucket,
+            "max_offsets": self.size.rate * 15,
             "trigger_seconds": self.size.trigger_seconds,
             "settings": {
-                **SETTINGS, "s3_endpoint": self.proxy.endpoint, "expected_executors": self.size.workers,
-                "local_dir": str(self.folder / "local"), **self.size.riffle,
+                **SETTINGS,
+                "s3_endpoint": self.proxy.endpoint,
+                "expected_executors": self.size.workers,
+                "local_dir": str(self.folder / "local"),
+                **self.size.riffle,
             },
-        }  # fmt: skip
+        }
         command = [str(spark_home() / "bin" / "spark-submit"), "--master", self.cluster.url]
         command += ["--jars", ",".join(map(str, connector_jars()))]
         for name, value in self._configuration().items():
@@ -277,7 +285,8 @@ class Room:
         partial = file.with_suffix(".new")
         partial.write_text(json.dumps({"query": query, "call": call, "arguments": arguments}))
         partial.rename(file)
-        answer, give_up = file.with_suffix(".answer"), time.monotonic() + ANSWER_SECONDS
+        answer = file.with_suffix(".answer")
+        give_up = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < give_up:
             if answer.exists():
                 return json.loads(answer.read_text())

@@ -44,7 +44,10 @@ class Lane(threading.Thread):
 
     def __init__(self, name: str, room: Room, kinds: Mapping[str, Kind], tally: Tally, say: Say) -> None:
         super().__init__(name=name, daemon=True)
-        self._room, self._kinds, self._tally, self._say = room, kinds, tally, say
+        self._room = room
+        self._kinds = kinds
+        self._tally = tally
+        self._say = say
         self.over = threading.Event()
         self.pauses = (2.0, 6.0)
 
@@ -59,7 +62,8 @@ class Lane(threading.Thread):
         """Wait until a batch of each query has been committed since, bounded: on a slow machine faults come slower.
         Tell whether all is over.
         """
-        before, give_up = self._progress(), time.monotonic() + RECOVERY_SECONDS
+        before = self._progress()
+        give_up = time.monotonic() + RECOVERY_SECONDS
         while not self.over.wait(pause_seconds) and time.monotonic() < give_up:
             if all(now > then for now, then in zip(self._progress(), before, strict=True)):
                 break
@@ -70,7 +74,8 @@ class Lane(threading.Thread):
         return [(self._room.committed_batches(query) or [-1])[-1] for query in QUERIES]
 
     def _one(self, drawn: Drawn) -> None:
-        kind, chance = self._kinds[drawn.kind], random.Random(drawn.seed)
+        kind = self._kinds[drawn.kind]
+        chance = random.Random(drawn.seed)
         fault = kind.make(self._room, chance)
         holds = chance.uniform(*kind.holds)
         try:
@@ -164,18 +169,19 @@ def verdicts(room: Room, events: int) -> dict[str, Verdict]:
 
 def settled_verdicts(room: Room, events: int, seconds: float = 90.0) -> dict[str, Verdict]:
     """Wait, bounded, until timers and windows that are over have been told; return what there is then."""
-    give_up, found = time.monotonic() + seconds, verdicts(room, events)
+    give_up = time.monotonic() + seconds
+    found = verdicts(room, events)
     while not all(one.is_exact for one in found.values()) and time.monotonic() < give_up:
         time.sleep(3)
         found = verdicts(room, events)
     return found
 
 
-def committed_share(begun: Path, told: Mapping[str, Sequence[object]]) -> float:
+def committed_share(path: Path, told: Mapping[str, Sequence[object]]) -> float:
     """Return the share of the batches that Spark began, of the queries that note it, which told that they were
     committed, be it by a run before. One that a killed driver did not come to tell of counts as not committed.
     """
-    began = {file.name: len(file.read_text().splitlines()) for file in begun.iterdir()}
+    began = {file.name: len(file.read_text().splitlines()) for file in path.iterdir()}
     return sum(len(told[query]) for query in began) / max(1, sum(began.values()))
 
 

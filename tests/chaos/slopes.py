@@ -54,7 +54,8 @@ def slope_of(name: str, times: Sequence[float], values: Sequence[float], least: 
     points = list(zip(times[skipped:], values[skipped:], strict=True))
     assert len(points) >= 2, f"{name}: {len(points)} samples are too few"
     slopes = [(v - u) / (t - s) for (s, u), (t, v) in itertools.combinations(points, 2) if t > s]
-    slope, level = statistics.median(slopes), statistics.median(value for _, value in points)
+    slope = statistics.median(slopes)
+    level = statistics.median(value for _, value in points)
     start = statistics.median(value - slope * at for at, value in points)
     scatter = statistics.median(abs(value - start - slope * at) for at, value in points)
     growth = slope * (points[-1][0] - points[0][0])

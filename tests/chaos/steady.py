@@ -52,8 +52,10 @@ Sample = dict[str, float]
 def heap_mb(pid: int) -> float | None:
     """Return what a JVM's heap holds after a collection, if the machine has what asks for that."""
     try:
-        asked = [subprocess.run(["jcmd", str(pid), what], capture_output=True, text=True, timeout=60, check=True)
-                 for what in ("GC.run", "GC.heap_info")]  # fmt: skip
+        asked = [
+            subprocess.run(["jcmd", str(pid), what], capture_output=True, text=True, timeout=60, check=True)
+            for what in ("GC.run", "GC.heap_info")
+        ]
     except (OSError, subprocess.SubprocessError):
         return None
     used = [line.split("used ")[1].split("K")[0] for line in asked[1].stdout.splitlines() if "total" in line]
@@ -116,18 +118,18 @@ def slopes(times: list[float], samples: list[Sample], filling: int) -> list[Slop
     """Judge every quantity from the first sample on in which each query has had ``filling`` batches. Raises
     ``ConfigError`` if there are too few of these samples, or too few that have some quantity.
     """
-    done = [min(one[f"batches of {query}"] for query in QUERIES) for one in samples]
+    done = [min(sample[f"batches of {query}"] for query in QUERIES) for sample in samples]
     first = sum(batches < filling for batches in done)
     if len(samples) - first < LEAST_SAMPLES:
         told = f"what is retained takes {filling} batches to be there, and the run had {done[-1]:.0f}"
         raise ConfigError(told, remedy="have it run longer: --minutes")
     batches = sum(samples[-1][f"batches of {query}"] for query in QUERIES)
-    names = dict.fromkeys(name for one in samples for name in one if "batches of" not in name)
+    names = dict.fromkeys(name for sample in samples for name in sample if "batches of" not in name)
     return [_slope(name, times, samples, LEAKED_A_BATCH * batches, first) for name in names]
 
 
 def _slope(name: str, times: list[float], samples: list[Sample], least: float, first: int) -> Slope:
-    having = [number for number, one in enumerate(samples) if name in one]
+    having = [number for number, sample in enumerate(samples) if name in sample]
     counting = sum(number >= first for number in having)
     if counting < SEEN_SHARE * (len(samples) - first):
         told = f"{name} was seen in {counting} of the {len(samples) - first} samples that count"
@@ -140,7 +142,8 @@ class SteadyRun:
     """One run."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self._options, self._folder = options, folder
+        self._options = options
+        self._folder = folder
         self._begun = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -165,17 +168,22 @@ class SteadyRun:
         for one in found:
             print(one, file=sys.stderr)
         batches = sum(samples[-1][f"batches of {query}"] for query in QUERIES)
-        exact = all(one.is_exact for one in verdicts.values())
+        exact = all(verdict.is_exact for verdict in verdicts.values())
         return {
-            "rows": events, "batches": int(batches), "exact": exact,
-            "seconds": round(time.monotonic() - self._begun, 1), "failures": room.failures,
+            "rows": events,
+            "batches": int(batches),
+            "exact": exact,
+            "seconds": round(time.monotonic() - self._begun, 1),
+            "failures": room.failures,
             "grows": [one.name for one in found if not one.is_flat],
             "slopes": [asdict(one) for one in found],
-        }  # fmt: skip
+        }
 
     def _sampled(self, room: Room, seconds: float) -> tuple[list[float], list[Sample]]:
         every = max(LEAST_SECONDS, seconds / SAMPLES)
-        begun, times, samples = time.monotonic(), list[float](), list[Sample]()
+        begun = time.monotonic()
+        times = list[float]()
+        samples = list[Sample]()
         while time.monotonic() - begun < seconds:
             times.append(time.monotonic() - begun)
             samples.append(sample(room))
@@ -202,9 +210,9 @@ def main(arguments: list[str]) -> int:
             parser.error(f"--{name} is to be more than 0")
 
     def play(folder: Path) -> bool:
-        told = SteadyRun(options, folder).run()
+        result = SteadyRun(options, folder).run()
         if options.json:
-            print(json.dumps(told))
-        return is_good(told)
+            print(json.dumps(result))
+        return is_good(result)
 
     return run_in_folder("steady", play)

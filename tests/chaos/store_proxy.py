@@ -21,9 +21,15 @@ from urllib.parse import urlsplit
 __all__ = ["TROUBLES", "StoreProxy", "Trouble"]
 
 TROUBLES: Final = (
-    "error 500", "error 503 with Retry-After", "reset in mid-body", "reset in mid-request", "truncated body", "slow",
-    "error after success", "no answer after success",
-)  # fmt: skip
+    "error 500",
+    "error 503 with Retry-After",
+    "reset in mid-body",
+    "reset in mid-request",
+    "truncated body",
+    "slow",
+    "error after success",
+    "no answer after success",
+)
 """What may become of a request. Truncated: the connection ends in good order, in the middle of what was announced."""
 SLOW_SECONDS = 5.0
 BEHIND_TIMEOUT_SECONDS = 60.0
@@ -163,7 +169,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle_any(self) -> None:
         proxy = self.server.proxy
-        kind, length = proxy.drawn(), int(self.headers.get("Content-Length", 0))
+        kind = proxy.drawn()
+        length = int(self.headers.get("Content-Length", 0))
         if kind == "reset in mid-request" and length:
             proxy.note(kind)
             self.rfile.read(length // 2)

@@ -23,10 +23,10 @@ def test_nothing_is_lost_and_nothing_doubled_while_real_processes_break() -> Non
     command = [sys.executable, "-m", "tests.chaos", "--seed", "1", "--minutes", "2", "--least", "0", "--rate", "2000"]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=SECONDS, check=False)
     print(done.stderr[-5000:])
-    told = json.loads(done.stdout)
-    assert (told["lost"], told["doubled"], told["wrong"], told["failures"]) == (0, 0, 0, []), told
-    assert done.returncode == 0, told
+    parsed = json.loads(done.stdout)
+    assert (parsed["lost"], parsed["doubled"], parsed["wrong"], parsed["failures"]) == (0, 0, 0, []), parsed
+    assert done.returncode == 0, parsed
     lanes = ({"store"}, {"SIGKILL", "SIGSTOP", "broker"}, {"disk", "damaged", "clocks", "rebalance", "drain", "pin"})
-    begins = {kind.replace(":", " ").split()[0] for kind in told["faults"]}
-    assert all(begins & lane for lane in lanes), told["faults"]
-    assert told["rows"] > 100_000
+    begins = {kind.replace(":", " ").split()[0] for kind in parsed["faults"]}
+    assert all(begins & lane for lane in lanes), parsed["faults"]
+    assert parsed["rows"] > 100_000

@@ -93,9 +93,9 @@ def test_the_page_of_own_assignors_names_every_field() -> None:
     page = CHECKOUT / "docs" / "own-assignor.md"
     named = {name for row in table_rows(page) for name in re.findall(r"`(\w+)`", row[0])}
     for kind in (View, Member, Task, Assignment):
-        assert {each.name for each in fields(kind)} <= named, kind
+        assert {field.name for field in fields(kind)} <= named, kind
     text = page.read_text()
-    assert [each.name for kind in (Move, Traffic) for each in fields(kind) if f"`{each.name}`" not in text] == []
+    assert [field.name for kind in (Move, Traffic) for field in fields(kind) if f"`{field.name}`" not in text] == []
 
 
 def test_the_reference_is_what_the_settings_lines_say() -> None:

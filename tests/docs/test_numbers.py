@@ -96,7 +96,8 @@ def test_figures_are_shown_with_three_digits(figure: Figure, text: str) -> None:
 
 def test_a_newer_run_takes_over_what_it_measured_again(tmp_path: Path) -> None:
     """A figure belongs to the run that measured it last; a run with none left goes; files keep all of it."""
-    first, second = _run("a", scale_s=1, kill_s=2), _run("b", spark_s=3)
+    first = _run("a", scale_s=1, kill_s=2)
+    second = _run("b", spark_s=3)
     third = _run("c", kill_s=4, spark_s=5)
     runs = with_run((first, second), third)
     assert [(run.command, set(run.figures)) for run in runs] == [("a", {"scale_s"}), ("c", {"kill_s", "spark_s"})]

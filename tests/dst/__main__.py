@@ -1,7 +1,7 @@
 """``./run dst --schedules N [--seed S] [--json]``: histories of a query under fire, and what met which step.
 
-Each seed plays one schedule. One that fails is printed with its history, and shrunk: faults and actors are left out one
-at a time while it still fails. ``--seed S`` plays that one alone, or ``--schedules`` of them from there on.
+Each seed plays one schedule. A failure is printed with its history and the command that replays it. ``--seed S`` plays
+one schedule, or ``--schedules`` of them from there on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,10 +29,6 @@ from tests.dst.schedule import Schedule
 __all__ = ["main"]
 
 MEMORY = Path("/dev/shm")
-ACTORS = (
-    "second driver", "wrong start", "executors", "operator", "remedy", "adopt", "switch", "groups", "reader", "root",
-)  # fmt: skip
-SHRINKS = 60
 MOST_SECONDS = 900.0
 """A schedule that takes longer stands still: its process tells where, and ends. The slowest take seconds."""
 INTERRUPTED = 130
@@ -44,13 +40,13 @@ class _Task:
     aims: tuple[Aim, ...]
     job: str
     tell: bool
-    shrink: bool
 
 
 def main(arguments: Sequence[str]) -> int:
     """Play schedules; return 1 if one of them fails."""
     asked = _asked(arguments)
-    coverage, code = Coverage(), 0
+    coverage = Coverage()
+    code = 0
     try:
         with (
             _folder(MEMORY if os.access(MEMORY, os.W_OK) else None) as folder,
@@ -72,21 +68,21 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if coverage.failures or (asked.cells and coverage.empty()) else code
 
 
-def _told(asked: argparse.Namespace, coverage: Coverage, folder: Path) -> Generator[Told, None, None]:
+def _told(namespace: argparse.Namespace, coverage: Coverage, folder: Path) -> Generator[Told, None, None]:
     """Yield what each schedule tells: one alone is played here, for a debugger, others by processes."""
-    aims = tuple(map(Aim.read, asked.aim))
-    count = asked.schedules if asked.schedules is not None else 1 if asked.seed is not None else 100
-    until = time.monotonic() + asked.seconds
+    aims = tuple(map(Aim.read, namespace.aim))
+    count = namespace.schedules if namespace.schedules is not None else 1 if namespace.seed is not None else 100
+    until = time.monotonic() + namespace.seconds
 
     def task(number: int) -> _Task:
-        number += asked.seed or 0
+        number += namespace.seed or 0
         seed, chosen = (number, aims) if aims or count == 1 else aims_for(coverage, number)
-        return _Task(seed, chosen, asked.job, asked.history, not asked.no_shrink)
+        return _Task(seed, chosen, namespace.job, namespace.history)
 
     if count == 1:
         yield _played(folder, task(0))
         return
-    players = Players[_Task, Told](asked.processes, partial(_played, folder), _died)
+    players = Players[_Task, Told](namespace.processes, partial(_played, folder), _died)
     try:
         yield from players.answers(task, count, lambda: time.monotonic() > until)
     finally:
@@ -119,13 +115,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cells", action="store_true", help="fail where a fault met no step that it could")
     parser.add_argument("--go-on", action="store_true", help="do not stop at the first schedule that fails")
     parser.add_argument("--history", action="store_true", help="print what happened in schedules that are well, too")
-    parser.add_argument("--no-shrink", action="store_true", help="do not look for a shorter history")
     return parser
 
 
 def _played(base: Path, task: _Task) -> Told:
     """Play a schedule; return what it tells."""
-    schedule, failure = None, ""
+    schedule = None
+    failure = ""
     with _bounded(), _folder(base) as folder:
         try:
             schedule = Schedule(task.seed, folder, aims=task.aims, job=task.job)
@@ -137,8 +133,6 @@ def _played(base: Path, task: _Task) -> Told:
     if failure:
         last = [f"    {line}" for line in list(schedule.scheduler.last)[-30:]] if schedule else []
         said = "\n".join([said, "its last steps:", *last, failure, _replay(task)])
-        if task.shrink:
-            said = f"{said}\n{_shrunk(base, task)}"
         failure = f"seed {task.seed}: {failure[:200]}"
     if schedule is None:
         return Told(task.seed, failure=failure, said=said)
@@ -156,41 +150,6 @@ def _died(task: _Task, code: int | None) -> Told:
 def _replay(task: _Task) -> str:
     job = f" --job '{task.job}'" if task.job else ""
     return f"replay: ./run dst --seed {task.seed}{job}" + "".join(f" --aim '{aim}'" for aim in task.aims)
-
-
-def _shrunk(base: Path, task: _Task) -> str:
-    """Return the shortest history that still fails, by leaving out faults and actors one at a time."""
-    without: set[int] = set()
-    leave_out: set[str] = set()
-    best = _attempt(base, task, without, leave_out)
-    if best is None:
-        return "played again, it does not fail: something is left that is not drawn from the seed"
-    for actor in ACTORS:
-        found = _attempt(base, task, without, {*leave_out, actor})
-        if found is not None:
-            leave_out.add(actor)
-            best = found
-    for number, _ in reversed(best.faults.numbered[-SHRINKS:]):
-        found = _attempt(base, task, {*without, number}, leave_out)
-        if found is not None:
-            without.add(number)
-            best = found
-    kept = [f"#{number} {what}" for number, what in best.faults.numbered if number not in without]
-    return "\n".join(["", f"shrunk, without {sorted(leave_out)}, to: {kept}", *best.history])
-
-
-def _attempt(base: Path, task: _Task, without: Collection[int], leave_out: Collection[str]) -> Schedule | None:
-    """Return a schedule that fails, ``None`` if it does not."""
-    with _bounded(), _folder(base) as folder:
-        schedule = Schedule(
-            task.seed, folder, aims=task.aims, job=task.job, without=without, leave_out=leave_out
-        )  # fmt: skip
-        try:
-            schedule.run()
-        except Exception as error:  # noqa: BLE001 - a bug shows in any way
-            schedule.history.append(f"{type(error).__name__}: {error}"[:2000])
-            return schedule
-    return None
 
 
 @contextmanager

@@ -29,7 +29,8 @@ Holds = Callable[[Callable[[], object]], None]
 
 def watch_assignments(patch: pytest.MonkeyPatch, holds: Holds) -> None:
     """Look at each assignment as it is made, and at who is to serve what whenever a driver asks for it."""
-    by_hash, laid_out_for = slots.hashed_assignment, Ownership.layout_for
+    by_hash = slots.hashed_assignment
+    laid_out_for = Ownership.layout_for
 
     def assigned(view: View, settings: AssignSettings) -> Assignment:
         found = assign(view, settings)
@@ -45,7 +46,7 @@ def watch_assignments(patch: pytest.MonkeyPatch, holds: Holds) -> None:
 
     def layout_of(self: Ownership, executors: Sequence[Executor], *given: Any, **more: Any) -> SlotLayout:
         layout = laid_out_for(self, executors, *given, **more)
-        holds(partial(_check_places, self, {one.id for one in executors}, layout))
+        holds(partial(_check_places, self, {executor.id for executor in executors}, layout))
         return layout
 
     patch.setattr(placement, "assign", assigned)
@@ -57,7 +58,7 @@ def check_record(record: Record) -> None:
     """I6, of what a batch's record says: each key-group has an owner in each group, and keeps standbys elsewhere."""
     owners = {parse_task(name): owner for name, owner in record.owners.items()}
     total = record.total if record.dispatch == "key_group" else len(record.shards)
-    wanted = {task(number, group) for group in {one.group for one in owners} for number in range(total)}
+    wanted = {task(number, group) for group in {owner.group for owner in owners} for number in range(total)}
     assert owners.keys() == wanted, f"I6: record {record.sequence} has owners of {sorted(owners)} alone"
     for name, members in record.standbys.items():
         copies = Counter([*members, record.owners[name]])
@@ -69,10 +70,8 @@ def _check_places(owned: Ownership, live: set[str], layout: SlotLayout) -> None:
     slot, on its owner's.
     """
     key_groups = owned.placement.settings.key_groups
-    present, numbers = (
-        owned.placement.present,
-        range(key_groups if owned.placement.shards is None else len(owned.placement.shards)),
-    )
+    present = owned.placement.present
+    numbers = range(key_groups if owned.placement.shards is None else len(owned.placement.shards))
     wanted = {task(number, group) for group in owned.placement.groups.names for number in numbers}
     assert present.owners.keys() == wanted, f"I6: {sorted(present.owners)} have owners, not {sorted(wanted)}"
     on = {name: living.executor.id for name, living in owned.membership.live.items()}
@@ -88,43 +87,44 @@ def _check_places(owned: Ownership, live: set[str], layout: SlotLayout) -> None:
         assert served == places, f"I6: slots serve {served} of {group}, its owners are on {places}"
 
 
-def _check_assigned(view: View, settings: AssignSettings, found: Assignment) -> None:
-    wrong = violations(view, found, settings)
+def _check_assigned(view: View, settings: AssignSettings, assignment: Assignment) -> None:
+    wrong = violations(view, assignment, settings)
     assert wrong == (), f"I6: {wrong}"
-    _check_same(found, assign(_elsewhere(view), _named_elsewhere(settings)))
-    _check_rests(view, settings, found)
+    _check_same(assignment, assign(_elsewhere(view), _named_elsewhere(settings)))
+    _check_rests(view, settings, assignment)
 
 
-def _check_same(found: Assignment, again: Assignment) -> None:
-    assert repr(again) == repr(found), f"I7: the same view gives {found}, and then {again}"
+def _check_same(assignment: Assignment, repeated: Assignment) -> None:
+    assert repr(repeated) == repr(assignment), f"I7: the same view gives {assignment}, and then {repeated}"
 
 
-def _check_rests(view: View, settings: AssignSettings, found: Assignment) -> None:
-    """I8: assigned again and again, with every copy that is asked for caught up and nobody waited for any more, it
-    comes to rest, and stays there.
-    """
+def _check_rests(view: View, settings: AssignSettings, assignment: Assignment) -> None:
+    """I8: repeated assignment converges if all copies catch up and no member is awaited, and stays the same."""
     for _ in range(4 + 2 * len(view.tasks) * (1 + settings.num_standbys)):
-        view = _caught_up(view, settings, found)
-        before, found = found, assign(view, settings)
-        wrong = violations(view, found, settings)
+        view = _caught_up(view, settings, assignment)
+        previous = assignment
+        assignment = assign(view, settings)
+        wrong = violations(view, assignment, settings)
         assert wrong == (), f"I6: {wrong}"
-        if found.needs_probe:
+        if assignment.needs_probe:
             continue
-        again = assign(_caught_up(view, settings, found), settings)
-        if not (settings.points and again.moves):  # a pointer counts from when it has come alone: that may move others
-            _check_stays(again, found)
+        repeated = assign(_caught_up(view, settings, assignment), settings)
+        if not (settings.points and repeated.moves):  # a new pointer may move others
+            _check_stays(repeated, assignment)
             return
-    raise AssertionError(f"I8: the assignment does not come to rest: {before.probe_reason}, then {found.probe_reason}")
+    raise AssertionError(
+        f"I8: the assignment does not converge: {previous.probe_reason}, then {assignment.probe_reason}"
+    )
 
 
-def _check_stays(again: Assignment, found: Assignment) -> None:
-    places = [(one.owners, one.standbys, one.warmups) for one in (again, found)]
-    assert places[0] == places[1], f"I8: what has come to rest moves: {again.moves}"
-    assert not again.moves, f"I8: what has come to rest moves: {again.moves}"
+def _check_stays(repeated: Assignment, assignment: Assignment) -> None:
+    places = [(placement.owners, placement.standbys, placement.warmups) for placement in (repeated, assignment)]
+    assert places[0] == places[1], f"I8: a balanced assignment moves: {repeated.moves}"
+    assert not repeated.moves, f"I8: a balanced assignment moves: {repeated.moves}"
 
 
-def _caught_up(view: View, settings: AssignSettings, found: Assignment) -> View:
-    return replace(caught_up(view, found, points=settings.points), prior_owners={}, awaited=())
+def _caught_up(view: View, settings: AssignSettings, assignment: Assignment) -> View:
+    return replace(caught_up(view, assignment, points=settings.points), prior_owners={}, awaited=())
 
 
 class _Name(str):
@@ -138,7 +138,7 @@ class _Name(str):
 
 def _elsewhere(view: View) -> View:
     """Return a view as another process, or machine, may have it: all in other orders, and hashes are others."""
-    told = {each.name: _turned(getattr(view, each.name)) for each in fields(View)}
+    told = {field.name: _turned(getattr(view, field.name)) for field in fields(View)}
     return replace(view, **told)
 
 

@@ -65,7 +65,8 @@ class SteppedBackground:
     def _run(self) -> None:
         while True:
             self._scheduler.wait(lambda: bool(self._waiting))
-            self._at_work, work = True, self._waiting.popleft()
+            self._at_work = True
+            work = self._waiting.popleft()
             self._scheduler.step("begins")
             try:
                 self._results.append(work())
@@ -81,7 +82,8 @@ class SteppedBackground:
 
     def collect(self) -> Sequence[object]:
         """Return the results since the last call; failures as exceptions."""
-        found, self._results = self._results, []
+        found = self._results
+        self._results = []
         return found
 
     def busy(self) -> bool:
@@ -126,7 +128,7 @@ class SteppedCluster(SimCluster):
 
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """Ask each of these executors that lives what it finds."""
-        live = {one.id for one in self.executors()}
+        live = {executor.id for executor in self.executors()}
         asked = [executor.id for executor in executors if executor.id in live]
         text = order.to_json()
 
@@ -139,14 +141,14 @@ class SteppedCluster(SimCluster):
         found = []
         for executor, task in tasks.items():
             if isinstance(task.result, Census):
-                found.append(self.on_its_disk(Census.from_json(task.result.to_json())))
+                found.append(self.with_usage(Census.from_json(task.result.to_json())))
             elif not task.done:
                 found.append(Census(executor, error="did not answer in time"))
         return found
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
         """Run each live executor's piece of upkeep."""
-        live = sorted(orders.keys() & {one.id for one in self.executors()})
+        live = sorted(orders.keys() & {executor.id for executor in self.executors()})
 
         def run(executor: str) -> Callable[[], UpkeepReceipt]:
             text = orders[executor].to_json()
@@ -165,7 +167,7 @@ class SteppedCluster(SimCluster):
         receipts = []
         for executor, task in tasks.items():
             if isinstance(task.result, UpkeepReceipt):
-                receipts.append(self.on_its_disk(UpkeepReceipt.from_json(task.result.to_json())))
+                receipts.append(self.with_usage(UpkeepReceipt.from_json(task.result.to_json())))
             elif not task.done:
                 receipts.append(overdue_receipt(executor, seconds))
             elif self.scheduler.chance.random() < 0.5:
@@ -195,9 +197,13 @@ class SteppedWork(SimWork):
     """
 
     def __init__(
-        self, cluster: SteppedCluster, rows: pa.Table, operators: Sequence[Operator], sinks: Mapping[str, SimSink],
+        self,
+        cluster: SteppedCluster,
+        rows: pa.Table,
+        operators: Sequence[Operator],
+        sinks: Mapping[str, SimSink],
         initial: Mapping[str, pa.Table],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(cluster, rows, operators, sinks, initial=initial)
         self._stepped = cluster
         self._scheduler = cluster.scheduler
@@ -239,7 +245,8 @@ class SteppedWork(SimWork):
 
     def _checked(self, check: Callable[[], None]) -> None:
         """I4: who gives results to a sink has looked, just before, whether anybody has taken over."""
-        actor, began = self._scheduler.mine(), self._scheduler.count
+        actor = self._scheduler.mine()
+        began = self._scheduler.count
         check()
         if actor is not None and actor.saw_free <= began:
             self._scheduler.broke(AssertionError(f"I4: {actor.name} gives results to the sink without a look"))
@@ -262,8 +269,10 @@ class SteppedWork(SimWork):
             rows = attempt.rows.slice(1) if lost else attempt.rows
             if lost:
                 self.lost_rows.add(attempt.order.store)
-            order, given, names = attempt.order, attempt.given, attempt.random_bytes
-            answer = run_slot(order, given, attempt.slot, executor, rows, names, later)
+            order = attempt.order
+            computation = attempt.computation
+            names = attempt.random_bytes
+            answer = run_slot(order, computation, attempt.slot, executor, rows, names, later)
             self._scheduler.step("answers")
             return answer
 
@@ -280,14 +289,14 @@ class SteppedWork(SimWork):
         return self._elsewhere()
 
     def _elsewhere(self) -> str:
-        live = [one.id for one in self._stepped.executors()]
+        live = [executor.id for executor in self._stepped.executors()]
         if not live:
             raise UnavailableError("no executor is left")
         return self._scheduler.chance.choice(live)
 
     def _check_executors(self, attempts: Sequence[Attempt]) -> None:
         """Give the batch up, now and then, where an executor went: that is what Spark's side does."""
-        gone = {attempt.executor for attempt in attempts} - {one.id for one in self._stepped.executors()}
+        gone = {attempt.executor for attempt in attempts} - {executor.id for executor in self._stepped.executors()}
         if gone and self._scheduler.chance.random() < 0.5:
             problem = f"{', '.join(sorted(gone))} went while slots ran"
             raise Misplaced(self._gives_up(problem), where="executors")

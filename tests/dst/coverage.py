@@ -104,11 +104,15 @@ class Coverage:
             faults[kind] += times
         possible = self.possible()
         return {
-            "schedules": self.schedules, "failures": self.failures, "steps": sum(self.steps.values()),
-            "kinds_of_steps": len(self.steps), "faults": dict(sorted(faults.items())), "cells": len(possible),
+            "schedules": self.schedules,
+            "failures": self.failures,
+            "steps": sum(self.steps.values()),
+            "kinds_of_steps": len(self.steps),
+            "faults": dict(sorted(faults.items())),
+            "cells": len(possible),
             "fewest_in_a_cell": min((self.met[cell] for cell in possible), default=0),
             "empty_cells": [f"{kind} at {step}" for kind, step in self.empty()],
-        }  # fmt: skip
+        }
 
 
 def aims_for(coverage: Coverage, number: int) -> tuple[int, tuple[Aim, ...]]:
@@ -123,7 +127,8 @@ def aims_for(coverage: Coverage, number: int) -> tuple[int, tuple[Aim, ...]]:
     is_full = not cells or coverage.met[cells[0]] > 0 or coverage.aimed[cells[0]] >= TRIES
     if coverage.schedules < AIMED_FROM or (number % AIMS == 0) != is_full or not cells:
         return number, ()
-    (kind, step), known = cells[0], chance.choice(coverage.came[cells[0][1]])
+    (kind, step) = cells[0]
+    known = chance.choice(coverage.came[cells[0][1]])
     others = [cell for cell in cells[1:] if cell[1] in known.steps][: OTHERS // 3 if is_full else OTHERS]
     times = known.steps[step]
     nth = chance.randint(1, times if coverage.aimed[kind, step] else 1 + times // 2)

@@ -32,7 +32,8 @@ from tests.kit.simulated.world import held_by_key
 
 __all__ = ["Dealt", "Dispatched", "parted"]
 
-TOPICS, PARTITIONS = 2, 3
+TOPICS = 2
+PARTITIONS = 3
 """So many topics of so many partitions: together as many as a query has key-groups at first."""
 KEY_GROUPS = {"key_group": (4, 6, 9), "partition": (6, 9), "hashed": (6, 9)}
 GROUPS = ("", "heavy", "light")
@@ -85,7 +86,8 @@ class Dispatched:
     """What a schedule's drivers are started with, and who switches the query. ``world`` is the schedule."""
 
     def __init__(self, world: Any, folder: Path) -> None:
-        self._world, self._folder = world, folder
+        self._world = world
+        self._folder = folder
         self._chance = world.chance
         self._tells = self._chance.random() < 0.5
         """Whether the source's offsets tell partitions, as Kafka's do; else the rows are asked."""
@@ -118,12 +120,15 @@ class Dispatched:
         groups, where there are several stores, which now and then are others than those of the driver before. Somebody
         may have forgotten to change the settings after a switch.
         """
-        chosen, stores = self._world.settings, [one.store for one in self._world.operators]
-        is_forgotten = newest is None or (newest.kind == "dispatch" and self._world.often("wrong settings", 0.5))
-        dispatch, total = chosen.dispatch, chosen.key_groups
+        chosen = self._world.settings
+        stores = [operator.store for operator in self._world.operators]
+        is_forgotten = newest is None or (newest.kind == "dispatch" and self._world.often(0.5))
+        dispatch = chosen.dispatch
+        total = chosen.key_groups
         if newest is not None and (not is_forgotten or self._world.faults.over):
-            dispatch, total = newest.dispatch, newest.total
-        if self._is_grouped and len(stores) > 1 and self._world.often("groups", 0.6):
+            dispatch = newest.dispatch
+            total = newest.total
+        if self._is_grouped and len(stores) > 1 and self._world.often(0.6):
             drawn = {store: self._chance.choice(GROUPS) for store in stores}
             self._groups = {store: group for store, group in drawn.items() if group}
             if dispatch != "hashed":
@@ -165,29 +170,34 @@ class Dispatched:
         if before is None:
             return None
         to, total = self._drawn(before)
-        for program in [one for one in world.programs if one.alive]:
+        for program in [program for program in world.programs if program.alive]:
             if self._chance.random() < 0.8:
                 world.stop(program)
-        alone = not any(one.alive for one in world.programs)
-        alone = alone and not any(one.kind == "late put" for one in world.scheduler.actors)
+        alone = not any(program.alive for program in world.programs)
+        alone = alone and not any(actor.kind == "late put" for actor in world.scheduler.actors)
         world.say(f"{name} switches to {to}, {total}, {'alone' if alone else 'with others at work'}")
-        looks, self._is_under_way = self._chance.random() < 0.3, True
+        looks = self._chance.random() < 0.3
+        self._is_under_way = True
         return world.scheduler.spawn(
             name, "switch", Process(name), lambda: self._switch(before, to, total, alone=alone, looks=looks)
         )
 
-    def _drawn(self, before: Record) -> tuple[str, int]:
+    def _drawn(self, record: Record) -> tuple[str, int]:
         """Draw another dispatch or number of key-groups. Initial state has no partitions."""
-        to = "key_group" if self._world.job.initial else self._chance.choice([*DISPATCHES, before.dispatch])
-        now = (before.dispatch, before.total)
+        to = "key_group" if self._world.job.initial else self._chance.choice([*DISPATCHES, record.dispatch])
+        now = (record.dispatch, record.total)
         return to, self._chance.choice([total for total in KEY_GROUPS[to] if (to, total) != now])
 
-    def _switch(self, before: Record, to: str, total: int, *, alone: bool, looks: bool) -> None:
+    def _switch(self, record: Record, to: str, total: int, *, alone: bool, looks: bool) -> None:
         world = self._world
         switched = partial(
-            switch.switch_dispatch, world.home.root, to, partition_of=partition_of, key_groups=total,
+            switch.switch_dispatch,
+            world.home.root,
+            to,
+            partition_of=partition_of,
+            key_groups=total,
             encryption_keys=world.settings.encryption_keys,
-        )  # fmt: skip
+        )
         world.step("begins")
         try:
             if looks:
@@ -198,7 +208,7 @@ class Dispatched:
             plan = switched(execute=True)
         except RiffleError as error:
             world.say(f"switch: {type(error).__name__}: {str(error)[:150]}")
-            if not self._is_expected(error, before, alone=alone):
+            if not self._is_expected(error, record, alone=alone):
                 world.scheduler.broke(error)
             return
         self._is_under_way = False
@@ -208,24 +218,26 @@ class Dispatched:
     def _puts(self) -> int:
         return sum(times for step, times in self._world.scheduler.seen.items() if step.startswith("switch: put"))
 
-    def _is_expected(self, error: RiffleError, before: Record, *, alone: bool) -> bool:
+    def _is_expected(self, error: RiffleError, record: Record, *, alone: bool) -> bool:
         """Tell whether a switch may fail so: as the store has it, or as the query went on meanwhile."""
         with self._world.scheduler.quiet():
             newest = self._newest()
         assert newest is not None
         if isinstance(error, ConfigError):
-            return (newest.dispatch, newest.total) != (before.dispatch, before.total)
+            return (newest.dispatch, newest.total) != (record.dispatch, record.total)
         if alone and type(error) is ConflictError:
             return False
-        went_on = newest.sequence > before.sequence and self._world.excuses.is_gone(error)
+        went_on = newest.sequence > record.sequence and self._world.excuses.is_gone(error)
         return went_on or bool(self._world.expects(error))
 
     def check_switched(self, record: Record, manifest: Manifest, wanted: Mapping[str, Mapping[object, Any]]) -> None:
         """Compare what lies below a record, store by store, with what should: each key in the shard that is its own."""
-        dealt, objects = Dealt.by(record), Reader(self._world.memory, None, keys_of(self._world.home))
+        dealt = Dealt.by(record)
+        objects = Reader(self._world.memory, None, keys_of(self._world.home))
         for store in sorted(wanted.keys() & record.schemas.keys()):
             entries = {shard: entry for (of, shard), entry in manifest.entries.items() if of == store}
-            schema, found = schema_of_text(store, record.schemas[store]), dict[object, object]()
+            schema = schema_of_text(store, record.schemas[store])
+            found = dict[object, object]()
             folder = self._folder / f"switched-{record.sequence}" / store
             for shard, table in restored(schema, entries, objects, folder).items():
                 held = held_by_key(table)

@@ -83,7 +83,8 @@ class Excuses:
         harmed = self._world.files.harmed
         if named := _QUOTED.findall(error.problem):
             return any(f"{name}/".startswith(f"{one}/") for name in named for one in harmed)
-        place, base = Path(object_in(error.where)), self._world.files.base
+        place = Path(object_in(error.where))
+        base = self._world.files.base
         if not place.is_relative_to(base):
             return False
         member = Path(base, *place.relative_to(base).parts[:2])
@@ -93,18 +94,20 @@ class Excuses:
         """Each time that bytes come damaged somebody may fail with it once, naming the object; a record's successor
         tells the digest of what came.
         """
-        name, sequence = object_in(where), paths.record_sequence(object_in(where))
+        name = object_in(where)
+        sequence = paths.record_sequence(object_in(where))
         names = [name] if sequence is None else [name, paths.record(max(sequence - 1, 0))]
         if where == self._world.home.root:  # nothing of the log can be read
             names = [one for one in self.damaged if one.startswith(paths.LOG)]
-        found = next((one for one in names if self.damaged[one]), None)
+        found = next((name for name in names if self.damaged[name]), None)
         if found is not None:
             self.damaged[found] -= 1
         return found is not None
 
     def _is_fenced(self, where: str, actor: Actor) -> bool:
         """Another process must have written the record that is named, or one after the newest that this one knew."""
-        seen, sequence = self._world.log_seen, paths.record_sequence(where)
+        seen = self._world.log_seen
+        sequence = paths.record_sequence(where)
         if sequence is None:
             driver = getattr(actor.process, "driver", None)
             tail = driver._log.tail if driver is not None else None  # private: what it knew
@@ -116,7 +119,8 @@ class Excuses:
         return bool(others) or (is_beside and any(record.kind == "claim" for record in later))
 
     def _is_unavailable(self, error: UnavailableError, tried: Tried | None) -> bool:
-        seen, sequence = self._world.log_seen, paths.record_sequence(error.where)
+        seen = self._world.log_seen
+        sequence = paths.record_sequence(error.where)
         if any(_SIMULATED.search(one.problem) for one in _chain(error)):
             return True
         of_log = {
@@ -124,7 +128,7 @@ class Excuses:
             "a LIST of the log shows a newest record that is gone": seen.swept,
             f"a LIST of the log does not show record {sequence}, which is there": seen.swept,
             f"record {sequence} was swept while its scan waited": seen.swept,
-        }  # fmt: skip
+        }
         if error.problem in of_log:
             return sequence in of_log[error.problem]
         if error.problem == "a record comes with other bytes each time":
@@ -135,7 +139,8 @@ class Excuses:
         """Each of the runs that are told was given up by what befell one of its slots, which was looked at there, or
         Spark; the last one with what is told.
         """
-        runs, cause = _RUN.match(error.problem), error.__cause__
+        runs = _RUN.match(error.problem)
+        cause = error.__cause__
         if runs is None or len(work.gave_up) < int(runs[1]):
             return False
         last = cause.problem if isinstance(cause, RiffleError) else str(cause)
@@ -155,7 +160,8 @@ class Excuses:
 
     def _does_not_fit(self, process: Any, tried: Tried) -> bool:
         """Tell whether a batch is none that the log's newest record lets run, or has seen."""
-        tail, incoming = process.driver._log.tail, tried.incoming  # private: what it takes for the newest
+        tail = process.driver._log.tail
+        incoming = tried.incoming  # private: what it takes for the newest
         if tail is None:
             return not self._world.log_seen.records and incoming.version > 0
         known = self._world.log_seen.records.get(tail.sequence)

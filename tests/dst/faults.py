@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.dst.stepped_files import DATA
@@ -12,9 +12,24 @@ from tests.dst.stepped_files import DATA
 __all__ = ["KINDS", "Aim", "Faults", "impossible"]
 
 KINDS = (
-    "crash", "hang", "pause", "slow", "error before", "error after", "late effect", "refused disk", "flipped byte",
-    "truncated", "missing", "clock back", "sleep", "reboot", "row lost", "receipt lost", "block lost",
-)  # fmt: skip
+    "crash",
+    "hang",
+    "pause",
+    "slow",
+    "error before",
+    "error after",
+    "late effect",
+    "refused disk",
+    "flipped byte",
+    "truncated",
+    "missing",
+    "clock back",
+    "sleep",
+    "reboot",
+    "row lost",
+    "receipt lost",
+    "block lost",
+)
 ON_EXECUTORS = ("slot", "merge", "piece", "census")
 _DRIVERS = ("driver", "look", "background")
 APART = 5
@@ -24,14 +39,19 @@ _FILES = ("read", "write", "remove", "move", "make", "look", "touch", "lock")
 
 _DAMAGED = (0.1, ("flipped byte", "flipped byte", "truncated", "missing"))
 _OFTEN = {
-    "slot: rows read": (0.02, ("row lost",)), "driver: answer read": (0.02, ("receipt lost",)),
-    "driver: results read": (0.3, ("block lost",)), "driver: before run": (0.1, ("sleep",)),
-    "background: list everything": (0.1, ("pause",)), "background: get record": (0.05, ("pause",)),
-    "background: lock left": (0.06, ("pause",)), "piece: begins": (0.08, ("pause", "hang", "slow")),
-    "background: begins": (0.05, ("pause",)), "piece: write advancing": (0.04, ("pause",)),
+    "slot: rows read": (0.02, ("row lost",)),
+    "driver: answer read": (0.02, ("receipt lost",)),
+    "driver: results read": (0.3, ("block lost",)),
+    "driver: before run": (0.1, ("sleep",)),
+    "background: list everything": (0.1, ("pause",)),
+    "background: get record": (0.05, ("pause",)),
+    "background: lock left": (0.06, ("pause",)),
+    "piece: begins": (0.08, ("pause", "hang", "slow")),
+    "background: begins": (0.05, ("pause",)),
+    "piece: write advancing": (0.04, ("pause",)),
     "driver: put record": (0.06, ("error before", "error after", "late effect")),
     **dict.fromkeys(("slot: get delta", "piece: get delta", "slot: get snapshot", "piece: get snapshot"), _DAMAGED),
-}  # fmt: skip
+}
 """How often a step that comes but once or twice a batch meets these, besides: among all the others it hardly ever
 would.
 """
@@ -63,7 +83,8 @@ def impossible(kind: str, step: str) -> str | None:
     word, _, what = label.partition(" ")
     if actor in {"conductor", "late put"}:
         return "the simulation's own"
-    on_store, on_files = word in _STORE, word in _FILES and actor in ON_EXECUTORS
+    on_store = word in _STORE
+    on_files = word in _FILES and actor in ON_EXECUTORS
     reads = what in DATA if word == "read" else word == "get" and what != "everything"
     reasons = {
         "slow": (label == "begins", "what is slow is so from where it begins"),
@@ -72,7 +93,6 @@ def impossible(kind: str, step: str) -> str | None:
         "late effect": (word == "put", "nothing is put"),
         "refused disk": (on_files and word != "lock", "no file is used"),
         "flipped byte": (reads, "no bytes of state are read"),
-        "truncated": (reads, "no bytes of state are read"),
         "missing": (word == "get" and what in {"delta", "snapshot"}, "no object that the log lists is asked for"),
         "clock back": (
             (actor not in ON_EXECUTORS or actor == "census") and actor != "reader",
@@ -95,7 +115,7 @@ class Faults:
     ``without`` are left out.
     """
 
-    def __init__(self, chance: random.Random, aims: Sequence[Aim], without: Iterable[int]) -> None:
+    def __init__(self, chance: random.Random, aims: Sequence[Aim]) -> None:
         self._chance = chance
         self._rate = chance.choice([0.0, 0.002, 0.006, 0.02])
         self._left = chance.choice([1, 3, 8, 20])
@@ -107,12 +127,10 @@ class Faults:
             self._aims.setdefault(aim.step, []).append(aim)
         self._awaited = next((aim for aim in reversed(aims) if aim.nth), None)
         self._since = 0
-        self._without = frozenset(without)
         self.met: Counter[tuple[str, str]] = Counter()
         self.hit: list[Aim] = []
         """The aims that were met, and when: with these alone the history is the same."""
         self.used: set[str] = set()
-        self.numbered: list[tuple[int, str]] = []
         self.over = False
 
     def due(self, step: str, nth: int) -> str | None:
@@ -126,9 +144,7 @@ class Faults:
                 return None
             kind = self._chance.choice(possible)
             self._left -= 1
-        number = len(self.numbered)
-        self.numbered.append((number, f"{kind} at {step}"))
-        if number in self._without or self.over:
+        if self.over:
             return None
         self.met[kind, step] += 1
         self.used.add(kind)

@@ -33,7 +33,8 @@ class Drawn(random.Random):
 
     def __init__(self, seed: int, origins: Sequence[int]) -> None:
         super().__init__(f"{seed}/job")  # what draws the kind of job begins with the seed itself
-        self._seed, self._origins = seed, origins
+        self._seed = seed
+        self._origins = origins
         self._keys = random.Random(f"{seed}/keys").choice([12, 60])
 
     def of(self, version: int) -> random.Random:
@@ -67,7 +68,7 @@ class Job:
 
     def operators_of(self, version: int) -> list[Operator]:
         """Return the operators that a batch is run with: some join the query late, or pause, as ``absent`` says."""
-        present = [one for one in self.operators if version not in self.absent.get(one.store, ())]
+        present = [operator for operator in self.operators if version not in self.absent.get(operator.store, ())]
         if self.initial:
             name, rows = self.initial[version]
             present = [with_initial(one, rows.schema, name) if one.store == "alarms" else one for one in present]
@@ -80,13 +81,14 @@ class Job:
     def check(self, report: BatchReport) -> None:
         """Compare what a batch tells of its rows and times with ``times``."""
         if report.decision == "run" and self.times:
-            wanted, told = self.times[report.version], (report.late_rows, report.timers_fired, report.expired)
-            found = BatchTimes(*told, wanted.watermark_ms, wanted.late_watermark_ms)
-            same(found, wanted, f"what batch {report.version} tells")
+            wanted = self.times[report.version]
+            told = (report.late_rows, report.timers_fired, report.expired)
+            batch_times = BatchTimes(*told, wanted.watermark_ms, wanted.late_watermark_ms)
+            same(batch_times, wanted, f"what batch {report.version} tells")
 
     def check_records(self, records: Iterable[Record]) -> None:
         """Compare the watermarks that batches have committed with ``times``."""
-        for record in [one for one in records if one.kind == "batch" and self.times]:
+        for record in [record for record in records if record.kind == "batch" and self.times]:
             wanted = self.times[record.version]
             found = replace(wanted, watermark_ms=record.watermark_ms, late_watermark_ms=record.late_watermark_ms)
             same(found, wanted, f"the record of batch {record.version}")
@@ -105,7 +107,8 @@ class Job:
 
 def _told_astray(rows: Rows, allowed: Sequence[Rows], dealt: Dealt) -> str:
     """Return what is wrong if some key-group tells what it could have told after no loss."""
-    found, each = _by_key_group(rows, dealt), [_by_key_group(told, dealt) for told in allowed]
+    found = _by_key_group(rows, dealt)
+    each = [_by_key_group(told, dealt) for told in allowed]
     for group in sorted({*found, *(group for told in each for group in told)}):
         some = [told.get(group, []) for told in each]
         if found.get(group, []) not in some:
@@ -131,12 +134,15 @@ def columns_of_keys(chance: Drawn, batches: int) -> Job:
     """Draw running totals, a function for which order matters, and sometimes a cache beside them."""
     operators = [totals(), tails()]
     rows = [chance.rows(version) for version in range(batches)]
-    oracle, contents, outputs = Oracle(), list[Mapping[str, State]](), list[Mapping[str, Rows]]()
+    oracle = Oracle()
+    contents = list[Mapping[str, State]]()
+    outputs = list[Mapping[str, Rows]]()
     for batch in rows:
         oracle.feed(batch)
         now: dict[str, State] = {
-            "totals": dict(oracle.totals.items()), "tails": {key: (list(last),) for key, last in oracle.tails.items()},
-        }  # fmt: skip
+            "totals": dict(oracle.totals.items()),
+            "tails": {key: (list(last),) for key, last in oracle.tails.items()},
+        }
         touched = set(batch["k"].to_pylist())
         columns = {"totals": ("k", "count", "total"), "tails": ("k", "last")}
         outputs.append(
@@ -156,7 +162,8 @@ def caches(chance: Drawn, batches: int) -> Job:
     job = columns_of_keys(chance, batches)
     told: dict[str, list[list[Rows]]] = {store: [[] for _ in range(batches)] for store in ("seen", "alarms")}
     for begin in range(batches):
-        counts, oracle = Counter[str](), AlarmsOracle()
+        counts = Counter[str]()
+        oracle = AlarmsOracle()
         for version in range(begin, batches):
             keys = job.batches[version]["k"].to_pylist()
             counts.update(keys)
@@ -171,7 +178,8 @@ def caches(chance: Drawn, batches: int) -> Job:
 
 def _rung(oracle: AlarmsOracle, batch: pa.Table, version: int) -> Rows:
     """Feed a batch to timers by the clock; return what they tell."""
-    now_ms, in_order = BATCH_MS * version, sorted(batch.to_pylist(), key=lambda row: row["at"])
+    now_ms = BATCH_MS * version
+    in_order = sorted(batch.to_pylist(), key=lambda row: row["at"])
     return oracle.feed([(row["k"], row["v"], now_ms) for row in in_order], now_ms, [now_ms])
 
 
@@ -184,7 +192,8 @@ def timers(chance: Drawn, batches: int) -> Job:
     """Draw a processor with timers by the clock and values that live for a while. Sometimes it is run with one or the
     other of two initial states, or with one that comes when it joins the query.
     """
-    operator, oracle = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS), AlarmsOracle()
+    operator = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS)
+    oracle = AlarmsOracle()
     rows = [chance.rows(version) for version in range(batches)]
     named = chance.choice([[], ["first", "second"], [USUAL_INITIAL]])
     states = {name: _initial_state(chance) for name in named}
@@ -194,10 +203,13 @@ def timers(chance: Drawn, batches: int) -> Job:
     job = Job(
         [*beside.operators[: begins and 1], operator], rows, [], [], initial=initial, absent={"alarms": range(begins)}
     )
-    contents, outputs, times = list[Mapping[str, State]](), list[Mapping[str, Rows]](), list[BatchTimes]()
-    others = [one.store for one in job.operators[:-1]]
+    contents = list[Mapping[str, State]]()
+    outputs = list[Mapping[str, Rows]]()
+    times = list[BatchTimes]()
+    others = [operator.store for operator in job.operators[:-1]]
     for version, batch in enumerate(rows):
-        told, seen = list[dict[str, object]](), {name for name, _ in initial[begins:version]}
+        told = list[dict[str, object]]()
+        seen = {name for name, _ in initial[begins:version]}
         if version >= begins:
             if initial and initial[version][0] not in seen:
                 oracle.give(zip(*initial[version][1].to_pydict().values(), strict=True))
@@ -209,22 +221,27 @@ def timers(chance: Drawn, batches: int) -> Job:
 
 
 def _initial_state(chance: Drawn) -> pa.Table:
-    keys, sums = [f"key-{n}" for n in chance.sample(range(14), 5)], chance.choices(range(1, 9), k=5)
+    keys = [f"key-{n}" for n in chance.sample(range(14), 5)]
+    sums = chance.choices(range(1, 9), k=5)
     return pa.table([keys, sums], pa.schema([("k", pa.string()), ("n", pa.int64())]))
 
 
 def events(chance: Drawn, batches: int) -> Job:
     """Draw what closes by event time: counts, de-duplication and timers, of which some join the query late or pause."""
     operators = chance.sample(event_operators(), chance.choice([1, 2, 3]))
-    policy, last_pass = chance.choice(["min", "min", "max"]), chance.random() < 0.25
+    policy = chance.choice(["min", "min", "max"])
+    last_pass = chance.random() < 0.25
     now_and_then = [version for version in range(batches) if chance.random() < 0.3]
     absences = [range(0), range(batches // 2), range(batches // 2, batches // 2 + 1), now_and_then]
-    absent = {one.store: chance.choice(absences) for one in operators[1:]}
+    absent = {operator.store: chance.choice(absences) for operator in operators[1:]}
     incoming = {"watermark_policy": policy, "available_now": last_pass}
     job = Job(operators, [drawn_events(chance.of(version), version, 20_000) for version in range(batches)], [], [])
     job = replace(job, incoming=incoming, absent=absent)
-    oracle, named = EventOracle(policy, last_pass=last_pass), [one.store for one in operators]
-    contents, outputs, times = list[Mapping[str, State]](), list[Mapping[str, Rows]](), list[BatchTimes]()
+    oracle = EventOracle(policy, last_pass=last_pass)
+    named = [operator.store for operator in operators]
+    contents = list[Mapping[str, State]]()
+    outputs = list[Mapping[str, Rows]]()
+    times = list[BatchTimes]()
     for version, batch in enumerate(job.batches):
         told = oracle.feed([one.store for one in job.operators_of(version)], batch)
         outputs.append({store: told.get(store, []) for store in named})
@@ -249,6 +266,11 @@ def partitions(chance: Drawn, batches: int) -> Job:
 
 
 JOBS: Mapping[str, Callable[[Drawn, int], Job]] = {
-    "columns": columns_of_keys, "sealed": sealed_columns, "caches": caches, "timers": timers, "events": events,
-    "sealed events": sealed_events, "partitions": partitions,
-}  # fmt: skip
+    "columns": columns_of_keys,
+    "sealed": sealed_columns,
+    "caches": caches,
+    "timers": timers,
+    "events": events,
+    "sealed events": sealed_events,
+    "partitions": partitions,
+}

@@ -50,7 +50,9 @@ class Lines:
     """One job for each line, by how often the query was taken back before it."""
 
     def __init__(self, seed: int, kind: str, batches: int) -> None:
-        self._seed, self._kind, self._batches = seed, kind, batches
+        self._seed = seed
+        self._kind = kind
+        self._batches = batches
         self._era = 0
         self.restored = 0
         """How often a root was restored: numbers of records come again."""
@@ -76,14 +78,18 @@ class Lines:
 
     def begin_anew(self, former: Iterable[str]) -> None:
         """Begin with another query, and without any state: those of before have nothing more to deliver."""
-        self._era, self._origins, self.jobs, self.dealings = self._era + 1, [], [], {}
+        self._era = self._era + 1
+        self._origins = []
+        self.jobs = []
+        self.dealings = {}
         self.former.update(former)
         self._begin(0, [])
 
     def restore(self, line: int, version: int) -> None:
         """Have a line go on after a batch that it had been beyond: that, and all later lines, are as if never begun."""
         before = self._origins[line][: version + 1]
-        self._era, self.restored = self._era + 1, self.restored + 1
+        self._era = self._era + 1
+        self.restored = self.restored + 1
         del self._origins[line:], self.jobs[line:]
         self._begin(line, before)
 
@@ -105,8 +111,9 @@ class Lines:
 
     def check_sinks(self, sinks: Mapping[str, SimSink], records: Mapping[int, Record]) -> None:
         """Compare what sinks hold by delivery id with what the newest line should have brought."""
-        line, batches = len(self.jobs) - 1, [one for _, one in sorted(records.items()) if one.kind == "batch"]
-        queries = {(one.rollbacks, one.version): one.query_id for one in batches}
+        line = len(self.jobs) - 1
+        batches = [one for _, one in sorted(records.items()) if one.kind == "batch"]
+        queries = {(batch.rollbacks, batch.version): batch.query_id for batch in batches}
         for store in self.jobs[0].outputs[0]:
             for version in range(self._batches):
                 of = (self.origin(line, version), version)
@@ -142,7 +149,7 @@ class LinesHistory(History):
 
     def begin_anew(self) -> None:
         """Forget everything: the root was emptied."""
-        self.former |= {f"{root_id(self.world.home.root)}-{one.log_id[:12]}" for one in self.records.values()}
+        self.former |= {f"{root_id(self.world.home.root)}-{record.log_id[:12]}" for record in self.records.values()}
         mappings = (self.bytes, self.records, self.manifests, self.heads, self.timers, self.seen_at, self.dealt)
         for kept in (*mappings, self.swept, self.contents):
             kept.clear()
@@ -181,10 +188,12 @@ class LinesHistory(History):
 
     def watch_copies(self, patch: pytest.MonkeyPatch) -> None:
         """Look at each copy in the moment in which an executor makes it another one."""
-        switch, mine = Stacks.replace, self.schedule.scheduler.mine
+        switch = Stacks.replace
+        mine = self.schedule.scheduler.mine
 
         def switched(stacks: Stacks, key_group: int, before: Stack | None, stack: Stack) -> bool:
-            actor, folder = mine(), Path(stacks._path).parents[1]  # private: where they are
+            actor = mine()
+            folder = Path(stacks._path).parents[1]  # private: where they are
             if actor is not None and actor.process.executor:
                 with unremembered():
                     self.schedule.holds(lambda: self.check_copy(folder, (stacks.store, key_group), stack, {}))
@@ -204,7 +213,8 @@ class LinesHistory(History):
         """Return for how long at least records are promised by who wrote this one: of those of before a driver goes by
         when they were written, by the clock of who wrote them.
         """
-        skews, driver = self.schedule.skews, getattr(self.writers.get(record.commit_id), "driver", None)
+        skews = self.schedule.skews
+        driver = getattr(self.writers.get(record.commit_id), "driver", None)
         retained_for = driver.settings.retained_for if driver else super().kept_seconds(record)
         return max(retained_for, 2 * log.SURE_SECONDS) - (max(skews) - min(skews)) / 1000
 
@@ -221,7 +231,8 @@ class LinesHistory(History):
     def check_bounded(self) -> None:
         """Compare what is stored, once all is quiet and scans had their time, with what retained records list."""
         newest = max(self.records)
-        tail, first = self.records[newest], self.records[newest].promised - NOT_SWEPT_YET
+        tail = self.records[newest]
+        first = self.records[newest].promised - NOT_SWEPT_YET
         told = {n: record for n, record in self.records.items() if n >= first}
         listed = {link.object for record in told.values() for _, link in record.outputs}
         listed |= {name for n in told for name in self.manifests[n].objects()}
@@ -264,7 +275,8 @@ class Remedies:
     """An operator who takes the query back, one process each time. ``world`` is the schedule."""
 
     def __init__(self, world: Any, folder: Path) -> None:
-        self._world, self._folder = world, folder
+        self._world = world
+        self._folder = folder
         self._chance: random.Random = world.chance
         self._actor: Actor | None = None
         self._asking: int | str = -1
@@ -295,11 +307,11 @@ class Remedies:
     def begins(self) -> bool:
         """Let an operator come, now and then or where one has not come to the end of it; tell whether one does."""
         share = 0.6 if self._lead_astray() else 0.2 if self._world.settings.retained_versions > 4 else 0.1
-        if self.unfinished() or (self.begun < MOST_REMEDIES and self._world.often("remedy", share)):
+        if self.unfinished() or (self.begun < MOST_REMEDIES and self._world.often(share)):
             self._begin()
-        elif self.begun < MOST_REMEDIES and self._world.often("adopt", 0.04):
+        elif self.begun < MOST_REMEDIES and self._world.often(0.04):
             self._begin_adopting()
-        elif self.begun < MOST_REMEDIES and self._world.often("switch", self._world.dispatched.share):
+        elif self.begun < MOST_REMEDIES and self._world.often(self._world.dispatched.share):
             self.begun += 1
             self._actor = self._world.dispatched.begins(f"operator {self.begun}")
         return self.at_work()
@@ -329,7 +341,7 @@ class Remedies:
         if to is None:
             return
         self.begun += 1
-        others = [one for one in self._world.programs if one.alive]
+        others = [program for program in self._world.programs if program.alive]
         for program in others:
             if is_lost or not program.claimed or self._chance.random() < 0.7:
                 self._world.stop(program)
@@ -348,7 +360,8 @@ class Remedies:
         world = self._world
         with world.scheduler.quiet():
             world.log_seen.look()
-        records, late = world.log_seen.records, any(one.kind == "late put" for one in world.scheduler.actors)
+        records = world.log_seen.records
+        late = any(actor.kind == "late put" for actor in world.scheduler.actors)
         newest = records[max(records)] if records else None
         sealed = newest is not None and newest.delivers_after_commit and any(link.rows for _, link in newest.outputs)
         undelivered = sealed and newest is not None and newest.version == world.committed + 1
@@ -357,7 +370,7 @@ class Remedies:
         if not (is_there or undelivered) or late or by_event_time:
             return
         self.begun += 1
-        for program in [one for one in world.programs if one.alive]:
+        for program in [program for program in world.programs if program.alive]:
             world.stop(program)
         name = f"operator {self.begun}"
         world.say(f"{name} has another query take the state over")
@@ -365,7 +378,9 @@ class Remedies:
 
     def _adopt(self, undelivered: bool) -> None:
         """Take the state over. Where its last output is not delivered that must be refused, and the query goes on."""
-        world, checkpoint, previous = self._world, self.checkpoint(f"query{self.begun}"), self.checkpoint()
+        world = self._world
+        checkpoint = self.checkpoint(f"query{self.begun}")
+        previous = self.checkpoint()
         world.step("begins")
         try:
             recovery.adopt(world.home.root, checkpoint.location, delivered=previous.location, execute=True)
@@ -398,7 +413,8 @@ class Remedies:
         if led:
             return self._chance.choice(led)
         target = self._chance.choice(kept)
-        lines, line = self._world.lines, newest.rollbacks
+        lines = self._world.lines
+        line = newest.rollbacks
         is_present = lines.origin(line, target.version) == lines.origin(target.rollbacks, target.version)
         if is_present and self._chance.random() < 0.6:
             return target.version
@@ -414,8 +430,8 @@ class Remedies:
     def _kept_from(self, first: int) -> list[Record]:
         """Return the records from there on that can be gone back to, as far as Spark has committed more."""
         records = self._world.log_seen.records
-        first = max([first, *(n + 1 for n, one in records.items() if one.kind == "adopt")])
-        back = [one for n, one in records.items() if n >= first and one.version < self._world.committed]
+        first = max([first, *(n + 1 for n, record in records.items() if record.kind == "adopt")])
+        back = [record for n, record in records.items() if n >= first and record.version < self._world.committed]
         return [one for one in back if one.offsets or one.version < 0]
 
     def _lead_astray(self) -> list[int]:
@@ -429,13 +445,14 @@ class Remedies:
 
     def _given_up(self, newest: Record) -> list[int]:
         """Return the batches that a line given up has alone, if nobody is about to put another one of that number."""
-        if any(one.kind == "late put" for one in self._world.scheduler.actors):
+        if any(actor.kind == "late put" for actor in self._world.scheduler.actors):
             return []
         records = self._world.log_seen.records.values()
-        return sorted({one.version for one in records if one.version > newest.version})
+        return sorted({record.version for record in records if record.version > newest.version})
 
     def _take_back(self, to: int | str) -> None:
-        world, checkpoint = self._world, self.checkpoint()
+        world = self._world
+        checkpoint = self.checkpoint()
         lines = world.lines
         world.step("begins")
         try:
@@ -450,7 +467,9 @@ class Remedies:
         world.holds_told(self._stamped)
         world.step("query taken back")
         with world.scheduler.quiet():
-            self.line, world.committed, self.astray = len(lines.jobs) - 1, checkpoint.next_batch() - 1, None
+            self.line = len(lines.jobs) - 1
+            world.committed = checkpoint.next_batch() - 1
+            self.astray = None
         world.say(f"line {self.line} goes on after batch {plan.version}")
 
     def checkpoint(self, query_id: str = "", looked: str = "") -> Checkpoint:
@@ -470,7 +489,8 @@ class SlowReader:
     """Who reads the newest state from the objects, at leisure, while the query goes on. ``world`` is the schedule."""
 
     def __init__(self, world: Any, folder: Path) -> None:
-        self._world, self._folder = world, folder
+        self._world = world
+        self._folder = folder
 
     def begin(self, number: int) -> None:
         """Begin to read."""
@@ -500,7 +520,8 @@ class SlowReader:
 
     def _state(self, log: Log, tail: Record, store: str, folder: Path) -> dict[object, tuple[object, ...]]:
         entries = {key_group: entry for (of, key_group), entry in log.manifest.entries.items() if of == store}
-        schema, found = schema_of_text(store, tail.schemas[store]), dict[object, tuple[object, ...]]()
+        schema = schema_of_text(store, tail.schemas[store])
+        found = dict[object, tuple[object, ...]]()
         for table in restored(
             schema, entries, Reader(self._world.stepped, None, keys_of(self._world.home)), folder
         ).values():

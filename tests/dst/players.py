@@ -41,7 +41,8 @@ class Players(Generic[Task, Answer]):
     def __init__(
         self, processes: int, play: Callable[[Task], Answer], died: Callable[[Task, int | None], Answer]
     ) -> None:
-        self._play, self._died = play, died
+        self._play = play
+        self._died = died
         self._wanted = processes
         self._players: list[_Player[Task]] = []
 
@@ -57,7 +58,7 @@ class Players(Generic[Task, Answer]):
                 if is_over():
                     waiting.clear()
                 self._hand_out(waiting)
-                if all(one.plays is None for one in self._players):
+                if all(player.plays is None for player in self._players):
                     return
                 self._hear(answered)
             yield answered.pop(number)
@@ -73,7 +74,7 @@ class Players(Generic[Task, Answer]):
 
     def _hear(self, answered: dict[int, Answer]) -> None:
         """Wait for an answer. A process that ended has another one in its place."""
-        ready = wait([one.pipe for one in self._players if one.plays is not None])
+        ready = wait([player.pipe for player in self._players if player.plays is not None])
         for at, player in enumerate(self._players):
             if player.pipe in ready and player.plays is not None:
                 number, task = player.plays
@@ -90,7 +91,7 @@ class Players(Generic[Task, Answer]):
 
     def _begun(self, at: int) -> _Player[Task]:
         mine, its = _FORK.Pipe()
-        inherited = [mine, *(one.pipe for one in self._players)]
+        inherited = [mine, *(player.pipe for player in self._players)]
         process = _FORK.Process(target=_works, args=[its, inherited, at, self._play], daemon=True)
         process.start()
         its.close()

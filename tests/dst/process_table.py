@@ -62,10 +62,12 @@ class ProcessTable:
         """Claim a folder. One that a dead process has left is taken rather than a new one, whoever thinks it alive, but
         where somebody stands still who claims one, or a disk refused.
         """
-        scheduler, began = self._world.scheduler, self._world.scheduler.now
+        scheduler = self._world.scheduler
+        began = self._world.scheduler.now
         is_hindered = base in self._claiming
         with scheduler.quiet():
-            before, left = {*base.glob("m*")}, self._left(base)
+            before = {*base.glob("m*")}
+            left = self._left(base)
         self._claiming.append(base)
         try:
             found = claim(base, owner, live, process)
@@ -82,7 +84,8 @@ class ProcessTable:
 
     def _left(self, base: Path) -> dict[Path, str]:
         """Return the folders whose processes have ended, with their owners."""
-        running, found = {*self._running().items()}, dict[Path, str]()
+        running = {*self._running().items()}
+        found = dict[Path, str]()
         for folder in sorted(base.glob("m*")):
             with suppress(OSError, ValueError):  # what a machine that rebooted has left of a file names nobody
                 number, started, machine = (folder / "process").read_text().split()

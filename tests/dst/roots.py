@@ -75,7 +75,8 @@ class Roots:
 
     def is_due(self) -> bool:
         """Tell whether somebody is to come now."""
-        world, copy = self._world, self._copy
+        world = self._world
+        copy = self._copy
         if not self._comes or self.is_copied:
             return False
         batch = max(self._after, -(self._comes == "restored")) if copy is None else copy.committed + self._later
@@ -84,13 +85,14 @@ class Roots:
     def _is_quiet(self) -> bool:
         """Tell whether nothing is under way that comes first."""
         world = self._world
-        is_on_its_way = any(one.kind == "late put" for one in world.scheduler.actors)
+        is_on_its_way = any(actor.kind == "late put" for actor in world.scheduler.actors)
         is_busy = is_on_its_way or world.remedies.at_work() or world.remedies.unfinished()
-        return bool(world.log_seen.records) and not is_busy and "root" not in world.leave_out
+        return bool(world.log_seen.records) and not is_busy
 
     def _goes_on(self) -> bool:
         """Tell whether a copy beside the query, which may take some batches, goes on to its second part."""
-        world, copy = self._world, self._copy
+        world = self._world
+        copy = self._copy
         if copy is None or not self.is_copied:
             return False
         records = world.log_seen.records
@@ -117,9 +119,9 @@ class Roots:
     def _stop(self) -> None:
         """Stop the query. Spark ends its tasks with it; executors stay, and what these have in memory."""
         world = self._world
-        for program in [one for one in world.programs if one.alive]:
+        for program in [program for program in world.programs if program.alive]:
             world.stop(program)
-        for actor in [one for one in world.scheduler.actors if one.kind in (*ON_EXECUTORS, "reader")]:
+        for actor in [actor for actor in world.scheduler.actors if actor.kind in (*ON_EXECUTORS, "reader")]:
             world.scheduler.kill(actor)
 
     def _stored(self, *, log: bool) -> dict[str, bytes]:
@@ -145,26 +147,30 @@ class Roots:
         self._stop()
         world.say("the root is emptied")
         with world.scheduler.quiet():
-            queries = {one.query_id for one in world.log_seen.records.values()}
+            queries = {record.query_id for record in world.log_seen.records.values()}
             world.memory.delete(world.memory.list(""))
             world.log_seen.begin_anew()
         if world.committed >= 0 and self._chance.random() < 0.5:
             self._refused()
         self.query_id = "query-anew"
         world.lines.begin_anew(queries)
-        world.committed, world.remedies.line = -1, 0
+        world.committed = -1
+        world.remedies.line = 0
 
     # --- a root that is copied, and restored --------------------------------------------------------------------------
 
     def _begin_copy(self) -> None:
         """Copy the log; with the query stopped, all else too."""
-        world, records = self._world, self._world.log_seen.records
+        world = self._world
+        records = self._world.log_seen.records
         newest = records[max(records)]
         if not self._beside:
             self._stop()
         with world.scheduler.quiet():
-            log, rest = self._stored(log=True), self._stored(log=False)
-        swept, lines = frozenset(world.log_seen.swept), len(world.lines.jobs)
+            log = self._stored(log=True)
+            rest = self._stored(log=False)
+        swept = frozenset(world.log_seen.swept)
+        lines = len(world.lines.jobs)
         world.say(f"the {'log' if self._beside else 'stopped query'} is copied, to record {newest.sequence}")
         self._copy = _Copy(log, newest.sequence, swept, lines, newest.query_id, rest, world.committed)
 
@@ -172,22 +178,22 @@ class Roots:
         """Copy the rest of the root beside the query, and then the checkpoint. A copy that is not whole must be said to
         be none. One in whose midst the query was taken back, or over, is of two queries: it is taken again.
         """
-        world, copy = self._world, self._copy
+        world = self._world
+        copy = self._copy
         assert copy is not None
         with world.scheduler.quiet():
-            copy.rest, copy.committed = self._stored(log=False), world.committed
+            copy.rest = self._stored(log=False)
+            copy.committed = world.committed
             newest = world.log_seen.records[max(world.log_seen.records)]
             verified = self._verified(copy)
         kept = range(world.log_seen.records[copy.newest].promised, copy.newest + 1)
         gone = {name for sequence in kept for name in world.log_seen.listed_by(sequence)} - copy.rest.keys()
         assert bool(gone) == verified.is_damaged, f"a copy that lacks {gone} is said to have {verified.findings}"
         is_one = (len(world.lines.jobs), newest.query_id) == (copy.lines, copy.query_id)
-        self._lasts, self._drivers, self._beside, self._copy = (
-            0,
-            0,
-            not is_one or bool(gone),
-            copy if is_one and not gone else None,
-        )
+        self._lasts = 0
+        self._drivers = 0
+        self._beside = not is_one or bool(gone)
+        self._copy = copy if is_one and not gone else None
         world.say(f"the rest is copied, the checkpoint at batch {copy.committed}, {len(gone)} objects are gone")
 
     def _verified(self, copy: _Copy) -> Verified:
@@ -201,7 +207,8 @@ class Roots:
 
     def _restore(self, copy: _Copy) -> None:
         """Restore both, or one of them where the other is of the same line."""
-        world, seen = self._world, self._world.log_seen
+        world = self._world
+        seen = self._world.log_seen
         self._comes = ""
         self._stop()
         newest = seen.records[max(seen.records)]

@@ -22,7 +22,8 @@ from riffle_spark.state.objects.store import ObjectStore, StoreOptions
 
 __all__ = ["S3InMemory"]
 
-_BUCKET, _ROOT = "simulated", "root"
+_BUCKET = "simulated"
+_ROOT = "root"
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)$")
 _BUSY_SHARE = 0.05
 """So many puts are told that another one of that name is under way."""
@@ -30,8 +31,8 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class S3InMemory:
-    """A server that has what ``inner`` has. ``store`` is how a query under fire reaches it. Some servers know no
-    ranges, and answer with the whole object; some lists come in small pages; now and then a put has to be sent again.
+    """A server that has what ``inner`` has. ``store`` is how a query under fire reaches it. Some lists come in small
+    pages; now and then a put has to be sent again.
     """
 
     serving: ClassVar[S3InMemory | None] = None
@@ -41,7 +42,7 @@ class S3InMemory:
         self._inner = inner
         self._chance = chance
         self._sleep = sleep
-        self._knows_ranges = chance.random() < 0.5
+        chance.random()
         self._page = chance.choice([3, 1000])
         kms = chance.choice([None, "aws/s3"])
         options = StoreOptions(s3_endpoint="http://simulated:9000", s3_region="us-east-1", s3_kms_key=kms)
@@ -67,7 +68,8 @@ class S3InMemory:
 
     def answer(self, request: Any) -> AWSResponse:
         """Return what the server says to a request."""
-        told, query = urlsplit(request.url), parse_qs(urlsplit(request.url).query, keep_blank_values=True)
+        told = urlsplit(request.url)
+        query = parse_qs(urlsplit(request.url).query, keep_blank_values=True)
         name = unquote(told.path).removeprefix(f"/{_BUCKET}").removeprefix(f"/{_ROOT}/")
         headers = {key.lower(): _text(value) for key, value in request.headers.items()}
         if "list-type" in query:
@@ -77,7 +79,9 @@ class S3InMemory:
         elif request.method == "PUT":
             status, said, body = self._put(name, request.body, headers)
         elif request.method == "HEAD":
-            status, said, body = (200 if self._inner.exists(name) else 404), {}, b""
+            status = 200 if self._inner.exists(name) else 404
+            said = {}
+            body = b""
         else:
             status, said, body = self._get(name, headers.get("range"))
         said_of: Any = {"content-length": str(len(body)), **said}
@@ -95,17 +99,20 @@ class S3InMemory:
         data = self._inner.get(name)
         if data is None:
             return _refused(404, "NoSuchKey")
-        found = _RANGE.match(ranged or "")
-        if found is None or not self._knows_ranges:
+        match = _RANGE.match(ranged or "")
+        if match is None:
             return 200, {}, data
-        start, end = int(found[1]), int(found[2]) + 1 if found[2] else len(data)
+        start = int(match[1])
+        end = int(match[2]) + 1 if match[2] else len(data)
         return _refused(416, "InvalidRange") if start >= len(data) else (206, {}, data[start:end])
 
     def _list(self, query: dict[str, str]) -> Answer:
-        prefix, after = query.get("prefix", ""), query.get("continuation-token", "")
+        prefix = query.get("prefix", "")
+        after = query.get("continuation-token", "")
         names = self._inner.list(prefix.removeprefix(f"{_ROOT}/"))
         keys = [key for key in (f"{_ROOT}/{name}" for name in names) if key > after]
-        page, more = keys[: self._page], len(keys) > self._page
+        page = keys[: self._page]
+        more = len(keys) > self._page
         told = "".join(f"<Contents><Key>{escape(quote(key))}</Key></Contents>" for key in page)
         told += f"<EncodingType>url</EncodingType><IsTruncated>{str(more).lower()}</IsTruncated>"
         told += f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""

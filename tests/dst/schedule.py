@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -58,7 +58,8 @@ S3_SHARE = 0.1
 """So many histories reach the store through S3's client: each of its calls takes a millisecond. There are standbys
 that get snapshots in several ranges.
 """
-LOOKS_SECONDS, IDLE_LOOKS_SECONDS = 1.5, 15.0
+LOOKS_SECONDS = 1.5
+IDLE_LOOKS_SECONDS = 15.0
 """How often a driver looks between batches, and once nothing befalls any more: that is most of the simulated time."""
 RETAINED_FOR = [0, 0, 0, 5, 5, 300]
 """Each driver has its own."""
@@ -83,9 +84,13 @@ class Schedule(World):
     """One random history. ``history`` tells what happened, ``faults`` which fault met which step."""
 
     def __init__(
-        self, seed: int, local_dir: Path, *, aims: Iterable[Aim] = (), without: Iterable[int] = (),
-        leave_out: Collection[str] = (), job: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        seed: int,
+        local_dir: Path,
+        *,
+        aims: Iterable[Aim] = (),
+        job: str = "",
+    ) -> None:
         self.ready = False
         self.seed = seed
         aims = list(aims)
@@ -101,53 +106,71 @@ class Schedule(World):
         server = random.Random(f"{seed}/store")
         is_s3 = server.random() < S3_SHARE
         settings = {
-            "orphan_scan_interval": chance.choice([1, 60, 600]), "retained_for": 0,
-            "retained_versions": chance.choice([2, 2, 3, 4, 20]), "snapshot_chain_links": chance.choice([2, 3, 20]),
-            "folder_cleanup_delay": chance.choice([0, 30, 86_400]), "upkeep_timeout": chance.choice([1, 5, 60, 60]),
-            **drawn_settings(chance), **self.job.settings, "upkeep_bandwidth": chance.choice([1, 1, 1_000, 50_000_000]),
+            "orphan_scan_interval": chance.choice([1, 60, 600]),
+            "retained_for": 0,
+            "retained_versions": chance.choice([2, 2, 3, 4, 20]),
+            "snapshot_chain_links": chance.choice([2, 3, 20]),
+            "folder_cleanup_delay": chance.choice([0, 30, 86_400]),
+            "upkeep_timeout": chance.choice([1, 5, 60, 60]),
+            **drawn_settings(chance),
+            **self.job.settings,
+            "upkeep_bandwidth": chance.choice([1, 1, 1_000, 50_000_000]),
             **({"num_standbys": 1, "upkeep_bandwidth": 300} if is_s3 else {}),
             **self.encrypted.settings,
-        }  # fmt: skip
+        }
         super().__init__(
-            local_dir, executors=(), operators=self.job.operators, seed=seed, key_groups=6, root=self.roots.url,
+            local_dir,
+            executors=(),
+            operators=self.job.operators,
+            seed=seed,
+            key_groups=6,
+            root=self.roots.url,
             **settings,
-        )  # fmt: skip
+        )
         self.chance = chance
         self.history = [f"seed {seed}, {self.kind}"]
-        self.leave_out = leave_out
         self.scheduler = Scheduler(chance, self.clock, chance.choice([0.02, 0.1, 0.3, 1.0]))
         self.files = SteppedFiles(local_dir, self.scheduler)
-        self.scheduler.at_step, self.scheduler.died = self._at_step, self.files.tear
-        self.faults = Faults(chance, aims, without)
+        self.scheduler.at_step = self._at_step
+        self.scheduler.died = self.files.tear
+        self.faults = Faults(chance, aims)
         self.server = S3InMemory(self.memory, server, self.scheduler.sleep) if is_s3 else None
         reached = self.server.store if self.server else self.memory
         self.stepped = SteppedStore(reached, self.scheduler, self._changed)
         self.cluster: Any = SteppedCluster(self.home, self.stepped, self.scheduler)
-        self.cluster.clock, self.cluster.worked = self.clock, self._worked
-        self.stepped.read, self.stepped.deletes = self._has_read, self._deletes
+        self.cluster.clock = self.clock
+        self.cluster.worked = self._worked
+        self.stepped.read = self._has_read
+        self.stepped.deletes = self._deletes
         for name in ("1", "2"):
             self.cluster.add(name)
         self.sinks: Any = {
-            one.store: SteppedSink(self.scheduler, partial(self._delivered, one.store)) for one in self.operators
+            operator.store: SteppedSink(self.scheduler, partial(self._delivered, operator.store))
+            for operator in self.operators
         }
+        self._make_actors(local_dir)
+        self.last = len(self.job.batches) - 3
+        self.programs: list[_Program] = []
+        self.executors = 2
+        self.readers = 0
+        self.ready = True
+
+    def _make_actors(self, local_dir: Path) -> None:
         self.log_seen = LinesHistory(self)
         self.log_seen.lines = self.lines
         self.dispatched = Dispatched(self, local_dir)
         self.wrong_starts = WrongStarts(self)
-        self.remedies, self.reader = Remedies(self, local_dir), SlowReader(self, local_dir)
+        self.remedies = Remedies(self, local_dir)
+        self.reader = SlowReader(self, local_dir)
         self.excuses = Excuses(self)
         self.damaged: set[str] = set()
         """Objects whose bytes came damaged, or not at all."""
         self.stepped.damages = self._damages
-        self.operator = Disturbances(self, chance, self.say)
+        self.operator = Disturbances(self, self.chance, self.say)
         self.skew_ms = 0
         self.skews = {0}
         self.committed = -1
         self.disturbed: Counter[str] = Counter()
-        self.last = len(self.job.batches) - 3
-        self.programs: list[_Program] = []
-        self.executors, self.readers = 2, 0
-        self.ready = True
 
     def start(self, background: Any = None) -> Driver:  # noqa: ARG002 - each driver has one of its own here
         """Start a driver: a new process."""
@@ -178,9 +201,14 @@ class Schedule(World):
         program.clock = SkewedClock(self.clock, program, skew_ms)
         self.skews.add(skew_ms)
         ports = DriverPorts(
-            self.stepped, self.cluster, program.clock, program.background, reached=self.step, upkeep_objects=None,
+            self.stepped,
+            self.cluster,
+            program.clock,
+            program.background,
+            reached=self.step,
+            upkeep_objects=None,
             new_id=lambda: self.log_seen.begins(self.chance.randbytes(16).hex()),
-        )  # fmt: skip
+        )
         settings = self.settings.but(retained_for=self.chance.choice(RETAINED_FOR))
         program.driver = Driver(settings, self.home, ports)
         self.programs.append(program)
@@ -192,13 +220,13 @@ class Schedule(World):
             watch_the_cleaner(patch)
             watch_assignments(patch, self.holds)
             self.log_seen.watch_copies(patch)
-            patch.setattr(stack_parts, "_PARTS_MOST", self.chance.choice([1, 1, 2, 9]))  # private: small state
+            patch.setattr(stack_parts, "_PARTS_MAX", self.chance.choice([1, 1, 2, 9]))  # private: small state
             ranges = random.Random(f"{self.seed}/ranges").choice([300, reader.RANGE_BYTES, reader.RANGE_BYTES])
             patch.setattr(reader, "RANGE_BYTES", ranges)
             self.encrypted.plant(patch)
-            patch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
+            patch.setattr(upkeep, "_SWEEP_RECORDS", 2)  # private: few batches
             steps = random.Random(f"{self.seed}/steps").choice([1, 1, 2, 3, 16])
-            patch.setattr(claim_work, "_STEPS", steps)  # private: few records
+            patch.setattr(claim_work, "_STEPS_PER_PIECE", steps)  # private: few records
             self.remedies.plant(patch)
             ProcessTable(self).plant(patch)
             self.dispatched.plant(patch)
@@ -228,7 +256,9 @@ class Schedule(World):
             self.say(f"{program.name} starts the query again")
 
     def _runs(self, program: _Program) -> bool:
-        version, line, tried = self.committed + 1, self.remedies.line, None
+        version = self.committed + 1
+        line = self.remedies.line
+        tried = None
         job = self.lines.jobs[line]
         try:
             while version <= self.last:
@@ -293,25 +323,30 @@ class Schedule(World):
                 continue
             driving = self._driving()
             share = 0.4 if self.roots.is_copied or any(map(self._stands_still, driving)) else 0.04
-            if not driving or (len(driving) < MOST_DRIVERS and self.often("second driver", share)):
+            if not driving or (len(driving) < MOST_DRIVERS and self.often(share)):
                 self.start()
-            if self.often("wrong start", 0.08):
+            if self.often(0.08):
                 self.wrong_starts.begin()
-            if self.readers < MOST_READERS and self.often("reader", 0.06):
+            if self.readers < MOST_READERS and self.often(0.06):
                 self.readers += 1
                 self.reader.begin(self.readers)
-            still = [one.id for one in self.cluster.executors() if self._stands_still(self.cluster.processes[one.id])]
-            if self.often("executors", 0.4 if still else 0.1):
+            still = [
+                executor.id
+                for executor in self.cluster.executors()
+                if self._stands_still(self.cluster.processes[executor.id])
+            ]
+            if self.often(0.4 if still else 0.1):
                 self._change_executors(still)
-            if self.often("operator", 0.15):
+            if self.often(0.15):
                 self.operator.operator()
         self.say("quiet")
         self.disturbed = Counter(self.scheduler.seen)
-        self.faults.over, self.cluster.astray = True, 0.0
+        self.faults.over = True
+        self.cluster.astray = 0.0
         self._let_go()
         self.scheduler.wait(lambda: not self._zombies(), REST_SECONDS)
         self.scheduler.wait(lambda: not self._driving(), STILL_SECONDS)
-        for program in [one for one in self.programs if one.alive]:
+        for program in [program for program in self.programs if program.alive]:
             self.stop(program)
         self.last += 1
         self.scheduler.switches = 0.1
@@ -341,11 +376,15 @@ class Schedule(World):
         self.holds(self._check_bounded)
 
     def _driving(self) -> list[_Program]:
-        return [one for one in self.programs if one.alive and not one.ended and not self._hangs(one)]
+        return [
+            program for program in self.programs if program.alive and not program.ended and not self._hangs(program)
+        ]
 
     def _hangs(self, program: _Program) -> bool:
         return any(
-            one.until >= FOREVER and one.ready is None for one in self.scheduler.actors if one.process is program
+            actor.until >= FOREVER and actor.ready is None
+            for actor in self.scheduler.actors
+            if actor.process is program
         )
 
     def _stands_still(self, process: Process) -> bool:
@@ -354,12 +393,12 @@ class Schedule(World):
         if process.asleep_until >= later:
             return True
         kinds = ("driver", "background", *ON_EXECUTORS)
-        mine = [one for one in self.scheduler.actors if one.process is process and one.kind in kinds]
+        mine = [actor for actor in self.scheduler.actors if actor.process is process and actor.kind in kinds]
         return any(one.until >= later and one.ready is None for one in mine)
 
     def _zombies(self) -> list[Actor]:
         lone = ("late put", "operator", "switch", "reader")
-        return [one for one in self.scheduler.actors if one.kind in (*ON_EXECUTORS, *lone)]
+        return [actor for actor in self.scheduler.actors if actor.kind in (*ON_EXECUTORS, *lone)]
 
     def _let_go(self) -> None:
         """Let whoever hangs go on."""
@@ -371,7 +410,7 @@ class Schedule(World):
 
     def _change_executors(self, still: Sequence[str]) -> None:
         """Let one go, those first that stand ``still``, and one come."""
-        live = [one.id for one in self.cluster.executors()]
+        live = [executor.id for executor in self.cluster.executors()]
         if len(live) > 1 and self.chance.random() < 0.5:
             name = self.chance.choice(still or live)
             if self.chance.random() < (0.7 if still else 0.3):
@@ -387,10 +426,10 @@ class Schedule(World):
         self.say(f"executor {self.executors} joins")
         self.cluster.add(str(self.executors), cores=self.chance.choice([1, 2]))
 
-    def often(self, what: str, share: float) -> bool:
-        """Draw whether something comes, unless it is left out."""
+    def often(self, share: float) -> bool:
+        """Draw whether something happens. It is rarer in a long history."""
         calm = 0.1 if self.runs > CALM_AFTER else 1.0
-        return self.chance.random() < share * self.pace * calm and what not in self.leave_out
+        return self.chance.random() < share * self.pace * calm
 
     def say(self, event: str) -> None:
         """Note what has happened."""
@@ -409,7 +448,7 @@ class Schedule(World):
         kind = self.faults.due(step, self.scheduler.seen[step])
         if kind is None:
             return None
-        self.say(f"#{len(self.faults.numbered) - 1} {kind} at {actor.name}: {label}")
+        self.say(f"{kind} at {actor.name}: {label}")
         actor.met.add(kind)
         if kind == "crash":
             self._crash(actor)
@@ -451,18 +490,19 @@ class Schedule(World):
         """End a process: all of its actors at once."""
         process.alive = False
         mine = self.scheduler.mine()
-        for actor in [one for one in self.scheduler.actors if one.process is process and one is not mine]:
+        for actor in [actor for actor in self.scheduler.actors if actor.process is process and actor is not mine]:
             self.scheduler.kill(actor)
         if mine is not None and mine.process is process:
             self.scheduler.kill(mine)
 
     def _end_executor(self, name: str, *, torn: bool = False) -> None:
         """Let an executor die, with its disk, without it, or with what a machine that reboots has left of it."""
-        live = {one.id for one in self.cluster.executors()}
-        process, disk = self.cluster.processes[name], not torn and self.chance.random() < 0.2
+        live = {executor.id for executor in self.cluster.executors()}
+        process = self.cluster.processes[name]
+        disk = not torn and self.chance.random() < 0.2
         owner = f"{self.home.application}/{name}"
         mine = self.scheduler.mine()
-        for actor in [one for one in self.scheduler.actors if one.process is process and one is not mine]:
+        for actor in [actor for actor in self.scheduler.actors if actor.process is process and actor is not mine]:
             self.scheduler.kill(actor)
         process.alive = False
         folders = self.files.forget_process(owner)
@@ -473,7 +513,9 @@ class Schedule(World):
                     self.files.lose(owner)
                 self.cluster.lose(name, disk=disk, planned=self.chance.random() < 0.2)
             if torn:
-                mine_still = [one for one in folders if _owner_of(one) == owner]  # others go on in what they took over
+                mine_still = [
+                    folder for folder in folders if _owner_of(folder) == owner
+                ]  # others go on in what they took over
                 self.say(f"{self.files.reboot(mine_still)} files are torn")
         if not self.cluster.executors():
             self._join()
@@ -497,7 +539,8 @@ class Schedule(World):
         self.excuses.damages(name)
 
     def _has_read(self, sequence: int) -> None:
-        actor, record = self.scheduler.mine(), self.log_seen.records.get(sequence)
+        actor = self.scheduler.mine()
+        record = self.log_seen.records.get(sequence)
         if actor is None or record is None or sequence in self.log_seen.swept:  # what lies there now may be its own
             return
         if self.log_seen.writers.get(record.commit_id) is not actor.process:
@@ -508,7 +551,7 @@ class Schedule(World):
         deletes what is of a newer epoch: a switch that is under way may list it.
         """
         actor = self.scheduler.mine()
-        program = next((one for one in self.programs if actor is not None and one is actor.process), None)
+        program = next((program for program in self.programs if actor is not None and program is actor.process), None)
         tail = program.driver._log.tail if program is not None else None  # private: what the driver holds
         if actor is not None and tail is not None:
             newer = [name for name in names if (said := paths.parse(name)) and said.epoch > tail.epoch]
@@ -563,7 +606,8 @@ class Schedule(World):
         """Chains are no longer than snapshots leave them, where these are not held up, nor taken since the last commit:
         the next one lists them.
         """
-        driver, most = self.programs[-1].driver, self.settings.snapshot_chain_links + 1
+        driver = self.programs[-1].driver
+        most = self.settings.snapshot_chain_links + 1
         job = self.lines.jobs[-1]
         last = [{one.store for one in job.operators_of(version)} for version in (self.last - 1, self.last)]
         taken = {(address, snapshot.head) for address, snapshot in driver._upkeep._taken}  # private: what it holds

@@ -43,7 +43,8 @@ class Process:
     def sleep(self, now: float, seconds: float) -> None:
         """Let its machine sleep: nobody in it goes on, and clocks of its own stand still."""
         self.wake(now)
-        self.asleep_until, self.slept = now + seconds, self.slept + seconds
+        self.asleep_until = now + seconds
+        self.slept = self.slept + seconds
 
     def wake(self, now: float) -> None:
         """Let its machine wake up, if it sleeps."""
@@ -206,7 +207,8 @@ class Scheduler:
         actor = self.mine()
         if actor is None or ready():
             return ready()
-        actor.ready, actor.until = ready, self.now + seconds
+        actor.ready = ready
+        actor.until = self.now + seconds
         try:
             self._switch(actor)
         finally:

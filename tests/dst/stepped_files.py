@@ -32,9 +32,14 @@ __all__ = ["DATA", "SteppedFiles"]
 DATA = ("list", "part", "sealed", "fetched", "incoming")
 """Files that have bytes of state; the others say whose a folder is, or are locks."""
 _OPERATIONS = {
-    "os.remove": "remove", "os.rmdir": "remove", "shutil.rmtree": "remove all of", "os.rename": "move",
-    "os.mkdir": "make", "os.listdir": "look into", "os.scandir": "look into",
-}  # fmt: skip
+    "os.remove": "remove",
+    "os.rmdir": "remove",
+    "shutil.rmtree": "remove all of",
+    "os.rename": "move",
+    "os.mkdir": "make",
+    "os.listdir": "look into",
+    "os.scandir": "look into",
+}
 POLLED = 8
 """Who waits for a lock of a file asks for it once in so many steps of others."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -88,7 +93,8 @@ class SteppedFiles:
         path = os.fspath(arguments[0]) if isinstance(arguments[0], (str, os.PathLike)) else ""
         if not path.startswith(self._prefix):
             return
-        operation, writes = _OPERATIONS.get(event, "read"), event != "open"
+        operation = _OPERATIONS.get(event, "read")
+        writes = event != "open"
         if event == "open":
             mode, flags = arguments[1:3]
             writes = bool(flags & _WRITES) if mode is None else bool(set(mode) & set("wax+"))
@@ -138,7 +144,8 @@ class SteppedFiles:
             return
         self._scheduler.step("lock a folder")
 
-        asked_at, is_mine = -POLLED, False
+        asked_at = -POLLED
+        is_mine = False
 
         def is_free() -> bool:
             nonlocal asked_at, is_mine
@@ -183,7 +190,7 @@ class SteppedFiles:
         since = self._scheduler.now - _UNSYNCED_SECONDS
         for name, at in sorted(self._written.items()):
             path = Path(name)
-            if at < since or not any(path.is_relative_to(one) for one in folders) or self._chance.random() < 0.5:
+            if at < since or not any(path.is_relative_to(folder) for folder in folders) or self._chance.random() < 0.5:
                 continue
             self.harmed.add(name)
             with self._scheduler.quiet(), suppress(OSError):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from riffle_spark.errors import UnavailableError
 from riffle_spark.state.log import paths
-from riffle_spark.state.objects.store import ObjectStore, written
+from riffle_spark.state.objects.store import ObjectStore, write_all
 from tests.dst.scheduler import Process, Scheduler
 
 __all__ = ["SteppedStore", "damaged", "kind_of"]
@@ -91,7 +91,7 @@ class SteppedStore:
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
         """See ``ObjectStore.copy_to``."""
-        return written(self.get(name, start, length), write)
+        return write_all(self.get(name, start, length), write)
 
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``."""

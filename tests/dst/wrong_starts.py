@@ -12,11 +12,14 @@ from tests.dst.dispatched import parted
 __all__ = ["WrongStarts"]
 
 _WRONG: tuple[dict[str, Any], ...] = (
-    {"version": 1, "query_id": "another query"}, {"version": 0, "query_id": "another query"},
-    {"version": 0, "offsets": "others"}, {"version": 0, "offsets": None, "input_digest": "other"},
-    {"version": -1, "offsets": "others"}, {"version": 20, "offsets": "others"},
+    {"version": 1, "query_id": "another query"},
+    {"version": 0, "query_id": "another query"},
+    {"version": 0, "offsets": "others"},
+    {"version": 0, "offsets": None, "input_digest": "other"},
+    {"version": -1, "offsets": "others"},
+    {"version": 20, "offsets": "others"},
     {"version": 1, "offsets_before": "those of another line"},
-)  # fmt: skip
+)
 """What is wrong with a batch, and how many versions after the newest one it is."""
 
 
@@ -43,27 +46,29 @@ class WrongStarts:
         world.say(f"{name}: batch {version}, {wrong}")
         world.scheduler.spawn(f"{name} batch", "driver", program, lambda: self._run(program, said))
 
-    def _run(self, program: Any, said: IncomingBatch) -> None:
+    def _run(self, program: Any, incoming_batch: IncomingBatch) -> None:
         """Hand the batch over. Where a rollback has made it the next one meanwhile the process dies before it runs."""
-        world, driver = self._world, program.driver
+        world = self._world
+        driver = program.driver
 
         def reached(label: str) -> None:
             tail = driver._log.tail  # private: what it goes on from
             if label == "before run":
-                is_next = (tail.query_id, tail.version + 1) == (said.query_id, said.version)
-                if not is_next or (said.offsets_before and tail.offsets):
-                    world.scheduler.broke(AssertionError(f"{said} is run after batch {tail.version}"))
+                is_next = (tail.query_id, tail.version + 1) == (incoming_batch.query_id, incoming_batch.version)
+                if not is_next or (incoming_batch.offsets_before and tail.offsets):
+                    world.scheduler.broke(AssertionError(f"{incoming_batch} is run after batch {tail.version}"))
                 world.stop(program)
 
         driver._reached = reached  # private: it is stopped there
-        job, version = world.lines.jobs[world.remedies.line], min(said.version, world.last)
+        job = world.lines.jobs[world.remedies.line]
+        version = min(incoming_batch.version, world.last)
         work = SteppedWork(
             world.cluster, parted(job.batches[0]), job.operators_of(version), world.sinks, job.initial_of(version)
-        )  # fmt: skip
+        )
         try:
-            report = driver.process(said, job.operators_of(version), work)
+            report = driver.process(incoming_batch, job.operators_of(version), work)
         except RiffleError as error:
             world.say(f"{program.name}: {type(error).__name__}: {str(error)[:150]}")
         else:
-            world.scheduler.broke(AssertionError(f"{said} is taken for a {report.decision}"))
+            world.scheduler.broke(AssertionError(f"{incoming_batch} is taken for a {report.decision}"))
         world.stop(program)

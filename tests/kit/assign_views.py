@@ -42,26 +42,31 @@ def numbers(ranges: str) -> Iterable[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-def caught_up(before: View, done: Assignment, *, points: bool = False) -> View:
+def caught_up(view: View, done: Assignment, *, points: bool = False) -> View:
     """Return the view after everything assigned has caught up. Where standbys are ``points`` their copies have gone."""
-    lags = {each: {} if points else dict(held) for each, held in before.lags.items()}
+    lags = {each: {} if points else dict(lag) for each, lag in view.lags.items()}
     for each, owner in done.owners.items():
         lags.setdefault(each, {})[owner] = 0
     for copies in (done.warmups,) if points else (done.standbys, done.warmups):
         for each, members in copies.items():
             lags.setdefault(each, {}).update(dict.fromkeys(members, 0))
     return replace(
-        before, owners=done.owners, standbys=done.standbys, warmups=done.warmups, lags=lags, target=done.target,
+        view,
+        owners=done.owners,
+        standbys=done.standbys,
+        warmups=done.warmups,
+        lags=lags,
+        target=done.target,
         pointers=done.standbys if points else {},
-    )  # fmt: skip
+    )
 
 
-def settled(before: View, settings: AssignSettings) -> Assignment:
+def settled(view: View, settings: AssignSettings) -> Assignment:
     """Assign until nothing is left to move."""
     for _ in range(100):
-        done = assign(before, settings)
-        assert not violations(before, done, settings)
-        before = caught_up(before, done)
+        done = assign(view, settings)
+        assert not violations(view, done, settings)
+        view = caught_up(view, done)
         if not done.needs_probe:
             return done
     raise AssertionError("did not settle")

@@ -8,7 +8,9 @@ from pathlib import Path
 
 __all__ = ["main", "verdict"]
 
-NO_HOLES, HOLES, NO_ANSWER = 0, 1, 2
+NO_HOLES = 0
+HOLES = 1
+NO_ANSWER = 2
 
 
 def verdict(answer: str) -> tuple[int, list[str]]:

@@ -6,7 +6,9 @@ from hypothesis import HealthCheck, Phase, settings
 
 __all__ = ["FAST", "FULL", "PLANTED", "costly", "register_profiles"]
 
-FAST, FULL, PLANTED = "fast", "full", "planted"
+FAST = "fast"
+FULL = "full"
+PLANTED = "planted"
 EXAMPLES = {FAST: 25, FULL: 200}
 SLOWNESS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
 """Health checks that fail a property because the machine is busy, not because the property is wrong."""

@@ -25,7 +25,8 @@ class _Warnings(logging.Handler):
 @contextmanager
 def no_warnings() -> Iterator[None]:
     """Fail after the block if Python warned in it, or riffle_spark logged a warning on any thread of this process."""
-    logger, handler = logging.getLogger("riffle_spark"), _Warnings()
+    logger = logging.getLogger("riffle_spark")
+    handler = _Warnings()
     logger.addHandler(handler)
     try:
         with warnings.catch_warnings(record=True) as warned:

@@ -53,7 +53,8 @@ def record(frame: DataFrame) -> dict[str, Any]:
 
 
 def _children(node: PlanNode) -> list[PlanNode]:
-    children, table = list(node.children), table_of(node)
+    children = list(node.children)
+    table = table_of(node)
     if table is not None:
         children[table.side] = table.changes
     return children

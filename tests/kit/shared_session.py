@@ -75,7 +75,8 @@ class SharedSession:
         """Return a session of this kind."""
         if self._session is None or kind != self._kind or not _runs(self._session):
             self.stop()
-            self._kind, self._session = kind, _started(kind)
+            self._kind = kind
+            self._session = _started(kind)
         return self._session
 
     def stop(self) -> None:

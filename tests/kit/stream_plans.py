@@ -42,7 +42,9 @@ def by_hand(query: DataFrame, rows: DataFrame, time_ms: int | None = None) -> tu
     The rows are put below the inputs' plans; what Spark makes of them for slots is merged here, a row at a time.
     """
     spark = Catalyst(query.sparkSession)
-    found, results, specs = cut_of(query), dict[int, Node](), list[AggregateSpec]()
+    found = cut_of(query)
+    results = dict[int, Node]()
+    specs = list[AggregateSpec]()
     for stage in found.stages:
         (below,) = found.below(stage)
         plan = read_aggregate(found.reader, stage.node, tuple(spec.store for spec in specs))
@@ -85,7 +87,8 @@ def merged(sent: DataFrame, spec: AggregateSpec) -> DataFrame:
     from riffle_spark.spark.engine.routing import spark_schema
 
     assert sent.columns == spec.rows.names
-    keys, groups = len(spec.keys), dict[tuple[object, ...], list[Values]]()
+    keys = len(spec.keys)
+    groups = dict[tuple[object, ...], list[Values]]()
     for row in sent.collect():
         key = tuple(_same(value) for value in row[:keys])
         values = dict(zip(sent.columns, row, strict=True))
@@ -150,7 +153,8 @@ def _by(extreme: Callable[[Sequence[Any]], Any]) -> Callable[[Values, Values], V
 def _moments(old: Values, new: Values) -> Values:
     if not old or not old[0]:
         return new
-    (n, mean, m2), (m, other, k2) = old, new
+    (n, mean, m2) = old
+    (m, other, k2) = new
     total = n + m
     apart = other - mean
     return [total, mean + apart * m / total, m2 + k2 + apart * apart * n * m / total] if m else old

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -18,12 +18,10 @@ from tests.kit.folders import APPS
 from tests.kit.streams.apps.crashing_app import RETURNED, running_totals
 from tests.kit.streams.streaming import Feed, committed, records, run_to_end
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 APP = APPS / "crashing_app.py"
 STEPS = ("before run", "after seal", "after sink", "after record", RETURNED)
-TELLING = STEPS[1:4]
-"""What the next driver finds differs: sealed output alone, a delivery without a record, a record."""
 KEYS = 12
 TIMEOUT_SECONDS = 150
 QUICK_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -72,21 +70,16 @@ def driver(folder: Path, step: str, number: int) -> Iterator[subprocess.Popen[by
         process.kill()
 
 
-@pytest.mark.parametrize(
-    "steps", [TELLING, pytest.param(STEPS, marks=pytest.mark.long)], ids=["at the telling ones", "at all"]
-)
-def test_a_driver_killed_at_steps_leaves_what_an_undisturbed_run_leaves(
-    spark: SparkSession, tmp_path: Path, steps: Sequence[str]
-) -> None:
+def test_a_driver_killed_at_steps_leaves_what_an_undisturbed_run_leaves(spark: SparkSession, tmp_path: Path) -> None:
     """State and sink, with deliveries counted by their id, are those of a run that nobody killed."""
-    batches = len(steps) + 2
+    batches = len(STEPS) + 2
     feed = Feed(tmp_path / "in", "k long, v long")
     for number in range(batches):
         feed.add(batch(number, batches))
     root = f"file://{tmp_path}/state"
     with ExitStack() as stack:
-        drivers = [stack.enter_context(driver(tmp_path, step, number)) for number, step in enumerate(steps, start=1)]
-        for number, (step, process) in enumerate(zip(steps, drivers, strict=True), start=1):
+        drivers = [stack.enter_context(driver(tmp_path, step, number)) for number, step in enumerate(STEPS, start=1)]
+        for number, (step, process) in enumerate(zip(STEPS, drivers, strict=True), start=1):
             process.communicate(b"go\n", timeout=TIMEOUT_SECONDS)
             assert process.returncode == -signal.SIGKILL, (tmp_path / f"{number}.log").read_text()[-3000:]
             assert committed(root)[-1] == (number if step in ("after record", RETURNED) else number - 1)

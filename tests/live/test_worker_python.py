@@ -68,6 +68,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, zip_file: Path) -> Outcom
 
 @pytest.mark.spark
 @pytest.mark.newer_spark
+@pytest.mark.long
 def test_a_zip_file_of_the_package_is_enough(outcomes: Outcomes) -> None:
     """Executors without riffle_spark run a batch once they are sent the file that the message told to make."""
     assert outcomes["complete"] == []
@@ -75,6 +76,7 @@ def test_a_zip_file_of_the_package_is_enough(outcomes: Outcomes) -> None:
 
 @pytest.mark.spark
 @pytest.mark.newer_spark
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "kind", "problem", "remedy"),
     [

@@ -15,7 +15,7 @@ import pytest
 from riffle_spark.errors import ConfigError, FencedError, UnavailableError
 from riffle_spark.offline.recovery import rollback
 from riffle_spark.offline.rollback_targets import find_target as target_of
-from riffle_spark.protocol.upkeep.claim_work import Steps, through
+from riffle_spark.protocol.upkeep.claim_work import Steps, run_to_end
 from riffle_spark.protocol.upkeep.scan import scan
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
@@ -113,7 +113,7 @@ class Beside:
         self.store.calls, self.store.stop_at, self.store.at_call = 0, at, go_back
         for work in self.waiting:
             with suppress(FencedError, UnavailableError):
-                through(work())
+                run_to_end(work())
         if self.store.stop_at >= 0:
             self.store.stop_at = -1
             go_back()
@@ -179,10 +179,10 @@ def test_a_scan_keeps_what_its_record_promises(tmp_path: Path, promised: int) ->
     """Whatever the rule of retention gives free by then: that is for the scan after a record that says so."""
     world = Beside(tmp_path, "").world
     needed, every = listed(world, promised), listed(world, 0)
-    found = through(scan(world.memory, replace(newest(world), promised=promised), 2, 0))
+    found = run_to_end(scan(world.memory, replace(newest(world), promised=promised), 2, 0))
     left = set(world.memory.list(""))
     assert needed <= left
-    assert (found.oldest, found.whole) == (BATCHES - 1, promised >= BATCHES - 1)
+    assert (found.oldest, found.is_complete) == (BATCHES - 1, promised >= BATCHES - 1)
     assert every - left == {name for name in every - needed if name.startswith("delta/")}
 
 
@@ -192,7 +192,7 @@ def test_a_scan_of_a_fenced_driver_deletes_nothing(tmp_path: Path) -> None:
     tail = newest(beside.world)
     rollback(beside.world.home.root, BATCHES - 1, beside.checkpoint, execute=True)
     with pytest.raises(FencedError):
-        through(scan(beside.world.memory, tail, 2, 0))
+        run_to_end(scan(beside.world.memory, tail, 2, 0))
     assert set(beside.kept) < set(beside.world.memory.list(""))
 
 

@@ -22,7 +22,7 @@ from riffle_spark.errors import ConfigError, ConflictError, FencedError, Unavail
 from riffle_spark.offline import reshard, switch
 from riffle_spark.offline.recovery import adopt
 from riffle_spark.offline.switch import switch_dispatch, switch_keys
-from riffle_spark.protocol.upkeep.claim_work import through
+from riffle_spark.protocol.upkeep.claim_work import run_to_end
 from riffle_spark.protocol.upkeep.scan import scan
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
@@ -186,7 +186,7 @@ def test_a_crash_in_between_leaves_what_the_next_driver_sweeps(
     world.batch(BATCHES, one(1))
     tail = world.log().tail
     assert tail is not None
-    through(scan(world.memory, tail, 2, 0))
+    run_to_end(scan(world.memory, tail, 2, 0))
     assert not left & set(world.memory.list(""))
     oracle.feed(one(1))
     assert contents(world.home.root) == expected(oracle)
@@ -322,7 +322,7 @@ def test_a_scan_of_the_stopped_query_leaves_what_is_written_meanwhile(
     assert tail is not None
 
     def scanned(*arguments: Any) -> Record:
-        through(scan(world.memory, tail, 2, 0, named=list))
+        run_to_end(scan(world.memory, tail, 2, 0, own_snapshots=list))
         return append(*arguments)
 
     monkeypatch.setattr(Log, "append", scanned)

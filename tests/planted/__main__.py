@@ -15,7 +15,9 @@ from tests.planted.patches import PATCHES, PlantError, check_patches_apply, sele
 
 __all__ = ["main"]
 
-AS_RECORDED, LOST, UNUSABLE = 0, 1, 2
+AS_RECORDED = 0
+LOST = 1
+UNUSABLE = 2
 
 
 def main(arguments: Sequence[str], folder: Path = PATCHES) -> int:

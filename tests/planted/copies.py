@@ -33,7 +33,9 @@ PYTEST = (
 )
 SCHEDULES = ("-m", "tests.dst", "--no-shrink", "--json", "--processes", "1", "--schedules")
 SECONDS = 900.0
-PASSED, FAILED, TIMED_OUT = 0, 1, 1_000
+PASSED = 0
+FAILED = 1
+TIMED_OUT = 1_000
 _FIRST_FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+)|\bseed[ :=]+(\d+)", re.MULTILINE)
 
 

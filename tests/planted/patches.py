@@ -72,7 +72,9 @@ def check_patches_apply(plants: Sequence[Plant]) -> None:
     """Raise ``PlantError`` with git's messages if patches do not apply to the checkout."""
     refusals = {plant.name: apply_patch(plant, CHECKOUT, "--check") for plant in plants}
     if any(refusals.values()):
-        raise PlantError("\n".join(f"{name} does not apply: {said}" for name, said in refusals.items() if said))
+        raise PlantError(
+            "\n".join(f"{name} does not apply: {refusal}" for name, refusal in refusals.items() if refusal)
+        )
 
 
 def apply_patch(plant: Plant, folder: Path, *options: str) -> str:

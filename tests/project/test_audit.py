@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 
 import pytest
 
-from tests.kit.audit import HOLES, NO_ANSWER, NO_HOLES, verdict
 from tests.kit.folders import CHECKOUT
 
 PINNED = re.compile(r"[A-Za-z0-9._-]+==[^ ;]+( *;[^#]*?)?(\s+--hash=sha256:[0-9a-f]{64})+")
 LOCKED = sorted(path.name for path in (CHECKOUT / "requirements").glob("*.txt") if path.name != "direct.txt")
 INSTALL = re.compile(r"pip_install |-m pip install ")
-
-
-def test_all_locks_are_looked_at() -> None:
-    """Those of both environments, of another Spark, of the tools, and of what builds."""
-    assert LOCKED == ["audit.txt", "build.txt", "fuzz.txt", "python310.txt", "python311.txt", "spark-4.3.0.txt"]
 
 
 @pytest.mark.parametrize("name", LOCKED)
@@ -66,31 +59,3 @@ def printed(lines: list[str]) -> str:
     """Return what bash prints for these lines, which run below the checkout."""
     text = "\n".join(["set -euo pipefail", *lines])
     return subprocess.run(["bash", "-c", text], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
-
-
-WHOLE = {"name": "a", "version": "1", "vulns": []}
-HOLE = {"name": "b", "version": "2", "vulns": [{"id": "PYSEC-1", "fix_versions": ["3"]}]}
-SKIPPED = {"name": "c", "skip_reason": "not found"}
-
-
-@pytest.mark.parametrize(
-    ("packages", "code", "said"),
-    [
-        ([WHOLE], NO_HOLES, "no known holes in 1 packages"),
-        ([WHOLE, HOLE], HOLES, "b 2: PYSEC-1, mended in 3"),
-        ([WHOLE, SKIPPED], NO_ANSWER, "NOT AUDITED"),
-        ([HOLE, SKIPPED], NO_ANSWER, "PYSEC-1"),
-        ([], NO_ANSWER, "NOT AUDITED"),
-    ],
-)
-def test_an_answer_with_gaps_is_no_answer(packages: list[object], code: int, said: str) -> None:
-    """Where packages were passed over nobody knows, however clean the rest is."""
-    found, lines = verdict(json.dumps({"dependencies": packages}))
-    assert found == code
-    assert said in "\n".join(lines)
-
-
-@pytest.mark.parametrize("answer", ["", "{}", "[]", "ERROR: connection refused"])
-def test_no_answer_is_no_clean_one(answer: str) -> None:
-    """What a tool that failed left behind is not taken for an audit."""
-    assert verdict(answer)[0] == NO_ANSWER

@@ -18,7 +18,8 @@ def test_the_example_names_every_setting_with_its_default(tmp_path: Path) -> Non
     """With every line uncommented, conf/riffle.toml has all settings, each at its default unless that is not set."""
     written = tmp_path / "riffle.toml"
     written.write_text(SETTING.sub("", (CONF / "riffle.toml").read_text()))
-    shown, defaults = read_toml(written), Settings()
+    shown = read_toml(written)
+    defaults = Settings()
     assert sorted(shown) == sorted(Settings.__dataclass_fields__)
     assert {name: value for name, value in shown.items() if getattr(defaults, name) not in (None, (), value)} == {}
 

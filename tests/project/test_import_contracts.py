@@ -103,7 +103,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 def _said(folder: Path, tool: str, *arguments: str) -> str:
     """Return what a tool of this environment says, which has to find fault; in lines that are long enough for it."""
-    command, environment = [str(Path(sys.executable).with_name(tool)), *arguments], {**os.environ, "COLUMNS": "400"}
+    command = [str(Path(sys.executable).with_name(tool)), *arguments]
+    environment = {**os.environ, "COLUMNS": "400"}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
     )
@@ -119,9 +120,12 @@ def _by_contract(said: str) -> dict[str, str]:
 
 def breaches_below(folder: Path) -> list[str]:
     """Name each place of a package that reaches for an inner part of Spark and is not listed, or names an object."""
-    found, words, page = list[str](), listed(), set(_words(INTERNALS.read_text()))
+    found = list[str]()
+    words = listed()
+    page = set(_words(INTERNALS.read_text()))
     for path in sorted((folder / PACKAGE).rglob("*.py")):
-        name, tree = path.relative_to(folder).as_posix(), ast.parse(path.read_text())
+        name = path.relative_to(folder).as_posix()
+        tree = ast.parse(path.read_text())
         mine = words.get(name, frozenset[str]())
         found += [f"{name}:{line} reaches {part}" for line, part in _private(tree) if part not in mine]
         called = _called(tree) if any(map(_JVM.match, mine)) else ()
@@ -140,7 +144,7 @@ def _private(tree: ast.AST) -> Iterator[tuple[int, str]]:
             case ast.Constant(value=str(text)) if _JVM.match(text):
                 yield node.lineno, text
             case ast.ImportFrom(module=str(module), names=names) if module.split(".")[0] == "pyspark":
-                yield from ((node.lineno, each.name) for each in names if each.name.startswith("_"))
+                yield from ((node.lineno, name.name) for name in names if name.name.startswith("_"))
 
 
 def _called(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -82,9 +82,9 @@ def is_possible(argument: str) -> bool:
     checkout = re.fullmatch(rf"(?:\.|{wheel})(\[.+])?", argument)
     if checkout:
         return all(extra in extras for extra in (checkout[1] or "").strip("[]").split(",") if extra)
-    wanted = Requirement(argument)
-    known = [of_extra(extra).get(canonicalize_name(wanted.name)) for extra in extras]
-    return any(each is not None and each.specifier == wanted.specifier for each in known)
+    requirement = Requirement(argument)
+    known = [of_extra(extra).get(canonicalize_name(requirement.name)) for extra in extras]
+    return any(each is not None and each.specifier == requirement.specifier for each in known)
 
 
 def test_each_documented_installation_is_possible_today() -> None:

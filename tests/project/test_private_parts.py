@@ -14,7 +14,8 @@ import pytest
 from tests.kit.folders import CHECKOUT
 
 PRIVATE = re.compile(r"_[A-Za-z]\w*")
-ON_THE_LINE, IN_THE_FILE = "# private: ", "# private parts: "
+ON_THE_LINE = "# private: "
+IN_THE_FILE = "# private parts: "
 OURS = ("riffle_spark", "apps", "tests", "benchmarks")
 Rooms = Mapping[str, set[str]]
 """The rooms of the product in which each private name is defined."""
@@ -47,8 +48,8 @@ def named(tree: ast.Module) -> Iterator[tuple[int, str, str | None]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             parts = (node.module or "").split(".")
-            for each in node.names if parts[0] in OURS else ():
-                yield node.lineno, each.name, "/".join(parts[1:-1])
+            for name in node.names if parts[0] in OURS else ():
+                yield node.lineno, name.name, "/".join(parts[1:-1])
         elif isinstance(node, ast.Attribute) and not _is_self(node.value):
             yield node.end_lineno or node.lineno, node.attr, None
         elif isinstance(node, ast.Call) and _called(node.func).endswith("attr"):

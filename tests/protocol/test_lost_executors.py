@@ -149,7 +149,7 @@ def test_an_owner_that_stays_owner_without_its_copy_fetches_it_in_the_next_run(t
         world.start()
     report = world.feed()
     assert (report.runs, report.misplaced_runs, report.restores) == ((1, 0, 1) if forgets else (2, 1, 1))
-    told = warnings([report], "of at most 4 was given up: 1 key-groups have no copy here and one on a standby")
+    told = warnings([report], "of at most 4 of batch")
     assert len(told) == report.runs - 1
     assert world.feed().runs == 1
     world.check_state()
@@ -165,7 +165,7 @@ def test_two_stores_whose_copies_are_apart_are_not_sent_to_and_fro(tmp_path: Pat
     Folder(world.folder_of(keeper), "").drop("other", lost)
     report = world.feed()
     assert (report.runs, report.restores) == (3, 1)
-    assert len(warnings([report], "was given up: 1 key-groups")) == 2
+    assert len(warnings([report], "RIFFLE-0814")) == 2
     world.check_state()
 
 

@@ -93,7 +93,8 @@ def test_net_moves_stay_near_the_fewest(plain: dict[str, list[Json]]) -> None:
 def test_the_first_phase_has_the_same_fewest_moves_as_the_anchors(plain: dict[str, list[Json]]) -> None:
     """Our own count of the fewest moves equals the one of the shared results."""
     for anchor in anchors("random"):
-        ours, theirs = plain[anchor.name][0], anchor.kafka_phases[0]
+        ours = plain[anchor.name][0]
+        theirs = anchor.kafka_phases[0]
         assert ours["fewest_stateful_active_moves"] == theirs["fewest_stateful_active_moves"], anchor.name
 
 

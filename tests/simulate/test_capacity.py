@@ -12,9 +12,16 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.simulate.capacity import Need, capacity_of
 
 NEED = Need(
-    rows_per_second=100_000, rows_per_worker=9_000, state_bytes=120e9, cores_per_box=5, cache_fraction=0.2,
-    rows_in_flight=10_000, row_bytes=500, changed_bytes_per_second=1e6, num_standbys=2,
-)  # fmt: skip
+    rows_per_second=100_000,
+    rows_per_worker=9_000,
+    state_bytes=120e9,
+    cores_per_box=5,
+    cache_fraction=0.2,
+    rows_in_flight=10_000,
+    row_bytes=500,
+    changed_bytes_per_second=1e6,
+    num_standbys=2,
+)
 
 
 def test_the_formula_by_hand() -> None:
@@ -41,12 +48,17 @@ def test_what_fits_into_no_box_is_refused() -> None:
 @pytest.mark.parametrize(
     ("figure", "value", "option"),
     [
-        ("rows_per_second", float("inf"), "--rows-per-second"), ("rows_per_second", 1e300, "--rows-per-second"),
-        ("rows_per_worker", 0, "--rows-per-worker"), ("state_bytes", float("nan"), "--state-bytes"),
-        ("state_bytes", -5, "--state-bytes"), ("cache_fraction", -1, "--cache-fraction"),
-        ("row_bytes", -1, "--row-bytes"), ("cores_per_box", 0, "--cores"), ("memory_per_box", 0, "--memory-bytes"),
+        ("rows_per_second", float("inf"), "--rows-per-second"),
+        ("rows_per_second", 1e300, "--rows-per-second"),
+        ("rows_per_worker", 0, "--rows-per-worker"),
+        ("state_bytes", float("nan"), "--state-bytes"),
+        ("state_bytes", -5, "--state-bytes"),
+        ("cache_fraction", -1, "--cache-fraction"),
+        ("row_bytes", -1, "--row-bytes"),
+        ("cores_per_box", 0, "--cores"),
+        ("memory_per_box", 0, "--memory-bytes"),
     ],
-)  # fmt: skip
+)
 def test_a_figure_that_is_none_is_refused_by_its_options_name(figure: str, value: float, option: str) -> None:
     """Nothing negative, endless or no number, and no box without cores or memory; no rows at all are a rate."""
     with pytest.raises(ConfigError, match="RIFFLE-0249"):
@@ -54,10 +66,17 @@ def test_a_figure_that_is_none_is_refused_by_its_options_name(figure: str, value
     assert capacity_of(replace(NEED, rows_per_second=0)).total_workers == 1
 
 
-@given(st.builds(
-    Need, st.floats(0, 1e7), st.floats(1, 1e6), st.floats(0, 1e12), st.integers(1, 64), st.floats(0, 0.001),
-    memory_per_box=st.none() | st.floats(2e9, 1e12),
-))  # fmt: skip
+@given(
+    st.builds(
+        Need,
+        st.floats(0, 1e7),
+        st.floats(1, 1e6),
+        st.floats(0, 1e12),
+        st.integers(1, 64),
+        st.floats(0, 0.001),
+        memory_per_box=st.none() | st.floats(2e9, 1e12),
+    )
+)
 def test_property_the_boxes_hold_what_is_needed(need: Need) -> None:
     """Workers take in all rows, boxes have a core and the memory for each worker, and one box less would not do."""
     found = capacity_of(need)

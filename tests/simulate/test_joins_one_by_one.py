@@ -57,8 +57,8 @@ def test_running_warm_ups_go_on_when_members_join(
         before = game.present
         game.step()
         now = game.present
-        for each, held in before.warmups.items():
-            gone = [m for m in held if m not in now.warmups.get(each, ()) and (each, m) not in copies(now)]
+        for each, warmup in before.warmups.items():
+            gone = [m for m in warmup if m not in now.warmups.get(each, ()) and (each, m) not in copies(now)]
             cancelled.update((each, m) for m in gone if now.target[each] == m)
     assert not cancelled
     fresh = copies(game.present) - begun
@@ -73,11 +73,11 @@ def test_a_running_warm_up_goes_before_one_that_levels_more() -> None:
     first = assign(before, settings)
     assert sum(map(len, first.warmups.values())) == 2
     running = caught_up(before, replace(first, warmups={}))
-    lags = {each: {**running.lags[each], "c": WHOLE // 3} for each in first.warmups}
+    lags = {warmup: {**running.lags[warmup], "c": WHOLE // 3} for warmup in first.warmups}
     running = replace(running, warmups=first.warmups, lags={**running.lags, **lags})
     joined = assign(replace(running, members=(*running.members, Member("d"))), settings)
     assert joined.warmups == first.warmups
-    assert {joined.target[each] for each in first.warmups} == {"c"}
+    assert {joined.target[warmup] for warmup in first.warmups} == {"c"}
 
 
 def test_a_running_warm_up_of_a_standby_goes_before_a_fresh_one_of_an_owner() -> None:
@@ -85,7 +85,7 @@ def test_a_running_warm_up_of_a_standby_goes_before_a_fresh_one_of_an_owner() ->
     settings = AssignSettings(max_warmup_replicas=1, num_standbys=1)
     layout = "a:0-7 b:8-15 c:16-23"
     first = settled(view(layout), settings)
-    lost = [each for each, held in first.standbys.items() if held == ("c",) and first.owners[each] == "a"]
+    lost = [each for each, standby in first.standbys.items() if standby == ("c",) and first.owners[each] == "a"]
     before = caught_up(view(layout), replace(first, standbys={**first.standbys, **dict.fromkeys(lost, ("b",))}))
     lags = {**before.lags, lost[0]: {**before.lags[lost[0]], "c": WHOLE // 3}}
     running = replace(before, lags=lags, warmups={lost[0]: ("c",)})

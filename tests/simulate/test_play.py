@@ -31,10 +31,13 @@ def played(world: World, policy: str) -> Outcome:
 def made(**content: Any) -> World:
     """Return a world of three members and twelve tasks, with changes."""
     usual: dict[str, Any] = {
-        "name": "made", "seconds": 1800, "every": 1, "config": {},
+        "name": "made",
+        "seconds": 1800,
+        "every": 1,
+        "config": {},
         "members": [{"id": "m{}", "count": 3, **MEMBER}],
         "tasks": [{"subtopology": "s", "count": 12, "state_bytes": 1e7, "rows_per_second": 10}],
-    }  # fmt: skip
+    }
     return world_of({**usual, **content})
 
 
@@ -46,7 +49,9 @@ def test_bounced_members_get_their_own_tasks_back_and_nothing_else_moves() -> No
     done = played(world, OURS)
     still = played(replace(world, events=()), OURS)
     assert done.moves == 3 * 2 * len(world.tasks) / 3
-    away, survivors, bandwidth = 30, 2, 50e6
+    away = 30
+    survivors = 2
+    bandwidth = 50e6
     assert done.bytes_kept - still.bytes_kept <= 3 * away * survivors * bandwidth
 
 
@@ -87,8 +92,12 @@ def test_load_that_members_cannot_take_waits() -> None:
     assert done.waiting[-1] == 0
 
 
-ALL_GONE = ({"at": 100, "lose_rack": "a"}, {"at": 130, "lose_rack": "b"}, {"at": 400, "return_rack": "b"},
-            {"at": 700, "return_rack": "a"})  # fmt: skip
+ALL_GONE = (
+    {"at": 100, "lose_rack": "a"},
+    {"at": 130, "lose_rack": "b"},
+    {"at": 400, "return_rack": "b"},
+    {"at": 700, "return_rack": "a"},
+)
 """Nobody lives for a while."""
 
 
@@ -96,14 +105,23 @@ def drawn_worlds() -> st.SearchStrategy[World]:
     """Draw worlds whose members come and go by chance, with a quiet end."""
     return st.builds(
         lambda seed, members, tasks, changes, standbys, racks, gone: made(
-            seed=seed, seconds=1_500, every=10, changes=changes, events=[*gone] if not changes else [],
+            seed=seed,
+            seconds=1_500,
+            every=10,
+            changes=changes,
+            events=[*gone] if not changes else [],
             config={"num_standbys": standbys, "max_warmup_replicas": 3},
             members=[{"id": "m{}", "count": members + 1, "racks": ["a", "b"] if racks or gone else [], **MEMBER}],
             tasks=[{"subtopology": "s", "count": tasks, "state_bytes": 2e7, "spread": 0.9, "rows_per_second": 5}],
         ),
-        st.integers(0, 10_000), st.integers(1, 3), st.integers(1, 9), st.integers(0, 6), st.integers(0, 2),
-        st.booleans(), st.sampled_from([(), ALL_GONE]),
-    )  # fmt: skip
+        st.integers(0, 10_000),
+        st.integers(1, 3),
+        st.integers(1, 9),
+        st.integers(0, 6),
+        st.integers(0, 2),
+        st.booleans(),
+        st.sampled_from([(), ALL_GONE]),
+    )
 
 
 @given(world=drawn_worlds(), policy=st.sampled_from(sorted(POLICIES)))
@@ -117,7 +135,7 @@ def test_property_nothing_is_lost(world: World, policy: str) -> None:
         owners = {game.names[m] for m in game.copies.owner.tolist()}
         assert policy != OURS or not game.live or owners <= game.live.keys()
         assert 0 <= game.outcome.standing[-1] <= len(world.tasks) * world.every + 1e-6
-        assert set(game.present.owners) == {one.task.id for one in world.tasks}
+        assert set(game.present.owners) == {task.task.id for task in world.tasks}
     done = game.outcome
     assert done.unowned == 0
     assert min(done.bytes_owned, done.bytes_kept, done.bytes_warmed, done.longest, *done.stopped.values()) >= 0
@@ -226,11 +244,16 @@ def test_a_full_disk_empties_a_member_by_degrees_and_it_comes_back() -> None:
 def test_a_member_short_of_memory_gives_up_what_it_owns() -> None:
     """Workers that take more for more rows leave nothing on the smallest member: it keeps what it has memory for."""
     world = made(
-        every=10, config={"max_warmup_replicas": 1}, events=[{"at": 100, "load": 1.25}],
-        members=[{"id": "m0", **MEMBER, "memory_bytes": 5e8}, {"id": "m1", **MEMBER, "memory_bytes": 4e9},
-                 {"id": "m2", **MEMBER, "memory_bytes": 4e9}],
+        every=10,
+        config={"max_warmup_replicas": 1},
+        events=[{"at": 100, "load": 1.25}],
+        members=[
+            {"id": "m0", **MEMBER, "memory_bytes": 5e8},
+            {"id": "m1", **MEMBER, "memory_bytes": 4e9},
+            {"id": "m2", **MEMBER, "memory_bytes": 4e9},
+        ],
         tasks=[{"subtopology": "s", "count": 12, "state_bytes": 1e7, "rows_per_second": 10, "memory_bytes": 1e8}],
-    )  # fmt: skip
+    )
     acts, off = with_and_without(world)
     assert [owned_by(acts, 0, at) for at in (100, 900)] == [4, 3]
     assert owned_by(off, 0, 900) == 4
@@ -240,12 +263,15 @@ def test_rows_that_come_from_another_rack_are_followed_after_three_batches() -> 
     """What half the tasks read moves from one rack to the other: owners follow, and uniform rows move nothing."""
     half = [f"s_{n}" for n in range(6)]
     world = made(
-        every=10, config={"rack_aware_assignment_strategy": "min_traffic"},
+        every=10,
+        config={"rack_aware_assignment_strategy": "min_traffic"},
         members=[{"id": "m{}", "count": 4, "racks": ["a", "b"], **MEMBER}],
         tasks=[{"subtopology": "s", "count": 12, "state_bytes": 1e7, "rows_per_second": 10, "rows_from": ["a", "b"]}],
-        events=[{"at": 100, "rows_from": ["a"], "tasks": half},
-                {"at": 100, "rows_from": ["b"], "tasks": [f"s_{n}" for n in range(6, 12)]}],
-    )  # fmt: skip
+        events=[
+            {"at": 100, "rows_from": ["a"], "tasks": half},
+            {"at": 100, "rows_from": ["b"], "tasks": [f"s_{n}" for n in range(6, 12)]},
+        ],
+    )
     game = Play(world, POLICIES[OURS], rules_of(world))
     while game.now < world.seconds:
         game.step()
@@ -259,11 +285,13 @@ def test_rows_that_come_from_another_rack_are_followed_after_three_batches() -> 
 def test_rows_from_racks_of_brokers_alone_move_nothing() -> None:
     """Nobody is nearer to them than others are; such racks are named, so that a misspelled one is refused."""
     world = made(
-        every=10, config={"rack_aware_assignment_strategy": "min_traffic"}, broker_racks=["c"],
+        every=10,
+        config={"rack_aware_assignment_strategy": "min_traffic"},
+        broker_racks=["c"],
         members=[{"id": "m{}", "count": 4, "racks": ["a", "b"], **MEMBER}],
         tasks=[{"subtopology": "s", "count": 12, "state_bytes": 1e7, "rows_per_second": 10, "rows_from": ["a", "c"]}],
         events=[{"at": 100, "rows_from": ["c"]}],
-    )  # fmt: skip
+    )
     assert played(world, OURS).moves == played(replace(world, events=()), OURS).moves
 
 
@@ -271,10 +299,11 @@ def test_a_standby_that_never_catches_up_goes_to_a_member_that_can() -> None:
     """It falls behind for ten batches, then another member has it; with the rule off it lacks ever more."""
     slow = {"threads": 1, "restore_bytes_per_second": 100}
     world = made(
-        every=10, config={"num_standbys": 1},
+        every=10,
+        config={"num_standbys": 1},
         members=[{"id": "m0", **slow}, {"id": "m1", **MEMBER}, {"id": "m2", **MEMBER}, {"id": "m3", **MEMBER}],
         tasks=[{"subtopology": "s", "count": 12, "state_bytes": 1e7, "rows_per_second": 10}],
-    )  # fmt: skip
+    )
     acts, off = with_and_without(world)
     assert off.lacking[-1] > 0
     assert acts.lacking[-1] < off.lacking[-1] / 10

@@ -49,24 +49,35 @@ def one_round(scenario: Scenario) -> dict[str, str]:
 
 
 WRITTEN: Json = {
-    "acceptable_recovery_lag": 7, "num_standbys": 2,
-    "standby_mode": "snapshot_pointer", "max_warmup_replicas": 3, "balance_band": 0.5,
-    "rack_aware_assignment_strategy": "min_cost", "rack_aware_assignment_traffic_cost": 4,
-    "rack_aware_assignment_non_overlap_cost": 5, "rack_aware_assignment_tags": ["zone"], "assignor": "sticky",
-    "include": {"disk": "ssd"}, "exclude": ["id=I2"], "forced_awareness": {"zone": ["a", "b"]},
+    "acceptable_recovery_lag": 7,
+    "num_standbys": 2,
+    "standby_mode": "snapshot_pointer",
+    "max_warmup_replicas": 3,
+    "balance_band": 0.5,
+    "rack_aware_assignment_strategy": "min_cost",
+    "rack_aware_assignment_traffic_cost": 4,
+    "rack_aware_assignment_non_overlap_cost": 5,
+    "rack_aware_assignment_tags": ["zone"],
+    "assignor": "sticky",
+    "include": {"disk": "ssd"},
+    "exclude": ["id=I2"],
+    "forced_awareness": {"zone": ["a", "b"]},
     "rebalance_enable": "owners",
-}  # fmt: skip
+}
 
 
 READ: Json = {
-    **WRITTEN, "rack_aware_assignment_tags": ("zone",), "include": (("disk", "ssd"),), "exclude": (("id", "I2"),),
+    **WRITTEN,
+    "rack_aware_assignment_tags": ("zone",),
+    "include": (("disk", "ssd"),),
+    "exclude": (("id", "I2"),),
     "forced_awareness": {"zone": ("a", "b")},
-}  # fmt: skip
+}
 
 
 def test_every_setting_of_assignment_can_be_said_in_a_file() -> None:
     """None is passed over. One that was removed is refused with what to do instead."""
-    assert {*WRITTEN} == {each.name for each in fields(AssignSettings)} & SETTING_LINES.keys()
+    assert {*WRITTEN} == {field.name for field in fields(AssignSettings)} & SETTING_LINES.keys()
     with pytest.raises(ConfigError, match="RIFFLE-0247"):
         changed(store_balance=0)
     content = {**CASE, "config": WRITTEN}
@@ -100,7 +111,8 @@ def test_rebalancing_that_is_off_moves_nothing() -> None:
     """A group that is not level stays as it is."""
 
     def empty(file: Json) -> None:
-        file["clients"][0]["prev_active"], file["clients"][1]["prev_active"] = ["0_0", "0_1"], []
+        file["clients"][0]["prev_active"] = ["0_0", "0_1"]
+        file["clients"][1]["prev_active"] = []
         file["events"] = []
 
     assert "I2" not in owners(changed(empty, rebalance_enable="none")).values()
@@ -120,7 +132,9 @@ def test_measured_weights_and_memory_are_read() -> None:
     assert [client.member.memory_bytes for client in found.clients] == [150, None, None]
 
 
-UNKNOWN, TWICE, VALUE = "RIFFLE-0480", "RIFFLE-0260", "RIFFLE-0249"
+UNKNOWN = "RIFFLE-0480"
+TWICE = "RIFFLE-0260"
+VALUE = "RIFFLE-0249"
 WRONG: list[tuple[Callable[[Json], object], str, str]] = [
     (lambda f: f.update(clint=[]), UNKNOWN, "'clint'"),
     (lambda f: f["config"].update(num_stanby=1), UNKNOWN, "'num_stanby'"),
@@ -187,7 +201,8 @@ def test_a_stateful_task_needs_no_partitions_to_be_one() -> None:
 
 def test_the_command_names_the_file_and_the_place(tmp_path: Path) -> None:
     """One file of many is wrong: which, and where in it, is in the message; a right one tells its assignor."""
-    wrong, right = tmp_path / "wrong.json", tmp_path / "right.json"
+    wrong = tmp_path / "wrong.json"
+    right = tmp_path / "right.json"
     wrong.write_text(json.dumps({**CASE, "config": {**CASE["config"], "rebalance_enabled": "none"}}))
     right.write_text(json.dumps({**CASE, "config": {**CASE["config"], "assignor": "sticky"}}))
     refused = CliRunner().invoke(main, ["plan", "--scenario", str(wrong)])

@@ -183,7 +183,7 @@ def test_a_key_that_changes_between_readings_is_refused(spark: SparkSession, tmp
     job(spark.range(3).selectExpr("id k"), 0)
     job(spark.range(3).selectExpr("id k"), 0)
     assert [report.decision for report in job.reports] == ["run", "repeat"]
-    with pytest.raises(ConflictError, match="comes again with other input"):
+    with pytest.raises(ConflictError, match="RIFFLE-0214"):
         job(spark.range(4).selectExpr("id k"), 0)
 
 

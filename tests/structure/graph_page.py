@@ -40,7 +40,7 @@ def _id(package: str) -> str:
 def _without_shortcuts(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
     below = {package: _packages_below(graph, package) for package in graph}
     return {
-        package: {t for t in targets if not any(t in below[other] for other in targets if other != t)}
+        package: {t for t in targets if not any(t in below[target] for target in targets if target != t)}
         for package, targets in graph.items()
     }
 

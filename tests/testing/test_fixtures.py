@@ -103,13 +103,6 @@ def test_every_test_has_a_root_of_its_own(pytester: pytest.Pytester) -> None:
     run(pytester, ASKED, OWN_ROOTS).assert_outcomes(passed=2)
 
 
-def test_nobody_gets_the_fixtures_unasked(pytester: pytest.Pytester) -> None:
-    """A run that does not name the plugin does not have them."""
-    result = run(pytester, "", OWN_ROOTS)
-    result.assert_outcomes(errors=2)
-    result.stdout.fnmatch_lines(["*fixture 'riffle_root' not found*"])
-
-
 def test_the_kit_does_not_need_pytest() -> None:
     """Only the module of the fixtures imports it."""
     code = "import sys; sys.modules['pytest'] = None; from riffle_spark.testing import Harness; print(Harness.__name__)"

@@ -15,7 +15,7 @@ from riffle_spark import transform_with_state
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.process.blocks.arrow_function import arrow_function
-from riffle_spark.protocol.batch.batch_report import of_receipts
+from riffle_spark.protocol.batch.batch_report import sums_of_receipts
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.worker import slot
 from tests.kit.processors.visit_processors import Sums
@@ -128,5 +128,5 @@ def test_the_report_sums_steps_by_executor() -> None:
     early = replace(one, slot=1, seconds={"touch": 0.5})
     other = replace(one, slot=2, executor="2")
     whole = {"decode": 1.0, "user_code": 16.0, "state": 14.0, "commit": 96.0}
-    steps = of_receipts([one, early, other])["executor_steps"]
+    steps = sums_of_receipts([one, early, other])["executor_steps"]
     assert steps == {"1": {**whole, "decode": 1.5}, "2": whole}

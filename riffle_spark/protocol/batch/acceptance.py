@@ -1,13 +1,12 @@
-"""Compare the names in the setting ``accept`` with what a start of the query needs.
+"""Warn of names in the setting ``accept`` that a start of the query does not need.
 
-``accept`` is meant for one restart. A name that stays in the configuration would silence a later refusal. So each start
-warns of names that match nothing, of names that nothing needs, and of results that continue with another meaning.
+``accept`` is meant for one restart. A name that stays in the configuration would silence a later refusal.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from riffle_spark.protocol.input_columns import is_same_name
-from riffle_spark.protocol.operator import TIMERS, Operator
+from riffle_spark.protocol.operator import Operator
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.schemas.store_schema import meanings_in, operator_in, schema_of_text
 
@@ -15,65 +14,60 @@ __all__ = ["acceptance_warnings"]
 
 
 def acceptance_warnings(tail: Record | None, operators: Sequence[Operator], accepted: Sequence[str]) -> Iterator[str]:
-    """Yield a warning for each name in ``accepted`` that has no effect, and for each result whose meaning changes.
+    """Yield a warning per name in ``accepted`` without effect, and per accepted result whose meaning changes.
 
-    ``tail`` is the newest record before the start, ``None`` if the root is empty. Stores whose batches are missing are
-    reported with the first batch (``BatchMeasures.began``), so they give no warning here.
+    ``tail`` is the newest record before the start, ``None`` if the root is empty. The report of the first batch warns
+    of stores that continue without rows, so they cause no warning here.
     """
     if not accepted:
         return
-    schemas = tail.schemas if tail is not None else {}
-    stale = tail.stale_stores if tail is not None else {}
-    unchanged = {operator.store for operator in operators if operator.store in schemas} - stale.keys()
-    known = {*schemas, *stale, *(operator.store for operator in operators)}
-    changed: set[str] = set()
+    needed_names: set[str] = set()
+    if tail is not None:
+        needed_names = {*tail.stale_stores, *(tail.schemas.keys() ^ {operator.store for operator in operators})}
     for operator in operators:
-        text = schemas.get(operator.store)
-        stored = {**meanings_in(text), **operator_in(text)} if text is not None else {}
+        schema_text = tail.schemas.get(operator.store) if tail is not None else None
+        if schema_text is None:
+            continue
+        stored = {**meanings_in(schema_text), **operator_in(schema_text)}
         declared = {**(operator.meanings or {}), **operator.results}
-        known |= stored.keys() | declared.keys() | {TIMERS} | _columns(operator.store, text)
-        for name in _named(stored.keys() & declared.keys(), accepted):
-            if is_same_name(stored[name], declared[name], case_sensitive=operator.case_sensitive):
-                unchanged.add(name)
-                continue
-            changed.add(name)
+        changed_names = _changed_names(stored, declared, case_sensitive=operator.case_sensitive)
+        columns = {name for name, *_ in schema_of_text(operator.store, schema_text).names_read}
+        unchanged_names = (stored.keys() & declared.keys()) - changed_names
+        needed_names |= ((stored.keys() ^ declared.keys()) | changed_names | columns) - unchanged_names
+        for name in _accepted(sorted(changed_names), accepted):
             yield (
-                f"store {operator.store!r} continues with {stored[name]} under {name!r}, and the job declares "
-                f"{declared[name]}: `accept` names it\n  What to do: remove {name!r} from `accept`"
+                f"[RIFFLE-0800] Store {operator.store!r} continues with {stored[name]} under {name!r}, although the "
+                f"job now declares {declared[name]}.\n  What to do: Remove {name!r} from `accept`."
             )
-    if tail is None:
-        unchanged |= known
-    for name in sorted(_named(unchanged - changed - stale.keys(), accepted)):
+    for name in _unneeded(accepted, needed_names):
         yield (
-            f"`accept` names {name!r}, and nothing of that name needs to be accepted\n  What to do: remove {name!r} "
-            "from `accept`: a later change of it would not be refused"
-        )
-    for name in _unknown(accepted, known):
-        yield (
-            f"`accept` names {name!r}, and the query has no store or result of that name\n  What to do: remove "
-            f"{name!r} from `accept`, or correct it. Known names: {', '.join(sorted(known))}"
+            f"[RIFFLE-0801] `accept` names {name!r}, which this start does not need.\n"
+            f"  What to do: Remove {name!r} from `accept`, so that a later change is refused."
         )
 
 
-def _columns(store: str, text: Mapping[str, str] | None) -> set[str]:
-    """Return the names of the stored columns or variables of a store."""
-    return set() if text is None else {name for name, *_ in schema_of_text(store, text).names_read}
+def _changed_names(stored: Mapping[str, str], declared: Mapping[str, str], *, case_sensitive: bool) -> set[str]:
+    return {
+        name
+        for name in stored.keys() & declared.keys()
+        if not is_same_name(stored[name], declared[name], case_sensitive=case_sensitive)
+    }
 
 
-def _named(names: Iterable[str], accepted: Sequence[str]) -> list[str]:
-    """Return the ``names`` that are accepted. A name may have commas and spaces, which separate the names there."""
-    text = _text(accepted)
-    return [name for name in names if _text([name]) in text]
+def _accepted(names: Iterable[str], accepted: Sequence[str]) -> list[str]:
+    """Return the ``names`` that are accepted. ``accepted`` was split at the commas that a name may contain."""
+    accepted_text = _joined(accepted)
+    return [name for name in names if _joined([name]) in accepted_text]
 
 
-def _unknown(accepted: Sequence[str], known: Iterable[str]) -> list[str]:
-    """Return what is left of ``accepted`` without the known names."""
-    text = _text(accepted)
-    for name in sorted(known, key=len, reverse=True):
-        text = text.replace(_text([name]), ",")
-    return [name for name in accepted if _text([name]) in text]
+def _unneeded(accepted: Sequence[str], needed_names: Iterable[str]) -> list[str]:
+    """Return the elements of ``accepted`` that belong to no needed name."""
+    accepted_text = _joined(accepted)
+    for name in sorted(needed_names, key=len, reverse=True):
+        accepted_text = accepted_text.replace(_joined([name]), ",")
+    return [name for name in accepted if _joined([name]) in accepted_text]
 
 
-def _text(names: Sequence[str]) -> str:
-    """Return names between commas, without spaces. Commas are doubled, so that neighbours share none."""
+def _joined(names: Sequence[str]) -> str:
+    """Return the names between commas, without spaces. Commas are doubled, so that neighbours share none."""
     return f",{',,'.join(','.join(names).replace(' ', '').split(','))},"

@@ -1,6 +1,4 @@
-"""What one batch did and took, for people and programs. Knows receipts, records, clocks and counters. Does not know who
-reads it.
-"""
+"""The report of one batch: figures, warnings and how they are collected."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,9 +30,26 @@ _STEPS: Final = {
 """Maps the steps of a receipt to those of ``BatchReport.executor_steps``."""
 
 
+_SUMMED: Final = (
+    "rows",
+    "keys",
+    "output_rows",
+    "late_rows",
+    "dead_rows",
+    "timers_fired",
+    "expired",
+    "sealed_bytes",
+    "fetched_bytes",
+    "fetched_snapshot_bytes",
+    "restores",
+    "folds",
+)
+"""Fields of a report that are sums of the same fields of its receipts."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
-    """What the slots of one store did in a batch, as ``BatchReport`` has it of all stores together."""
+    """The figures of the slots of one store in a batch. The fields are those of ``BatchReport``."""
 
     rows: int = 0
     keys: int = 0
@@ -53,28 +68,48 @@ class StoreFigures:
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """One micro-batch, from Enter to the end of its commit. The demo, benchmarks and logs read only this.
+    """The figures of one micro-batch, from its start to the end of its commit.
 
-    ``decision`` is ``run`` or ``repeat`` (skipped, committed before). ``seconds`` are by phase: ``enter assign run
-    deliver commit`` and ``total``; ``slot_seconds`` sums, over slots, ``touch fold read compute user seal put``.
-    ``requests`` counts what the batch itself sent to the store, ``upkeep_requests`` what ran beside it since the
-    batch before, as do the other ``upkeep`` figures. ``misses`` are slots that ran elsewhere than wanted,
-    ``misplaced_runs`` runs that were given up because a slot found no copy where a standby has one.
-    ``plan_fallbacks`` counts operators' plans that Spark made anew although columns had not changed. ``owners``,
-    ``standbys`` and ``warmups`` count key-groups by executor id, ``members`` names each member's executor. ``moves``
-    are those of the assignments since the batch before: ``key_group``, ``role``, ``from`` and ``to`` (members),
-    ``from_executor``, ``to_executor``, ``reason``, ``goal``, where dispatch is by partition ``topic`` and
-    ``partition``, and in a named co-location group ``group``. ``probes_run`` and ``probes_skipped`` count probing
-    rebalances since the batch before. ``lag_records`` are the changed records that the standbys and warm-ups of each
-    executor lack together, ``lag_trends`` by how many that has grown over the last ten batches, ``executor_seconds``
-    the ``slot_seconds`` of each executor's slots together. ``executor_steps`` splits these, by executor, into four
-    steps: ``decode`` (``touch``: cast, sort and group input rows), ``user_code`` (``user``: call the computation),
-    ``state`` (``fold read compute``: read local copies, turn new state into changes) and ``commit`` (``seal put``).
-    ``rows`` counts ``late_rows`` too, which were left out, and
-    ``dead_rows``, which are dead letters. ``timers_fired`` and ``expired`` count timers, and elements of state, whose
-    time had come. ``watermark_ms`` is the watermark that the batch leads to; timers go by it from the next batch on.
-    Where it is Spark's own, it is that of the batch itself. ``by_store`` has the figures of each store's slots: where
-    one operator reads another's results, ``rows`` and ``output_rows`` count those of both.
+    Sums are over all slots. Figures of upkeep, moves and probes cover the time since the batch before.
+
+    Attributes:
+        version: the batch id.
+        query_id: Spark's id of the query.
+        decision: ``run``, or ``repeat`` for a batch that was already committed and is skipped.
+        started_ms: when the batch started (milliseconds since the epoch).
+        epoch: the number of the driver's claim.
+        seconds: seconds per phase: ``enter assign run deliver commit upkeep`` and ``total``.
+        slot_seconds: seconds per step of the slots: ``touch fold read compute user seal put``.
+        by_store: the figures per store. If an operator reads another's results, the totals count the rows of both.
+        rows: input rows, including ``late_rows`` (left out) and ``dead_rows`` (dead letters).
+        keys: distinct keys of the input rows.
+        output_rows: rows for the sink.
+        timers_fired: timers that were due.
+        expired: state elements or keys that were due.
+        watermark_ms: the watermark after the batch. Timers use it from the next batch on, but those of a query with
+            Spark's watermark used it in this batch.
+        slots: the number of slots; ``slots_that_wrote`` counts those that sealed a delta.
+        runs: how often the slots ran. ``misplaced_runs`` ended early because a slot had no copy and a standby had one.
+        plan_fallbacks: operators whose plan Spark made again although their columns had not changed.
+        placed: whether slots were placed on named executors; ``misses`` counts slots that ran elsewhere.
+        owners: owned key-groups per executor id; ``standbys`` and ``warmups`` count likewise.
+        members: the executor id of each member.
+        lag_records: changed records that the standbys and warm-ups of each executor lack together; ``lag_trends`` is
+            the growth over the last ten batches.
+        executor_seconds: ``slot_seconds`` per executor. ``executor_steps`` splits them into ``decode`` (``touch``),
+            ``user_code`` (``user``), ``state`` (``fold read compute``) and ``commit`` (``seal put``).
+        probes_run: probing rebalances that ran; ``probes_skipped`` counts those that were not needed.
+        ran_on: slots per executor id.
+        moves: one mapping per move with ``key_group role from to from_executor to_executor reason goal``, with
+            dispatch by partition also ``topic`` and ``partition``, and in a named co-location group ``group``.
+        requests: requests of the batch to the object store by kind; ``upkeep_requests`` counts those of upkeep.
+        sealed_bytes: bytes of the sealed deltas.
+        fetched_bytes: bytes fetched from the object store, ``fetched_snapshot_bytes`` of them from snapshots.
+        restores: copies that slots restored; ``folds`` counts merged stacks. Fields with ``upkeep_`` are the same of
+            upkeep.
+        snapshots: snapshots that the commit listed.
+        peak_memory_mb: the largest peak memory of a Python worker in MiB.
+        warnings: texts that start with the id of their message.
     """
 
     version: int
@@ -135,38 +170,26 @@ class BatchReport:
 def add_up(maps: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the sum of each key over the maps."""
     total: Counter[str] = Counter()
-    for each in maps:
-        total.update(each)
+    for mapping in maps:
+        total.update(mapping)
     return dict(total)
 
 
-def of_receipts(receipts: Iterable[Receipt]) -> dict[str, object]:
+def sums_of_receipts(receipts: Sequence[Receipt]) -> dict[str, object]:
     """Return the fields of a report that are sums over receipts."""
-    all_of = list(receipts)
     return {
-        "rows": sum(r.rows for r in all_of),
-        "keys": sum(r.keys for r in all_of),
-        "output_rows": sum(r.output_rows for r in all_of),
-        "late_rows": sum(r.late_rows for r in all_of),
-        "dead_rows": sum(r.dead_rows for r in all_of),
-        "timers_fired": sum(r.timers_fired for r in all_of),
-        "expired": sum(r.expired for r in all_of),
-        "slots_that_wrote": sum(r.sealed_bytes > 0 for r in all_of),
-        "sealed_bytes": sum(r.sealed_bytes for r in all_of),
-        "fetched_bytes": sum(r.fetched_bytes for r in all_of),
-        "fetched_snapshot_bytes": sum(r.fetched_snapshot_bytes for r in all_of),
-        "restores": sum(r.restores for r in all_of),
-        "folds": sum(r.folds for r in all_of),
-        "ran_on": dict(Counter(r.executor for r in all_of)),
-        "executor_seconds": add_up({r.executor: sum(r.seconds.values())} for r in all_of),
-        "executor_steps": _steps_by_executor(all_of),
-        "slot_seconds": add_up(r.seconds for r in all_of),
-        "peak_memory_mb": max((r.peak_memory_mb for r in all_of), default=0.0),
+        **{name: sum(getattr(receipt, name) for receipt in receipts) for name in _SUMMED},
+        "slots_that_wrote": sum(receipt.sealed_bytes > 0 for receipt in receipts),
+        "ran_on": dict(Counter(receipt.executor for receipt in receipts)),
+        "executor_seconds": add_up({receipt.executor: sum(receipt.seconds.values())} for receipt in receipts),
+        "executor_steps": _steps_by_executor(receipts),
+        "slot_seconds": add_up(receipt.seconds for receipt in receipts),
+        "peak_memory_mb": max((receipt.peak_memory_mb for receipt in receipts), default=0.0),
     }
 
 
 def _steps_by_executor(receipts: Sequence[Receipt]) -> dict[str, dict[str, float]]:
-    """Return the seconds of each step by executor. Steps that a receipt does not have count as zero."""
+    """Return the seconds of each step by executor, zero for steps without any."""
     by_executor: dict[str, dict[str, float]] = {}
     for receipt in receipts:
         steps = by_executor.setdefault(receipt.executor, dict.fromkeys(_STEPS.values(), 0.0))
@@ -175,82 +198,83 @@ def _steps_by_executor(receipts: Sequence[Receipt]) -> dict[str, dict[str, float
     return by_executor
 
 
-def _by_store(receipts: Sequence[Receipt]) -> dict[str, StoreFigures]:
-    names = [one.name for one in fields(StoreFigures)]
-    figures = {
-        store: of_receipts(receipt for receipt in receipts if receipt.store == store)
-        for store in dict.fromkeys(receipt.store for receipt in receipts)
-    }
-    return {
-        store: StoreFigures(**{name: told[name] for name in names})  # type: ignore[arg-type] # they are of these types
-        for store, told in figures.items()
-    }
+def _figures_by_store(receipts: Sequence[Receipt]) -> dict[str, StoreFigures]:
+    figures: dict[str, StoreFigures] = {}
+    for store in dict.fromkeys(receipt.store for receipt in receipts):
+        sums = sums_of_receipts([receipt for receipt in receipts if receipt.store == store])
+        figures[store] = StoreFigures(**{name.name: sums[name.name] for name in fields(StoreFigures)})  # type: ignore[arg-type]
+    return figures
 
 
-def _of_dead(receipts: Sequence[Receipt]) -> Iterator[str]:
-    """Yield what is told of a batch's dead letters, if there are any."""
+def _dead_letter_warnings(receipts: Sequence[Receipt]) -> Iterator[str]:
     first = next((receipt for receipt in receipts if receipt.dead_rows), None)
     if first is not None:
         rows = sum(receipt.dead_rows for receipt in receipts)
         yield (
-            f"{rows} rows of batch {first.version} are dead letters, the first since store {first.store!r} raised "
-            f"{first.dead_example}\n"
-            "  What to do: look at them where dead_letters go; once the function takes them, give them to the query's "
-            "source again"
+            f"[RIFFLE-0809] Batch {first.version} has {rows} dead letters. Store {first.store!r} raised "
+            f"{first.dead_example} for the first.\n  What to do: Read the dead letters, and feed their rows to the source "
+            "again once the function can process them."
         )
 
 
-def _of_changed_stores(before: Record, operators: Sequence[Operator]) -> Iterator[str]:
-    """Yield a warning for each durable store that the batch after ``before`` adds or leaves out."""
-    version, stale = before.version, before.stale_stores
+def _store_warnings(tail: Record, operators: Sequence[Operator]) -> Iterator[str]:
+    """Yield a warning for each durable store that the batch after ``tail`` adds, leaves out or changes."""
+    version = tail.version
+    stale = tail.stale_stores
     durable = {operator.store for operator in operators if operator.durable}
-    left = before.schemas.keys() - {operator.store for operator in operators}
-    begun = durable - before.schemas.keys()
-    if begun and left:
+    left_out = tail.schemas.keys() - {operator.store for operator in operators}
+    added = durable - tail.schemas.keys()
+    if added and left_out:
         yield (
-            f"new in batch {version + 1}, without state: {', '.join(sorted(begun))}. No longer used, with state in the "
-            f"root: {', '.join(sorted(left))}\n  What to do: nothing, if that is intended; if a store was renamed, "
-            f"stop the query, roll back to batch {version} (riffle rollback), and give the store its former name"
+            f"[RIFFLE-0810] Batch {version + 1} starts stores without state: {', '.join(sorted(added))}. Stores with "
+            f"state that the query no longer uses: {', '.join(sorted(left_out))}.\n  What to do: If a store was "
+            f"renamed, stop the query, roll back to batch {version} (riffle rollback), and restore its name."
         )
-    for store in sorted(before.schemas.keys() - durable - stale.keys() - (left if begun else set())):
+    for store in sorted(tail.schemas.keys() - durable - stale.keys() - (left_out if added else set())):
         yield (
-            f"store {store!r} gets no rows from batch {version + 1} on\n  What to do: nothing, if that is meant; else "
-            f"stop the query, roll back to batch {version} (riffle rollback), and start it with this store as a "
-            "durable one"
+            f"[RIFFLE-0811] Store {store!r} gets no rows from batch {version + 1} on.\n  What to do: If that is not "
+            f"intended, stop the query, roll back to batch {version} (riffle rollback), and start it with this store "
+            "as a durable one."
         )
     for store in sorted(durable & stale.keys()):
-        lacking = f"from batch {stale[store]} without the rows of later batches up to {version}"
-        if stale[store] < 0:
-            lacking = "without rows from before the first batch"
-        yield f"store {store!r} continues {lacking}, as accepted\n  What to do: remove it from `accept`"
-    for operator in operators:
-        text = before.schemas.get(operator.store)
-        if text is not None and operator.durable:
-            yield from _of_changed_columns(operator, text, before)
-
-
-def _of_changed_columns(operator: Operator, text: Mapping[str, str], before: Record) -> Iterator[str]:
-    """Yield a warning if the batch after ``before`` adds or drops columns or variables of a store."""
-    if operator.schema_after(before.schemas, before.epoch) is text:
-        return
-    stored, declared = (
-        {name for name, *_ in schema.names_read} for schema in (schema_of_text(operator.store, text), operator.schema)
-    )
-    begun, dropped = sorted(declared - stored), sorted(stored - declared)
-    if begun or dropped:
-        changes = [f"{', '.join(begun)} starts without stored values"] if begun else []
-        changes += [f"{', '.join(dropped)} is dropped"] if dropped else []
+        missing_rows = (
+            f"from batch {stale[store]} without the rows of later batches up to {version}"
+            if stale[store] >= 0
+            else "without rows from before the first batch"
+        )
         yield (
-            f"store {operator.store!r}: from batch {before.version + 1} on {', and '.join(changes)}\n  What to do: "
-            "nothing, if that is meant; if a column was renamed, stop the query, roll back to batch "
-            f"{before.version} (riffle rollback), and give it its former name"
+            f"[RIFFLE-0812] Store {store!r} continues {missing_rows}, because `accept` names it.\n"
+            "  What to do: Remove it from `accept`."
+        )
+    for operator in operators:
+        schema_text = tail.schemas.get(operator.store)
+        if schema_text is not None and operator.durable:
+            yield from _column_warnings(operator, schema_text, tail)
+
+
+def _column_warnings(operator: Operator, schema_text: Mapping[str, str], tail: Record) -> Iterator[str]:
+    """Yield a warning if the batch after ``tail`` adds or drops columns or variables of a store."""
+    if operator.schema_after(tail.schemas, tail.epoch) is schema_text:
+        return
+    stored = {name for name, *_ in schema_of_text(operator.store, schema_text).names_read}
+    declared = {name for name, *_ in operator.schema.names_read}
+    changes = [
+        *(f"{name} starts without stored values" for name in sorted(declared - stored)),
+        *(f"{name} is dropped" for name in sorted(stored - declared)),
+    ]
+    if changes:
+        yield (
+            f"[RIFFLE-0813] Store {operator.store!r} changes in batch {tail.version + 1}: {', '.join(changes)}.\n"
+            f"  What to do: If a column was renamed, stop the query, roll back to batch {tail.version} (riffle "
+            "rollback), and restore its name."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class SlotPlacement:
-    """The slots of a batch, whether they were placed by name, the living members they were placed on, and how many
-    plans were made anew (``BatchReport.plan_fallbacks``).
+    """The slots of a batch and the members they were placed on.
+
+    ``by_name`` is false if slots were placed by hash. See ``BatchReport`` for ``plan_fallbacks``.
     """
 
     layout: SlotLayout
@@ -258,44 +282,51 @@ class SlotPlacement:
     ownership: Ownership
     plan_fallbacks: int = 0
 
-    def misses(self, receipts: Sequence[Receipt]) -> int:
-        """Count the slots that ran elsewhere than wanted."""
+    def count_misses(self, receipts: Sequence[Receipt]) -> int:
+        """Count the slots that ran on another executor than the driver wanted."""
         stores = {receipt.store for receipt in receipts} if self.by_name else ()
-        wanted = {(store, slot.number): slot.executor for store in stores for slot in self.layout.of(store).slots}
-        return sum(r.executor != wanted.get((r.store, r.slot), r.executor) for r in receipts)
+        executors = {(store, slot.number): slot.executor for store in stores for slot in self.layout.of(store).slots}
+        return sum(r.executor != executors.get((r.store, r.slot), r.executor) for r in receipts)
 
-    def facts(self) -> dict[str, object]:
-        """Return the fields of a report on members and what was changed for them."""
-        ownership, rebalance = self.ownership, self.ownership.take_rebalance()
-        names = {name: living.executor.id for name, living in ownership.membership.live.items()}
-        present, probes = ownership.placement.present, ownership.placement.triggers.probes.take()
-        lags = {executor: ownership.copies.trend.of(name) for name, executor in names.items()}
+    def report_fields(self) -> dict[str, object]:
+        """Return the fields of a report about members and rebalances since the last call."""
+        ownership = self.ownership
+        rebalance = ownership.take_rebalance()
+        executors = {name: living.executor.id for name, living in ownership.membership.live.items()}
+        assignment = ownership.placement.present
+        probes_run, probes_skipped = ownership.placement.triggers.probes.take()
+        lags = {executor: ownership.copies.trend.of(member) for member, executor in executors.items()}
 
-        def by_executor(groups: Iterable[Iterable[str]]) -> dict[str, int]:
-            return dict(Counter(names[member] for members in groups for member in members if member in names))
+        def count_by_executor(copies: Iterable[Iterable[str]]) -> dict[str, int]:
+            return dict(Counter(executors[member] for members in copies for member in members if member in executors))
 
         return {
-            "members": names, "moves": rebalance.moves, "probes_run": probes[0], "probes_skipped": probes[1],
-            "standbys": by_executor(present.standbys.values()), "warmups": by_executor(present.warmups.values()),
-            "warnings": rebalance.warnings, "lag_records": {name: lag for name, (lag, _, _) in lags.items()},
-            "lag_trends": {name: trend for name, (_, _, trend) in lags.items()},
-        }  # fmt: skip
+            "members": executors,
+            "moves": rebalance.moves,
+            "probes_run": probes_run,
+            "probes_skipped": probes_skipped,
+            "standbys": count_by_executor(assignment.standbys.values()),
+            "warmups": count_by_executor(assignment.warmups.values()),
+            "warnings": rebalance.warnings,
+            "lag_records": {executor: lag for executor, (lag, _, _) in lags.items()},
+            "lag_trends": {executor: trend for executor, (_, _, trend) in lags.items()},
+        }
 
 
 class BatchMeasures:
-    """Seconds by phase and requests of one batch."""
+    """Collects the seconds, requests and warnings of one batch."""
 
     def __init__(self, clock: Clock, objects: ObjectStore) -> None:
         self._clock = clock
         self._objects = objects
-        self._requests = dict(objects.requests)
+        self._requests_before = dict(objects.requests)
         self._started_ms = clock.wall_ms()
         self._started = clock.seconds()
         self._seconds: dict[str, float] = {}
         self.runs = 0
         self.misplaced = 0
         self.snapshots = 0
-        self._own: list[str] = []
+        self._warnings: list[str] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -306,20 +337,20 @@ class BatchMeasures:
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + self._clock.seconds() - started
 
-    def gave_up(self, version: int, error: Exception, most: int) -> None:
-        """Note why a run was given up, of at most so many. Of a disk that refuses another warning tells."""
+    def run_failed(self, version: int, error: Exception, attempts: int) -> None:
+        """Warn that a run was given up. A local disk that refuses has its own warning."""
         self.misplaced += isinstance(error, Misplaced)
         if not isinstance(error, LocalDiskError):
-            why = str(error).partition("\n")[0]
-            self._own.append(
-                f"batch {version} was run again, run {self.runs} of at most {most} was given up: {why}\n"
-                "  What to do: nothing; if it comes often, look at why executors or copies are lost, or tasks run "
-                "elsewhere"
+            problem = str(error).partition("\n")[0]
+            self._warnings.append(
+                f"[RIFFLE-0814] Run {self.runs} of at most {attempts} of batch {version} failed and was repeated: "
+                f"{problem}\n  What to do: If this happens often, find out why executors or copies are lost, or why "
+                "tasks run elsewhere."
             )
 
-    def began(self, before: Record, operators: Sequence[Operator]) -> None:
-        """Warn of stores that this batch adds or leaves out, compared with the record before it."""
-        self._own += _of_changed_stores(before, operators)
+    def stores_compared(self, tail: Record, operators: Sequence[Operator]) -> None:
+        """Warn of stores that the batch after ``tail`` adds, leaves out or changes."""
+        self._warnings += _store_warnings(tail, operators)
 
     def repeated(self, incoming: IncomingBatch, epoch: int) -> BatchReport:
         """Return the report of a batch that was skipped."""
@@ -329,40 +360,56 @@ class BatchMeasures:
             "repeat",
             self._started_ms,
             epoch,
-            self._total(),
-            requests=self._sent([]),
+            self._seconds_with_total(),
+            requests=self._requests([]),
         )
 
-    def ran(
+    def committed(
         self,
         incoming: IncomingBatch,
         record: Record,
         receipts: Sequence[Receipt],
-        where: SlotPlacement,
+        placement: SlotPlacement,
         upkeep: UpkeepFacts,
     ) -> BatchReport:
         """Return the report of a batch that was run and committed."""
-        slots = [slot for layout in where.layout.all_groups for slot in layout.slots]
+        slots = [slot for layout in placement.layout.all_groups for slot in layout.slots]
         owners: Counter[str] = Counter()
         for slot in slots:
             owners[slot.executor] += len(slot.key_groups)
-        facts = where.facts()
-        own = (*self._own, *_of_dead(receipts))
-        facts["warnings"] = (*own, *facts["warnings"], *upkeep.warnings)  # type: ignore[misc]
-        beside: dict[str, object] = {f"upkeep_{name}": count for name, count in upkeep.done.items()}
+        collected: dict[str, object] = {
+            **{f"upkeep_{name}": count for name, count in upkeep.done.items()},
+            **sums_of_receipts(receipts),
+            **placement.report_fields(),
+        }
+        own_warnings = (*self._warnings, *_dead_letter_warnings(receipts))
+        collected["warnings"] = (*own_warnings, *collected["warnings"], *upkeep.warnings)  # type: ignore[misc]
         return BatchReport(
-            incoming.version, incoming.query_id, "run", self._started_ms, record.epoch, self._total(),
-            slots=len(slots), runs=self.runs, misplaced_runs=self.misplaced, placed=where.by_name, owners=dict(owners),
-            misses=where.misses(receipts), plan_fallbacks=where.plan_fallbacks, snapshots=self.snapshots,
-            requests=self._sent(receipts), upkeep_requests=upkeep.requests,
-            watermark_ms=record.watermark_ms, by_store=_by_store(receipts),
-            **beside, **facts, **of_receipts(receipts),  # type: ignore[arg-type]
-        )  # fmt: skip
+            incoming.version,
+            incoming.query_id,
+            "run",
+            self._started_ms,
+            record.epoch,
+            self._seconds_with_total(),
+            slots=len(slots),
+            runs=self.runs,
+            misplaced_runs=self.misplaced,
+            placed=placement.by_name,
+            owners=dict(owners),
+            misses=placement.count_misses(receipts),
+            plan_fallbacks=placement.plan_fallbacks,
+            snapshots=self.snapshots,
+            requests=self._requests(receipts),
+            upkeep_requests=upkeep.requests,
+            watermark_ms=record.watermark_ms,
+            by_store=_figures_by_store(receipts),
+            **collected,  # type: ignore[arg-type]
+        )
 
-    def _sent(self, receipts: Sequence[Receipt]) -> dict[str, int]:
-        driver = sent_since(self._requests, self._objects.requests)
-        total = add_up([driver, *(receipt.requests for receipt in receipts)])
+    def _requests(self, receipts: Sequence[Receipt]) -> dict[str, int]:
+        of_driver = sent_since(self._requests_before, self._objects.requests)
+        total = add_up([of_driver, *(receipt.requests for receipt in receipts)])
         return {kind: int(count) for kind, count in total.items() if count}
 
-    def _total(self) -> dict[str, float]:
+    def _seconds_with_total(self) -> dict[str, float]:
         return {**self._seconds, "total": self._clock.seconds() - self._started}

@@ -1,4 +1,4 @@
-"""One query's driver: every micro-batch from Enter to its report. Knows the order of steps. Does not know Spark.
+"""One query's driver: runs every micro-batch from Enter to its report.
 
 The steps are numbered as in docs/architecture.md: 0 enter, 1 observe, 2 assign, 3 to 5 run, 6 deliver, 7 commit, 8
 upkeep.
@@ -36,7 +36,8 @@ class Driver:
     """Runs one query's micro-batches, one at a time."""
 
     def __init__(self, settings: Settings, home: Home, ports: DriverPorts) -> None:
-        self._settings = settings = with_loaded_assignor(settings)
+        settings = with_loaded_assignor(settings)
+        self._settings = settings
         self._home = home
         self._objects = ports.objects
         self._clock = ports.clock
@@ -54,25 +55,26 @@ class Driver:
             settings, self._log, self.operations, self.ownership, self._upkeep, self._rounds, ports
         )
         self._turn = ports.background.lock()
-        self.watched: Sequence[Operator] = ()
-        """The last batch's operators, while the query is to be looked after until the next one."""
+        self.idle_operators: Sequence[Operator] = ()
+        """The last batch's operators until the next batch starts; empty if there is no housekeeping."""
         self._fenced: FencedError | None = None
         self._caches = CacheEntries()
-        self._requests_obeyed = 0
+        self._requests_applied = 0
 
     def process(self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work) -> BatchReport:
-        """Run one micro-batch to its commit, or skip it if it was committed before; return what was done.
+        """Run one micro-batch to its commit, or skip it if it is a repeat; return the report.
 
         Raises ``ConflictError`` with the remedy if the batch does not fit the log, ``FencedError`` if a newer driver
-        took over, what the user's code or the sink raise, and ``UnavailableError``; in all these cases nothing of the
-        batch is committed (or, where the error says "unclear", it is found out before anything runs again).
+        took over, ``UnavailableError``, and what the user's code or the sink raise. Then nothing of the batch is
+        committed. Only after an error that the commit is unclear may it be; the next call reads the log first.
         """
         if self._fenced and self._run_id == incoming.run_id:
             raise self._fenced
-        self._rounds.in_batch, self.watched = True, ()
+        self._rounds.in_batch = True
+        self.idle_operators = ()
         with self._turn:
             batch = BatchMeasures(self._clock, self._objects)
-            self._obey()
+            self._apply_requests()
             try:
                 with batch.phase("enter"):
                     decision = self._enter(incoming, operators)
@@ -87,116 +89,116 @@ class Driver:
                 work.release()
 
     def between_batches(self, executors: Sequence[Executor]) -> bool:
-        """Look after the query while no batch runs, with the executors that live; tell whether there was anything to
-        do. From any thread: a batch that comes meanwhile waits for the end of it.
+        """Do the housekeeping that is due on these live executors; return whether there was any.
 
-        Raises ``FencedError`` if a newer driver took over, ``UnavailableError`` if the store does not answer.
+        May be called from any thread. A batch that arrives meanwhile waits for the end. Raises ``FencedError`` if a
+        newer driver took over, ``UnavailableError`` if the store does not answer.
         """
         with self._turn:
-            watched = self.watched
-            if not watched:
+            operators = self.idle_operators
+            if not operators:
                 return False
-            self._obey()
+            self._apply_requests()
             try:
-                return self._idle_loop.look(
-                    executors, self._settings, lambda: replace(self._place(watched), home=self._home_for(executors))
+                return self._idle_loop.check(
+                    executors,
+                    self._settings,
+                    lambda: replace(self._upkeep_input(operators), home=self._home_for(executors)),
                 )
             except FencedError as error:
-                self._fenced, self.watched = error, ()
+                self._fenced = error
+                self.idle_operators = ()
                 raise
 
     @property
     def settings(self) -> Settings:
-        """The settings in force."""
+        """The settings in effect."""
         return self._settings
 
     def stored_rows(self) -> dict[str, int]:
-        """Return how many rows the parts of each store have: those of a key that is in several count each."""
+        """Return the number of rows per store; a key that is in several parts counts once per part."""
         return self._log.manifest.rows()
 
     def first_due_ms(self, operators: Sequence[Operator]) -> int | None:
-        """Return at which processing time the first is due of what these operators keep as of the last commit;
-        ``None`` where nothing ever is.
-        """
+        """Return the earliest processing time at which a key of these operators is due, as of the last commit."""
         stores = {o.store for o in operators if o.declared.time_mode == "ProcessingTime"}
-        every = [*self._log.manifest.entries.items(), *self._caches.entries.items()] if stores else []
-        told = (entry.timer_ms for (store, _), entry in every if store in stores)
-        return min((ms for ms in told if ms is not None), default=None)
+        entries = [*self._log.manifest.entries.items(), *self._caches.entries.items()] if stores else []
+        timers = (entry.timer_ms for (store, _), entry in entries if store in stores)
+        return min((timer_ms for timer_ms in timers if timer_ms is not None), default=None)
 
     def clean_up(self) -> None:
-        """Remove all local copies of all live members. Only while no batch is under way.
+        """Remove all local copies of all live members. Not allowed during a batch.
 
-        Raises ``UnavailableError`` if a member does not come to it.
+        Raises ``UnavailableError`` if a member does not run it.
         """
         with self._turn:
-            self.watched = ()  # or standbys would be fetched anew at once
-            live, seconds = self.ownership.membership.live, self._settings.upkeep_timeout
-            order = UpkeepOrder(self._order_home(), "", 0, 0, {}, wipe=True, timeout_seconds=seconds)
-            self._rounds.at_once({living.executor.id: order for living in live.values()})
+            self.idle_operators = ()  # or standbys would be fetched again
+            live = self.ownership.membership.live
+            order = UpkeepOrder(
+                self._present_home(), "", 0, 0, {}, wipe=True, timeout_seconds=self._settings.upkeep_timeout
+            )
+            self._rounds.run_alone({living.executor.id: order for living in live.values()})
             self._upkeep.gather(self.ownership)
             for member in live:
                 self.ownership.copies.known.remove_member(member)
 
-    def _obey(self) -> None:
-        """Take live settings that were changed since the last batch. Who asks for anything wants what upkeep gave up
-        tried again, too.
-        """
-        changed, asked = self.operations.requests.settings, self.operations.requests.revision
-        if asked != self._requests_obeyed:
-            self._requests_obeyed = asked
-            self._rounds.setbacks.start_over()
-        if changed is not None and changed is not self._settings:
-            self._settings = changed
-            self.ownership.change_settings(changed)
-            self._upkeep.obey(changed)
+    def _apply_requests(self) -> None:
+        """Apply live settings that were changed, and let upkeep retry what it gave up if an operator made a request."""
+        orders = self.operations.requests
+        if orders.revision != self._requests_applied:
+            self._requests_applied = orders.revision
+            self._rounds.setbacks.retry_all()
+        if orders.settings is not None and orders.settings is not self._settings:
+            self._settings = orders.settings
+            self.ownership.change_settings(self._settings)
+            self._upkeep.change_settings(self._settings)
 
     def _enter(self, incoming: IncomingBatch, operators: Sequence[Operator]) -> Decision:
-        fresh = self._run_id != incoming.run_id
+        is_new_run = self._run_id != incoming.run_id
         if self._log.unclear:
-            self._clear_up(fresh)
-        if fresh:
+            self._settle(is_new_run=is_new_run)
+        if is_new_run:
             self._fenced = None
             self._log.open()
         tail = self._log.tail
         decision = decide(tail, incoming, self._home.root, self._settings)
         check_fixed(tail, self._settings, operators, self._home.root, self._home.key, decision)
-        if fresh:
+        if is_new_run:
             self._claim(incoming)
             self._begin(tail, operators)
             self._run_id = incoming.run_id
         return decision
 
     def _begin(self, tail: Record | None, operators: Sequence[Operator]) -> None:
-        """Keep nothing of an earlier run but what an operator asked for: the state may have been taken back, and
-        another driver may have been at work.
-        """
+        """Forget all of an earlier run but the operator requests: it may have been rolled back or superseded."""
         self._rounds.forget()
         self._caches.forget()
         self.ownership.begin(tail, groups_of(self._settings, operators))
         self._idle_loop.begin(tail)
         for warning in acceptance_warnings(tail, operators, self._settings.accept):
             self.ownership.placement.warn(warning)
-        self._obey()
+        self._apply_requests()
 
-    def _clear_up(self, fresh: bool) -> None:
-        """Find out what became of an unclear append. A query that was started again takes over from whoever won."""
+    def _settle(self, *, is_new_run: bool) -> None:
+        """Find out whether an unanswered append was committed. A restarted query may be fenced here: it claims anew."""
         try:
             tail = self._log.settle()
         except FencedError:
-            if not fresh:
+            if not is_new_run:
                 raise
         else:
             if tail.kind == "batch":
-                self._caches.forget()  # the batch that was found to be committed told them nothing
+                self._caches.forget()  # they lack the batch that turned out to be committed
             self._upkeep.start(None, tail, self._log.manifest)
 
     def _claim(self, incoming: IncomingBatch) -> None:
-        stamp, before = Stamp(self._new_id(), self._clock.wall_ms()), self._log.tail
-        draft = claim_record(before, incoming.query_id, self._settings.key_groups, self._settings.dispatch, stamp)
-        promised = self._upkeep.promise_after(self._log.first, before) if before else 0
+        stamp = Stamp(self._new_id(), self._clock.wall_ms())
+        previous = self._log.tail
+        draft = claim_record(previous, incoming.query_id, self._settings.key_groups, self._settings.dispatch, stamp)
+        promised = self._upkeep.promise_after(self._log.first, previous) if previous else 0
         tail = self._log.append(replace(draft, promised=promised), self._log.manifest)
-        after_claims = before is not None and before.kind == "claim"
-        self._upkeep.start(self._log.first, tail, self._log.manifest, after_claims=after_claims)
+        follows_claim = previous is not None and previous.kind == "claim"
+        self._upkeep.start(self._log.first, tail, self._log.manifest, follows_claim=follows_claim)
 
     def _repeat(self, incoming: IncomingBatch, batch: BatchMeasures, work: Work) -> BatchReport:
         with batch.phase("deliver"):
@@ -228,47 +230,48 @@ class Driver:
             with batch.phase("deliver"):
                 self._deliver_sealed(work)
         with batch.phase("upkeep"):
-            self._upkeep.plan(self._place(operators), self._clock.seconds())
-        self._idle_loop.ran()
-        self.watched = operators
-        placed = SlotPlacement(layout, work.placed(), self.ownership, work.plan_fallbacks())
-        return batch.ran(incoming, record, receipts, placed, self._upkeep.take_facts())
+            self._upkeep.plan(self._upkeep_input(operators), self._clock.seconds())
+        self._idle_loop.batch_ended()
+        self.idle_operators = operators
+        placement = SlotPlacement(layout, work.placed(), self.ownership, work.plan_fallbacks())
+        return batch.committed(incoming, record, receipts, placement, self._upkeep.take_facts())
 
-    def _place(self, operators: Sequence[Operator]) -> UpkeepInput:
-        tail, durable = self._log.tail, [operator for operator in operators if operator.durable]
+    def _upkeep_input(self, operators: Sequence[Operator]) -> UpkeepInput:
+        tail = self._log.tail
         assert tail is not None
-        return UpkeepInput(tail, self._log.manifest, durable, self.ownership, self._order_home())
+        durable = [operator for operator in operators if operator.durable]
+        return UpkeepInput(tail, self._log.manifest, durable, self.ownership, self._present_home())
 
     def _run_and_deliver(
         self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work, batch: BatchMeasures
     ) -> tuple[SlotLayout, Sequence[Receipt]]:
-        """Steps 1 to 6, again if slots were misplaced, an executor's disk refused or a block was lost; the sink then
-        sees the same batch id again.
+        """Do steps 1 to 6, again if slots were misplaced, a local disk refused or a block was lost.
+
+        A sink that was already called then gets the same batch id again.
         """
-        ran_on: set[str] = set()
-        for last in range(self._settings.batch_attempts, 0, -1):
+        used_executors: set[str] = set()
+        for runs_left in range(self._settings.batch_attempts, 0, -1):
             batch.runs += 1
             try:
                 return self._run_once(incoming, operators, work, batch)
             except (StaleRows, Misplaced, OutOfDate, LocalDiskError, CorruptStateError) as error:
                 work.release()
-                batch.gave_up(incoming.version, error, self._settings.batch_attempts)
+                batch.run_failed(incoming.version, error, self._settings.batch_attempts)
                 self.ownership.placement.forget_layout()
                 self._check_not_fenced()
                 if isinstance(error, CorruptStateError):
                     raise
-                ran_on |= {executor.id for executor in self.ownership.membership.executors}
+                used_executors |= {executor.id for executor in self.ownership.membership.executors}
                 if isinstance(error, LocalDiskError):
-                    self._check_others_are_left(error)
-                    if last == 1:
+                    self._check_has_usable_executor(error)
+                    if runs_left == 1:
                         raise
-                elif last == 1:
-                    gone = ran_on - {executor.id for executor in work.executors()}
-                    raise lost_place(incoming.version, batch.runs, error, gone, self._home.root) from error
+                elif runs_left == 1:
+                    lost_executors = used_executors - {executor.id for executor in work.executors()}
+                    raise lost_place(incoming.version, batch.runs, error, lost_executors, self._home.root) from error
         raise AssertionError("unreachable: batch_attempts is at least 1")
 
-    def _check_others_are_left(self, error: LocalDiskError) -> None:
-        """Raise the error of a disk that refused if there is no other executor to run the batch on."""
+    def _check_has_usable_executor(self, error: LocalDiskError) -> None:
         if not self.ownership.discovery.any_usable(self.ownership.membership.executors, self._clock.seconds()):
             raise no_disk_left(error) from error
 
@@ -277,10 +280,10 @@ class Driver:
     ) -> tuple[SlotLayout, Sequence[Receipt]]:
         with batch.phase("assign"):
             layout = self._layout(work.executors(), operators)
-            run = self._base(incoming, batch.runs)
+            run = self._batch_run(incoming, batch.runs)
             orders = [order_for(run, operator, layout) for operator in operators]
         with batch.phase("upkeep"):
-            self._upkeep.catch_up(self._place(operators))
+            self._upkeep.catch_up(self._upkeep_input(operators))
         with batch.phase("run"):
             receipts = work.run(layout, orders)
             self.ownership.record_receipts(receipts, self._clock.seconds())
@@ -289,31 +292,28 @@ class Driver:
         self._reached("after seal")
         if not self._settings.deliver_after_commit:
             with batch.phase("deliver"):
-                delivery = _delivery(incoming.query_id, self._rollbacks, incoming.version, incoming.time_ms)
+                rollbacks = self._log.tail.rollbacks if self._log.tail else 0
+                delivery = _delivery(incoming.query_id, rollbacks, incoming.version, incoming.time_ms)
                 work.deliver(receipts, delivery, self._check_not_fenced)
             self._reached("after sink")
         return layout, receipts
 
     def _layout(self, executors: Sequence[Executor], operators: Sequence[Operator]) -> SlotLayout:
         self._upkeep.gather(self.ownership)
-        durable = tuple(operator.store for operator in operators if operator.durable)
-        home, now = self._home_for(executors), self._clock.seconds()
-        return self.ownership.layout_for(executors, self._log.manifest, durable, home, now)
+        durable_stores = tuple(operator.store for operator in operators if operator.durable)
+        home = self._home_for(executors)
+        return self.ownership.layout_for(executors, self._log.manifest, durable_stores, home, self._clock.seconds())
 
     def _check_not_fenced(self) -> None:
         if not self._log.next_is_absent():
             raise FencedError(
-                f"another driver has appended to {self._home.root}",
-                remedy="stop this query: a newer driver owns its state",
+                f"Another driver has appended to {self._home.root}.",
+                remedy="Stop this query, because a newer driver owns its state.",
                 where=self._home.root,
                 id="RIFFLE-0208",
             )
 
-    @property
-    def _rollbacks(self) -> int:
-        return self._log.tail.rollbacks if self._log.tail else 0
-
-    def _order_home(self) -> Home:
+    def _present_home(self) -> Home:
         return self._home_for(self.ownership.membership.executors)
 
     def _home_for(self, executors: Sequence[Executor]) -> Home:
@@ -321,34 +321,48 @@ class Driver:
         tail = self._log.tail
         return replace(self._home, live=live, log_id=tail.log_id if tail else "")
 
-    def _base(self, incoming: IncomingBatch, number: int) -> BatchRun:
+    def _batch_run(self, incoming: IncomingBatch, number: int) -> BatchRun:
         tail = self._log.tail
         assert tail is not None
         return BatchRun(
-            incoming, number, self._settings, self._order_home(), tail, self._log.manifest, self._caches.entries,
+            incoming,
+            number,
+            self._settings,
+            self._present_home(),
+            tail,
+            self._log.manifest,
+            self._caches.entries,
             self.ownership,
-        )  # fmt: skip
+        )
 
     def _commit(
         self, incoming: IncomingBatch, operators: Sequence[Operator], receipts: Sequence[Receipt], batch: BatchMeasures
     ) -> Record:
-        before, caches = self._log.manifest, {operator.store for operator in operators if not operator.durable}
-        snapshots = self._upkeep.snapshots(before, self.ownership)
-        durable = [receipt for receipt in receipts if receipt.store not in caches]
-        changes = {**snapshots, **changes_of(before.changed(snapshots), durable)}
-        manifest = before.changed(changes)
+        manifest = self._log.manifest
+        caches = {operator.store for operator in operators if not operator.durable}
+        durable_receipts = [receipt for receipt in receipts if receipt.store not in caches]
+        snapshots = self._upkeep.snapshots(manifest, self.ownership)
+        changes = {**snapshots, **changes_of(manifest.changed(snapshots), durable_receipts)}
         tail = self._log.tail
         assert tail is not None
-        stamp = Stamp(self._new_id(), self._clock.wall_ms())
-        after, given = self._settings.deliver_after_commit, (incoming, operators, receipts, self.ownership, stamp)
-        draft = batch_record(tail, *given, after_commit=after, key=self._home.key)
+        draft = batch_record(
+            tail,
+            incoming,
+            operators,
+            receipts,
+            self.ownership,
+            Stamp(self._new_id(), self._clock.wall_ms()),
+            after_commit=self._settings.deliver_after_commit,
+            key=self._home.key,
+        )
         promised = self._upkeep.promise(tail.sequence + 1)
-        record = self._log.append(replace(draft, promised=promised, orders=self._idle_loop.orders()), manifest)
-        self._upkeep.committed(record, before, changes)
-        self.ownership.record_commit(record, before, changes, durable)
+        draft = replace(draft, promised=promised, orders=self._idle_loop.orders())
+        record = self._log.append(draft, manifest.changed(changes))
+        self._upkeep.committed(record, manifest, changes)
+        self.ownership.record_commit(record, manifest, changes, durable_receipts)
         self._caches.committed(receipt for receipt in receipts if receipt.store in caches)
         batch.snapshots = len(snapshots)
-        batch.began(tail, operators)
+        batch.stores_compared(tail, operators)
         return record
 
 

@@ -1,6 +1,4 @@
-"""What to do with the batch that Spark hands over: run it, skip it, or refuse it with the remedy, and what a state is
-bound to. Pure; knows the newest record and settings.
-"""
+"""Decide whether a batch runs, is a repeat, or is refused, by the newest record of the log and the settings."""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import Enum
@@ -23,211 +21,195 @@ __all__ = [
     "check_schemas",
     "check_stale",
     "decide",
-    "ends_alike",
     "groups_of",
+    "has_same_offsets",
     "shards_of",
     "stale_rows",
     "take_over_steps",
 ]
 
 _PARTITIONS_SHOWN = 3
-_SPARKS_WORDS_OF_KEYS = (
-    "  as Spark says: [STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema does not match existing state key "
-    "schema"
-)
-_SPARKS_WORDS = "  as Spark says: [STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION] Schema evolution is not possible"
 
 
 class Decision(Enum):
-    """What becomes of a batch."""
+    """What the driver does with a batch."""
 
     RUN = "run"
     REPEAT = "repeat"
 
 
 def decide(tail: Record | None, incoming: IncomingBatch, root: str, settings: Settings) -> Decision:
-    """Check what Spark hands us against the log's newest record.
+    """Compare Spark's batch with the newest record.
 
-    The next id runs, from the offsets that the head ended with. The head's own id with the same query and the same
-    input is a repeat. Everything else raises ``ConflictError`` with the remedy.
+    The next batch id runs if the state and the checkpoint ended with the same offsets. The newest batch id of the same
+    query with the same input is a repeat. Raises ``ConflictError`` with the remedy for anything else.
     """
     if tail is None:
         if incoming.version > 0:
+            options = {"checkpoint": "CHECKPOINT", "key_groups": settings.key_groups, "dispatch": settings.dispatch}
             raise ConflictError(
-                f"Spark's checkpoint is at batch {incoming.version}, but {root} is empty",
-                remedy="point `root` at the state that belongs to this checkpoint, or start with no state on purpose: "
-                + _adopt_empty_command(root, settings),
+                f"Spark's checkpoint is at batch {incoming.version}, but {root} is empty.",
+                remedy="Point `root` at the state of this checkpoint. To start with empty state, run: "
+                + command("adopt", "--empty", "--execute", root=root, **options),
                 where=root,
                 id="RIFFLE-0209",
             )
         return Decision.RUN
     if tail.query_id != incoming.query_id:
         raise ConflictError(
-            f"{root} belongs to query {tail.query_id}, this is {incoming.query_id}: two queries share one root, or the "
-            "query has a new checkpoint",
-            remedy="give each query its own root, as by riffle_spark.on(frame, root=...). If this query continues the "
-            f"other one's state, start it with that one's checkpoint, or {take_over_steps(root)}",
+            f"{root} belongs to query {tail.query_id}, but this is query {incoming.query_id}. Two queries share one "
+            "root, or the query has a new checkpoint.",
+            remedy="Give each query its own root. To continue the other query's state, start with its checkpoint, or "
+            + take_over_steps(root),
             where=root,
             id="RIFFLE-0210",
         )
-    if incoming.version == tail.version + 1 and ends_alike(tail.offsets, incoming.offsets_before):
+    if incoming.version == tail.version + 1 and has_same_offsets(tail.offsets, incoming.offsets_before):
         return Decision.RUN
-    if incoming.version == tail.version and _same_input(tail, incoming):
+    if incoming.version == tail.version and _has_same_input(tail, incoming):
         return Decision.REPEAT
     raise _conflict(tail, incoming, root)
 
 
-def ends_alike(state: str | None, checkpoint: str | None) -> bool:
-    """Tell whether state and checkpoint are at one place of every source, by their offset-log entries of one batch, as
-    far as both are known. Two lines come to a batch of one number, each with rows of its own. What Spark notes beside
-    the offsets does not count.
+def has_same_offsets(state: str | None, checkpoint: str | None) -> bool:
+    """Whether the offset-log entries of state and checkpoint for one batch end at the same offsets of every source.
+
+    An unknown entry matches any other. The first two lines of an entry hold metadata and are not compared.
     """
     if state is None or checkpoint is None:
         return True
-    return _ends(state) == _ends(checkpoint)
+    return _end_offsets(state) == _end_offsets(checkpoint)
 
 
-def _ends(offsets: str) -> list[str]:
-    return offsets.split("\n")[2:] or [offsets]
+def _end_offsets(entry: str) -> list[str]:
+    return entry.split("\n")[2:] or [entry]
 
 
-def _same_input(tail: Record, incoming: IncomingBatch) -> bool:
+def _has_same_input(tail: Record, incoming: IncomingBatch) -> bool:
     if tail.offsets is not None and incoming.offsets is not None:
         return tail.offsets == incoming.offsets
     return tail.input_digest is not None and tail.input_digest == incoming.input_digest
 
 
 def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError:
-
-    def back_to(version: int) -> str:
+    def rollback_to(version: int) -> str:
         return command("rollback", "--execute", root=root, checkpoint="CHECKPOINT", to=version)
 
     if incoming.version == tail.version + 1:
         return ConflictError(
-            f"the state in {root} was committed with other offsets of batch {tail.version} than Spark's checkpoint "
-            "has: they are of two lines, of which a rollback has left one",
-            remedy=f"take Spark's offsets to the state: {back_to(tail.version)}; or restore the other one of both",
+            f"{root} has batch {tail.version} with other offsets than Spark's checkpoint. One of the two was restored "
+            "from before a rollback.",
+            remedy=f"Take Spark's offsets to the state: {rollback_to(tail.version)}. Or restore the other of the two.",
             where=root,
             id="RIFFLE-0211",
         )
     if incoming.version > tail.version:
         return ConflictError(
-            f"Spark hands over batch {incoming.version}, the state in {root} is at {tail.version}: batches are missing",
-            remedy=f"take Spark's offsets back to the state: {back_to(tail.version)}",
+            f"Spark starts batch {incoming.version}, but the state in {root} is at batch {tail.version}. Batches are "
+            "missing.",
+            remedy=f"Take Spark's offsets back to the state: {rollback_to(tail.version)}",
             where=root,
             id="RIFFLE-0212",
         )
-    if incoming.version == tail.version and not _comparable(tail.input_digest, incoming.input_digest):
-        return ConflictError(
-            f"batch {incoming.version} comes again, and {root} has it from a version that tells rows apart otherwise: "
-            "whether they are the same cannot be known",
-            remedy="have that version take the batch once more, and this one go on; or take the state back to before "
-            f"that batch: {back_to(incoming.version - 1)}",
-            where=root,
-            id="RIFFLE-0213",
-        )
     if incoming.version == tail.version:
         return ConflictError(
-            f"batch {incoming.version} comes again with other input than the one {root} has committed",
-            remedy=f"take the state back to before that batch: {back_to(incoming.version - 1)}",
+            f"Spark repeats batch {incoming.version} with other input than {root} has committed.",
+            remedy=f"Take the state back to the batch before: {rollback_to(incoming.version - 1)}",
             where=root,
             id="RIFFLE-0214",
         )
     return ConflictError(
-        f"Spark hands over batch {incoming.version}, but {root} is already at {tail.version} (an older checkpoint?)",
-        remedy=f"take the state back to the checkpoint: {back_to(incoming.version - 1)}; or restore the newer one",
+        f"Spark starts batch {incoming.version}, but {root} is already at batch {tail.version}. The checkpoint may be "
+        "an older one.",
+        remedy=f"Take the state back to the checkpoint: {rollback_to(incoming.version - 1)}. Or restore the newer "
+        "checkpoint.",
         where=root,
         id="RIFFLE-0215",
     )
 
 
-def _comparable(one: str | None, other: str | None) -> bool:
-    """Tell whether two digests differ only where rows do: what is before the slash says how rows are told."""
-    return one is None or other is None or one.rpartition("/")[0] == other.rpartition("/")[0]
-
-
 def take_over_steps(root: str, checkpoint: str = "CHECKPOINT") -> str:
-    """Return how a query with a new checkpoint takes over the state in ``root``, as operations.md has it."""
-    shown = command("adopt", root=root, checkpoint=checkpoint)
-    executed = command("adopt", "--execute", root=root, checkpoint=checkpoint)
+    """Return the steps by which a query with a new checkpoint takes over the state in ``root``, as a clause."""
+    plan_command = command("adopt", root=root, checkpoint=checkpoint)
+    execute_command = command("adopt", "--execute", root=root, checkpoint=checkpoint)
     return (
-        "take the state over in four steps: (1) start the query with the new checkpoint, and stop it once it is "
-        f"refused. (2) {shown} prints the offsets of the state. (3) Delete the new checkpoint, set startingOffsets of "
-        f"the source to these offsets, start the query, and stop it once it is refused again. (4) {executed}, then "
-        "start the query"
+        "take the state over in four steps: (1) Start the query with the new checkpoint, and stop it once it is "
+        f"refused. (2) Run {plan_command} to print the offsets of the state. (3) Delete the new checkpoint, set "
+        "startingOffsets of the source to these offsets, start the query, and stop it once it is refused again. "
+        f"(4) Run {execute_command} and start the query."
     )
 
 
-def _adopt_empty_command(root: str, settings: Settings) -> str:
-    """Return the command that starts a root without state, with the key-groups and the dispatch of these settings."""
-    options = {"checkpoint": "CHECKPOINT", "key_groups": settings.key_groups, "dispatch": settings.dispatch}
-    return command("adopt", "--empty", "--execute", root=root, **options)
-
-
 def check_fixed(
-    tail: Record | None, settings: Settings, operators: Sequence[Operator], root: str, key: str = "",
+    tail: Record | None,
+    settings: Settings,
+    operators: Sequence[Operator],
+    root: str,
+    key: str = "",
     decision: Decision = Decision.RUN,
-) -> None:  # fmt: skip
-    """Raise ``ConfigError`` unless settings, operators and the ``key`` to write with are those that the state was
-    written with, and can go together; and ``ConflictError`` for a repeat whose sealed rows nothing takes. Raises
-    ``CorruptStateError`` for a will that this version cannot read. Who has to refuse does so before it claims the log:
-    or it would take it from a driver that is well.
+) -> None:
+    """Raise unless settings, operators and the encryption ``key`` fit each other and the stored state.
+
+    Raises ``ConfigError``, ``ConflictError`` for a repeat whose sealed rows no sink would receive, and
+    ``CorruptStateError`` for operator requests that cannot be read. The driver calls this before its claim, because a
+    claim would fence a driver that works.
     """
     if tail is not None:
         read_requests(tail.orders)
-        _check_same(tail, settings, operators, root)
-        for text in tail.schemas.values():
-            check_key(text, key, root)
+        _check_same_state(tail, settings, operators, root)
+        for schema_text in tail.schemas.values():
+            check_key(schema_text, key, root)
         if decision is Decision.REPEAT:
-            _check_taken(tail, operators, root)
+            _check_sealed_rows_have_sinks(tail, operators, root)
     check_initial(tail, settings.dispatch, operators)
     if settings.store_groups and settings.dispatch == "hashed":
         raise ConfigError(
-            "in hashed dispatch owners follow from the members alone, so stores cannot be in groups of their own",
-            remedy="leave store_groups out, or use another dispatch (riffle dispatch switches a stopped query)",
+            "store_groups cannot be combined with dispatch = hashed, where members alone decide the owners.",
+            remedy="Leave store_groups out, or use another dispatch (riffle dispatch switches a stopped query).",
             where="store_groups",
             id="RIFFLE-0216",
         )
 
 
-def _check_taken(tail: Record, operators: Sequence[Operator], root: str) -> None:
-    """Raise ``ConflictError`` if rows that were sealed, and perhaps not delivered, are of stores that have no sink."""
-    sealed = {store for store, link in tail.outputs if link.rows} if tail.delivers_after_commit else set[str]()
-    lost = sorted(sealed - {operator.store for operator in operators if operator.delivers})
-    if lost:
+def _check_sealed_rows_have_sinks(tail: Record, operators: Sequence[Operator], root: str) -> None:
+    if not tail.delivers_after_commit:
+        return
+    sealed_stores = {store for store, link in tail.outputs if link.rows}
+    lost_stores = sorted(sealed_stores - {operator.store for operator in operators if operator.delivers})
+    if lost_stores:
         raise ConflictError(
-            f"batch {tail.version} is committed and comes again, but nothing takes what {', '.join(lost)} has to "
-            "deliver of it: the store has another name now, or no sink",
-            remedy="start the version of the query that ran this batch, until Spark has noted the batch; then this one",
+            f"Batch {tail.version} is committed and repeated, but the output rows of store {', '.join(lost_stores)} "
+            "have no sink. The store was renamed, or its sink was removed.",
+            remedy="Start the version of the query that ran this batch until Spark commits the batch, then this one.",
             where=root,
             id="RIFFLE-0217",
         )
 
 
-def _check_same(tail: Record, settings: Settings, operators: Sequence[Operator], root: str) -> None:
+def _check_same_state(tail: Record, settings: Settings, operators: Sequence[Operator], root: str) -> None:
     if tail.dispatch != settings.dispatch:
-        of_keys = {"partition_of": "MODULE:FUNCTION"} if tail.dispatch == "key_group" else {}
+        options = {"partition_of": "MODULE:FUNCTION"} if tail.dispatch == "key_group" else {}
         raise ConfigError(
-            f"dispatch = {settings.dispatch}, but the state in {root} is that of dispatch = {tail.dispatch}",
-            remedy=f"set dispatch = {tail.dispatch}, or switch the state while the query is stopped: "
-            + command("dispatch", "--execute", root=root, to=settings.dispatch, **of_keys)
-            + (", with a function of yours from keys to their partitions" if of_keys else ""),
+            f"dispatch = {settings.dispatch}, but the state in {root} has dispatch = {tail.dispatch}.",
+            remedy=f"Set dispatch = {tail.dispatch}, or stop the query and switch the state: "
+            + command("dispatch", "--execute", root=root, to=settings.dispatch, **options)
+            + (", where FUNCTION returns the partition of a key" if options else ""),
             where="dispatch",
             id="RIFFLE-0218",
         )
     if tail.total != settings.key_groups:
         raise ConfigError(
-            f"key_groups = {settings.key_groups}, but the state in {root} has {tail.total}",
-            remedy=f"set key_groups = {tail.total}, or change the state while the query is stopped: "
+            f"key_groups = {settings.key_groups}, but the state in {root} has {tail.total}.",
+            remedy=f"Set key_groups = {tail.total}, or stop the query and switch the state: "
             + command("dispatch", "--execute", root=root, to=tail.dispatch, key_groups=settings.key_groups),
             where="key_groups",
             id="RIFFLE-0219",
         )
-    store = next((store for store, text in tail.schemas.items() if key_in(text) is not None), None)
-    if store is not None and settings.encryption_keys is None:
+    encrypted_store = next((store for store, text in tail.schemas.items() if key_in(text) is not None), None)
+    if encrypted_store is not None and settings.encryption_keys is None:
         raise ConfigError(
-            f"the state of store {store!r} in {root} is encrypted, and `encryption_keys` is not set",
-            remedy="set it to where the keys are; to do without, list `plain` last there and run a batch first",
+            f"The state of store {encrypted_store!r} in {root} is encrypted, but `encryption_keys` is not set.",
+            remedy="Set `encryption_keys`. To end encryption, list `plain` last there and run a batch first.",
             where="encryption_keys",
             id="RIFFLE-0220",
         )
@@ -236,27 +218,29 @@ def _check_same(tail: Record, settings: Settings, operators: Sequence[Operator],
 
 
 def check_stale(tail: Record, stores: Iterable[str], accepted: Container[str], root: str) -> None:
-    """Raise ``ConflictError`` if one of these durable stores lacks the rows of batches that ran without it, unless the
-    store is accepted.
-    """
+    """Raise ``ConflictError`` if one of these durable stores lacks rows of earlier batches and is not accepted."""
     for store in stores:
-        last = tail.stale_stores.get(store)
-        if last is None or store in accepted:
+        last_version = tail.stale_stores.get(store)
+        if last_version is None or store in accepted:
             continue
-        again = f"; or roll back to batch {last} (riffle rollback) to process these batches again" if last >= 0 else ""
+        rollback_hint = (
+            f" Or roll back to batch {last_version} (riffle rollback) to process these batches again."
+            if last_version >= 0
+            else ""
+        )
         raise ConflictError(
-            f"store {store!r} {stale_rows(last)}, the query is at batch {tail.version}: batches between ran without "
-            "the store",
-            remedy=f"set accept = {store!r} to continue without the rows of these batches, or give the store another "
-            f"name to start it without state{again}",
+            f"Store {store!r} {stale_rows(last_version)}, but the query is at batch {tail.version}. The batches "
+            "between ran without the store.",
+            remedy=f"Set accept = {store!r} to continue without the rows of these batches, or give the store another "
+            f"name to start without state.{rollback_hint}",
             where=root,
             id="RIFFLE-0221",
         )
 
 
-def stale_rows(last: int) -> str:
-    """Return which rows a store has that batches after ``last`` ran without; it is -1 in state that was adopted."""
-    return f"has the rows up to batch {last}" if last >= 0 else "lacks rows from before the first batch"
+def stale_rows(last_version: int) -> str:
+    """Return which rows a stale store has, as a clause. ``last_version`` is -1 in state that was adopted."""
+    return f"has the rows up to batch {last_version}" if last_version >= 0 else "lacks rows from before the first batch"
 
 
 def check_schemas(
@@ -264,65 +248,65 @@ def check_schemas(
 ) -> None:
     """Raise ``ConfigError`` if an operator cannot continue with the state of its store.
 
-    It cannot if the schemas do not fit; the error shows both. It cannot if a result has another meaning than its state,
-    unless the result is ``accepted``. It cannot if a wrapped query has taken the store over: that query may keep more
-    in it, which would be dropped.
+    - The stored schema cannot be read with the declared one. The error shows both.
+    - A result has another meaning than its stored state and is not ``accepted``.
+    - A wrapped query has taken the store over. It may store more columns, which would be dropped.
     """
     for operator in operators:
-        before = stored.get(operator.store)
-        if before is not None and operator.meanings is None and meanings_in(before):
+        schema_text = stored.get(operator.store)
+        if schema_text is None:
+            continue
+        if operator.meanings is None and meanings_in(schema_text):
             raise ConfigError(
-                f"the state of store {operator.store!r} is that of a query which riffle_spark.on has wrapped",
-                remedy="go on with that query; or take the state back to before it took the store over "
-                "(riffle rollback), or use another store name",
+                f"The state of store {operator.store!r} belongs to a query that riffle_spark.on has wrapped.",
+                remedy="Continue with that query, roll back to before it took the store over (riffle rollback), or use "
+                "another store name.",
                 where=operator.store,
                 id="RIFFLE-0222",
             )
-        if before is not None and not operator.schema.can_read(before):
-            now = operator.schema.to_text()
-            words = _SPARKS_WORDS if before.get("key") == now["key"] else _SPARKS_WORDS_OF_KEYS
+        if not operator.schema.can_read(schema_text):
             raise ConfigError(
-                f"the state of store {operator.store!r} has another schema\n  stored:   {before['text']}"
-                f"\n  declared: {now['text']}\n{words}",
-                remedy="keep the key's columns, when keys end, and which columns may be null; add columns that may be "
-                "null, leave some out, or make types wider; for any other change use another store name (of a wrapped "
-                "query: option('riffle.stores', ...))",
+                f"The state of store {operator.store!r} has another schema.\n  stored:   {schema_text['text']}"
+                f"\n  declared: {operator.schema.to_text()['text']}",
+                remedy="Keep the key's columns, when keys expire, and which columns may be null. You may add nullable "
+                "columns, remove columns, and widen types. For any other change use another store name (in a wrapped "
+                "query: option('riffle.stores', ...)).",
                 where=operator.store,
                 id="RIFFLE-0223",
             )
-        if before is not None and operator.durable:
-            _check_results(operator, operator_in(before), accepted)
+        if operator.durable:
+            _check_results(operator, operator_in(schema_text), accepted)
 
 
-def _check_results(operator: Operator, before: Mapping[str, str], accepted: Container[str]) -> None:
+def _check_results(operator: Operator, stored: Mapping[str, str], accepted: Container[str]) -> None:
     """Raise ``ConfigError`` if a result has another meaning than its stored state, or only another name."""
 
-    def is_same(one: str, other: str) -> bool:
-        return is_same_name(one, other, case_sensitive=operator.case_sensitive)
+    def is_same(meaning: str, other_meaning: str) -> bool:
+        return is_same_name(meaning, other_meaning, case_sensitive=operator.case_sensitive)
 
-    now = operator.results
-    for name, meaning in now.items():
-        stored = before.get(name)
-        if name in accepted or (stored is not None and is_same(stored, meaning)):
+    for name, meaning in operator.results.items():
+        stored_meaning = stored.get(name)
+        if name in accepted or (stored_meaning is not None and is_same(stored_meaning, meaning)):
             continue
-        if stored is not None:
+        if stored_meaning is not None:
+            alternative = (
+                "Set the time mode back, or use another store name to start without state."
+                if name == TIMERS
+                else "Give the result another name, so that it starts without stored values."
+            )
             raise ConfigError(
-                f"the state has {stored} under {name!r}, and the job declares {meaning}",
-                remedy=(
-                    "set the time mode back, or use another store name to start without state"
-                    if name == TIMERS
-                    else "give the result another name, so that it starts without stored values"
-                )
-                + f"; or set accept = {name!r} to continue with what is kept",
+                f"The state has {stored_meaning} under {name!r}, but the job declares {meaning}.",
+                remedy=f"{alternative} Or set accept = {name!r} to continue with the stored values.",
                 where=operator.store,
                 id="RIFFLE-0224",
             )
-        renamed = next((old for old, known in before.items() if old not in now and is_same(known, meaning)), None)
-        if renamed is not None:
+        stored_names = (old for old, old_meaning in stored.items() if is_same(old_meaning, meaning))
+        old_name = next((old for old in stored_names if old not in operator.results), None)
+        if old_name is not None:
             raise ConfigError(
-                f"the state has {meaning} under {renamed!r}, and the job calls it {name!r}",
-                remedy=f"keep the name {renamed!r} and rename the column of the output; or set accept = {name!r} to "
-                f"start it without stored values and drop those of {renamed!r}",
+                f"The state has {meaning} under {old_name!r}, but the job names it {name!r}.",
+                remedy=f"Keep the name {old_name!r} and rename the output column. Or set accept = {name!r} to start it "
+                f"without stored values and drop those of {old_name!r}.",
                 where=operator.store,
                 id="RIFFLE-0225",
             )
@@ -334,26 +318,26 @@ def groups_of(settings: Settings, operators: Sequence[Operator]) -> Groups:
 
 
 def shards_of(tail: Record, incoming: IncomingBatch, work: Work, warn: Callable[[str], None]) -> Shards | None:
-    """Return the registry with the batch's partitions, new ones appended; ``None`` where keys are dispatched.
+    """Return the shards with the batch's new partitions appended, or ``None`` if keys are dispatched by key-group.
 
-    Where Spark's offsets do not tell the partitions, the rows are asked, with one job. ``warn`` is called if the first
-    batch of a start has partitions, and the registry has none of them: then no key of the batch has state.
+    If Spark's offsets do not name the partitions, this reads them from the rows with one job. Calls ``warn`` if the
+    first batch after a start has partitions, but none that has state.
     """
     if tail.dispatch == "key_group":
         return None
-    found = partitions_in(incoming.offsets)
-    found = frozenset(work.partitions(tail.total + 1)) if found is None else found
-    if tail.kind == "claim" and tail.shards and found and found.isdisjoint(tail.shards):
+    partitions = partitions_in(incoming.offsets)
+    if partitions is None:
+        partitions = frozenset(work.partitions(tail.total + 1))
+    if tail.kind == "claim" and tail.shards and partitions and partitions.isdisjoint(tail.shards):
         warn(
-            f"the state has no partition of batch {incoming.version}, which starts with {_named(found)}; it has "
-            f"{_named(tail.shards)}. Keys start without state\n  What to do: nothing, if these partitions are new; if "
-            "the columns topic and partition got other values, stop the query, roll back to batch "
-            f"{tail.version} (riffle rollback), and undo the change"
+            f"[RIFFLE-0808] No partition of batch {incoming.version} has state, so its keys start without state. The "
+            f"batch has {_first_names(partitions)}, and the state has {_first_names(tail.shards)}.\n"
+            "  What to do: If the columns topic and partition got other values, stop the query, roll back to batch "
+            f"{tail.version} (riffle rollback), and undo the change."
         )
-    return Shards(tail.shards).extended(found, tail.total)
+    return Shards(tail.shards).extended(partitions, tail.total)
 
 
-def _named(partitions: Iterable[tuple[str, int]]) -> str:
-    """Return the first few of some partitions, for people."""
+def _first_names(partitions: Iterable[tuple[str, int]]) -> str:
     names = [f"{topic}/{number}" for topic, number in sorted(partitions)]
     return ", ".join(names[:_PARTITIONS_SHOWN]) + (", ..." if len(names) > _PARTITIONS_SHOWN else "")

@@ -1,10 +1,9 @@
-"""What a driver does between its batches, and what it hands to the next driver. Knows the will, the log, members and
-upkeep. Does not know threads, or how a batch is run.
+"""Housekeeping while the query is idle, and the handover of operator requests to the next driver.
 
-Theory of operation. What was asked of a query (``Will``) is in each record that a batch commits. Where none comes, it
-is appended as a record of its own, of the same epoch and put as any other: a driver that was fenced cannot. A look
-costs no request and no job; only where it finds a reason is there an assignment, upkeep and, if the will has changed,
-one put. A batch and a look exclude each other: the driver sees to that.
+Theory of operation. Each record that commits a batch stores the operator requests in effect. While no batch arrives, a
+changed request is appended as a record of its own, in the same epoch, so a fenced driver cannot append it. A check
+sends no request and runs no job. Only if it finds a reason does it compute an assignment, plan upkeep and, if the
+requests have changed, put one record. The driver makes sure that a batch and a check never run at the same time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +12,8 @@ from dataclasses import replace
 from riffle_spark.errors import UnavailableError
 from riffle_spark.protocol.batch.records import Stamp, requests_record
 from riffle_spark.protocol.batch.stored_requests import (
+    AwaitedMember,
     StoredRequests,
-    Wait,
     apply_stored_settings,
     changed_settings,
     read_requests,
@@ -32,176 +31,202 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.store import sent_since
 
-__all__ = ["LOOK_SECONDS", "IdleLoop"]
+__all__ = ["IDLE_SECONDS", "IdleLoop"]
 
-LOOK_SECONDS = 1.0
-"""So long after a batch, or after another look, there is none: a batch is expected, which does all there is to do."""
+IDLE_SECONDS = 1.0
+"""Housekeeping starts this long after a batch, because the next batch would do the same work."""
 _RECORD = "record"
 
 
 class IdleLoop:
-    """One driver's hours without a batch. ``settings`` are those that it was started with."""
+    """One driver's housekeeping between batches. ``settings`` are those of the start of the query."""
 
     def __init__(
-        self, settings: Settings, log: Log, operations: Operations, ownership: Ownership, upkeep: Upkeep,
-        rounds: Rounds, ports: DriverPorts,
-    ) -> None:  # fmt: skip
-        self._started = settings
+        self,
+        settings: Settings,
+        log: Log,
+        operations: Operations,
+        ownership: Ownership,
+        upkeep: Upkeep,
+        rounds: Rounds,
+        ports: DriverPorts,
+    ) -> None:
+        self._started_settings = settings
         self._log = log
         self._operations = operations
         self._ownership = ownership
         self._upkeep = upkeep
         self._rounds = rounds
         self._ports = ports
-        self._zero_ms = ports.clock.wall_ms() - ports.clock.seconds() * 1000
+        self._clock_origin_ms = ports.clock.wall_ms() - ports.clock.seconds() * 1000
         self._epoch: int | None = None
-        self._carried = StoredRequests()
-        self._quiet_since = 0.0
-        self._unfinished = False
-        self._put_off: Delays[str] = Delays(1.0, 600.0)
+        self._kept_requests = StoredRequests()
+        """Settings and fields in the log that this version does not know. Each record repeats them."""
+        self._batch_ended_at = 0.0
+        self._has_open_upkeep = False
+        self._backoff: Delays[str] = Delays(1.0, 600.0)
 
     def begin(self, tail: Record | None) -> None:
-        """Take over what the newest record before this driver's claim says. Where it is this driver's own, what it was
-        asked stands, and may be newer; where another was at work in between, that is the newer.
+        """Take over the requests in the newest record before this driver's claim.
+
+        Requests made to this driver are newer than those in its own record. If another driver ran in between, its
+        record is newer.
         """
-        found = read_requests(tail.orders) if tail else StoredRequests()
-        settings, strange = apply_stored_settings(self._started, found.settings)
-        self._carried = StoredRequests(settings=strange, others=found.others)
+        recorded = read_requests(tail.orders) if tail else StoredRequests()
+        settings, refused_settings = apply_stored_settings(self._started_settings, recorded.settings)
+        self._kept_requests = StoredRequests(settings=refused_settings, unknown_fields=recorded.unknown_fields)
         placement = self._ownership.placement
         placement.weights.resume(self._log.weights, placement.groups)
-        self._ownership.membership.lost.update({wait.member.id: self._lost(wait) for wait in found.awaited})
-        placement.prior_owners.resume(placement.groups.restrict(found.prior_owners))
-        mine, self._epoch = self._epoch, self._log.tail.epoch if self._log.tail else None
-        if tail is None or tail.epoch == mine:
+        lost_members = {waiting.member.id: self._lost_member(waiting) for waiting in recorded.awaited}
+        self._ownership.membership.lost.update(lost_members)
+        placement.prior_owners.resume(placement.groups.restrict(recorded.prior_owners))
+        own_epoch = self._epoch
+        self._epoch = self._log.tail.epoch if self._log.tail else None
+        if tail is None or tail.epoch == own_epoch:
             return
-        changed = settings if mine is not None or settings != self._started else None
-        pins = placement.groups.restrict(found.pins)
-        asked = OperatorRequests(pins, frozenset(found.drained), found.slots, changed)
-        self._operations.take_over(asked, alone=mine is not None)
-        if dropped := [task_name(t) for t in found.pins if t not in pins]:
-            told = f"pins of co-location groups that are no more are dropped: {', '.join(dropped)}\n"
-            placement.warn(f"{told}  What to do: nothing; or pin what is to stay, in the group that it is in now")
-        if stands := _told(replace(found, pins=pins), strange):
-            placement.warn(stands)
+        has_run = own_epoch is not None
+        pins = placement.groups.restrict(recorded.pins)
+        orders = OperatorRequests(
+            pins,
+            frozenset(recorded.drained),
+            recorded.slots,
+            settings if has_run or settings != self._started_settings else None,
+        )
+        self._operations.take_over(orders, alone=has_run)
+        if dropped_pins := [task_name(task) for task in recorded.pins if task not in pins]:
+            placement.warn(
+                f"[RIFFLE-0802] Dropped the pins {', '.join(dropped_pins)}, because their co-location groups no longer "
+                "exist.\n  What to do: Pin the key-groups again under their present group, if they should stay pinned."
+            )
+        if in_effect := _requests_in_effect(replace(recorded, pins=pins), refused_settings):
+            placement.warn(
+                f"[RIFFLE-0803] Requests made to an earlier driver are still in effect: {in_effect}.\n"
+                "  What to do: Undrain, unpin or reconfigure what should end."
+            )
 
     def orders(self) -> dict[str, object]:
-        """Return what the next record is to say."""
-        return self._will().to_json()
+        """Return the operator requests for the next record."""
+        return self._requests().to_json()
 
-    def _will(self) -> StoredRequests:
+    def _requests(self) -> StoredRequests:
         orders = self._operations.requests
         lost, prior_owners = self._ownership.placement.awaited(self._ports.clock.seconds())
-        changed = changed_settings(self._started, orders.settings) if orders.settings else {}
+        changed = changed_settings(self._started_settings, orders.settings) if orders.settings else {}
         return replace(
-            self._carried, drained=tuple(sorted(orders.drained)), pins=dict(orders.pins), slots=orders.slots,
-            settings={**self._carried.settings, **changed}, prior_owners=prior_owners,
-            awaited=tuple(Wait(round(self._zero_ms + one.since * 1000), one.living.recorded()) for one in lost),
-        )  # fmt: skip
+            self._kept_requests,
+            drained=tuple(sorted(orders.drained)),
+            pins=dict(orders.pins),
+            slots=orders.slots,
+            settings={**self._kept_requests.settings, **changed},
+            prior_owners=prior_owners,
+            awaited=tuple(
+                AwaitedMember(round(self._clock_origin_ms + member.since * 1000), member.living.recorded())
+                for member in lost
+            ),
+        )
 
-    def _lost(self, wait: Wait) -> LostMember:
-        """Return a member that is waited for; never since a time that is to come, wherever the clock was set."""
-        told, now = wait.member, self._ports.clock.seconds()
-        living = LiveMember(told.id, Executor(told.executor, told.host, told.slots), told.rack, told.tags)
-        return LostMember(living, min((wait.since_ms - self._zero_ms) / 1000, now), planned=False)
+    def _lost_member(self, waiting: AwaitedMember) -> LostMember:
+        """Return an awaited member, lost at the latest now, even if the clock was set back."""
+        member = waiting.member
+        living = LiveMember(member.id, Executor(member.executor, member.host, member.slots), member.rack, member.tags)
+        lost_at = (waiting.since_ms - self._clock_origin_ms) / 1000
+        return LostMember(living, min(lost_at, self._ports.clock.seconds()), planned=False)
 
-    def ran(self) -> None:
-        """Note the end of a batch."""
-        self._quiet_since, self._unfinished = self._ports.clock.seconds(), True
+    def batch_ended(self) -> None:
+        """Note the end of a batch, whose upkeep may still be open."""
+        self._batch_ended_at = self._ports.clock.seconds()
+        self._has_open_upkeep = True
 
-    def look(
-        self, executors: Sequence[Executor], settings: Settings, place: Callable[[], UpkeepInput]
-    ) -> bool:  # fmt: skip
-        """Do what has to be done at once though no batch comes; tell whether anything had to. ``place`` tells upkeep
-        where it stands, for these executors.
+    def check(self, executors: Sequence[Executor], settings: Settings, upkeep_input: Callable[[], UpkeepInput]) -> bool:
+        """Do the housekeeping that is due; return whether there was any. Reads ``upkeep_input`` for these executors.
 
         Raises ``FencedError`` if another driver has appended, ``UnavailableError`` if the store does not answer.
         """
         now = self._ports.clock.seconds()
-        if now - self._quiet_since < LOOK_SECONDS or not executors:
+        if now - self._batch_ended_at < IDLE_SECONDS or not executors:
             return False
-        acts = self._has_reason(executors, settings.state_cleanup_delay, now)
-        if acts:
-            self._act(executors, place, now)
-        return self._write() or acts
+        is_due = self._is_due(executors, settings.state_cleanup_delay, now)
+        if is_due:
+            self._assign_and_plan(executors, upkeep_input, now)
+        return self._write_requests() or is_due
 
-    def _has_reason(self, executors: Sequence[Executor], cleanup_delay: float, now: float) -> bool:
-        own, busy = self._ownership, self._ports.background.busy()
+    def _is_due(self, executors: Sequence[Executor], cleanup_delay: float, now: float) -> bool:
+        ownership = self._ownership
         return (
-            tuple(executors) != own.membership.executors
-            or own.placement.has_pending_request()
-            or bool(self._rounds.arrived or own.membership.lost or own.membership.without_census(executors))
-            or own.placement.present.needs_probe
-            or own.copies.idle.is_due(now, cleanup_delay)
-            or (self._unfinished and not busy)
+            tuple(executors) != ownership.membership.executors
+            or ownership.placement.has_pending_request()
+            or bool(self._rounds.arrived or ownership.membership.lost or ownership.membership.without_census(executors))
+            or ownership.placement.present.needs_probe
+            or ownership.copies.idle.is_due(now, cleanup_delay)
+            or (self._has_open_upkeep and not self._ports.background.busy())
         )
 
-    def _act(self, executors: Sequence[Executor], place: Callable[[], UpkeepInput], now: float) -> None:
-        given = place()
-        stores = tuple(operator.store for operator in given.operators)
+    def _assign_and_plan(
+        self, executors: Sequence[Executor], upkeep_input: Callable[[], UpkeepInput], now: float
+    ) -> None:
+        current = upkeep_input()
+        stores = tuple(operator.store for operator in current.operators)
         self._upkeep.gather(self._ownership)
-        before = self._ownership.placement.present
-        self._ownership.layout_for(executors, given.manifest, stores, given.home, now, between=True)
-        if self._ownership.placement.present is not before or not self._ports.background.busy():
-            self._unfinished = self._upkeep.go_on(place(), now)
+        assignment = self._ownership.placement.present
+        self._ownership.layout_for(executors, current.manifest, stores, current.home, now, between=True)
+        if self._ownership.placement.present is not assignment or not self._ports.background.busy():
+            self._has_open_upkeep = self._upkeep.plan_idle(upkeep_input(), now)
 
-    def _write(self) -> bool:
-        """Append the will if no record says it yet; tell whether one was appended."""
-        tail, now = self._log.tail, self._ports.clock.seconds()
-        if tail is None or self._put_off.is_delayed(_RECORD, now):
+    def _write_requests(self) -> bool:
+        """Append the requests if the newest record has others; return whether a record was appended."""
+        tail = self._log.tail
+        now = self._ports.clock.seconds()
+        if tail is None or self._backoff.is_delayed(_RECORD, now):
             return False
         if self._log.unclear:
             self._settle(now)
-        elif self._will().is_news_to(read_requests(tail.orders)):
+        elif self._requests().differs_from(read_requests(tail.orders)):
             self._append(tail, now)
         else:
             return False
         return True
 
     def _append(self, tail: Record, now: float) -> None:
-        before, sent = self._log.manifest, dict(self._ports.objects.requests)
-        listed = self._upkeep.snapshots(before, self._ownership)
+        manifest = self._log.manifest
+        requests_before = dict(self._ports.objects.requests)
+        snapshots = self._upkeep.snapshots(manifest, self._ownership)
         stamp = Stamp(self._ports.new_id(), self._ports.clock.wall_ms())
         draft = requests_record(tail, self._ownership, self.orders(), stamp)
         draft = replace(draft, promised=self._upkeep.promise(tail.sequence + 1))
-        self._ports.reached("before will")
+        self._ports.reached("before requests")
         try:
-            record = self._log.append(draft, before.changed(listed))
+            record = self._log.append(draft, manifest.changed(snapshots))
         except UnavailableError:
-            self._put_off.record_failure(_RECORD, now)
+            self._backoff.record_failure(_RECORD, now)
             raise
         finally:
             if self._ports.upkeep_objects is not None:
-                self._upkeep.also_sent(sent_since(sent, self._ports.objects.requests))
-        self._ports.reached("after will")
-        self._put_off.forget(_RECORD)
-        self._upkeep.committed(record, before, listed)
-        self._ownership.copies.known.record_snapshots(record.sequence, before, listed)
+                self._upkeep.count_requests(sent_since(requests_before, self._ports.objects.requests))
+        self._ports.reached("after requests")
+        self._backoff.forget(_RECORD)
+        self._upkeep.committed(record, manifest, snapshots)
+        self._ownership.copies.known.record_snapshots(record.sequence, manifest, snapshots)
 
     def _settle(self, now: float) -> None:
-        """Find out what became of a record that was put."""
+        """Find out whether an unanswered append was committed."""
         try:
             tail = self._log.settle()
         except UnavailableError:
-            self._put_off.record_failure(_RECORD, now)
+            self._backoff.record_failure(_RECORD, now)
             raise
         self._upkeep.start(None, tail, self._log.manifest)
 
 
-def _told(will: StoredRequests, strange: Mapping[str, object]) -> str:
-    """Say what stands of what an earlier driver was asked; nothing where nothing does."""
-    settings = [f"{name} = {value!r}" for name, value in sorted(will.settings.items()) if name not in strange]
-    said = [
-        f"drained: {', '.join(will.drained)}" if will.drained else "",
-        f"pinned: {', '.join(f'{task_name(t)} to {member}' for t, member in will.pins.items())}" if will.pins else "",
-        f"{will.slots} slots an executor at most" if will.slots else "",
-        *settings,
-        *(
-            f"{name} = {value!r}, which this version does not know and keeps as it is"
-            for name, value in strange.items()
-        ),
-    ]
-    stands = "; ".join(filter(None, said))
-    return stands and (
-        f"what an earlier driver was asked stands: {stands}\n"
-        "  What to do: nothing; or undrain, unpin or reconfigure what is to end"
-    )
+def _requests_in_effect(requests: StoredRequests, refused_settings: Mapping[str, object]) -> str:
+    """Return a list of the requests for a warning, empty if there are none."""
+    phrases = []
+    if requests.drained:
+        phrases.append(f"drained: {', '.join(requests.drained)}")
+    if requests.pins:
+        pins = [f"{task_name(task)} to {member}" for task, member in requests.pins.items()]
+        phrases.append(f"pinned: {', '.join(pins)}")
+    if requests.slots:
+        phrases.append(f"at most {requests.slots} slots per executor")
+    for name, value in sorted(requests.settings.items()):
+        phrases.append(f"{name} = {value!r}" + (" (unknown to this version)" if name in refused_settings else ""))
+    return ", ".join(phrases)

@@ -1,10 +1,11 @@
-"""Initial states by name: which come with a batch, and what its record says of them. Pure; knows records and operators
-only.
+"""Initial states by name: which of them the next batch loads, and how its record lists them.
 
-Theory of operation. A store's record lists the names of the initial states that were loaded. One that it does not list
-comes with the next batch, whichever that is, and is listed by that batch's own record: a crash before it loads it
-again, after it never, and a rollback to before it takes it back. The usual name stands for Spark's rule: it comes with
-a store's first batch or not at all.
+Theory of operation.
+
+1. A record lists, per store, the names of the initial states that were loaded.
+2. A name that the newest record does not list is loaded by the next batch, whose record lists it.
+3. So a crash before the commit loads it again, a crash after it does not, and a rollback to before it loads it again.
+4. The default name follows Spark's rule: it is loaded with a store's first batch or never.
 """
 
 from collections.abc import Sequence
@@ -21,32 +22,47 @@ __all__ = ["check_initial", "is_due", "loaded", "with_initial"]
 
 
 def with_initial(operator: Operator, columns: pa.Schema | None, name: str = USUAL_INITIAL) -> Operator:
-    """Return the operator with an initial state of these columns, or without one.
+    """Return the operator with an initial state of these columns, or unchanged for ``None``.
 
-    Raises ``ConfigError`` unless the operator's key is among them, for a name that is none, and for operators that
-    have no use for it.
+    Raises ``ConfigError`` if the name is empty, a key column is missing, or the operator cannot take initial state.
     """
     if columns is None:
         return operator
     if not isinstance(name, str) or not name.strip():
-        raise _refused(operator, f"{name!r} is no name of an initial state", "leave it out, or name it as you like")
+        raise ConfigError(
+            f"Name {name!r} of an initial state is not a non-empty string.",
+            remedy="Name the initial state, or leave the name out.",
+            where=operator.store,
+            id="RIFFLE-0226",
+        )
     if not operator.takes_initial:
-        raise _refused(operator, "only a processor can take initial state", "leave initial_state out")
+        raise ConfigError(
+            "Only a processor can take initial state.",
+            remedy="Leave initial_state out.",
+            where=operator.store,
+            id="RIFFLE-0804",
+        )
     if not operator.durable:
-        raise _refused(operator, "a store that is not durable has no state where it has no copy", "make it durable")
+        raise ConfigError(
+            "A store with durable = false cannot take initial state.",
+            remedy="Make the store durable, or leave initial_state out.",
+            where=operator.store,
+            id="RIFFLE-0805",
+        )
     for field in operator.schema.key:
-        found = columns.field(field.name).type if field.name in columns.names else None
-        if found != field.type:
-            raise _refused(
-                operator,
-                f"the initial state has {found or 'no column'} where the key has {field.name}: {field.type}",
-                "give initial_state a frame with the key's columns, of the same names and types",
+        given_type = columns.field(field.name).type if field.name in columns.names else None
+        if given_type != field.type:
+            raise ConfigError(
+                f"Initial state has {given_type or 'no column'} for key column {field.name} of type {field.type}.",
+                remedy="Give initial_state a frame with the key's columns, of the same names and types.",
+                where=operator.store,
+                id="RIFFLE-0806",
             )
     return replace(operator, initial=columns, initial_name=name)
 
 
 def is_due(tail: Record, operator: Operator) -> bool:
-    """Tell whether the operator's initial state comes with the batch after this record."""
+    """Whether the batch after this record loads the operator's initial state."""
     if operator.initial is None:
         return False
     if operator.initial_name == USUAL_INITIAL:
@@ -55,27 +71,22 @@ def is_due(tail: Record, operator: Operator) -> bool:
 
 
 def loaded(tail: Record, operators: Sequence[Operator]) -> dict[str, tuple[str, ...]]:
-    """Return the names of the initial states that are loaded once the batch after this record is committed, by
-    store.
-    """
-    came = {operator.store: (operator.initial_name,) for operator in operators if is_due(tail, operator)}
-    stores = sorted({*tail.initial_states, *came})
-    return {store: (*tail.initial_states.get(store, ()), *came.get(store, ())) for store in stores}
+    """Return, by store, the names of all initial states loaded once the batch after this record is committed."""
+    added = {operator.store: (operator.initial_name,) for operator in operators if is_due(tail, operator)}
+    stores = sorted({*tail.initial_states, *added})
+    return {store: (*tail.initial_states.get(store, ()), *added.get(store, ())) for store in stores}
 
 
 def check_initial(tail: Record | None, dispatch: str, operators: Sequence[Operator]) -> None:
-    """Raise ``ConfigError`` if initial state is to be loaded where state lies by partitions: it cannot say its own."""
+    """Raise ``ConfigError`` if initial state is due and state is dispatched by partition, which it does not have."""
     if dispatch == "key_group":
         return
     for operator in operators:
         if operator.initial is not None and (tail is None or is_due(tail, operator)):
-            raise _refused(
-                operator,
-                f"rows of initial state have no partition, and dispatch = {dispatch} goes by partitions",
-                "use dispatch = key_group (riffle dispatch switches a stopped query), or leave initial_state out and "
-                "bring these rows through the source",
+            raise ConfigError(
+                f"Initial state cannot be loaded with dispatch = {dispatch}, because its rows have no partition.",
+                remedy="Use dispatch = key_group (riffle dispatch switches a stopped query), or leave initial_state "
+                "out and send these rows through the source.",
+                where=operator.store,
+                id="RIFFLE-0807",
             )
-
-
-def _refused(operator: Operator, problem: str, remedy: str) -> ConfigError:
-    return ConfigError(problem, remedy=remedy, where=operator.store, id="RIFFLE-0226")

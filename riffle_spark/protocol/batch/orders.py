@@ -1,6 +1,4 @@
-"""What each slot of one run of a batch is told. Knows the log's head, stores that are not durable and owners. Does not
-know steps.
-"""
+"""The orders of the slots in one run of a batch."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,14 +14,15 @@ from riffle_spark.state.log.record import Record
 
 __all__ = ["BatchRun", "CacheEntries", "order_for"]
 
-_LINKS_TOLD = 2
-"""An owner misses one link, two if a batch came between; with more, the record costs less than telling all slots."""
+_LINKS_SENT = 2
+"""An owner lacks one link, or two if a batch was repeated. To fetch the record is cheaper than to send more links."""
 
 
 @dataclass(frozen=True)
 class BatchRun:
-    """What all orders of one run of a batch share: ``number`` is 1 for the first, ``caches`` are the entries of stores
-    that are not durable.
+    """What the orders of one run of a batch share.
+
+    ``number`` is 1 for the first run. ``caches`` are the entries of stores that are not durable.
     """
 
     incoming: IncomingBatch
@@ -37,55 +36,79 @@ class BatchRun:
 
 
 def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
-    """Return an operator's order. In the last run that there may be, slots fetch what they do not find."""
-    incoming, settings, tail, mine = run.incoming, run.settings, run.tail, operator.store
-    by_event_time = operator.declared.time_mode == "EventTime"
-    last = run.number == settings.batch_attempts
-    standbys = {} if last else run.ownership.placement.ready_standbys(run.manifest, mine)
-    told = run.manifest.entries if operator.durable else run.caches
-    entries = {kg: entry.recent(_LINKS_TOLD) for (store, kg), entry in told.items() if store == mine}
+    """Return an operator's order. In the last run slots fetch missing copies instead of giving up the run."""
+    incoming = run.incoming
+    settings = run.settings
+    tail = run.tail
+    declared = operator.declared
+    placement = run.ownership.placement
+    is_last_run = run.number == settings.batch_attempts
+    entries = run.manifest.entries if operator.durable else run.caches
     return Order(
-        home=run.home, store=mine, key=tuple(operator.schema.key.names),
+        home=run.home,
+        store=operator.store,
+        key=tuple(operator.schema.key.names),
         schema=operator.schema_after(tail.schemas, tail.epoch),
-        output=operator.declared.output, rows=operator.rows, per_key_group=operator.declared.per_key_group,
-        order_by=operator.order_by, total=settings.key_groups, epoch=tail.epoch, version=incoming.version,
-        time_ms=incoming.time_ms, watermark_ms=_watermark(run, operator), slots=layout.of(mine).orders(),
-        entries=entries, sequence=tail.sequence, seal_output=settings.deliver_after_commit and operator.delivers,
-        newest=run.number > 1, standbys=standbys,
-        followed_by=run.ownership.placement.followers(mine), durable=operator.durable, read_by=operator.read_by,
-        by_key=layout.shards is None, time_mode=operator.declared.time_mode, watermark=operator.watermark,
-        late_watermark_ms=_shifted(tail.late_watermark_ms, operator.shift_ms), late=operator.late,
-        last_pass_ms=incoming.last_pass_ms if by_event_time else None,
-        initial=operator.initial if is_due(tail, operator) else None, shown=operator.shown,
-        whole=operator.declared.whole, keyless=operator.declared.keyless,
-        routed_by=operator.declared.routed_by,
-    )  # fmt: skip
+        output=declared.output,
+        rows=operator.rows,
+        per_key_group=declared.per_key_group,
+        order_by=operator.order_by,
+        total=settings.key_groups,
+        epoch=tail.epoch,
+        version=incoming.version,
+        time_ms=incoming.time_ms,
+        watermark_ms=_due_watermark_ms(run, operator),
+        slots=layout.of(operator.store).orders(),
+        entries={
+            key_group: entry.recent(_LINKS_SENT)
+            for (store, key_group), entry in entries.items()
+            if store == operator.store
+        },
+        sequence=tail.sequence,
+        seal_output=settings.deliver_after_commit and operator.delivers,
+        newest=run.number > 1,
+        standbys={} if is_last_run else placement.ready_standbys(run.manifest, operator.store),
+        followed_by=placement.followers(operator.store),
+        durable=operator.durable,
+        read_by=operator.read_by,
+        by_key=layout.shards is None,
+        time_mode=declared.time_mode,
+        watermark=operator.watermark,
+        late_watermark_ms=_shifted_ms(tail.late_watermark_ms, operator.shift_ms),
+        late=operator.late,
+        last_pass_ms=incoming.last_pass_ms if declared.time_mode == "EventTime" else None,
+        initial=operator.initial if is_due(tail, operator) else None,
+        shown=operator.shown,
+        whole=declared.whole,
+        keyless=declared.keyless,
+        routed_by=declared.routed_by,
+    )
 
 
-def _watermark(run: BatchRun, operator: Operator) -> int | None:
-    """Return the watermark by which things are due: that of the batch where it is Spark's, else the record's."""
+def _due_watermark_ms(run: BatchRun, operator: Operator) -> int | None:
+    """Return the watermark by which keys are due: the batch's if it is Spark's, else that of the newest record."""
     by_spark = run.incoming.watermark_source == "spark"
-    return _shifted(run.incoming.watermark_ms if by_spark else run.tail.watermark_ms, operator.shift_ms)
+    return _shifted_ms(run.incoming.watermark_ms if by_spark else run.tail.watermark_ms, operator.shift_ms)
 
 
-def _shifted(watermark_ms: int | None, shift_ms: int) -> int | None:
+def _shifted_ms(watermark_ms: int | None, shift_ms: int) -> int | None:
     return None if watermark_ms is None else max(0, watermark_ms + shift_ms)
 
 
 class CacheEntries:
-    """The entries of all caches, each cut to its last link."""
+    """The manifest entries of all caches, each cut to its last link. They live as long as the driver."""
 
     def __init__(self) -> None:
         self.entries: dict[Address, Entry] = {}
 
     def forget(self) -> None:
-        """Begin all caches anew: what they hold may be of a line that was given up, or lack a batch."""
+        """Make all caches start empty, because they may lack a batch or have one that was rolled back."""
         self.entries.clear()
 
     def committed(self, receipts: Iterable[Receipt]) -> None:
-        """Take the receipts of a committed batch."""
+        """Add the receipts of a committed batch."""
         for receipt in receipts:
             for part in receipt.parts:
                 address = (receipt.store, part.key_group)
-                before = self.entries.get(address, EMPTY)
-                self.entries[address] = Entry(None, (receipt.link(part),), part.timer_ms, cut=before.head)
+                previous = self.entries.get(address, EMPTY)
+                self.entries[address] = Entry(None, (receipt.link(part),), part.timer_ms, cut=previous.head)

@@ -1,6 +1,4 @@
-"""Work beside the batches that is of one claim of the log, piece by piece. Knows the claim. Does not know what the work
-is.
-"""
+"""Background work that belongs to one claim of the log, done in short pieces."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -9,17 +7,17 @@ from typing import TypeVar
 
 from riffle_spark.protocol.ports import Background
 
-__all__ = ["ClaimWork", "Steps", "through"]
+__all__ = ["ClaimWork", "Steps", "run_to_end"]
 
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
-"""Work in short steps, which returns what it found."""
-_STEPS = 16
-"""So many steps are done at once; then others have their turn."""
+"""Work that yields after each short step and returns its result."""
+_STEPS_PER_PIECE = 16
+"""Other background work gets its turn after this many steps."""
 
 
-def through(steps: Steps[_T]) -> _T:
-    """Do work to its end; return what it found."""
+def run_to_end(steps: Steps[_T]) -> _T:
+    """Run all steps and return the result."""
     while True:
         try:
             next(steps)
@@ -28,58 +26,59 @@ def through(steps: Steps[_T]) -> _T:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _ClaimResult:
     claim: str
-    found: object
+    result: object
 
 
 class ClaimWork:
-    """Does work under the newest claim, one after the other: deletes of records wait for the scan that reads them. In a
-    root that was restored meanwhile the numbers that work of an earlier claim goes by are those of other records: what
-    is left of it is not done any more, and nobody hears what is found.
+    """Runs work under the newest claim in its order, so that deletes of records wait for a scan that reads them.
+
+    Work of an earlier claim is abandoned and its results are dropped: if the root was restored meanwhile, the record
+    numbers that it uses belong to other records.
     """
 
     def __init__(self, background: Background) -> None:
         self._background = background
         self._claim = ""
-        self._waiting: deque[tuple[str, Callable[[], Steps[object]]]] = deque()
-        self._begun: Steps[object] | None = None
-        """The first that waits, once it has begun."""
+        self._queue: deque[tuple[str, Callable[[], Steps[object]]]] = deque()
+        self._running: Steps[object] | None = None
+        """The steps of the first work in the queue, once it has started."""
 
     def begin(self, claim: str) -> None:
-        """Begin anew after the record of this commit id; what has come of earlier work is dropped."""
+        """Start a new claim with this commit id; drop the results of earlier work."""
         self._background.collect()
         self._claim = claim
 
     def submit(self, work: Callable[[], Steps[object]]) -> None:
-        """Have something done beside the batches."""
-        self._waiting.append((self._claim, work))
-        self._background.submit(self._piece)
+        """Queue work for the background."""
+        self._queue.append((self._claim, work))
+        self._background.submit(self._run_piece)
 
-    def _piece(self) -> _Found | None:
-        """Do a piece of the first work that waits; of each that waits one piece is submitted."""
-        claim, work = self._waiting[0]
-        is_over = True
+    def _run_piece(self) -> _ClaimResult | None:
+        """Run a piece of the first work in the queue, and submit its next piece."""
+        claim, work = self._queue[0]
+        has_ended = True
         try:
             if claim == self._claim:
-                self._begun = self._begun or work()
-                for _ in range(_STEPS):
-                    next(self._begun)
-                is_over = False
+                self._running = self._running or work()
+                for _ in range(_STEPS_PER_PIECE):
+                    next(self._running)
+                has_ended = False
         except StopIteration as end:
-            return _Found(claim, end.value)
+            return _ClaimResult(claim, end.value)
         finally:
-            if is_over:
-                self._begun = None
-                self._waiting.popleft()
-        if not is_over:
-            self._background.submit(self._piece)
+            if has_ended:
+                self._running = None
+                self._queue.popleft()
+        if not has_ended:
+            self._background.submit(self._run_piece)
         return None
 
     def collect(self) -> Iterator[object]:
-        """Yield what came of all work, of this kind and of others, since the last call; failures as exceptions."""
+        """Yield the results of all background work since the last call, of other kinds too; failures as exceptions."""
         for result in self._background.collect():
-            if not isinstance(result, _Found):
+            if not isinstance(result, _ClaimResult):
                 yield result
             elif result.claim == self._claim:
-                yield result.found
+                yield result.result

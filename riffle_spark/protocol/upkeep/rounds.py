@@ -1,12 +1,15 @@
-"""Pieces of upkeep, round after round, until a plan is done. Knows orders and receipts. Does not know threads or why a
-copy is wanted.
+"""Run plans of upkeep in rounds of short pieces on the executors.
 
-Theory of operation. Nothing in Spark pre-empts a task, so work beside the batches is cut into short pieces: at most one
-an executor at a time, each bounded in time and in bytes. A plan goes on, round after round, while pieces say that they
-have not come to their end and get on with it; a newer plan ends it after the piece that runs. What failed is not
-progress: it leaves the plan, and the plans to come for a while (``setbacks``). While a batch runs, pieces are shorter
-and rest between. The driver makes plans, the background takes them up: under one lock, so that a plan is either seen by
-the run that is ending or begins the next one.
+Theory of operation.
+
+1. Spark cannot interrupt a task, so upkeep is cut into pieces. An executor runs one at a time, bounded in time and
+   fetched bytes. A round is one piece on each executor.
+2. A plan continues, round after round, while pieces make progress and are not finished. A newer plan replaces it after
+   the present round.
+3. A failure is no progress. The failed work leaves the plan, and later plans for a while (``setbacks``).
+4. While a batch runs, pieces are shorter, and upkeep pauses between them.
+5. The driver submits plans, and the background takes them. Both use one lock, so a new plan is either seen by the run
+   that is about to end, or starts the next run.
 """
 
 from collections import deque
@@ -25,16 +28,18 @@ __all__ = ["Rounds"]
 _PIECE_SECONDS = 1.0
 _BUSY_PIECE_SECONDS = 0.25
 _BUSY_SHARE = 0.2
-"""The share of its time that upkeep takes while a batch runs."""
+"""The share of its time that upkeep runs while a batch runs."""
 _LONGEST_REST_SECONDS = 2.0
 _MOST_ROUNDS = 10_000
 _TRIES = 20
-_TRY_AGAIN_SECONDS = 0.5
+_RETRY_SECONDS = 0.5
 
 
 class Rounds:
-    """Runs one plan at a time on a background. ``arrived`` holds the receipts that have come, ``taken`` the snapshots
-    that they name. ``in_batch`` is set while a batch runs.
+    """Runs one plan at a time in the background.
+
+    ``arrived`` holds the receipts that the driver has not read, ``taken`` the snapshots that receipts name. The driver
+    sets ``in_batch`` while a batch runs.
     """
 
     def __init__(self, cluster: Cluster, background: Background, clock: Clock) -> None:
@@ -44,51 +49,50 @@ class Rounds:
         self._clock = clock
         self._lock = background.lock()
         self._next: tuple[dict[str, UpkeepOrder], int] | None = None
+        """The orders and the bandwidth of the plan that is not started yet."""
         self._running = False
         self.setbacks = Setbacks(background.lock())
         self.in_batch = False
         self.arrived: deque[UpkeepReceipt] = deque()
 
-    def begin(self, orders: Mapping[str, UpkeepOrder], bandwidth: int) -> None:
-        """Take a plan: it replaces one that waits, and follows the piece of the one that runs.
+    def submit(self, orders: Mapping[str, UpkeepOrder], bandwidth: int) -> None:
+        """Submit a plan. It replaces a plan that is not started, and the one that runs after its present round.
 
-        ``bandwidth`` bounds what an executor fetches, in bytes a second; 0 for no bound.
+        ``bandwidth`` limits what an executor fetches, in bytes per second; 0 for no limit.
         """
-        orders = self.setbacks.without(orders, self._clock.seconds())
+        orders = self.setbacks.without_delayed(orders, self._clock.seconds())
         with self._lock:
             waiting = self._next[0] if self._next else {}
             if orders or waiting:
                 self._next = (_with_drops_of(waiting, orders), bandwidth)
-            begins = self._next is not None and not self._running
-            self._running = self._running or begins
-        if begins:
+            starts = self._next is not None and not self._running
+            self._running = self._running or starts
+        if starts:
             self._background.submit(self._run)
 
     def forget(self) -> None:
-        """Give up the plan that waits, and that runs after its piece: who is a member, and who needs what, is asked
-        anew.
-        """
+        """Abandon the plans and the failures of an earlier run. The present round ends first."""
         with self._lock:
             self._next = ({}, 0) if self._running else None
         self.setbacks.forget()
 
-    def at_work(self) -> bool:
-        """Tell whether a plan runs, or is about to."""
+    def is_running(self) -> bool:
+        """Whether a plan runs or is about to."""
         with self._lock:
             return self._running
 
-    def now(self, orders: Mapping[str, UpkeepOrder]) -> None:
-        """Run one round at once."""
+    def run_now(self, orders: Mapping[str, UpkeepOrder]) -> None:
+        """Run one round on the caller's thread."""
         self.arrived.extend(self._cluster.upkeep(orders) if orders else [])
 
-    def at_once(self, orders: Mapping[str, UpkeepOrder]) -> None:
-        """Run one round as soon as the piece that runs has ended; what else was planned is given up.
+    def run_alone(self, orders: Mapping[str, UpkeepOrder]) -> None:
+        """Abandon all plans and run one round on the caller's thread, once the present round has ended.
 
-        Raises ``UnavailableError`` if an executor does not come to it.
+        Raises ``UnavailableError`` if an executor does not run its order.
         """
         with self._lock:
             self._next = ({}, 0)
-        self.setbacks.start_over()
+        self.setbacks.retry_all()
         left = dict(orders)
         for _ in range(_TRIES):
             receipts = self._cluster.upkeep(left)
@@ -99,69 +103,72 @@ class Rounds:
                 return
             if any(receipt.overdue for receipt in receipts):
                 break
-            self._background.rest(_TRY_AGAIN_SECONDS)
+            self._background.rest(_RETRY_SECONDS)
         raise UnavailableError(
-            f"executors {', '.join(sorted(left))} did not come to it",
-            remedy="look at their warnings, and ask again",
+            f"Upkeep did not run on executors {', '.join(sorted(left))}.",
+            remedy="Read their warnings, and call this again.",
             id="RIFFLE-0243",
         )
 
     def _run(self, taken: Set[Address] = frozenset()) -> None:
-        """Go through the plan that waits; one that comes meanwhile follows once other work has had its turn."""
+        """Run the next plan, and submit the run of the plan after it, so that other background work gets its turn."""
         try:
-            plan = self._take_up()
+            plan = self._take_plan()
             if plan is None:
                 return
-            taken = self._go_through(_without_taken(plan[0], taken), plan[1])
+            orders, bandwidth = plan
+            taken = self._run_plan(_without_taken(orders, taken), bandwidth)
         except BaseException:
             with self._lock:
-                self._running = False  # a plan that came meanwhile waits for the next one
+                self._running = False  # the next submitted plan includes a plan that is not started
             raise
         self._background.submit(lambda: self._run(taken))
 
-    def _take_up(self) -> tuple[dict[str, UpkeepOrder], int] | None:
-        """Take the plan that waits; where none does, the run has ended with the same look."""
+    def _take_plan(self) -> tuple[dict[str, UpkeepOrder], int] | None:
+        """Take the next plan. Without one the run ends, under the same lock."""
         with self._lock:
-            plan, self._next = self._next, None
+            plan = self._next
+            self._next = None
             self._running = plan is not None
             return plan
 
-    def _go_through(self, orders: dict[str, UpkeepOrder], bandwidth: int) -> set[Address]:
-        """Run rounds until nothing is left, nothing gets on, or a newer plan waits.
+    def _run_plan(self, orders: dict[str, UpkeepOrder], bandwidth: int) -> set[Address]:
+        """Run rounds until the plan is finished, makes no progress, or a newer plan exists.
 
-        Returned are the snapshots of the last round: a plan made while it ran does not know of them.
+        Returns the snapshots of the last round, which a plan made in the meantime may order again.
         """
-        period, taken = _PIECE_SECONDS, set[Address]()
+        period = _PIECE_SECONDS
+        taken = set[Address]()
         try:
             for _ in range(_MOST_ROUNDS):
-                began = self._clock.seconds()
+                started = self._clock.seconds()
                 receipts = self._cluster.upkeep(self._cut(orders, bandwidth, period)) if orders else []
                 self.arrived.extend(receipts)
                 taken = {(store, key_group) for receipt in receipts for store, key_group, _ in receipt.snapshots}
-                self.setbacks.note(orders, receipts, self._clock.seconds())
-                orders = _left(orders, receipts)
-                took = self._clock.seconds() - began
-                self._background.rest(self._rest_after(took))
+                self.setbacks.record_results(orders, receipts, self._clock.seconds())
+                orders = _unfinished(orders, receipts)
+                self._background.rest(self._rest_seconds(self._clock.seconds() - started))
                 if not orders or self._next:
                     break
-                period = self._clock.seconds() - began
+                period = self._clock.seconds() - started
         finally:
-            self.setbacks.owe(orders)  # what a round without answers did not remove, no newer plan knows of
+            self.setbacks.keep_drops(orders)  # after a round without answers, which no newer plan repeats
         return taken
 
-    def _rest_after(self, took: float) -> float:
-        return min(took * (1 / _BUSY_SHARE - 1), _LONGEST_REST_SECONDS) if self.in_batch else 0.0
+    def _rest_seconds(self, round_seconds: float) -> float:
+        return min(round_seconds * (1 / _BUSY_SHARE - 1), _LONGEST_REST_SECONDS) if self.in_batch else 0.0
 
     def _cut(self, orders: Mapping[str, UpkeepOrder], bandwidth: int, period: float) -> dict[str, UpkeepOrder]:
-        """Return the orders with the bounds of the next piece: bytes for the time since the last one began."""
+        """Return the orders with the limits of the next piece. ``period`` is the time since the last piece started."""
         seconds = _BUSY_PIECE_SECONDS if self.in_batch else _PIECE_SECONDS
-        most = int(bandwidth * max(period, seconds)) if bandwidth else None
-        return {executor: replace(order, seconds=seconds, fetch_bytes=most) for executor, order in orders.items()}
+        fetch_bytes = int(bandwidth * max(period, seconds)) if bandwidth else None
+        return {e: replace(order, seconds=seconds, fetch_bytes=fetch_bytes) for e, order in orders.items()}
 
 
 def _with_drops_of(waiting: Mapping[str, UpkeepOrder], orders: Mapping[str, UpkeepOrder]) -> dict[str, UpkeepOrder]:
-    """Return the new orders, and of those that waited the drops: nobody remembers these copies any more. What was to go
-    from another folder that an executor had may be needed in the one it has.
+    """Return the new orders with the drops of those that they replace, because nothing else remembers these copies.
+
+    If an executor has another folder now, its old drops are left out: the copies there may be needed.
     """
     merged = dict(orders)
     for executor, old in waiting.items():
@@ -173,35 +180,35 @@ def _with_drops_of(waiting: Mapping[str, UpkeepOrder], orders: Mapping[str, Upke
 
 def _without_taken(orders: Mapping[str, UpkeepOrder], taken: Set[Address]) -> dict[str, UpkeepOrder]:
     """Return the orders without the snapshots that were taken while the plan was made."""
-    left = {
+    remaining = {
         executor: replace(order, snapshots=tuple(s for s in order.snapshots if (s.store, s.key_group) not in taken))
         for executor, order in orders.items()
     }
-    return {executor: order for executor, order in left.items() if order.has_work}
+    return {executor: order for executor, order in remaining.items() if order.has_work}
 
 
-def _left(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepReceipt]) -> dict[str, UpkeepOrder]:
-    """Return what is left of the orders of those executors that got on with theirs and have not come to the end.
+def _unfinished(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepReceipt]) -> dict[str, UpkeepOrder]:
+    """Return what is left of the orders of executors that made progress and are not finished.
 
-    What failed is not left; so every round fetches, folds or shortens the plan. Where a piece did not end in its time,
-    the answers of others are lost with it: they go on.
+    Failed work is not left, so every round fetches, folds or shortens the plan. If a piece was overdue, the receipts of
+    other executors are lost, and their orders are left.
     """
     answered = {receipt.executor for receipt in receipts}
-    lost = any(receipt.overdue for receipt in receipts)
-    left = {executor: order for executor, order in orders.items() if lost and executor not in answered}
+    has_lost_receipts = any(receipt.overdue for receipt in receipts)
+    left = {executor: order for executor, order in orders.items() if has_lost_receipts and executor not in answered}
     for receipt in receipts:
         order = orders.get(receipt.executor)
-        if order is None or not (_got_on(order, receipt) or receipt.failed):
+        if order is None or not (_made_progress(order, receipt) or receipt.failed):
             continue
-        open_ones = {(store, key_group) for store, key_group, _, _ in receipt.unfinished} - set(receipt.failed)
-        follows = tuple(follow for follow in order.follows if (follow.store, follow.key_group) in open_ones)
+        unfinished = {(store, key_group) for store, key_group, _, _ in receipt.unfinished} - set(receipt.failed)
+        follows = tuple(follow for follow in order.follows if (follow.store, follow.key_group) in unfinished)
         snapshots = order.snapshots[len(order.snapshots) - receipt.snapshots_left :] if receipt.snapshots_left else ()
         if follows or snapshots:
             left[receipt.executor] = replace(order, drops=(), follows=follows, snapshots=snapshots)
     return left
 
 
-def _got_on(order: UpkeepOrder, receipt: UpkeepReceipt) -> bool:
-    fetched = receipt.snapshot_bytes or receipt.delta_bytes
-    dropped = not {(drop.store, drop.key_group) for drop in order.drops}.isdisjoint(receipt.missing)
-    return bool(fetched or receipt.folds or receipt.restores or dropped or receipt.snapshots)
+def _made_progress(order: UpkeepOrder, receipt: UpkeepReceipt) -> bool:
+    has_fetched = receipt.snapshot_bytes or receipt.delta_bytes
+    has_dropped = not {(drop.store, drop.key_group) for drop in order.drops}.isdisjoint(receipt.missing)
+    return bool(has_fetched or receipt.folds or receipt.restores or has_dropped or receipt.snapshots)

@@ -1,11 +1,13 @@
-"""What upkeep failed at, and when it is tried again. Knows orders, receipts and times as it is told. Does not know
-rounds.
+"""What upkeep failed at, and when it is tried again.
 
-Theory of operation. What fails is not progress: it is left out of the plan that runs, and of the plans that follow
-until a delay is over, which doubles with every failure. After so many failures in a row it is given up: nothing but a
-change makes another try worth its cost. That is another head of its key-group (tried at most every longest delay),
-another member, a changed setting or an operator who asks, as with Elasticsearch's ``retry_failed``. An executor that
-does not come to its work at all is only delayed: it comes back by itself, and what it was to remove is kept for it.
+Theory of operation.
+
+1. A failed piece of work is left out of the plan that runs, and of later plans until a delay is over. The delay doubles
+   with every failure.
+2. After ten failures in a row the work is given up. It is tried again only after a change: a new head of its key-group
+   (at most once per longest delay), another member, a changed setting, or a request of an operator.
+3. An executor that does not run its piece at all is delayed, and never given up. Copies that it was ordered to remove
+   are kept for its next order.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,13 +25,13 @@ _FIRST_SECONDS = 1.0
 _LONGEST_SECONDS = 300.0
 _OVERDUE_SECONDS = 60.0
 _LONGEST_OVERDUE_SECONDS = 900.0
-"""A piece that does not end holds all others up until its deadline, so its executor is left alone for longer."""
+"""A piece that does not end holds up all others until its deadline, so its executor is left alone for longer."""
 _TRIES = 10
-_NAMED = 5
+_NAMES_SHOWN = 5
 
 
-class _Piece(NamedTuple):
-    """One thing that a member is to do."""
+class _Work(NamedTuple):
+    """One copy or snapshot that a member was ordered to bring up to date or to take."""
 
     member: str
     kind: str
@@ -38,150 +40,157 @@ class _Piece(NamedTuple):
 
 
 class Setbacks:
-    """What failed beside the batches. Asked on one thread and told on another."""
+    """Records failures of upkeep and holds back work that failed. Used by two threads."""
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
-        self._pieces: Delays[_Piece] = Delays(_FIRST_SECONDS, _LONGEST_SECONDS)
-        self._heads: dict[_Piece, Head] = {}
+        self._work: Delays[_Work] = Delays(_FIRST_SECONDS, _LONGEST_SECONDS)
+        self._heads: dict[_Work, Head] = {}
+        """The head of the key-group at the last failure."""
         self._executors: Delays[str] = Delays(_FIRST_SECONDS, _LONGEST_SECONDS)
         self._overdue: Delays[str] = Delays(_OVERDUE_SECONDS, _LONGEST_OVERDUE_SECONDS)
-        self._owed: dict[str, tuple[int, str, tuple[Drop, ...]]] = {}
-        """Of each executor: in which epoch, and as which member, it was told to remove what it did not come to."""
+        self._open_drops: dict[str, tuple[int, str, tuple[Drop, ...]]] = {}
+        """By executor: the epoch, the member, and the copies that it was ordered to remove and did not."""
         self._warnings: list[str] = []
 
-    def start_over(self) -> None:
-        """Try everything again: somebody asked, or a setting changed."""
+    def retry_all(self) -> None:
+        """Allow everything to be tried again now."""
         with self._lock:
             self._clear()
 
     def forget(self) -> None:
-        """Forget all, what is still to be removed, too: another run asks anew."""
+        """Forget everything, including open drops, because a new run plans anew."""
         with self._lock:
             self._clear()
-            self._owed.clear()
+            self._open_drops.clear()
 
     def _clear(self) -> None:
         self._heads.clear()
-        for delays in (self._pieces, self._executors, self._overdue):
+        for delays in (self._work, self._executors, self._overdue):
             delays.clear()
 
-    def only_of(self, live: Mapping[str, str]) -> None:
-        """Forget what others than the live members failed at, whose executors these are: who returns begins anew."""
+    def keep_live(self, live: Mapping[str, str]) -> None:
+        """Forget the failures of all but the live members, given with their executors."""
         executors = set(live.values())
         with self._lock:
-            self._pieces.keep_only(lambda piece: piece.member in live)
+            self._work.keep_only(lambda work: work.member in live)
             for delays in (self._executors, self._overdue):
                 delays.keep_only(lambda executor: executor in executors)
-            self._heads = {piece: head for piece, head in self._heads.items() if piece.member in live}
-            self._owed = {executor: drops for executor, drops in self._owed.items() if executor in executors}
+            self._heads = {work: head for work, head in self._heads.items() if work.member in live}
+            self._open_drops = {
+                executor: drops for executor, drops in self._open_drops.items() if executor in executors
+            }
 
-    def without(self, orders: Mapping[str, UpkeepOrder], now: float) -> dict[str, UpkeepOrder]:
-        """Return what of these orders is to be done now; of snapshots only those that are ``ready`` were ordered."""
+    def without_delayed(self, orders: Mapping[str, UpkeepOrder], now: float) -> dict[str, UpkeepOrder]:
+        """Return the orders without delayed work, and with open drops. Delayed snapshots were left out by ``ready``."""
         with self._lock:
-            kept = {executor: self._kept(executor, order, now) for executor, order in orders.items()}
-        return {executor: order for executor, order in kept.items() if order.has_work}
+            allowed = {executor: self._allowed(executor, order, now) for executor, order in orders.items()}
+        return {executor: order for executor, order in allowed.items() if order.has_work}
 
-    def _kept(self, executor: str, order: UpkeepOrder, now: float) -> UpkeepOrder:
-        drops = (*self._taken_owed(executor, order), *order.drops)
+    def _allowed(self, executor: str, order: UpkeepOrder, now: float) -> UpkeepOrder:
+        drops = (*self._take_open_drops(executor, order), *order.drops)
         if self._executors.is_delayed(executor, now) or self._overdue.is_delayed(executor, now):
-            self._owed[executor] = (order.epoch, order.member, drops)
+            self._open_drops[executor] = (order.epoch, order.member, drops)
             return replace(order, drops=(), follows=(), snapshots=(), measure=False)
         member = order.member or executor
-        follows = tuple(f for f in order.follows if not self._waits(_follow(member, f), f.entry.head, now))
+        follows = tuple(
+            follow
+            for follow in order.follows
+            if not self._is_delayed(_following(member, follow), follow.entry.head, now)
+        )
         return replace(order, drops=drops, follows=follows)
 
-    def ready(self, member: str, due: Iterable[SnapshotOrder], now: float) -> list[SnapshotOrder]:
-        """Return the snapshots that a member is to take now: but those that it failed to take and that wait."""
+    def ready(self, member: str, snapshots: Iterable[SnapshotOrder], now: float) -> list[SnapshotOrder]:
+        """Return the snapshots of a member that are not delayed."""
         with self._lock:
-            return [one for one in due if not self._waits(_snapshot(member, one), one.entry.head, now)]
+            return [s for s in snapshots if not self._is_delayed(_snapshotting(member, s), s.entry.head, now)]
 
-    def _waits(self, piece: _Piece, head: Head, now: float) -> bool:
-        given_up = self._pieces.failures(piece) >= _TRIES and self._heads.get(piece) == head
-        return given_up or self._pieces.is_delayed(piece, now)
+    def _is_delayed(self, work: _Work, head: Head, now: float) -> bool:
+        is_given_up = self._work.failures(work) >= _TRIES and self._heads.get(work) == head
+        return is_given_up or self._work.is_delayed(work, now)
 
-    def note(self, orders: Mapping[str, UpkeepOrder], receipts: Iterable[UpkeepReceipt], now: float) -> None:
-        """Take what became of these orders."""
+    def record_results(self, orders: Mapping[str, UpkeepOrder], receipts: Iterable[UpkeepReceipt], now: float) -> None:
+        """Record which work of these orders succeeded and failed."""
         with self._lock:
             for receipt in receipts:
                 order = orders.get(receipt.executor)
                 if order is not None and receipt.ran:
                     self._executors.forget(receipt.executor)
                     self._overdue.forget(receipt.executor)
-                    self._note(order, receipt, now)
-                    self._owe(receipt.executor, order, receipt.drops_left)
+                    self._record_result(order, receipt, now)
+                    self._keep_drops(receipt.executor, order, receipt.drops_left)
                 elif order is not None:
                     (self._overdue if receipt.overdue else self._executors).record_failure(receipt.executor, now)
-                    self._owe(receipt.executor, order, len(order.drops))
+                    self._keep_drops(receipt.executor, order, len(order.drops))
 
-    def owe(self, orders: Mapping[str, UpkeepOrder]) -> None:
-        """Keep for a later plan what these orders were to remove: nobody else remembers those copies any more."""
+    def keep_drops(self, orders: Mapping[str, UpkeepOrder]) -> None:
+        """Keep the drops of these orders for a later plan, because nothing else remembers these copies."""
         with self._lock:
             for executor, order in orders.items():
-                self._owe(executor, order, len(order.drops))
+                self._keep_drops(executor, order, len(order.drops))
 
-    def _owe(self, executor: str, order: UpkeepOrder, last: int) -> None:
-        if last:
-            drops = order.drops[len(order.drops) - last :]
-            self._owed[executor] = (order.epoch, order.member, (*self._taken_owed(executor, order), *drops))
+    def _keep_drops(self, executor: str, order: UpkeepOrder, left: int) -> None:
+        if left:
+            drops = (*self._take_open_drops(executor, order), *order.drops[len(order.drops) - left :])
+            self._open_drops[executor] = (order.epoch, order.member, drops)
 
-    def _taken_owed(self, executor: str, order: UpkeepOrder) -> tuple[Drop, ...]:
-        """Return what an executor is still to remove. What an earlier run wanted gone may be needed by now, and so may
-        what was to go from another folder that it had.
-        """
-        *owed_to, drops = self._owed.pop(executor, (order.epoch, order.member, ()))
-        return drops if owed_to == [order.epoch, order.member] else ()
+    def _take_open_drops(self, executor: str, order: UpkeepOrder) -> tuple[Drop, ...]:
+        """Return an executor's open drops. Those of another epoch or folder are dropped: the copies may be needed."""
+        epoch, member, drops = self._open_drops.pop(executor, (order.epoch, order.member, ()))
+        return drops if (epoch, member) == (order.epoch, order.member) else ()
 
-    def _note(self, order: UpkeepOrder, receipt: UpkeepReceipt, now: float) -> None:
-        member, given_up = order.member or receipt.executor, list[_Piece]()
-        failed, open_ones = set(receipt.failed), {(store, group) for store, group, _, _ in receipt.unfinished}
+    def _record_result(self, order: UpkeepOrder, receipt: UpkeepReceipt, now: float) -> None:
+        member = order.member or receipt.executor
+        given_up: list[_Work] = []
+        failed = set(receipt.failed)
+        unfinished = {(store, key_group) for store, key_group, _, _ in receipt.unfinished}
         for follow in order.follows:
             address = (follow.store, follow.key_group)
             if address in failed:
-                given_up += self._failed(_follow(member, follow), follow.entry.head, now)
-            elif address not in open_ones:
-                self._done(_follow(member, follow))
-        unable, taken = set(receipt.failed_snapshots), {(store, group) for store, group, _ in receipt.snapshots}
-        for due in order.snapshots:
-            address = (due.store, due.key_group)
-            if address in unable:
-                given_up += self._failed(_snapshot(member, due), due.entry.head, now)
+                given_up += self._failed(_following(member, follow), follow.entry.head, now)
+            elif address not in unfinished:
+                self._succeeded(_following(member, follow))
+        failed_snapshots = set(receipt.failed_snapshots)
+        taken = {(store, key_group) for store, key_group, _ in receipt.snapshots}
+        for snapshot in order.snapshots:
+            address = (snapshot.store, snapshot.key_group)
+            if address in failed_snapshots:
+                given_up += self._failed(_snapshotting(member, snapshot), snapshot.entry.head, now)
             elif address in taken:
-                self._done(_snapshot(member, due))
+                self._succeeded(_snapshotting(member, snapshot))
         if given_up:
-            self._warnings.append(_given_up(receipt.executor, given_up))
+            self._warnings.append(_given_up_warning(receipt.executor, given_up))
 
-    def _failed(self, piece: _Piece, head: Head, now: float) -> list[_Piece]:
-        """Note a failure; return the piece if it is given up with it."""
-        self._pieces.record_failure(piece, now)
-        self._heads[piece] = head
-        return [piece] if self._pieces.failures(piece) == _TRIES else []
+    def _failed(self, work: _Work, head: Head, now: float) -> list[_Work]:
+        """Record a failure; return the work if it is given up now."""
+        self._work.record_failure(work, now)
+        self._heads[work] = head
+        return [work] if self._work.failures(work) == _TRIES else []
 
-    def _done(self, piece: _Piece) -> None:
-        self._pieces.forget(piece)
-        self._heads.pop(piece, None)
+    def _succeeded(self, work: _Work) -> None:
+        self._work.forget(work)
+        self._heads.pop(work, None)
 
     def take_warnings(self) -> list[str]:
-        """Return what was given up since the last call."""
+        """Return the warnings since the last call."""
         with self._lock:
-            told, self._warnings = self._warnings, []
-        return told
+            warnings = self._warnings
+            self._warnings = []
+        return warnings
 
 
-def _follow(member: str, follow: Follow) -> _Piece:
-    return _Piece(member, "copy", follow.store, follow.key_group)
+def _following(member: str, follow: Follow) -> _Work:
+    return _Work(member, "copy", follow.store, follow.key_group)
 
 
-def _snapshot(member: str, due: SnapshotOrder) -> _Piece:
-    return _Piece(member, "snapshot", due.store, due.key_group)
+def _snapshotting(member: str, snapshot: SnapshotOrder) -> _Work:
+    return _Work(member, "snapshot", snapshot.store, snapshot.key_group)
 
 
-def _given_up(executor: str, pieces: list[_Piece]) -> str:
-    """Say what is given up, of one kind after the other."""
-    named = [f"{piece.kind} of {piece.store}, key-group {piece.key_group}" for piece in pieces[:_NAMED]]
-    more = f" and {len(pieces) - _NAMED} more" if len(pieces) > _NAMED else ""
+def _given_up_warning(executor: str, given_up: list[_Work]) -> str:
+    names = [f"{work.kind} of {work.store}, key-group {work.key_group}" for work in given_up[:_NAMES_SHOWN]]
+    more = f" and {len(given_up) - _NAMES_SHOWN} more" if len(given_up) > _NAMES_SHOWN else ""
     return (
-        f"upkeep on executor {executor} failed {_TRIES} times and is given up until something changes: "
-        f"{'; '.join(named)}{more}\n"
-        "  What to do: mend what its warnings say, then ask for another try (`job.request_rebalance()`)"
+        f"[RIFFLE-0816] Upkeep on executor {executor} failed {_TRIES} times and gives up: {'; '.join(names)}{more}.\n"
+        "  What to do: Fix the cause in its warnings, then call `job.request_rebalance()` to try again."
     )

@@ -1,10 +1,7 @@
-"""When a snapshot is due, what becomes of one that was taken, and chains that nobody cuts. Pure; knows manifests and
-receipts.
-"""
+"""When a snapshot is due, which snapshots were taken, and a warning about chains that no snapshot shortens."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 
 from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.ports import Cluster, Executor, Lock
@@ -12,26 +9,27 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
 
-__all__ = ["CHAIN_SHARE", "LongChains", "SnapshotPolicy", "TakenSnapshots", "due", "listed", "too_long"]
+__all__ = ["CHAIN_SHARE", "LongChains", "SnapshotPolicy", "TakenSnapshots", "due", "is_too_long", "listed"]
 
 CHAIN_SHARE = 2.0
-"""A snapshot is due once the changes exceed so many times the bytes of the one before."""
+"""A snapshot is due once the changes exceed this multiple of the last snapshot's bytes."""
 _FLOOR_BYTES = 256 * 1024
 _SPREAD_STEP = 7
 _PATIENCE = 4
-"""How many times more links a chain may have while its bytes are less than this part of the snapshot's."""
-_TOO_LONG_TIMES = 4
-"""A chain so many times longer than its rule allows is warned of."""
-_LEFT_VERSIONS = 16
-"""But not before its oldest link is so many versions old: a first batch alone may write as many bytes."""
+"""While its bytes are less than this fraction of the snapshot's, a chain may have this many times more links."""
+_TOO_LONG_FACTOR = 4
+"""A chain this many times longer than the policy allows causes a warning."""
+_TOO_LONG_VERSIONS = 16
+"""The oldest link of such a chain is at least this many versions old, because a first batch may write many bytes."""
 _WARN_AGAIN_MS = 600_000
-_NAMED_MOST = 8
+_NAMES_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPolicy:
-    """``share`` of the last snapshot's bytes, ``links`` at most in a chain, ``versions`` at most since its oldest
-    link; fewer than ``floor_bytes`` are never too many.
+    """Limits of a chain: ``share`` of the last snapshot's bytes, ``links``, and ``versions`` since its oldest link.
+
+    Fewer than ``floor_bytes`` are always allowed.
     """
 
     share: float
@@ -40,14 +38,14 @@ class SnapshotPolicy:
     floor_bytes: int = _FLOOR_BYTES
 
     def times(self, factor: int) -> "SnapshotPolicy":
-        """Return the policy by which snapshots are due so much later."""
+        """Return the policy with all limits multiplied."""
         return SnapshotPolicy(
             self.share * factor, self.links * factor, self.versions * factor, self.floor_bytes * factor
         )
 
 
 def due(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) -> bool:
-    """Tell whether a key-group needs a new snapshot at ``version``."""
+    """Whether a key-group needs a new snapshot at ``version``."""
     if not entry.chain:
         return False
     size = entry.chain_bytes
@@ -60,92 +58,88 @@ def due(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) ->
     )
 
 
-def too_long(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) -> bool:
-    """Tell whether a key-group's chain is so long at ``version`` that no snapshots of it can have been taken."""
-    left = bool(entry.chain) and version - entry.chain[0].head.version >= _LEFT_VERSIONS
-    return left and due(policy.times(_TOO_LONG_TIMES), address, entry, version)
+def is_too_long(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) -> bool:
+    """Whether a key-group's chain is so long at ``version`` that its snapshots must have failed."""
+    is_old = bool(entry.chain) and version - entry.chain[0].head.version >= _TOO_LONG_VERSIONS
+    return is_old and due(policy.times(_TOO_LONG_FACTOR), address, entry, version)
 
 
 def _links_allowed(policy: SnapshotPolicy, address: Address) -> int:
+    """Return the limit on links, spread over key-groups so that their snapshots are not due at the same time."""
     return policy.links - (address[1] * _SPREAD_STEP) % max(1, policy.links // 2)
 
 
-def listed(manifest: Manifest, taken: Iterable[tuple[Address, Snapshot]]) -> tuple[dict[Address, Entry], list[Address]]:
-    """Return the entries that list the snapshots taken, and those addresses whose snapshot fits no link (any more)."""
+def listed(manifest: Manifest, taken: Iterable[tuple[Address, Snapshot]]) -> dict[Address, Entry]:
+    """Return the entries that list the snapshots taken. A snapshot whose head is not in the chain is left out."""
     changes: dict[Address, Entry] = {}
-    refused: list[Address] = []
     for address, snapshot in taken:
-        replaced = changes.get(address, manifest.entry(*address)).replaced(snapshot)
-        if replaced is None:
-            refused.append(address)
-        else:
-            changes[address] = replaced
-    return changes, refused
+        entry = changes.get(address, manifest.entry(*address)).replaced(snapshot)
+        if entry is not None:
+            changes[address] = entry
+    return changes
 
 
 class LongChains:
-    """Since which record each chain has been too long; warns of them when they are twice as many, and now and then."""
+    """Warns of chains that are too long: when they appear, when their number has doubled, and every ten minutes."""
 
     def __init__(self) -> None:
-        self._since: dict[Address, Record] = {}
-        self._warned = 0
+        self._since_version: dict[Address, int] = {}
+        self._warned_count = 0
         self._next_ms = 0
 
     def forget(self) -> None:
-        """Forget all: another driver may have been at work."""
-        self._since.clear()
-        self._warned = self._next_ms = 0
+        """Forget all chains, because another driver may have run."""
+        self._since_version.clear()
+        self._warned_count = 0
+        self._next_ms = 0
 
-    def seen(self, addresses: Iterable[Address], record: Record) -> list[str]:
-        """Take those that are too long at a record; return what is to be said of them now."""
-        self._since = {address: self._since.get(address, record) for address in sorted(addresses)}
-        if not self._since:
-            self._warned = self._next_ms = 0
-        elif len(self._since) >= 2 * self._warned + 1 or record.written_ms >= self._next_ms:
-            self._warned, self._next_ms = len(self._since), record.written_ms + _WARN_AGAIN_MS
-            return [self._warning()]
-        return []
-
-    def _warning(self) -> str:
-        first = min(self._since.values(), key=lambda record: record.sequence)
-        named = ", ".join(f"{store} {key_group}" for store, key_group in list(self._since)[:_NAMED_MOST])
-        more = f" and {len(self._since) - _NAMED_MOST} more" if len(self._since) > _NAMED_MOST else ""
-        at = datetime.fromtimestamp(first.written_ms / 1000, timezone.utc).isoformat(" ", "seconds")
-        return (
-            f"the chains of {len(self._since)} key-groups ({named}{more}) are {_TOO_LONG_TIMES} times longer than they "
-            f"should be, the first since batch {first.version} ({at}): no snapshots of them are taken\n"
-            "  What to do: look at earlier warnings of upkeep and at the executors; a restore of them takes long"
-        )
+    def update(self, addresses: Iterable[Address], record: Record) -> list[str]:
+        """Take the chains that are too long at a record; return the warnings that are due."""
+        self._since_version = {a: self._since_version.get(a, record.version) for a in sorted(addresses)}
+        if not self._since_version:
+            self.forget()
+            return []
+        if len(self._since_version) <= 2 * self._warned_count and record.written_ms < self._next_ms:
+            return []
+        self._warned_count = len(self._since_version)
+        self._next_ms = record.written_ms + _WARN_AGAIN_MS
+        names = [f"{store} {key_group}" for store, key_group in list(self._since_version)[:_NAMES_SHOWN]]
+        more = ", ..." if len(self._since_version) > _NAMES_SHOWN else ""
+        return [
+            f"[RIFFLE-0815] {len(self._since_version)} key-groups have chains {_TOO_LONG_FACTOR} times longer than "
+            f"allowed, the first since batch {min(self._since_version.values())}: {', '.join(names)}{more}.\n"
+            "  What to do: Read earlier warnings of upkeep to find out why no snapshots are taken."
+        ]
 
 
 class TakenSnapshots:
-    """A cluster that remembers which snapshots its receipts named. Implements ``protocol.ports.Cluster``.
+    """A cluster that records which snapshots its receipts name. Implements ``protocol.ports.Cluster``.
 
-    ``lost`` counts the snapshots that were ordered and neither named nor left for later.
+    ``lost`` counts snapshots that were ordered and that no receipt names or leaves for later.
     """
 
     def __init__(self, cluster: Cluster, lock: Lock) -> None:
         self._cluster = cluster
         self._lock = lock
-        self._under_way = 0
-        self._named: set[str] = set()
+        self._running_calls = 0
+        self._names: set[str] = set()
         self.lost = 0
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
         """See ``Cluster.upkeep``."""
         receipts: list[UpkeepReceipt] = []
         with self._lock:
-            self._under_way += 1
+            self._running_calls += 1
         try:
             receipts = self._cluster.upkeep(orders)
         finally:
-            self._note(orders, receipts)
+            self._call_ended(orders, receipts)
         return receipts
 
-    def _note(self, orders: Mapping[str, UpkeepOrder], receipts: Sequence[UpkeepReceipt]) -> None:
+    def _call_ended(self, orders: Mapping[str, UpkeepOrder], receipts: Sequence[UpkeepReceipt]) -> None:
         with self._lock:
-            self._under_way -= 1
-            self._named |= {paths.snapshot(store, kg, s.id) for r in receipts for store, kg, s in r.snapshots}
+            self._running_calls -= 1
+            self._names |= {paths.snapshot(store, kg, s.id) for r in receipts for store, kg, s in r.snapshots}
             ordered = sum(len(order.snapshots) for order in orders.values())
             self.lost += max(0, ordered - sum(len(receipt.snapshots) + receipt.snapshots_left for receipt in receipts))
 
@@ -157,17 +151,17 @@ class TakenSnapshots:
         """See ``Cluster.planned``."""
         return self._cluster.planned(executors)
 
-    def named(self) -> frozenset[str] | None:
-        """Return the snapshots that may still be listed, or ``None`` while a call may name more."""
+    def may_be_listed(self) -> frozenset[str] | None:
+        """Return the snapshots that a record may still list, or ``None`` while a call may report more."""
         with self._lock:
-            return None if self._under_way else frozenset(self._named)
+            return None if self._running_calls else frozenset(self._names)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Forget those that a record lists, or that none ever will."""
+        """Forget snapshots that a record lists, or that no record will list."""
         with self._lock:
-            self._named.difference_update(names)
+            self._names.difference_update(names)
 
-    def only_of(self, epoch: int) -> None:
-        """Forget what was named under earlier epochs: nothing of it is listed any more."""
+    def forget_before(self, epoch: int) -> None:
+        """Forget snapshots of earlier epochs, which no record will list."""
         with self._lock:
-            self._named = {name for name in self._named if (said := paths.parse(name)) and said.epoch >= epoch}
+            self._names = {name for name in self._names if (parsed := paths.parse(name)) and parsed.epoch >= epoch}

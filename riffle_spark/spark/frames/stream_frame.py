@@ -1,9 +1,8 @@
-"""Spark's frames as users hold them once a stream is wrapped, and what starts their queries: each method is Spark's,
-and its result is wrapped too. Knows PySpark's classes, and which Python calls a plan does not tell in full. Does not
-know what is in plans, or what becomes of them.
+"""Wrapped streaming frames, and the writer that starts their queries.
 
-A wrapped frame's plan carries a mark, so that whatever Spark's own hands make of it (``spark.sql`` over a view, a join
-of a plain frame with it) is known for ours, and fails with a sentence where it is started without us.
+1. Each method of a wrapped frame is Spark's, and its result is wrapped too.
+2. A wrapped frame's plan has a mark. So a frame that Spark derives from it, for example by ``spark.sql`` over a view,
+   is recognised. Its query fails with a remedy if it is started without riffle.
 """
 
 import functools
@@ -21,7 +20,7 @@ from riffle_spark.spark.engine import jvm, spark_batch
 from riffle_spark.spark.engine.worker_python import check_driver_packages
 from riffle_spark.spark.plans.plan_nodes import analysed, function_id
 from riffle_spark.spark.queries.group_stages import GroupsCall, keep_call
-from riffle_spark.spark.queries.query_start import explained, started
+from riffle_spark.spark.queries.query_start import explain_query, start_query
 from riffle_spark.spark.queries.stream_options import Place, StreamOptions, latest_rows, marked, options_in
 from riffle_spark.spark.sinks.sink_choice import side_sink
 from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
@@ -30,94 +29,116 @@ from riffle_spark.state.objects.open import normalised
 
 __all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "latest", "on"]
 
-_NOTED = ("clusterBy", "format", "option", "options", "outputMode", "partitionBy", "queryName", "trigger")
-"""Methods that Spark's own writer checks; what they were given is remembered."""
+_RECORDED = ("clusterBy", "format", "option", "options", "outputMode", "partitionBy", "queryName", "trigger")
+"""Methods whose arguments Spark's own writer checks, and which are recorded."""
 
 
 class StreamWriter(DataStreamWriter):
-    """A wrapped frame's writer: all of Spark's methods, and ``start`` runs stateful operators on riffle."""
+    """A wrapped frame's writer, with all of Spark's methods. ``start`` runs stateful operators on riffle."""
 
     def __init__(self, frame: Any, options: StreamOptions) -> None:
         super().__init__(frame)
         self._frame = frame
-        self._told = options
+        self._options = options
         self._calls: list[WriterCall] = []
 
     def foreach(self, f: Any) -> "StreamWriter":
-        """Give each row to a function, or to an object with ``open``, ``process`` and ``close``."""
-        DataStreamWriter._construct_foreach_function(f)  # It checks what it is given.
-        return self._noted("foreach", (f,), {})
+        """Call a function, or an object with ``open``, ``process`` and ``close``, for each row."""
+        DataStreamWriter._construct_foreach_function(f)  # Checks its argument.
+        return self._record("foreach", (f,), {})
 
     def foreachBatch(self, func: Callable[..., object]) -> "StreamWriter":  # noqa: N802 - Spark's name
-        """Give each batch to ``func(frame, batch_id)`` or, if a third parameter has no default, ``func(frame, batch_id,
-        delivery_id)``: that id repeats exactly when the same rows come again.
+        """Call ``func(frame, batch_id)`` for each batch.
+
+        If a third parameter has no default, ``func(frame, batch_id, delivery_id)`` is called. A delivery id repeats
+        exactly when the same rows are delivered again.
         """
         spark_batch.arity(func)
-        return self._noted("foreachBatch", (func,), {})
+        return self._record("foreachBatch", (func,), {})
 
     def start(
-        self, path: str | None = None, format: str | None = None, outputMode: str | None = None,  # noqa: N803
-        partitionBy: str | list[str] | None = None, queryName: str | None = None, **options: Any,  # noqa: N803
-    ) -> StreamingQuery:  # fmt: skip
-        """Start the query, as Spark's own ``start`` does; return it with Spark's face.
+        self,
+        path: str | None = None,
+        format: str | None = None,
+        outputMode: str | None = None,  # noqa: N803
+        partitionBy: str | list[str] | None = None,  # noqa: N803
+        queryName: str | None = None,  # noqa: N803
+        **options: Any,
+    ) -> StreamingQuery:
+        """Start the query, as Spark's own ``start`` does.
 
-        Raises what Spark raises for what it refuses, and ``ConfigError`` for what only riffle cannot do.
+        Raises Spark's errors for queries that Spark refuses, and ``ConfigError`` for those that only riffle refuses.
         """
-        self._also(format, outputMode, partitionBy, queryName, options)
-        return started(self._frame, WriterSettings(tuple(self._calls), path=path), self._told)
+        self._set_arguments(format, outputMode, partitionBy, queryName, options)
+        return start_query(self._frame, WriterSettings(tuple(self._calls), path=path), self._options)
 
     def toTable(  # noqa: N802 - Spark's own name and arguments
-        self, tableName: str, format: str | None = None, outputMode: str | None = None,  # noqa: N803
-        partitionBy: str | list[str] | None = None, queryName: str | None = None, **options: Any,  # noqa: N803
-    ) -> StreamingQuery:  # fmt: skip
-        """Start the query into a table, which is made if it is not there."""
-        self._also(format, outputMode, partitionBy, queryName, options)
-        return started(self._frame, WriterSettings(tuple(self._calls), table=tableName), self._told)
+        self,
+        tableName: str,  # noqa: N803
+        format: str | None = None,
+        outputMode: str | None = None,  # noqa: N803
+        partitionBy: str | list[str] | None = None,  # noqa: N803
+        queryName: str | None = None,  # noqa: N803
+        **options: Any,
+    ) -> StreamingQuery:
+        """Start the query into a table, which is created if it does not exist."""
+        self._set_arguments(format, outputMode, partitionBy, queryName, options)
+        return start_query(self._frame, WriterSettings(tuple(self._calls), table=tableName), self._options)
 
-    def _also(
-        self, format_name: str | None, mode: str | None, by: str | list[str] | None, name: str | None,
+    def _set_arguments(
+        self,
+        format_name: str | None,
+        mode: str | None,
+        partition_by: str | list[str] | None,
+        query_name: str | None,
         options: Mapping[str, object],
-    ) -> None:  # fmt: skip
-        """Take what ``start`` and ``toTable`` may be given, too."""
-        self.options(**options)  # type: ignore[arg-type] # Spark checks them
-        for method, given in (("outputMode", mode), ("partitionBy", by), ("format", format_name), ("queryName", name)):
-            if given is not None:
-                getattr(self, method)(given)
+    ) -> None:
+        """Call the methods for the arguments of ``start`` and ``toTable``."""
+        self.options(**options)  # type: ignore[arg-type] # Spark checks them.
+        arguments = (
+            ("outputMode", mode),
+            ("partitionBy", partition_by),
+            ("format", format_name),
+            ("queryName", query_name),
+        )
+        for method, argument in arguments:
+            if argument is not None:
+                getattr(self, method)(argument)
 
-    def _noted(self, name: str, positional: tuple[object, ...], named: Mapping[str, object]) -> "StreamWriter":
+    def _record(self, name: str, positional: tuple[object, ...], named: Mapping[str, object]) -> "StreamWriter":
         self._calls.append(WriterCall(name, positional, dict(named)))
         return self
 
 
 class StreamFrame(ClassicFrame):
-    """A stream's frame whose stateful operators run on riffle: a ``DataFrame`` with all its methods."""
+    """A streaming ``DataFrame`` whose stateful operators run on riffle."""
 
     @property
     def writeStream(self) -> StreamWriter:  # noqa: N802 - Spark's name
-        """Return what starts the query, as Spark's own is used."""
+        """The writer that starts the query."""
         return StreamWriter(self, options_in(self))
 
     def explain(self, extended: bool | str | None = None, mode: str | None = None) -> None:
-        """Print what Spark runs of the query, a line for each stateful operator that riffle runs, and what follows."""
-        print(explained(self, extended, mode))  # noqa: T201 - as Spark does
+        """Print Spark's plan of the inputs, the stateful operators that riffle runs, and the plan after them."""
+        print(explain_query(self, extended, mode))  # noqa: T201 - as Spark does
 
 
 class StreamGroups(GroupedData):
     """A wrapped frame's groups."""
 
 
-def _wrapped(given: object) -> object:
-    """Return frames and groups of Spark's as ours, and all else as it is."""
-    if isinstance(given, ClassicFrame) and not isinstance(given, StreamFrame):
-        return StreamFrame(given._jdf, given.sparkSession)
-    if isinstance(given, GroupedData) and not isinstance(given, StreamGroups):
-        return StreamGroups(given._jgd, given._df)
-    if isinstance(given, list) and given and isinstance(given[0], DataFrame):
-        return [_wrapped(one) for one in given]
-    return given
+def _wrapped(result: object) -> object:
+    """Return Spark's frames and grouped data as wrapped ones, and any other object unchanged."""
+    if isinstance(result, ClassicFrame) and not isinstance(result, StreamFrame):
+        return StreamFrame(result._jdf, result.sparkSession)
+    if isinstance(result, GroupedData) and not isinstance(result, StreamGroups):
+        return StreamGroups(result._jgd, result._df)
+    if isinstance(result, list) and result and isinstance(result[0], DataFrame):
+        return [_wrapped(frame) for frame in result]
+    return result
 
 
-def _again(method: Callable[..., object]) -> Callable[..., object]:
+def _wrap_result(method: Callable[..., object]) -> Callable[..., object]:
     """Return a method whose result is wrapped."""
 
     @functools.wraps(method)
@@ -127,8 +148,8 @@ def _again(method: Callable[..., object]) -> Callable[..., object]:
     return call
 
 
-def _remembered(method: Callable[..., object], name: str) -> Callable[..., object]:
-    """Return a method of groups of which is remembered what it was given."""
+def _keep_arguments(method: Callable[..., object], name: str) -> Callable[..., object]:
+    """Return a method of grouped data whose arguments are kept for the query's start."""
 
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> object:
@@ -142,54 +163,66 @@ def _remembered(method: Callable[..., object], name: str) -> Callable[..., objec
     return call
 
 
-def _methods(base: type) -> Iterator[tuple[str, Callable[..., object]]]:
-    """Yield the public methods of a class; a property or a method of the class itself is none."""
+def _public_methods(base: type) -> Iterator[tuple[str, Callable[..., object]]]:
     for name in dir(base):
         if not name.startswith("_") and callable(member := getattr(base, name)):
             yield name, member
 
 
-def _wrap(ours: type, base: type) -> None:
-    """Give a class all methods of the one below it, so that they return what is wrapped."""
-    for name, member in _methods(base):
-        if name in vars(ours):
+def _wrap_methods(wrapper: type, base: type) -> None:
+    """Override all inherited public methods of a class so that their results are wrapped."""
+    for name, member in _public_methods(base):
+        if name in vars(wrapper):
             continue
-        is_told = name.startswith("transformWithState") or name == "applyInPandasWithState"
-        setattr(ours, name, _remembered(member, name) if is_told else _again(member))
+        has_function = name.startswith("transformWithState") or name == "applyInPandasWithState"
+        setattr(wrapper, name, _keep_arguments(member, name) if has_function else _wrap_result(member))
 
 
-def _checked(name: str) -> Callable[..., StreamWriter]:
-    """Return a method of Spark's that checks what it is given, which is then remembered."""
+def _recorded(name: str) -> Callable[..., StreamWriter]:
+    """Return a writer's method that Spark checks and that is then recorded."""
     method = getattr(DataStreamWriter, name)
 
     @functools.wraps(method)
     def call(self: StreamWriter, *positional: object, **named: object) -> StreamWriter:
         method(self, *positional, **named)
-        return self._noted(name, positional, named)
+        return self._record(name, positional, named)
 
     return call
 
 
-for _name in _NOTED:
+for _name in _RECORDED:
     if hasattr(DataStreamWriter, _name):
-        setattr(StreamWriter, _name, _checked(_name))
-_wrap(StreamFrame, ClassicFrame)
-_wrap(StreamGroups, GroupedData)
+        setattr(StreamWriter, _name, _recorded(_name))
+_wrap_methods(StreamFrame, ClassicFrame)
+_wrap_methods(StreamGroups, GroupedData)
 
 
 def on(
-    frame: DataFrame, *, root: str | None = None, settings: Settings | None = None,
-    late_rows: Place | None = None, dead_letters: Place | None = None,
-) -> StreamFrame:  # fmt: skip
-    """Return a stream's frame with all methods of a ``DataFrame``, whose stateful operators run on riffle.
+    frame: DataFrame,
+    *,
+    root: str | None = None,
+    settings: Settings | None = None,
+    late_rows: Place | None = None,
+    dead_letters: Place | None = None,
+) -> StreamFrame:
+    """Return a streaming frame whose stateful operators run on riffle. It has all methods of a ``DataFrame``.
 
-    ``root`` is where the query keeps its state, also where ``settings``, which has all else that can be set, names
-    another one; several streams of one query share one root. A frame that Spark's own hands made of a wrapped one, as
-    ``spark.sql`` over a view of it, is wrapped once more before it is started; it has its root from there.
-    ``late_rows`` takes the rows that the query leaves out as too late, ``dead_letters`` those that a function of yours
-    (``applyInPandasWithState``, ``transformWithState``, ``transformWithStateInPandas``) fails on, which else fail the
-    query: each is a function as of ``foreachBatch``, or a folder for Parquet. Raises ``ConfigError`` for what is no
-    stream's frame, for a root that is no URL of a root, and on Spark Connect.
+    Wrap every stream of a query, with the same root. A frame that Spark derives from a wrapped one, for example by
+    ``spark.sql`` over a view, must be wrapped again before it is started; it keeps the root.
+
+    Parameters:
+
+    - ``frame``: a streaming ``DataFrame`` of a classic Spark session.
+    - ``root``: the URL of the query's state, such as ``s3://bucket/prefix`` or ``file:///path``. It overrides the root
+      in ``settings``.
+    - ``settings``: all other settings.
+    - ``late_rows``: the destination of rows that the query drops as too late: a folder for Parquet, or a function as
+      of ``foreachBatch``.
+    - ``dead_letters``: the destination of rows for which a function (``applyInPandasWithState``,
+      ``transformWithState``, ``transformWithStateInPandas``) raises an error. Without it the query fails.
+
+    Raises ``ConfigError`` if ``frame`` is not a streaming frame, if ``root`` is not the URL of a root, and on Spark
+    Connect.
 
     >>> events = riffle_spark.on(events, root="s3://bucket/state/visits")  # doctest: +SKIP
     """
@@ -200,68 +233,76 @@ def on(
         normalised(root)
     for place in (late_rows, dead_letters):
         if place is not None:
-            side_sink(place)  # It checks what it is given.
+            side_sink(place)  # Checks its argument.
     return _with_options(frame, StreamOptions(root or "", settings, late_rows or None, dead_letters or None))
 
 
 def latest(changes: DataFrame, key: str | Sequence[str], *, by: str | Sequence[str]) -> StreamFrame:
-    """Return a table of a stream of changes, to be joined with another stream: of each ``key``, one column or several,
-    it has the row that is the last one in the order of the columns ``by``.
+    """Return a stream of changes as a table of the last row per key, to be joined with another stream.
 
-    Each row of the other stream is joined in its own batch, and not again, with what the table has for it once the
-    changes of that batch are in it. ``select`` and ``where`` make a table of the table: a key whose last row does not
-    pass is not there, which is how one is deleted. Raises ``ConfigError`` for what is no stream's frame or column.
+    A row of the other stream is joined once, in its own batch, after the changes of that batch. ``select`` and
+    ``where`` on the table apply to its rows: if a key's last row does not pass, the table has no row for the key. So a
+    change that does not pass deletes its key.
+
+    Parameters:
+
+    - ``changes``: a streaming ``DataFrame``.
+    - ``key``: the name of the key column, or several.
+    - ``by``: the name of the column that orders the changes of a key, or several.
+
+    Raises ``ConfigError`` if ``changes`` is not a streaming frame or a name is not one of its columns.
 
     >>> users = riffle_spark.latest(changes, "user", by="changed_at").where("not deleted")  # doctest: +SKIP
     >>> events = riffle_spark.on(events).join(users, "user", "left")  # doctest: +SKIP
     """
     _check_stream(changes, "latest")
-    names = [[one] if isinstance(one, str) else list(one) for one in (key, by)]
-    if not all(names):
+    key_names = [key] if isinstance(key, str) else list(key)
+    order_names = [by] if isinstance(by, str) else list(by)
+    if not key_names or not order_names:
         raise ConfigError(
-            "riffle_spark.latest was given no columns",
-            remedy="name the table's key, and by what a change is the last one of its key: by='changed_at'",
-            where="by" if names[0] else "key",
+            "riffle_spark.latest got no columns.",
+            remedy="Name the columns of the table's key, and those that order its changes: by='changed_at'.",
+            where="by" if key_names else "key",
             id="RIFFLE-0301",
         )
-    frame = latest_rows(changes, *names)
+    frame = latest_rows(changes, key_names, order_names)
     return StreamFrame(frame._jdf, frame.sparkSession)
 
 
-def _check_stream(frame: object, called: str) -> None:
-    """Raise ``ConfigError`` for what is no stream's frame, and on Spark Connect."""
+def _check_stream(frame: object, function: str) -> None:
+    """Raise ``ConfigError`` unless the argument is a streaming frame of a classic session."""
     if not isinstance(frame, DataFrame):
         raise ConfigError(
-            f"riffle_spark.{called} was given a {type(frame).__name__}",
-            remedy="give it the frame that spark.readStream...load() returned, or one that was made of it",
+            f"riffle_spark.{function} got a {type(frame).__name__}, not a DataFrame.",
+            remedy="Pass the frame that spark.readStream...load() returned, or one derived from it.",
             where="frame",
             id="RIFFLE-0302",
         )
     if not jvm.is_classic(frame.sparkSession):
         raise ConfigError(
-            f"Spark Connect shows no plans, so riffle_spark.{called} cannot read a query there",
-            remedy="write the operator as riffle_spark.Stateful(...).into(sink) for foreachBatch, which needs none",
+            f"riffle_spark.{function} is not supported on Spark Connect, which does not expose query plans.",
+            remedy="Write the operator as riffle_spark.Stateful(...).into(sink) for foreachBatch.",
             where="frame",
             id="RIFFLE-0303",
         )
     if not frame.isStreaming:
         raise ConfigError(
-            f"riffle_spark.{called} was given a static frame, which has no state to keep",
-            remedy="give it the frame that spark.readStream...load() returned, and leave static frames as they are",
+            f"riffle_spark.{function} got a static frame, which has no state to keep.",
+            remedy="Pass the frame that spark.readStream...load() returned. Leave static frames unwrapped.",
             where="frame",
             id="RIFFLE-0304",
         )
 
 
 def _with_options(frame: DataFrame, options: StreamOptions) -> StreamFrame:
-    given = options.root or (options.settings.root if options.settings is not None else None) or ""
-    known = options_in(frame).root
-    if given and known and given != known:
+    new_root = options.root or (options.settings.root if options.settings is not None else None) or ""
+    old_root = options_in(frame).root
+    if new_root and old_root and new_root != old_root:
         raise ConfigError(
-            f"the frame is made of one with the root {known}, and was wrapped again with {given}",
-            remedy="give riffle_spark.on one root for all streams of a query, or none where a frame has it already",
+            f"The frame already uses root {old_root} and cannot be wrapped again with {new_root}.",
+            remedy="Pass the same root for all streams of a query, or none if a frame already has it.",
             where="root",
             id="RIFFLE-0305",
         )
-    frame = marked(frame, replace(options, root=given))
+    frame = marked(frame, replace(options, root=new_root))
     return StreamFrame(frame._jdf, frame.sparkSession)

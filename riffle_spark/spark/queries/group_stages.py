@@ -1,5 +1,6 @@
-"""Users' own functions in a wrapped query: what Python gave to ``applyInPandasWithState`` and ``transformWithState``,
-and what the plan says of them, as computations. Knows arguments by PySpark's names. Does not know how a query starts.
+"""A user's function as a stage: ``applyInPandasWithState`` or ``transformWithState``.
+
+A plan holds the function only in a serialised form. The original arguments of the Python call are kept here.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,14 +22,15 @@ from riffle_spark.spark.transform import TransformWithState
 
 __all__ = ["GroupsCall", "GroupsStage", "call_of", "keep_call"]
 
-_ROWS: Final = "transformWithState"
+_OF_ROWS: Final = "transformWithState"
+"""The method whose processor gets rows. Others get pandas frames."""
 _NO_TIMERS: Final = {"NoTime": "None"}
-"""Spark's name in plans of what timers go by, where it is another than users have for it."""
+"""Spark's names of time modes in plans that differ from the public ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsCall:
-    """What Python gave to a method of groups: the plan has the function in a form of Spark's own."""
+    """A call of a method of grouped data, with the arguments that Python passed."""
 
     method: str
     positional: tuple[object, ...]
@@ -36,32 +38,33 @@ class GroupsCall:
 
 
 _calls: dict[int, GroupsCall] = {}
-"""By the ids of Python functions in plans."""
+"""Calls by the id of their function in the plan."""
 
 
-def keep_call(function: int, call: GroupsCall) -> None:
-    """Remember what Python gave for the function of this id."""
-    _calls[function] = call
+def keep_call(function_id: int, call: GroupsCall) -> None:
+    """Remember a call by the id of its function in the plan."""
+    _calls[function_id] = call
 
 
-def call_of(function: int | None) -> GroupsCall | None:
-    """Return what Python gave where a plan calls a function of this id; ``None`` if that was not through a wrapper."""
-    return None if function is None else _calls.get(function)
+def call_of(function_id: int | None) -> GroupsCall | None:
+    """Return the call of a function in a plan, or ``None`` if the frame was not wrapped when it was made."""
+    return None if function_id is None else _calls.get(function_id)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsStage:
-    """What was read of the node of a user's function, and what its method was given, by the names of its parameters:
-    nothing, where that was not through the wrapper.
+    """A user's function as read from its node, and the arguments of its call by parameter name.
+
+    ``arguments`` is empty if the frame was not wrapped when the call was made.
     """
 
     plan: groups_plan.GroupsPlan
     method: str
-    given: Mapping[str, Any]
+    arguments: Mapping[str, Any]
 
     @staticmethod
     def of(plan: groups_plan.GroupsPlan) -> "GroupsStage":
-        """Return it with what Python gave."""
+        """Return the stage of a plan."""
         call = call_of(plan_nodes.function_id(plan.node))
         if call is None:
             return GroupsStage(plan, "", {})
@@ -71,69 +74,72 @@ class GroupsStage:
 
     @property
     def time_mode(self) -> TimeMode:
-        """What its time-outs or timers go by."""
+        """The time of its timeouts or timers."""
         if self.plan.time in TIME_OUTS:
             return TIME_OUTS[self.plan.time]
         return parse_time_mode(_NO_TIMERS.get(self.plan.time, self.plan.time))
 
     @property
     def late(self) -> LateRule | None:
-        """Which rows are too late: as in Spark, none where nothing goes by event time."""
+        """Which rows are too late. As in Spark, none are unless its timers use event time."""
         column = self.plan.spec.event_time
         return None if column is None or self.time_mode != "EventTime" else LateRule(column, "rows")
 
     @property
     def shown(self) -> Mapping[str, str]:
-        """The names under which the function sees columns of its rows."""
+        """The function's names of its rows' columns, by column."""
         return {column: name for name, column in self.plan.spec.visible_columns}
 
     @property
     def initial(self) -> DataFrame | None:
         """The frame of a processor's initial state."""
-        groups = self.given.get("initialState")
+        groups = self.arguments.get("initialState")
         return None if groups is None else groups._df
 
     def of_frames(self) -> Computation:
-        """Return what ``applyInPandasWithState`` computes."""
-        # pandas is for those who use it
+        """Return the computation of ``applyInPandasWithState``."""
+        # Imported here because pandas is optional.
         from riffle_spark.spark.processors.grouped_frames import GroupedFrames
 
         plan = self.plan
         return GroupedFrames(plan.spec, self._function(), plan.state(), plan.time, self._options())
 
     def of_processor(self) -> Computation:
-        """Return what a processor computes. Raises ``ConfigError`` for one that was given past the wrapper."""
-        if not self.given:
+        """Return the computation of a processor. Raises ``ConfigError`` if the frame was not wrapped at its call."""
+        if not self.arguments:
             raise ConfigError(
-                f"the processor of {plan_nodes.kind(self.plan.node)} was given to a frame that was not wrapped yet",
-                remedy="wrap the frame by riffle_spark.on before groupBy(...).transformWithState...",
+                f"{plan_nodes.kind(self.plan.node)} was called on a frame that was not wrapped yet.",
+                remedy="Wrap the frame with riffle_spark.on before groupBy(...).transformWithState...",
                 where=plan_nodes.kind(self.plan.node),
                 id="RIFFLE-0322",
             )
-        output, named = self.plan.spec.output, str(self.given["eventTimeColumnName"]).lower()
+        output = self.plan.spec.output
+        event_time = str(self.arguments["eventTimeColumnName"]).lower()
         return TransformWithState(
-            self.given["statefulProcessor"], output, self.time_mode,
-            None if self.method == _ROWS else self._options(),
-            next((name for name in output.names if name.lower() == named), None),
-        )  # fmt: skip
+            self.arguments["statefulProcessor"],
+            output,
+            self.time_mode,
+            None if self.method == _OF_ROWS else self._options(),
+            next((name for name in output.names if name.lower() == event_time), None),
+        )
 
-    def said(self) -> Iterator[str]:
-        """Yield what is told of it to people."""
-        output = ", ".join(f"{one.name} {one.type}" for one in self.plan.spec.output)
+    def describe(self) -> Iterator[str]:
+        """Yield the lines that ``explain`` prints."""
+        output = ", ".join(f"{field.name} {field.type}" for field in self.plan.spec.output)
         yield f"{plan_nodes.kind(self.plan.node)}: {output}"
         if self.time_mode != "None":
             yield f"due by {'event' if self.time_mode == 'EventTime' else 'processing'} time"
 
     def _options(self) -> dict[str, object]:
-        """Return what the session says of conversions to and from pandas."""
+        """Return the session's options for conversions to and from pandas."""
         conf = self.plan.catalyst.spark.conf
-        said = {setting: conf.get(setting, None) for setting in SETTINGS.values()}
-        return pandas_options({setting: str(value) for setting, value in said.items() if value is not None})
+        values = {setting: conf.get(setting, None) for setting in SETTINGS.values()}
+        return pandas_options({setting: str(value) for setting, value in values.items() if value is not None})
 
     def _function(self) -> Callable[..., object]:
-        """Return the function that gets frames; where it was not given through the wrapper, as PySpark pickled it."""
-        if self.given:
-            func: Callable[..., object] = self.given["func"]
+        """Return the function that gets frames: the original one, or PySpark's pickled copy."""
+        if self.arguments:
+            function: Callable[..., object] = self.arguments["func"]
         else:
-            func, *_ = CPickleSerializer().loads(self.plan.command())  # type: ignore[no-untyped-call]
-        return func
+            function, *_ = CPickleSerializer().loads(self.plan.command())  # type: ignore[no-untyped-call]
+        return function

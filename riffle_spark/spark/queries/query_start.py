@@ -1,6 +1,4 @@
-"""The start of a wrapped query: its plan, the names of its stores, its root, its job and its sink put together. The one
-place that knows all of these rooms. Does not know batches.
-"""
+"""Start a wrapped query: cut its plan, name its stores, check its root, and connect job and sink."""
 
 import atexit
 import io
@@ -22,7 +20,7 @@ from riffle_spark.spark.engine import inventory, jvm, tick
 from riffle_spark.spark.job_wiring import home_of, settings_of
 from riffle_spark.spark.plans import batch_pieces
 from riffle_spark.spark.plans.cut_query import CutQuery, check_plan, cut_query
-from riffle_spark.spark.queries import planned_stages, shared_roots, stage_rows, stream_query
+from riffle_spark.spark.queries import planned_stages, shared_roots, stage_rows, stored_stages, stream_query
 from riffle_spark.spark.queries.stream_options import StreamOptions
 from riffle_spark.spark.sinks import sink_choice, spark_sinks
 from riffle_spark.spark.sinks.writer_settings import WriterSettings
@@ -30,110 +28,112 @@ from riffle_spark.state.log import log
 from riffle_spark.state.objects.open import open_store
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["explained", "started"]
+__all__ = ["explain_query", "start_query"]
 
 _CHECKPOINT: Final = "checkpointLocation"
-_CHECKPOINTS: Final = "spark.sql.streaming.checkpointLocation"
+_CHECKPOINTS_CONF: Final = "spark.sql.streaming.checkpointLocation"
 _STORES: Final = "riffle.stores"
-_OPTIONS: Final = (_STORES, planned_stages.ACCEPT, planned_stages.TAKE_OVER, sink_choice.DELIVERY_ID)
+_OPTIONS: Final = (_STORES, stored_stages.ACCEPT, stored_stages.TAKE_OVER, sink_choice.DELIVERY_ID)
 _TRIGGERS: Final = ("availableNow", "once", "processingTime")
 _ROOTS: Final = {"file": "file:///", "s3": "s3://", "s3a": "s3://"}
-"""Where the folder of a checkpoint may have the state beside it, and what a root there begins with."""
+"""Schemes of checkpoints that can also hold the state, and the prefix of such a root."""
 
 
 class PieceSink:
-    """What takes the answers of the last stage's slots: evaluates them, puts what follows on top, and gives that on."""
+    """The sink of the last stage: evaluates its results, applies the plan after it, and calls the query's sink."""
 
     def __init__(self, results: batch_pieces.StageResults, give: sink_choice.Give) -> None:
         self._results = results
         self._give = give
 
     def deliver(self, rows: DataFrame, delivery: Delivery) -> None:
-        """Take one delivery's rows."""
+        """Deliver the rows of the last stage."""
         self._give(jvm.frame_of(rows.sparkSession, self._results.plan(rows, delivery.time_ms)), delivery)
 
 
-def started(frame: DataFrame, told: WriterSettings, options: StreamOptions) -> StreamingQuery:
-    """Start a wrapped frame's query. Without a stateful operator it is Spark's own, and so is what is returned."""
+def start_query(frame: DataFrame, writer_settings: WriterSettings, options: StreamOptions) -> StreamingQuery:
+    """Start a wrapped frame's query. A query without a stateful operator is Spark's own."""
     spark = frame.sparkSession
-    ours = [name.lower() for name in told.options if name.lower().startswith("riffle.")]
-    check_known("option", ours, _OPTIONS, source="the query's options")
-    found = cut_query(frame)
-    check_plan(found, told.mode)
-    if not found.stages:
-        stage_rows.late_rows((), told.mode, options.late_rows)
+    names = [name.lower() for name in writer_settings.options if name.lower().startswith("riffle.")]
+    check_known("option", names, _OPTIONS, source="the query's options")
+    query = cut_query(frame)
+    check_plan(query, writer_settings.mode)
+    if not query.stages:
+        stage_rows.late_rows((), writer_settings.mode, options.late_rows)
         stage_rows.dead_letters((), options.dead_letters)
-        return _sparks_own(found, told)
-    _check_trigger(told)
-    stages = planned_stages.planned_stages(found, told.option(_STORES))
-    late = stage_rows.late_rows(stages, told.mode, options.late_rows)
-    letters = stage_rows.dead_letters(stages, options.dead_letters)
-    checkpoint = _checkpoint(spark, told)
-    sink_choice.check_recovery(spark, told, checkpoint)
-    settings = _settings(spark, found.root or options.root, options.settings, checkpoint)
-    settings = _accepting(spark, settings, told.option(planned_stages.ACCEPT))
+        return _start_in_spark(query, writer_settings)
+    _check_trigger(writer_settings)
+    stages = planned_stages.planned_stages(query, writer_settings.option(_STORES))
+    late_rows = stage_rows.late_rows(stages, writer_settings.mode, options.late_rows)
+    dead_letters = stage_rows.dead_letters(stages, options.dead_letters)
+    checkpoint = _checkpoint(spark, writer_settings)
+    sink_choice.check_recovery(spark, writer_settings, checkpoint)
+    settings = _settings(spark, query.root or options.root, options.settings, checkpoint)
+    settings = _with_accepted(spark, settings, writer_settings.option(stored_stages.ACCEPT))
     query_id = tick.query_id_in(spark, checkpoint)
     with shared_roots.reserved_root(settings.root or "", query_id) as note_query:
-        _check_root(spark, settings, stages, told, query_id)
-        results = batch_pieces.StageResults(stages[-1].evaluation, found.top)
-        sink = PieceSink(results, sink_choice.sink_of(frame, told))
-        operators = stage_rows.operators_of(stages, told.mode, sink, letters)
+        _check_root(spark, settings, stages, writer_settings, query_id)
+        results = batch_pieces.StageResults(stages[-1].evaluation, query.top)
+        sink = PieceSink(results, sink_choice.sink_of(frame, writer_settings))
+        operators = stage_rows.operators_of(stages, writer_settings.mode, sink, dead_letters)
         by_clock = any(stage.by_clock for stage in stages)
-        ticking = tick.Tick(spark, checkpoint, by_clock=by_clock, once="once" in told.trigger)
-        rows = ticking.beside(late.input() if late is not None else stage_rows.input_of(stages))
-        job = stream_query.StreamJob(operators, settings, ticking, late)
-        writer = told.on(DataStreamWriter(rows), "queryName", "trigger")
-        query = writer.foreachBatch(job).option(_CHECKPOINT, checkpoint).start()
-        started_query = stream_query.StreamQuery(query, job, lambda: list(_lines(found, stages)))
+        ticking = tick.Tick(spark, checkpoint, by_clock=by_clock, once="once" in writer_settings.trigger)
+        rows = ticking.beside(late_rows.input() if late_rows is not None else stage_rows.input_of(stages))
+        job = stream_query.StreamJob(operators, settings, ticking, late_rows)
+        writer = writer_settings.apply_to(DataStreamWriter(rows), "queryName", "trigger")
+        spark_query = writer.foreachBatch(job).option(_CHECKPOINT, checkpoint).start()
+        started_query = stream_query.StreamQuery(spark_query, job, lambda: list(_describe(query, stages)))
         note_query(started_query)
     return started_query
 
 
-def explained(frame: DataFrame, extended: bool | str | None, mode: str | None) -> str:
-    """Return how a wrapped query is run: Spark's plan of its inputs, its stages, and what follows them."""
-    found = cut_query(frame)
-    stages = planned_stages.planned_stages(found, None)
+def explain_query(frame: DataFrame, extended: bool | str | None, mode: str | None) -> str:
+    """Return Spark's plan of a wrapped query's inputs, its stages, and the plan after them."""
+    query = cut_query(frame)
+    stages = planned_stages.planned_stages(query, None)
     lines = ["== Run by Spark =="]
-    for one in stage_rows.inputs_of(stages) or [found.catalyst.frame(found.plan)]:
-        with redirect_stdout(io.StringIO()) as said:
-            one.explain(extended, mode)
-        lines.append(said.getvalue().strip())
-    return "\n".join([*lines, *_lines(found, stages)])
+    for spark_frame in stage_rows.inputs_of(stages) or [query.catalyst.frame(query.plan)]:
+        with redirect_stdout(io.StringIO()) as output:
+            spark_frame.explain(extended, mode)
+        lines.append(output.getvalue().strip())
+    return "\n".join([*lines, *_describe(query, stages)])
 
 
-def _lines(found: CutQuery, stages: Sequence[planned_stages.PlannedStage]) -> Iterator[str]:
-    """Yield what is told of stages and of what follows them."""
+def _describe(query: CutQuery, stages: Sequence[planned_stages.PlannedStage]) -> Iterator[str]:
+    """Yield the lines that describe the stages and the plan after them."""
     for stage in stages:
         yield from ("", f"== Stage {stage.stage.number}: {stage.store} ==")
-        if stage.after:
-            yield f"reads the results of {' and '.join(stages[one].store for one in stage.after)}"
-        yield from (f"keys: {', '.join(f'{one.name} {one.type}' for one in stage.keys)}", *stage.said)
+        if stage.source_stages:
+            yield f"reads the results of {' and '.join(stages[number].store for number in stage.source_stages)}"
+        yield f"keys: {', '.join(f'{key.name} {key.type}' for key in stage.keys)}"
+        yield from stage.description
     if stages:
         results = {stage.stage.number: stage.evaluation.plan for stage in stages}
-        yield from ("", "== Then, on each batch's results ==", str(found.top.fill(results).toString()).strip())
+        yield from ("", "== Then, on each batch's results ==", str(query.top.fill(results).toString()).strip())
 
 
-def _sparks_own(found: CutQuery, told: WriterSettings) -> StreamingQuery:
-    """Start a query that has nothing of ours, as if it had never been wrapped."""
-    sink_choice.check_sparks_own(told)
-    writer = told.on(DataStreamWriter(found.catalyst.frame(found.plan)))
-    return writer.start(told.path) if told.table is None else writer.toTable(told.table)
+def _start_in_spark(query: CutQuery, writer_settings: WriterSettings) -> StreamingQuery:
+    """Start a query without stateful operators in Spark, as if its frame had not been wrapped."""
+    sink_choice.check_spark_query(writer_settings)
+    writer = writer_settings.apply_to(DataStreamWriter(query.catalyst.frame(query.plan)))
+    if writer_settings.table is None:
+        return writer.start(writer_settings.path)
+    return writer.toTable(writer_settings.table)
 
 
-def _check_trigger(told: WriterSettings) -> None:
-    """Refuse what runs no batches."""
-    for kind_of_trigger in told.trigger:
-        if kind_of_trigger not in _TRIGGERS:
+def _check_trigger(writer_settings: WriterSettings) -> None:
+    for trigger in writer_settings.trigger:
+        if trigger not in _TRIGGERS:
             raise ConfigError(
-                f"trigger({kind_of_trigger}=...) runs no batches, and state is committed with a batch",
-                remedy=f"use one of {', '.join(_TRIGGERS)}",
+                f"trigger({trigger}=...) is not supported, because state is committed with batches.",
+                remedy=f"Use one of {', '.join(_TRIGGERS)}.",
                 where="trigger",
                 id="RIFFLE-0339",
             )
 
 
-def _accepting(spark: SparkSession, settings: Settings, option: str | None) -> Settings:
-    """Return the settings with the names in the query's option added to those that they accept."""
+def _with_accepted(spark: SparkSession, settings: Settings, option: str | None) -> Settings:
+    """Return settings that also accept the names in the query's option ``riffle.accept``."""
     if not option:
         return settings
     names = [name.strip() for name in option.split(",")]
@@ -149,7 +149,7 @@ def _check_root(
 ) -> None:
     """Check that the query can continue with its root. ``query_id`` is the id in its checkpoint, if that has one.
 
-    Stores are not compared with those of another query: the first batch is refused with both queries' ids.
+    Stores of another query are not compared. The first batch is then refused with both queries' ids.
     """
     in_force = settings_of(spark, settings)
     home = home_of(spark, in_force)
@@ -160,47 +160,50 @@ def _check_root(
     if tail is not None:
         check_stale(tail, [stage.store for stage in stages], in_force.accept, home.root)
     schemas = tail.schemas if tail is not None else {}
-    planned_stages.check_mode(stages, schemas, writer_settings.mode)
-    taken = writer_settings.option(planned_stages.TAKE_OVER)
-    planned_stages.check_stored(stages, schemas, ",".join(in_force.accept), taken)
+    stored_stages.check_mode(stages, schemas, writer_settings.mode)
+    taken_over = writer_settings.option(stored_stages.TAKE_OVER) or ""
+    stored_stages.check_stored(stages, schemas, ",".join(in_force.accept), taken_over)
 
 
-def _checkpoint(spark: SparkSession, told: WriterSettings) -> str:
-    """Return where Spark keeps the query's offsets: as told, or below where the session has them, or for a while."""
-    given = told.option(_CHECKPOINT)
-    if given:
-        return given
-    below = spark.conf.get(_CHECKPOINTS, None)
-    if below:
-        return f"{below.rstrip('/')}/{told.name or uuid.uuid4()}"
-    kind_of_sink = told.function[0] if told.function else "table" if told.table else told.source(spark)
-    if kind_of_sink not in sink_choice.TEMPORARY:
+def _checkpoint(spark: SparkSession, writer_settings: WriterSettings) -> str:
+    """Return the query's checkpoint: its option, a folder below the session's default, or a temporary folder."""
+    location = writer_settings.option(_CHECKPOINT)
+    if location:
+        return location
+    parent = spark.conf.get(_CHECKPOINTS_CONF, None)
+    if parent:
+        return f"{parent.rstrip('/')}/{writer_settings.name or uuid.uuid4()}"
+    if writer_settings.function:
+        sink = writer_settings.function[0]
+    else:
+        sink = "table" if writer_settings.table else writer_settings.source(spark)
+    if sink not in sink_choice.TEMPORARY:
         raise ConfigError(
-            "the query has no checkpoint location",
-            remedy=f"set one: option({_CHECKPOINT!r}, ...), or set {_CHECKPOINTS}",
+            "The query has no checkpoint location.",
+            remedy=f"Set option({_CHECKPOINT!r}, ...) or {_CHECKPOINTS_CONF}.",
             where=_CHECKPOINT,
             id="RIFFLE-0340",
         )
-    made = tempfile.mkdtemp(prefix="temporary-")
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return made
+    folder = tempfile.mkdtemp(prefix="temporary-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
-def _settings(spark: SparkSession, root: str, given: Settings | None, checkpoint: str) -> Settings:
-    """Return the settings with a root: the one that is set somewhere, or the folder beside the checkpoint's files.
+def _settings(spark: SparkSession, root: str, settings: Settings | None, checkpoint: str) -> Settings:
+    """Return the settings with a root: the configured one, or a folder in the checkpoint.
 
-    Raises ``ConfigError`` where a root is asked for.
+    Raises ``ConfigError`` if no root is set and the checkpoint cannot hold the state.
     """
-    root = root or settings_of(spark, given).root or ""
+    root = root or settings_of(spark, settings).root or ""
     if not root:
-        folder = checkpoint if ":/" in checkpoint else spark_sinks.qualified(spark, checkpoint)
-        scheme, _, place = folder.partition(":")
+        folder = checkpoint if ":/" in checkpoint else spark_sinks.qualified_path(spark, checkpoint)
+        scheme, _, path = folder.partition(":")
         if scheme not in _ROOTS or (scheme == "file" and inventory.has_executors(spark)):
             raise ConfigError(
-                f"the query has no root, and the checkpoint {folder} is not where state can lie",
-                remedy="set one: riffle_spark.on(events, root='s3://bucket/prefix'), or set spark.riffle.root",
+                f"The query has no root, and its checkpoint {folder} cannot hold the state.",
+                remedy="Set riffle_spark.on(events, root='s3://bucket/prefix') or spark.riffle.root.",
                 where="root",
                 id="RIFFLE-0341",
             )
-        root = f"{_ROOTS[scheme]}{place.strip('/')}/riffle"
-    return (given or Settings()).but(root=root)
+        root = f"{_ROOTS[scheme]}{path.strip('/')}/riffle"
+    return (settings or Settings()).but(root=root)

@@ -1,4 +1,4 @@
-"""Which wrapped queries of this process have which root: a root belongs to one query."""
+"""The roots of the wrapped queries in this process. A root belongs to one query."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,26 +14,25 @@ __all__ = ["reserved_root"]
 
 @dataclass(frozen=True, eq=False)
 class _Start:
-    """A query that is starting on a root; ``query_id`` is the id in its checkpoint, ``None`` if that is new."""
+    """A starting query. ``query_id`` is the id in its checkpoint, or ``None`` for a new checkpoint."""
 
     root: str
     query_id: str | None
 
 
 _lock = Lock()
-"""Guards the two below, so that a check of a root and its reservation are one step."""
+"""Guards ``_starting`` and ``_started``, so that the check and the reservation of a root are one step."""
 _starting: set[_Start] = set()
 _started: dict[str, StreamQuery] = {}
-"""The wrapped query that this process started last, by root."""
+"""The last started wrapped query by root."""
 
 
 @contextmanager
 def reserved_root(root: str, query_id: str | None) -> Iterator[Callable[[StreamQuery], None]]:
-    """Reserve ``root`` for a query that starts in the block, which calls what it is given with the started query.
+    """Reserve a root for the query that starts in the block. The block calls the yielded function with that query.
 
-    ``query_id`` is the id in the checkpoint of the query that is about to start, ``None`` if the checkpoint is new.
-    The reservation ends with the block. Raises ``ConflictError`` if another query of this process runs, or is starting,
-    with its state in ``root``.
+    ``query_id`` is the id in the query's checkpoint, or ``None`` for a new checkpoint. The reservation ends with the
+    block. Raises ``ConflictError`` if another query of this process runs or starts with its state in ``root``.
     """
     start = _Start(normalised(root), query_id)
     with _lock:
@@ -42,7 +41,7 @@ def reserved_root(root: str, query_id: str | None) -> Iterator[Callable[[StreamQ
 
     def note(query: StreamQuery) -> None:
         with _lock:
-            for ended_root in [each for each, started in _started.items() if not started.isActive]:
+            for ended_root in [ended for ended, started in _started.items() if not started.isActive]:
                 del _started[ended_root]
             _started[start.root] = query
 
@@ -56,18 +55,18 @@ def reserved_root(root: str, query_id: str | None) -> Iterator[Callable[[StreamQ
 def _check_is_free(start: _Start) -> None:
     running = _started.get(start.root)
     if running is not None and running.id != start.query_id and running.isActive:
-        raise _shared(start.root, f"query {running.id} runs with its state there")
-    for other in _starting:
-        is_same = other.query_id is not None and other.query_id == start.query_id
-        if other.root == start.root and not is_same:
-            raise _shared(start.root, "another query is starting with its state there")
+        raise _shared(start.root, f"query {running.id} already runs")
+    for starting in _starting:
+        is_same = starting.query_id is not None and starting.query_id == start.query_id
+        if starting.root == start.root and not is_same:
+            raise _shared(start.root, "another query is starting")
 
 
 def _shared(root: str, conflict: str) -> ConflictError:
     return ConflictError(
-        f"two queries share the root {root}: {conflict}",
-        remedy="give each query its own root: riffle_spark.on(frame, root=...). Stop the running query first if this "
-        "one replaces it",
+        f"The root {root} is in use, because {conflict} on it.",
+        remedy="Give each query its own root with riffle_spark.on(frame, root=...). Stop the running query first if "
+        "this one replaces it.",
         where=root,
         id="RIFFLE-0342",
     )

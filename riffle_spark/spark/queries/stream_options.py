@@ -1,4 +1,4 @@
-"""What ``riffle_spark.on`` was told, found again by a frame's plan. Knows marks. Does not know what becomes of it."""
+"""The options of ``riffle_spark.on``, found again by the marks in a frame's plan."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -16,16 +16,18 @@ from riffle_spark.spark.plans.plan_nodes import analysed, items, kind
 __all__ = ["Place", "StreamOptions", "latest_rows", "marked", "options_in"]
 
 Place: TypeAlias = str | Callable[..., object]
-"""Where a side output goes."""
-_APART = {"settings": "differ", "late_rows": "go to different places", "dead_letters": "go to different places"}
-"""What all marks of a query that tell it have to tell alike, and what is said where they do not."""
+"""The destination of a side output: a folder, or a function as of ``foreachBatch``."""
+_DIFFERENCES = {
+    "settings": "differ",
+    "late_rows": "go to different places",
+    "dead_letters": "go to different places",
+}
+"""The options that all marks of a query must share, and the words of the error if they do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What ``riffle_spark.on`` was told; ``root`` is ``""`` where it was given none. ``late_rows`` and ``dead_letters``
-    are folders, or functions as of ``foreachBatch``.
-    """
+    """The options of ``riffle_spark.on``. ``root`` is ``""`` if none was passed."""
 
     root: str = ""
     settings: Settings | None = None
@@ -34,12 +36,12 @@ class StreamOptions:
 
 
 _options: dict[int, StreamOptions] = {}
-"""By the numbers of marks: what a plan cannot carry. A plan stays as long as its session may."""
+"""Options by the number of their mark. They are never removed, because a plan lives as long as its session."""
 _numbers = itertools.count(1)
 
 
 def marked(frame: DataFrame, options: StreamOptions) -> DataFrame:
-    """Return a stream's frame with a mark in its plan; one that has a mark needs no other without options."""
+    """Return a stream's frame with a mark in its plan. Without options a frame that has a mark is returned as is."""
     if options == StreamOptions() and _marks_of(frame):
         return frame
     number = next(_numbers)
@@ -48,8 +50,10 @@ def marked(frame: DataFrame, options: StreamOptions) -> DataFrame:
 
 
 def latest_rows(changes: DataFrame, key: Sequence[str], by: Sequence[str]) -> DataFrame:
-    """Return a stream of changes with what makes a table of them in its plan; Spark raises for unknown names."""
-    return changes.where(LatestRows(*(tuple(_column(changes, one) for one in names) for names in (key, by))).condition)
+    """Return a stream of changes as a table. Spark raises for unknown column names."""
+    key_columns = tuple(_column(changes, name) for name in key)
+    order_columns = tuple(_column(changes, name) for name in by)
+    return changes.where(LatestRows(key_columns, order_columns).condition)
 
 
 def _marks_of(frame: DataFrame) -> tuple[Mark, ...]:
@@ -58,50 +62,50 @@ def _marks_of(frame: DataFrame) -> tuple[Mark, ...]:
 
 
 def _column(frame: DataFrame, name: str) -> str:
-    """Return a column of a frame as the frame calls it."""
-    found = items(analysed(frame.select(name)).projectList())
-    if [kind(one) for one in found] != ["AttributeReference"]:
+    """Return a column name in the spelling of the frame."""
+    columns = items(analysed(frame.select(name)).projectList())
+    if [kind(column) for column in columns] != ["AttributeReference"]:
         raise ConfigError(
-            f"{name!r} is no column of the changes",
-            remedy="name columns; make one of an expression by withColumn before riffle_spark.latest",
+            f"{name!r} is not a column of the changes.",
+            remedy="Name columns. Add an expression as a column with withColumn before riffle_spark.latest.",
             where="riffle_spark.latest",
             id="RIFFLE-0348",
         )
-    return str(found[0].name())
+    return str(columns[0].name())
 
 
 def options_in(frame: DataFrame) -> StreamOptions:
-    """Return the options that a frame's marks tell, the first that tell a root; of another process's only the root.
+    """Return the options of a frame's marks. Marks of another process only have a root.
 
-    Raises ``ConfigError`` where their settings differ, or they send late rows, or dead letters, to several places, or
-    both to one folder.
+    Raises ``ConfigError`` if settings or destinations of side outputs differ, or if late rows and dead letters have the
+    same folder.
     """
-    told = [_options.get(mark.number, StreamOptions(mark.root)) for mark in _marks_of(frame)]
-    for what, how in _APART.items():
-        _check_alike(what, how, [getattr(options, what) for options in told])
-    found = StreamOptions(
-        next((options.root for options in told if options.root), ""),
-        next((options.settings for options in told if options.settings is not None), None),
-        next((options.late_rows for options in told if options.late_rows is not None), None),
-        next((options.dead_letters for options in told if options.dead_letters is not None), None),
+    marked_options = [_options.get(mark.number, StreamOptions(mark.root)) for mark in _marks_of(frame)]
+    for name, difference in _DIFFERENCES.items():
+        _check_same(name, difference, [getattr(options, name) for options in marked_options])
+    combined = StreamOptions(
+        next((options.root for options in marked_options if options.root), ""),
+        next((options.settings for options in marked_options if options.settings is not None), None),
+        next((options.late_rows for options in marked_options if options.late_rows is not None), None),
+        next((options.dead_letters for options in marked_options if options.dead_letters is not None), None),
     )
-    if isinstance(found.late_rows, str) and found.late_rows == found.dead_letters:
+    if isinstance(combined.late_rows, str) and combined.late_rows == combined.dead_letters:
         raise ConfigError(
-            f"late_rows and dead_letters are one folder, {found.late_rows}: their rows have not the same columns",
-            remedy="give each a folder of its own",
+            f"late_rows and dead_letters have the same folder {combined.late_rows}, but their columns differ.",
+            remedy="Use two folders.",
             where="dead_letters",
             id="RIFFLE-0349",
         )
-    return found
+    return combined
 
 
-def _check_alike(what: str, how: str, given: Sequence[object]) -> None:
-    """Refuse what marks tell otherwise; some may tell nothing."""
-    found = [one for one in given if one is not None]
-    if any(one != found[0] for one in found):
+def _check_same(name: str, difference: str, values: Sequence[object]) -> None:
+    """Raise ``ConfigError`` if the values that are set differ."""
+    set_values = [value for value in values if value is not None]
+    if any(value != set_values[0] for value in set_values):
         raise ConfigError(
-            f"the query reads frames whose {what.replace('_', ' ')} {how}",
-            remedy=f"give riffle_spark.on the same {what} for all streams of a query, or to one of them alone",
-            where=what,
+            f"The query reads frames whose {name.replace('_', ' ')} {difference}.",
+            remedy=f"Pass the same {name} to riffle_spark.on for all streams of a query, or for one of them only.",
+            where=name,
             id="RIFFLE-0350",
         )

@@ -1,6 +1,4 @@
-"""A running query with Spark's face: its methods are Spark's, and its progress says what our batches did. Knows
-PySpark's ``StreamingQuery`` and our reports. Does not know plans, or the steps of a batch.
-"""
+"""A running wrapped query with the interface and the progress of Spark's own."""
 
 import json
 from collections import deque
@@ -33,67 +31,71 @@ _NAMES = {
     "processor": "transformWithStateInPandasExec",
     "within": "dedupeWithinWatermark",
 }
-"""What Spark calls its own operators, by the kinds of stages."""
-_NONE_NOW: Mapping[str, object] = {"numRowsUpdated": 0, "numRowsDroppedByWatermark": 0}
-"""What Spark tells of an operator where no batch was due."""
+"""Spark's names of its own operators, by the kind of stage."""
+_IDLE: Mapping[str, object] = {"numRowsUpdated": 0, "numRowsDroppedByWatermark": 0}
+"""Spark's figures of an operator when no batch was due."""
 
 
 class StreamJob(StatefulJob):
-    """The ``foreachBatch`` function of a wrapped query: its stages as operators that are known before any batch."""
+    """The ``foreachBatch`` function of a wrapped query. Its operators are known before the first batch."""
 
     def __init__(
-        self, operators: Sequence[JobOperator], settings: Settings, tick: Tick, side: SideOutput | None = None
+        self, operators: Sequence[JobOperator], settings: Settings, tick: Tick, late_rows: SideOutput | None = None
     ) -> None:
         super().__init__([], settings)
         self.operators = list(operators)
         self._tick = tick
-        self._side = side
-        self._stored: dict[int, Mapping[str, int]] = {}
+        self._late_rows = late_rows
+        self._stored_rows: dict[int, Mapping[str, int]] = {}
 
     def stored_rows(self, version: int) -> Mapping[str, int]:
-        """Return how many rows each store's parts had after a batch: no fewer than it has keys."""
-        return self._stored.get(version, {})
+        """Return how many rows the parts of each store had after a batch. A store has at most that many keys."""
+        return self._stored_rows.get(version, {})
 
     def end(self) -> None:
-        """End what runs beside the batches, once the query has ended."""
+        """End the job's threads after the query has ended."""
         self._end_loop()
 
     def _create_loop(self, spark: SparkSession) -> RunningJob:
-        return RunningJob(self.operators, self.settings, spark, self._reached, "spark", self._tick, self._side)
+        return RunningJob(self.operators, self.settings, spark, self._reached, "spark", self._tick, self._late_rows)
 
     def _call_on_report(self, report: BatchReport) -> None:
         if self._driver is not None:
-            self._stored[report.version] = self._driver.stored_rows()
-        for version in [one for one in self._stored if one not in {kept.version for kept in self.reports}]:
-            del self._stored[version]
+            self._stored_rows[report.version] = self._driver.stored_rows()
+        reported = {kept_report.version for kept_report in self.reports}
+        for version in [version for version in self._stored_rows if version not in reported]:
+            del self._stored_rows[version]
         super()._call_on_report(report)
 
 
 class StreamQuery(StreamingQuery):
-    """A wrapped query that runs: Spark's own object with what riffle knows of its batches.
+    """A running wrapped query: Spark's ``StreamingQuery``, with riffle's reports and operations.
 
-    ``job`` has the operations of a running query (``pause``, ``reconfigure``, ``readiness``), ``reports`` what each
-    batch did. The query is among ``spark.streams.active`` as Spark's own object of the same id.
+    ``job`` has the operations of a running query (``pause``, ``reconfigure``, ``readiness``). ``reports`` holds the
+    figures of the last batches. ``spark.streams.active`` lists the query as Spark's own object with the same id.
+
+    >>> query = counts.writeStream.outputMode("update").format("console").start()  # doctest: +SKIP
+    >>> query.reports[-1].output_rows  # doctest: +SKIP
     """
 
-    def __init__(self, query: StreamingQuery, job: StreamJob, told: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, query: StreamingQuery, job: StreamJob, describe: Callable[[], Sequence[str]]) -> None:
         super().__init__(query._jsq)
         self.job = job
-        self._told = told
+        self._describe = describe
         self._variables: dict[str, Mapping[str, int]] = {}
 
     @property
     def reports(self) -> deque[BatchReport]:
-        """What the last batches did."""
+        """The reports of the last batches, the newest last."""
         return self.job.reports
 
     def stop(self) -> None:
-        """Stop the query, in the middle of a batch too, and what runs beside it."""
+        """Stop the query, also during a batch, and the job's threads."""
         super().stop()
         self.job.end()
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
-        """Wait for the end of the query, as Spark's own method does; raise what it failed with."""
+        """Wait for the end of the query, as in Spark. Raises the error that ended it."""
         try:
             return super().awaitTermination(timeout)
         finally:
@@ -102,65 +104,72 @@ class StreamQuery(StreamingQuery):
 
     @property
     def recentProgress(self) -> list[StreamingQueryProgress]:  # noqa: N802 - Spark's name
-        """What Spark tells of the last batches, with a state operator for each stage."""
-        return [self._progress(json.loads(one.json())) for one in self._jsq.recentProgress()]
+        """Spark's progress of the last batches, with a state operator for each stage."""
+        return [self._progress(json.loads(progress.json())) for progress in self._jsq.recentProgress()]
 
     @property
     def lastProgress(self) -> StreamingQueryProgress | None:  # noqa: N802 - Spark's name
-        """What Spark tells of the last batch, with a state operator for each stage."""
+        """Spark's progress of the last batch, with a state operator for each stage."""
         last = self._jsq.lastProgress()
         return self._progress(json.loads(last.json())) if last else None
 
     def explain(self, extended: bool = False) -> None:
-        """Print Spark's plan of the last batch's input, the stages, and what follows them."""
+        """Print Spark's plan of the last batch's input, the stages, and the plan after them."""
         super().explain(extended)
-        print("\n".join(self._told()))  # noqa: T201 - as Spark does
+        print("\n".join(self._describe()))  # noqa: T201 - as Spark does
 
-    def _progress(self, told: dict[str, Any]) -> StreamingQueryProgress:
-        """Return Spark's progress of a batch with what our report of it says; both go by the batch's id.
+    def _progress(self, progress: dict[str, Any]) -> StreamingQueryProgress:
+        """Return Spark's progress with the figures of the report of the same batch.
 
-        Spark also tells, now and then, that no batch was due: then state is as the last one left it.
+        Spark also reports progress when no batch was due. Then the figures of state are those of the last batch.
         """
-        report = next((one for one in reversed(self.job.reports) if one.version <= told["batchId"]), None)
+        reports = reversed(self.job.reports)
+        report = next((report for report in reports if report.version <= progress["batchId"]), None)
         if report is not None and report.decision == "run":
-            now = {} if report.version == told["batchId"] else _NONE_NOW
-            operators = [self._state_operator(one, report) for one in reversed(self.job.operators)]
-            told["stateOperators"] = [{**one, **now} for one in operators]
-        return StreamingQueryProgress.fromJson(told)
+            changes = {} if report.version == progress["batchId"] else _IDLE
+            operators = [self._state_operator(operator, report) for operator in reversed(self.job.operators)]
+            progress["stateOperators"] = [{**operator, **changes} for operator in operators]
+        return StreamingQueryProgress.fromJson(progress)
 
     def _state_operator(self, operator: JobOperator, report: BatchReport) -> dict[str, object]:
-        """Return what Spark would say of a stage. ``numRowsTotal`` is no less than there are keys: it counts what the
-        parts of the store hold. Times are those of all slots together.
+        """Return a stage's figures in the form of Spark's state operators.
+
+        ``numRowsTotal`` counts the rows in the store's parts, which is at least the number of keys. Times are sums over
+        all slots.
         """
-        of_store = report.by_store.get(operator.store, StoreFigures())
-        seconds = of_store.slot_seconds
-        phases = {f"{name}Ms": round(took * _MS) for name, took in report.seconds.items()}
-        updated, of_kind = of_store.keys, dict[str, int]()
-        if isinstance(operator.compute, DistinctRows):  # Only what is new changes its state.
-            updated = of_store.output_rows
-            of_kind["numDroppedDuplicateRows"] = of_store.rows - of_store.late_rows - updated
+        figures = report.by_store.get(operator.store, StoreFigures())
+        seconds = figures.slot_seconds
+        updated = figures.keys
+        metrics: dict[str, object] = {
+            "outputRows": figures.output_rows,
+            "deadRows": figures.dead_rows,
+            "sealedBytes": figures.sealed_bytes,
+            "fetchedBytes": figures.fetched_bytes,
+            "restores": figures.restores,
+            "runs": report.runs,
+            "requests": sum(report.requests.values()),
+            **{f"{phase}Ms": round(duration * _MS) for phase, duration in report.seconds.items()},
+        }
+        if isinstance(operator.compute, DistinctRows):  # Only new keys change its state.
+            updated = figures.output_rows
+            metrics["numDroppedDuplicateRows"] = figures.rows - figures.late_rows - updated
         return {
             "operatorName": _NAMES.get(operator.store.partition(".")[0], operator.store),
             "numRowsTotal": self.job.stored_rows(report.version).get(operator.store, 0),
             "numRowsUpdated": updated,
             "allUpdatesTimeMs": _ms(seconds, "touch", "fold", "read", "compute", "user"),
-            "numRowsRemoved": of_store.expired,
+            "numRowsRemoved": figures.expired,
             "allRemovalsTimeMs": 0,
             "commitTimeMs": _ms(seconds, "seal", "put"),
-            "memoryUsedBytes": round(of_store.peak_memory_mb * 1_000_000),
-            "numRowsDroppedByWatermark": of_store.late_rows,
+            "memoryUsedBytes": round(figures.peak_memory_mb * 1_000_000),
+            "numRowsDroppedByWatermark": figures.late_rows,
             "numShufflePartitions": report.slots,
             "numStateStoreInstances": report.slots,
-            "customMetrics": {
-                "outputRows": of_store.output_rows, "deadRows": of_store.dead_rows,
-                "sealedBytes": of_store.sealed_bytes, "fetchedBytes": of_store.fetched_bytes,
-                "restores": of_store.restores, "runs": report.runs,
-                "requests": sum(report.requests.values()), **phases, **of_kind, **self._variables_of(operator),
-            },
-        }  # fmt: skip
+            "customMetrics": {**metrics, **self._variables_of(operator)},
+        }
 
     def _variables_of(self, operator: JobOperator) -> Mapping[str, int]:
-        """Return what kinds of state variables a processor has; ``init`` says so, and has run well before."""
+        """Return the number of state variables of a processor by kind, once its ``init`` has run."""
         if isinstance(operator.compute, TransformWithState) and operator.store not in self._variables:
             self._variables[operator.store] = operator.compute.counted()
         return self._variables.get(operator.store, {})

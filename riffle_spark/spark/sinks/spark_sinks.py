@@ -1,8 +1,7 @@
-"""Sinks that are Spark's own objects, given each batch: files that are one table, rows in memory, ``foreach``; and
-where paths lie by Hadoop's file systems. Knows the JVM's classes. Does not know what a writer was told.
+"""Spark's own sinks, called with each batch: files, rows in memory, and ``foreach``.
 
-Spark's file sink keeps a list of its files, by batch, and takes no batch twice: a table has each batch's rows once. It
-would take none either that come again after the state was rolled back, so that is refused here.
+Spark's file sink lists its files by batch and skips a batch that it has already written. After a rollback it would
+also skip new batches with repeated numbers, so these are refused here.
 """
 
 import re
@@ -20,13 +19,13 @@ from riffle_spark.spark.engine.jvm import context, frame_of, looked_up, scala_se
 __all__ = [
     "FileSink",
     "MemorySink",
+    "call_for_each_row",
     "check_format",
-    "folder_of_line",
     "is_files",
-    "is_there",
     "known_format",
-    "qualified",
-    "to_each",
+    "line_folder",
+    "path_exists",
+    "qualified_path",
 ]
 
 _EXECUTION = "org.apache.spark.sql.execution"
@@ -39,97 +38,101 @@ _PACKAGES: Final[Mapping[str, str]] = {
     "kafka": "org.apache.spark:spark-sql-kafka-0-10_2.13",
 }
 _HIVE = "hive"
-_NO_SUCH = "does not exist"
-_INTERVAL = ("spark.sql.streaming.fileSink.log.compactInterval", "10")
+_NO_METHOD = "does not exist"
+"""Py4J's words for an unknown overload."""
+_COMPACT_INTERVAL = ("spark.sql.streaming.fileSink.log.compactInterval", "10")
 _EMPTY = b"v1"
-"""What Spark's list has of a batch without files."""
+"""Spark's list entry of a batch without files."""
 _METADATA = "_spark_metadata"
 _LINES = "_riffle"
-"""Where a table's folder says which lines of which queries it has batches of; no reader takes it for rows."""
+"""The folder that marks the lines of queries whose batches a table has. Readers skip it."""
 
 
 class FileSink:
-    """Spark's own sink of files in a folder: it writes a batch once, however often it is given it."""
+    """Spark's own file sink. It writes a repeated batch once."""
 
-    def __init__(self, frame: DataFrame, source: str, options: Mapping[str, str], by: Sequence[str]) -> None:
+    def __init__(self, frame: DataFrame, source: str, options: Mapping[str, str], partition_by: Sequence[str]) -> None:
         spark = frame.sparkSession
         jvm = context(spark)._jvm
-        none, nothing = looked_up(jvm, "scala.None$", "MODULE$"), scala_seq(jvm, [])
-        given = [session(spark), source, nothing, none, scala_seq(jvm, list(by)), none, _map(jvm, options), none]
-        made = looked_up(jvm, "java.lang.Class", "forName")(_SOURCE)
-        count = made.getConstructors()[0].getParameterCount()  # Spark 4.3 has one more, which may be nothing.
-        told = looked_up(jvm, _SOURCE)(*given, *[none] * (count - len(given)))
+        none = looked_up(jvm, "scala.None$", "MODULE$")
+        columns = scala_seq(jvm, list(partition_by))
+        arguments = [session(spark), source, scala_seq(jvm, []), none, columns, none, _scala_map(jvm, options), none]
+        source_class = looked_up(jvm, "java.lang.Class", "forName")(_SOURCE)
+        count = source_class.getConstructors()[0].getParameterCount()  # Spark 4.3 has one more, which is optional.
+        data_source = looked_up(jvm, _SOURCE)(*arguments, *[none] * (count - len(arguments)))
         append = looked_up(jvm, "org.apache.spark.sql.streaming.OutputMode", "Append")()
-        self._sink = _made(told, append, frame._jdf.schema())
+        self._sink = _create_sink(data_source, append, frame._jdf.schema())
         self._spark = spark
         self._folder = next(value for name, value in options.items() if name.lower() == "path")
         self._line = ""
 
     def give(self, frame: DataFrame, delivery: Delivery) -> None:
-        """Write a batch. Raises ``ConflictError`` where the table has it by another query, or before a rollback."""
-        line = folder_of_line(delivery)
+        """Write a batch. Raises ``ConflictError`` if another query, or a rolled-back run, wrote the table's batches."""
+        line = line_folder(delivery)
         if line != self._line:
-            self._check(line, delivery.batch_id)
+            self._check_line(line, delivery.batch_id)
             self._line = line
         self._sink.addBatch(delivery.batch_id, frame._jdf)
 
-    def _check(self, line: str, batch_id: int) -> None:
+    def _check_line(self, line: str, batch_id: int) -> None:
+        """Check that a line's batch fits the table's list, and mark the line."""
         files, folder = _file_system(self._spark, self._folder)
-        path = looked_up(context(self._spark)._jvm, "org.apache.hadoop.fs.Path")
-        marker, listed = path(folder, f"{_LINES}/{line}"), path(folder, _METADATA)
-        found = files.listStatus(listed) if files.exists(listed) else ()
-        entries = [(str(one.getPath().getName()).partition(".")[0], one.getLen()) for one in found]
+        path_class = looked_up(context(self._spark)._jvm, "org.apache.hadoop.fs.Path")
+        marker = path_class(folder, f"{_LINES}/{line}")
+        metadata = path_class(folder, _METADATA)
+        statuses = files.listStatus(metadata) if files.exists(metadata) else ()
+        entries = [(str(status.getPath().getName()).partition(".")[0], status.getLen()) for status in statuses]
         has_line = files.exists(marker)
-        has_any = files.exists(path(folder, _LINES)) or any(length > len(_EMPTY) for _, length in entries)
+        has_rows = files.exists(path_class(folder, _LINES)) or any(length > len(_EMPTY) for _, length in entries)
         newest = max((int(number) for number, _ in entries if number.isdigit()), default=-1)
-        if (newest >= batch_id and not has_line) or (newest < batch_id - 1 and has_any):
+        if (newest >= batch_id and not has_line) or (newest < batch_id - 1 and has_rows):
             raise ConflictError(
-                f"the files in {self._folder} go to batch {newest}, and batch {batch_id} comes now: they are of "
-                "another query, or of before a rollback, and Spark's file sink would leave the batch out, or the "
-                "folder could not be read",
-                remedy="start the query with another path; what is written stays readable where it is",
+                f"The newest batch of the files in {self._folder} is {newest}, so batch {batch_id} cannot follow. The "
+                "files belong to another query, or were written before a rollback.",
+                remedy="Start the query with another path. The written files stay readable.",
                 where=self._folder,
                 id="RIFFLE-0365",
             )
         if newest < batch_id - 1:
-            for name in _before(batch_id, int(self._spark.conf.get(*_INTERVAL) or 1)):
-                _write(files, path(listed, name))
+            for name in _earlier_entries(batch_id, int(self._spark.conf.get(*_COMPACT_INTERVAL) or 1)):
+                _write_empty(files, path_class(metadata, name))
         files.mkdirs(marker)
 
 
-def folder_of_line(delivery: Delivery) -> str:
-    """Return the name of a folder that is one line's of one query."""
+def line_folder(delivery: Delivery) -> str:
+    """Return the folder name of a query's line."""
     return delivery.line.replace("/", "-")
 
 
-def _before(batch_id: int, interval: int) -> Iterator[str]:
-    """Yield what Spark's list is of before a table's first batch: without it the table cannot be read where that has
-    another number than 0. Spark wants all from the last one that stands for those before it.
+def _earlier_entries(batch_id: int, interval: int) -> Iterator[str]:
+    """Yield the list entries before a table's first batch, which readers need if it is not batch 0.
+
+    Spark reads all entries from the last compacted one on.
     """
     first = max(batch_id // interval * interval - 1, 0)
     for batch in range(first, batch_id):
         yield f"{batch}.compact" if (batch + 1) % interval == 0 else str(batch)
 
 
-def _write(files: Any, place: Any) -> None:
-    """Write an entry without files."""
-    out = files.create(place, True)
-    out.write(bytearray(_EMPTY))
-    out.close()
+def _write_empty(files: Any, path: Any) -> None:
+    """Write a list entry without files."""
+    stream = files.create(path, True)
+    stream.write(bytearray(_EMPTY))
+    stream.close()
 
 
-def _made(source: Any, mode: Any, schema: Any) -> Any:
-    """Return the sink of a source; Spark 4.3 wants to know its columns beforehand."""
+def _create_sink(data_source: Any, mode: Any, schema: Any) -> Any:
+    """Return the sink of a data source. Spark 4.3 also needs its columns."""
     try:
-        return source.createSink(mode)
-    except Exception as error:  # what Py4J says where there is no such method has no class of its own
-        if _NO_SUCH not in str(error):
+        return data_source.createSink(mode)
+    except Exception as error:  # Py4J has no own class for a missing method.
+        if _NO_METHOD not in str(error):
             raise
-    return source.createSink(mode, schema)
+    return data_source.createSink(mode, schema)
 
 
 class MemorySink:
-    """Rows in the driver's memory, a live table under a name of the session's."""
+    """Rows in the driver's memory, as a temporary view that is always current."""
 
     def __init__(self, frame: DataFrame, name: str, *, is_complete: bool) -> None:
         spark = frame.sparkSession
@@ -142,25 +145,23 @@ class MemorySink:
         frame_of(spark, plan).createOrReplaceTempView(name)
 
     def give(self, frame: DataFrame, delivery: Delivery) -> None:
-        """Take a batch's rows, once, or instead of all others."""
+        """Add a batch's rows once, or replace all rows in complete mode."""
         self._sink.write(delivery.batch_id, self._is_complete, frame._jdf.collect())
 
 
 def is_files(spark: SparkSession, source: str) -> bool:
-    """Tell whether a format's streams are written by Spark's sink of files, as Spark decides it: by the format's class.
-    Tables of Hive are none, whose class alone cannot write.
-    """
+    """Return whether Spark's file sink writes a format, by the format's class as in Spark. Hive tables are excluded."""
     jvm, conf = context(spark)._jvm, session(spark).sessionState().conf()
-    named = looked_up(jvm, "java.lang.Class", "forName")
+    class_named = looked_up(jvm, "java.lang.Class", "forName")
     try:
-        found = looked_up(jvm, f"{_SOURCE}$", "MODULE$").lookupDataSource(source, conf)
-    except Exception:  # noqa: BLE001 - whatever a JVM may raise: there is no such class, as for another catalog's tables
+        source_class = looked_up(jvm, f"{_SOURCE}$", "MODULE$").lookupDataSource(source, conf)
+    except Exception:  # noqa: BLE001 - The JVM has no such class, for example for another catalog's tables.
         return False
-    return source.lower() != _HIVE and any(named(one).isAssignableFrom(found) for one in _FILES)
+    return source.lower() != _HIVE and any(class_named(name).isAssignableFrom(source_class) for name in _FILES)
 
 
 def check_format(spark: SparkSession, source: str) -> None:
-    """Raise ``ConfigError`` if Spark finds no class for a format, neither Java's nor one of Python's."""
+    """Raise ``ConfigError`` if Spark finds neither a Java class nor a Python data source for a format."""
     state = session(spark).sessionState()
     if state.dataSourceManager().dataSourceExists(source):
         return
@@ -170,49 +171,49 @@ def check_format(spark: SparkSession, source: str) -> None:
 
 @contextmanager
 def known_format(source: str) -> Iterator[None]:
-    """Raise ``ConfigError`` instead of Spark's error if the block fails because Spark finds no class for a format."""
+    """Raise ``ConfigError`` instead of Spark's error if Spark does not know the format in the block."""
     try:
         yield
-    except Exception as error:  # an error of the JVM's, which has no class of its own in Python
+    except Exception as error:  # Errors of the JVM have no own class in Python.
         if not _UNKNOWN_FORMAT.search(str(error)):
             raise
         package = _PACKAGES.get(source.lower(), "GROUP:ARTIFACT")
         raise ConfigError(
-            f"Spark has no data source for the sink format {source!r}",
-            remedy="correct the name in format(...), or add the package of the format when Spark starts: "
-            f"spark-submit --packages {package}:VERSION, or spark.jars.packages on the session's builder",
+            f"Spark has no data source for the sink format {source!r}.",
+            remedy="Correct the name in format(...), or add the format's package when Spark starts: "
+            f"spark-submit --packages {package}:VERSION.",
             where="format",
             id="RIFFLE-0366",
         ) from error
 
 
-def to_each(frame: DataFrame, function: Any) -> None:
-    """Give each row to what ``foreach`` was given, as Spark's own writer does."""
-    told: Any = DataStreamWriter._construct_foreach_function(function)
-    frame.rdd.mapPartitionsWithIndex(told).count()
+def call_for_each_row(frame: DataFrame, function: Any) -> None:
+    """Call the function or object of ``foreach`` for each row, as Spark's own writer does."""
+    partition_function: Any = DataStreamWriter._construct_foreach_function(function)
+    frame.rdd.mapPartitionsWithIndex(partition_function).count()
 
 
-def qualified(spark: SparkSession, path: str) -> str:
-    """Return a path with its scheme, as Spark takes it."""
-    files, given = _file_system(spark, path)
-    return str(files.makeQualified(given).toString())
+def qualified_path(spark: SparkSession, path: str) -> str:
+    """Return a path with its scheme."""
+    files, hadoop_path = _file_system(spark, path)
+    return str(files.makeQualified(hadoop_path).toString())
 
 
-def is_there(spark: SparkSession, path: str) -> bool:
-    """Tell whether there is a file or a folder at a path."""
-    files, given = _file_system(spark, path)
-    return bool(files.exists(given))
+def path_exists(spark: SparkSession, path: str) -> bool:
+    """Return whether a file or folder exists."""
+    files, hadoop_path = _file_system(spark, path)
+    return bool(files.exists(hadoop_path))
 
 
 def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    given = looked_up(context(spark)._jvm, "org.apache.hadoop.fs.Path")(path)
-    return given.getFileSystem(session(spark).sessionState().newHadoopConf()), given
+    hadoop_path = looked_up(context(spark)._jvm, "org.apache.hadoop.fs.Path")(path)
+    return hadoop_path.getFileSystem(session(spark).sessionState().newHadoopConf()), hadoop_path
 
 
-def _map(jvm: Any, given: Mapping[str, str]) -> Any:
-    """Return an immutable map of Scala's."""
-    found = looked_up(jvm, "java.util.HashMap")()
-    for name, value in given.items():
-        found.put(name, value)
-    made = looked_up(jvm, "scala.collection.immutable.Map$", "MODULE$")
-    return getattr(made, "from")(looked_up(jvm, "scala.jdk.javaapi.CollectionConverters", "asScala")(found))
+def _scala_map(jvm: Any, items: Mapping[str, str]) -> Any:
+    """Return an immutable Scala map."""
+    java_map = looked_up(jvm, "java.util.HashMap")()
+    for name, value in items.items():
+        java_map.put(name, value)
+    scala_map = looked_up(jvm, "scala.collection.immutable.Map$", "MODULE$")
+    return getattr(scala_map, "from")(looked_up(jvm, "scala.jdk.javaapi.CollectionConverters", "asScala")(java_map))

@@ -1,4 +1,4 @@
-"""What a writer was told, as the calls of its methods. Knows Spark's writers. Does not know what a sink does."""
+"""The settings of a stream writer, as the calls of its methods."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from pyspark.sql.streaming import DataStreamWriter
 
 __all__ = ["WriterCall", "WriterSettings"]
 
-_BY_FUNCTION: Final = ("foreach", "foreachBatch")
-_OURS: Final = ("checkpointlocation", "riffle.")
+_FUNCTION_METHODS: Final = ("foreach", "foreachBatch")
+_NOT_OF_SINK: Final = ("checkpointlocation", "riffle.")
 
 
 @dataclass(frozen=True, slots=True)
 class WriterCall:
-    """A method of a writer, and what it was given."""
+    """A call of a writer's method."""
 
     method: str
     positional: tuple[Any, ...]
@@ -23,13 +23,13 @@ class WriterCall:
 
     @property
     def first(self) -> object:
-        """What it was given first."""
+        """The first argument."""
         return next(iter((*self.positional, *self.named.values())))
 
 
 @dataclass(frozen=True, slots=True)
 class WriterSettings:
-    """All that a writer was told: the calls of its methods in their order, and where ``start`` or ``toTable`` go."""
+    """All settings of a writer: its calls in order, and the path of ``start`` or the table of ``toTable``."""
 
     calls: tuple[WriterCall, ...]
     path: str | None = None
@@ -44,7 +44,7 @@ class WriterSettings:
 
     @property
     def mode(self) -> str:
-        """The output mode, in small letters."""
+        """The output mode in lower case."""
         return (self._text("outputMode") or "append").lower()
 
     @property
@@ -54,24 +54,24 @@ class WriterSettings:
 
     @property
     def function(self) -> tuple[str, Any] | None:
-        """What ``foreach`` or ``foreachBatch`` was given last, unless a format was named after it."""
-        call = self._last("format", *_BY_FUNCTION)
+        """The method and argument of the last ``foreach`` or ``foreachBatch``, unless ``format`` was called later."""
+        call = self._last("format", *_FUNCTION_METHODS)
         return None if call is None or call.method == "format" else (call.method, call.first)
 
     @property
     def format(self) -> str | None:
-        """The format, ``None`` where none was named."""
+        """The format, or ``None`` if it is not set."""
         return self._text("format")
 
     @property
     def trigger(self) -> Mapping[str, object]:
-        """What the trigger is, by Spark's names of kinds; nothing: as fast as can be."""
+        """The trigger's arguments, by Spark's names. Empty means batches without a pause."""
         call = self._last("trigger")
         return {} if call is None else {kind: value for kind, value in call.named.items() if value is not None}
 
     @property
     def partition_by(self) -> tuple[str, ...]:
-        """The columns that files are parted by."""
+        """The columns that files are partitioned by."""
         return self._columns("partitionBy")
 
     @property
@@ -81,35 +81,37 @@ class WriterSettings:
 
     def _columns(self, method: str) -> tuple[str, ...]:
         call = self._last(method)
-        given = () if call is None else call.positional
-        return tuple(map(str, given[0] if len(given) == 1 and isinstance(given[0], list | tuple) else given))
+        columns = () if call is None else call.positional
+        if len(columns) == 1 and isinstance(columns[0], list | tuple):
+            columns = tuple(columns[0])
+        return tuple(map(str, columns))
 
     @property
     def options(self) -> dict[str, str]:
-        """The options; of those whose names differ in case alone the last."""
-        found = dict[str, tuple[str, str]]()
+        """The options. If names differ only in case, the last one counts."""
+        options = dict[str, tuple[str, str]]()
         for call in self.calls:
             pairs = [_pair(*call.positional, **call.named)] if call.method == "option" else []
             pairs += call.named.items() if call.method == "options" else ()
-            found |= {key.lower(): (key, _text_of(value)) for key, value in pairs if value is not None}
-        return dict(found.values())
+            options |= {key.lower(): (key, _option_text(value)) for key, value in pairs if value is not None}
+        return dict(options.values())
 
     def option(self, name: str) -> str | None:
-        """Return an option by its name, in whatever case."""
+        """Return an option by its name, which is not case-sensitive."""
         return next((value for key, value in self.options.items() if key.lower() == name.lower()), None)
 
     @property
-    def of_sink(self) -> dict[str, str]:
-        """The options that the sink gets."""
-        return {key: value for key, value in self.options.items() if not key.lower().startswith(_OURS)}
+    def sink_options(self) -> dict[str, str]:
+        """The options for the sink, without riffle's own and the checkpoint."""
+        return {key: value for key, value in self.options.items() if not key.lower().startswith(_NOT_OF_SINK)}
 
     def source(self, spark: SparkSession) -> str:
-        """Return the format, the session's usual one where none was named: in small letters but for a class's name."""
-        named = self.format or spark.conf.get("spark.sql.sources.default") or "parquet"
-        return named if "." in named else named.lower()
+        """Return the format, or the session's default. It is in lower case unless it is a class name."""
+        name = self.format or spark.conf.get("spark.sql.sources.default") or "parquet"
+        return name if "." in name else name.lower()
 
-    def on(self, writer: DataStreamWriter, *methods: str) -> DataStreamWriter:
-        """Tell a writer of Spark's the same: all, or what these methods were given."""
+    def apply_to(self, writer: DataStreamWriter, *methods: str) -> DataStreamWriter:
+        """Repeat the calls on a writer of Spark's, or only those of some methods."""
         for call in self.calls:
             if not methods or call.method in methods:
                 getattr(writer, call.method)(*call.positional, **call.named)
@@ -120,6 +122,6 @@ def _pair(key: str, value: object) -> tuple[str, object]:
     return key, value
 
 
-def _text_of(value: object) -> str:
-    """Return an option's value as Spark writes it."""
+def _option_text(value: object) -> str:
+    """Return an option's value in Spark's form."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,1 +1,1 @@
-"""Object stores: the seam, and a file for each store there is."""
+"""Object stores: the interface, and one module per store."""

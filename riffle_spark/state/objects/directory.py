@@ -1,10 +1,13 @@
 """Objects as files below one directory (``file://``).
 
-Theory of operation. An object appears whole or not at all: its bytes are written under a name of their own in
-``.unfinished``, synced, and hard-linked to the object's name. A link fails if the name is taken, which makes the put
-conditional; it and the directories above it are synced before the put returns. Names with a leading dot are never
-objects, so what a crash left in ``.unfinished`` is not listed; the next process to write removes it after a day.
-If a mode is set, a file gets it before its name. A directory gets it too, and all users who may read may enter it.
+Theory of operation.
+
+1. A put writes the bytes to a new file in ``.unfinished``, syncs it, and links it to the object's name. So an object
+   appears whole or not at all. The link fails if the name is taken, which makes the put conditional.
+2. The object and the directories above it are synced before the put returns.
+3. Names with a leading dot are never objects, so files that a crash left in ``.unfinished`` are not listed. The next
+   process that writes removes them after a day.
+4. If a mode is set, a file gets it before its name. A directory gets it too, and every user who may read it may enter.
 """
 
 import contextlib
@@ -27,19 +30,31 @@ __all__ = ["DirectoryStore"]
 _UNFINISHED = ".unfinished"
 _LEFTOVER_SECONDS = 24 * 3600
 _LINK_TRIES = 16
-_FSCKS = "lost+found"
-"""What a mounted disk has at its top, for its owner's eyes alone; no object of ours is named so."""
+_FSCK_FOLDER = "lost+found"
+"""The folder that fsck keeps at the top of a mounted disk. Only root may read it."""
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-_USERS_TO_FIX = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR})
-_USERS_TO_FIX |= {errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENAMETOOLONG}
-_WRITES = "set `root` to a directory that this user may write, on a file system with hard links"
-_READS = "set `root` to a directory that this user may read, or give the user the right to it"
+_REFUSALS = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EXDEV,
+        errno.EMLINK,
+        errno.EOPNOTSUPP,
+        errno.ENAMETOOLONG,
+    }
+)
+"""Errors that the user must fix. After any other error the store counts as unavailable."""
+_WRITE_REMEDY = "Set `root` to a directory that this user may write to, on a file system with hard links."
+_READ_REMEDY = "Set `root` to a directory that this user may read, or grant the user the right to read it."
 
 
 class DirectoryStore:
-    """A store below ``root``, which the first put makes. Put-if-absent holds between processes.
+    """A store below ``root``, which the first put creates. Conditional puts also hold between processes.
 
-    ``mode`` is the mode of files; if it is ``None``, the umask decides.
+    ``mode`` is the mode of files. ``None``: the umask decides.
     """
 
     def __init__(self, root: Path, mode: int | None = None) -> None:
@@ -58,9 +73,9 @@ class DirectoryStore:
         """See ``ObjectStore.put_if_absent``."""
         target = self.root / check_name(name)
         self.requests.add("put")
-        with self._explained(_WRITES):
+        with self._converted_errors(_WRITE_REMEDY):
             written = not target.is_file() and self._link(data, target)
-            self._sync_above(target)  # also where another's link is found: it may not be durable yet
+            self._sync_above(target)  # also for an existing object: it may not be durable yet
             return written
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
@@ -68,10 +83,10 @@ class DirectoryStore:
         source = self.root / check_name(name)
         check_range(start, length)
         self.requests.add("get")
-        with self._explained():
+        with self._converted_errors():
             try:
                 with os.fdopen(open_regular(source), "rb") as file:
-                    size = os.fstat(file.fileno()).st_size  # Python makes room for as much as is asked for
+                    size = os.fstat(file.fileno()).st_size  # Python allocates as many bytes as are requested
                     file.seek(start)
                     return file.read(-1 if length is None else min(length, size))
             except _ABSENT:
@@ -82,44 +97,44 @@ class DirectoryStore:
         source = self.root / check_name(name)
         check_range(start, length)
         self.requests.add("get")
-        left = length
-        with self._explained():
+        remaining = length
+        with self._converted_errors():
             try:
                 file = os.fdopen(open_regular(source), "rb")
             except _ABSENT:
                 return None
         with file:
             file.seek(start)
-            while piece := self._piece(file, left):
+            while piece := self._read_piece(file, remaining):
                 write(piece)
-                left -= len(piece)
-        return length - left
+                remaining -= len(piece)
+        return length - remaining
 
-    def _piece(self, file: BinaryIO, left: int) -> bytes:
-        with self._explained():
-            return file.read(min(left, PIECE_BYTES))
+    def _read_piece(self, file: BinaryIO, remaining: int) -> bytes:
+        with self._converted_errors():
+            return file.read(min(remaining, PIECE_BYTES))
 
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``."""
         target = self.root / check_name(name)
         self.requests.add("head")
-        with self._explained():
+        with self._converted_errors():
             return target.is_file()
 
     def list(self, prefix: str) -> list[str]:
-        """See ``ObjectStore.list``. Reads no directory that holds no name with that prefix."""
+        """See ``ObjectStore.list``. Reads only directories that may hold names with the prefix."""
         folder, slash, _ = check_prefix(prefix).rpartition("/")
         self.requests.add("list")
-        with self._explained():
+        with self._converted_errors():
             return sorted(_names(self.root / folder, folder + slash, prefix))
 
     def delete(self, names: Sequence[str]) -> None:
-        """See ``ObjectStore.delete``. Directories that are empty then go too."""
+        """See ``ObjectStore.delete``. Also removes directories that are then empty."""
         targets = [self.root / check_name(name) for name in names]
         if not targets:
             return
         self.requests.add("delete")
-        with self._explained(_WRITES):
+        with self._converted_errors(_WRITE_REMEDY):
             for target in targets:
                 with contextlib.suppress(*_ABSENT):
                     target.unlink()
@@ -127,35 +142,38 @@ class DirectoryStore:
                 self._prune(folder)
 
     def _link(self, data: bytes, target: Path) -> bool:
-        """Write ``data`` aside and link it to ``target``; return whether the name was free."""
-        aside = self._made_unfinished() / uuid.uuid4().hex
+        """Write ``data`` to a new file and link it to ``target``. Return whether the name was free."""
+        unfinished = self._make_unfinished_folder() / uuid.uuid4().hex
         try:
-            with aside.open("xb") as file:
+            with unfinished.open("xb") as file:
                 if self._mode is not None:
                     os.fchmod(file.fileno(), self._mode)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             for _ in range(_LINK_TRIES):
-                # Between two steps a delete elsewhere may prune the directory that the first has found or made.
+                # A delete in another process may prune the directory between the two steps.
                 with contextlib.suppress(FileNotFoundError):
                     self._make(target.parent)
-                    return _linked(aside, target)
+                    return _link_if_free(unfinished, target)
             raise UnavailableError(
-                "the directory kept vanishing under a write", remedy="try again", where=str(target), id="RIFFLE-0423"
+                "Another process kept deleting the directory during a write.",
+                remedy="Try again.",
+                where=str(target),
+                id="RIFFLE-0423",
             )
         finally:
-            aside.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
 
-    def _made_unfinished(self) -> Path:
-        """Return the directory of unfinished writes; it is swept once a store object."""
+    def _make_unfinished_folder(self) -> Path:
+        """Return the directory of unfinished writes. The first call of a store sweeps it."""
         folder = self.root / _UNFINISHED
         try:
             missing = self._make(folder)
-        except FileNotFoundError:  # of the root and what is above it: nothing prunes those
-            raise NotADirectoryError(errno.ENOTDIR, "no directory can be made there", str(self.root)) from None
-        for made in missing:
-            _sync(made.parent)
+        except FileNotFoundError:  # no process prunes the root and the directories above it
+            raise NotADirectoryError(errno.ENOTDIR, "cannot create a directory", str(self.root)) from None
+        for created in missing:
+            _sync(created.parent)
         if not self._swept:
             self._swept = True
             for leftover in folder.iterdir():
@@ -165,13 +183,13 @@ class DirectoryStore:
         return folder
 
     def _make(self, folder: Path) -> Sequence[Path]:
-        """Make ``folder`` and what is missing above it; return what was missing."""
+        """Create ``folder`` and its missing parents. Return the directories that were missing."""
         missing = list(itertools.takewhile(lambda path: not path.is_dir(), (folder, *folder.parents)))
         for path in reversed(missing):
             try:
                 path.mkdir()
             except FileExistsError:
-                if not stat.S_ISDIR(path.stat().st_mode):  # raises FileNotFoundError where a delete has pruned it since
+                if not stat.S_ISDIR(path.stat().st_mode):  # raises FileNotFoundError if a delete has pruned it
                     raise NotADirectoryError(errno.ENOTDIR, "a file has the directory's name", str(path)) from None
             else:
                 if self._mode is not None and path.is_relative_to(self.root):
@@ -179,7 +197,7 @@ class DirectoryStore:
         return missing
 
     def _sync_above(self, target: Path) -> None:
-        """Sync the directories from the object's own up to the root: another's mkdir may be as young as our link."""
+        """Sync the directories from the object's own up to the root. Other processes may have just created some."""
         for folder in target.parents:
             with contextlib.suppress(FileNotFoundError):
                 _sync(folder)
@@ -187,29 +205,38 @@ class DirectoryStore:
                 return
 
     def _prune(self, folder: Path) -> None:
-        """Remove ``folder`` and those above it, up to the root, as long as they are empty."""
+        """Remove ``folder`` and its parents below the root that are empty."""
         with contextlib.suppress(OSError):
             while folder != self.root:
                 folder.rmdir()
                 folder = folder.parent
 
     @contextlib.contextmanager
-    def _explained(self, remedy: str = _READS) -> Iterator[None]:
-        """Turn the file system's errors into riffle's."""
+    def _converted_errors(self, remedy: str = _READ_REMEDY) -> Iterator[None]:
+        """Convert the file system's errors."""
         try:
             yield
         except OSError as error:
-            problem = f"the state root refused a call: {error}"
-            if error.errno in _USERS_TO_FIX:
-                raise RefusedError(problem, remedy=remedy, where=f"file://{self.root}", id="RIFFLE-0424") from error
-            remedy = "check the disk (space, mount, errors), then run again"
-            raise UnavailableError(problem, remedy=remedy, where=f"file://{self.root}", id="RIFFLE-0425") from error
+            where = f"file://{self.root}"
+            if error.errno in _REFUSALS:
+                raise RefusedError(
+                    f"The file system of the root refused a call: {error}",
+                    remedy=remedy,
+                    where=where,
+                    id="RIFFLE-0424",
+                ) from error
+            raise UnavailableError(
+                f"The file system of the root failed: {error}",
+                remedy="Check the disk (space, mount, errors), then run again.",
+                where=where,
+                id="RIFFLE-0425",
+            ) from error
 
 
-def _linked(aside: Path, target: Path) -> bool:
-    """Give the file its second name; return whether that name was free."""
+def _link_if_free(unfinished: Path, target: Path) -> bool:
+    """Link a file to ``target``. Return ``False`` if the name is taken."""
     try:
-        os.link(aside, target)
+        os.link(unfinished, target)
     except FileExistsError:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "a directory has the object's name", str(target)) from None
@@ -218,15 +245,14 @@ def _linked(aside: Path, target: Path) -> bool:
 
 
 def _names(folder: Path, above: str, prefix: str) -> Iterator[str]:
-    """Yield the names below ``folder``, itself named ``above``, that begin with ``prefix``."""
+    """Yield the names below ``folder``, whose own name is ``above``, that start with ``prefix``."""
     try:
         with os.scandir(folder) as entries:
-            ours = (entry for entry in entries if not entry.name.startswith("."))
-            found = [(above + entry.name, entry.is_dir()) for entry in ours if above + entry.name != _FSCKS]
+            names = {above + entry.name: entry.is_dir() for entry in entries if not entry.name.startswith(".")}
     except _ABSENT:
         return
-    for name, is_folder in found:
-        if not name.startswith(prefix):
+    for name, is_folder in names.items():
+        if name == _FSCK_FOLDER or not name.startswith(prefix):
             continue
         if is_folder:
             yield from _names(folder / name[len(above) :], name + "/", prefix)

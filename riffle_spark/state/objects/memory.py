@@ -1,15 +1,15 @@
-"""Objects in this process's memory, for tests and simulations. Knows dictionaries. Does not survive the process."""
+"""Objects in this process's memory, for tests and simulations."""
 
 import threading
 from collections.abc import Callable, Sequence
 
-from riffle_spark.state.objects.store import RequestCounts, check_name, check_prefix, check_range, written
+from riffle_spark.state.objects.store import RequestCounts, check_name, check_prefix, check_range, write_all
 
 __all__ = ["MemoryStore"]
 
 
 class _Objects:
-    """The objects of one memory store, however many ``MemoryStore`` look at them."""
+    """The objects that all memory stores of one name share."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, bytes] = {}
@@ -20,7 +20,7 @@ _NAMED: dict[str, _Objects] = {}
 
 
 class MemoryStore:
-    """A store in memory. Those of one name see the same objects, in this process; one without a name is its own."""
+    """A store in memory. Stores with the same name share their objects in this process."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
@@ -29,7 +29,7 @@ class MemoryStore:
 
     def __reduce__(self) -> "tuple[type[MemoryStore], tuple[str]]":
         if not self.name:
-            raise TypeError("a memory store without a name is nowhere else: give it a name to pickle it")
+            raise TypeError("Cannot pickle a memory store without a name.")
         return MemoryStore, (self.name,)
 
     def __repr__(self) -> str:
@@ -55,7 +55,7 @@ class MemoryStore:
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
         """See ``ObjectStore.copy_to``."""
-        return written(self.get(name, start, length), write)
+        return write_all(self.get(name, start, length), write)
 
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``."""

@@ -1,30 +1,30 @@
-"""From a root's URL to its store. Knows which URLs there are. Does not know how any store works."""
+"""Opens the object store that a root's URL names."""
 
 import hashlib
 import re
 from pathlib import Path
+from typing import Final
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.state.objects.store import ObjectStore, StoreOptions
 
 __all__ = ["StoreOptions", "masked", "normalised", "open_store", "root_id"]
 
-_ALLOWED = "set `root` to s3://bucket/prefix or file:///path"
-_S3_OF_HADOOP = re.compile(r"s3[an]://(?=[^/@]+(?:/[^@?]*)?\Z)")
-_PATH = re.compile(r"/(?!/)")
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
-_PARTS = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:)?(?://)?)(.*)", re.DOTALL)
-_A_PORT = re.compile(r":[0-9]*\Z")
-_HADOOPS = re.compile(r"file:/(?!/)")
-_SCHEMES = ("s3", "file", "memory")
-_DEFAULTS = StoreOptions()
+_REMEDY: Final = "Set `root` to s3://bucket/prefix or file:///path."
+_BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
+_HADOOP_FILE: Final = re.compile(r"file:/(?!/)")
+_LOCAL: Final = re.compile(r"/|file:/(?!/[^/])")
+_URL: Final = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:/+)?)([^?#]*)([?#]?)")
+_PORT: Final = re.compile(r":[0-9]*\Z")
+_SCHEMES: Final = ("s3", "file", "memory")
+_DEFAULTS: Final = StoreOptions()
 
 
 def open_store(url: str, options: StoreOptions = _DEFAULTS) -> ObjectStore:
-    """Return the store below ``url``: ``s3://bucket/prefix``, ``file:///path`` or ``memory://name``. Sends no request.
-    ``file:/path``, as Hadoop writes it, is the same as ``file:///path``.
+    """Return the store below ``url``: ``s3://bucket/prefix``, ``file:///path`` or ``memory://name``.
 
-    Raises ``ConfigError`` for any other URL.
+    ``file:/path``, as Hadoop writes it, is the same as ``file:///path``. Sends no request. Raises ``ConfigError`` for
+    any other URL.
     """
     scheme, parts = _split(url)
     if scheme == "memory":
@@ -42,72 +42,56 @@ def open_store(url: str, options: StoreOptions = _DEFAULTS) -> ObjectStore:
 
 
 def normalised(url: str) -> str:
-    """Return ``url`` as it is written in one way only: without empty parts and without a slash at its end."""
+    """Return ``url`` in its only spelling: without empty parts and without a slash at its end."""
     scheme, parts = _split(url)
     return f"{scheme}://{'/' if scheme == 'file' else ''}{'/'.join(parts)}"
 
 
 def root_id(url: str) -> str:
-    """Return 16 hexadecimal digits that stand for the root in folder names, the same on every machine."""
+    """Return 16 hexadecimal digits that identify the root in folder names, equal on every machine."""
     return hashlib.sha256(normalised(url).encode()).hexdigest()[:16]
 
 
 def masked(url: str) -> str:
-    """Return a URL as it may be shown, in a log too: without user, password and query. A path is left as it is.
+    """Return a URL without user, password and query, to show it in errors and logs. Local paths are unchanged.
+
+    Everything before the last ``@`` counts as user and password, because a secret key may contain a slash.
 
     >>> masked("hdfs://user:secret@host/path?token=secret")
     'hdfs://***@host/path?***'
     """
-    prefix, rest = _PARTS.match(url).groups()  # type: ignore[union-attr]
-    if not prefix:
+    if _LOCAL.match(url):
         return url
-    is_local = len(prefix) == 2 or prefix.startswith("file:")  # "//", or a letter
-    path, query = (rest, "") if is_local else re.match(r"([^?#]*)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]
-    named = path if is_local else path.lstrip("/")  # with a slash too many, or one missing, it begins with slashes
-    prefix += path[: len(path) - len(named)]
-    is_host = named == path
-    host, _, below = named.partition("/")
-    if is_host and not is_local and "@" in named and not prefix.endswith("//"):  # a user, not a scheme
-        prefix, named = "", "***@" + named.rpartition("@")[2]
-    elif "@" in host and (is_host or ":" in host):
-        is_odd = "@" in below and (":" in host or prefix.startswith("s3"))
-        named = "***@" + (named.rpartition("@")[2] if is_odd else named[host.rindex("@") + 1 :])
-    elif ":" in host and not is_local and not (is_host and _A_PORT.search(host)):
-        if "@" in below:  # a secret key may have a slash in it
-            named = "***@" + named.rpartition("@")[2]
-        elif is_host or prefix.startswith("s3"):  # others have paths without a host
-            named = f"***/{below}"
-    return f"{prefix}{named}{query[:1]}{'***' if query else ''}"
+    match = _URL.match(url)
+    assert match is not None
+    prefix, path, query_mark = match.groups()
+    _, at_sign, place = path.rpartition("@")
+    host, slash, below = path.partition("/")
+    if at_sign:
+        path = f"***@{place}"
+    elif ":" in host and not _PORT.search(host):
+        path = f"***{slash}{below}"
+    return f"{prefix}{path}{query_mark}{'***' if query_mark else ''}"
 
 
 def _split(url: str) -> tuple[str, list[str]]:
-    """Return the scheme and the path's parts."""
+    """Return the scheme and the parts of the path."""
     if not isinstance(url, str):
-        raise ConfigError(f"{url!r} is not a URL", remedy=_ALLOWED, where="root", id="RIFFLE-0441")
-    scheme, mark, rest = url.partition("://")
-    if _HADOOPS.match(url):
-        scheme, mark, rest = url.partition(":")
+        raise ConfigError(f"{url!r} is not a URL.", remedy=_REMEDY, where="root", id="RIFFLE-0441")
+    scheme, separator, rest = url.partition("://")
+    if _HADOOP_FILE.match(url):
+        scheme, separator, rest = url.partition(":")
     parts = [part for part in rest.split("/") if part]
-    if scheme not in _SCHEMES or not mark or not parts or rest.startswith("/") != (scheme == "file"):
-        raise _refused(url, "is not the URL of a place for state")
+    if scheme not in _SCHEMES or not separator or not parts or rest.startswith("/") != (scheme == "file"):
+        raise _refused(url, "is not a supported URL")
     if {".", ".."} & set(parts) or not url.isprintable() or url != url.strip():
-        raise _refused(url, "has parts '.' or '..', blanks around it or unprintable characters")
+        raise _refused(url, "contains '.' or '..' parts, surrounding blanks or unprintable characters")
     if scheme == "s3" and "?" in rest:
-        raise _refused(url, "has a query, as `?token=`, which would be part of all names")
+        raise _refused(url, "contains a query")
     if scheme == "s3" and not _BUCKET.match(parts[0]):
-        raise _refused(url, "does not begin with the name of a bucket")
+        raise _refused(url, "does not start with a bucket name")
     return scheme, parts
 
 
-def _refused(url: str, why: str) -> ConfigError:
-    # A URL with a user and password in it must not end up in a log.
-    return ConfigError(f"{masked(url)!r} {why}", remedy=_remedy(url), where="root", id="RIFFLE-0442")
-
-
-def _remedy(url: str) -> str:
-    """Return how to write a root, with the URL that was most likely meant."""
-    if _PATH.match(url):
-        return f"{_ALLOWED}; for this folder: file://{url}"
-    if _S3_OF_HADOOP.match(url):
-        return f"{_ALLOWED}; for this bucket: {_S3_OF_HADOOP.sub('s3://', url)}"
-    return _ALLOWED
+def _refused(url: str, problem: str) -> ConfigError:
+    return ConfigError(f"Root {masked(url)!r} {problem}.", remedy=_REMEDY, where="root", id="RIFFLE-0442")

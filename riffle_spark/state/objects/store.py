@@ -1,4 +1,7 @@
-"""The seam to object storage. Knows what every store must promise. Does not know any store, or any object's name."""
+"""The interface to object storage, which every store implements in a module of its own.
+
+To add a store: implement ``ObjectStore``, open it in ``open``, and add it to ``tests/state/objects``.
+"""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -19,67 +22,68 @@ __all__ = [
     "check_range",
     "overwriting",
     "sent_since",
-    "written",
+    "write_all",
 ]
 
 PIECE_BYTES: Final = 256 << 10
-"""Memory of this size is used again and again; for a larger piece it is taken from the system, which costs more than
-the bytes.
-"""
+"""The size of the pieces of ``copy_to``. The allocator reuses memory of this size and returns larger pieces."""
 
 
 class ObjectStore(Protocol):
-    """A flat space of named, immutable byte objects below one root.
+    """Named, immutable objects of bytes below one root.
 
-    Names are relative, ``/``-separated, made by ``state.log.paths`` alone; no part of one is empty or begins with a
-    dot, which is checked. A missing object is ``None`` or skipped, never an error; an unreachable store raises
-    ``UnavailableError`` after bounded retries, wrong credentials or a missing bucket ``ConfigError``; both name the
-    endpoint. Every method is safe to call from several threads. A store can be pickled: the other side reaches the same
-    objects and counts from zero.
+    - **Names** are relative paths with ``/``, made only by ``state.log.paths``. No part is empty or starts with a dot.
+      Every method checks its names.
+    - **Missing objects** are no errors: ``None`` is returned, or they are skipped.
+    - **Errors** name the endpoint. ``UnavailableError``: the store did not answer within bounded retries.
+      ``RefusedError`` or ``ConfigError``: credentials, rights or the bucket are wrong.
+    - **Threads** may share a store. A pickled store reaches the same objects and counts requests from zero.
     """
 
     @property
     def requests(self) -> dict[str, int]:
-        """Requests sent so far by kind: ``put get head list delete``. A bulk delete is one request, a retry another."""
+        """Requests sent so far by kind: ``put get head list delete``. Each retry counts, a bulk delete counts once."""
         ...
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Write the object if there is none of that name; return whether this call wrote it, as far as known.
+        """Write the object durably if the name is free. Return whether this call wrote it.
 
-        ``False`` means that an object of that name was there already (which, after a retried request, may hold this
-        call's own bytes: the caller reads it to know). After ``UnavailableError`` the object may be there, may be
-        absent for good, or may still arrive. Durable when it returns. Of several callers at most one is told ``True``.
+        Of several callers at most one gets ``True``. ``False`` means that an object has the name. After a retry it may
+        hold this call's own bytes, so the caller reads it. After ``UnavailableError`` the object may exist, may be
+        absent, or may still appear.
         """
         ...
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
-        """Return the bytes from ``start``, ``length`` of them or all to the end; ``None`` if there is no such object.
+        """Return ``length`` bytes from ``start``, or all to the end. ``None``: there is no such object.
 
-        As with slices, a range that reaches beyond the end gives what is there, and one that begins there ``b""``.
+        Ranges are like slices: beyond the end of the object they return fewer bytes, or none.
         """
         ...
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
-        """Give the bytes that ``get`` would return to ``write``, in order and in pieces of ``PIECE_BYTES`` at most;
-        return how many they were. For what is too large to be held: no piece is kept. What ``write`` raises comes out.
+        """Pass the bytes that ``get`` would return to ``write``, in order and in pieces of at most ``PIECE_BYTES``.
+
+        Return their number, or ``None`` if there is no such object. Errors of ``write`` propagate. Use it for objects
+        that are too large for memory.
         """
         ...
 
     def exists(self, name: str) -> bool:
-        """Tell whether an object of that name is there, with one request."""
+        """Tell whether the object exists, with one request."""
         ...
 
     def list(self, prefix: str) -> list[str]:
-        """Return the names that begin with ``prefix``, sorted. Several pages are several requests."""
+        """Return the names that start with ``prefix``, sorted. Each page of a long listing is one request."""
         ...
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete the objects; missing ones are no error. One request for up to 1,000 names where the store can."""
+        """Delete the objects that exist. One request deletes up to 1,000 names if the store supports it."""
         ...
 
 
 class RequestCounts(dict[str, int]):
-    """Counts by kind of request, safe to add to from several threads. A pickled one starts again from zero."""
+    """Thread-safe counts of requests by kind. A pickled one starts from zero."""
 
     def __init__(self) -> None:
         super().__init__(put=0, get=0, head=0, list=0, delete=0)
@@ -89,18 +93,18 @@ class RequestCounts(dict[str, int]):
         return RequestCounts, ()
 
     def add(self, kind: str) -> None:
-        """Count one more request."""
+        """Count one request."""
         with self._lock:
             self[kind] += 1
 
 
-def sent_since(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """Return how many requests of each kind came between two looks at the counts, kinds without any left out."""
-    return {kind: count - before.get(kind, 0) for kind, count in now.items() if count != before.get(kind, 0)}
+def sent_since(earlier: Mapping[str, int], later: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of requests between two counts by kind, without kinds that had none."""
+    return {kind: count - earlier.get(kind, 0) for kind, count in later.items() if count != earlier.get(kind, 0)}
 
 
-def written(data: bytes | None, write: Callable[[bytes], object]) -> int | None:
-    """Give bytes that are held anyway to ``write``, as ``copy_to`` would; return how many they were."""
+def write_all(data: bytes | None, write: Callable[[bytes], object]) -> int | None:
+    """Implement ``copy_to`` for bytes that are in memory."""
     if data:
         write(data)
     return None if data is None else len(data)
@@ -110,8 +114,8 @@ def check_name(name: str) -> str:
     """Return ``name`` if it can name an object, else raise ``ConfigError``."""
     if any(not part or part.startswith(".") for part in name.split("/")) or not name.isprintable():
         raise ConfigError(
-            f"{name!r} cannot name an object",
-            remedy="names are relative; no part is empty or begins with a dot, and all characters are printable",
+            f"{name!r} is not a valid object name.",
+            remedy="Use a relative name of printable characters, without empty parts and parts that start with a dot.",
             where="object name",
             id="RIFFLE-0454",
         )
@@ -119,7 +123,7 @@ def check_name(name: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return ``prefix`` if names can begin with it, else raise ``ConfigError``."""
+    """Return ``prefix`` if names can start with it, else raise ``ConfigError``."""
     folder, slash, _ = prefix.rpartition("/")
     if slash:
         check_name(folder)
@@ -130,64 +134,73 @@ def check_range(start: int, length: int | None) -> None:
     """Raise ``ConfigError`` if a range has a negative start or length."""
     if start < 0 or (length is not None and length < 0):
         raise ConfigError(
-            f"no range begins at {start} and is {length} bytes long", remedy="use numbers from 0 up", id="RIFFLE-0455"
+            f"Invalid range: start {start}, length {length}.", remedy="Use numbers from 0 up.", id="RIFFLE-0455"
         )
 
 
-def check_endpoint(said: str, where: str = "s3_endpoint") -> None:
-    """Raise ``ConfigError`` if an endpoint, or what is said of one, has credentials in it, or a query that may be some:
-    every error names it.
+def check_endpoint(text: str, where: str = "s3_endpoint") -> None:
+    """Raise ``ConfigError`` if an endpoint, or a text that quotes one, contains credentials or a query. All errors
+    name the endpoint, so it must not hold secrets.
     """
-    if "@" in said or "?" in said:
-        problem = "the endpoint holds credentials, or a query as `?token=`"
-        remedy = "write http://host:port or https://host; give credentials by boto3's default chain"
-        raise ConfigError(problem, remedy=remedy, where=where, id="RIFFLE-0456")
+    if "@" in text or "?" in text:
+        raise ConfigError(
+            "The endpoint contains credentials or a query.",
+            remedy="Write http://host:port or https://host, and give credentials by boto3's default chain.",
+            where=where,
+            id="RIFFLE-0456",
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Settings of a store. S3 stores with equal options share one client in each process."""
+    """Settings of all kinds of stores. S3 stores with equal options share one client in each process."""
 
     root_file_mode: str | None = Settings.root_file_mode
     """Octal mode of files below a ``file://`` root. ``None``: the umask decides."""
     s3_endpoint: str | None = Settings.s3_endpoint
-    """Base URL of an S3-compatible server; buckets then go in the path. ``None``: AWS, or as its tools are told."""
+    """Base URL of an S3-compatible server (path-style requests). ``None``: AWS, or as its own tools are set."""
     s3_region: str | None = Settings.s3_region
-    """``None``: what AWS's own environment variables and files say."""
+    """``None``: the region of AWS's environment variables and files."""
     s3_kms_key: str | None = Settings.s3_kms_key
-    """The key that the server is to encrypt what is put with, ``aws/s3`` for the account's own."""
+    """The KMS key that encrypts objects on the server, ``aws/s3`` for the account's own."""
     s3_server_side_encryption: str | None = Settings.s3_server_side_encryption
-    """The algorithm that every put names, ``AES256`` or ``aws:kms``. ``None``: that of ``s3_kms_key``, or none."""
+    """The algorithm of every put, ``AES256`` or ``aws:kms``. ``None``: that of ``s3_kms_key``, or none."""
     s3_requester_pays: bool = Settings.s3_requester_pays
-    """Whether every request says that the requester pays."""
+    """Whether every request accepts that the requester pays."""
     s3_connect_timeout_seconds: float = 5.0
     s3_read_timeout_seconds: float = 20.0
     s3_max_attempts: int = 4
-    """How often one call is sent in all, the first time included."""
+    """Attempts per call, the first one included."""
     s3_patience_seconds: float = Settings.s3_patience
-    """How long one call is sent again in any case, where that may help."""
+    """How long a call is retried in any case, if a retry can help."""
     s3_max_connections: int = 16
-    """Connections kept open, a process; more threads than that wait for each other."""
+    """Open connections per process. More threads wait for a connection."""
 
     def __post_init__(self) -> None:
         if self.s3_kms_key is not None and self.s3_server_side_encryption not in {None, "aws:kms"}:
             raise ConfigError(
-                f"s3_server_side_encryption = {self.s3_server_side_encryption!r} uses no key, but s3_kms_key is set",
-                remedy="unset `s3_kms_key`, or set `s3_server_side_encryption` to aws:kms",
+                f"s3_kms_key is set, but s3_server_side_encryption = {self.s3_server_side_encryption!r} uses no key.",
+                remedy="Unset `s3_kms_key`, or set `s3_server_side_encryption` to aws:kms.",
                 where="s3_server_side_encryption",
                 id="RIFFLE-0457",
             )
         for name in ("s3_endpoint", "s3_kms_key"):
             value = getattr(self, name)
-            if value is not None and not (value.strip() and value.isprintable()):
-                # Of a variable that is not set, or a file with a line's end: neither AWS nor the bucket's key is meant.
-                problem = f"{name} is empty, or has unprintable characters in it"
-                raise ConfigError(problem, remedy="set it, or leave it out", where=name, id="RIFFLE-0458")
+            if value is not None and not (value.strip() and value.isprintable()):  # such as an unset variable's value
+                raise ConfigError(
+                    f"{name} is empty or contains unprintable characters.",
+                    remedy="Set a value, or remove the setting.",
+                    where=name,
+                    id="RIFFLE-0458",
+                )
 
 
 def overwriting(store: ObjectStore, where: str) -> ConfigError:
-    """Return the error for a store that took a second put of an object that is there."""
-    problem = f"the store overwrites objects: {store!r} took a second put of a record that is there"
-    remedy = "use a store with conditional puts (`If-None-Match: *`), or a newer version of this one, and no proxy "
-    remedy += "before it that drops the header: else two drivers overwrite each other's state"
-    return ConfigError(problem, remedy=remedy, where=where, id="RIFFLE-0459")
+    """Return the error for a store that overwrote an existing object."""
+    return ConfigError(
+        f"The store overwrites objects: {store!r} accepted a second put of an existing record.",
+        remedy="Use a store with conditional puts (`If-None-Match: *`) and no proxy that removes this header. Without "
+        "them two drivers overwrite each other's state.",
+        where=where,
+        id="RIFFLE-0459",
+    )

@@ -23,7 +23,8 @@ echo "    [SUCCESSFUL ] org.slf4j#slf4j-api;1.7.36!slf4j-api.jar (12ms)"
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder from which jars are fetched into an empty cache."""
     kept = ensure_jars()
-    source, java = tmp_path / "mirror", tmp_path / "java" / "bin" / "java"
+    source = tmp_path / "mirror"
+    java = tmp_path / "java" / "bin" / "java"
     for name in ("broker", "connector"):
         shutil.copytree(kept / name, source / name)
     java.parent.mkdir(parents=True)

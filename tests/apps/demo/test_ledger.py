@@ -26,7 +26,8 @@ def test_a_ledger_counts_and_sums_each_key() -> None:
 
 def test_the_same_numbers_make_the_same_events() -> None:
     """Events depend on nothing but how many, over how many keys."""
-    first, second = make_events(1000, 50), make_events(1000, 50)
+    first = make_events(1000, 50)
+    second = make_events(1000, 50)
     assert first.keys.tolist() == second.keys.tolist()
     assert first.amounts.tolist() == second.amounts.tolist()
 

@@ -112,7 +112,8 @@ class Judge:
 
 def unguided(judge: Judge, seeds: Seeds) -> None:
     """Feed the real encodings first, then inputs made of them, each by its number."""
-    own, others = seeds[judge.decoder.name], others_in(seeds)
+    own = seeds[judge.decoder.name]
+    others = others_in(seeds)
     for number in judge.numbers:
         chance = random.Random(f"{judge.seed}/{judge.decoder.name}/{number}")
         judge(own[number] if number < len(own) else mutated(chance, own, others))
@@ -147,7 +148,8 @@ def main(arguments: Sequence[str] | None = None, guided: Callable[[bool], Feed] 
     if asked.replay:
         data = asked.replay.read_bytes()
         return max([_replayed(decoder, data) for decoder in chosen])
-    began, seeds = time.monotonic(), {decoder.name: decoder.seeds() for decoder in chosen}
+    began = time.monotonic()
+    seeds = {decoder.name: decoder.seeds() for decoder in chosen}
     outcomes = []
     for number, decoder in enumerate(chosen):
         count = asked.inputs * (number + 1) // len(chosen) - asked.inputs * number // len(chosen)
@@ -156,11 +158,15 @@ def main(arguments: Sequence[str] | None = None, guided: Callable[[bool], Feed] 
         if not asked.json:
             print(_line(outcomes[-1]), flush=True)
     told = {
-        "inputs": sum(each.inputs for each in outcomes), "seed": asked.seed, "decoders": len(outcomes),
-        "refused": sum(each.refused for each in outcomes), "findings": [f for each in outcomes for f in each.findings],
-        "seconds": round(time.monotonic() - began, 1), "by_decoder": {each.decoder: each.inputs for each in outcomes},
-        "covered": {each.decoder: each.covered for each in outcomes if each.covered},
-    }  # fmt: skip
+        "inputs": sum(outcome.inputs for outcome in outcomes),
+        "seed": asked.seed,
+        "decoders": len(outcomes),
+        "refused": sum(outcome.refused for outcome in outcomes),
+        "findings": [f for outcome in outcomes for f in outcome.findings],
+        "seconds": round(time.monotonic() - began, 1),
+        "by_decoder": {outcome.decoder: outcome.inputs for outcome in outcomes},
+        "covered": {outcome.decoder: outcome.covered for outcome in outcomes if outcome.covered},
+    }
     print(
         json.dumps(told)
         if asked.json
@@ -178,9 +184,12 @@ def _kept_values(count: int, seed: int, *, as_json: bool) -> int:
         keys.write_text(f"a = {base64.b64encode(bytes(32)).decode()}\n")
         kept = keep(count, seed, f"file:{keys}")
     told = {
-        "examples": kept.examples, "seed": seed, "by_variant": kept.by_variant, "findings": kept.findings,
+        "examples": kept.examples,
+        "seed": seed,
+        "by_variant": kept.by_variant,
+        "findings": kept.findings,
         "seconds": round(time.monotonic() - began, 1),
-    }  # fmt: skip
+    }
     if as_json:
         print(json.dumps(told))
     else:
@@ -216,7 +225,8 @@ def _keep(outcome: Outcome, folder: Path) -> None:
 
 def fuzzed(decoder: Decoder, seeds: Seeds, count: int, seed: int, feed: Feed = unguided) -> Outcome:
     """Feed inputs to a decoder; start another child process after each that dies."""
-    outcome, first = Outcome(decoder.name), 0
+    outcome = Outcome(decoder.name)
+    first = 0
     with mmap.mmap(-1, _HEADER.size + _INPUT_MOST) as board:
         while first < count and len(outcome.findings) < _FINDINGS_MOST:
             with tempfile.TemporaryFile("w+") as report:
@@ -248,7 +258,8 @@ def _child_ran(judge: Judge, seeds: Seeds, feed: Feed, outcome: Outcome) -> int:
             outcome.traces.append(each["trace"])
         else:
             outcome.refused += each["refused"]
-            outcome.why, outcome.covered = each["why"], each["covered"]
+            outcome.why = each["why"]
+            outcome.covered = each["covered"]
     if hung or status:
         said = hung or f"ended its process: {_ending(status)}"
         outcome.findings.append(f"{judge.decoder.name}, input {at} of seed {judge.seed}: {said}")
@@ -267,11 +278,17 @@ def _ending(status: int) -> str:
 
 def _watched(child: int, board: mmap.mmap) -> str:
     """Wait for a child. Kill it if one input takes too much CPU time or too long, and return which limit it was."""
-    seen, since, began = -1, 0.0, 0.0
+    seen = -1
+    since = 0.0
+    began = 0.0
     while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        at, used, now = _HEADER.unpack_from(board, 0)[0], _processor_seconds(child), time.monotonic()
+        at = _HEADER.unpack_from(board, 0)[0]
+        used = _processor_seconds(child)
+        now = time.monotonic()
         if at != seen:
-            seen, since, began = at, used, now
+            seen = at
+            since = used
+            began = now
         hung = f"hung for {HANG_SECONDS:g} s" if used - since > HANG_SECONDS else ""
         if not hung and now - began > BLOCKED_SECONDS:
             hung = f"blocked for {BLOCKED_SECONDS:g} s, {used - since:.1f} s of them at work"

@@ -32,7 +32,7 @@ from riffle_spark.messages.upkeep_orders import (
     SnapshotOrder,
     UpkeepOrder,
     UpkeepReceipt,
-)  # fmt: skip
+)
 from riffle_spark.offline.checkpoint import Checkpoint
 from riffle_spark.process.types import spark_schemas
 from riffle_spark.protocol.batch.stored_requests import apply_stored_settings, read_requests
@@ -103,9 +103,14 @@ def _records() -> list[bytes]:
 def _told(record: Record) -> Record:
     """Return a record with a value in every field."""
     orders = {
-        "drained": ["m1"], "pins": {"3": "m1"}, "slots": 2, "settings": {"num_standbys": 1}, "homes": {"1": "m1"},
-        "awaited": {"m1": [5, ["m1", "1", "host", 2, None, {"zone": "a"}, {}]]}, "later": {"x": 1},
-    }  # fmt: skip
+        "drained": ["m1"],
+        "pins": {"3": "m1"},
+        "slots": 2,
+        "settings": {"num_standbys": 1},
+        "homes": {"1": "m1"},
+        "awaited": {"m1": [5, ["m1", "1", "host", 2, None, {"zone": "a"}, {}]]},
+        "later": {"x": 1},
+    }
     shards = tuple((f"topic{n % 2}", n // 2) for n in range(8))
     return replace(record, orders=orders, shards=shards, weights={"measured": {"1": 2.5}}, event_times={"s": 5})
 
@@ -147,12 +152,12 @@ def _sealed_record(data: bytes) -> bytes:
     """Return a record with the right checksum and, if its body can be unpacked, the right length."""
     head, _, packed = data.partition(b"\n")
     try:
-        told = json.loads(head)
-        told["xxh3"] = f"{xxhash.xxh3_64_intdigest(packed):016x}"
+        parsed = json.loads(head)
+        parsed["xxh3"] = f"{xxhash.xxh3_64_intdigest(packed):016x}"
         with suppress(OSError, pa.ArrowException):
             stream = pa.input_stream(pa.BufferReader(packed), compression="zstd")
-            told["length"] = stream.read_buffer(_UNPACKED_MOST).size
-        return json.dumps(told).encode() + b"\n" + packed
+            parsed["length"] = stream.read_buffer(_UNPACKED_MOST).size
+        return json.dumps(parsed).encode() + b"\n" + packed
     except (ValueError, TypeError, RecursionError):
         return data
 
@@ -161,19 +166,22 @@ PLAIN = PlainColumns(
     "totals", pa.schema([("k", pa.string())]), pa.schema([("count", pa.int64()), ("total", pa.float64())])
 )
 TIMED = PlainColumns(
-    "sessions", pa.schema([("k", pa.string()), ("n", pa.int32())]),
-    pa.schema([("until", pa.timestamp("us", "UTC")), ("seen", pa.list_(pa.string()))]), due="until",
+    "sessions",
+    pa.schema([("k", pa.string()), ("n", pa.int32())]),
+    pa.schema([("until", pa.timestamp("us", "UTC")), ("seen", pa.list_(pa.string()))]),
+    due="until",
     time_mode="EventTime",
-)  # fmt: skip
+)
 VARIABLES = VariableColumns(
-    "visits", pa.schema([("k", pa.string())]),
+    "visits",
+    pa.schema([("k", pa.string())]),
     (
         Variable("last", "value", pa.schema([("at", pa.int64())]), ttl_ms=1000),
         Variable("pages", "list", pa.schema([("page", pa.string())])),
         Variable("by", "map", pa.schema([("n", pa.int64())]), pa.schema([("name", pa.string())])),
     ),
     indexed=True,
-)  # fmt: skip
+)
 SCHEMAS: tuple[StoreSchema, ...] = (PLAIN, TIMED, VARIABLES)
 
 
@@ -184,10 +192,11 @@ def _plain_rows(count: int) -> pa.Table:
 
 def _timed_rows(count: int) -> pa.Table:
     columns = {
-        "k": [f"key-{n}" for n in range(count)], "n": list(range(count)),
+        "k": [f"key-{n}" for n in range(count)],
+        "n": list(range(count)),
         "until": [None if n % 3 == 0 else 10**15 + n for n in range(count)],
         "seen": [["a", None][: n % 3] for n in range(count)],
-    }  # fmt: skip
+    }
     return pa.table([pa.array(columns[f.name], f.type) for f in TIMED.row_schema], schema=TIMED.row_schema)
 
 
@@ -196,12 +205,17 @@ def _variable_rows(count: int) -> pa.Table:
     names = ["last", "pages", "by", "__timer"]
     rows = [
         {
-            "k": f"key-{n}", "__variable": names[n % 4], "__index": n if n % 4 == 1 else None, "__due": 10**12 + n,
-            "__state_last": {"at": n} if n % 4 == 0 else None, "__state_pages": {"page": "p"} if n % 4 == 1 else None,
-            "__state_by": {"key": {"name": "x"}, "value": {"n": n}} if n % 4 == 2 else None, "__deleted": n % 11 == 10,
+            "k": f"key-{n}",
+            "__variable": names[n % 4],
+            "__index": n if n % 4 == 1 else None,
+            "__due": 10**12 + n,
+            "__state_last": {"at": n} if n % 4 == 0 else None,
+            "__state_pages": {"page": "p"} if n % 4 == 1 else None,
+            "__state_by": {"key": {"name": "x"}, "value": {"n": n}} if n % 4 == 2 else None,
+            "__deleted": n % 11 == 10,
         }
         for n in range(count)
-    ]  # fmt: skip
+    ]
     columns = [
         pa.array([row[field.name] for row in rows], pa.string() if field.name == "__variable" else field.type)
         for field in schema
@@ -262,10 +276,12 @@ def _keys_of_variable(data: bytes) -> None:
 def _lists_of_keys() -> list[bytes]:
     one, other = (base64.b64encode(bytes(range(first, first + 32))) for first in (0, 7))
     return [
-        b"2026-11 = " + one, b"# keys of the query\nplain\nold = %s\nnew = kms:%s  # by KMS\n" % (one, other),
-        b"\xef\xbb\xbfa=%s\r\nb=%s\r\n" % (one, other), b"plain, old = %s, new = kms:%s" % (other, one),
+        b"2026-11 = " + one,
+        b"# keys of the query\nplain\nold = %s\nnew = kms:%s  # by KMS\n" % (one, other),
+        b"\xef\xbb\xbfa=%s\r\nb=%s\r\n" % (one, other),
+        b"plain, old = %s, new = kms:%s" % (other, one),
         b"old = %s\nplain" % one,
-    ]  # fmt: skip
+    ]
 
 
 def _schema_texts() -> list[bytes]:
@@ -335,43 +351,71 @@ def _entries() -> dict[int, Entry]:
 
 def _orders() -> list[bytes]:
     order = Order(
-        home=_HOME, store="totals", key=("k",), schema=PLAIN.to_text(), output=PLAIN.part_schema(),
+        home=_HOME,
+        store="totals",
+        key=("k",),
+        schema=PLAIN.to_text(),
+        output=PLAIN.part_schema(),
         rows=PLAIN.part_schema(),
-        per_key_group=False, order_by=("at",), total=8, epoch=3, version=9, time_ms=5, watermark_ms=None,
-        slots={0: (0, 1, 2, 3), 1: (4, 5, 6, 7)}, entries=_entries(), sequence=4,
-    )  # fmt: skip
+        per_key_group=False,
+        order_by=("at",),
+        total=8,
+        epoch=3,
+        version=9,
+        time_ms=5,
+        watermark_ms=None,
+        slots={0: (0, 1, 2, 3), 1: (4, 5, 6, 7)},
+        entries=_entries(),
+        sequence=4,
+    )
     more = replace(
-        order, standbys={1: ("m1", "m2")}, followed_by={2: ("m1",)}, watermark=Watermark("at", 5), late=LateRule("at"),
-        initial=PLAIN.key, shown={"k": "K"}, routed_by=("k",), whole=True,
-    )  # fmt: skip
+        order,
+        standbys={1: ("m1", "m2")},
+        followed_by={2: ("m1",)},
+        watermark=Watermark("at", 5),
+        late=LateRule("at"),
+        initial=PLAIN.key,
+        shown={"k": "K"},
+        routed_by=("k",),
+        whole=True,
+    )
     return [order.to_json().encode(), more.to_json().encode()]
 
 
 def _upkeep_orders() -> list[bytes]:
     some = list(_entries().items())
     order = UpkeepOrder(
-        _HOME, "m0123456789ab", 3, 7, {"totals": PLAIN.to_text()},
+        _HOME,
+        "m0123456789ab",
+        3,
+        7,
+        {"totals": PLAIN.to_text()},
         (Drop("totals", 3, Head(2, "1-aa")), Drop("totals", 4, None)),
         tuple(Follow("totals", kg, entry) for kg, entry in some[:3]),
         tuple(SnapshotOrder("totals", kg, entry) for kg, entry in some[3:5]),
-    )  # fmt: skip
+    )
     return [order.to_json().encode()]
 
 
 def _receipts() -> list[bytes]:
     receipt = Receipt("totals", 1, "3-" + "ab" * 16, 9, "m1", "1", rows=5, error=("ConfigError", "p", "r", "w", "i"))
     part = [1, 0, 9, 5, 2, None]
-    told = json.loads(receipt.to_json())
-    told |= {"parts": [part, part], "output": part, "read": [[1, 2, 3]], "received": [[1], [2]], "busy": [[1], [2]]}
-    return [receipt.to_json().encode(), json.dumps(told).encode()]
+    parsed = json.loads(receipt.to_json())
+    parsed |= {"parts": [part, part], "output": part, "read": [[1, 2, 3]], "received": [[1], [2]], "busy": [[1], [2]]}
+    return [receipt.to_json().encode(), json.dumps(parsed).encode()]
 
 
 def _upkeep_receipts() -> list[bytes]:
     snapshot = Snapshot("00000000000000000005-1-aa", Head(5, "1-aa"), 9, 5, 3)
     receipt = UpkeepReceipt(
-        "1", "m1", copies=(("totals", 1, 5, "1-aa"),), missing=(("totals", 2),), unfinished=(("totals", 3, 1, 2),),
-        snapshots=(("totals", 4, snapshot),), errors=("no",),
-    )  # fmt: skip
+        "1",
+        "m1",
+        copies=(("totals", 1, 5, "1-aa"),),
+        missing=(("totals", 2),),
+        unfinished=(("totals", 3, 1, 2),),
+        snapshots=(("totals", 4, snapshot),),
+        errors=("no",),
+    )
     return [receipt.to_json().encode()]
 
 
@@ -421,14 +465,26 @@ def _sealed_gzip(data: bytes) -> bytes:
 def _worlds() -> list[bytes]:
     folder = CHECKOUT / "riffle_spark" / "simulate" / "worlds"
     small = {
-        "name": "small", "seed": 1, "seconds": "1 h", "every": "1 min", "swing": 0.5, "changes": 3, "config": {},
-        "protocol": {"probing_rebalance_interval": "10 min"}, "policies": ["riffle"],
+        "name": "small",
+        "seed": 1,
+        "seconds": "1 h",
+        "every": "1 min",
+        "swing": 0.5,
+        "changes": 3,
+        "config": {},
+        "protocol": {"probing_rebalance_interval": "10 min"},
+        "policies": ["riffle"],
         "members": [{"id": "m{:02}", "count": 3, "threads": 2, "racks": ["a", "b"], "tags": {"zone": "a"}}],
         "tasks": [{"subtopology": "s", "count": 8, "state_bytes": 1e6, "row_bytes": 100, "spread": "10 %"}],
-        "events": [{"at": 5, "lose": ["m00"]}, {"at": "1 min", "return": ["m00"]}, {"at": 90, "bounce": ["m01"]},
-                   {"at": 100, "join": [{"id": "n"}]}, {"at": 200, "load": 2, "tasks": ["s_1"]},
-                   {"at": 300, "lose_rack": "b"}],
-    }  # fmt: skip
+        "events": [
+            {"at": 5, "lose": ["m00"]},
+            {"at": "1 min", "return": ["m00"]},
+            {"at": 90, "bounce": ["m01"]},
+            {"at": 100, "join": [{"id": "n"}]},
+            {"at": 200, "load": 2, "tasks": ["s_1"]},
+            {"at": 300, "lose_rack": "b"},
+        ],
+    }
     shipped = [(folder / f"{name}.json").read_bytes() for name in SHIPPED if name != "day"]
     return [*shipped, json.dumps(small).encode()]
 
@@ -461,19 +517,28 @@ def _confs() -> list[bytes]:
 def _settings_of_a_call(data: bytes) -> None:
     """Read settings that a program passes, with values of any JSON type."""
     try:
-        said = json.loads(data)
+        parsed = json.loads(data)
     except (ValueError, RecursionError):
         return
-    if isinstance(said, dict):
-        from_sources(Settings().but(**said), {})
+    if isinstance(parsed, dict):
+        from_sources(Settings().but(**parsed), {})
 
 
 def _calls() -> list[bytes]:
     said = {
-        "root": "file:///tmp/x", "key_groups": 8, "retained_for": "10 min", "local_disk_limit": "80 %",
-        "member_racks": [["10.*", "a"]], "forced_awareness": {"zone": ["a", "b"]}, "deliver_after_commit": True,
-        "num_standbys": 1, "store_groups": {"totals": "a"}, "accept": "totals", "s3_patience": 5, "local_dir": None,
-    }  # fmt: skip
+        "root": "file:///tmp/x",
+        "key_groups": 8,
+        "retained_for": "10 min",
+        "local_disk_limit": "80 %",
+        "member_racks": [["10.*", "a"]],
+        "forced_awareness": {"zone": ["a", "b"]},
+        "deliver_after_commit": True,
+        "num_standbys": 1,
+        "store_groups": {"totals": "a"},
+        "accept": "totals",
+        "s3_patience": 5,
+        "local_dir": None,
+    }
     return [json.dumps(said).encode(), *(json.dumps({name: value}).encode() for name, value in said.items())]
 
 

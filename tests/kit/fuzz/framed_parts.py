@@ -19,8 +19,11 @@ __all__ = ["KEYS", "PLACE", "framed", "retagged"]
 _BY_ID = {"2025": bytes(range(32)), "2026": bytes(range(32, 64))}
 KEYS = Keys(_BY_ID, "2026", reads_plain=False)
 PLACE = paths.delta_place("totals", 5, 7, "1-" + "ab" * 16)
-_ID_AT, _AFTER_ID, _TAG = 5, 36, 16
-_SALT, _NONCE = b"0123456789abcdef", b"0123456789ab"
+_ID_AT = 5
+_AFTER_ID = 36
+_TAG = 16
+_SALT = b"0123456789abcdef"
+_NONCE = b"0123456789ab"
 _USES = {1: b"riffle part", 2: b"riffle part 2"}
 _TEXTS = {1: PLACE.text_1, 2: PLACE.text}
 _COUNTER = (2).to_bytes(4, "big")
@@ -42,7 +45,8 @@ def retagged(data: bytes) -> bytes:
     key = _BY_ID.get(data[_ID_AT:after].decode("ascii", "replace"))
     if key is None or len(data) < start + _TAG:
         return data
-    salt, nonce = data[after + 8 : after + 24], data[after + 24 : start]
+    salt = data[after + 8 : after + 24]
+    nonce = data[after + 24 : start]
     frame = 1 if data.startswith(b"RFE1") else 2
     derived = _derived(key, salt, _USES[frame])
     plain = Cipher(AES(derived), CTR(nonce + _COUNTER)).decryptor().update(data[start:-_TAG])

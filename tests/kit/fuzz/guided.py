@@ -36,9 +36,13 @@ _NEVER_SECONDS = 1_000_000
 # The watcher has its own bounds, and tells by which signal a child ended. No time at all would not mean any time: then
 # atheris ends the process at a tick of its clock.
 _LEFT_TO_THE_WATCHER = [
-    f"-timeout={_NEVER_SECONDS}", f"-report_slow_units={_NEVER_SECONDS}", "-rss_limit_mb=0", "-malloc_limit_mb=0",
-    "-detect_leaks=0", *(f"-handle_{name}=0" for name in _OWN_SIGNALS),
-]  # fmt: skip
+    f"-timeout={_NEVER_SECONDS}",
+    f"-report_slow_units={_NEVER_SECONDS}",
+    "-rss_limit_mb=0",
+    "-malloc_limit_mb=0",
+    "-detect_leaks=0",
+    *(f"-handle_{name}=0" for name in _OWN_SIGNALS),
+]
 
 
 def led(folder: Path, blind: bool) -> Feed:
@@ -64,7 +68,9 @@ def led(folder: Path, blind: bool) -> Feed:
 
 
 def _mutator(judge: Judge, seeds: Seeds, blind: bool) -> Callable[[bytes, int, int], bytes]:
-    own, others, sealed = seeds[judge.decoder.name], others_in(seeds), judge.decoder.sealed
+    own = seeds[judge.decoder.name]
+    others = others_in(seeds)
+    sealed = judge.decoder.sealed
 
     def made(data: bytes, most: int, number: int) -> bytes:
         chance = random.Random(number)

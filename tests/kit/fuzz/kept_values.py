@@ -40,7 +40,8 @@ class Kept:
 
 def keep(count: int, seed: int, keys: str | None = None) -> Kept:
     """Seal and read so many examples and return the outcome. If ``keys`` is set, every second run is encrypted."""
-    kept, number = Kept(), 0
+    kept = Kept()
+    number = 0
     while kept.examples < count and len(kept.findings) < 8:
         chance = random.Random(f"{seed}/{number}")
         key, *values = _examples(chance, min(_VALUES_A_RUN, count - kept.examples - 1))
@@ -71,9 +72,9 @@ def _can_be_key(example: Example) -> bool:
 
 def _run(chance: random.Random, key: Example, values: list[Example], keys: str | None) -> None:
     ids = pa.array(range(ROWS), pa.int64())
-    fields = [key.field, pa.field("id", pa.int64(), nullable=False), *(one.field for one in values)]
-    rows = pa.table([key.column, ids, *(one.column for one in values)], schema=pa.schema(fields))
-    ordered = [one.field.name for one in values if _can_be_order(one.field.type)][:1]
+    fields = [key.field, pa.field("id", pa.int64(), nullable=False), *(value.field for value in values)]
+    rows = pa.table([key.column, ids, *(value.column for value in values)], schema=pa.schema(fields))
+    ordered = [value.field.name for value in values if _can_be_order(value.field.type)][:1]
     last = with_one_zero(
         _last_of_keys(rows.sort_by([(name, "ascending") for name in ordered]) if ordered else rows), "k"
     )
@@ -111,5 +112,6 @@ def _check(found: pa.Table, wanted: pa.Table, what: str) -> None:
     assert sorted(found.column("id").to_pylist()) == sorted(wanted.column("id").to_pylist()), what
     found, wanted = (table.take(pa.array(np.argsort(table.column("id").to_numpy()))) for table in (found, wanted))
     for name in wanted.column_names:
-        one, other = raw_values(found.column(name)), raw_values(wanted.column(name))
+        one = raw_values(found.column(name))
+        other = raw_values(wanted.column(name))
         assert one == other, f"{what}: column {name} of {wanted.schema.field(name).type}: {one} for {other}"

@@ -52,9 +52,12 @@ def mutated(chance: Chance, seeds: Sequence[bytes], others: Sequence[bytes]) -> 
 
 
 def varied(
-    chance: Chance, data: bytes, kinds: tuple[Sequence[bytes], Sequence[bytes]], bits: Callable[[bytes], bytes],
+    chance: Chance,
+    data: bytes,
+    kinds: tuple[Sequence[bytes], Sequence[bytes]],
+    bits: Callable[[bytes], bytes],
     sealed: Callable[[bytes], bytes],
-) -> bytes:  # fmt: skip
+) -> bytes:
     """Return an input made mostly of ``data``, which had new coverage.
 
     ``kinds`` are ``seeds`` and ``others`` of ``mutated``. ``bits`` is the fuzzer's own mutation of bytes, which uses
@@ -90,7 +93,8 @@ def _flipped(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
 
 
 def _overwritten(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
-    at, scrap = _place(chance, data), chance.randbytes(chance.randrange(1, 9))
+    at = _place(chance, data)
+    scrap = chance.randbytes(chance.randrange(1, 9))
     return data[:at] + scrap + data[at + len(scrap) :]
 
 
@@ -133,8 +137,18 @@ def _scrap(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
 
 
 _WAYS: tuple[Callable[[Chance, bytes, Sequence[bytes]], bytes], ...] = (
-    _flipped, _flipped, _overwritten, _number, _number, _truncated, _cut_out, _repeated, _spliced, _swapped, _scrap,
-)  # fmt: skip
+    _flipped,
+    _flipped,
+    _overwritten,
+    _number,
+    _number,
+    _truncated,
+    _cut_out,
+    _repeated,
+    _spliced,
+    _swapped,
+    _scrap,
+)
 
 
 def _other_json(chance: Chance, data: bytes, seeds: Sequence[bytes]) -> bytes | None:
@@ -143,9 +157,9 @@ def _other_json(chance: Chance, data: bytes, seeds: Sequence[bytes]) -> bytes | 
     at = chance.randrange(len(lines))
     try:
         body = json.loads(lines[at])
-        other = json.loads(chance.choice(seeds).split(b"\n")[0])
+        parsed = json.loads(chance.choice(seeds).split(b"\n")[0])
         for _ in range(chance.choice((1, 1, 2, 4))):
-            body = _changed(chance, body, other)
+            body = _changed(chance, body, parsed)
         lines[at] = json.dumps(body).encode(errors="surrogatepass")
     except (ValueError, RecursionError):  # nested as deep as some scraps are
         return None

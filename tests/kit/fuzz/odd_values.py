@@ -82,7 +82,7 @@ def _drawn(chance: random.Random, kind: pa.DataType, count: int, variant: str, *
     if types.is_struct(kind):
         # Below a NULL struct there are NULLs, also of fields that are NOT NULL: so Spark's Arrow columns have it.
         fields = [_drawn(chance, one.type, count, variant, may_be_null=one.nullable) for one in kind]
-        hidden = [_with_nulls(one, nulls) for one in fields]
+        hidden = [_with_nulls(field, nulls) for field in fields]
         return pa.Array.from_buffers(kind, count, [valid], children=hidden)
     if types.is_fixed_size_list(kind):
         values = _drawn(chance, kind.value_type, 2 * count, variant, may_be_null=kind.value_field.nullable)
@@ -148,10 +148,11 @@ def raw_values(column: pa.Array | pa.ChunkedArray) -> list[object]:
     Offsets do not count: a text is the same with 32-bit and with 64-bit offsets.
     """
     array = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
-    kind, is_valid = array.type, array.is_valid().to_pylist()
+    kind = array.type
+    is_valid = array.is_valid().to_pylist()
     if types.is_struct(kind):
         fields = [raw_values(array.field(at)) for at in range(len(kind))]
-        return [tuple(one[at] for one in fields) if there else None for at, there in enumerate(is_valid)]
+        return [tuple(field[at] for field in fields) if there else None for at, there in enumerate(is_valid)]
     if types.is_map(kind):
         return _cut(list(zip(raw_values(array.keys), raw_values(array.items), strict=True)), _offsets(array), is_valid)
     if types.is_list(kind) or types.is_large_list(kind):
@@ -163,7 +164,8 @@ def raw_values(column: pa.Array | pa.ChunkedArray) -> list[object]:
 
 
 def _leaf_bytes(array: pa.Array, is_valid: Sequence[bool]) -> list[object]:
-    kind, data = array.type, array.buffers()[-1]
+    kind = array.type
+    data = array.buffers()[-1]
     plain = bytes(data) if data is not None else b""
     if types.is_fixed_size_binary(kind) or types.is_primitive(kind) or types.is_decimal(kind):
         width = kind.bit_width // 8

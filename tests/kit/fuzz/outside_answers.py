@@ -31,23 +31,36 @@ _LIST = b"""200
 <ListBucketResult><IsTruncated>%s</IsTruncated><KeyCount>2</KeyCount><Contents><Key>p/log/00000000000000000000</Key>
 <Size>5</Size></Contents><Contents><Key>p/totals/</Key></Contents>%s</ListBucketResult>"""
 ANSWERS = [
-    _LIST % (b"false", b""), _LIST % (b"true", b"<NextContinuationToken>x</NextContinuationToken>"), b"200\nbytes",
+    _LIST % (b"false", b""),
+    _LIST % (b"true", b"<NextContinuationToken>x</NextContinuationToken>"),
+    b"200\nbytes",
     b"200\n<DeleteResult><Error><Key>p/a</Key><Code>InternalError</Code><Message>m</Message></Error></DeleteResult>",
     b"403\n<Error><Code>AccessDenied</Code><Message>no</Message></Error>",
     b"404\n<Error><Code>NoSuchKey</Code></Error>",
-    b"503\n<Error><Code>SlowDown</Code></Error>", b"412\n", b"206\nbytes",
-]  # fmt: skip
+    b"503\n<Error><Code>SlowDown</Code></Error>",
+    b"412\n",
+    b"206\nbytes",
+]
 """A status, and a body."""
 _NAMES_MOST = 24
 _ATTEMPT = b"1-" + b"ab" * 16
 NAMES_IN_A_FOLDER = [
-    b"\n".join([
-        b"stacks/totals/0003.0000000001-0a1b2c3d.stack", b"stacks/totals/0003." + b"ab" * 16 + b".part",
-        b"sealed/7-" + _ATTEMPT, b"sealed/8-" + _ATTEMPT, b"fetched/7-" + _ATTEMPT + b"." + b"cd" * 16,
-        b"incoming/totals/0003.00000000000000000005-" + _ATTEMPT, b"owner", b"process", b"upkeep", b"advancing",
-    ]),
+    b"\n".join(
+        [
+            b"stacks/totals/0003.0000000001-0a1b2c3d.stack",
+            b"stacks/totals/0003." + b"ab" * 16 + b".part",
+            b"sealed/7-" + _ATTEMPT,
+            b"sealed/8-" + _ATTEMPT,
+            b"fetched/7-" + _ATTEMPT + b"." + b"cd" * 16,
+            b"incoming/totals/0003.00000000000000000005-" + _ATTEMPT,
+            b"owner",
+            b"process",
+            b"upkeep",
+            b"advancing",
+        ]
+    ),
     b"stacks/totals/32767.0000000009-ffffffff.stack\nstacks/visits/0000.0000000002-00000000.stack",
-]  # fmt: skip
+]
 
 
 def read_answer(data: bytes) -> None:
@@ -55,10 +68,14 @@ def read_answer(data: bytes) -> None:
     status, _, body = data.partition(b"\n")
     store = answering(int(status) if status.isdigit() and len(status) == 3 else 200, body)
     for call in (
-        lambda: store.list("log/"), lambda: store.get("log/1"), lambda: store.get("log/1", 2, 3),
-        lambda: store.exists("log/1"), lambda: store.copy_to("log/1", 0, 3, len), lambda: store.delete(["a", "b"]),
+        lambda: store.list("log/"),
+        lambda: store.get("log/1"),
+        lambda: store.get("log/1", 2, 3),
+        lambda: store.exists("log/1"),
+        lambda: store.copy_to("log/1", 0, 3, len),
+        lambda: store.delete(["a", "b"]),
         lambda: store.put_if_absent("log/1", b"x"),
-    ):  # fmt: skip
+    ):
         with suppress(RiffleError):
             call()
 
@@ -66,14 +83,14 @@ def read_answer(data: bytes) -> None:
 def answering(status: int, body: bytes) -> S3Store:
     """Return store ``p`` of a server that answers all requests with this, until another answer is set."""
     _answer[:] = [status, body]
-    s3_client._made = _client_of  # private: a new client after a refusal is the same one, which is answered here
+    s3_client._create_client = _client_of  # private: a new client is the same one
     return S3Store("bucket", "p", _OPTIONS)
 
 
 _answer: list[Any] = [200, b""]
 
 
-_real_client = s3_client._made  # private: what a new client after a refusal would be
+_real_client = s3_client._create_client  # private: what a new client after a refusal would be
 
 
 def _client_of(options: StoreOptions) -> Any:

@@ -16,7 +16,7 @@ import xxhash
 
 from riffle_spark.errors import CorruptStateError, RiffleError
 from riffle_spark.offline.verify import verify
-from riffle_spark.protocol.upkeep.claim_work import through
+from riffle_spark.protocol.upkeep.claim_work import run_to_end
 from riffle_spark.protocol.upkeep.retention import Retention
 from riffle_spark.protocol.upkeep.scan import scan
 from riffle_spark.state.log import paths
@@ -39,8 +39,10 @@ def framed_record(body: bytes) -> bytes:
 
 def small_logs(records: Sequence[Record]) -> list[bytes]:
     """Return the log of these records, and the log of the first one alone."""
-    bodies = (pa.input_stream(pa.BufferReader(encode(one).split(b"\n", 1)[1]), compression="zstd") for one in records)
-    lines = [b"[%d,%s]" % (one.sequence, body.read()) for one, body in zip(records, bodies, strict=True)]
+    bodies = (
+        pa.input_stream(pa.BufferReader(encode(record).split(b"\n", 1)[1]), compression="zstd") for record in records
+    )
+    lines = [b"[%d,%s]" % (record.sequence, body.read()) for record, body in zip(records, bodies, strict=True)]
     return [b"\n".join(lines), lines[0]]
 
 
@@ -66,10 +68,10 @@ def _read(store: ObjectStore, data: bytes, root: str) -> None:
         raise CorruptStateError("an empty log")
     retention = Retention(20, 0)
     retention.start(log.first, tail, log.manifest, 0)
-    retention.promise(tail.sequence + 1, 0)
-    retention.take_free(tail.promised)
+    retention.oldest_after(tail.sequence + 1, 0)
+    retention.take_deletable(tail.promised)
     set().union(*log.listed_objects(log.after(max(log.first, tail.sequence - 20)), log.first))
-    through(scan(store, tail, 20, 0, first=log.first))
+    run_to_end(scan(store, tail, 20, 0, first=log.first))
 
 
 def _put(store: ObjectStore, line: bytes, before: bytes) -> bytes:

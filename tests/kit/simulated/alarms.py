@@ -40,10 +40,11 @@ class Alarms:
         """Declare a sum that stays and, by the clock, a value, a list and a map that live for a while."""
         lives = LIVES_MS if self.mode == "ProcessingTime" else dict.fromkeys(LIVES_MS)
         variables = (
-            Variable("sum", "value", N), Variable("last", "value", N, ttl_ms=lives["last"]),
+            Variable("sum", "value", N),
+            Variable("last", "value", N, ttl_ms=lives["last"]),
             Variable("recent", "list", N, ttl_ms=lives["recent"]),
             Variable("marks", "map", N, pa.schema([("mark", pa.int64())]), lives["marks"]),
-        )  # fmt: skip
+        )
         columns = ("v", "ts") if self.mode == "EventTime" else ("v",)
         return Declared(pa.schema([]), OUTPUT, columns, False, time_mode=self.mode, variables=variables)
 
@@ -76,8 +77,8 @@ class _Ringing:
             if value < 0:
                 for due_ms in list(self._timers.list()):
                     self._timers.delete(due_ms)
-                for each in cells.values():
-                    each.clear()
+                for cell in cells.values():
+                    cell.clear()
                 continue
             mark = (value % MARKS,)
             cells["sum"].update((_number(cells["sum"].get()) + value,))
@@ -102,7 +103,8 @@ class _Ringing:
 
     def _told(self, key: Key, due_ms: int) -> dict[str, object]:
         cells = self._cells
-        recent, marks = [n for (n,) in cells["recent"].get()], sorted((m, n) for (m,), (n,) in cells["marks"].items())
+        recent = [n for (n,) in cells["recent"].get()]
+        marks = sorted((m, n) for (m,), (n,) in cells["marks"].items())
         held = cells["sum"].get(), cells["last"].get(), recent, marks
         return {"k": key[0], "due": due_ms, "held": repr(held)}
 
@@ -136,7 +138,8 @@ class _Values:
         self._taken.extend(output)
 
     def output(self) -> pa.Table:
-        taken, self._taken = self._taken, []
+        taken = self._taken
+        self._taken = []
         return pa.Table.from_pylist(taken, schema=OUTPUT)
 
 

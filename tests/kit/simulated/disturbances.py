@@ -39,14 +39,16 @@ class Disturbances:
 
     def operator(self) -> None:
         """Ask for something; what cannot be is refused."""
-        operations, chance = self._world.driver.operations, self._chance
+        operations = self._world.driver.operations
+        chance = self._chance
         name = chance.choice([member.id for member in operations.members] or ["nobody"])
         group = chance.randrange(self._world.settings.key_groups)
         names = self._world.driver.ownership.placement.groups.names
         of = names[group % len(names)]
         changes: dict[str, object] = {
-            "num_standbys": chance.randrange(3), "acceptable_recovery_lag": chance.choice([0, 3, 10_000]),
-        }  # fmt: skip
+            "num_standbys": chance.randrange(3),
+            "acceptable_recovery_lag": chance.choice([0, 3, 10_000]),
+        }
         what, ask = chance.choice(
             [
                 (f"drain {name}", lambda: operations.drain(name)),

@@ -58,9 +58,14 @@ class Elastic(World):
     """A query of a few key-groups that every batch touches, over executors that come and go."""
 
     def __init__(
-        self, local_dir: Path, *, executors: Sequence[str] = ("1", "2"), operators: Sequence[Operator] = (),
-        key_groups: int = 6, **settings: Any,
-    ) -> None:  # fmt: skip
+        self,
+        local_dir: Path,
+        *,
+        executors: Sequence[str] = ("1", "2"),
+        operators: Sequence[Operator] = (),
+        key_groups: int = 6,
+        **settings: Any,
+    ) -> None:
         settings = {"acceptable_recovery_lag": TOUCHED, "retained_versions": 4, "snapshot_chain_links": 6, **settings}
         super().__init__(
             local_dir, executors=executors, operators=list(operators) or [totals()], key_groups=key_groups, **settings
@@ -71,9 +76,12 @@ class Elastic(World):
         self.keys = _keys(key_groups)
 
     def feed(
-        self, batches: int = 1, *, keys: Sequence[str] | None = None,
+        self,
+        batches: int = 1,
+        *,
+        keys: Sequence[str] | None = None,
         perform: Callable[[Attempt], pa.Table] = Attempt.run,
-    ) -> BatchReport:  # fmt: skip
+    ) -> BatchReport:
         """Run the next batches: the first touches every key, later ones a few of each key-group, or ``keys``. Check
         the assignment after each; return the last report.
         """
@@ -81,9 +89,10 @@ class Elastic(World):
             self.version += 1
             touched = keys if keys is not None else self._touched()
             report = self.batch(
-                self.version, rows_of(*((key, self.version, n) for n, key in enumerate(touched))),
+                self.version,
+                rows_of(*((key, self.version, n) for n, key in enumerate(touched))),
                 lambda attempt: self._perform(attempt, perform),
-            )  # fmt: skip
+            )
             for key in touched:
                 count, total = self.fed.get(key, (0, 0))
                 self.fed[key] = (count + 1, total + self.version)
@@ -150,7 +159,8 @@ class Elastic(World):
 
     def holds(self, executor: str) -> tuple[set[int], set[int], set[int]]:
         """Return the key-groups that an executor owns, keeps as standby and warms up."""
-        present, member = self.ownership.placement.present, self.member(executor)
+        present = self.ownership.placement.present
+        member = self.member(executor)
         return (
             {t.key_group for t, owner in present.owners.items() if owner == member},
             {t.key_group for t, members in present.standbys.items() if member in members},

@@ -40,7 +40,8 @@ class Closed:
         n = np.bincount(batch.codes, minlength=keys) + pc.fill_null(batch.state["n"], 0).to_numpy()
         until = pc.fill_null(batch.state["until"], 0).to_numpy().copy()
         np.maximum.at(until, batch.codes, batch.rows["ts"].cast(pa.int64()).to_numpy() + GAP_MS)
-        state, everything = pa.table([pa.array(n), pa.array(until)], ["n", "until"]), np.arange(keys)
+        state = pa.table([pa.array(n), pa.array(until)], ["n", "until"])
+        everything = np.arange(keys)
         return Update(_told(batch.keys, n, None), everything, state, everything[:0])
 
     def expired(self, batch: Batch) -> Update:
@@ -65,7 +66,8 @@ class Once:
         """Keep the times of new keys."""
         first = np.unique(batch.codes, return_index=True)[1]
         new = np.flatnonzero(~batch.has_state)
-        rows, passed = batch.rows.take(pa.array(first[new])), batch.keys.take(pa.array(new))
+        rows = batch.rows.take(pa.array(first[new]))
+        passed = batch.keys.take(pa.array(new))
         until = pa.array(rows["ts"].cast(pa.int64()).to_numpy() + KEPT_MS)
         return Update(_told(passed, rows["v"].to_numpy(), None), new, pa.table([until], ["until"]), deleted=new[:0])
 
@@ -128,11 +130,15 @@ class EventOracle:
         passes = sorted({self._watermark, reached}) if self._last_pass else [self._watermark]
         in_time = [row for row in rows if row[2] > self._late]
         fed = {"closed": self._feed_closed, "once": self._feed_once, "alarms": self._feed_alarms}
-        told, expired, fired = dict[str, list[dict[str, object]]](), 0, 0
+        told = dict[str, list[dict[str, object]]]()
+        expired = 0
+        fired = 0
         for store in stores:
             told[store], gone = fed[store](in_time, passes)
-            expired, fired = expired + gone * (store != "alarms"), fired + gone * (store == "alarms")
-        late, self._late = len(rows) - len(in_time), reached if self._last_pass else self._watermark
+            expired = expired + gone * (store != "alarms")
+            fired = fired + gone * (store == "alarms")
+        late = len(rows) - len(in_time)
+        self._late = reached if self._last_pass else self._watermark
         self._watermark = reached
         self.times = BatchTimes(late * len(stores), fired, expired, reached, self._late)
         return told

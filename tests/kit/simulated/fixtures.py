@@ -21,8 +21,8 @@ def short_cycles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     Every other schedule merges stacks as soon as they have three parts, however small these are.
     """
     if getattr(request.node, "callspec", None) and request.node.callspec.params.get("seed", 0) % 2:
-        monkeypatch.setattr(stack_parts, "_PARTS_MOST", 2)  # private: small state
-    monkeypatch.setattr(upkeep, "_SWEEP_EVERY", 2)  # private: few batches
+        monkeypatch.setattr(stack_parts, "_PARTS_MAX", 2)  # private: small state
+    monkeypatch.setattr(upkeep, "_SWEEP_RECORDS", 2)  # private: few batches
     trusted_for(0.0, monkeypatch)
     monkeypatch.setattr(log, "FULL_EVERY", 4)
     monkeypatch.setattr(retention, "FULL_EVERY", 4)

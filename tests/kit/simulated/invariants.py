@@ -90,39 +90,41 @@ class History:
         assert record.sequence == sequence
         if sequence > 0:
             self._check_follows(self.records[sequence - 1], self.manifests[sequence - 1], record, manifest)
-        self.records[sequence], self.manifests[sequence] = record, manifest
+        self.records[sequence] = record
+        self.manifests[sequence] = manifest
         self.seen_at[sequence] = self.world.clock.seconds()
         for address, entry in manifest.entries.items():
             _check_one_attempt_a_version(entry)
             self.heads.setdefault(address, set()).add(entry.head)
             self.timers[address, entry.head] = entry.timer_ms
 
-    def _check_follows(self, old: Record, before: Manifest, new: Record, after: Manifest) -> None:
+    def _check_follows(self, old: Record, manifest: Manifest, new: Record, after: Manifest) -> None:
         assert new.previous == digest(self.bytes[old.sequence]), "I3: the record does not name the one before"
         assert old.promised <= new.promised <= new.sequence, "a promise was taken back, or made of what is not there"
         retained = max(new.sequence - self.world.settings.retained_versions + 1, old.promised, 0)
         assert new.promised <= retained, "fewer records than retained_versions are promised"
-        now, kept_for = self.world.clock.seconds(), self.kept_seconds(new)
+        now = self.world.clock.seconds()
+        kept_for = self.kept_seconds(new)
         young = [n for n in range(old.promised, new.promised) if now - self.seen_at.get(n, now) < kept_for]
         assert not young, f"records {young} are promised no more, and not older than retained_for"
         if new.kind == "claim":
             assert new.epoch == old.epoch + 1, "I4: a claim raises the epoch"
-            assert after.entries == before.entries, "I3: a claim changed the state"
+            assert after.entries == manifest.entries, "I3: a claim changed the state"
             assert new.version == old.version
             return
         if new.kind == "orders":
             assert (new.epoch, new.version) == (old.epoch, old.version), "I4: a will is of the driver that claimed last"
-            assert set(before.entries) == set(after.entries), "I3: a will changed the state"
+            assert set(manifest.entries) == set(after.entries), "I3: a will changed the state"
             for address, entry in after.entries.items():
-                assert entry.head == before.entry(*address).head, "I3: a will changed the state"
-                _check_entry(before.entry(*address), entry, replace(new, version=-2))
+                assert entry.head == manifest.entry(*address).head, "I3: a will changed the state"
+                _check_entry(manifest.entry(*address), entry, replace(new, version=-2))
             return
         if new.kind == "adopt":
             assert (new.epoch, new.version) == (old.epoch + 1, old.version), "I4: who takes state over raises the epoch"
-            assert after.entries == before.entries, "I3: taking state over changed it"
+            assert after.entries == manifest.entries, "I3: taking state over changed it"
             return
         if new.kind == "dispatch":
-            self._check_switched(old, new, before, after)
+            self._check_switched(old, new, manifest, after)
             return
         if new.kind == "rollback":
             self._check_taken_back(old, new, after)
@@ -131,9 +133,9 @@ class History:
         assert new.epoch == old.epoch, "I4: a driver that did not claim last has committed"
         assert new.version == old.version + 1, "I3: batches are committed one after the other"
         assert old.schemas.keys() <= new.schemas.keys(), "I3: the columns of a store that has state were forgotten"
-        assert set(before.entries) <= set(after.entries)
+        assert set(manifest.entries) <= set(after.entries)
         for address, entry in after.entries.items():
-            _check_entry(before.entry(*address), entry, new)
+            _check_entry(manifest.entry(*address), entry, new)
 
     def kept_seconds(self, record: Record) -> float:  # noqa: ARG002 - all drivers have the same settings here
         """Return for how long at least records are promised by who wrote this one."""
@@ -148,26 +150,57 @@ class History:
         orders = old.orders if is_same else without_key_groups(old.orders)
         assert new.orders == orders, "a rollback forgot what operators asked for"
         of_its_own = {
-            "sequence", "previous", "kind", "commit_id", "written_ms", "epoch", "query_id", "rollbacks", "target",
-            "promised", "members", "delivers_as", "orders", "full", "entries", "weights",
-        }  # fmt: skip
-        there, named = self.records[new.target], [one.name for one in fields(new) if one.name not in of_its_own]
+            "sequence",
+            "previous",
+            "kind",
+            "commit_id",
+            "written_ms",
+            "epoch",
+            "query_id",
+            "rollbacks",
+            "target",
+            "promised",
+            "members",
+            "delivers_as",
+            "orders",
+            "full",
+            "entries",
+            "weights",
+        }
+        there = self.records[new.target]
+        named = [field.name for field in fields(new) if field.name not in of_its_own]
         other = [name for name in named if getattr(new, name) != getattr(there, name)]
         assert not other, f"a rollback to record {new.target} has {other} that are not of that one"
 
-    def _check_switched(self, old: Record, new: Record, before: Manifest, after: Manifest) -> None:
+    def _check_switched(self, old: Record, new: Record, manifest: Manifest, after: Manifest) -> None:
         assert new.epoch == old.epoch + 1, "I4: a switch raises the epoch"
         assert (new.dispatch, new.total) != (old.dispatch, old.total)
         changed = {
-            "sequence", "previous", "kind", "commit_id", "written_ms", "epoch", "total", "dispatch", "shards", "owners",
-            "standbys", "target", "orders", "weights", "full", "entries", "promised", "members",
-        }  # fmt: skip
+            "sequence",
+            "previous",
+            "kind",
+            "commit_id",
+            "written_ms",
+            "epoch",
+            "total",
+            "dispatch",
+            "shards",
+            "owners",
+            "standbys",
+            "target",
+            "orders",
+            "weights",
+            "full",
+            "entries",
+            "promised",
+            "members",
+        }
         lost = [f.name for f in fields(old) if f.name not in changed and getattr(new, f.name) != getattr(old, f.name)]
         assert not lost, f"a switch changed {lost}"
         assert new.orders == without_key_groups(old.orders), "a switch forgot what operators asked for"
         assert new.dispatch == "key_group" or {*old.shards} <= {*new.shards}, "a partition has no shard any more"
         if "key_group" not in (old.dispatch, new.dispatch):
-            assert (after.entries, new.shards) == (before.entries, old.shards), "I3: shards that stay were changed"
+            assert (after.entries, new.shards) == (manifest.entries, old.shards), "I3: shards that stay were changed"
 
     def check_listed_objects(self) -> None:
         """I5: what a retained record lists is there and is what was written."""
@@ -199,7 +232,8 @@ class History:
         self._check_bytes(name, data, 0, len(data), checksum)
         found = self._decoded.get((name, checksum))
         if found is None:
-            keys, part = self._keys(), pa.py_buffer(data)
+            keys = self._keys()
+            part = pa.py_buffer(data)
             in_plain = part if keys is None else keys.decrypt(part, place, name)
             found = self._decoded[name, checksum] = part_codec.open_part(in_plain, name)
         return found
@@ -245,7 +279,8 @@ class History:
     def check_copy(self, folder: Path, address: Address, stack: Stack, contents: Contents) -> bool:
         """I2: a copy of a durable store, if it can be read, holds exactly a committed version; tell whether it does."""
         store, key_group = address
-        operator, head = next(one for one in self.world.operators if one.store == store), stack.head
+        operator = next(operator for operator in self.world.operators if operator.store == store)
+        head = stack.head
         if not operator.durable:
             return False
         try:
@@ -305,7 +340,8 @@ def _check_entry(old: Entry, new: Entry, record: Record) -> None:
     kept: tuple[Link, ...] = new.chain
     added: tuple[Link, ...] = ()
     if new.chain and new.chain[-1].head.version == record.version:
-        kept, added = new.chain[:-1], new.chain[-1:]
+        kept = new.chain[:-1]
+        added = new.chain[-1:]
     for link in added:
         assert int(link.head.attempt.split("-")[0]) == record.epoch, "I1: an attempt of another epoch is listed"
     if new.snapshot == old.snapshot:

@@ -33,7 +33,10 @@ class Played:
     """A query that plays drawn batches, and what it should come to."""
 
     def __init__(self, world: World, seed: int = 5) -> None:
-        self.world, self.oracle, self.chance, self.version = world, Oracle(), random.Random(seed), 0
+        self.world = world
+        self.oracle = Oracle()
+        self.chance = random.Random(seed)
+        self.version = 0
 
     def batches(self, count: int) -> None:
         """Play some more."""

@@ -58,8 +58,13 @@ def check_valid(world: World) -> None:
 
 
 def _check_standbys(world: World, view: View) -> None:
-    settings, present = world.driver.settings, world.driver.ownership.placement.present
-    allowed = [one for one in view.members if one.id not in view.drained and is_allowed(one, assign_settings(settings))]
+    settings = world.driver.settings
+    present = world.driver.ownership.placement.present
+    allowed = [
+        member
+        for member in view.members
+        if member.id not in view.drained and is_allowed(member, assign_settings(settings))
+    ]
     if (
         settings.dispatch == "hashed"
         or settings.standby_mode != "replay"
@@ -68,7 +73,7 @@ def _check_standbys(world: World, view: View) -> None:
     ):
         return
     wanted = min(settings.num_standbys, len(allowed or view.members) - 1)
-    counts = {one.id: len(present.standbys.get(one.id, ())) for one in view.tasks if one.kind == "stateful"}
+    counts = {task.id: len(present.standbys.get(task.id, ())) for task in view.tasks if task.kind == "stateful"}
     missing = {task: count for task, count in counts.items() if count < wanted}
     assert not missing, f"P6: of {wanted} standbys there are {missing}"
 
@@ -78,7 +83,8 @@ def check_copies_bounded(world: World) -> None:
     for member in world.driver.ownership.membership.live:
         for folder in [owner.parent for owner in world.local_dir.glob(f"*/{member}/owner")]:
             files = [path.relative_to(folder).parts[0] for path in folder.rglob("*") if path.is_file()]
-            copies, of_copies = len(Folder(folder, "").copies()), files.count("stacks")
+            copies = len(Folder(folder, "").copies())
+            of_copies = files.count("stacks")
             assert of_copies <= FILES_A_COPY * copies, f"{member} has {of_copies} files for {copies} copies"
             assert len(files) - of_copies <= OTHER_FILES, f"{member} has {Counter(files)} files beside its copies"
 
@@ -90,7 +96,9 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
     unanswered: dict[int, set[tuple[str, Address]]] = {}
     needed: dict[int, Callable[[str, Address], bool]] = {}
     idle: dict[int, dict[tuple[str, Address], float]] = {}
-    counted, assigned, due = ReportedCopies.record_census, IdleCopies.record_assignment, IdleCopies.take_due
+    counted = ReportedCopies.record_census
+    assigned = IdleCopies.record_assignment
+    due = IdleCopies.take_due
     drop = _Piece._drop  # private: what removes copies
 
     def count(self: ReportedCopies, census: Census) -> None:
@@ -104,17 +112,23 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
         )
 
     def answer(
-        self: IdleCopies, found: Assignment, copies: ReportedCopies, members: Membership, now: float, *, pointers: bool,
+        self: IdleCopies,
+        assignment: Assignment,
+        copies: ReportedCopies,
+        members: Membership,
+        now: float,
+        *,
+        pointers: bool,
         groups: Groups = ONE_GROUP,
-    ) -> None:  # fmt: skip
-        assigned(self, found, copies, members, now, pointers=pointers, groups=groups)
+    ) -> None:
+        assigned(self, assignment, copies, members, now, pointers=pointers, groups=groups)
         unanswered.pop(id(copies), None)
         needed[id(copies)] = lambda member, address: (
             member
             in (
-                found.owners.get(groups.task(*address)),  # none of a number that a switch has done away with
-                *(() if pointers else found.standbys.get(groups.task(*address), ())),
-                *found.warmups.get(groups.task(*address), ()),
+                assignment.owners.get(groups.task(*address)),  # none of a number that a switch has done away with
+                *(() if pointers else assignment.standbys.get(groups.task(*address), ())),
+                *assignment.warmups.get(groups.task(*address), ()),
             )
         )
         held = [(member, address) for member in members.live for address in copies.of_member(member)]
@@ -122,9 +136,14 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
         idle[id(copies)] = {one: before.get(one, now) for one in held if not needed[id(copies)](*one)}
 
     def clean(
-        self: IdleCopies, copies: ReportedCopies, live: Collection[str], now: float, delay: float, *,
+        self: IdleCopies,
+        copies: ReportedCopies,
+        live: Collection[str],
+        now: float,
+        delay: float,
+        *,
         at_once: Set[str] = frozenset(),
-    ) -> dict[str, list[Drop]]:  # fmt: skip
+    ) -> dict[str, list[Drop]]:
         drops = due(self, copies, live, now, delay, at_once=at_once)
         for member, address in [(name, (one.store, one.key_group)) for name in drops for one in drops[name]]:
             assert (member, address) not in unanswered.get(id(copies), ()), f"I9: {address} on {member}"
@@ -151,7 +170,8 @@ class _Watched(Folder):
         self._heads = heads
 
     def drop(self, store: str, key_group: int, stacks: Stacks | None = None) -> None:
-        stack, head = (stacks or self.stacks(store)).read(key_group), self._heads.get((store, key_group))
+        stack = (stacks or self.stacks(store)).read(key_group)
+        head = self._heads.get((store, key_group))
         if stack is not None and head not in {None, stack.head} and _has_files(self.path, stack):
             pytest.fail(f"I9: {store}, key-group {key_group} on {self.member} goes, though it has moved on")
         super().drop(store, key_group, stacks)

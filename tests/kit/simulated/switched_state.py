@@ -34,7 +34,9 @@ def partition_of(keys: pa.Table) -> pa.Table:
 
 def filled(folder: Path) -> tuple[World, Oracle]:
     """Return a query of two stores whose state has snapshots, chains and deleted keys, and what it should hold."""
-    world, oracle, chance = World(folder, key_groups=16), Oracle(), random.Random(3)
+    world = World(folder, key_groups=16)
+    oracle = Oracle()
+    chance = random.Random(3)
     for version in range(BATCHES):
         rows = drawn_batch(chance, version) if version < BATCHES - 1 else rows_of(("key-1", -1, 99_999))
         oracle.feed(rows)

@@ -111,7 +111,8 @@ class Oracle:
     def feed(self, rows: pa.Table) -> None:
         """Add a batch."""
         for row in sorted(rows.to_pylist(), key=lambda row: row["at"]):
-            key, value = row["k"], row["v"]
+            key = row["k"]
+            value = row["v"]
             seen, total = self.totals.get(key, (0, 0))
             self.totals[key] = (seen + 1, total + value)
             if value < 0:
@@ -124,9 +125,15 @@ class World:
     """One query over simulated executors. ``crash_at`` names a step at which the driver's process dies, once."""
 
     def __init__(
-        self, local_dir: Path, *, executors: Sequence[str] = ("1", "2"), operators: Sequence[Operator] = (),
-        seed: int = 0, root: str = "", **settings: object,
-    ) -> None:  # fmt: skip
+        self,
+        local_dir: Path,
+        *,
+        executors: Sequence[str] = ("1", "2"),
+        operators: Sequence[Operator] = (),
+        seed: int = 0,
+        root: str = "",
+        **settings: object,
+    ) -> None:
         self.chance = random.Random(seed)
         self.local_dir = local_dir
         self.settings = Settings(**{**SETTINGS, **settings})  # type: ignore[arg-type]
@@ -154,9 +161,14 @@ class World:
         self.run_id = f"run-{self.runs}"
         self.background = background or InlineBackground()
         ports = DriverPorts(
-            self.store, self.cluster, self.clock, self.background,
-            new_id=lambda: self.chance.randbytes(16).hex(), reached=self._reached, upkeep_objects=self.upkeep_store,
-        )  # fmt: skip
+            self.store,
+            self.cluster,
+            self.clock,
+            self.background,
+            new_id=lambda: self.chance.randbytes(16).hex(),
+            reached=self._reached,
+            upkeep_objects=self.upkeep_store,
+        )
         self.driver = Driver(self.settings, self.home, ports)
         return self.driver
 
@@ -171,9 +183,15 @@ class World:
     def incoming(self, version: int, **changes: object) -> IncomingBatch:
         """Return what Spark would say of a batch."""
         said = {
-            "version": version, "query_id": self.query_id, "run_id": self.run_id, "offsets": f"offsets-{version}",
-            "input_digest": None, "time_ms": 1_000 * version, "watermark_ms": None, **changes,
-        }  # fmt: skip
+            "version": version,
+            "query_id": self.query_id,
+            "run_id": self.run_id,
+            "offsets": f"offsets-{version}",
+            "input_digest": None,
+            "time_ms": 1_000 * version,
+            "watermark_ms": None,
+            **changes,
+        }
         return IncomingBatch(**said)  # type: ignore[arg-type]
 
     def work_but_deletes(self) -> list[Callable[[], object]]:
@@ -188,9 +206,13 @@ class World:
         return deletes
 
     def batch(
-        self, version: int, rows: pa.Table, perform: Callable[[Attempt], pa.Table] = Attempt.run,
-        lose_block: str | None = None, **changes: object,
-    ) -> BatchReport:  # fmt: skip
+        self,
+        version: int,
+        rows: pa.Table,
+        perform: Callable[[Attempt], pa.Table] = Attempt.run,
+        lose_block: str | None = None,
+        **changes: object,
+    ) -> BatchReport:
         """Hand one batch to the driver."""
         self.work = SimWork(self.cluster, rows, self.operators, self.sinks, perform, lose_block)
         self.clock.advance(1)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from riffle_spark.errors import ConfigError, UnavailableError
-from riffle_spark.state.objects.store import ObjectStore, written
+from riffle_spark.state.objects.store import ObjectStore, write_all
 
 __all__ = ["Fault", "FaultyStore", "Kind"]
 
@@ -136,7 +136,7 @@ class FaultyStore:
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
         """See ``ObjectStore.copy_to``; the faults of a ``get``."""
-        return written(self.get(name, start, length), write)
+        return write_all(self.get(name, start, length), write)
 
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``."""

@@ -20,7 +20,7 @@ from riffle_spark.assign.model import Assignment
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.protocol.ownership.ownership import Ownership
-from riffle_spark.protocol.upkeep.upkeep import follows
+from riffle_spark.protocol.upkeep.upkeep import follow_orders
 from riffle_spark.settings import Settings
 from riffle_spark.spark.engine import inventory
 from tests.kit.streams.streaming import PATIENCE_SECONDS, Kept, rest, running, wait_for
@@ -144,7 +144,7 @@ class LiveQuery:
         self.rest()
         driver = running(self.job).driver
         driver._upkeep.gather(driver.ownership)  # private: upkeep goes on between batches
-        return not follows(driver.ownership, driver._log.manifest, [STORE])  # private: what the driver holds
+        return not follow_orders(driver.ownership, driver._log.manifest, [STORE])  # private: what the driver holds
 
     @contextmanager
     def stalled(self, cluster: StandaloneCluster) -> Iterator[None]:

@@ -51,8 +51,9 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("snapshots", [False, True], ids=["deltas", "snapshots"])
-@pytest.mark.parametrize("at_hand", [False, True], ids=["cold", "copies at hand"])
+@pytest.mark.parametrize(
+    ("at_hand", "snapshots"), [(False, True), (True, False)], ids=["cold snapshots", "deltas beside copies"]
+)
 @pytest.mark.parametrize("change", CHANGED)
 def test_a_restart_with_changed_columns_goes_on(change: str, at_hand: bool, snapshots: bool, tmp_path: Path) -> None:
     """Written by the old, read by the new: from deltas or snapshots, from the store or beside copies of old columns."""

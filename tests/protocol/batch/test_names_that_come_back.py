@@ -232,8 +232,15 @@ PHASES = st.lists(
 )
 
 
-@pytest.mark.parametrize("kinds", [tuple(TYPES), KINDS, tuple(FIELDS)], ids=["columns", "variables", "fields"])
-@costly(2)
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param(tuple(TYPES), id="columns"),
+        pytest.param(KINDS, id="variables"),
+        pytest.param(tuple(FIELDS), id="fields", marks=pytest.mark.long),
+    ],
+)
+@costly(6)
 @given(first=KINDS_DRAWN, phases=PHASES)
 def test_what_is_kept_goes_by_declarations_alone(kinds: tuple[str, ...], first: list[int], phases: list[Any]) -> None:
     """Whatever was merged, lost, rolled back or given up meanwhile."""

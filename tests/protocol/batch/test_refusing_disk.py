@@ -48,8 +48,7 @@ def grow(world: Elastic) -> BatchReport:
     return world.feed(keys=[f"grown-{n}" for n in range(GROWN)])
 
 
-@pytest.mark.parametrize("way", ["full", "read-only"])
-@pytest.mark.parametrize("standbys", [0, 1])
+@pytest.mark.parametrize(("way", "standbys"), [("full", 1), ("read-only", 0)])
 def test_a_member_whose_disk_refuses_is_set_aside_and_comes_back(
     tmp_path: Path, disks: ExitStack, way: Way, standbys: int
 ) -> None:

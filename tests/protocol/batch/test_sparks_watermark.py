@@ -62,9 +62,9 @@ def windows(mode: Mode, *, per_key_group: bool = False) -> Stateful:
     return Stateful("windows", ("end", "k"), CountedWindows(mode, per_key_group))
 
 
-@pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize(
-    ("mode", "steps"), [("update", UPDATE), ("append", APPEND), ("append", AT_ONCE), ("append", LATE)]
+    ("mode", "steps", "restarts"),
+    [("update", UPDATE, True), ("append", APPEND, False), ("append", AT_ONCE, False), ("append", LATE, True)],
 )
 def test_batches_are_those_of_sparks_own_aggregate(mode: Mode, steps: Sequence[Step], restarts: bool) -> None:
     """What was seen of Spark: a window closes by its batch's watermark, and takes rows by that of the batch before."""
@@ -167,8 +167,7 @@ def test_a_rule_names_a_timestamp(rule: LateRule, said: str) -> None:
         with_late(operator, rule)
 
 
-@pytest.mark.parametrize("per_key_group", [False, True])
-@pytest.mark.parametrize("executors", [1, 3])
+@pytest.mark.parametrize(("per_key_group", "executors"), [(False, 1), (True, 3)])
 def test_the_whole_store_is_answered_in_each_batch(per_key_group: bool, executors: int) -> None:
     """Keys without rows too, each once and from the newest of its parts, also where nothing came and after a loss."""
     query = windows("complete", per_key_group=per_key_group)

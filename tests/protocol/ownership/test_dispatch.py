@@ -103,12 +103,12 @@ def test_rows_are_asked_only_where_offsets_do_not_tell(tmp_path: Path) -> None:
     """With Kafka's offsets no job looks for partitions, and all of them are registered; else one a batch does."""
     world = World(tmp_path, dispatch="partition")
     world.batch(0, of_partition(one(1), 1), offsets=offsets(0, 5, 0))
-    assert world.work.asked == 0
+    assert world.work.partition_reads == 0
     assert world.log().tail.shards == (("events", 0), ("events", 1), ("events", 2))  # type: ignore[union-attr]
     world.batch(1, of_partition(one(1), 3))
-    assert world.work.asked == 1
+    assert world.work.partition_reads == 1
     assert world.batch(1, of_partition(one(1), 3)).decision == "repeat"
-    assert world.work.asked == 0
+    assert world.work.partition_reads == 0
 
 
 @pytest.mark.parametrize("dispatch", BY_PARTITION)

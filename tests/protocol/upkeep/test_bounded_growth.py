@@ -13,7 +13,7 @@ from riffle_spark.errors import UnavailableError
 from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.protocol.batch.records import Stamp, first_record
 from riffle_spark.protocol.upkeep import scan as scan_module
-from riffle_spark.protocol.upkeep.claim_work import through
+from riffle_spark.protocol.upkeep.claim_work import run_to_end
 from riffle_spark.protocol.upkeep.scan import scan
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.state.log import paths
@@ -103,7 +103,7 @@ def test_snapshots_whose_answer_was_lost_go_while_the_driver_lives(
 
 def test_a_snapshot_that_was_told_and_is_not_listed_yet_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan between the answer and the commit that lists it does not take it for lost (I5)."""
-    monkeypatch.setattr(scan_module, "_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(scan_module, "_RETRY_SECONDS", 0.0)
     world = World(tmp_path, operators=[totals()], executors=["1"], orphan_scan_interval=1)
     history = History(world)
     world.start(InlineBackground(deferred=True))
@@ -154,20 +154,20 @@ def test_nothing_is_given_up_while_a_call_is_under_way(tmp_path: Path) -> None:
 
         def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
             """Answer with a snapshot."""
-            seen.append((told.named(), sorted(orders)))
+            seen.append((told.may_be_listed(), sorted(orders)))
             return [receipt]
 
     told = TakenSnapshots(Asking(world.home, world.store), InlineBackground().lock())
     order = UpkeepOrder(world.home, "", 1, 0, {})
-    assert told.named() == frozenset()
+    assert told.may_be_listed() == frozenset()
     told.upkeep({"1": order})
     assert seen == [(None, ["1"])]
     name = paths.snapshot("totals", 2, snapshot.id)
-    assert told.named() == frozenset({name})
-    told.only_of(1)
-    assert told.named() == frozenset({name})
-    told.only_of(2)
-    assert told.named() == frozenset()
+    assert told.may_be_listed() == frozenset({name})
+    told.forget_before(1)
+    assert told.may_be_listed() == frozenset({name})
+    told.forget_before(2)
+    assert told.may_be_listed() == frozenset()
 
 
 def failing(attempt: Attempt) -> object:
@@ -253,7 +253,7 @@ NOW = 10 * YEAR_SECONDS
 def test_a_scan_believes_no_record_that_comes_from_the_future(written: list[int], oldest: int) -> None:
     """Such a one is as old as the one after it; what may be young stays, and wrong clocks keep nothing for ever."""
     store, tail = stamped(*written)
-    assert through(scan(store, tail, 2, 100_000)).oldest == oldest
+    assert run_to_end(scan(store, tail, 2, 100_000)).oldest == oldest
 
 
 @pytest.mark.usefixtures("names_in_order")

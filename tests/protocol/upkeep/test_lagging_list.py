@@ -19,9 +19,9 @@ from riffle_spark.errors import ConfigError, CorruptStateError, FencedError, Una
 from riffle_spark.messages.slot_orders import Home
 from riffle_spark.offline.rollback_targets import find_target as target_of
 from riffle_spark.protocol.batch.records import Stamp, claim_record, first_record
-from riffle_spark.protocol.upkeep.claim_work import ClaimWork, Steps, through
+from riffle_spark.protocol.upkeep.claim_work import ClaimWork, Steps, run_to_end
 from riffle_spark.protocol.upkeep.retention import Retention
-from riffle_spark.protocol.upkeep.scan import Scanned, Scans, scan
+from riffle_spark.protocol.upkeep.scan import ScanResult, Scans, scan
 from riffle_spark.protocol.upkeep.snapshots import TakenSnapshots
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
@@ -90,7 +90,7 @@ def grown() -> Root:
 def scanned(store: LaggingStore, tail: Record) -> None:
     """Scan, or give it up."""
     with contextlib.suppress(UnavailableError, FencedError, CorruptStateError):
-        through(scan(store, tail, VERSIONS, 0))
+        run_to_end(scan(store, tail, VERSIONS, 0))
 
 
 @functools.cache
@@ -99,7 +99,7 @@ def truth(gone: int) -> set[str]:
     root = grown()
     store = root.store()
     store.inner.delete([paths.record(s) for s in range(gone)])
-    found = root.deleted(store, lambda: through(scan(store, root.tail, VERSIONS, 0)))
+    found = root.deleted(store, lambda: run_to_end(scan(store, root.tail, VERSIONS, 0)))
     assert len(found) > 10
     return found
 
@@ -125,11 +125,11 @@ def test_a_list_without_the_last_record_ends_the_scan() -> None:
     store = root.store()
     store.hide(paths.record(root.tail.sequence))
     with pytest.raises(UnavailableError, match="RIFFLE-0244") as caught:
-        through(scan(store, root.tail, VERSIONS, 0))
+        run_to_end(scan(store, root.tail, VERSIONS, 0))
     assert caught.value.where == paths.record(root.tail.sequence)
     assert {*store.inner.list("")} == {*root.objects}
     store.catch_up()
-    assert root.deleted(store, lambda: through(scan(store, root.tail, VERSIONS, 0))) == truth(0)
+    assert root.deleted(store, lambda: run_to_end(scan(store, root.tail, VERSIONS, 0))) == truth(0)
 
 
 def test_a_scan_whose_own_record_was_swept_says_so_and_deletes_nothing_i4() -> None:
@@ -142,7 +142,7 @@ def test_a_scan_whose_own_record_was_swept_says_so_and_deletes_nothing_i4() -> N
     store.inner.delete([name := paths.record(root.tail.sequence)])
     before = {*store.inner.list("")}
     with pytest.raises(FencedError, match="RIFFLE-0246") as caught:
-        through(scan(store, root.tail, VERSIONS, 0))
+        run_to_end(scan(store, root.tail, VERSIONS, 0))
     assert caught.value.where == name
     assert {*store.inner.list("")} == before
 
@@ -158,7 +158,7 @@ def test_a_scan_that_waited_until_its_own_driver_had_swept_its_record_is_not_fen
     store.inner.delete([paths.record(root.tail.sequence)])
     before = {*store.inner.list("")}
     with pytest.raises(UnavailableError, match="RIFFLE-0245"):
-        through(scan(store, root.tail, VERSIONS, 0))
+        run_to_end(scan(store, root.tail, VERSIONS, 0))
     assert {*store.inner.list("")} == before
 
 
@@ -171,14 +171,14 @@ def test_a_scan_that_was_given_up_is_not_repeated_with_a_record_that_was_swept()
     cluster = SimCluster(Home("memory://r", StoreOptions(), None, "app", frozenset()), store, bytes)
     work = ClaimWork(background)
     scans = Scans(store, work, TakenSnapshots(cluster, Lock()))
-    scans.start(after_claims=False)
+    scans.start(follows_claim=False)
     scans.after_commit(waits, retention, 0.0, 60.0)
     store.inner.delete([paths.record(waits.sequence)])
     retention.swept(last - 1, last - 1)
     background.run()
     scans.after_commit(root.tail, retention, 1_000.0, 60.0)
     background.run()
-    assert [type(result) for result in work.collect() if result] == [UnavailableError, Scanned]
+    assert [type(result) for result in work.collect() if result] == [UnavailableError, ScanResult]
 
 
 def test_a_list_that_shows_all_but_the_retained_records_is_enough() -> None:
@@ -187,7 +187,7 @@ def test_a_list_that_shows_all_but_the_retained_records_is_enough() -> None:
     store = root.store()
     last = root.tail.sequence
     store.hide(*(paths.record(sequence) for sequence in range(last - VERSIONS - 12, last)))
-    assert root.deleted(store, lambda: through(scan(store, root.tail, VERSIONS, 0))) == truth(0)
+    assert root.deleted(store, lambda: run_to_end(scan(store, root.tail, VERSIONS, 0))) == truth(0)
 
 
 @pytest.mark.parametrize("back", [1, VERSIONS - 1])
@@ -197,7 +197,7 @@ def test_a_retained_record_that_is_missing_ends_the_scan(back: int) -> None:
     store = root.store()
     store.inner.delete([paths.record(root.tail.sequence - back)])
     with pytest.raises(CorruptStateError, match="RIFFLE-0408"):
-        through(scan(store, root.tail, VERSIONS, 0))
+        run_to_end(scan(store, root.tail, VERSIONS, 0))
     assert len(store.inner.list("")) == len(root.objects) - 1
 
 
@@ -209,7 +209,7 @@ def test_a_scan_that_another_driver_overtook_deletes_nothing_i4() -> None:
     tail = log.open()
     log.append(claim_record(tail, "query", 8, "key_group", Stamp("c", root.tail.written_ms)), log.manifest)
     with pytest.raises(FencedError):
-        through(scan(store, root.tail, VERSIONS, 0))
+        run_to_end(scan(store, root.tail, VERSIONS, 0))
     assert len(store.inner.list("")) == len(root.objects) + 1
 
 
@@ -296,7 +296,7 @@ def test_a_scan_goes_on_in_pieces_between_which_others_have_their_turn_and_delet
     assert root.deleted(store, background.run) == expected
     found = [result for result in work.collect() if result]
     assert done == ["others", "others", "others", "swept"]
-    assert [type(result) for result in found] == [Scanned]
+    assert [type(result) for result in found] == [ScanResult]
 
 
 def test_a_scan_that_another_driver_overtakes_between_two_pieces_deletes_nothing_i4() -> None:
@@ -328,6 +328,6 @@ def test_a_snapshot_that_is_put_as_the_scan_begins_is_not_taken_for_a_lost_one(m
         return shown(prefix)
 
     monkeypatch.setattr(store, "list", put_then_list)
-    through(scan(store, root.tail, 2, 0, named=lambda: frozenset(told)))
+    run_to_end(scan(store, root.tail, 2, 0, own_snapshots=lambda: frozenset(told)))
     assert store.exists(fresh)
     assert not store.exists(lost)

@@ -110,7 +110,7 @@ def test_a_store_that_fails_beside_the_batches_is_told_and_tried_again(tmp_path:
     world.feed(3)
     world.store.script(Fault("unavailable", "get", "delta/", times=4))
     reports = [world.feed() for _ in range(4)]
-    assert any("tried again later" in warning for report in reports for warning in report.warnings)
+    assert any("will be retried" in warning for report in reports for warning in report.warnings)
     assert [report.runs for report in reports] == [1] * 4
     world.feed(2)
     assert all(copy.warm for copy in world.ownership.copies.readiness)
@@ -128,8 +128,8 @@ def test_a_damaged_copy_is_said_to_be_gone_and_comes_back(tmp_path: Path) -> Non
         (world.folder_of("2") / stack.parts[0].file).write_bytes(bytes(stack.parts[0].start + stack.parts[0].length))
     reports = [world.feed() for _ in range(5)]
     (told, *_) = warnings(reports, "key-group")
-    assert f"executor 2 removed its copy of totals, key-group {min(standby)}, damaged on its disk" in told
-    assert warnings(reports, "tried again") == []
+    assert f"[RIFFLE-0819] Executor 2 removed its damaged copy of totals, key-group {min(standby)}." in told
+    assert warnings(reports, "will be retried") == []
     assert standby <= world.copies_of("2")
     assert all(copy.warm for copy in world.ownership.copies.readiness)
     world.check_state()

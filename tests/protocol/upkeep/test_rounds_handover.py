@@ -49,7 +49,7 @@ class Handover:
     def plan(self, key_group: int, epoch: int = 1) -> None:
         """Plan to drop one copy."""
         order = UpkeepOrder(self.cluster.home, "", epoch, 0, {}, drops=(Drop("s", key_group, None),))
-        self.rounds.begin({"1": order}, 0)
+        self.rounds.submit({"1": order}, 0)
 
     def is_free(self) -> bool:
         """Tell whether another thread could go on now: not while the one that is stepped holds the lock."""
@@ -122,10 +122,12 @@ def test_who_is_no_member_any_more_has_no_failures_to_wait_for() -> None:
     handover.background.run()
     rounds, now = handover.rounds, 0.0
     order = UpkeepOrder(handover.cluster.home, "", 1, 0, {}, follows=(Follow("s", 0, EMPTY),))
-    rounds.setbacks.note({"1": order}, [UpkeepReceipt("1", unfinished=(("s", 0, 0, 0),), failed=(("s", 0),))], now)
-    assert not rounds.setbacks.without({"1": order}, now)
+    rounds.setbacks.record_results(
+        {"1": order}, [UpkeepReceipt("1", unfinished=(("s", 0, 0, 0),), failed=(("s", 0),))], now
+    )
+    assert not rounds.setbacks.without_delayed({"1": order}, now)
     rounds.forget()
-    assert rounds.setbacks.without({"1": order}, now) == {"1": order}
+    assert rounds.setbacks.without_delayed({"1": order}, now) == {"1": order}
 
 
 def lose_a_round(handover: Handover, monkeypatch: pytest.MonkeyPatch, answers: list[UpkeepReceipt]) -> None:
@@ -167,7 +169,7 @@ def test_what_an_earlier_run_was_to_remove_stays(monkeypatch: pytest.MonkeyPatch
     """Its census is answered by no assignment yet, so the copy may be the one that is needed (I9)."""
     handover = Handover()
     lose_a_round(handover, monkeypatch, [])
-    handover.rounds.begin({}, 0)
+    handover.rounds.submit({}, 0)
     handover.background.run()
     handover.plan(3, epoch=2)
     handover.background.run()

@@ -88,8 +88,8 @@ def test_a_full_disk_costs_a_bounded_number_of_rounds(tmp_path: Path, rounds: Ro
     rounds.take()
     reports = long_run(world)
     assert TRIES <= rounds.take() <= BOUND
-    assert len(warnings(reports, "no copy is begun beyond 0%")) <= 2 * BOUND
-    assert len(warnings(reports, f"failed {TRIES} times and is given up")) == 2, "said once for each executor"
+    assert len(warnings(reports, "RIFFLE-0820")) <= 2 * BOUND
+    assert len(warnings(reports, "RIFFLE-0816")) == 2, "said once for each executor"
     world.check_state()
 
 
@@ -152,9 +152,9 @@ def test_equal_warnings_are_one_with_their_number(tmp_path: Path) -> None:
         orders = world.driver._rounds._next
         assert orders is not None
         deferred.run()
-        world.driver._rounds.setbacks.start_over()
-        world.driver._rounds.begin(*orders)
-    told = warnings([world.feed(), world.feed()], "no copy is begun")
+        world.driver._rounds.setbacks.retry_all()
+        world.driver._rounds.submit(*orders)
+    told = warnings([world.feed(), world.feed()], "RIFFLE-0820")
     assert len(told) == 2
     assert all(text.endswith(" (3 times)") for text in told), told
 
@@ -187,11 +187,11 @@ def test_what_worked_again_begins_a_new_row_of_failures() -> None:
     order = replace(ORDER, follows=(Follow("s", 0, EMPTY),))
     failed = UpkeepReceipt("1", unfinished=(("s", 0, 0, 0),), failed=(("s", 0),), ran=True)
     for _ in range(2 * TRIES):
-        setbacks.note({"1": order}, [failed], now)
-        assert not setbacks.without({"1": order}, now + 0.5)
+        setbacks.record_results({"1": order}, [failed], now)
+        assert not setbacks.without_delayed({"1": order}, now + 0.5)
         now += 1.5
-        assert setbacks.without({"1": order}, now)
-        setbacks.note({"1": order}, [UpkeepReceipt("1", ran=True)], now)
+        assert setbacks.without_delayed({"1": order}, now)
+        setbacks.record_results({"1": order}, [UpkeepReceipt("1", ran=True)], now)
     assert not setbacks.take_warnings()
 
 
@@ -199,11 +199,11 @@ def test_what_was_to_go_from_another_folder_stays_in_the_one_it_has() -> None:
     """An executor that lost its folder works in another one, which may own what was to be removed from the first."""
     setbacks, drop = Setbacks(InlineBackground().lock()), Drop("s", 5, None)
     order = replace(ORDER, drops=(drop,))
-    setbacks.note({"1": order}, [UpkeepReceipt("1", ran=True, drops_left=1)], 0.0)
-    (again,) = setbacks.without({"1": replace(order, drops=(), measure=True)}, 1.0).values()
+    setbacks.record_results({"1": order}, [UpkeepReceipt("1", ran=True, drops_left=1)], 0.0)
+    (again,) = setbacks.without_delayed({"1": replace(order, drops=(), measure=True)}, 1.0).values()
     assert again.drops == (drop,)
-    setbacks.owe({"1": order})
-    (other,) = setbacks.without({"1": replace(order, member="m2", drops=(), measure=True)}, 2.0).values()
+    setbacks.keep_drops({"1": order})
+    (other,) = setbacks.without_delayed({"1": replace(order, member="m2", drops=(), measure=True)}, 2.0).values()
     assert other.drops == ()
 
 
@@ -212,7 +212,7 @@ def test_a_snapshot_that_was_given_up_is_not_due() -> None:
     setbacks, due = Setbacks(InlineBackground().lock()), SnapshotOrder("s", 5, EMPTY)
     order = replace(ORDER, snapshots=(due,))
     assert setbacks.ready("m1", [due], 0.0) == [due]
-    setbacks.note({"1": order}, [UpkeepReceipt("1", ran=True, failed_snapshots=(("s", 5),))], 0.0)
+    setbacks.record_results({"1": order}, [UpkeepReceipt("1", ran=True, failed_snapshots=(("s", 5),))], 0.0)
     assert not setbacks.ready("m1", [due], 0.5)
     assert setbacks.ready("m2", [due], 0.5) == [due]
     assert setbacks.ready("m1", [due], 2.0) == [due]

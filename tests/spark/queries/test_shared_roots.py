@@ -121,7 +121,7 @@ def test_a_root_of_a_query_that_has_ended_is_refused_with_both_ids(
     query = writer_of(second, tmp_path / "c2").trigger(availableNow=True).start()
     with pytest.raises(StreamingQueryException, match=f"belongs to query {first.id}, this is {query.id}") as caught:
         query.awaitTermination()
-    assert "two queries share one root" in str(caught.value)
+    assert "RIFFLE-0210" in str(caught.value)
     assert "riffle_spark.on(frame, root=...)" in str(caught.value)
     assert "riffle.accept" not in str(caught.value)
     assert records(f"file://{tmp_path}/state") == before

@@ -20,7 +20,8 @@ from riffle_spark.batch_times import TimeMode
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import LateRule
 from riffle_spark.process.plans.cut import Stage
-from riffle_spark.spark.queries.planned_stages import PlannedStage, check_mode, check_stored
+from riffle_spark.spark.queries.planned_stages import PlannedStage
+from riffle_spark.spark.queries.stored_stages import check_mode, check_stored
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import text_after
 from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in
@@ -119,7 +120,7 @@ def stage(kept: pa.Schema, key: pa.Schema) -> PlannedStage:
     nothing: Any = None
     of_plan = Stage(0, "aggregate", nothing, ())
     meant = {name: MEANT.get(name, f"count({name}): count") for name in kept.names}
-    return PlannedStage(of_plan, (), "totals", key, nothing, nothing, nothing, None, meant, (), kept=kept)
+    return PlannedStage(of_plan, (), "totals", key, nothing, nothing, nothing, None, meant, (), buffers=kept)
 
 
 def start(
@@ -171,8 +172,8 @@ def test_names_are_listed_as_they_are() -> None:
     key = pa.schema({"page": pa.string()})
     stored = {"totals": PlainColumns("totals", key, odd).to_text()}
     with pytest.raises(ConfigError, match="RIFFLE-0333"):
-        check_stored([stage(odd, key)], stored, None, "max_by(n, at), sum((n + 1))")
-    check_stored([stage(odd, key)], stored, None, "max_by(n, at),sum((n + 1)),at")
+        check_stored([stage(odd, key)], stored, "", "max_by(n, at), sum((n + 1))")
+    check_stored([stage(odd, key)], stored, "", "max_by(n, at),sum((n + 1)),at")
     check_stored([stage(odd.remove(1), key)], stored, "sum((n + 1))", "max_by(n, at), at")
 
 
@@ -204,14 +205,14 @@ def test_a_store_of_other_keys_does_not_start_silently(accepted: str) -> None:
     query = replace(stage(STATE, pa.schema({"n": pa.int64()})), store="aggregate.n-page")
     nothing: dict[str, dict[str, str]] = {"aggregate.page-n": {}}
     with pytest.raises(ConfigError, match="RIFFLE-0330"):
-        check_stored([query], nothing, accepted, None)
-    check_stored([query], nothing, "aggregate.page-n", None)
+        check_stored([query], nothing, accepted, "")
+    check_stored([query], nothing, "aggregate.page-n", "")
     for begins, goes in (("exact.page-n", "aggregate.page"), ("within.n", "distinct.n"), ("processor.n", "groups.n")):
         for store, before in ((begins, goes), (goes, begins)):
             with pytest.raises(ConfigError, match="RIFFLE-0330"):
-                check_stored([replace(query, store=store)], {before: {}}, accepted, None)
-    check_stored([query], {**nothing, "aggregate.n-page": {}}, accepted, None)
-    check_stored([query], {"distinct.page": {}}, accepted, None)
+                check_stored([replace(query, store=store)], {before: {}}, accepted, "")
+    check_stored([query], {**nothing, "aggregate.n-page": {}}, accepted, "")
+    check_stored([query], {"distinct.page": {}}, accepted, "")
 
 
 def test_a_stage_that_comes_or_goes_beside_one_of_its_name_is_refused() -> None:
@@ -221,7 +222,7 @@ def test_a_stage_that_comes_or_goes_beside_one_of_its_name_is_refused() -> None:
     for stages, before in (([first, second], ["a.n"]), ([first], ["a.n", "a.n-2"]), ([second], ["a.n", "a.n-2"])):
         stored = dict.fromkeys(before, nothing)
         with pytest.raises(ConfigError, match="RIFFLE-0331"):
-            check_stored(stages, stored, None, None)
-        check_stored(stages, stored, "a.n-2, a.n", None)
-    check_stored([first, second], dict.fromkeys(["a.n", "a.n-2"], nothing), None, None)
-    check_stored([first, replace(second, store="a.n-page")], {"a.n": nothing}, None, None)
+            check_stored(stages, stored, "", "")
+        check_stored(stages, stored, "a.n-2, a.n", "")
+    check_stored([first, second], dict.fromkeys(["a.n", "a.n-2"], nothing), "", "")
+    check_stored([first, replace(second, store="a.n-page")], {"a.n": nothing}, "", "")

@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StructType
 from riffle_spark.errors import ConfigError, ConflictError
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.sinks import sink_choice
-from riffle_spark.spark.sinks.sink_choice import Give, check_recovery, check_sparks_own, side_sink, sink_of
+from riffle_spark.spark.sinks.sink_choice import Give, check_recovery, check_spark_query, side_sink, sink_of
 from riffle_spark.spark.sinks.spark_sinks import is_files
 from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed
@@ -243,7 +243,7 @@ def test_other_formats_are_written_batch_by_batch(spark: SparkSession, tmp_path:
     """By the batch writer: a column can name the delivery; noop takes all modes."""
     settings = told(str(tmp_path), format="noop", outputMode="complete", options={"riffle.delivery_id": "by"})
     given(spark, sink_of(rows(spark, 0), settings), 0, 1)
-    assert settings.of_sink == {}
+    assert settings.sink_options == {}
     told_by = sink_choice._with_id(rows(spark, 0), "jdbc", "by", "query/0/0")
     assert {row.by for row in told_by.collect()} == {"query/0/0"}
     header = F.expr("array(named_struct('key', 'a', 'value', cast('b' as binary))) as headers")
@@ -430,8 +430,8 @@ def test_a_column_that_is_not_there_is_sparks_error(spark: SparkSession) -> None
 def test_a_query_that_spark_runs_has_no_delivery_ids() -> None:
     """Spark would take no notice of the option."""
     with pytest.raises(ConfigError, match="RIFFLE-0354"):
-        check_sparks_own(told(format="noop", option=BY_ID))
-    check_sparks_own(told(format="noop"))
+        check_spark_query(told(format="noop", option=BY_ID))
+    check_spark_query(told(format="noop"))
 
 
 def test_no_columns_to_part_by_are_none() -> None:

@@ -27,26 +27,6 @@ class TestRoots:
             open_store(url)
         assert all(kind in caught.value.remedy for kind in ("s3://bucket/prefix", "file:///path"))
 
-    @pytest.mark.parametrize(
-        ("url", "meant"),
-        [
-            ("/tmp/x", "file:///tmp/x"), ("s3a://bucket/p", "s3://bucket/p"), ("s3n://bucket", "s3://bucket"),
-            ("s3a://key:secret@b/p", ""), ("//tmp/x", ""), ("gs://b/p", ""), ("tmp/x", ""),
-        ],
-    )  # fmt: skip
-    def test_the_remedy_names_the_url_that_was_meant(self, url: str, meant: str) -> None:
-        """A path and Hadoop's name of a bucket have one meaning; a secret is not repeated."""
-        with pytest.raises(ConfigError) as caught:
-            normalised(url)
-        assert caught.value.remedy.rpartition(": ")[2] == (meant or caught.value.remedy)
-        assert not meant or normalised(meant)
-
-    def test_a_url_with_a_password_is_not_repeated(self) -> None:
-        """An error about a URL does not spread what is secret in it."""
-        with pytest.raises(ConfigError) as caught:
-            open_store("s3://someone:hunter2@bucket/prefix")
-        assert "hunter2" not in str(caught.value)
-
     def test_spellings_of_one_root_have_one_id(self) -> None:
         """The id depends on the place, not on slashes, and differs between places."""
         assert normalised("s3://bucket//a///b/") == "s3://bucket/a/b"

@@ -1,0 +1,217 @@
+"""Compare the stages of a wrapped query with the stores that an earlier start has left.
+
+A changed query continues, migrates or refuses its stored state. It never gives stored values another meaning.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Final
+
+import pyarrow as pa
+
+from riffle_spark.errors import ConfigError
+from riffle_spark.process.types.stage_specs import stage_kind, unnumbered_name
+from riffle_spark.spark.queries.planned_stages import PlannedStage
+from riffle_spark.state.formats.arrow_schemas import can_become, listed
+from riffle_spark.state.schemas.store_schema import StoreSchema, meanings_in, schema_of_text
+
+__all__ = ["ACCEPT", "TAKE_OVER", "check_mode", "check_stored"]
+
+_logger = logging.getLogger("riffle_spark")
+
+ACCEPT: Final = "riffle.accept"
+"""The option that lists columns and stores to continue although their meaning has changed."""
+TAKE_OVER: Final = "riffle.take_over"
+"""The option that lists columns of a ``Stateful`` operator's state to continue."""
+
+
+def check_mode(stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str, str]], mode: str) -> None:
+    """Raise ``ConfigError`` if windows were stored in complete mode and ``mode`` is another one, or the reverse.
+
+    Sessions are stored alike in every mode.
+    """
+    for stage in stages:
+        schema = stored.get(stage.store, {})
+        if stage.buffers is None or stage.late is None or not meanings_in(schema):
+            continue
+        deletes_windows = "due" in schema
+        if deletes_windows == (mode != "complete"):
+            continue
+        earlier = "outputMode('append') or outputMode('update')" if deletes_windows else "outputMode('complete')"
+        raise ConfigError(
+            f"The state was written with {earlier}, and outputMode({mode!r}) cannot continue it: complete mode keeps "
+            "all windows, the other modes delete windows that end.",
+            remedy=f"Set {earlier} again, or name a new store to start without state: option('riffle.stores', 'NAME').",
+            where=stage.store,
+            id="RIFFLE-0327",
+        )
+
+
+def check_stored(
+    stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str, str]], accepted: str, taken_over: str
+) -> None:
+    """Compare the stages with the stored schemas, by store name. Warns of columns that start or end.
+
+    ``accepted`` and ``taken_over`` are the lists in the options ``ACCEPT`` and ``TAKE_OVER``. Raises ``ConfigError``
+    for a column with another meaning that is not accepted, or without a meaning that is not taken over.
+    """
+    if taken_over and not any(stage.store in stored for stage in stages):
+        raise ConfigError(
+            f"Cannot take over state: the root has no such store, only {', '.join(sorted(stored)) or 'none'}.",
+            remedy="Name the store, as in option('riffle.stores', 'totals'), and use the root of its job.",
+            where=", ".join(stage.store for stage in stages),
+            id="RIFFLE-0328",
+        )
+    for stage in stages:
+        schema = stored.get(stage.store, {})
+        if stage.buffers is not None and "state" in schema and not meanings_in(schema):
+            _check_take_over(stage, schema_of_text(stage.store, schema), accepted, taken_over)
+        else:
+            _check_meanings(stage, meanings_in(schema), accepted)
+    stores = {stage.store for stage in stages}
+    unused = sorted(stored.keys() - stores)
+    _check_new_stores(sorted(stores - stored.keys()), unused, accepted)
+    _check_numbered_stores(sorted(stores ^ stored.keys()), stores & stored.keys(), accepted)
+    for store in unused:
+        _logger.warning(
+            "[RIFFLE-0329] The query no longer uses store %s. Its state stays in the root and takes space there.", store
+        )
+
+
+def _is_listed(name: str, option: str) -> bool:
+    """Return whether a comma-separated option lists a name. Generated names may contain spaces and commas."""
+    return f",{name},".replace(" ", "") in f",{option},".replace(" ", "")
+
+
+def _check_new_stores(new: Sequence[str], unused: Sequence[str], accepted: str) -> None:
+    """Refuse a new store if one of its kind became unused. Most likely only the keys changed."""
+    for store in new:
+        same_kind = (name for name in unused if stage_kind(name) == stage_kind(store))
+        earlier = next((name for name in same_kind if not _is_listed(name, accepted)), None)
+        if "." in store and earlier is not None:
+            raise ConfigError(
+                f"The query no longer has store {earlier!r}, and this store of the same kind would start without "
+                "state.",
+                remedy="Group by the same columns in the same order, count DISTINCT values as before, and rename or "
+                f"reorder results in a select after it. Or set option({ACCEPT!r}, {earlier!r}) to start without state; "
+                "the state of that store stays in the root.",
+                where=store,
+                id="RIFFLE-0330",
+            )
+
+
+def _check_numbered_stores(changed: Sequence[str], continued: Set[str], accepted: str) -> None:
+    """Refuse to add or remove one of several stages of one kind and key. Only their order names their stores."""
+    for store in changed:
+        same_name = (name for name in continued if unnumbered_name(name) == unnumbered_name(store))
+        other = next(same_name, None)
+        if other is not None and not _is_listed(store, accepted):
+            raise ConfigError(
+                "Operators of the same kind and keys were added or removed, so the state of store "
+                f"{other!r} may belong to another operator.",
+                remedy="Name the stores of all operators in their order with option('riffle.stores', ...). Or set "
+                f"option({ACCEPT!r}, {store!r}) if the last of these operators was added or removed.",
+                where=store,
+                id="RIFFLE-0331",
+            )
+
+
+def _check_take_over(stage: PlannedStage, schema: StoreSchema, accepted: str, taken_over: str) -> None:
+    """Refuse the store of a ``Stateful`` operator unless it fits and the query lists all columns that it continues."""
+    state = schema.either(lambda plain: plain.state, lambda _: pa.schema([]))
+    for problem, remedy in _mismatches(stage, schema.key, state, accepted) if len(state) else ():
+        raise ConfigError(problem, remedy=remedy, where=stage.store, id="RIFFLE-0332")
+    unlisted = [name for name in state.names if name in stage.meanings and not _is_listed(name, taken_over)]
+    if unlisted:
+        meanings = ", ".join(f"{name} is {stage.meanings[name]}" for name in unlisted)
+        raise ConfigError(
+            "The state was written by a Stateful operator, so the meaning of its columns is unknown.",
+            remedy=f"Set option({TAKE_OVER!r}, {','.join(unlisted)!r}) to continue it, if {meanings}.",
+            where=stage.store,
+            id="RIFFLE-0333",
+        )
+
+
+def _mismatches(stage: PlannedStage, key: pa.Schema, state: pa.Schema, accepted: str) -> Iterator[tuple[str, str]]:
+    """Yield problems and remedies for the parts of a ``Stateful`` operator's state that the query cannot continue."""
+    if (key.names, key.types) != (stage.keys.names, stage.keys.types):
+        yield (
+            f"The state has the key {listed(key)}, but the query groups by {listed(stage.keys)}.",
+            "Group by columns of these names and types only, or name a new store to start without state.",
+        )
+    for buffer in stage.buffers or ():
+        if buffer.name not in state.names and not _is_listed(buffer.name, accepted):
+            yield (
+                f"The state has no column {buffer.name!r} ({stage.meanings[buffer.name]}), only {listed(state)}.",
+                "Give the result the alias that the column has there, and rename it in a select after it. Or set "
+                f"option({ACCEPT!r}, {buffer.name!r}) to start it without stored values.",
+            )
+        elif buffer.name in state.names and not can_become(pa.schema([state.field(buffer.name)]), pa.schema([buffer])):
+            yield (
+                f"Column {buffer.name!r} has type {state.field(buffer.name).type} in the state, but the query stores "
+                f"{buffer.type}.",
+                "Cast the aggregated column, or give the result another alias.",
+            )
+    for name in state.names:
+        if name not in stage.meanings and not _is_listed(name, accepted):
+            yield (
+                f"The state has column {name!r}, but no result of the query continues it.",
+                f"Aggregate it too, under this alias, or set option({ACCEPT!r}, {name!r}) to drop its stored values.",
+            )
+
+
+def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: str) -> None:
+    """Refuse columns whose meaning changed, and results that would lose their stored values."""
+    for name, meaning in stage.meanings.items():
+        if stored.get(name, meaning) != meaning and not _is_listed(name, accepted):
+            remedy = (
+                f"Give the result another alias to start it empty, or set option({ACCEPT!r}, {name!r}) to continue "
+                "with the stored values, if their type stays the same."
+            )
+            if name in stage.keys.names:
+                remedy = (
+                    f"Group by {stored[name]}, or set option({ACCEPT!r}, {name!r}) to continue with the stored keys, "
+                    f"or give the key another alias and set option({ACCEPT!r}, {stage.store!r}) to start empty."
+                )
+            raise ConfigError(
+                f"Column {name!r} holds {stored[name]} in the stored state, but the query now computes {meaning}.",
+                remedy=remedy,
+                where=stage.store,
+                id="RIFFLE-0334",
+            )
+    new = sorted(stage.meanings.keys() - stored.keys() - set(stage.keys.names)) if stored else []
+    missing = [name for name in new if not _is_listed(name, accepted)]
+    if missing and stage.stage.kind in ("join", "table"):
+        raise ConfigError(
+            f"Stored rows of the join have no {', '.join(missing)}, which the query now reads.",
+            remedy="Name a new store to start without state, or set "
+            f"option({ACCEPT!r}, {','.join(missing)!r}) to read null there in stored rows.",
+            where=stage.store,
+            id="RIFFLE-0335",
+        )
+    _check_aliases(stage, stored, accepted)
+    for name in new:
+        _logger.warning(
+            "[RIFFLE-0336] Column %s (%s) of store %s is new and starts empty.", name, stage.meanings[name], stage.store
+        )
+    for name in sorted(stored.keys() - stage.meanings.keys()):
+        _logger.warning(
+            "[RIFFLE-0337] Column %s (%s) of store %s is no longer used and is dropped.",
+            name,
+            stored[name],
+            stage.store,
+        )
+
+
+def _check_aliases(stage: PlannedStage, stored: Mapping[str, str], accepted: str) -> None:
+    """Refuse a result whose stored values have another alias. It would start empty, but Spark would continue."""
+    unused = {meaning: name for name, meaning in stored.items() if name not in stage.meanings}
+    for name, meaning in stage.meanings.items():
+        if name not in stored and not _is_listed(name, accepted) and meaning in unused:
+            raise ConfigError(
+                f"The result stored as {unused[meaning]!r} ({meaning}) is now called {name!r}.",
+                remedy=f"Keep the alias and rename the result in a select after it, or set option({ACCEPT!r}, "
+                f"{name!r}) to start it without stored values and drop the stored ones.",
+                where=stage.store,
+                id="RIFFLE-0338",
+            )
