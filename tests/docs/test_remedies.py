@@ -97,12 +97,12 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
         lambda _, mended: Settings(local_dir="/mnt/nvme/riffle" if mended else "s3://bucket/local"),
     ),
     "no result": Mistake(
-        "aggregate() was given nothing",
+        "RIFFLE-0174",
         "aggregate(total=sum_('amount'))",
         lambda _, mended: aggregate(total=sum_("amount")) if mended else aggregate(),
     ),
     "a column's name for a function": Mistake(
-        "aggregate(total=...) was given a str",
+        "RIFFLE-0175",
         "total=sum_('amount')",
         lambda _, mended: aggregate(total=sum_("amount") if mended else "amount"),  # type: ignore[arg-type]
     ),
@@ -132,12 +132,12 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
         lambda _, mended: operator(settings=Settings(root="file:///state") if mended else {"root": "file:///state"}),
     ),
     "state by a list of names": Mistake(
-        "arrow_function(state=...) was given a list",
+        "RIFFLE-0163",
         "state=pa.schema([('total', pa.int64())])",
         lambda _, mended: totals_by(zero_for_all, STATE if mended else ["total"]),
     ),
     "a function of rows alone": Mistake(
-        "cannot be called with 2 or 3 arguments",
+        "RIFFLE-0166",
         "function(rows, state)",
         lambda _, mended: totals_by(zero_for_all if mended else lambda rows: rows),  # type: ignore[arg-type,misc]
     ),
@@ -147,13 +147,13 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
         lambda _, mended: feed(operator(key="user" if mended else "usr")),
     ),
     "no such aggregated column": Mistake(
-        "the input has no column 'amnt'",
+        "RIFFLE-0176",
         "Use one of user, amount, tags.",
         lambda _, mended: feed(operator(compute=aggregate(paid=sum_("amount" if mended else "amnt")))),
     ),
     "a sum of text": Mistake(
-        "cannot take column 'amount' of type string",
-        "Cast the column; supported are integers, float, double, decimal.",
+        "RIFFLE-0177",
+        "Cast the column. Supported are integers, float, double, decimal.",
         lambda _, mended: operator_on_text(pa.int64() if mended else pa.string()),
     ),
     "a key of lists": Mistake(
@@ -162,32 +162,32 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
         lambda _, mended: feed(operator(key="user" if mended else "tags")),
     ),
     "a pandas frame returned": Mistake(
-        "is a pandas.core.frame.DataFrame, not a pyarrow.Table",
+        "RIFFLE-0199",
         "Return Arrow tables",
         lambda _, mended: feed(
             totals_by(lambda rows, _: (totals(rows) if mended else totals(rows).to_pandas(), totals(rows)))
         ),
     ),
     "one table returned": Mistake(
-        "The function returned a Table",
+        "RIFFLE-0169",
         "Return (output, new_state)",
         lambda _, mended: feed(totals_by(lambda rows, _: (totals(rows), totals(rows)) if mended else totals(rows))),
     ),
     "other columns returned": Mistake(
-        "has not the declared columns",
+        "RIFFLE-0200",
         "Return the declared columns",
         lambda _, mended: feed(totals_by(lambda rows, _: (totals(rows) if mended else rows, totals(rows)))),
     ),
     "a key twice": Mistake(
-        "holds the same key twice: {'user': ",
-        "Return one row a key.",
+        "RIFFLE-0171",
+        "Return one row per key.",
         lambda _, mended: feed(
             totals_by(lambda rows, state: tuple(map(once, twice(rows, state))) if mended else twice(rows, state))
         ),
     ),
     "another key": Mistake(
-        "holds a key that is not its own: {'user': 'zoe'}",
-        "Return only keys of the rows that the call was given",
+        "RIFFLE-0170",
+        "Return only keys of the given rows.",
         lambda _, mended: feed(totals_by(zero_for_all if mended else foreign)),
     ),
     "a sink of one argument": Mistake(

@@ -164,7 +164,7 @@ def test_state_that_lies_by_partitions_takes_none() -> None:
     """Rows of initial state have no partition; where there is nothing to load any more, nothing is refused."""
     source = pa.schema([*INPUT, ("topic", pa.string()), ("partition", pa.int32())])
     with Harness(visits(), source, initial=before(ann=1), dispatch="partition") as query:
-        with pytest.raises(ConfigError, match="RIFFLE-0226") as caught:
+        with pytest.raises(ConfigError, match="RIFFLE-0807") as caught:
             query.feed([{**row("ann"), "topic": "t", "partition": 0}])
         assert "dispatch = key_group" in str(caught.value)
     with Harness(visits(), source, dispatch="partition") as query:

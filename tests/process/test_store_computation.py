@@ -1,38 +1,29 @@
-"""What a user gave, on its store: each kind is known by its methods, and asks a slot for what it needs."""
+"""Users' computations on their stores: each kind is recognised by its methods and calls the slot accordingly."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
 from riffle_spark.batch_times import Times
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.blocks.block import (
-    Batch,
-    Computation,
-    Declared,
-    ElementBatch,
-    ElementComputation,
-    ElementUpdate,
-    Update,
-)
+from riffle_spark.process.blocks.block import Batch, Computation, Declared, ElementBatch, ElementUpdate, Update
 from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.process.processors.processing import Processing
-from riffle_spark.process.store_computation import on_store
+from riffle_spark.process.store_computation import SlotState, on_store
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variable_kinds import Variable
 from riffle_spark.state.schemas.variables import VariableColumns
 
 KEY = pa.schema([("k", pa.string())])
 N = pa.schema([("n", pa.int64())])
-VARIABLES = (Variable("seen", "value", N),)
+VARIABLES = (Variable("seen", "list", N),)
 
 
-class Own:
-    """A user's own block: it derives from nothing of ours."""
+class OwnBlock:
+    """A user's block, which has no base class of ours."""
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
         """Declare one column of state."""
@@ -43,89 +34,67 @@ class Own:
         raise NotImplementedError
 
 
-class OwnProcessor:
-    """A processor's computation of nobody's."""
+class OwnVariables:
+    """A computation that declares variables."""
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - it is a Computation
-        """Declare one variable, and timers."""
+        """Declare a list and timers."""
         return Declared(pa.schema([]), key, None, per_key_group=False, time_mode="EventTime", variables=VARIABLES)
 
+
+class OwnProcessor(OwnVariables):
+    """A processor's computation."""
+
     def processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
-        """Tell what it was given, as no processing would be made of it here."""
+        """Raise the arguments."""
         raise LookupError(schema, times, where)
 
 
-class OwnElements:
-    """A computation on elements of nobody's."""
-
-    def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - it is a Computation
-        """Declare one list that is never due."""
-        return Declared(pa.schema([]), key, (), per_key_group=False, variables=(Variable("seen", "list", N),))
+class OwnElements(OwnVariables):
+    """A computation on elements."""
 
     def over_elements(self, batch: ElementBatch) -> ElementUpdate:
         """Compute nothing."""
         raise NotImplementedError
 
 
-class Asked:
-    """A slot that only tells what it was asked for."""
+class EchoSlot:
+    """A slot that returns the method and its arguments."""
 
-    def over_tables(self, schema: PlainColumns, call: Callable[[Batch], Update]) -> object:
-        """See ``SlotState``."""
-        return schema, call
-
-    def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> object:
-        """See ``SlotState``."""
-        return schema, processing
-
-    def over_elements(self, schema: VariableColumns, compute: ElementComputation) -> object:
-        """See ``SlotState``."""
-        return schema, compute
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: (name, *arguments)
 
 
-@pytest.mark.parametrize("given", [Own(), aggregate(rows=count())], ids=["a user's own", "aggregates"])
-def test_a_block_asks_for_the_state_of_its_keys_whole(given: Computation) -> None:
-    """It keeps plain columns, has no use for initial state, and is called with tables."""
-    declared = given.declare(KEY, KEY)
-    computation = on_store(given, "s")
+@pytest.mark.parametrize(
+    ("compute", "method"),
+    [(OwnBlock(), "over_tables"), (aggregate(rows=count()), "over_tables"), (OwnElements(), "over_elements")],
+)
+def test_blocks_and_elements_are_called_with_their_columns(compute: Computation, method: str) -> None:
+    """Blocks keep plain columns and elements variables. Neither uses initial state."""
+    declared = compute.declare(KEY, KEY)
+    computation = on_store(compute, "s")
     schema = computation.schema("s", KEY, declared)
-    assert schema == PlainColumns("s", KEY, declared.state)
+    variables = VariableColumns("s", KEY, VARIABLES, indexed=True)
+    assert schema == (variables if declared.variables else PlainColumns("s", KEY, declared.state))
     assert not computation.takes_initial
-    assert computation.run("s", schema.to_text(), Asked()) == (schema, given)
+    assert computation.run("s", schema.to_text(), cast("SlotState[Any]", EchoSlot())) == (method, schema, compute)
 
 
-def test_a_processor_asks_for_readings_of_key_groups() -> None:
-    """It keeps variables, by time where it has timers, takes initial state, and is begun with the store's columns."""
-    given = OwnProcessor()
-    computation = on_store(given, "s")
-    schema = computation.schema("s", KEY, given.declare(KEY, KEY))
-    assert schema == VariableColumns("s", KEY, VARIABLES, indexed=True)
+def test_a_processor_gets_the_columns_of_its_store() -> None:
+    """It keeps variables, and uses initial state."""
+    compute = OwnProcessor()
+    computation = on_store(compute, "s")
+    schema = computation.schema("s", KEY, compute.declare(KEY, KEY))
     assert computation.takes_initial
-    asked = computation.run("s", schema.to_text(), Asked())
-    columns, begun = cast("tuple[VariableColumns, Callable[[Times, str], Processing]]", asked)
-    assert columns == schema
-    times = Times("EventTime", 1)
-    with pytest.raises(LookupError) as told:
-        begun(times, "here")
-    assert told.value.args == (schema, times, "here")
+    method, columns, processing = computation.run("s", schema.to_text(), cast("SlotState[Any]", EchoSlot()))
+    assert (method, columns) == ("over_readings", schema)
+    with pytest.raises(LookupError) as error:
+        processing(Times("EventTime", 1), "here")
+    assert error.value.args == (schema, Times("EventTime", 1), "here")
 
 
-def test_what_computes_on_elements_asks_for_those_of_its_keys() -> None:
-    """It keeps variables, has no use for initial state, and is called with columns of all key-groups."""
-    given = OwnElements()
-    computation = on_store(given, "s")
-    schema = computation.schema("s", KEY, given.declare(KEY, KEY))
-    assert schema == VariableColumns("s", KEY, (Variable("seen", "list", N),))
-    assert not computation.takes_initial
-    assert computation.run("s", schema.to_text(), Asked()) == (schema, given)
-
-
-def test_what_can_neither_be_called_nor_processes_is_refused() -> None:
-    """The driver says so before the first batch, not a slot."""
-
-    class Neither:
-        declare = Own.declare
-
-    with pytest.raises(ConfigError, match="RIFFLE-0197") as caught:
-        on_store(Neither(), "s")
-    assert caught.value.where == "s"
+def test_an_object_without_such_a_method_is_refused() -> None:
+    """On the driver, before the first batch."""
+    with pytest.raises(ConfigError, match="RIFFLE-0197") as error:
+        on_store(OwnVariables(), "s")
+    assert error.value.where == "s"

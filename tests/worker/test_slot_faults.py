@@ -47,7 +47,7 @@ def test_a_key_that_hashes_differently_elsewhere_fails_the_batch(member: Member,
     answer = member.run(order, rows)
     error = Receipt.from_json(answer["__riffle_receipt"].to_pylist()[-1]).error
     assert error is not None
-    assert error[:2] == ("ConfigError", "Spark and riffle hash these keys differently")
+    assert (error[0], error[-1]) == ("ConfigError", "RIFFLE-0482")
 
 
 def test_a_function_that_raises_is_told_with_its_traceback_and_place(tmp_path: Path) -> None:
@@ -68,10 +68,9 @@ def test_a_function_that_raises_is_told_with_its_traceback_and_place(tmp_path: P
 @pytest.mark.parametrize(
     ("returned", "told"),
     [
-        ((OUTPUT.empty_table(), pa.table({"k": ["b"], "last": [1]})), "not its own"),
-        ((OUTPUT.empty_table(), pa.table({"k": ["a"], "other": [1]})), "declared columns"),
+        ((OUTPUT.empty_table(), pa.table({"k": ["b"], "last": [1]})), "'k': 'b'"),
         ((OUTPUT.empty_table(), pa.table({"k": ["a"], "last": ["text"]})), "declared columns"),
-        ((OUTPUT.empty_table(), pa.table({"k": ["a", "a"], "last": [1, 2]})), "same key twice"),
+        ((OUTPUT.empty_table(), pa.table({"k": ["a", "a"], "last": [1, 2]})), "twice"),
         (None, "returned a NoneType"),
         (("x", "y"), "not a pyarrow.Table"),
     ],

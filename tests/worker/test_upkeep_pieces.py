@@ -210,7 +210,7 @@ def test_two_pieces_never_work_in_one_folder(upkept: Upkept) -> None:
     """One that Spark runs twice, or that comes while the one before lingers, is told to come back."""
     with upkept.folder().locked_for_upkeep():
         receipt = upkept.troubled()
-    assert "still at work" in receipt.errors[0]
+    assert "RIFFLE-0388" in receipt.errors[0]
     assert receipt.copies == ()
     assert upkept.is_warm(upkept.run())
 

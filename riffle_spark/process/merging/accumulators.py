@@ -19,6 +19,7 @@ first, last        NAME of the column's type; null if the picked value is null
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -39,19 +40,12 @@ _NUMBERS = "integers, float, double, decimal"
 
 @dataclass(frozen=True, slots=True)
 class Accumulator(ABC):
-    """One aggregate of one input column; without a column, of the rows."""
+    """One aggregate of one input column (without a column, of the rows); ``function`` is its public name."""
 
+    function: str
     column: str | None
 
-    @property
-    @abstractmethod
-    def function(self) -> str:
-        """The name of the public function."""
-
-    @property
-    def supported_types(self) -> str:
-        """The supported column types, for error messages."""
-        return "any type"
+    supported_types: ClassVar[str] = "any type"
 
     def __str__(self) -> str:
         return f"{self.function}({'' if self.column is None else repr(self.column)})"
@@ -86,11 +80,6 @@ class Accumulator(ABC):
 class Count(Accumulator):
     """The number of rows, or of a column's values that are not null."""
 
-    @property
-    def function(self) -> str:
-        """See ``Accumulator``."""
-        return "count"
-
     def state_types(self, type: pa.DataType) -> Mapping[str, pa.DataType]:  # noqa: ARG002
         """Keep one int64."""
         return {"": pa.int64()}
@@ -105,15 +94,7 @@ class Count(Accumulator):
 class Sum(Accumulator):
     """The sum, null without values: int64 of integers, double of floats, ten digits wider of decimals."""
 
-    @property
-    def function(self) -> str:
-        """See ``Accumulator``."""
-        return "sum_"
-
-    @property
-    def supported_types(self) -> str:
-        """See ``Accumulator``."""
-        return _NUMBERS
+    supported_types = _NUMBERS
 
     def state_types(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
         """Keep the sum."""
@@ -132,19 +113,13 @@ class Sum(Accumulator):
 class Mean(Accumulator):
     """The arithmetic mean, null without values: double, or of decimals a decimal with four more digits."""
 
-    @property
-    def function(self) -> str:
-        """See ``Accumulator``."""
-        return "mean"
-
-    @property
-    def supported_types(self) -> str:
-        """See ``Accumulator``."""
-        return _NUMBERS
+    supported_types = _NUMBERS
 
     def state_types(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
         """Keep sum and count. Integers are summed as doubles."""
-        total = pa.float64() if types.is_signed_integer(type) else Sum(self.column).state_types(type).get("")
+        total = (
+            pa.float64() if types.is_signed_integer(type) else Sum(self.function, self.column).state_types(type).get("")
+        )
         return {"_sum": total, "_count": pa.int64()} if total is not None else {}
 
     def result_type(self, type: pa.DataType) -> pa.DataType:
@@ -154,7 +129,7 @@ class Mean(Accumulator):
     def fold(self, values: pa.Array, old: Columns, groups: Groups, has_state: BoolArray) -> list[pa.Array]:
         """Add and count the values."""
         sums = _add(self, values, old[:1], groups)
-        return [*sums, *Count(self.column).fold(values, old[1:], groups, has_state)]
+        return [*sums, *Count(self.function, self.column).fold(values, old[1:], groups, has_state)]
 
     def finish(self, state: Columns, type: pa.DataType, groups: Groups) -> pa.Array:
         """Divide. Decimals are rounded half up."""
@@ -199,15 +174,7 @@ class Extreme(Accumulator):
 
     greatest: bool
 
-    @property
-    def function(self) -> str:
-        """See ``Accumulator``."""
-        return "max_" if self.greatest else "min_"
-
-    @property
-    def supported_types(self) -> str:
-        """See ``Accumulator``."""
-        return "numbers, decimal, string, binary, boolean, dates, times, timestamps, day-time intervals"
+    supported_types = "numbers, decimal, string, binary, boolean, dates, times, timestamps, day-time intervals"
 
     def state_types(self, type: pa.DataType) -> Mapping[str, pa.DataType]:
         """Keep the value."""
@@ -225,11 +192,6 @@ class Pick(Accumulator):
 
     ignore_nulls: bool
     latest: bool
-
-    @property
-    def function(self) -> str:
-        """See ``Accumulator``."""
-        return "last" if self.latest else "first"
 
     @property
     def meaning(self) -> str:

@@ -63,7 +63,7 @@ def count(column: str | None = None) -> Accumulator:
     >>> from riffle_spark import aggregate, count
     >>> visits = aggregate(rows=count(), users=count("user"))
     """
-    return Count(None if column == "*" else column)
+    return Count("count", None if column == "*" else column)
 
 
 def sum_(column: str) -> Accumulator:
@@ -81,7 +81,7 @@ def sum_(column: str) -> Accumulator:
     >>> from riffle_spark import aggregate, sum_
     >>> totals = aggregate(total=sum_("amount"))
     """
-    return Sum(column)
+    return Sum("sum_", column)
 
 
 def min_(column: str) -> Accumulator:
@@ -98,7 +98,7 @@ def min_(column: str) -> Accumulator:
     >>> from riffle_spark import aggregate, min_
     >>> lowest = aggregate(lowest=min_("price"))
     """
-    return Extreme(column, greatest=False)
+    return Extreme("min_", column, greatest=False)
 
 
 def max_(column: str) -> Accumulator:
@@ -115,7 +115,7 @@ def max_(column: str) -> Accumulator:
     >>> from riffle_spark import aggregate, max_
     >>> highest = aggregate(highest=max_("price"))
     """
-    return Extreme(column, greatest=True)
+    return Extreme("max_", column, greatest=True)
 
 
 def mean(column: str) -> Accumulator:
@@ -133,7 +133,7 @@ def mean(column: str) -> Accumulator:
     >>> from riffle_spark import aggregate, mean
     >>> prices = aggregate(price=mean("price"))
     """
-    return Mean(column)
+    return Mean("mean", column)
 
 
 def first(column: str, ignore_nulls: bool = False) -> Accumulator:
@@ -149,7 +149,7 @@ def first(column: str, ignore_nulls: bool = False) -> Accumulator:
     >>> from riffle_spark import aggregate, first
     >>> pages = aggregate(landing_page=first("page"))
     """
-    return Pick(column, ignore_nulls, latest=False)
+    return Pick("first", column, ignore_nulls, latest=False)
 
 
 def last(column: str, ignore_nulls: bool = False) -> Accumulator:
@@ -165,7 +165,7 @@ def last(column: str, ignore_nulls: bool = False) -> Accumulator:
     >>> from riffle_spark import aggregate, last
     >>> pages = aggregate(page=last("page", ignore_nulls=True))
     """
-    return Pick(column, ignore_nulls, latest=True)
+    return Pick("last", column, ignore_nulls, latest=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class MergedSet(MergeFunction):
 class MergedText(MergedList):
     """ListAgg without WITHIN GROUP: a list of strings or binary values, joined in the result; null if it is empty."""
 
-    delimiter: str | bytes
+    delimiter: str
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
         """Keep the list."""

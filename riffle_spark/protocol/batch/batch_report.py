@@ -212,8 +212,8 @@ def _dead_letter_warnings(receipts: Sequence[Receipt]) -> Iterator[str]:
         rows = sum(receipt.dead_rows for receipt in receipts)
         yield (
             f"[RIFFLE-0809] Batch {first.version} has {rows} dead letters. Store {first.store!r} raised "
-            f"{first.dead_example} for the first.\n  What to do: Read the dead letters, and feed their rows to the source "
-            "again once the function can process them."
+            f"{first.dead_example} for the first.\n"
+            "  What to do: Read the dead letters, and feed their rows to the source again once the function can process them."
         )
 
 

@@ -1,9 +1,8 @@
-"""The state of groups as ``applyInPandasWithState`` has it: PySpark's own ``GroupState`` of each key, made of columns
-and read back into them. Knows PySpark's class and when Spark writes a key's state. Does not know frames or functions.
+"""Convert the state of groups between columns and PySpark's ``GroupState``, for ``applyInPandasWithState``.
 
-A key's columns are the fields of its state and, where there are time-outs, when it is due and whether it has a state at
-all: a function may leave a time-out and no state. Spark calls a key whose time-out is *before* the time it is, and a
-due column says when it is reached: one millisecond later.
+The columns of a key are the fields of its state and, with timeouts, its due time and whether it has a state: a function
+may leave a timeout without a state. Spark calls a key whose timeout is *before* the current time. A due column is
+reached *at* its time. So it is one millisecond later.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,133 +29,143 @@ TIME_OUTS: dict[str, TimeMode] = {
     "ProcessingTimeTimeout": "ProcessingTime",
     "EventTimeTimeout": "EventTime",
 }
-"""What time-outs go by, by Spark's names of them."""
+"""The time mode of each timeout, by Spark's names."""
 _NEVER = GroupState.NO_TIMESTAMP
 _AFTER_MS = 1
-"""How long after its time-out a key is due."""
+"""The delay from a key's timeout to its due time."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateColumns:
-    """The columns that are kept of a key: those of time-outs, if there are any, and the fields of its state.
-    ``timeout`` is Spark's name of what they go by.
+    """The stored columns of a key: those of its timeout, if it has one, and the fields of its state.
+
+    ``timeout`` is Spark's name of the timeout.
     """
 
-    extra: tuple[pa.Field, ...]
+    timeout_fields: tuple[pa.Field, ...]
     state: pa.Schema
     timeout: str
 
     @staticmethod
     def of(key: Iterable[str], state: pa.Schema, timeout: str) -> "StateColumns":
-        """Return the columns of a state's fields; those that are called as another is get a number behind their names.
+        """Return the columns of a state's fields. A duplicate name gets a number appended.
 
-        The names of what goes before the state's fields do not change with these.
+        The names of the timeout columns do not depend on those of the state.
         """
-        taken, extra = list(key), list[pa.Field]()
+        names = list(key)
+        timeout_fields = list[pa.Field]()
         for name, kind in (("due_ms", pa.int64()), ("has_state", pa.bool_())) if timeout != "NoTimeout" else ():
-            extra.append(pa.field(free_name(name, taken), kind))
-            taken.append(extra[-1].name)
+            timeout_fields.append(pa.field(free_name(name, names), kind))
+            names.append(timeout_fields[-1].name)
         fields = list[pa.Field]()
         for field in state:
-            fields.append(field.with_name(free_name(field.name, taken)).with_nullable(True))
-            taken.append(fields[-1].name)
-        return StateColumns(tuple(extra), pa.schema(fields), timeout)
+            fields.append(field.with_name(free_name(field.name, names)).with_nullable(True))
+            names.append(fields[-1].name)
+        return StateColumns(tuple(timeout_fields), pa.schema(fields), timeout)
 
     @property
     def schema(self) -> pa.Schema:
-        """All of them."""
-        return pa.schema([*self.extra, *self.state])
+        """The schema of all columns."""
+        return pa.schema([*self.timeout_fields, *self.state])
 
     @property
     def due(self) -> str | None:
-        """The column that says when a key is due."""
-        return self.extra[0].name if self.extra else None
+        """The column with the due time, or ``None``."""
+        return self.timeout_fields[0].name if self.timeout_fields else None
 
     @property
     def time_mode(self) -> TimeMode:
-        """What time-outs go by."""
+        """The time mode of the timeout."""
         return TIME_OUTS[self.timeout]
 
     def values(self, batch: Batch) -> Iterator[Values | None]:
-        """Yield the state of each key of a batch as a user sees it."""
+        """Yield the state of each key of a batch as a tuple, or ``None`` for a key without a state."""
         has_state = batch.has_state.tolist()
-        if self.extra:
-            told = batch.state.column(self.extra[1].name).to_pylist()  # of before there were time-outs: null
-            has_state = [found and one is not False for found, one in zip(has_state, told, strict=True)]
+        if self.timeout_fields:
+            flags = batch.state.column(self.timeout_fields[1].name).to_pylist()  # null if stored without timeouts
+            has_state = [exists and flag is not False for exists, flag in zip(has_state, flags, strict=True)]
         names = self.state.names
-        every: Iterator[Values] = Fields(self.state, row_maker).tuples(batch.state.select(names)) if names else iter(())
-        for there in has_state:
-            values = next(every, ())
-            yield values if there else None
+        rows: Iterator[Values] = Fields(self.state, row_maker).tuples(batch.state.select(names)) if names else iter(())
+        for is_present in has_state:
+            values = next(rows, ())
+            yield values if is_present else None
 
     def table(self, states: Sequence[tuple[Values | None, int | None]]) -> pa.Table:
-        """Return what is kept of states and due times, row for row."""
-        nothing = (None,) * len(self.state)
-        fields = Fields(self.state, row_maker).columns([nothing if one is None else one for one, _ in states])
-        if not self.extra:
+        """Return the stored columns of pairs of a state and a due time, row by row."""
+        nulls = (None,) * len(self.state)
+        fields = Fields(self.state, row_maker).columns([nulls if values is None else values for values, _ in states])
+        if not self.timeout_fields:
             return pa.table(fields, schema=self.schema)
-        extra = [[due_ms for _, due_ms in states], [one is not None for one, _ in states]]
-        columns = [pa.array(values, field.type) for values, field in zip(extra, self.extra, strict=True)]
+        timeouts = [[due_ms for _, due_ms in states], [values is not None for values, _ in states]]
+        columns = [pa.array(values, field.type) for values, field in zip(timeouts, self.timeout_fields, strict=True)]
         return pa.table([*columns, *fields], schema=self.schema)
 
 
 class GroupStates:
-    """The states of a batch's keys: given out one by one, and taken back when the function is through with one."""
+    """The states of a batch's keys, passed to the user's function one by one and read back after each call."""
 
     def __init__(self, columns: StateColumns, batch: Batch, *, has_timed_out: bool, has_watermark: bool) -> None:
         self._columns = columns
         self._batch = batch
         self._values = columns.values(batch)
         self._fields = Fields(columns.state, row_maker)
-        self._made = partial(
-            GroupState, batchProcessingTimeMs=batch.time_ms, eventTimeWatermarkMs=batch.watermark_ms or 0,
-            timeoutConf=columns.timeout, hasTimedOut=has_timed_out, watermarkPresent=has_watermark, updated=False,
-            removed=False, timeoutTimestamp=_NEVER, keyAsUnsafe=b"", valueSchema=None,  # type: ignore[arg-type] # unread
-        )  # fmt: skip
-        self._kept: list[tuple[Values | None, int | None]] = []
+        self._make_state = partial(
+            GroupState,
+            batchProcessingTimeMs=batch.time_ms,
+            eventTimeWatermarkMs=batch.watermark_ms or 0,
+            timeoutConf=columns.timeout,
+            hasTimedOut=has_timed_out,
+            watermarkPresent=has_watermark,
+            updated=False,
+            removed=False,
+            timeoutTimestamp=_NEVER,
+            keyAsUnsafe=b"",
+            valueSchema=None,  # type: ignore[arg-type] # never read
+        )
+        self._changed_states: list[tuple[Values | None, int | None]] = []
         self._changed: list[int] = []
         self._deleted: list[int] = []
-        self._same: list[int] = []
+        self._unchanged: list[int] = []
 
     def __iter__(self) -> Iterator[GroupState]:
         """Yield the state of each key."""
         for values in self._values:
-            yield self._made(optionalValue=values, defined=values is not None)  # type: ignore[arg-type] # as a Row is
+            yield self._make_state(optionalValue=values, defined=values is not None)  # type: ignore[arg-type] # a Row is a tuple
 
-    def take(self, at: int, state: GroupState) -> None:
-        """Take back the state of the key at a place, and do with it what Spark does.
+    def take(self, index: int, state: GroupState) -> None:
+        """Read back the state of the key at an index, as Spark does.
 
-        A time-out is told with each call, or there is none: but where a function changed nothing at all, Spark writes
-        nothing, and the time-out of before holds on. Raises PySpark's error for a state that does not fit its fields.
+        A call that sets no timeout removes it. If the function changed nothing at all, Spark writes nothing, so the
+        earlier timeout remains. Raise PySpark's error for a state that does not fit its fields.
         """
         timeout_ms = int(state._timeout_timestamp)
         if state._removed and timeout_ms == _NEVER:
-            self._deleted.append(at)
+            self._deleted.append(index)
         elif state._updated or state._removed or timeout_ms != _NEVER:
-            self._changed.append(at)
-            value = self._taken(state) if state.exists else None
-            self._kept.append((value, None if timeout_ms == _NEVER else timeout_ms + _AFTER_MS))
+            self._changed.append(index)
+            value = self._state_values(state) if state.exists else None
+            self._changed_states.append((value, None if timeout_ms == _NEVER else timeout_ms + _AFTER_MS))
         else:
-            self._same.append(at)
+            self._unchanged.append(index)
 
-    def _taken(self, state: GroupState) -> Values:
+    def _state_values(self, state: GroupState) -> Values:
         try:
             return self._fields.normalize(tuple(state.get))
         except Misfit as wrong:
             raise misfit("updating the state of a group", wrong) from None
 
     def changed(self) -> tuple[IndexArray, pa.Table]:
-        """Return which keys have another state now, and these states."""
-        return np.array(self._changed, np.int64), self._columns.table(self._kept)
+        """Return the indexes of changed keys, and their states."""
+        return np.array(self._changed, np.int64), self._columns.table(self._changed_states)
 
     def deleted(self) -> IndexArray:
-        """Return which keys have none any more, and had one."""
-        gone = np.array(self._deleted, np.int64)
-        return gone[self._batch.has_state[gone]]
+        """Return the indexes of keys whose state was deleted."""
+        deleted = np.array(self._deleted, np.int64)
+        return deleted[self._batch.has_state[deleted]]
 
-    def staying(self) -> tuple[IndexArray, pa.Table]:
-        """Return which keys have a state now, be it another one or the same, and these states."""
+    def remaining(self) -> tuple[IndexArray, pa.Table]:
+        """Return the indexes of keys that have a state, changed or not, and their states."""
         changed, states = self.changed()
-        same = np.array(self._same, np.int64)
-        old = self._batch.state.select(self._columns.schema.names).take(pa.array(same))
-        return np.concatenate([changed, same]), pa.concat_tables([states, cast_table(old, states.schema)])
+        unchanged = np.array(self._unchanged, np.int64)
+        old = self._batch.state.select(self._columns.schema.names).take(pa.array(unchanged))
+        return np.concatenate([changed, unchanged]), pa.concat_tables([states, cast_table(old, states.schema)])

@@ -1,14 +1,14 @@
-"""``applyInPandasWithState`` on a slot: a user's function gets the rows of each key as DataFrames, and its state. Knows
-frames, and what Spark asks of a function. Does not know how states are kept, or how late rows are told.
+"""Run a user's function for ``applyInPandasWithState`` on a slot: it gets each key's rows as DataFrames, and its state.
 
-One table is read, the function is called key by key, and one table is written. Frames are slices of one frame: to make
-each of a table of its own would take ten times as long. Spark makes each of its key's rows alone, which shows in whole
-numbers and truth values where there are nulls: those keys get frames of their own.
+One table is read, the function is called key by key, and one table is written. Frames are slices of one large frame,
+because a frame from a table of its own takes ten times as long. Spark makes the frame of each key on its own. That is
+visible in integer and boolean columns with nulls, so keys with such nulls get frames of their own.
 """
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +26,7 @@ from riffle_spark.process.types.missing_modules import failure_remedy
 from riffle_spark.process.types.stage_specs import GroupsSpec
 from riffle_spark.spark.processors import pandas_form, pandas_output
 from riffle_spark.spark.processors.group_state import GroupStates, StateColumns
+from riffle_spark.spark.processors.pandas_output import PandasOptions
 
 __all__ = ["GroupedFrames"]
 
@@ -34,8 +35,10 @@ _NO_LIMIT: Final = 0x7FFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class GroupedFrames:
-    """A ``BlockComputation`` of a function for ``applyInPandasWithState``, with its state's fields and Spark's name of
-    what its time-outs go by. ``pandas`` is what Spark's configuration says of conversions.
+    """A ``BlockComputation`` that calls a function for ``applyInPandasWithState``.
+
+    ``state`` has the fields of the state. ``timeout`` is Spark's name of the timeout. ``pandas`` holds Spark's settings
+    for conversions to and from pandas.
     """
 
     spec: GroupsSpec
@@ -45,125 +48,128 @@ class GroupedFrames:
     pandas: Mapping[str, object]
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - the specification has them
-        """Declare the columns of the state's fields and of time-outs."""
-        kept = self._kept()
+        """Declare the columns of the state and the timeout."""
+        stored = self._stored_columns()
         needed = tuple(dict.fromkeys(column for _, column in self.spec.visible_columns if column not in key.names))
         return Declared(
-            kept.schema, self.spec.output, needed, per_key_group=False, time_mode=kept.time_mode, due=kept.due
+            stored.schema, self.spec.output, needed, per_key_group=False, time_mode=stored.time_mode, due=stored.due
         )
 
     def __call__(self, batch: Batch) -> Update:
-        """Call the function for each key with its rows. Raises ``UserFunctionError`` for what it does wrong."""
-        rows = self._shown(batch.rows)
+        """Call the function for each key with its rows. Raise ``UserFunctionError`` if it fails."""
+        rows = self._visible_rows(batch.rows)
         grouped = InputByKey.of(batch.keys, rows, batch.codes)
         frames = FramesByKey(grouped, self._options())
-        return self._called(batch, frames, _changes, has_timed_out=False)
+        return self._call(batch, frames, _changed_update, has_timed_out=False)
 
     def expired(self, batch: Batch) -> Update:
-        """Call the function for each key that has timed out, with one frame without rows."""
-        frames = ([_nothing(self._names)] for _ in range(batch.keys.num_rows))
-        return self._called(batch, frames, _stays, has_timed_out=True)
+        """Call the function for each key that has timed out, with one empty frame."""
+        frames = ([_empty_frame(self._names)] for _ in range(batch.keys.num_rows))
+        return self._call(batch, frames, _remaining_update, has_timed_out=True)
 
-    def _called(
-        self, batch: Batch, frames: Iterable[Iterable[pd.DataFrame]], update: Callable[[pa.Table, GroupStates], Update],
-        *, has_timed_out: bool,
-    ) -> Update:  # fmt: skip
-        """Call the function for each key, and return what ``update`` makes of its output and of states as they are
-        then. If the batch collects, a key that fails does not keep others from their turn.
+    def _call(
+        self,
+        batch: Batch,
+        frames: Iterable[Iterable[pd.DataFrame]],
+        make_update: Callable[[pa.Table, GroupStates], Update],
+        *,
+        has_timed_out: bool,
+    ) -> Update:
+        """Call the function for each key. Return the update for its output and the new states.
+
+        If the batch collects errors, the keys after a failing one are still called.
         """
-        options, function = self._options(), self.function
-        states = GroupStates(
-            self._kept(), batch, has_timed_out=has_timed_out, has_watermark=self.spec.event_time is not None
-        )
-        taken = pandas_output.PandasOutput(
-            self.spec.output, timezone=options.timezone, by_name=options.by_name, safe=options.safe,
-            int_to_decimal=options.int_to_decimal,
-        )  # fmt: skip
+        options = self._options()
+        has_watermark = self.spec.event_time is not None
+        states = GroupStates(self._stored_columns(), batch, has_timed_out=has_timed_out, has_watermark=has_watermark)
+        output = pandas_output.PandasOutput(self.spec.output, options)
         key: Key | None = None
-        failed, first = dict[int, Failure](), None
+        failures = dict[int, Failure]()
+        first_error: UserFunctionError | None = None
         try:
             with rare_garbage_collection():
-                every = zip(_keys(batch.keys, options.timezone), frames, states, strict=True)
-                for at, (key, given, state) in enumerate(every):
+                calls = zip(_keys(batch.keys, options.timezone), frames, states, strict=True)
+                for index, (key, key_frames, state) in enumerate(calls):
                     try:
-                        for frame in _iterable(function(key, given, state)):
-                            if len(_checked(frame, len(self.spec.output))):
-                                taken.add(frame)
-                        states.take(at, state)
+                        for frame in _iterable(self.function(key, key_frames, state)):
+                            if len(_check_frame(frame, len(self.spec.output))):
+                                output.add(frame)
+                        states.take(index, state)
                     except Exception as error:
                         if batch.collects is None or not batch.collects(error):
                             raise
-                        failed[at] = Failure.of(error)
-                        first = first or _raised(error, key, batch.store)
+                        failures[index] = Failure.of(error)
+                        first_error = first_error or _user_error(error, key, batch.store)
                 key = None
-                if first is None:
-                    return update(taken.table(), states)
+                if first_error is None:
+                    return make_update(output.table(), states)
         except Exception as error:
-            raised = first or _raised(error, key, batch.store)
+            user_error = first_error or _user_error(error, key, batch.store)
             if batch.collects is None or not batch.collects(error):
-                raise raised from error
-            raise FailedKeys(raised, failed) from error
-        raise FailedKeys(first, failed)
+                raise user_error from error
+            raise FailedKeys(user_error, failures) from error
+        raise FailedKeys(first_error, failures)
 
-    def _kept(self) -> StateColumns:
+    def _stored_columns(self) -> StateColumns:
         return StateColumns.of(self.spec.keys.names, self.state, self.timeout)
 
-    def _options(self) -> pandas_form.PandasOptions:
-        return pandas_form.PandasOptions(**self.pandas)  # type: ignore[arg-type] # their names are those of the settings
+    def _options(self) -> PandasOptions:
+        return PandasOptions(**self.pandas)  # type: ignore[arg-type] # the keys are the names of its fields
 
     @property
     def _names(self) -> list[str]:
         return [name for name, _ in self.spec.visible_columns]
 
-    def _shown(self, rows: pa.Table) -> pa.Table:
-        """Return the columns that the function sees, by the names that it has for them: one may be there twice."""
+    def _visible_rows(self, rows: pa.Table) -> pa.Table:
+        """Return the columns that the function sees, under its names. Two may have the same name."""
         return pa.Table.from_arrays([rows.column(column) for _, column in self.spec.visible_columns], names=self._names)
 
 
-def _changes(output: pa.Table, states: GroupStates) -> Update:
-    """Return what rows did to states."""
-    changed, kept = states.changed()
-    return Update(output, changed, kept, states.deleted())
+def _changed_update(output: pa.Table, states: GroupStates) -> Update:
+    """Return the update for keys with rows."""
+    changed, table = states.changed()
+    return Update(output, changed, table, states.deleted())
 
 
-def _stays(output: pa.Table, states: GroupStates) -> Update:
-    """Return what is left of states that have timed out."""
-    staying, kept = states.staying()
-    return Update(output, staying, kept, staying[:0])
+def _remaining_update(output: pa.Table, states: GroupStates) -> Update:
+    """Return the update for keys that have timed out."""
+    remaining, table = states.remaining()
+    return Update(output, remaining, table, remaining[:0])
 
 
 class FramesByKey:
-    """Goes through the rows of each key as frames, of so many rows at most: one for most keys."""
+    """Iterates over the rows of each key as frames of at most ``rows_max`` rows."""
 
     def __init__(self, grouped: InputByKey, options: pandas_form.PandasOptions) -> None:
-        self._rows, self._positions = grouped.rows, grouped.positions
+        self._rows = grouped.rows
+        self._positions = grouped.positions
         self._timezone = options.timezone
         self._rows_max = options.rows_max if options.rows_max > 0 else _NO_LIMIT
 
     def __iter__(self) -> Iterator[Iterator[pd.DataFrame]]:
-        """Yield the frames of each key, made when they are asked for."""
+        """Yield the frames of each key. They are made when they are read."""
         positions = self._positions
         for first, end in windows(positions, self._rows_max):
-            start, stop = positions[first], positions[end]
+            start = positions[first]
+            stop = positions[end]
             if stop - start > self._rows_max:
                 yield self._pieces(start, stop)
                 continue
-            within = [at - start for at in positions[first : end + 1]]
-            yield from self._slices(self._rows.slice(start, stop - start), within)
+            relative = [position - start for position in positions[first : end + 1]]
+            yield from self._slices(self._rows.slice(start, stop - start), relative)
 
     def _pieces(self, start: int, stop: int) -> Iterator[pd.DataFrame]:
-        for at in range(start, stop, self._rows_max):
-            yield self._frame(self._rows.slice(at, min(self._rows_max, stop - at)))
+        for first in range(start, stop, self._rows_max):
+            yield self._frame(self._rows.slice(first, min(self._rows_max, stop - first)))
 
     def _slices(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[pd.DataFrame]]:
-        """Yield the frames of keys that have few rows: slices of one frame, but where nulls would show in it."""
-        rows, nulls = _without_nulls(rows), rows
-        slices = pandas_form.Slices(self._frame(rows))
-        own = _are_there(nulls, positions) if nulls is not rows else ()
-        for at in range(len(positions) - 1):
-            start, stop = positions[at], positions[at + 1]
-            if own and own[at]:
-                yield iter((self._frame(nulls.slice(start, stop - start)),))
+        """Yield the frames of keys as slices of one frame. Keys with visible nulls get frames of their own."""
+        filled = _fill_visible_nulls(rows)
+        slices = pandas_form.Slices(self._frame(filled))
+        has_nulls = _have_visible_nulls(rows, positions) if filled is not rows else ()
+        for index, (start, stop) in enumerate(pairwise(positions)):
+            if has_nulls and has_nulls[index]:
+                yield iter((self._frame(rows.slice(start, stop - start)),))
             else:
                 yield iter((slices[start, stop],))
 
@@ -178,85 +184,89 @@ def _frame_of(series: Sequence[pd.Series], rows: pa.Table) -> pd.DataFrame:
     return frame
 
 
-def _nothing(names: Sequence[str]) -> pd.DataFrame:
-    """Return a frame without rows, as Spark gives one for a time-out."""
+def _empty_frame(names: Sequence[str]) -> pd.DataFrame:
+    """Return a frame without rows, which Spark passes for a timeout."""
     return pd.DataFrame(columns=pd.Index(names))
 
 
-def _shows_nulls(column: pa.ChunkedArray) -> bool:
-    """Tell whether a null changes what pandas makes of all values beside it."""
+def _has_visible_nulls(column: pa.ChunkedArray) -> bool:
+    """Return whether nulls change how pandas represents the other values of a column."""
     return bool(column.null_count) and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type))
 
 
-def _without_nulls(rows: pa.Table) -> pa.Table:
-    """Return rows with some value in place of nulls that would show in others; the same table, if there are none."""
-    for at, column in enumerate(rows.columns):
-        if _shows_nulls(column):
+def _fill_visible_nulls(rows: pa.Table) -> pa.Table:
+    """Return rows with zeros in place of visible nulls, or the same table if there are none."""
+    for index, column in enumerate(rows.columns):
+        if _has_visible_nulls(column):
             filled = column.fill_null(pa.scalar(0).cast(column.type))
-            rows = rows.set_column(at, rows.field(at), filled)
+            rows = rows.set_column(index, rows.field(index), filled)
     return rows
 
 
-def _are_there(rows: pa.Table, positions: Sequence[int]) -> list[bool]:
-    """Tell of each key whether its rows have nulls that would show."""
-    count = np.zeros(rows.num_rows + 1, np.int64)
+def _have_visible_nulls(rows: pa.Table, positions: Sequence[int]) -> list[bool]:
+    """Return for each key whether its rows have visible nulls."""
+    counts = np.zeros(rows.num_rows + 1, np.int64)
     for column in rows.columns:
-        if _shows_nulls(column):
-            count[1:] += np.cumsum(column.is_null().to_numpy())
-    told: list[bool] = (np.diff(count[np.array(positions)]) > 0).tolist()
-    return told
+        if _has_visible_nulls(column):
+            counts[1:] += np.cumsum(column.is_null().to_numpy())
+    has_nulls: list[bool] = (np.diff(counts[np.array(positions)]) > 0).tolist()
+    return has_nulls
 
 
 def _keys(keys: pa.Table, timezone: str) -> Iterator[Key]:
-    """Return each key with the scalars that pandas has for its values."""
+    """Return each key as a tuple of pandas scalars."""
     named = zip(keys.column_names, keys.columns, strict=True)
     return zip(*(_scalars(name, column, timezone) for name, column in named), strict=True)
 
 
 def _scalars(name: str, column: pa.ChunkedArray, timezone: str) -> list[Any]:
-    filled = column.fill_null(pa.scalar(0).cast(column.type)) if _shows_nulls(column) else column
+    filled = column.fill_null(pa.scalar(0).cast(column.type)) if _has_visible_nulls(column) else column
     series = pandas_form.series_of(name, filled, timezone)
     values = list(series.to_numpy()) if series.dtype.kind in "iufb" else list(series)
     if filled is not column:
         null = None if pa.types.is_boolean(column.type) else np.float64("nan")
-        for at in np.flatnonzero(column.is_null().to_numpy()).tolist():
-            values[at] = null
+        for index in np.flatnonzero(column.is_null().to_numpy()).tolist():
+            values[index] = null
     return values
 
 
 def _iterable(returned: object) -> Iterable[object]:
-    """Return what a function returned, if one can go through it. Raises PySpark's error."""
+    """Return an iterator over the result of a function. Raise PySpark's error if there is none."""
     if isinstance(returned, pd.DataFrame):
-        raise _of_type("iterable of pandas.DataFrame", returned)
+        raise _type_error("iterable of pandas.DataFrame", returned)
     try:
-        return iter(returned)  # type: ignore[call-overload, no-any-return] # what has no iterator says so
+        return iter(returned)  # type: ignore[call-overload, no-any-return] # a TypeError is handled
     except TypeError:
-        raise _of_type("iterable", returned) from None
+        raise _type_error("iterable", returned) from None
 
 
-def _checked(frame: object, columns: int) -> pd.DataFrame:
-    """Return a frame of output. Raises PySpark's error for what is none, and for one of too many columns or too few."""
+def _check_frame(frame: object, columns: int) -> pd.DataFrame:
+    """Return a frame of output. Raise PySpark's error for another type or number of columns."""
     if not isinstance(frame, pd.DataFrame):
-        raise _of_type("iterator of pandas.DataFrame", frame, "iterator of ")
+        raise _type_error("iterator of pandas.DataFrame", frame, "iterator of ")
     if frame.shape[1] != columns and not (frame.shape[1] == 0 and frame.empty):
-        told = {"expected": str(columns), "actual": str(frame.shape[1])}
-        raise PySparkRuntimeError(errorClass="RESULT_COLUMN_SCHEMA_MISMATCH", messageParameters=told)
+        parameters = {"expected": str(columns), "actual": str(frame.shape[1])}
+        raise PySparkRuntimeError(errorClass="RESULT_COLUMN_SCHEMA_MISMATCH", messageParameters=parameters)
     return frame
 
 
-def _of_type(expected: str, given: object, said: str = "") -> PySparkTypeError:
-    told = {"expected": expected, "actual": f"{said}{type(given).__name__}"}
-    return PySparkTypeError(errorClass="UDF_RETURN_TYPE", messageParameters=told)
+def _type_error(expected: str, value: object, prefix: str = "") -> PySparkTypeError:
+    parameters = {"expected": expected, "actual": f"{prefix}{type(value).__name__}"}
+    return PySparkTypeError(errorClass="UDF_RETURN_TYPE", messageParameters=parameters)
 
 
-def _raised(error: Exception, key: Key | None, store: str) -> UserFunctionError:
+def _user_error(error: Exception, key: Key | None, store: str) -> UserFunctionError:
     if isinstance(error, NotText):
-        problem = f"The function cannot be given its input: {error}"
-        return UserFunctionError(problem, remedy=error.remedy, where=f"store {store!r}", id="RIFFLE-0319")
-    told = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
-    of = "its output" if key is None else f"key {key!r}"
+        return UserFunctionError(
+            f"Cannot convert the input of the function: {error}",
+            remedy=error.remedy,
+            where=f"store {store!r}",
+            id="RIFFLE-0319",
+        )
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+    place = "while its output was converted" if key is None else f"for key {key!r}"
     return UserFunctionError(
-        f"The function raised {type(error).__name__}, {of}:\n{told}",
+        f"The function raised {type(error).__name__} {place}:\n{trace}",
         remedy=failure_remedy(error, "function"),
         where=f"store {store!r}",
         id="RIFFLE-0320",

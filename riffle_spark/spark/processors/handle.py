@@ -1,4 +1,4 @@
-"""The handle that a processor is given. Knows which call is allowed when. Does not know sessions' insides or forms."""
+"""Provide the ``StatefulProcessorHandle`` that a processor gets, which checks the phase of each call."""
 
 # ruff: noqa: N802, N803 - PySpark's names
 
@@ -23,7 +23,7 @@ from riffle_spark.state.schemas.variable_kinds import TIMER, Variable
 __all__ = ["Handle", "Phase"]
 
 Phase: TypeAlias = Literal["PRE_INIT", "CREATED", "INITIALIZED", "TIMER_PROCESSED", "CLOSED"]
-"""Where a processor is, in Spark's words. ``PRE_INIT`` is the driver's, where variables are only declared."""
+"""The phase of a processor, by Spark's names. ``PRE_INIT`` is on the driver, where variables are only declared."""
 Schema: TypeAlias = DataType | str
 _State = TypeVar("_State", ValueOfCells, ListOfCells, MapOfCells)
 
@@ -33,7 +33,7 @@ _TIME_BOUND: Final = 2**63
 
 
 class Handle(StatefulProcessorHandle):
-    """Declares state variables in ``init``, and registers timers later. ``deleted`` are names to be forgotten."""
+    """Declares state variables during ``init`` and registers timers later. ``deleted`` has the names to delete."""
 
     def __init__(self, time_mode: TimeMode, phase: Phase) -> None:
         self._time_mode = time_mode
@@ -46,12 +46,12 @@ class Handle(StatefulProcessorHandle):
     def getValueState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ValueState:
         """See PySpark."""
         self._declare(stateName, "value", schema, None, ttlDurationMs)
-        return self._added(ValueOfCells(stateName))
+        return self._add(ValueOfCells(stateName))
 
     def getListState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ListState:
         """See PySpark."""
         self._declare(stateName, "list", schema, None, ttlDurationMs)
-        return self._added(ListOfCells(stateName))
+        return self._add(ListOfCells(stateName))
 
     def getMapState(
         self,
@@ -62,19 +62,19 @@ class Handle(StatefulProcessorHandle):
     ) -> MapState:
         """See PySpark."""
         variable = self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
-        return self._added(MapOfCells(stateName, row_maker(variable.value.names)))
+        return self._add(MapOfCells(stateName, row_maker(variable.value.names)))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """See PySpark."""
-        self._at_work("register timer", "register_timer").timers.register(_time(expiryTimestampMs))
+        self._current_session("register timer", "register_timer").timers.register(_time(expiryTimestampMs))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
         """See PySpark."""
-        self._at_work("deleting timer", "delete_timer").timers.delete(_time(expiryTimestampMs))
+        self._current_session("deleting timer", "delete_timer").timers.delete(_time(expiryTimestampMs))
 
     def listTimers(self) -> Iterator[int]:
-        """See PySpark; the times come in order."""
-        return self._at_work("listing timers", "list_timers").timers.list()
+        """See PySpark. The times are in ascending order."""
+        return self._current_session("listing timers", "list_timers").timers.list()
 
     def deleteIfExists(self, stateName: str) -> None:
         """See PySpark."""
@@ -87,19 +87,19 @@ class Handle(StatefulProcessorHandle):
         self.deleted.append(stateName)
 
     def enter(self, session: Session) -> None:
-        """Let state variables and timers be those of a session."""
+        """Bind the state variables and timers to a session."""
         self._session = session
         for name, state in self._states.items():
             vars(state)["cells"] = session.cells[name]
 
     def leave(self) -> None:
-        """Let no key be at work any more."""
+        """Unbind the state variables and timers."""
         self._session = None
         for state in self._states.values():
             _unbind(state)
 
-    def _at_work(self, doing: str, operation: str) -> Session:
-        """Return the session, or raise where timers cannot be used."""
+    def _current_session(self, doing: str, operation: str) -> Session:
+        """Return the session. Raise Spark's error if timers cannot be used."""
         if self._time_mode == "None":
             raise spark_errors.no_timers(doing, operation)
         if self._session is None:
@@ -117,21 +117,21 @@ class Handle(StatefulProcessorHandle):
         if name in self.variables:
             raise spark_errors.already_defined(kind, name, self.variables[name].kind)
         if name in self.deleted:
-            raise PySparkRuntimeError(f"Error {doing}: init deletes state {name}, so it would not last until the next")
-        of_key = None if key is None else _arrow_schema(key)
-        variable = Variable(name, kind, _arrow_schema(value), of_key, self._ttl(name, kind, ttl_ms))
+            raise PySparkRuntimeError(f"Error {doing}: init deletes state {name}, so no later batch would have it")
+        map_key = None if key is None else _arrow_schema(key)
+        variable = Variable(name, kind, _arrow_schema(value), map_key, self._ttl(name, kind, ttl_ms))
         self.variables[name] = variable
         return variable
 
     def _ttl(self, name: str, kind: spark_errors.Kind, ttl_ms: int | None) -> int | None:
-        """Return the time to live; Spark takes 0 for none."""
+        """Return the TTL, or ``None`` if there is none. Spark treats 0 as none."""
         if not ttl_ms:
             return None
         if self._time_mode != "ProcessingTime" or ttl_ms < 0:
             raise spark_errors.no_ttl(kind, name, self._time_mode)
         return _time(ttl_ms)
 
-    def _added(self, state: _State) -> _State:
+    def _add(self, state: _State) -> _State:
         _unbind(state, spark_errors.OnDriver if self.phase == "PRE_INIT" else spark_errors.Keyless)
         self._states[state.name] = state
         return state
@@ -139,9 +139,9 @@ class Handle(StatefulProcessorHandle):
 
 def _unbind(
     state: CellsState,
-    nowhere: type[spark_errors.Deleted | spark_errors.Keyless | spark_errors.OnDriver] = spark_errors.Keyless,
+    stand_in: type[spark_errors.Deleted | spark_errors.Keyless | spark_errors.OnDriver] = spark_errors.Keyless,
 ) -> None:
-    vars(state)["cells"] = nowhere(state.kind, state.name)
+    vars(state)["cells"] = stand_in(state.kind, state.name)
 
 
 def _arrow_schema(schema: Schema) -> pa.Schema:

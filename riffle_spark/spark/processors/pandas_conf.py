@@ -1,6 +1,4 @@
-"""What Spark's configuration says of conversions to and from pandas. Knows its settings, and their defaults by version.
-Does not know frames.
-"""
+"""Read Spark's settings for conversions to and from pandas."""
 
 import re
 from collections.abc import Mapping
@@ -17,11 +15,11 @@ SETTINGS = {
     "safe": "spark.sql.execution.pandas.convertToArrowArraySafely",
     "int_to_decimal": "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled",
 }
-"""Spark's settings by the names of ``PandasOptions``."""
+"""Spark's settings by the fields of ``PandasOptions``."""
 _SINCE = {"bytes_max": (4, 1), "int_to_decimal": (4, 1)}
-"""The versions from which on Spark's own operator goes by a setting."""
+"""The versions since which Spark's own operator uses a setting."""
 _BYTES_MAX = 64 << 20
-"""Of Spark 4.1 and newer."""
+"""The default since Spark 4.1."""
 _NUMBERS = {"rows_max", "bytes_max"}
 _FLAGS = {"by_name", "safe", "int_to_decimal"}
 _UNITS = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
@@ -29,11 +27,11 @@ _BYTES = re.compile(r"\s*(-?\d+)\s*(?:([kmgtp])?i?b?)\s*", re.IGNORECASE)
 
 
 def pandas_options(conf: Mapping[str, str], version: str = pyspark.__version__) -> dict[str, object]:
-    """Return the options that these settings say; what they do not say is as this version of Spark has it."""
-    of = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    options: dict[str, object] = {"safe": False} if of < (4, 1) else {"safe": True, "bytes_max": _BYTES_MAX}
+    """Return the options for these settings. Other options have the default of this version of Spark."""
+    release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    options: dict[str, object] = {"safe": False} if release < (4, 1) else {"safe": True, "bytes_max": _BYTES_MAX}
     for name, setting in SETTINGS.items():
-        if setting in conf and of >= _SINCE.get(name, (4, 0)):
+        if setting in conf and release >= _SINCE.get(name, (4, 0)):
             options[name] = _value(name, str(conf[setting]))
     return options
 
@@ -45,9 +43,9 @@ def _value(name: str, text: str) -> object:
 
 
 def _number(text: str) -> int:
-    """Return a number, of bytes if it has their unit, as Spark reads it."""
-    found = _BYTES.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{text!r} is no number of bytes")
-    number, unit = found.groups()
+    """Return a number with an optional unit of bytes, as Spark reads it."""
+    match = _BYTES.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a number of bytes")
+    number, unit = match.groups()
     return int(number) << (10 * _UNITS[(unit or "").lower()])

@@ -1,9 +1,6 @@
-"""The form of ``transformWithStateInPandas``: rows as DataFrames. Knows frames in and frames out. Does not know
-processors.
-"""
+"""Convert rows to and from DataFrames for ``transformWithStateInPandas``."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -13,41 +10,22 @@ from pyspark.sql.pandas.types import _create_converter_to_pandas, from_arrow_typ
 
 from riffle_spark.process.processors.processor import Key, windows
 from riffle_spark.process.types.fields import converted, pylist
-from riffle_spark.spark.processors.pandas_output import PandasOutput
+from riffle_spark.spark.processors.pandas_output import NO_LIMIT, PandasOptions, PandasOutput
 
 __all__ = ["PandasForm", "PandasOptions", "Slices", "frame_of", "series_of"]
 
-_NO_LIMIT = 0x7FFFFFFF
-
-
-@dataclass(frozen=True, slots=True)
-class PandasOptions:
-    """What Spark's configuration says of pandas: the session's time zone, rows and bytes in one frame at most, whether
-    columns are matched by name, whether a conversion must lose nothing, whether whole numbers may be decimals.
-    """
-
-    timezone: str = "UTC"
-    rows_max: int = 10_000
-    by_name: bool = True
-    safe: bool = False
-    bytes_max: int = _NO_LIMIT
-    int_to_decimal: bool = False
-
 
 class PandasForm:
-    """A ``Form`` of DataFrames: one a key, or several where a key has more rows than fit one.
+    """A ``Form`` of DataFrames: one per key, or several if a key has more rows than fit into one.
 
-    Types are those that PySpark 4.1 and newer give: integers of 64 bits, floats of 64 bits, and floats also for
-    integers where nulls are among the rows that are converted together.
+    Types are those of PySpark 4.1 and newer: 64-bit integers and floats, and floats also for integers if there are
+    nulls among the rows that are converted together.
     """
 
     def __init__(self, output: pa.Schema, options: PandasOptions) -> None:
         self._options = options
-        self._rows_max = options.rows_max if options.rows_max > 0 else _NO_LIMIT
-        self._taken = PandasOutput(
-            output, timezone=options.timezone, by_name=options.by_name, safe=options.safe,
-            int_to_decimal=options.int_to_decimal,
-        )  # fmt: skip
+        self._rows_max = options.rows_max if options.rows_max > 0 else NO_LIMIT
+        self._frames = PandasOutput(output, options)
 
     def keys(self, keys: pa.Table) -> Iterable[Key]:
         """See ``Form``."""
@@ -55,17 +33,18 @@ class PandasForm:
 
     def rows(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
         """See ``Form``."""
-        rows_max = self._rows_of(rows)
-        together = rows_max if rows_max == self._rows_max else 0  # keys of large rows are converted one by one
+        rows_max = self._max_rows_per_frame(rows)
+        together = rows_max if rows_max == self._rows_max else 0  # keys with large rows are converted one by one
         for first, end in windows(positions, together):
-            start, stop = positions[first], positions[end]
+            start = positions[first]
+            stop = positions[end]
             if stop - start > rows_max:
                 yield self._pieces(rows.slice(start, stop - start), rows_max)
                 continue
             slices = Slices(self._frame(rows.slice(start, stop - start)))
             for key in range(first, end):
-                begin, after = positions[key] - start, positions[key + 1] - start
-                yield iter((slices[begin, after],) if begin < after else ())
+                span = positions[key] - start, positions[key + 1] - start
+                yield iter((slices[span],) if span[0] < span[1] else ())
 
     def states(self, states: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
         """See ``Form``."""
@@ -74,21 +53,21 @@ class PandasForm:
     def collect(self, output: Iterable[object]) -> None:
         """See ``Form``."""
         for frame in output:
-            self._taken.add(frame)
+            self._frames.add(frame)
 
     def output(self) -> pa.Table:
         """See ``Form``."""
-        return self._taken.table()
+        return self._frames.table()
 
-    def _rows_of(self, rows: pa.Table) -> int:
-        """Return how many rows go into one frame at most; by bytes, as Spark does, of rows of average size."""
-        if self._options.bytes_max == _NO_LIMIT or not rows.num_rows:
+    def _max_rows_per_frame(self, rows: pa.Table) -> int:
+        """Return the maximal number of rows of a frame. As in Spark, a byte limit assumes rows of average size."""
+        if self._options.bytes_max == NO_LIMIT or not rows.num_rows:
             return self._rows_max
         by_bytes: int = -(-self._options.bytes_max * rows.num_rows // max(int(rows.nbytes), 1))
         return min(self._rows_max, max(by_bytes, 1))
 
     def _pieces(self, rows: pa.Table, rows_max: int) -> Iterator[pd.DataFrame]:
-        """Yield the rows of one key, some at a time."""
+        """Yield the rows of one key as frames of at most ``rows_max`` rows."""
         for start in range(0, rows.num_rows, rows_max):
             yield self._frame(rows.slice(start, rows_max))
 
@@ -96,28 +75,28 @@ class PandasForm:
         return frame_of(rows, self._options.timezone)
 
     def _key_values(self, name: str, column: pa.ChunkedArray) -> Iterable[object]:
-        """Return the values of one column of keys; times as pandas has them, all else as Python has it."""
+        """Return the values of a key column. Timestamps are pandas objects, all other values Python objects."""
         if pa.types.is_timestamp(column.type):
             return list(series_of(name, column, self._options.timezone))
         return converted(name, column, pylist)
 
 
 def frame_of(rows: pa.Table, timezone: str) -> pd.DataFrame:
-    """Return the rows as PySpark gives them to a processor, with an index from 0."""
+    """Return the frame that PySpark passes to a processor for these rows, with an index from 0."""
     named = zip(rows.column_names, rows.columns, strict=True)
-    columns = {at: _widened(series_of(name, column, timezone)) for at, (name, column) in enumerate(named)}
+    columns = {index: _widened(series_of(name, column, timezone)) for index, (name, column) in enumerate(named)}
     frame = pd.DataFrame(columns, index=pd.RangeIndex(rows.num_rows))
     frame.columns = pd.Index(rows.column_names)
     return frame
 
 
 def series_of(name: str, column: pa.ChunkedArray, timezone: str) -> pd.Series:
-    """Return a column as PySpark converts it: dates as objects, times as naive ones of the session's zone.
+    """Return a column as PySpark converts it: dates as objects, timestamps without zone in the session's time zone.
 
-    Raises ``NotText`` if the column of this name holds text that is not UTF-8.
+    Raise ``NotText`` if the column holds text that is not UTF-8.
     """
     options = {"date_as_object": True, "coerce_temporal_nanoseconds": True}
-    return converted(name, column, lambda one: _converter(one.type, timezone)(one.to_pandas(**options)))
+    return converted(name, column, lambda array: _converter(array.type, timezone)(array.to_pandas(**options)))
 
 
 @cache
@@ -127,7 +106,7 @@ def _converter(kind: pa.DataType, timezone: str) -> Callable[[pd.Series], pd.Ser
 
 
 def _widened(series: pd.Series) -> pd.Series:
-    """Return numbers as pandas infers them from Python's: of 64 bits."""
+    """Return numbers with 64 bits, as pandas infers them from Python objects."""
     if series.dtype.kind == "i" and series.dtype.itemsize < np.dtype(np.int64).itemsize:
         return series.astype(np.int64)
     return series.astype(np.float64) if series.dtype == np.float32 else series
@@ -136,8 +115,8 @@ def _widened(series: pd.Series) -> pd.Series:
 class Slices:
     """Frames of consecutive rows of one frame, each with an index from 0.
 
-    pandas takes some 25 microseconds for such a slice through its public methods, and 6 this way. Where it has not
-    what this needs, the public way is taken.
+    A slice takes about 25 microseconds with the public methods of pandas, and 6 with its private ones. The public
+    methods are used if a version of pandas lacks the private ones.
     """
 
     def __init__(self, frame: pd.DataFrame) -> None:
@@ -147,7 +126,7 @@ class Slices:
         self._slice = getattr(manager, "get_slice", None) if hasattr(pd.DataFrame, "_from_mgr") else None
 
     def __getitem__(self, span: tuple[int, int]) -> pd.DataFrame:
-        """Return the rows from one place to before another."""
+        """Return the rows from a start to before a stop."""
         start, stop = span
         if self._slice is None:
             return self._frame.iloc[start:stop].reset_index(drop=True)
@@ -155,5 +134,5 @@ class Slices:
         if index is None:
             index = self._indexes[stop - start] = pd.RangeIndex(stop - start)
         manager = self._slice(slice(start, stop), axis=1)
-        manager.axes[:] = [self._frame.columns.view(), index.view()]  # whose names a processor may set
+        manager.axes[:] = [self._frame.columns.view(), index.view()]  # new objects, because a processor may rename them
         return pd.DataFrame._from_mgr(manager, axes=manager.axes)

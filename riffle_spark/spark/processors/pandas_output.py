@@ -1,10 +1,11 @@
-"""Many small DataFrames as one Arrow table. Knows how PySpark converts results. Does not know where frames come from.
+"""Convert many small DataFrames to one Arrow table, as PySpark converts results.
 
-To make an Arrow table of each frame would take 100 microseconds, to concatenate frames 25. So only their columns are
-kept, as arrays, and those of one type are joined and converted together when all are there.
+An Arrow table per frame takes 100 microseconds, and concatenating frames takes 25 per frame. So the columns are kept as
+arrays. Arrays of one type are joined and converted together at the end.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Final, TypeAlias, cast
 
@@ -16,32 +17,47 @@ from pyspark.sql.pandas.types import _create_converter_from_pandas, from_arrow_t
 
 from riffle_spark.state.formats.arrow_casts import with_nan_for_null
 
-__all__ = ["PandasOutput"]
+__all__ = ["NO_LIMIT", "PandasOptions", "PandasOutput"]
 
 _COERCION: Final = "int_to_decimal_coercion_enabled"
 _COERCED: Final = {_COERCION: True} if _COERCION in signature(_create_converter_from_pandas).parameters else {}
-"""What says to PySpark's converter, where it knows that, that whole numbers may be decimals."""
+"""The argument that lets PySpark's converter make decimals of integers, if it has one."""
 _CASTS: Final = bool(_COERCED)
-"""Whether PySpark casts what does not convert: since 4.1, where casts are safe by default. In 4.0 they would wrap."""
+"""Whether PySpark casts values that do not convert. It does since 4.1, whose casts are safe. In 4.0 they overflow."""
+NO_LIMIT: Final = 0x7FFFFFFF
 Values: TypeAlias = "np.ndarray[Any, Any] | pd.api.extensions.ExtensionArray"
 
 
-class PandasOutput:
-    """Takes frames of the columns that a schema declares: by name, or by place if no label is a string."""
+@dataclass(frozen=True, slots=True)
+class PandasOptions:
+    """Spark's settings for conversions to and from pandas.
 
-    def __init__(
-        self, schema: pa.Schema, *, timezone: str, by_name: bool, safe: bool, int_to_decimal: bool = False
-    ) -> None:
+    They are the session's time zone, the maximal rows and bytes of a frame, whether columns are matched by name,
+    whether a lossy conversion fails, and whether integers may become decimals.
+    """
+
+    timezone: str = "UTC"
+    rows_max: int = 10_000
+    by_name: bool = True
+    safe: bool = False
+    bytes_max: int = NO_LIMIT
+    int_to_decimal: bool = False
+
+
+class PandasOutput:
+    """Collects frames with the columns of a schema, matched by name, or by position if no label is a string."""
+
+    def __init__(self, schema: pa.Schema, options: PandasOptions) -> None:
         self._schema = schema
-        self._by_name = by_name
+        self._by_name = options.by_name
         self._labels: list[object] = []
-        self._places: list[int] = []
+        self._positions: list[int] = []
         self._frames: list[tuple[Sequence[Values], list[int]]] = []
-        coerced = _COERCED if int_to_decimal else {}
-        self._convert = [_Column(field, timezone, coerced, safe=safe) for field in schema]
+        coercion = _COERCED if options.int_to_decimal else {}
+        self._columns = [_Column(field, options.timezone, coercion, safe=options.safe) for field in schema]
 
     def add(self, frame: object) -> None:
-        """Take a frame. Raises PySpark's error for what is none, and ``KeyError`` if a column is missing."""
+        """Add a frame. Raise PySpark's error for another type, and ``KeyError`` if a column is missing."""
         if not isinstance(frame, pd.DataFrame):
             raise PySparkValueError(
                 "Invalid return type. Please make sure that the UDF returns a "
@@ -51,71 +67,72 @@ class PandasOutput:
         if not labels and not len(frame):
             return
         if labels != self._labels:
-            self._places = self._places_of(labels)
+            self._positions = self._positions_of(labels)
             self._labels = labels
-        self._frames.append((_copied(frame), self._places))
+        self._frames.append((_copied_columns(frame), self._positions))
 
     def table(self) -> pa.Table:
-        """Return all rows in the order in which they came, and forget them."""
-        frames, self._frames = self._frames, []
+        """Return the rows of all frames in their order, and remove the frames."""
+        frames = self._frames
+        self._frames = []
         arrays = [
-            convert([values[places[at]] for values, places in frames]) for at, convert in enumerate(self._convert)
+            column.convert([values[positions[index]] for values, positions in frames])
+            for index, column in enumerate(self._columns)
         ]
         return pa.table(arrays, schema=self._schema)
 
-    def _places_of(self, labels: list[object]) -> list[int]:
-        """Return where the declared columns are."""
+    def _positions_of(self, labels: list[object]) -> list[int]:
+        """Return the positions of the declared columns."""
         if not self._by_name or not any(isinstance(label, str) for label in labels):
             if len(labels) < len(self._schema):
-                raise IndexError(f"a frame of {len(labels)} columns where {len(self._schema)} are declared")
+                raise IndexError(f"a frame has {len(labels)} columns, but {len(self._schema)} are declared")
             return list(range(len(self._schema)))
         missing = [name for name in self._schema.names if name not in labels]
         if missing:
-            raise KeyError(f"{missing} not in the columns of a frame: {labels}")
+            raise KeyError(f"a frame lacks the columns {missing}: it has {labels}")
         return [labels.index(name) for name in self._schema.names]
 
 
-def _copied(frame: pd.DataFrame) -> Sequence[Values]:
-    """Return copies of the columns' values, as the processor may write into its frame again.
+def _copied_columns(frame: pd.DataFrame) -> Sequence[Values]:
+    """Return copies of the columns' values, because the processor may change its frame.
 
-    Columns that pandas keeps as rows of one array are copied with it; where it has no such way, or another one for a
-    column, each is copied through a series.
+    Columns that pandas stores as one array are copied together. Otherwise each column is copied.
     """
     blocks: Any = getattr(getattr(frame, "_mgr", None), "blocks", ())
     if len(blocks) == 1 and _is_in_order(blocks[0], frame.shape[1]):
         return cast("Sequence[Values]", blocks[0].values.copy())
     if hasattr(frame, "_iter_column_arrays"):
         return [values.copy() for values in frame._iter_column_arrays()]
-    return [frame.iloc[:, at].array.copy() for at in range(frame.shape[1])]
+    return [frame.iloc[:, index].array.copy() for index in range(frame.shape[1])]
 
 
 def _is_in_order(block: Any, columns: int) -> bool:
-    """Tell whether the rows of a block's array are the frame's columns."""
-    places = block.mgr_locs
-    return type(block.values) is np.ndarray and places.is_slice_like and places.as_slice == slice(0, columns, 1)
+    """Return whether the rows of a block's array are the frame's columns in order."""
+    locations = block.mgr_locs
+    return type(block.values) is np.ndarray and locations.is_slice_like and locations.as_slice == slice(0, columns, 1)
 
 
 class _Column:
-    """Converts one column. Frames whose values are of one type are converted together."""
+    """Converts one column. Arrays of the same type are converted together."""
 
-    def __init__(self, field: pa.Field, timezone: str, coerced: Mapping[str, Any], *, safe: bool) -> None:
+    def __init__(self, field: pa.Field, timezone: str, coercion: Mapping[str, Any], *, safe: bool) -> None:
         self._field = field
         self._safe = safe
         spark_type = from_arrow_type(field.type, prefer_timestamp_ntz=True)
         self._converter = _create_converter_from_pandas(
-            spark_type, timezone=timezone, error_on_duplicated_field_names=False, **coerced
+            spark_type, timezone=timezone, error_on_duplicated_field_names=False, **coercion
         )
 
-    def __call__(self, arrays: list[Values]) -> pa.Array:
-        """Return the values of all frames."""
+    def convert(self, arrays: list[Values]) -> pa.Array:
+        """Return the values of all arrays."""
         by_type: dict[object, list[int]] = {}
-        for at, values in enumerate(arrays):
-            by_type.setdefault(values.dtype, []).append(at)
+        for index, values in enumerate(arrays):
+            by_type.setdefault(values.dtype, []).append(index)
         if len(by_type) <= 1:
             return self._converted(arrays) if arrays else pa.array([], self._field.type)
-        parts = [self._converted([arrays[at] for at in places]) for places in by_type.values()]
-        rows = [np.full(len(arrays[at]), at) for places in by_type.values() for at in places]
-        order = np.argsort(np.concatenate(rows), kind="stable")
+        parts = [self._converted([arrays[index] for index in indexes]) for indexes in by_type.values()]
+        owners = [np.full(len(arrays[index]), index) for indexes in by_type.values() for index in indexes]
+        order = np.argsort(np.concatenate(owners), kind="stable")
         return pa.concat_arrays(parts).take(pa.array(order))
 
     def _converted(self, arrays: Sequence[Values]) -> pa.Array:

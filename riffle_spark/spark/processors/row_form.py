@@ -1,11 +1,9 @@
-"""The form of ``transformWithState``: rows as ``Row`` objects; and what holds output of any form against a watermark.
-Knows rows in and rows out. Does not know processors.
-"""
+"""Convert rows to and from ``Row`` objects for ``transformWithState``, and check the event times of output."""
 
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import Row
@@ -17,15 +15,15 @@ from riffle_spark.spark.processors.spark_errors import emitted_late
 __all__ = ["EventTimeForm", "RowForm", "RowMaker", "row_maker"]
 
 ROWS_MAX: Final = 16_384
-"""So many rows are Python objects at once."""
+"""The maximal number of rows that are Python objects at the same time."""
 _PER_MS: Final = 1_000
 RowMaker: TypeAlias = Callable[[Iterable[object]], Row]
 
 
 class RowForm:
-    """A ``Form`` of ``Row`` objects. ``output`` is the schema of what comes out, matched by name.
+    """A ``Form`` of ``Row`` objects. Output rows are matched with the schema ``output`` by name.
 
-    What a row holds is what PySpark puts into it: what Arrow makes of each value.
+    As in PySpark, the values are those that Arrow converts to Python.
     """
 
     def __init__(self, output: pa.Schema) -> None:
@@ -40,7 +38,8 @@ class RowForm:
     def rows(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
         """See ``Form``."""
         for first, end in windows(positions, ROWS_MAX):
-            start, stop = positions[first], positions[end]
+            start = positions[first]
+            stop = positions[end]
             if stop - start > ROWS_MAX:
                 yield _pieces(rows.slice(start, stop - start))
                 continue
@@ -54,11 +53,12 @@ class RowForm:
 
     def collect(self, output: Iterable[object]) -> None:
         """See ``Form``."""
-        self._rows.extend(output)  # type: ignore[arg-type]  # what is no row shows when it is read
+        self._rows.extend(output)  # type: ignore[arg-type]  # other types fail when they are read
 
     def output(self) -> pa.Table:
         """See ``Form``."""
-        rows, self._rows = self._rows, []
+        rows = self._rows
+        self._rows = []
         if not rows:
             return self._output.empty_table()
         columns = self._by_position(rows) or self._by_name(rows)
@@ -66,33 +66,36 @@ class RowForm:
         return pa.table(arrays, schema=self._output)
 
     def _by_position(self, rows: list[Row]) -> list[tuple[object, ...]]:
-        """Return the columns, if all rows have just the declared fields in their order, and none holds others."""
+        """Return the columns if all rows have exactly the declared fields in order, none nested, or nothing."""
         names = self._output.names
         if self._is_flat and all(getattr(row, "__fields__", None) == names for row in rows):
             return list(zip(*rows, strict=True))
         return []
 
     def _by_name(self, rows: list[Row]) -> list[list[object]]:
-        """Return the columns as PySpark makes them: what a row does not have is null, what is not declared is lost."""
-        found = [row.asDict(True) for row in rows]
-        return [[row.get(name) for row in found] for name in self._output.names]
+        """Return the columns as PySpark does: a missing field is null, and an undeclared one is dropped."""
+        dictionaries = [row.asDict(True) for row in rows]
+        return [[fields.get(name) for fields in dictionaries] for name in self._output.names]
 
 
 class EventTimeForm:
-    """A ``Form`` whose output has an event time that is ahead of the watermark: what follows would not take it else."""
+    """A ``Form`` that checks that the event times of its output are after the watermark, as Spark does."""
 
     def __init__(self, form: Form, column: str, watermark_ms: int) -> None:
         self._form = form
         self._column = column
         self._watermark_ms = watermark_ms
-        self.keys, self.rows, self.states, self.collect = form.keys, form.rows, form.states, form.collect
+        self.keys = form.keys
+        self.rows = form.rows
+        self.states = form.states
+        self.collect = form.collect
 
     def output(self) -> pa.Table:
-        """See ``Form``. Raises Spark's error for a row that is not ahead of the watermark."""
+        """See ``Form``. Raise Spark's error for a row that is not after the watermark."""
         table = self._form.output()
-        told = table.column(self._column).drop_null().cast(pa.int64()).to_numpy()
-        if len(told) and told.min() <= self._watermark_ms * _PER_MS:
-            raise emitted_late(int(told.min()), self._watermark_ms)
+        times_us = table.column(self._column).drop_null().cast(pa.int64()).to_numpy()
+        if len(times_us) and times_us.min() <= self._watermark_ms * _PER_MS:
+            raise emitted_late(int(times_us.min()), self._watermark_ms)
         return table
 
 
@@ -101,30 +104,25 @@ def _objects(rows: pa.Table) -> list[Row]:
 
 
 def _pieces(rows: pa.Table) -> Iterator[Row]:
-    """Yield the rows of one key, some at a time."""
+    """Yield the rows of one key, converted piece by piece."""
     for start in range(0, rows.num_rows, ROWS_MAX):
         yield from _objects(rows.slice(start, ROWS_MAX))
 
 
 def row_maker(names: Sequence[str]) -> RowMaker:
-    """Return what makes rows of these fields out of their values.
+    """Return a function that makes a row with these fields from its values.
 
-    The rows are of a class of their own below ``Row``: the names are the class's, so that they need not be put into
-    every row, and fields that a ``Row`` does not hide behind methods of its own are found without a search.
+    The rows have a subclass of ``Row`` of their own. It holds the field names, so that they are not set on every row,
+    and finds fields without a search unless a method of ``Row`` has the same name.
     """
-    return _maker(tuple(names))
+    return _make_maker(tuple(names))
 
 
 @cache
-def _maker(names: tuple[str, ...]) -> RowMaker:
-    found = _getters(names, namedtuple("Fields", [f"field{at}" for at in range(len(names))]))
-    own = {name: getter for name, getter in found.items() if not hasattr(Row, name) and not name.startswith("__")}
-    row = type("Row", (Row,), {"__fields__": list(names), "__module__": Row.__module__, **own})
+def _make_maker(names: tuple[str, ...]) -> RowMaker:
+    fields = namedtuple("Fields", [f"field{index}" for index in range(len(names))])  # type: ignore[misc] # no literal
+    # The first of equal names wins. The class is referenced until the getters are, as its collection would empty them.
+    getters = {name: getattr(fields, f"field{index}") for index, name in reversed(list(enumerate(names)))}
+    visible = {name: getter for name, getter in getters.items() if not hasattr(Row, name) and not name.startswith("__")}
+    row = type("Row", (Row,), {"__fields__": list(names), "__module__": Row.__module__, **visible})
     return partial(tuple.__new__, row)
-
-
-def _getters(names: tuple[str, ...], fields: type) -> dict[str, Any]:
-    """Return the getter of each name, the first of equal ones. The class is held meanwhile: collected as garbage, it is
-    emptied, even under those who hold its ``vars``.
-    """
-    return {name: getattr(fields, f"field{at}") for at, name in reversed(list(enumerate(names)))}

@@ -1,6 +1,4 @@
-"""What a processor is told where a call is not allowed: errors of the classes and in the words of Spark, and what
-stands for states where there are none. Knows PySpark's errors. Knows no state.
-"""
+"""Build the errors that Spark raises for calls of a processor, and stand-ins for state that raise them."""
 
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, NoReturn, TypeAlias
@@ -56,12 +54,12 @@ DOING: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "clear": ("clear", "clearing map state"),
     },
 }
-"""By kind and what is asked of cells: Spark's name of the call, and what its errors say is being done."""
+"""By kind and method of the cells: Spark's name of the call, and the action that its errors name."""
 _ITERATORS: Final = {("list", "get"), ("map", "items"), ("map", "keys"), ("map", "values")}
 
 
 def wrong_phase(doing: str, operation: str, phase: str) -> PySparkException:
-    """Return the error for a call that is not allowed where the processor is."""
+    """Return the error for a call that is not allowed in the processor's phase."""
     return _error(
         doing,
         f"{_PREFIX}CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE",
@@ -70,7 +68,7 @@ def wrong_phase(doing: str, operation: str, phase: str) -> PySparkException:
 
 
 def no_timers(doing: str, operation: str) -> PySparkException:
-    """Return the error for a timer where the time mode is ``None``."""
+    """Return the error for a timer in the time mode ``None``."""
     return _error(
         doing,
         f"{_PREFIX}CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE",
@@ -79,15 +77,15 @@ def no_timers(doing: str, operation: str) -> PySparkException:
 
 
 def no_key(doing: str, name: str) -> PySparkException:
-    """Return the error for state that is used where no key is at work."""
-    told = f"Implicit key not found in state store for stateName={name}"
-    return _error(doing, "INTERNAL_ERROR_TWS", told, "XX000")
+    """Return the error for state that is used outside the processing of a key."""
+    message = f"Implicit key not found in state store for stateName={name}"
+    return _error(doing, "INTERNAL_ERROR_TWS", message, "XX000")
 
 
-def already_defined(kind: str, name: str, other: str) -> PySparkException:
-    """Return the error for a second variable of one name; ``other`` is the kind of the first."""
+def already_defined(kind: str, name: str, first_kind: str) -> PySparkException:
+    """Return the error for a second variable with the same name."""
     doing = f"initializing {kind} state"
-    if kind == other:
+    if kind == first_kind:
         return PySparkRuntimeError(f"Error {doing}: {kind.capitalize()} state {name} already exists")
     return _error(
         doing,
@@ -97,7 +95,7 @@ def already_defined(kind: str, name: str, other: str) -> PySparkException:
 
 
 def wrong_name(kind: str, name: str) -> PySparkException:
-    """Return the error for a variable that cannot be called so."""
+    """Return the error for an invalid variable name."""
     return _error(
         f"initializing {kind} state",
         "STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME",
@@ -107,7 +105,7 @@ def wrong_name(kind: str, name: str) -> PySparkException:
 
 
 def no_ttl(kind: str, name: str, time_mode: str) -> PySparkException:
-    """Return the error for a time to live where time is not the batch's, or where it is not positive."""
+    """Return the error for a TTL in another time mode than ``ProcessingTime``, or a TTL that is not positive."""
     if time_mode != "ProcessingTime":
         return _error(
             f"initializing {kind} state",
@@ -122,7 +120,7 @@ def no_ttl(kind: str, name: str, time_mode: str) -> PySparkException:
 
 
 def empty_list(name: str) -> PySparkException:
-    """Return the error for a list state that is given no element."""
+    """Return the error for an update of a list state without elements."""
     return _error(
         "updating value state",
         "ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE",
@@ -133,7 +131,7 @@ def empty_list(name: str) -> PySparkException:
 
 
 def emitted_late(time_us: int, watermark_ms: int) -> PySparkException:
-    """Return the error for a row of output whose event time is not ahead of the watermark."""
+    """Return the error for an output row whose event time is not after the watermark."""
     return PySparkRuntimeError(
         f"[EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED] Previous node emitted a row with eventTime={time_us} which "
         f"is older than current_watermark_value={watermark_ms}\nThis can lead to correctness issues in the stateful "
@@ -146,11 +144,11 @@ def misfit(doing: str, wrong: Misfit) -> PySparkException:
     """Return the error for a value that its field cannot hold."""
     field = wrong.path or "value"
     if wrong.problem == "length":
-        told = f"{wrong.expected} fields are required while {wrong.value} values are provided."
+        counts = f"{wrong.expected} fields are required while {wrong.value} values are provided."
         return _error(
             doing,
             "STRUCT_ARRAY_LENGTH_MISMATCH",
-            f"Input row doesn't have expected number of values required by the schema. {told}",
+            f"Input row doesn't have expected number of values required by the schema. {counts}",
             "2201E",
         )
     if wrong.problem == "null":
@@ -167,50 +165,50 @@ def misfit(doing: str, wrong: Misfit) -> PySparkException:
     return kind(errorClass="FIELD_DATA_TYPE_UNACCEPTABLE_WITH_NAME", messageParameters=parameters)
 
 
-def _error(doing: str, name: str, told: str, state: str = "42802") -> PySparkRuntimeError:
-    return PySparkRuntimeError(f"Error {doing}: [{name}] {told} SQLSTATE: {state}")
+def _error(doing: str, name: str, message: str, sql_state: str = "42802") -> PySparkRuntimeError:
+    return PySparkRuntimeError(f"Error {doing}: [{name}] {message} SQLSTATE: {sql_state}")
 
 
-class _Nowhere:
-    """Stands for the cells of one variable."""
+class _StandIn:
+    """Replaces the cells of one variable. Every method raises Spark's error."""
 
     def __init__(self, kind: Kind, name: str) -> None:
         self._kind = kind
         self._name = name
 
-    def __getattr__(self, asked: str) -> Callable[[], Iterator[NoReturn]]:
-        if asked not in DOING[self.__dict__["_kind"]]:
-            raise AttributeError(asked)
-        return self._answer(asked, *DOING[self._kind][asked])
+    def __getattr__(self, method: str) -> Callable[[], Iterator[NoReturn]]:
+        if method not in DOING[self.__dict__["_kind"]]:
+            raise AttributeError(method)
+        return self._method(method, *DOING[self._kind][method])
 
-    def _answer(self, asked: str, operation: str, doing: str) -> Callable[[], Iterator[NoReturn]]:  # noqa: ARG002
+    def _method(self, method: str, operation: str, doing: str) -> Callable[[], Iterator[NoReturn]]:  # noqa: ARG002
         raise self._error(operation, doing)
 
     def _error(self, operation: str, doing: str) -> PySparkException:
         raise NotImplementedError
 
 
-class OnDriver(_Nowhere):
-    """Stands for cells where variables are only declared."""
+class OnDriver(_StandIn):
+    """Replaces cells on the driver, where variables are only declared."""
 
     def _error(self, operation: str, doing: str) -> PySparkException:
         return wrong_phase(doing, f"{self._name}.{operation}", "PRE_INIT")
 
 
-class Keyless(_Nowhere):
-    """Stands for cells where no key is at work."""
+class Keyless(_StandIn):
+    """Replaces cells outside the processing of a key."""
 
     def _error(self, operation: str, doing: str) -> PySparkException:  # noqa: ARG002
         return no_key(doing, self._name)
 
 
-class Deleted(_Nowhere):
-    """Stands for the cells of a variable that ``init`` deleted: as in Spark, to go through them finds nothing."""
+class Deleted(_StandIn):
+    """Replaces the cells of a variable that ``init`` deleted. As in Spark, iterating over them yields nothing."""
 
-    def _answer(self, asked: str, operation: str, doing: str) -> Callable[[], Iterator[NoReturn]]:
-        if (self._kind, asked) in _ITERATORS:
+    def _method(self, method: str, operation: str, doing: str) -> Callable[[], Iterator[NoReturn]]:
+        if (self._kind, method) in _ITERATORS:
             return lambda: iter(())
-        return super()._answer(asked, operation, doing)
+        return super()._method(method, operation, doing)
 
     def _error(self, operation: str, doing: str) -> PySparkException:  # noqa: ARG002
         return PySparkRuntimeError(f"Error {doing}: {self._kind.capitalize()} state {self._name} is not initialized.")

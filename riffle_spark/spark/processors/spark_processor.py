@@ -1,4 +1,4 @@
-"""A pyspark ``StatefulProcessor`` as what is processed. Knows PySpark's calls. Does not know sessions or forms."""
+"""Call a PySpark ``StatefulProcessor`` as a ``Processor``."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,31 +21,33 @@ __all__ = ["Declaration", "SparkProcessor", "declare", "declared_with_rows"]
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What a processor's ``init`` declares: its state variables, and names whose state is to be deleted."""
+    """The state variables that a processor's ``init`` declares, and the names whose state it deletes."""
 
     variables: tuple[Variable, ...]
     deleted: tuple[str, ...]
 
 
 def declare(processor: StatefulProcessor, time_mode: TimeMode) -> Declaration:
-    """Run ``init`` and ``close`` of a copy of the processor, as Spark does on its driver, and return what it declares.
+    """Return the declaration of a processor. Runs ``init`` and ``close`` of a copy, as Spark does on its driver.
 
-    Raises PySpark's errors for calls that are not allowed there, and what the processor raises.
+    Raise PySpark's errors for calls that are not allowed there, and the processor's own errors.
     """
-    copy, handle = _copied(processor), Handle(time_mode, "PRE_INIT")
+    copy = _copied(processor)
+    handle = Handle(time_mode, "PRE_INIT")
     copy.init(handle)
     copy.close()
     return Declaration(tuple(handle.variables.values()), tuple(handle.deleted))
 
 
 def declared_with_rows(schema: VariableColumns) -> tuple[DeclaredVariable, ...]:
-    """Return the variables with converters that show structs as PySpark's rows."""
+    """Return the variables with converters that turn structs into PySpark's rows."""
     return declare_all(schema, row_maker)
 
 
 class SparkProcessor:
-    """A ``Processor`` of a user's; made anew for each slot of each batch, with a copy of what the user made: as in
-    Spark, nothing that a processor keeps in itself reaches another slot or batch.
+    """A ``Processor`` that calls a copy of the user's processor. One is made per slot and batch.
+
+    As in Spark, the attributes of a processor do not reach another slot or batch.
     """
 
     def __init__(
@@ -59,12 +61,12 @@ class SparkProcessor:
         self._timer_values = self._values(times.watermark_ms)
 
     def begin(self) -> None:
-        """Run ``init``. Raises ``ConfigError`` if it declares other variables than it did on the driver."""
+        """Run ``init``. Raise ``ConfigError`` if it declares other variables than on the driver."""
         self._processor.init(self._handle)
         if self._handle.variables != self._variables:
             raise ConfigError(
-                f"init declared {_listed(self._handle.variables)} and, on the driver, {_listed(self._variables)}",
-                remedy="let init declare the same state variables each time",
+                f"init declared {_listed(self._handle.variables)}, but on the driver {_listed(self._variables)}",
+                remedy="Declare the same state variables in every call of init.",
                 id="RIFFLE-0321",
             )
         self._handle.phase = "INITIALIZED"
@@ -99,7 +101,7 @@ class SparkProcessor:
         self._handle.phase = "CLOSED"
 
     def _values(self, watermark_ms: int | None) -> TimerValues:
-        """Return what time it is; as in Spark, no watermark is one of 0."""
+        """Return the batch time and the watermark. As in Spark, a missing watermark is 0."""
         if self._times.mode == "None":
             return TimerValues(-1, -1)
         return TimerValues(self._times.now_ms, watermark_ms or 0)

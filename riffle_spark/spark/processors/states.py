@@ -1,7 +1,7 @@
-"""PySpark's state variables over cells. Knows ``ValueState``, ``ListState`` and ``MapState``. Does not know stores.
+"""Implement PySpark's ``ValueState``, ``ListState`` and ``MapState`` on cells.
 
-They are of PySpark's own classes, with the same methods; a call goes to the cells of the session that is at work, in
-this process. Before and after there is a key at work, every call raises.
+They subclass PySpark's classes. Each call goes to the cells of the current session in this process. Outside the
+processing of a key every call raises.
 """
 
 # ruff: noqa: N802, N803 - PySpark's names
@@ -104,7 +104,7 @@ class ListOfCells(ListState):
 
 
 class MapOfCells(MapState):
-    """A map state. ``row`` makes of a value the row that PySpark returns for one key."""
+    """A map state. ``row`` makes the row that PySpark returns for a value."""
 
     cells: MapCells
     kind: ClassVar[Kind] = "map"
@@ -120,10 +120,10 @@ class MapOfCells(MapState):
     def getValue(self, key: Fields) -> Fields | None:
         """See PySpark."""
         try:
-            found = self.cells.get(key)
+            value = self.cells.get(key)
         except Misfit as wrong:
             raise misfit(_MAP["get"][1], wrong) from None
-        return None if found is None else self._row(found)
+        return None if value is None else self._row(value)
 
     def containsKey(self, key: Fields) -> bool:
         """See PySpark."""

@@ -1,4 +1,4 @@
-"""What the functions of ``aggregate`` answer for the values of one key, in plain Python."""
+"""The results of ``aggregate``'s functions over the values of one key, in plain Python."""
 
 from __future__ import annotations
 
@@ -58,4 +58,4 @@ ORACLE: dict[str, Callable[[list[Any]], Any]] = {
     "total": _known(_sum),
     "average": _known(_mean),
 }
-"""By the name of a result: the function over a key's values, in the order of the rows."""
+"""By the name of a result, the function of a key's values in the order of the rows."""

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from riffle_spark.process.merging.merge_registry import COLLECTED, HASHED, MergeOptions
+from riffle_spark.process.merging.merge_registry import COLLECTED, HASHED
 from riffle_spark.spark.plans.plan_nodes import Catalyst
 
 __all__ = ["PlanFunction", "RowForm"]
@@ -23,7 +23,7 @@ class PlanFunction:
 
     name: str
     columns: Sequence[str]
-    options: MergeOptions
+    options: Sequence[tuple[str, str]]
 
 
 class RowForm:
@@ -183,19 +183,20 @@ def _nodes(node: Any) -> Iterator[Any]:
         yield from _nodes(child)
 
 
-def _options(function: Any) -> MergeOptions:
-    """Return what a function says of itself beside its class; Spark keeps a mode in one object or another."""
-    if _kind(function) in ("Sum", "Average"):
-        asked = function.evalContext() if "evalContext" in dir(function) else function
-        return MergeOptions(overflow=asked.evalMode().toString())
-    if _kind(function) == "ListAgg":
-        return MergeOptions(delimiter=str(function.delimiter().eval(None) or ""))
-    if _kind(function) == "ApproximatePercentile":
-        asked = function.percentageExpression().eval(None)
-        percentages = asked if isinstance(asked, float) else tuple(asked.toDoubleArray())
-        return MergeOptions(accuracy=function.accuracyExpression().eval(None), percentages=percentages)
-    if _kind(function) == "HllSketchAgg":
-        return MergeOptions(register_bits=function.lgConfigK())
-    if _kind(function) == "HllUnionAgg":
-        return MergeOptions(may_differ=function.allowDifferentLgConfigK())
-    return MergeOptions(relative_error=function.relativeSD()) if _kind(function) in HASHED else MergeOptions()
+def _options(function: Any) -> list[tuple[str, str]]:
+    """Return the options of a function, as in a ``FunctionSpec``."""
+    kind = _kind(function)
+    if kind in ("Sum", "Average"):
+        context = function.evalContext() if "evalContext" in dir(function) else function
+        return [("evalMode", context.evalMode().toString())]
+    if kind == "ListAgg":
+        return [("delimiter", str(function.delimiter().eval(None) or ""))]
+    if kind == "ApproximatePercentile":
+        value = function.percentageExpression().eval(None)
+        percentages = value if isinstance(value, float) else list(value.toDoubleArray())
+        return [("accuracy", str(function.accuracyExpression().eval(None))), ("percentages", str(percentages))]
+    if kind == "HllSketchAgg":
+        return [("lgConfigK", str(function.lgConfigK()))]
+    if kind == "HllUnionAgg":
+        return [("allowDifferentLgConfigK", str(function.allowDifferentLgConfigK()))]
+    return [("relativeSD", str(function.relativeSD()))] if kind in HASHED else []

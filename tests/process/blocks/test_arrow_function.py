@@ -1,42 +1,61 @@
-"""A user's function on Arrow: what it is given and what comes of what it returns."""
+"""Users' functions on Arrow: what they get, what becomes of their results, and which of their faults are refused."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
 from pyspark import cloudpickle
 
+from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.blocks.arrow_function import Context, arrow_function
-from tests.kit.process.arrow_totals import (
-    NOTHING,
-    OUTPUT,
-    ROWS,
-    STATE,
-    batch,
-    keyed_by,
-    returning,
-    running_total,
-    stored,
-)
+from riffle_spark.process.blocks.block import Batch
 from tests.kit.process.process_calls import WHERE, Keyed
+
+ROWS = pa.schema([("k", pa.string()), ("v", pa.int64())])
+STATE = pa.schema([("total", pa.int64())])
+OUTPUT = pa.schema([("k", pa.string()), ("total", pa.int64())])
+NO_OUTPUT = OUTPUT.empty_table()
+
+
+def running_total(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Add each key's rows to its total."""
+    parts = pa.concat_tables([state, rows.rename_columns(["k", "total"])])
+    totals = parts.group_by("k", use_threads=False).aggregate([("total", "sum")]).rename_columns(["k", "total"])
+    return totals, totals
+
+
+def batch(**values: int) -> pa.Table:
+    """Return input rows."""
+    return pa.table({"k": list(values), "v": list(values.values())}, schema=ROWS)
+
+
+def stored(**totals: int) -> pa.Table:
+    """Return state rows."""
+    return pa.table({"k": list(totals), "total": list(totals.values())}, schema=OUTPUT)
+
+
+def keyed_by(function: Callable[..., Any]) -> Keyed:
+    """Run a function, and keep its state."""
+    return Keyed(arrow_function(function, state=STATE, output=OUTPUT), ROWS)
+
+
+def returning(returned: object) -> Keyed:
+    """Run a function that always returns this."""
+    return keyed_by(lambda _rows, _state: returned)
 
 
 def _totals(keyed: Keyed) -> list[Any]:
     return [row["total"] for row in keyed.state.values()]
 
 
-def test_state_is_carried_from_batch_to_batch() -> None:
-    """The function gets back what it returned for the keys it touches, and emits its rows."""
-    keyed = keyed_by(running_total)
-    assert keyed.feed(batch(a=1, b=2)) == [{"k": "a", "total": 1}, {"k": "b", "total": 2}]
-    assert keyed.feed(batch(b=5, c=1)) == [{"k": "b", "total": 7}, {"k": "c", "total": 1}]
-    assert _totals(keyed) == [1, 7, 1]
-
-
-def test_a_call_gets_whole_rows_and_only_the_touched_state_there_is() -> None:
-    """Rows come as they are, with their key columns; state holds the touched keys that have some."""
+def test_a_call_gets_the_rows_and_the_state_of_their_keys() -> None:
+    """The function gets back what it returned for the touched keys, and emits its rows."""
     calls = []
 
     def watch(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -44,80 +63,62 @@ def test_a_call_gets_whole_rows_and_only_the_touched_state_there_is() -> None:
         return running_total(rows, state)
 
     keyed = keyed_by(watch)
-    keyed.feed(batch(a=1, b=2))
-    keyed.feed(batch(b=5, c=1))
+    assert keyed.feed(batch(a=1, b=2)) == [{"k": "a", "total": 1}, {"k": "b", "total": 2}]
+    assert keyed.feed(batch(b=5, c=1)) == [{"k": "b", "total": 7}, {"k": "c", "total": 1}]
+    assert _totals(keyed) == [1, 7, 1]
     assert calls == [(batch(a=1, b=2), stored()), (batch(b=5, c=1), stored(b=2))]
 
 
-def test_the_context_tells_place_and_time() -> None:
-    """A third parameter gets the key-group, the store, and the batch's own version and times."""
+def test_the_context_has_place_and_time() -> None:
+    """A third parameter without a default gets it."""
     seen = []
 
     def watch(_rows: pa.Table, _state: pa.Table, context: Context) -> tuple[pa.Table, pa.Table]:
         seen.append(context)
-        return NOTHING, stored()
+        return NO_OUTPUT, stored()
 
     keyed_by(watch).feed(batch(a=1))
     assert seen == [Context(**WHERE)]
 
 
-def test_keys_that_are_not_returned_keep_their_state() -> None:
-    """New state is written for the returned keys alone."""
+def test_only_returned_keys_change() -> None:
+    """Others keep their state; deleted keys lose it; deleting a key without state does nothing."""
     keyed = keyed_by(running_total)
     keyed.feed(batch(a=1, b=2))
-    keyed.compute = arrow_function(lambda _rows, _state: (NOTHING, stored(b=9)), state=STATE, output=OUTPUT)
+    keyed.compute = arrow_function(lambda _rows, _state: (NO_OUTPUT, stored(b=9)), state=STATE, output=OUTPUT)
     assert keyed.feed(batch(a=1, b=1)) == []
     assert _totals(keyed) == [1, 9]
-
-
-def test_deleted_keys_lose_their_state() -> None:
-    """A third table names keys to forget; to forget a key that has no state does nothing."""
-    keyed = keyed_by(running_total)
-    keyed.feed(batch(a=1, b=2))
-    gone = pa.table({"k": ["a", "z"]})
-    keyed.compute = arrow_function(lambda _rows, _state: (NOTHING, stored(), gone), state=STATE, output=OUTPUT)
+    deleted = pa.table({"k": ["a", "z"]})
+    keyed.compute = arrow_function(lambda _rows, _state: (NO_OUTPUT, stored(), deleted), state=STATE, output=OUTPUT)
     keyed.feed(batch(a=1, b=1, z=1))
-    assert _totals(keyed) == [2]
+    assert _totals(keyed) == [9]
 
 
 def test_returned_tables_are_fitted_to_the_declaration() -> None:
-    """Columns in another order and narrower types are taken, keys included."""
+    """Columns in another order and narrower types are accepted, keys included."""
     narrow = pa.table({"total": pa.array([3], pa.int8()), "k": pa.array(["a"], pa.large_string())})
     keyed = returning((narrow, narrow))
     assert keyed.feed(batch(a=1)) == [{"k": "a", "total": 3}]
     assert _totals(keyed) == [3]
 
 
-def test_null_and_composite_keys_are_told_apart() -> None:
-    """A null in a key matches itself and nothing else."""
+def test_null_and_composite_keys_are_distinct() -> None:
+    """A null in a key equals only itself."""
     rows = pa.table({"a": ["x", "x", None], "b": pa.array([1, None, None], pa.int64())})
-    stored = rows.append_column("total", pa.array([10, 20, 30])).take([2, 0, 1])
-    compute = arrow_function(lambda _rows, _state: (NOTHING, stored), state=STATE, output=OUTPUT)
+    totals = rows.append_column("total", pa.array([10, 20, 30])).take([2, 0, 1])
+    compute = arrow_function(lambda _rows, _state: (NO_OUTPUT, totals), state=STATE, output=OUTPUT)
     keyed = Keyed(compute, rows.schema, key=["a", "b"])
     keyed.feed(rows)
     assert sorted(_totals(keyed)) == [10, 20, 30]
     keyed.compute = arrow_function(
-        lambda _rows, state: (NOTHING, state.slice(0, 0), rows.take([1])), state=STATE, output=OUTPUT
+        lambda _rows, state: (NO_OUTPUT, state.slice(0, 0), rows.take([1])), state=STATE, output=OUTPUT
     )
     keyed.feed(rows)
     assert sorted(_totals(keyed)) == [10, 30]
 
 
-def test_the_declaration_is_what_was_given() -> None:
-    """One call a key-group, all columns, the schemas as they are."""
-    declared = keyed_by(running_total).declared
-    assert (declared.state, declared.output) == (STATE, OUTPUT)
-    assert declared.per_key_group
-    assert declared.columns is None
-
-
-def test_no_time_may_be_written_in_any_letters() -> None:
-    """A function without time says so, or says nothing."""
-    assert arrow_function(running_total, state=STATE, output=OUTPUT, time_mode="none").time_mode == "None"
-
-
-def test_parameters_with_defaults_are_the_functions_own() -> None:
-    """Only a third parameter without a default gets the context; partial functions are called as what they are."""
+def test_functions_with_defaults_partials_and_closures_work() -> None:
+    """Parameters with defaults do not get the context; a closure survives Spark's pickling."""
 
     def scaled(rows: pa.Table, state: pa.Table, factor: int = 2) -> tuple[pa.Table, pa.Table]:
         assert factor in (2, 3)
@@ -125,11 +126,105 @@ def test_parameters_with_defaults_are_the_functions_own() -> None:
 
     assert keyed_by(scaled).feed(batch(a=1))
     assert keyed_by(functools.partial(scaled, factor=3)).feed(batch(a=1))
-
-
-def test_a_closure_travels_to_executors() -> None:
-    """A function made on the spot works after Spark's own pickling."""
     factor = 3
     compute = arrow_function(lambda _rows, _state: (stored(a=factor), stored()), state=STATE, output=OUTPUT)
-    copied = cloudpickle.loads(cloudpickle.dumps(compute))
-    assert Keyed(copied, ROWS).feed(batch(a=1)) == [{"k": "a", "total": 3}]
+    assert Keyed(cloudpickle.loads(cloudpickle.dumps(compute)), ROWS).feed(batch(a=1)) == [{"k": "a", "total": 3}]
+
+
+def test_an_exception_is_shown_with_its_traceback_and_place() -> None:
+    """The message has the user's frames, and none of ours; the state stays."""
+
+    def explode(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+        if pc.min(rows["v"]).as_py() < 0:
+            raise ValueError("negative amount")
+        return running_total(rows, state)
+
+    keyed = keyed_by(explode)
+    keyed.feed(batch(a=1))
+    with pytest.raises(UserFunctionError, match="RIFFLE-0198") as error:
+        keyed.feed(batch(a=-1))
+    assert 'raise ValueError("negative amount")' in error.value.problem
+    assert "/blocks/arrow_function.py" not in error.value.problem
+    assert error.value.where == "store 'totals', key-group 3"
+    assert isinstance(error.value.__cause__, ValueError)
+    assert _totals(keyed) == [1]
+
+
+WRONG = pa.table({"k": ["a"], "total": ["1"]})
+REFUSED: dict[str, tuple[object, str]] = {
+    "one table": (NO_OUTPUT, "RIFFLE-0169"),
+    "one in a tuple": ((NO_OUTPUT,), "RIFFLE-0169"),
+    "output of another type": ((WRONG, stored()), "RIFFLE-0200"),
+    "state of another type": ((NO_OUTPUT, WRONG), "RIFFLE-0200"),
+    "deleted with state": ((NO_OUTPUT, stored(), stored()), "RIFFLE-0200"),
+    "no table": ((NO_OUTPUT, {"a": 1}), "RIFFLE-0199"),
+    "an unknown key": ((NO_OUTPUT, stored(a=1, x=2)), r"RIFFLE-0170.*\{'k': 'x'\}"),
+    "an unknown deleted key": ((NO_OUTPUT, stored(), pa.table({"k": ["x"]})), "RIFFLE-0170"),
+    "a null key": ((NO_OUTPUT, pa.table({"k": [None], "total": [1]}, schema=OUTPUT)), "RIFFLE-0170"),
+    "a key twice": ((NO_OUTPUT, pa.concat_tables([stored(a=1, b=1), stored(b=2)])), r"RIFFLE-0171.*\{'k': 'b'\}"),
+    "changed and deleted": ((NO_OUTPUT, stored(b=1), pa.table({"k": ["a", "b"]})), r"RIFFLE-0172.*\{'k': 'b'\}"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_result_that_is_not_as_declared_is_refused(case: str) -> None:
+    """The batch fails, with the key-group named."""
+    returned, id = REFUSED[case]
+    with pytest.raises(UserFunctionError, match=id) as error:
+        returning(returned).feed(batch(a=1, b=2))
+    assert error.value.where == "store 'totals', key-group 3"
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("state", "output", "id"),
+    [
+        (OUTPUT, OUTPUT, "RIFFLE-0167"),
+        (pa.schema([]), OUTPUT, "RIFFLE-0168"),
+        (STATE, pa.schema([("a", pa.int8()), ("a", pa.int8())]), "RIFFLE-0167"),
+    ],
+)
+def test_schemas_that_cannot_be_stored_are_refused(state: pa.Schema, output: pa.Schema, id: str) -> None:
+    """A state with the key's columns or without columns, and repeated output columns."""
+    with pytest.raises(ConfigError, match=id):
+        Keyed(arrow_function(running_total, state=state, output=output), ROWS)
+
+
+EXPIRING = {"state": STATE, "output": OUTPUT, "due": "until", "time_mode": "EventTime"}
+
+
+@pytest.mark.parametrize(
+    ("function", "changes", "id"),
+    [
+        (lambda rows: rows, {}, "RIFFLE-0166"),
+        ("running_total", {}, "RIFFLE-0165"),
+        (running_total, {"state": "total long"}, "RIFFLE-0163"),
+        (running_total, {"due": None}, "RIFFLE-0164"),
+        (running_total, {"due": None, "time_mode": "None", "expired": running_total}, "RIFFLE-0164"),
+        (running_total, {"time_mode": "Sometimes"}, "time_mode"),
+        (running_total, {"expired": lambda _a, _b, _c: None}, "RIFFLE-0166"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_at_once(function: Any, changes: dict[str, Any], id: str) -> None:
+    """Functions with other parameters, schemas of another kind, and time without a due column."""
+    with pytest.raises(ConfigError, match=id):
+        arrow_function(function, **{**EXPIRING, **changes})
+
+
+@pytest.mark.parametrize(
+    ("expired", "id"),
+    [
+        (lambda _: 1 / 0, "RIFFLE-0198"),
+        (lambda _: None, "RIFFLE-0199"),
+        (lambda state: (state, state, state), "RIFFLE-0169"),
+        (lambda _: (NO_OUTPUT, stored(z=1)), "RIFFLE-0170"),
+    ],
+)
+def test_faults_of_the_function_of_expired_keys_are_refused(expired: Any, id: str) -> None:
+    """Like those of the function of rows."""
+    compute = arrow_function(running_total, expired=expired, **EXPIRING)
+    state = stored(a=1)
+    no_codes = np.empty(0, np.int64)
+    columns = (ROWS.empty_table(), no_codes, state.select(["k"]), state.select(["total"]), np.ones(1, np.bool_))
+    with pytest.raises(UserFunctionError, match=id):
+        compute.expired(Batch(*columns, version=0, time_ms=0, watermark_ms=None, key_group=3))

@@ -20,7 +20,7 @@ PAIRS = st.tuples(NUMBERS, NUMBERS)
 DOUBLE = pa.float64()
 
 
-FAR = pytest.mark.parametrize("far", [0.0, 1e6], ids=["near zero", "far from zero"])
+FAR = st.sampled_from([0.0, 1e6])
 Pair: TypeAlias = tuple[float, float]
 
 
@@ -42,11 +42,9 @@ def moments(value: float | None, order: int) -> tuple[float, ...]:
     return ((0.0, 0.0) if value is None else (1.0, value)) + (0.0,) * (order - 1)
 
 
-@FAR
-@pytest.mark.parametrize("order", [2, 3, 4])
-@given(rows=rows_of_groups(st.none() | NUMBERS))
-def test_moments_are_those_of_all_values(order: int, far: float, rows: DrawnRows[float | None]) -> None:
-    """Count, mean and moments are those of one pass in exact arithmetic, and zero where there is nothing but nulls."""
+@given(rows=rows_of_groups(st.none() | NUMBERS), far=FAR, order=st.sampled_from([2, 3, 4]))
+def test_moments_are_those_of_all_values(rows: DrawnRows[float | None], far: float, order: int) -> None:
+    """They equal one pass in exact arithmetic, near zero and far from it."""
     rows = replace(rows, values=[None if value is None else far + value for value in rows.values])
     for way in merged_ways(MergedMoments(order), [DOUBLE] * (order + 1), rows, lambda value: moments(value, order)):
         for group, found in enumerate(way):
@@ -59,11 +57,9 @@ def pairs(value: Pair | None, count: int) -> tuple[float, ...]:
     return ((0.0, 0.0, 0.0) if value is None else (1.0, *value)) + (0.0,) * (count - 3)
 
 
-@FAR
-@pytest.mark.parametrize("squares", [True, False], ids=["corr", "covar"])
-@given(rows=rows_of_groups(st.none() | PAIRS))
-def test_moments_of_pairs_are_those_of_all_pairs(squares: bool, far: float, rows: DrawnRows[Pair | None]) -> None:
-    """Means, the sum of products and those of squares are those of one pass in exact arithmetic."""
+@given(rows=rows_of_groups(st.none() | PAIRS), far=FAR, squares=st.booleans())
+def test_moments_of_pairs_are_those_of_all_pairs(rows: DrawnRows[Pair | None], far: float, squares: bool) -> None:
+    """Means, the sum of products and those of squares equal one pass in exact arithmetic."""
     count = 6 if squares else 4
     rows = replace(rows, values=[value and (value[0] - far, value[1] + far) for value in rows.values])
     for way in merged_ways(MergedCoMoments(squares), [DOUBLE] * count, rows, lambda value: pairs(value, count)):

@@ -25,7 +25,6 @@ PAIR = pa.struct([("x", pa.float64()), ("y", pa.string())])
 PAIRS = st.builds(lambda x, y: {"x": x, "y": y}, st.none() | FLOATS, st.none() | TEXTS)
 
 ORDERED: dict[pa.DataType, st.SearchStrategy[Any]] = {
-    pa.int8(): st.integers(-128, 127),
     pa.int64(): st.sampled_from([-(2**63), -1, 0, 5, 2**63 - 1]),
     pa.float32(): st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 0.0, -1.5, 2.0]),
     pa.float64(): FLOATS,
@@ -35,9 +34,9 @@ ORDERED: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.string(): TEXTS,
     pa.binary(): st.binary(max_size=2),
     PAIR: PAIRS,
-    pa.list_(pa.int64()): st.lists(st.none() | st.sampled_from([-(2**63), 0, 1, 2**63 - 1]), max_size=3),
-    pa.list_(PAIR): st.lists(st.none() | PAIRS, max_size=2),
-    pa.struct([("inner", PAIR)]): st.builds(lambda inner: {"inner": inner}, st.none() | PAIRS),
+    pa.struct([("inner", pa.list_(PAIR))]): st.builds(
+        lambda inner: {"inner": inner}, st.none() | st.lists(st.none() | PAIRS, max_size=2)
+    ),
 }
 
 
@@ -88,11 +87,10 @@ def test_lists_of_many_different_elements_are_ordered() -> None:
     assert (np.diff(ranks(pa.array(values, pa.list_(pa.int64())))) > 0).all()
 
 
-@pytest.mark.parametrize("greatest", [True, False], ids=["max", "min"])
 @pytest.mark.parametrize("type", ORDERED, ids=str)
-@given(data=st.data())
-def test_the_first_extreme_stays(type: pa.DataType, greatest: bool, data: st.DataObject) -> None:
-    """Max and min keep the first of the values that no other one beats, and null where there are only nulls."""
+@given(data=st.data(), greatest=st.booleans())
+def test_the_first_extreme_stays(type: pa.DataType, data: st.DataObject, greatest: bool) -> None:
+    """Max and min keep the first of equal extremes, and null without values."""
     rows = data.draw(rows_of_groups(st.none() | ORDERED[type]))
     choose = max if greatest else min
     for way in merged_ways(MergedExtreme(greatest), [type], rows, lambda value: (value,)):
@@ -101,11 +99,10 @@ def test_the_first_extreme_stays(type: pa.DataType, greatest: bool, data: st.Dat
         assert [told(value) for (value,) in way] == [told(value) for value in expected]
 
 
-@pytest.mark.parametrize("greatest", [True, False], ids=["max_by", "min_by"])
-@pytest.mark.parametrize("type", [pa.int8(), pa.float64(), PAIR], ids=str)
-@given(data=st.data())
-def test_the_latest_row_wins_among_equals(type: pa.DataType, greatest: bool, data: st.DataObject) -> None:
-    """Max_by and min_by take the latest row with the extreme; rows without an order do not count, null values do."""
+@pytest.mark.parametrize("type", [pa.int8(), PAIR], ids=str)
+@given(data=st.data(), greatest=st.booleans())
+def test_the_latest_row_wins_among_equals(type: pa.DataType, data: st.DataObject, greatest: bool) -> None:
+    """In max_by and min_by rows without an order value are ignored; null values are not."""
     ordering = st.integers(0, 2) if type == pa.int8() else ORDERED[type]
     rows = data.draw(
         rows_of_groups(st.tuples(st.none() | st.lists(st.integers(0, 9), max_size=2), st.none() | ordering))
@@ -121,11 +118,13 @@ def test_the_latest_row_wins_among_equals(type: pa.DataType, greatest: bool, dat
             assert told(found) == told(expected)
 
 
-@pytest.mark.parametrize("ignores_nulls", [True, False], ids=["ignoring nulls", "with nulls"])
-@pytest.mark.parametrize("latest", [True, False], ids=["last", "first"])
-@given(rows=rows_of_groups(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=2)))
-def test_picks_go_by_the_order_of_rows(latest: bool, ignores_nulls: bool, rows: DrawnRows[list[int] | None]) -> None:
-    """First and last pick a row by where it stands, null values included unless they are ignored."""
+@given(
+    rows=rows_of_groups(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=2)),
+    latest=st.booleans(),
+    ignores_nulls=st.booleans(),
+)
+def test_picks_follow_the_order_of_rows(rows: DrawnRows[list[int] | None], latest: bool, ignores_nulls: bool) -> None:
+    """First and last pick null values too, unless nulls are ignored."""
     buffers = [pa.list_(pa.int64()), pa.bool_()]
     for way in merged_ways(
         MergedPick(latest), buffers, rows, lambda value: (value, value is not None or not ignores_nulls)

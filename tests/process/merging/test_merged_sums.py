@@ -75,20 +75,6 @@ def test_only_what_a_batch_leaves_has_to_fit(low: int, high: int) -> None:
         assert way[0] == (low,)
 
 
-def try_sum(value: int | None) -> tuple[int, bool]:
-    """Return a one-row buffer of ``try_sum``, which is a decimal's too."""
-    return (value or 0, value is None)
-
-
-@given(rows=rows_of_groups(st.none() | st.integers(2**60, 2**62)))
-def test_try_sums_that_do_not_fit_are_null_for_good(rows: DrawnRows[int | None]) -> None:
-    """A sum that Spark flags is null and not empty once it did not fit; 0 and empty where nothing was added."""
-    for way in merged_ways(MergedSum("TRY"), [pa.int64(), pa.bool_()], rows, try_sum):
-        for group, (total, is_empty) in enumerate(way):
-            values = known(rows.of(group))
-            assert (total, is_empty) == (sum(values) if sum(values) < 2**63 else None, not values)
-
-
 @given(rows=rows_of_groups(GAINS))
 def test_decimal_sums_are_exact_or_null_for_good(rows: DrawnRows[Decimal | None]) -> None:
     """A decimal's sum is exact to the last digit of its type, and null once it has more."""

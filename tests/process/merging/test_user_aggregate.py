@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.errors import ConfigError, RiffleError, UserFunctionError
+from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.merging.merge_function import Groups
-from riffle_spark.process.merging.merge_registry import MergeOptions, merge_function
+from riffle_spark.process.merging.merge_registry import merge_function
 from riffle_spark.process.merging.user_aggregate import MergedByUser, TopRows, UserAggregate
 from tests.kit.process.merge_ways import SIZE, DrawnRows, merged_ways, rows_of_groups
 from tests.kit.process.user_aggregates import Latest, WeightedMean
@@ -24,10 +24,10 @@ NUMBERS = st.none() | st.integers(-9, 9)
 
 
 def merged(own: UserAggregate, type: pa.DataType) -> MergedByUser:
-    """Return how it merges over such arguments."""
-    found = merge_function("PythonUDAF", [type], MergeOptions.from_spec((), own))
-    assert isinstance(found, MergedByUser)
-    return found
+    """Return the merge of a function with such arguments."""
+    merge = merge_function("PythonUDAF", [type], user_function=own)
+    assert isinstance(merge, MergedByUser)
+    return merge
 
 
 @given(rows=rows_of_groups(NUMBERS))
@@ -73,33 +73,30 @@ def _fails(*_: object) -> pa.Table:
 
 
 WRONG: dict[str, tuple[str, Callable[..., Any], str]] = {
-    "too few rows": ("update", lambda state, *_: state.slice(1), "1 rows for 2 groups"),
-    "another column": ("update", lambda state, *_: state.rename_columns(["other"]), "not the declared columns"),
-    "no table": ("update", lambda *_: None, "not a pyarrow.Table"),
-    "an error": ("update", _fails, "no such value"),
-    "a beginning that is no list": ("init", lambda: {"values": 3}, "not the declared state"),
-    "a result of another type": ("finish", lambda _: pa.array(["a", "b"]), "result of finish"),
-    "too few results": ("finish", lambda state: state["values"].slice(1), "1 rows for 2 groups"),
+    "too few rows": ("update", lambda state, *_: state.slice(1), "RIFFLE-0187"),
+    "another column": ("update", lambda state, *_: state.rename_columns(["other"]), "RIFFLE-0200"),
+    "an error": ("update", _fails, "RIFFLE-0198"),
+    "an initial state of another type": ("init", lambda: {"values": 3}, "RIFFLE-0700"),
+    "a result of another type": ("finish", lambda _: pa.array(["a", "b"]), "RIFFLE-0200"),
+    "too few results": ("finish", lambda state: state["values"].slice(1), "RIFFLE-0187"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_breaks_its_declaration_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_is_not_as_declared_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the function."""
-    method, instead, told = WRONG[name]
-    monkeypatch.setattr(Latest, method, staticmethod(instead))
+    method, replacement, id = WRONG[name]
+    monkeypatch.setattr(Latest, method, staticmethod(replacement))
     own = merged(Latest(3), LONG)
-    with pytest.raises(UserFunctionError, match=told) as error:
+    with pytest.raises(UserFunctionError, match=id) as error:
         own.finish(_folded(own, {"0": 1}))
-    _names(error.value, "Latest")
+    assert (error.value.where, bool(error.value.remedy)) == ("Latest", True)
 
 
-def test_a_value_that_cannot_become_what_is_declared_is_told() -> None:
-    """A fraction is no whole number."""
-    own = merged(Latest(3), pa.struct([("0", pa.float64())]))
-    with pytest.raises(UserFunctionError, match="RIFFLE-0186") as error:
-        _folded(own, {"0": 1.5})
-    _names(error.value, "Latest")
+def test_an_argument_that_cannot_be_cast_is_refused() -> None:
+    """A fraction is not an integer."""
+    with pytest.raises(UserFunctionError, match="RIFFLE-0186"):
+        _folded(merged(Latest(3), pa.struct([("0", pa.float64())])), {"0": 1.5})
 
 
 def _folded(own: MergedByUser, value: dict[str, object]) -> list[pa.Array]:
@@ -107,8 +104,3 @@ def _folded(own: MergedByUser, value: dict[str, object]) -> list[pa.Array]:
     (state,) = own.state_types([type])
     groups = Groups(np.array([1, 0], dtype=np.int64), 2)
     return own.fold([pa.array([value, value], type)], [pa.nulls(2, state)], groups)
-
-
-def _names(error: RiffleError, function: str) -> None:
-    assert error.where == function
-    assert error.remedy

@@ -1,4 +1,4 @@
-"""State of one key-group in one batch: what is read, what is written, and what the next batch sees of it."""
+"""Reads and writes of sessions: what they cost, and what the model of test_session_model.py does not cover."""
 
 from __future__ import annotations
 
@@ -16,45 +16,8 @@ VISITS = list_of("l", "at long")
 PAGES = map_of("m", "page string", "hits long")
 
 
-def test_a_value_is_there_in_the_batch_that_wrote_it_and_in_the_next() -> None:
-    """Nothing, then what was written, also after the commit."""
-    store = Store(COUNT)
-    store.batch("a", "b")
-    assert store.value("n").get() is None
-    assert not store.value("n").exists()
-    store.value("n").update((1, "x"))
-    assert store.value("n").get() == (1, "x")
-    store.commit()
-    store.batch("b", "a")
-    assert store.value("n").get() is None
-    store.session.select_key(1)
-    assert store.value("n").get() == (1, "x")
-    assert store.value("n").exists()
-
-
-def test_a_cleared_value_is_gone_at_once_and_for_good() -> None:
-    """A clear in one batch is seen in it and in the next; an update after it counts."""
-    store = Store(COUNT)
-    store.batch("a", "b")
-    for number in (0, 1):
-        store.session.select_key(number)
-        store.value("n").update((number, None))
-    store.commit()
-    store.batch("a", "b")
-    store.value("n").clear()
-    assert store.value("n").get() is None
-    store.session.select_key(1)
-    store.value("n").clear()
-    store.value("n").update((5, "y"))
-    store.commit()
-    store.batch("a", "b")
-    assert store.value("n").get() is None
-    store.session.select_key(1)
-    assert store.value("n").get() == (5, "y")
-
-
 def test_values_of_all_keys_are_read_at_once() -> None:
-    """One request serves every key of the batch; what is written without a read costs none."""
+    """One request reads every key of the batch. Writes read nothing."""
     store = Store(COUNT)
     store.batch(*map(str, range(100)))
     for number in range(100):
@@ -79,25 +42,6 @@ def test_a_batch_that_writes_nothing_changes_nothing() -> None:
     assert changes.schema.equals(store.schema.part_schema(delta=True))
 
 
-def test_a_list_keeps_the_order_in_which_elements_were_added() -> None:
-    """Appends of several batches follow each other; a put begins anew."""
-    store = Store(VISITS)
-    for batch in range(3):
-        store.batch("a")
-        store.list("l").append((10 * batch,))
-        store.list("l").extend([(10 * batch + 1,), (10 * batch + 2,)])
-        assert [at for (at,) in store.list("l").get()][-3:] == [10 * batch, 10 * batch + 1, 10 * batch + 2]
-        store.commit()
-    store.batch("a")
-    assert [at for (at,) in store.list("l").get()] == [0, 1, 2, 10, 11, 12, 20, 21, 22]
-    store.list("l").put([(7,)])
-    store.list("l").append((8,))
-    assert list(store.list("l").get()) == [(7,), (8,)]
-    store.commit()
-    store.batch("a")
-    assert list(store.list("l").get()) == [(7,), (8,)]
-
-
 def test_an_append_never_reads_the_list() -> None:
     """Only the place of the last element is looked up."""
     store = Store(VISITS)
@@ -108,25 +52,8 @@ def test_an_append_never_reads_the_list() -> None:
     assert set(store.reading.asked) == {"next_indexes"}
 
 
-def test_a_list_can_be_cleared() -> None:
-    """A cleared list is empty in its batch and the next, and begins anew with what is appended after."""
-    store = Store(VISITS)
-    for _ in range(2):
-        store.batch("a")
-        store.list("l").extend([(1,), (2,)])
-        store.commit()
-        store.batch("a")
-        assert store.list("l").exists()
-        store.list("l").clear()
-        assert not store.list("l").exists()
-        assert list(store.list("l").get()) == []
-        store.commit()
-        store.batch("a")
-        assert not store.list("l").exists()
-
-
-def test_an_iterator_shows_what_there_was_when_it_was_asked_for() -> None:
-    """As in Spark, elements and keys that come or go later are not seen by it."""
+def test_an_iterator_is_a_snapshot() -> None:
+    """As in Spark, it does not show later changes."""
     store = Store(VISITS, PAGES)
     store.batch("a")
     store.list("l").extend([(1,), (2,)])
@@ -147,7 +74,7 @@ def test_an_iterator_shows_what_there_was_when_it_was_asked_for() -> None:
 
 
 def test_lists_longer_than_a_piece_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key with more elements than are held at once gives all of them, in order, as do the keys beside it."""
+    """A key with more elements than are decoded at once has all of them, in order."""
     monkeypatch.setattr(cells, "ELEMENTS_MAX", 7)
     store = Store(VISITS, PAGES)
     sizes = [3, 0, 20, 7, 8, 1, 2]
@@ -166,7 +93,7 @@ def test_lists_longer_than_a_piece_are_read_in_pieces(monkeypatch: pytest.Monkey
 
 
 def test_keys_that_follow_each_other_are_read_ahead() -> None:
-    """The more keys have asked for their lists in turn, the more are read at once."""
+    """Windows double while keys are read in order."""
     store = Store(VISITS)
     keys = [f"{at:04}" for at in range(1000)]
     store.batch(*keys)
@@ -187,51 +114,6 @@ def test_keys_that_follow_each_other_are_read_ahead() -> None:
     assert read == [2, 4, 8, 16, 32, 64, 128, 256, 490]
 
 
-def test_a_map_is_written_read_and_removed_key_by_key() -> None:
-    """Each key of a map has its own value, in the batch and after it."""
-    store = Store(PAGES)
-    store.batch("a", "b")
-    pages = store.map("m")
-    pages.update(("x",), (1,))
-    pages.update(("y",), (2,))
-    pages.update(("x",), (3,))
-    assert (pages.get(("x",)), pages.get(("z",)), pages.contains(("y",))) == ((3,), None, True)
-    store.commit()
-    store.batch("a", "b")
-    pages = store.map("m")
-    assert (pages.get(("x",)), pages.get(("y",)), pages.get(("z",))) == ((3,), (2,), None)
-    pages.remove(("x",))
-    pages.update(("w",), (4,))
-    assert list(pages.items()) == [(("w",), (4,)), (("y",), (2,))]
-    assert (list(pages.keys()), list(pages.values())) == ([("w",), ("y",)], [(4,), (2,)])
-    store.session.select_key(1)
-    assert not pages.exists()
-    store.commit()
-    store.batch("a")
-    assert list(store.map("m").items()) == [(("w",), (4,)), (("y",), (2,))]
-    assert not store.map("m").contains(("x",))
-
-
-def test_a_map_can_be_cleared_and_begun_anew() -> None:
-    """A clear forgets all keys; what is written after it stays."""
-    store = Store(PAGES)
-    store.batch("a")
-    store.map("m").update(("x",), (1,))
-    store.commit()
-    store.batch("a")
-    store.map("m").update(("y",), (2,))
-    store.map("m").clear()
-    assert not store.map("m").exists()
-    assert store.map("m").get(("x",)) is None
-    store.map("m").update(("z",), (3,))
-    assert list(store.map("m").items()) == [(("z",), (3,))]
-    store.commit()
-    store.batch("a")
-    assert list(store.map("m").items()) == [(("z",), (3,))]
-    store.map("m").remove(("z",))
-    assert not store.map("m").exists()
-
-
 def test_one_key_of_a_map_costs_one_lookup() -> None:
     """The others are neither read nor written."""
     store = Store(PAGES)
@@ -245,28 +127,6 @@ def test_one_key_of_a_map_costs_one_lookup() -> None:
     store.map("m").update(("7",), (8,))
     assert store.commit().num_rows == 1
     assert store.reading.asked == ["entry"]
-
-
-def test_keys_too_long_for_a_file_work_like_others() -> None:
-    """Long keys of a store and of a map are told apart by all their bytes, and read back whole."""
-    store = Store(COUNT, PAGES, indexed=True)
-    keys, pages = ["k" * 400 + end for end in "ab"], ["p" * 300 + end for end in "xyz"]
-    store.batch(*keys)
-    for number in range(2):
-        store.session.select_key(number)
-        store.value("n").update((number, None))
-        for page in pages:
-            store.map("m").update((page,), (number,))
-        store.session.timers.register(5)
-    store.commit()
-    store.batch(*reversed(keys))
-    for number in range(2):
-        store.session.select_key(number)
-        assert store.value("n").get() == (1 - number, None)
-        assert sorted(store.map("m").items()) == [((page,), (1 - number,)) for page in pages]
-    store.batch(now_ms=10)
-    assert [due for due, _ in store.session.fire(10)] == [5, 5]
-    assert sorted(store.session.keys(0).column("k").to_pylist()) == keys
 
 
 def test_nested_values_and_keys_of_several_columns_come_back_as_they_were() -> None:
@@ -285,8 +145,8 @@ def test_nested_values_and_keys_of_several_columns_come_back_as_they_were() -> N
         assert store.value("v").get() == row
 
 
-def test_what_was_read_may_be_changed_without_changing_state() -> None:
-    """As in Spark, every read gives lists and dictionaries of its own, and a write keeps none of the user's."""
+def test_users_may_modify_what_they_read_and_wrote() -> None:
+    """As in Spark, each read returns its own lists and dictionaries, and a write copies those of the user."""
     fields = "l array<int>, m map<string,array<int>>, s struct<l:array<int>>"
     store = Store(value("v", fields), list_of("l", fields), map_of("m", "k string", fields))
 
@@ -318,7 +178,7 @@ def test_what_was_read_may_be_changed_without_changing_state() -> None:
 
 
 def test_a_value_that_does_not_fit_changes_nothing() -> None:
-    """A refused write leaves what was there."""
+    """A refused write leaves the state as it was."""
     store = Store(COUNT, VISITS, PAGES)
     store.batch("a")
     store.list("l").append((1,))

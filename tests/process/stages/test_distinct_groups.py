@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from tests.kit.examples import costly
 from tests.kit.process.page_windows import TIME, WINDOW, WindowModel
 
 DELAY_MS = 3
+MODES: list[OutputMode] = ["update", "append"]
 OF_USERS, OF_SECONDS = "count(DISTINCT user)", "sum(DISTINCT seconds)"
 SPEC = AggregateSpec(
     "exact.window-page",
@@ -113,9 +113,8 @@ _VISIT = st.builds(
 _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_from(["", "", "", "restart", "crash"]))
 
 
-@pytest.mark.parametrize("mode", ["update", "append"])
 @costly(2)
-@given(st.lists(_BATCH, max_size=8))
+@given(st.sampled_from(MODES), st.lists(_BATCH, max_size=8))
 def test_values_count_once_for_their_group(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
     """Values of one batch and of several, of groups that come and go; nothing of a group that went is left."""
     model = WindowModel(mode, Group, DELAY_MS)

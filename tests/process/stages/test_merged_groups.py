@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -13,14 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.errors import ConfigError, UserFunctionError
+from riffle_spark.errors import UserFunctionError
 from riffle_spark.process.blocks.block import Batch
 from riffle_spark.process.stages.merged_groups import MergedGroups, OutputMode
-from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, FunctionSpec
+from riffle_spark.process.types.stage_specs import AggregateSpec
 from riffle_spark.testing import Harness
 from tests.kit.process.page_windows import WindowModel, operator, spec
 
 DELAY_MS = 3
+MODES: list[OutputMode] = ["update", "append"]
 Key = tuple[int, int, str | None]
 Answer = tuple[int, int, str | None, int, int | None, float, int, tuple[str, ...]]
 
@@ -89,11 +89,11 @@ _VISIT = st.builds(
 _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_from(["", "", "", "restart", "crash"]))
 
 
-@pytest.mark.parametrize("mode", ["update", "append"])
-@given(st.lists(_BATCH, max_size=10))
+@given(st.sampled_from(MODES), st.lists(_BATCH, max_size=8))
 def test_windows_are_those_of_a_dictionary(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
     """Late and equal times, nulls, batches without rows, restarts and lost executors."""
-    given, model = spec(), WindowModel(mode, Group, DELAY_MS)
+    given = spec()
+    model = WindowModel(mode, Group, DELAY_MS)
     with Harness(operator(given, MergedGroups(given, mode), DELAY_MS), given.rows) as query:
         for visits, later, event in batches:
             moved = [visit._replace(end=visit.end + 1000 * later) for visit in visits]
@@ -126,16 +126,9 @@ def test_a_key_without_rows_is_answered_as_it_is_and_not_changed(mode: OutputMod
     assert (update.changed.tolist(), update.state.num_rows, update.deleted.tolist()) == ([1], 1, [])
 
 
-def test_complete_mode_lets_nothing_go() -> None:
-    """No column says when keys are due, and none without event time either."""
-    given = spec()
-    assert MergedGroups(given, "complete").declare(given.keys, given.rows).due is None
-    assert MergedGroups(spec(time=None), "update").declare(given.keys, given.rows).time_mode == "None"
-    assert MergedGroups(given, "append").declare(given.keys, given.rows).due == "window_end"
-
-
 def test_complete_mode_answers_all_in_each_batch() -> None:
-    """Also what has no rows, and where no rows come at all; after a loss too."""
+    """Also keys without rows, in batches without rows, and after a loss. Keys never expire."""
+    assert MergedGroups(spec(), "complete").declare(spec().keys, spec().rows).due is None
     given, answers = spec(time=None), list[list[str]]()
     with Harness(operator(given, MergedGroups(given, "complete"), None), given.rows) as query:
         for pages in ("a", "ba", "", "c"):
@@ -161,23 +154,10 @@ def test_what_groups_by_nothing_is_answered_in_each_batch(mode: OutputMode) -> N
     assert told == [(0, None, 0.0, []), (2, 5, 5.0, []), (2, 5, 5.0, []), (3, 5, 5.0, [])]
 
 
-def test_it_is_a_plain_object() -> None:
-    """It comes back from a pickle as it was."""
-    compute = MergedGroups(spec(), "append")
-    assert pickle.loads(pickle.dumps(compute)) == compute
-
-
 def test_what_is_wrong_with_a_key_names_it() -> None:
-    """A sum that does not fit tells the store and the key, and that only under ANSI."""
+    """The error of a sum that does not fit has store and key."""
     huge = [Visit(10, "a", 2**62, None)] * 2
     with pytest.raises(UserFunctionError, match="RIFFLE-0182") as raised:
         MergedGroups(spec(), "update")(batch_of(spec(), huge, huge[:1]))
     assert "store 'visits'" in str(raised.value)
     assert "'page': 'a'" in str(raised.value)
-
-
-def test_an_unknown_function_is_refused_when_it_is_declared() -> None:
-    """By its name."""
-    given = spec(functions=(FunctionSpec("Mode", (Buffer("often", pa.int64(), "mode(n)"),)),))
-    with pytest.raises(ConfigError, match="RIFFLE-0179"):
-        MergedGroups(given, "update").declare(given.keys, given.rows)

@@ -18,7 +18,6 @@ from riffle_spark.process.stages import paired_rows
 from riffle_spark.process.stages.paired_rows import PairedRows
 from riffle_spark.process.types.stage_specs import Comparison, JoinSide, JoinSpec
 from riffle_spark.testing import Harness
-from tests.kit.examples import costly
 
 TIME = pa.timestamp("us", "UTC")
 BEFORE_MS, AFTER_MS = 2_000, 3_000
@@ -157,9 +156,7 @@ _ROW = st.builds(
 _BATCH = st.tuples(st.lists(_ROW, max_size=7), st.integers(0, 5), st.sampled_from(["", "", "", "restart", "crash"]))
 
 
-@pytest.mark.parametrize("kind", list(SPECS))
-@costly(2)
-@given(st.lists(_BATCH, max_size=7))
+@given(st.sampled_from(list(SPECS)), st.lists(_BATCH, max_size=7))
 def test_pairs_are_those_of_lists(kind: str, batches: list[tuple[list[Row], int, str]]) -> None:
     """Many rows of a key, null keys, late rows, rows that may have no partner, restarts, lost executors."""
     model, spec, watermark_ms = Model(kind), SPECS[kind], 0
@@ -179,8 +176,8 @@ def test_pairs_are_those_of_lists(kind: str, batches: list[tuple[list[Row], int,
             )
 
 
-def test_many_pairs_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pairs of one key are looked at some at a time, and all of them are answered."""
+def test_many_pairs_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All pairs of one key are emitted."""
     monkeypatch.setattr(paired_rows, "_PAIRS_AT_ONCE", 7)
     rows = [Row(number % 2 == 0, "a", 1000, number, True) for number in range(30)]
     with harness(INNER) as query:
@@ -189,7 +186,7 @@ def test_many_pairs_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_side_of_keys_alone_is_kept_too() -> None:
-    """A row of which nothing is kept beside its key is a partner all the same, and rows without a time never leave."""
+    """A side without other columns has partners too, and without a due time its rows stay."""
     told = replace(
         INNER.right, output=pa.schema([("j", pa.string())]), buffered=pa.schema([]), key_backed=(("j", "k"),)
     )
@@ -202,8 +199,8 @@ def test_a_side_of_keys_alone_is_kept_too() -> None:
         assert [row["j"] for row in query.feed(table_of([Row(True, "a", 2_000_000, 1, True)]))] == ["a"]
 
 
-def test_rows_without_a_time_meet_no_bound_and_stay() -> None:
-    """What is compared with null does not hold, and no time is ever over for such a row."""
+def test_rows_without_a_time_match_no_bound_and_stay() -> None:
+    """They fulfil no comparison with their time, and never leave."""
     timed = table_of([Row(True, "a", 1000, 1, True)])
     columns = [pa.nulls(1, one.type) if pa.types.is_timestamp(one.type) else timed.column(one.name) for one in ROWS]
     with harness(SPECS["full"]) as query:
@@ -215,7 +212,7 @@ def test_rows_without_a_time_meet_no_bound_and_stay() -> None:
 
 
 def test_keys_that_are_never_null_are_found_when_their_rows_are_due() -> None:
-    """A map side may say of a column that it holds no nulls; what is kept says nothing of that."""
+    """A column that is not nullable in the input is nullable in the state."""
     rows = ROWS.set(1, ROWS.field("k").with_nullable(False))
     left = SPECS["left"]
     with Harness(Stateful(left.store, left.keys.names, PairedRows(left)), rows, late=LateRule("event_time")) as query:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +18,7 @@ from riffle_spark.testing import Harness
 from tests.kit.process.page_windows import SESSION, operator, spec
 
 DELAY_MS = 3
+MODES: list[OutputMode] = ["append", "complete"]
 Answer = tuple[int, int, str | None, int, int | None, float, int, tuple[str, ...]]
 
 
@@ -115,8 +114,7 @@ _VISIT = st.builds(
 _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_from(["", "", "", "restart", "crash"]))
 
 
-@pytest.mark.parametrize("mode", ["append", "complete"])
-@given(st.lists(_BATCH, max_size=8))
+@given(st.sampled_from(MODES), st.lists(_BATCH, max_size=8))
 def test_sessions_are_those_of_a_list(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
     """Rows that begin, prolong and join sessions, late ones, nulls, batches without rows, restarts, lost executors."""
     model = Model(mode)
@@ -147,7 +145,7 @@ def batch_of(visits: Sequence[Visit]) -> Batch:
 
 
 def test_times_far_apart_are_told_apart() -> None:
-    """The times of several keys side by side are more than 64 bits; the same sessions come of their ranks."""
+    """Owner and time together need more than 64 bits, so ranks of times are used."""
     far = [Visit(at, 5, page, 1, None) for page in "abcde" for at in (-(2**61), 2**61, 2**61 + 5)]
     update = SessionGroups(GIVEN, "append")(batch_of(far))
     starts, ends = (
@@ -158,7 +156,7 @@ def test_times_far_apart_are_told_apart() -> None:
 
 
 def test_a_column_that_is_new_begins_at_nothing() -> None:
-    """Open sessions of which a buffer was not kept before have that of no rows, also where they become one."""
+    """A buffer that is new has the state without rows in open sessions, also if they merge."""
     compute = SessionGroups(GIVEN, "append")
     first = compute(batch_of([Visit(0, 5, "a", 1, "x"), Visit(10, 5, "a", 2, "y"), Visit(90, 5, "a", 2, "z")]))
     without = first.state.set_column(3, "seconds", pa.nulls(1, pa.list_(pa.int64())))
@@ -169,14 +167,8 @@ def test_a_column_that_is_new_begins_at_nothing() -> None:
     assert told == {"visits": [3, 1], "seconds": [7, None], "seen": [["x", "y"], ["z"]]}
 
 
-def test_it_is_a_plain_object() -> None:
-    """It comes back from a pickle as it was."""
-    compute = SessionGroups(GIVEN, "append")
-    assert pickle.loads(pickle.dumps(compute)) == compute
-
-
-def test_a_session_is_no_column_of_the_key_that_is_kept() -> None:
-    """A window of one length is; what computes on each is told by that."""
+def test_a_session_is_not_part_of_the_routing_key() -> None:
+    """A time window is; each has its own computation."""
     assert (spec().routing_key.names, GIVEN.routing_key.names) == (["window_start", "window_end", "page"], ["page"])
     assert groups_of(spec(), "append") == MergedGroups(spec(), "append")
     assert groups_of(GIVEN, "append") == SessionGroups(GIVEN, "append")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -40,7 +39,7 @@ MAP = pa.map_(
     ],
 )
 def test_a_text_is_read_as_spark_reads_it(text: str, fields: list[tuple[str, pa.DataType]]) -> None:
-    """Columns, nested types, quoted names, comments, and one type alone become an Arrow schema."""
+    """Columns, nested types, quoted names, comments, and a single type."""
     assert schema_of_ddl(text).equals(pa.schema(fields))
 
 
@@ -51,36 +50,36 @@ def test_not_null_and_comments_are_understood() -> None:
     assert not schema.field("c").type.field("d").nullable
 
 
-@pytest.mark.parametrize("text", ddl_texts.REFUSED + ddl_texts.REFUSED_FIRST + ddl_texts.NOT_KEPT)
-def test_a_text_that_cannot_be_read_is_refused(text: str) -> None:
-    """What Spark's parser refuses, and what cannot be kept, is a ``ConfigError`` that shows the text."""
-    with pytest.raises(ConfigError, match="RIFFLE-0206"):
-        schema_of_ddl(text)
+def test_a_text_that_cannot_be_parsed_is_refused() -> None:
+    """What Spark's parser refuses, and types that state cannot keep."""
+    for text in ddl_texts.REFUSED + ddl_texts.REFUSED_FIRST + ddl_texts.NOT_KEPT:
+        with pytest.raises(ConfigError, match="RIFFLE-0206"):
+            schema_of_ddl(text)
 
 
 def test_a_refusal_points_at_the_place() -> None:
-    """A sign stands below the first character that does not fit."""
+    """A sign is below the first character that does not fit."""
     with pytest.raises(ConfigError) as caught:
         schema_of_ddl("a int, b strng, c long")
-    told, text, sign = caught.value.problem.splitlines()
-    assert "'strng' is not a type" in told
+    _, text, sign = caught.value.problem.splitlines()
     assert text[sign.index("^") :].startswith("strng")
 
 
 @pytest.mark.parametrize("kind", ["char(5)", "varchar(20)"])
-def test_a_text_of_bounded_length_is_refused(kind: str) -> None:
-    """As Spark refuses it for state and results of functions; nothing would check the length."""
+def test_a_string_of_bounded_length_is_refused(kind: str) -> None:
+    """Nothing would check the length."""
     array = {"type": "array", "elementType": kind, "containsNull": True}
-    for declare in (
-        lambda: schema_of_ddl(f"n long, a {kind}"), lambda: schema_of_json(json_of(kind)),
-        lambda: schema_of_json(json_of(array)),
-    ):  # fmt: skip
+    for parse, text in (
+        (schema_of_ddl, f"n long, a {kind}"),
+        (schema_of_json, json_of(kind)),
+        (schema_of_json, json_of(array)),
+    ):
         with pytest.raises(ConfigError, match=re.escape(kind)) as refused:
-            declare()
+            parse(text)
         assert "Declare a plain STRING" in refused.value.remedy
 
 
-def test_a_name_that_comes_twice_is_refused() -> None:
+def test_a_repeated_name_is_refused() -> None:
     """State and results are columns by name."""
     with pytest.raises(ConfigError, match="RIFFLE-0205"):
         schema_of_ddl("a int, b int, a long")
@@ -135,7 +134,7 @@ def test_the_json_of_a_schema_is_read(kind: object, expected: pa.DataType) -> No
 )
 def test_json_that_cannot_be_read_is_refused(text: str) -> None:
     """User-defined types, collations and what is no schema are ``ConfigError``s."""
-    with pytest.raises(ConfigError, match=r"cannot be read|cannot keep"):
+    with pytest.raises(ConfigError, match=r"RIFFLE-020[47]"):
         schema_of_json(text)
 
 
@@ -144,9 +143,9 @@ def test_the_json_of_one_type_is_one_column() -> None:
     assert schema_of_json('"long"').equals(pa.schema([("value", pa.int64())]))
 
 
-@pytest.mark.parametrize("read", [schema_of_ddl, schema_of_json])
-def test_types_that_are_nested_too_deep_are_refused(read: Callable[[str], pa.Schema]) -> None:
-    """Nobody has such state; nor is it Python's error."""
-    deep = "array<" * 9000 if read is schema_of_ddl else '{"type": "array", "elementType": ' * 90_000
-    with pytest.raises(ConfigError, match=r"RIFFLE-0206|RIFFLE-0207"):
-        read(deep)
+def test_types_that_are_nested_too_deeply_are_refused() -> None:
+    """As a ``ConfigError``, and not as Python's error."""
+    with pytest.raises(ConfigError, match="RIFFLE-0206"):
+        schema_of_ddl("array<" * 9000)
+    with pytest.raises(ConfigError, match="RIFFLE-0207"):
+        schema_of_json('{"type": "array", "elementType": ' * 90_000)

@@ -24,9 +24,9 @@ from tests.kit.state.drawn_tables import KEY_TYPES
 NOON = datetime(2024, 5, 1, 12, 0, 0, 5)
 
 
-@pytest.fixture(params=["UTC", "Europe/Berlin", "America/New_York"])
+@pytest.fixture(params=["UTC", "America/New_York"])
 def zone(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run a test as if the machine were in several places."""
+    """Set the machine's time zone."""
     before = os.environ.get("TZ")
     os.environ["TZ"] = request.param
     time.tzset()
@@ -52,7 +52,6 @@ def stored_and_read(kind: str, value: object) -> object:
     ("kind", "written", "read"),
     [
         ("int", 5, 5),
-        ("int", np.int64(5), 5),
         ("long", np.int8(-3), -3),
         ("double", 2.5, 2.5),
         ("double", 3, 3.0),
@@ -64,27 +63,23 @@ def stored_and_read(kind: str, value: object) -> object:
         ("string", 5, "5"),
         ("string", True, "true"),
         ("string", Decimal("1.005"), "1.005"),
-        ("string", 1.5, "1.5"),
         ("string", -0.0, "-0.0"),
         ("string", float("nan"), "NaN"),
         ("string", float("-inf"), "-Infinity"),
         ("string", 1e300, "1.0E300"),
         ("string", -12345678.5, "-1.23456785E7"),
-        ("string", 0.00025, "2.5E-4"),
         ("string", 9999999.0, "9999999.0"),
         ("string", 1e7, "1.0E7"),
+        ("string", 0.00025, "2.5E-4"),
+        ("interval day to second", pd.Timedelta(seconds=2), timedelta(seconds=2)),
         ("string", 0.001, "0.001"),
         ("binary", bytearray(b"ab"), b"ab"),
         ("binary", "ab", b"ab"),
-        ("date", date(2024, 1, 2), date(2024, 1, 2)),
-        ("date", datetime(2024, 1, 2), date(2024, 1, 2)),
         ("date", pd.Timestamp("2024-01-02"), date(2024, 1, 2)),
         ("date", NOON, date(2024, 5, 1)),
         ("array<date>", [NOON], [date(2024, 5, 1)]),
         ("decimal(10,2)", Decimal("1.005"), Decimal("1.01")),
-        ("decimal(10,2)", Decimal("7"), Decimal("7.00")),
         ("decimal(10,2)", 7, Decimal("7.00")),
-        ("interval day to second", pd.Timedelta(seconds=2), timedelta(seconds=2)),
         ("interval day to second", np.timedelta64(2, "s"), timedelta(seconds=2)),
         ("array<int>", (1, np.int64(2), None), [1, 2, None]),
         ("array<int>", np.array([1, 2]), [1, 2]),
@@ -100,32 +95,21 @@ def stored_and_read(kind: str, value: object) -> object:
     ids=str,
 )
 def test_a_value_reads_back_at_once_as_it_does_from_a_store(kind: str, written: object, read: object) -> None:
-    """What a user wrote is the same after ``take``, and after it went through Arrow."""
-    (taken,) = fields(kind).normalize((written,))
-    assert (taken, type(taken)) == (read, type(read))
+    """A normalized value equals the value from Arrow."""
+    (normalized,) = fields(kind).normalize((written,))
+    assert (normalized, type(normalized)) == (read, type(read))
     assert stored_and_read(kind, written) == read
 
 
 @pytest.mark.parametrize("value", [NOON, NOON.replace(tzinfo=timezone(timedelta(hours=5)))], ids=str)
-def test_times_are_naive_ones_of_this_machine(zone: str, value: datetime) -> None:
-    """As in Spark, a time without a zone is the machine's, one with a zone becomes so, and both read back naive."""
+def test_times_are_naive_times_of_the_machine(zone: str, value: datetime) -> None:
+    """As in Spark, in nested types too. A ``timestamp_ntz`` ignores the zone."""
     local = value if value.tzinfo is None else value.astimezone().replace(tzinfo=None)
     assert fields("timestamp").normalize((value,)) == (local,)
     assert stored_and_read("timestamp", value) == local
-    stored = fields("timestamp").columns([(local,)])[0][0].as_py()
-    assert stored == local.astimezone(timezone.utc)
-
-
-def test_times_without_a_zone_stay_as_they_are(zone: str) -> None:
-    """A ``timestamp_ntz`` is the time on the wall, whatever zone came with it."""
-    assert stored_and_read("timestamp_ntz", NOON) == NOON
-    assert stored_and_read("timestamp_ntz", NOON.replace(tzinfo=timezone.utc)) == NOON
-
-
-def test_times_below_lists_and_maps_are_converted_too(zone: str) -> None:
-    """Nesting does not change what a time is."""
-    value = {"a": [NOON, None]}
-    assert stored_and_read("map<string,array<timestamp>>", value) == value
+    assert stored_and_read("map<string,array<timestamp>>", {"a": [value, None]}) == {"a": [local, None]}
+    assert fields("timestamp").columns([(local,)])[0][0].as_py() == local.astimezone(timezone.utc)
+    assert stored_and_read("timestamp_ntz", value) == NOON
 
 
 @pytest.mark.parametrize(
@@ -133,31 +117,26 @@ def test_times_below_lists_and_maps_are_converted_too(zone: str) -> None:
     [
         ("int", 1.0, "type"),
         ("int", True, "type"),
-        ("int", "1", "type"),
         ("int", 2**31, "range"),
         ("long", 2**63, "range"),
         ("double", 2**53 + 1, "range"),
         ("double", 10**400, "range"),
-        ("double", "1", "type"),
         ("boolean", 1, "type"),
         ("string", timedelta(1), "type"),
-        ("string", [1], "type"),
         ("date", "2024-01-02", "type"),
         ("timestamp", date(2024, 1, 1), "type"),
         ("decimal(3,1)", Decimal("99.95"), "range"),
         ("decimal(3,1)", Decimal("NaN"), "range"),
         ("decimal(3,1)", 1.5, "type"),
         ("array<int>", "ab", "type"),
-        ("array<int>", [1, "x"], "type"),
         ("map<string,int>", [("a", 1)], "type"),
         ("struct<x:int,y:int>", (1,), "length"),
-        ("struct<x:int>", 1, "type"),
         ("struct<x:int not null>", (None,), "null"),
     ],
     ids=str,
 )
 def test_a_value_that_would_change_is_refused(kind: str, value: object, problem: str) -> None:
-    """Nothing becomes null, is cut or wraps around in silence."""
+    """No value silently becomes null or loses digits."""
     with pytest.raises(Misfit) as caught:
         fields(kind).normalize((value,))
     assert caught.value.problem == problem
@@ -173,56 +152,44 @@ def test_a_refusal_names_the_place() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [(7, 8), [7, 8], np.array([7, 8]), pd.Series([7, 8]), {7: 1, 8: 2}, {7: 1, 8: 2}.keys(), iter([7, 8]), range(7, 9)],
+    [[7, 8], np.array([7, 8]), pd.Series([7, 8]), {7: 1, 8: 2}, iter([7, 8])],
     ids=lambda values: type(values).__name__,
 )
-def test_whatever_can_be_gone_through_is_a_tuple(values: object) -> None:
-    """As in Spark; a dictionary stands for its keys."""
+def test_every_iterable_is_a_tuple(values: object) -> None:
+    """As in Spark. A dictionary is its keys, and a string its letters."""
     assert Fields(schema_of_ddl("a int, b int")).normalize(values) == (7, 8)
+    assert Fields(schema_of_ddl("k string")).normalize("a") == ("a",)
 
 
-def test_a_string_of_one_letter_is_a_tuple_of_it() -> None:
-    """So a map's key may be given without a tuple around it, as long as it is one letter."""
-    of = Fields(schema_of_ddl("k string"))
-    assert of.normalize("a") == ("a",)
-    with pytest.raises(Misfit):
-        of.normalize("ab")
-
-
-@pytest.mark.parametrize(
-    "values",
-    [(1,), (1, 2, 3), 5, None, "ab", {"a": 1}, {"a": 1, "b": 2}, pytest.param(iter(()), id="iterator")],
-    ids=str,
-)
-def test_a_tuple_of_another_size_or_no_tuple_is_refused(values: object) -> None:
-    """A row of state has a value for each field."""
+@pytest.mark.parametrize("values", [(1,), (1, 2, 3), 5, None, "ab", {"a": 1, "b": 2}, iter(())], ids=repr)
+def test_a_row_of_another_size_is_refused(values: object) -> None:
+    """A dictionary with the fields' names too, because Spark would store the names."""
     with pytest.raises(Misfit):
         Fields(schema_of_ddl("a int, b int")).normalize(values)
 
 
 def test_known_shapes_are_still_checked() -> None:
-    """What was taken once does not let other classes, or nulls where there are none, pass."""
-    of = Fields(schema_of_ddl("a int, b string not null"))
-    assert of.normalize((1, "x")) == of.normalize((1, "x")) == (1, "x")
+    """A shape that was accepted does not let other classes or nulls pass."""
+    row = Fields(schema_of_ddl("a int, b string not null"))
+    assert row.normalize((1, "x")) == row.normalize((1, "x")) == (1, "x")
     for wrong in [(True, "x"), (1.0, "x"), (1, None)]:
         with pytest.raises(Misfit):
-            of.normalize(wrong)
+            row.normalize(wrong)
 
 
-def test_several_tuples_are_taken_as_one_by_one() -> None:
-    """Whether their shape is known or not, and whatever is among them."""
-    taken = fields("long")
+def test_several_tuples_are_normalized_like_single_ones() -> None:
+    """Whether their shapes are known or not."""
+    longs = fields("long")
     batches: list[list[object]] = [[], [(1,)], [(2,), (3,)], [(4,), [5]], [(np.int64(6),), (7,)], [(None,), (8,)]]
-    assert [taken.normalize_all(iter(rows)) for rows in batches] == [
-        [taken.normalize(row) for row in rows] for rows in batches
+    assert [longs.normalize_all(iter(rows)) for rows in batches] == [
+        [longs.normalize(row) for row in rows] for rows in batches
     ]
-    for wrong in (("x",), (1, 2), 3, None):
-        with pytest.raises(Misfit):
-            taken.normalize_all([(1,), wrong])
+    with pytest.raises(Misfit):
+        longs.normalize_all([(1,), ("x",)])
 
 
-def test_values_that_change_are_changed_each_time() -> None:
-    """That a class was seen before tells nothing where values of it are rounded or moved to another zone."""
+def test_values_that_are_converted_are_converted_each_time() -> None:
+    """Classes whose values are rounded or moved to another zone are never part of a known shape."""
     of = Fields(schema_of_ddl("d decimal(4,1), t timestamp"))
     for _ in range(2):
         assert str(of.normalize((Decimal("1.25"), NOON))[0]) == "1.3"
@@ -232,7 +199,7 @@ def test_values_that_change_are_changed_each_time() -> None:
 
 
 def test_a_number_that_is_out_of_range_is_told_with_its_field() -> None:
-    """What passed as of a known shape is refused when columns are made, with the value that is wrong."""
+    """A known shape does not check ranges, so the columns do."""
     of = Fields(schema_of_ddl("a int, n byte"))
     rows = [of.normalize((1, 5)), of.normalize((2, 5000)) if of.normalize((0, 0)) else ()]
     with pytest.raises(Misfit) as caught:
@@ -248,7 +215,7 @@ def test_types_that_spark_does_not_have_are_refused() -> None:
 
 @given(st.data())
 def test_lists_of_values_are_what_arrow_makes_of_them(data: st.DataObject) -> None:
-    """Dates and times that take the quick way come out as ``to_pylist`` has them, slices and nulls included."""
+    """The fast path for dates and times equals ``to_pylist``, with slices and nulls."""
     kinds = [
         pa.date32(),
         pa.timestamp("us"),
@@ -260,7 +227,7 @@ def test_lists_of_values_are_what_arrow_makes_of_them(data: st.DataObject) -> No
     values = KEY_TYPES.get(kind, KEY_TYPES[pa.timestamp("us", "UTC")])
     column = pa.array(data.draw(st.lists(st.one_of(st.none(), values), max_size=6)), kind)
     column = column.slice(data.draw(st.integers(0, 2)))
-    for one in (column, pa.chunked_array([column, column])):
-        found, expected = pylist(one), one.to_pylist()
-        assert found == expected
-        assert [getattr(v, "tzinfo", None) for v in found] == [getattr(v, "tzinfo", None) for v in expected]
+    for array in (column, pa.chunked_array([column, column])):
+        python_values, expected = pylist(array), array.to_pylist()
+        assert python_values == expected
+        assert [getattr(v, "tzinfo", None) for v in python_values] == [getattr(v, "tzinfo", None) for v in expected]

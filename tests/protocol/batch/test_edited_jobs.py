@@ -157,7 +157,7 @@ AGGREGATES = {
     "a result less": Edit(counted(**TOTAL, **COUNT), counted(**TOTAL), {"total": 8}, warns="n is dropped"),
     "results in another order": Edit(counted(**TOTAL, **COUNT), counted(**COUNT, **TOTAL), {"total": 8, "n": 2}),
     "another function": Edit(
-        counted(**TOTAL), counted(total=max_("v")), {"total": 5}, "under 'total', and the job declares max_", "total"
+        counted(**TOTAL), counted(total=max_("v")), {"total": 5}, "under 'total', but the job declares max_", "total"
     ),
     "another function that keeps other columns": Edit(
         counted(**TOTAL), counted(total=mean("v")), {"total": 3.0}, "declares mean('v')", "total", "total is dropped"
@@ -172,7 +172,7 @@ AGGREGATES = {
         counted(**TOTAL),
         counted(sums=sum_("v")),
         {"sums": 3},
-        "under 'total', and the job calls it 'sums'",
+        "under 'total', but the job names it 'sums'",
         "sums",
         "sums starts without stored values, and total is dropped",
     ),
@@ -334,7 +334,7 @@ def test_an_edit_keeps_migrates_or_refuses(name: str, tmp_path: Path) -> None:
     assert edit.row is not None
     assert {column: answered(world)[column] for column in edit.row} == edit.row
     warnings = [line for line in warnings if "RIFFLE-0800" not in line]
-    assert [edit.warns in line for line in warnings] == ([True] if edit.warns else [])
+    assert [edit.warns in line for line in warnings] == ([True] if edit.warns else []), warnings
     assert answered(world, "beside")["all"] == 2
     edited(world, [edit.after(), beside()], accept=[])
     assert feed(world, 2, AFTER) == [], "what was accepted is what the state is from then on"

@@ -58,7 +58,7 @@ def test_a_record_lists_what_came_before_and_what_comes_with_it() -> None:
 def test_only_what_is_due_is_refused_where_state_lies_by_partitions(dispatch: str) -> None:
     """Before there is a record everything is."""
     for tail in (None, after("a")):
-        with pytest.raises(ConfigError, match="RIFFLE-0226"):
+        with pytest.raises(ConfigError, match="RIFFLE-0807"):
             check_initial(tail, dispatch, [given("b")])
         check_initial(tail, "key_group", [given("b")])
     check_initial(after("a"), dispatch, [given("a"), totals()])
@@ -66,7 +66,7 @@ def test_only_what_is_due_is_refused_where_state_lies_by_partitions(dispatch: st
 
 def test_an_aggregate_takes_none() -> None:
     """It has nobody to call."""
-    with pytest.raises(ConfigError, match="RIFFLE-0226"):
+    with pytest.raises(ConfigError, match="RIFFLE-0804"):
         with_initial(totals(), COLUMNS, "a")
     assert with_initial(totals(), None, "a") == totals()
 

@@ -17,7 +17,7 @@ from riffle_spark import Stateful, arrow_function, transform_with_state, transfo
 from riffle_spark.process.types.spark_schemas import schema_of_ddl
 from riffle_spark.process.types.stage_specs import GroupsSpec
 from riffle_spark.spark.processors.grouped_frames import GroupedFrames
-from riffle_spark.spark.processors.pandas_output import PandasOutput
+from riffle_spark.spark.processors.pandas_output import PandasOptions, PandasOutput
 from riffle_spark.testing import Harness
 from tests.kit.streams.streaming import Feed, Kept, run_to_end, settings_in
 
@@ -156,6 +156,6 @@ FLOATS = "struct<a: double not null, b: double>"
 )
 def test_nan_stays_in_a_required_float_that_pandas_gives_back(kind: str, value: Any, expected: Any) -> None:
     """In a nullable one it becomes NULL, as in Spark. NULL there could be neither cast nor kept."""
-    output = PandasOutput(schema_of_ddl(f"v {kind}"), timezone="UTC", by_name=True, safe=True)
+    output = PandasOutput(schema_of_ddl(f"v {kind}"), PandasOptions(safe=True))
     output.add(pd.DataFrame({"v": pd.Series([value, None], dtype=object)}))
     assert repr(output.table().column("v").to_pylist()) == repr([expected, None])

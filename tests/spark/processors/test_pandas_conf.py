@@ -91,16 +91,8 @@ def test_keys_whose_frames_are_cut_by_bytes_are_converted_one_by_one() -> None:
     assert kinds == {40: [["i"], ["f"]], 24: [["i"], ["f"]], 2**31 - 1: [["f"], ["f"]]}
 
 
-@pytest.mark.parametrize(
-    ("processor", "told"),
-    [
-        (object(), "a object, and has no init, handleInputRows, close"),
-        (None, "a NoneType, and has no"),
-        (Visits, "the class Visits, and none is made"),
-    ],
-    ids=["object", "none", "class"],
-)
-def test_what_is_no_processor_is_refused_at_the_call(processor: object, told: str) -> None:
+@pytest.mark.parametrize("processor", [object(), None, Visits], ids=["object", "none", "class"])
+def test_what_is_no_processor_is_refused_at_the_call(processor: object) -> None:
     """Not in the first batch."""
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match="RIFFLE-0382"):
         transform_with_state(processor, key="k", output="k string")  # type: ignore[arg-type]

@@ -228,7 +228,7 @@ def test_a_missing_column_is_refused() -> None:
     """By its name, or by the number of columns."""
     with pytest.raises(KeyError, match="'n'"):
         returned([frame(id=["a"])])
-    with pytest.raises(IndexError, match="1 columns where 2"):
+    with pytest.raises(IndexError, match="2 are declared"):
         returned([pd.DataFrame([["a"]])])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -62,11 +62,16 @@ def _sorted(entries: list[list[Any]]) -> list[list[Any]]:
     return sorted(entries, key=lambda entry: json.dumps(entry[: len(entry) - 2] or entry))
 
 
+def _forms_of(names: Sequence[str]) -> list[Any]:
+    """Return each case with one form for every run, and with the other one for long runs."""
+    every = [(name, form) for at, name in enumerate(names) for form in list(FORMS)[:: 1 - 2 * (at % 2)]]
+    return [pytest.param(*pair, marks=pytest.mark.long if at % 2 else ()) for at, pair in enumerate(every)]
+
+
 @pytest.mark.parametrize(
     "lose_copies", [pytest.param(False, id="restart"), pytest.param(True, id="cold", marks=pytest.mark.long)]
 )
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "form"), _forms_of(list(CASES)))
 def test_output_and_state_are_those_of_spark(name: str, form: str, lose_copies: bool) -> None:
     """Batch by batch, over a restart, with copies at hand or restored; then what is kept."""
     case = CASES[name]
@@ -76,8 +81,7 @@ def test_output_and_state_are_those_of_spark(name: str, form: str, lose_copies: 
         assert state_of(query, case) == known["state"]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", BY_EVENT_TIME)
+@pytest.mark.parametrize(("name", "form"), _forms_of(BY_EVENT_TIME[::-1]))
 def test_a_last_pass_fires_what_a_batch_without_data_would(name: str, form: str) -> None:
     """Under AvailableNow Spark ends with a batch without data; here its timers fire in the same commit."""
     case = CASES[name]
