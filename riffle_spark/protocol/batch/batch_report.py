@@ -213,7 +213,8 @@ def _dead_letter_warnings(receipts: Sequence[Receipt]) -> Iterator[str]:
         yield (
             f"[RIFFLE-0809] Batch {first.version} has {rows} dead letters. Store {first.store!r} raised "
             f"{first.dead_example} for the first.\n"
-            "  What to do: Read the dead letters, and feed their rows to the source again once the function can process them."
+            "  What to do: Read the dead letters, and feed their rows to the source again once the function can "
+            "process them."
         )
 
 
