@@ -76,23 +76,13 @@ def _check_places(owned: Ownership, live: set[str], layout: SlotLayout) -> None:
     assert present.owners.keys() == expected, f"I6: {sorted(present.owners)} have owners, not {sorted(expected)}"
     on = {name: living.executor.id for name, living in owned.membership.live.items()}
     assert len({*on.values()}) == len(on), f"I6: two members on one executor: {on}"
-<<<<<<< HEAD
-    for one, owner in present.owners.items():
-        copies = [owner, *present.standbys.get(one, ()), *present.warmups.get(one, ())]
-        assert len({*copies}) == len(copies), f"I6: {one} has two copies on a member: {copies}"
-        gone = [member for member in copies if on.get(member) not in live]
-        assert not gone, f"I6: {one} has copies on {gone}, which do not live"
-    for group, each in zip(owned.placement.groups.names, layout.all_groups, strict=True):
-        served = sorted((number, slot.executor) for slot in each.slots for number in slot.key_groups)
-=======
     for task_id, owner in present.owners.items():
         copies = [owner, *present.standbys.get(task_id, ()), *present.warmups.get(task_id, ())]
         assert len({*copies}) == len(copies), f"I6: {task_id} has two copies on a member: {copies}"
         dead = [member for member in copies if on.get(member) not in live]
         assert not dead, f"I6: {task_id} has copies on {dead}, which do not live"
-    for group, group_layout in zip(owned.placement.groups.names, layout.each, strict=True):
+    for group, group_layout in zip(owned.placement.groups.names, layout.all_groups, strict=True):
         served = sorted((number, slot.executor) for slot in group_layout.slots for number in slot.key_groups)
->>>>>>> main
         places = [(number, on[present.owners[task(number, group)]]) for number in numbers]
         assert served == places, f"I6: slots serve {served} of {group}, its owners are on {places}"
 

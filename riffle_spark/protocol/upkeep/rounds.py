@@ -144,11 +144,9 @@ class Rounds:
                 started = self._clock.seconds()
                 receipts = self._cluster.upkeep(self._cut(orders, bandwidth, period)) if orders else []
                 self.arrived.extend(receipts)
-<<<<<<< HEAD
-                taken = {(store, key_group) for receipt in receipts for store, key_group, _ in receipt.snapshots}
-=======
-                taken_addresses = {(store, key_group) for receipt in receipts for store, key_group, _ in receipt.taken}
->>>>>>> main
+                taken_addresses = {
+                    (store, key_group) for receipt in receipts for store, key_group, _ in receipt.snapshots
+                }
                 self.setbacks.record_results(orders, receipts, self._clock.seconds())
                 orders = _unfinished(orders, receipts)
                 self._background.rest(self._rest_seconds(self._clock.seconds() - started))

@@ -84,13 +84,8 @@ class Setbacks:
     def without_delayed(self, orders: Mapping[str, UpkeepOrder], clock_seconds: float) -> dict[str, UpkeepOrder]:
         """Return the orders without delayed work, and with open drops. Delayed snapshots were left out by ``ready``."""
         with self._lock:
-<<<<<<< HEAD
-            allowed = {executor: self._allowed(executor, order, now) for executor, order in orders.items()}
-        return {executor: order for executor, order in allowed.items() if order.has_work}
-=======
             allowed = {executor: self._allowed(executor, order, clock_seconds) for executor, order in orders.items()}
-        return {executor: order for executor, order in allowed.items() if order.asks}
->>>>>>> main
+        return {executor: order for executor, order in allowed.items() if order.has_work}
 
     def _allowed(self, executor: str, order: UpkeepOrder, clock_seconds: float) -> UpkeepOrder:
         drops = (*self._take_open_drops(executor, order), *order.drops)
@@ -160,11 +155,7 @@ class Setbacks:
             elif address not in unfinished:
                 self._succeeded(_following(member, follow))
         failed_snapshots = set(receipt.failed_snapshots)
-<<<<<<< HEAD
-        taken = {(store, key_group) for store, key_group, _ in receipt.snapshots}
-=======
-        taken_addresses = {(store, key_group) for store, key_group, _ in receipt.taken}
->>>>>>> main
+        taken_addresses = {(store, key_group) for store, key_group, _ in receipt.snapshots}
         for snapshot in order.snapshots:
             address = (snapshot.store, snapshot.key_group)
             if address in failed_snapshots:
