@@ -307,7 +307,7 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
         ),
     ),
     "a key column that is not there": Mistake(
-        "there is no column 'kk' in the input",
+        "The input has no column 'kk'",
         "use one of k, v, at",
         lambda place, mended: place.count("k" if mended else "kk"),
     ),
