@@ -142,7 +142,7 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
         lambda _, mended: totals_by(zero_for_all if mended else lambda rows: rows),  # type: ignore[arg-type,misc]
     ),
     "no such key column": Mistake(
-        "there is no column 'usr' in the input",
+        "The input has no column 'usr'",
         "use one of user, amount, tags",
         lambda _, mended: feed(operator(key="user" if mended else "usr")),
     ),

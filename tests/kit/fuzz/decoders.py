@@ -411,9 +411,9 @@ def _upkeep_receipts() -> list[bytes]:
         "1",
         "m1",
         copies=(("totals", 1, 5, "1-aa"),),
-        gone=(("totals", 2),),
+        missing=(("totals", 2),),
         unfinished=(("totals", 3, 1, 2),),
-        taken=(("totals", 4, snapshot),),
+        snapshots=(("totals", 4, snapshot),),
         errors=("no",),
     )
     return [receipt.to_json().encode()]
