@@ -371,7 +371,7 @@ def test_a_copy_that_another_process_began_meanwhile_is_no_restore_of_ours(
 
 def test_a_copy_that_is_given_up_while_it_follows_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not told as if it had come along: nobody would restore it, and a warm-up would take over cold."""
-    monkeypatch.setattr(stack_parts, "_PARTS_MOST", 1)  # private: each link is merged at once
+    monkeypatch.setattr(stack_parts, "_PARTS_MAX", 1)  # private: each link is merged at once
     upkept = Upkept(tmp_path)
     upkept.place.seal(0, {1: {"a": 1}, 2: {"b": 1}})
     upkept.run()
