@@ -81,7 +81,7 @@ def _check_places(owned: Ownership, live: set[str], layout: SlotLayout) -> None:
         assert len({*copies}) == len(copies), f"I6: {task_id} has two copies on a member: {copies}"
         dead = [member for member in copies if on.get(member) not in live]
         assert not dead, f"I6: {task_id} has copies on {dead}, which do not live"
-    for group, group_layout in zip(owned.placement.groups.names, layout.each, strict=True):
+    for group, group_layout in zip(owned.placement.groups.names, layout.all_groups, strict=True):
         served = sorted((number, slot.executor) for slot in group_layout.slots for number in slot.key_groups)
         places = [(number, on[present.owners[task(number, group)]]) for number in numbers]
         assert served == places, f"I6: slots serve {served} of {group}, its owners are on {places}"

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from riffle_spark.errors import Misplaced, RiffleError, UnavailableError
 from riffle_spark.messages.slot_orders import RECEIPT, Home, Receipt
-from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt, given_up
+from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt, overdue_receipt
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, Lock, StaleRows
 from riffle_spark.protocol.shards import Partition
@@ -169,7 +169,7 @@ class SteppedCluster(SimCluster):
             if isinstance(task.result, UpkeepReceipt):
                 receipts.append(self.with_usage(UpkeepReceipt.from_json(task.result.to_json())))
             elif not task.done:
-                receipts.append(given_up(executor, seconds))
+                receipts.append(overdue_receipt(executor, seconds))
             elif self.scheduler.chance.random() < 0.5:
                 raise UnavailableError(f"executor {executor} went while it did upkeep")
         return receipts

@@ -29,8 +29,8 @@ __all__ = ["Excuses", "Tried"]
 
 _SIMULATED = re.compile(r"the store failed: |no executor is left$|executor \w+ went while it did upkeep$")
 _QUOTED = re.compile(r"'(/[^']*)'")
-_RUN = re.compile(r"batch \d+ was run (\d+) times and each time ")
-_INCOMPLETE = re.compile(r"the slots' receipts are not complete: missing (\[.*\]), not asked for \[\]$")
+_RUN = re.compile(r"Batch \d+ lost (?:its place|rows) in each of (\d+) runs")
+_INCOMPLETE = re.compile(r"The receipts of the slots are not complete: missing (\[.*\]), unexpected \[\]\.$")
 
 
 def object_in(where: str) -> str:

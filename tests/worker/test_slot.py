@@ -247,13 +247,13 @@ def test_rows_are_counted_by_where_they_came_from(tmp_path: Path) -> None:
     member = Member(tmp_path, kept_last(), read_by="at")
     rows = rows_of(*((f"k{n}", n, n % 3) for n in range(90)))
     _, receipt = member.answer(rows)
-    assert sum(count for _, _, count in receipt.read) == 90
-    assert {partition: sum(c for _, p, c in receipt.read if p == partition) for partition in range(3)} == {
+    assert sum(count for _, _, count in receipt.partition_rows) == 90
+    assert {partition: sum(c for _, p, c in receipt.partition_rows if p == partition) for partition in range(3)} == {
         0: 30,
         1: 30,
         2: 30,
     }
-    assert Member(tmp_path / "other", kept_last()).answer(rows)[1].read == ()
+    assert Member(tmp_path / "other", kept_last()).answer(rows)[1].partition_rows == ()
 
 
 @pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])

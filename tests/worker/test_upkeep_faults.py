@@ -173,7 +173,7 @@ def test_a_range_that_fails_is_got_again(upkept: Upkept, kind: str) -> None:
     assert len(receipt.errors) == 1
     assert receipt.errors[0].startswith("totals, key-group 1: ")
     assert {copy[1] for copy in receipt.copies} == {2, 3}
-    assert (STORE, 1) in receipt.gone
+    assert (STORE, 1) in receipt.missing
     assert [kg for _, kg, _, _ in receipt.unfinished] == [1]
     kept = progress(receipt)[0]
     assert kept == (snapshot(upkept).length if kind == "flipped" else 4 * RANGE)
@@ -344,7 +344,7 @@ def test_a_copy_that_is_given_up_while_it_follows_is_gone(tmp_path: Path, monkey
     file.write_bytes(data)
     upkept.place.seal(1, {1: {"k": 5}})
     receipt = run_upkeep(upkept.order(), "1")
-    assert ((STORE, 1) in receipt.gone, [copy[1] for copy in receipt.copies]) == (True, [2])
+    assert ((STORE, 1) in receipt.missing, [copy[1] for copy in receipt.copies]) == (True, [2])
     assert {*upkept.folder().key_groups(STORE)} == {2}
 
 

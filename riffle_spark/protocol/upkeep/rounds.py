@@ -144,7 +144,9 @@ class Rounds:
                 started = self._clock.seconds()
                 receipts = self._cluster.upkeep(self._cut(orders, bandwidth, period)) if orders else []
                 self.arrived.extend(receipts)
-                taken_addresses = {(store, key_group) for receipt in receipts for store, key_group, _ in receipt.taken}
+                taken_addresses = {
+                    (store, key_group) for receipt in receipts for store, key_group, _ in receipt.snapshots
+                }
                 self.setbacks.record_results(orders, receipts, self._clock.seconds())
                 orders = _unfinished(orders, receipts)
                 self._background.rest(self._rest_seconds(self._clock.seconds() - started))
@@ -186,7 +188,7 @@ def _without_taken(orders: Mapping[str, UpkeepOrder], taken_addresses: Set[Addre
         )
         for executor, order in orders.items()
     }
-    return {executor: order for executor, order in remaining.items() if order.asks}
+    return {executor: order for executor, order in remaining.items() if order.has_work}
 
 
 def _unfinished(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepReceipt]) -> dict[str, UpkeepOrder]:
@@ -214,5 +216,5 @@ def _unfinished(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepReceipt]
 
 def _made_progress(order: UpkeepOrder, receipt: UpkeepReceipt) -> bool:
     has_fetched = receipt.snapshot_bytes or receipt.delta_bytes
-    has_dropped = not {(drop.store, drop.key_group) for drop in order.drops}.isdisjoint(receipt.gone)
-    return bool(has_fetched or receipt.folds or receipt.restores or has_dropped or receipt.taken)
+    has_dropped = not {(drop.store, drop.key_group) for drop in order.drops}.isdisjoint(receipt.missing)
+    return bool(has_fetched or receipt.folds or receipt.restores or has_dropped or receipt.snapshots)

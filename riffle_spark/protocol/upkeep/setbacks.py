@@ -85,13 +85,13 @@ class Setbacks:
         """Return the orders without delayed work, and with open drops. Delayed snapshots were left out by ``ready``."""
         with self._lock:
             allowed = {executor: self._allowed(executor, order, clock_seconds) for executor, order in orders.items()}
-        return {executor: order for executor, order in allowed.items() if order.asks}
+        return {executor: order for executor, order in allowed.items() if order.has_work}
 
     def _allowed(self, executor: str, order: UpkeepOrder, clock_seconds: float) -> UpkeepOrder:
         drops = (*self._take_open_drops(executor, order), *order.drops)
         if self._executors.is_delayed(executor, clock_seconds) or self._overdue.is_delayed(executor, clock_seconds):
             self._open_drops[executor] = (order.epoch, order.member, drops)
-            return replace(order, drops=(), follows=(), snapshots=(), looks=False)
+            return replace(order, drops=(), follows=(), snapshots=(), measure=False)
         member = order.member or executor
         follows = tuple(
             follow
@@ -155,7 +155,7 @@ class Setbacks:
             elif address not in unfinished:
                 self._succeeded(_following(member, follow))
         failed_snapshots = set(receipt.failed_snapshots)
-        taken_addresses = {(store, key_group) for store, key_group, _ in receipt.taken}
+        taken_addresses = {(store, key_group) for store, key_group, _ in receipt.snapshots}
         for snapshot in order.snapshots:
             address = (snapshot.store, snapshot.key_group)
             if address in failed_snapshots:

@@ -139,9 +139,9 @@ class TakenSnapshots:
     def _call_ended(self, orders: Mapping[str, UpkeepOrder], receipts: Sequence[UpkeepReceipt]) -> None:
         with self._lock:
             self._running_calls -= 1
-            self._names |= {paths.snapshot(store, kg, s.id) for r in receipts for store, kg, s in r.taken}
+            self._names |= {paths.snapshot(store, kg, s.id) for r in receipts for store, kg, s in r.snapshots}
             ordered = sum(len(order.snapshots) for order in orders.values())
-            self.lost += max(0, ordered - sum(len(receipt.taken) + receipt.snapshots_left for receipt in receipts))
+            self.lost += max(0, ordered - sum(len(receipt.snapshots) + receipt.snapshots_left for receipt in receipts))
 
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """See ``Cluster.census``."""

@@ -274,7 +274,7 @@ class Upkeep:
                 follows=tuple(member_follows),
                 snapshots=tuple(snapshots.get(member, ())),
                 disk_limit=self._settings.local_disk_limit,
-                looks=member in measured,
+                measure=member in measured,
                 timeout_seconds=self._settings.upkeep_timeout,
             )
         return orders
@@ -297,7 +297,7 @@ class Upkeep:
     def _take_receipt(self, receipt: UpkeepReceipt, ownership: Ownership) -> None:
         # A snapshot of an earlier epoch may arrive late, when a scan may already delete it.
         self._taken += [
-            ((store, kg), snapshot) for store, kg, snapshot in receipt.taken if snapshot.epoch == self._epoch
+            ((store, kg), snapshot) for store, kg, snapshot in receipt.snapshots if snapshot.epoch == self._epoch
         ]
         ownership.record_folder(receipt.executor, receipt.member)
         living = ownership.membership.live.get(receipt.member)
@@ -306,7 +306,7 @@ class Upkeep:
             ownership.membership.record_usage(receipt.member, receipt.disk, (0, 0) if has_slots else receipt.memory)
             for store, key_group, version, attempt in receipt.copies:
                 ownership.copies.known.record_copy(receipt.member, (store, key_group), Head(version, attempt))
-            for address in receipt.gone:
+            for address in receipt.missing:
                 ownership.copies.known.remove(receipt.member, address)
         self._requests.update(receipt.requests)
         self._done.update(

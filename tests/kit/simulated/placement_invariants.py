@@ -52,7 +52,7 @@ def check_valid(world: World) -> None:
         wrong = violations(view, ownership.placement.present)
         assert wrong == (), f"I6: {wrong}"
         _check_standbys(world, view)
-        for layout in ownership.placement.layout.each:
+        for layout in ownership.placement.layout.all_groups:
             served = sorted(group for slot in layout.slots for group in slot.key_groups)
             assert served == list(range(world.settings.key_groups)), "I6: a key-group has no slot, or two"
 
