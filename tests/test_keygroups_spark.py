@@ -68,15 +68,15 @@ def keys() -> pa.Table:
     draw()
     return pa.table(
         {
-            f"a`{at} b": pa.array(column, kind)
-            for at, (kind, column) in enumerate(zip(KEY_TYPES, zip(*rows, strict=True), strict=True))
+            f"a`{index} b": pa.array(column, kind)
+            for index, (kind, column) in enumerate(zip(KEY_TYPES, zip(*rows, strict=True), strict=True))
         }
     )
 
 
 def in_spark(spark: SparkSession, table: pa.Table, expressions: list[str]) -> list[list[int]]:
     """Return what the JVM computes for each expression over the table's rows."""
-    named = [f"{text} as r{at}" for at, text in enumerate(expressions)]
+    named = [f"{text} as r{index}" for index, text in enumerate(expressions)]
     return [column.to_pylist() for column in spark.createDataFrame(table).selectExpr(*named).toArrow().columns]
 
 
@@ -85,8 +85,8 @@ def test_published_vectors_hold_in_spark(spark: SparkSession) -> None:
     vectors = [v for v in VECTORS if [int(part) for part in v.get("since_spark", "4.0").split(".")] <= VERSION]
     assert len(vectors) > 100
     hashes = ["xxhash64(" + ", ".join(column["sql"] for column in vector["columns"]) + ")" for vector in vectors]
-    asked = [f"{text} h{at}, pmod({text}, 128L) g{at}" for at, text in enumerate(hashes)]
-    answer = list(spark.sql("select " + ", ".join(asked)).collect()[0])
+    expressions_named = [f"{text} h{index}, pmod({text}, 128L) g{index}" for index, text in enumerate(hashes)]
+    answer = list(spark.sql("select " + ", ".join(expressions_named)).collect()[0])
     assert [str(value) for value in answer[0::2]] == [vector["xxhash64"] for vector in vectors]
     assert answer[1::2] == [vector["key_group_of_128"] for vector in vectors]
 
@@ -95,10 +95,12 @@ def test_hash_of_every_type_and_pair_of_types_is_sparks(spark: SparkSession, key
     """Keys of one or two columns of any types, nulls included, hash in Python as in Spark."""
     names = keys.column_names
     chosen = [(name,) for name in names] + list(itertools.pairwise([*names, names[0], *names[::3], *names[::-4]]))
-    quoted = ["xxhash64(" + ", ".join(f"`{n.replace('`', '``')}`" for n in some) + ")" for some in chosen]
-    for some, expected in zip(chosen, in_spark(spark, keys, quoted), strict=True):
-        found = key_hashes([keys.column(name) for name in some]).view(np.int64).tolist()
-        assert found == expected, [str(keys.schema.field(name).type) for name in some]
+    quoted = [
+        "xxhash64(" + ", ".join(f"`{n.replace('`', '``')}`" for n in names_chosen) + ")" for names_chosen in chosen
+    ]
+    for names_chosen, expected in zip(chosen, in_spark(spark, keys, quoted), strict=True):
+        hashes_computed = key_hashes([keys.column(name) for name in names_chosen]).view(np.int64).tolist()
+        assert hashes_computed == expected, [str(keys.schema.field(name).type) for name in names_chosen]
 
 
 @pytest.mark.parametrize("total", [1, 7, 128, 32_768])
@@ -106,7 +108,7 @@ def test_key_group_of_a_composite_key_is_sparks(spark: SparkSession, keys: pa.Ta
     """The SQL text that routes rows gives the key-groups that Python computes, for keys of many columns."""
     names = keys.column_names
     chosen = [names, names[::-1], names[::2], names[1:5]]
-    answers = in_spark(spark, keys, [spark_expression(some, total) for some in chosen])
+    answers = in_spark(spark, keys, [spark_expression(names_chosen, total) for names_chosen in chosen])
     for some, expected in zip(chosen, answers, strict=True):
         assert key_groups([keys.column(name) for name in some], total).tolist() == expected
 

@@ -56,11 +56,11 @@ def without(package: str, code: str) -> str:
     ],
 )
 @pytest.mark.parametrize("how", ["Settings({0}={1})", "Settings().but({0}={1})"], ids=["made", "changed"])
-def test_a_setting_that_needs_scipy_is_refused_where_it_is_made(setting: str, given: str, how: str) -> None:
+def test_a_setting_that_needs_scipy_is_refused_where_it_is_made(setting: str, value: str, requirement: str) -> None:
     """Also where it is changed while a query runs; else the query would end with its first assignment by it."""
-    call = how.format(setting, given)
-    said = without("scipy", "from riffle_spark.settings import Settings\n" + REFUSED.format(call=call))
-    where, problem, remedy = said.split("|")
+    call = requirement.format(setting, value)
+    message = without("scipy", "from riffle_spark.settings import Settings\n" + REFUSED.format(call=call))
+    where, problem, remedy = message.split("|")
     assert where == setting
     assert "needs scipy.optimize, which cannot be imported" in problem
     assert "pip install 'scipy>=1.11'" in remedy
@@ -117,8 +117,8 @@ def test_other_optional_packages_are_named_before_they_are_used(
     package: str, prepared: str, call: str, requirement: str
 ) -> None:
     """Keys are made and functions are planned before the first batch or row."""
-    said = without(package, prepared + "\n" + REFUSED.format(call=call))
-    assert f"pip install '{requirement}'" in said
+    message = without(package, prepared + "\n" + REFUSED.format(call=call))
+    assert f"pip install '{requirement}'" in message
 
 
 @pytest.mark.parametrize("package", ["scipy", "datasketches", "cryptography", "rich", "matplotlib", "pandas"])

@@ -171,10 +171,12 @@ UNKNOWN: list[Callable[[Path], object]] = [
 
 
 @pytest.mark.parametrize("read", UNKNOWN)
-def test_an_unknown_setting_is_refused_with_the_nearest_name(tmp_path: Path, read: Callable[[Path], object]) -> None:
+def test_an_unknown_setting_is_refused_with_the_nearest_name(
+    tmp_path: Path, read_settings: Callable[[Path], object]
+) -> None:
     """From each source."""
     with pytest.raises(ConfigError, match="RIFFLE-0480") as refused:
-        read(tmp_path)
+        read_settings(tmp_path)
     assert "'num_standbys'" in refused.value.remedy
 
 

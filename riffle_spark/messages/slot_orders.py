@@ -1,4 +1,7 @@
-"""What a driver tells the slots of one operator in one batch, and what they answer. Knows plain data only."""
+"""The messages of a batch: an order from the driver to the slots of an operator, and a receipt from each slot.
+
+Messages are JSON. Of our code, Spark pickles only names of functions.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,16 +15,34 @@ import pyarrow as pa
 
 from riffle_spark.batch_times import TimeMode, Times
 from riffle_spark.errors import UNREADABLE, ConflictError, RiffleError
-from riffle_spark.state.formats.arrow_schemas import packed, unpacked
+from riffle_spark.state.formats.arrow_schemas import schema_from_text, schema_to_text
 from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link
 from riffle_spark.state.objects.store import StoreOptions
 
 __all__ = [
-    "ATTEMPT", "HASH", "INITIAL", "KEY_GROUP", "LETTER", "RECEIPT", "SLOT", "USUAL_INITIAL", "Home", "LateRule",
-    "Order", "Part", "Receipt", "Watermark", "error_fields", "fields_of", "json_line", "letter_field", "reading",
-    "result_schema", "without_letters",
-]  # fmt: skip
+    "ATTEMPT",
+    "HASH",
+    "INITIAL",
+    "KEY_GROUP",
+    "LETTER",
+    "RECEIPT",
+    "SLOT",
+    "USUAL_INITIAL",
+    "Home",
+    "LateRule",
+    "Order",
+    "Part",
+    "Receipt",
+    "Watermark",
+    "error_fields",
+    "fields_of",
+    "json_line",
+    "letter_field",
+    "reading",
+    "result_schema",
+    "without_letters",
+]
 
 INITIAL = "__riffle_initial"
 SLOT = "__riffle_slot"
@@ -30,42 +51,40 @@ HASH = "__riffle_hash"
 ATTEMPT = "__riffle_attempt"
 RECEIPT = "__riffle_receipt"
 LETTER = "__riffle_letter"
-"""The last column of an output that has dead letters beside its rows: what is told of a row that the user's function
-fails on, and null in all others.
-"""
+"""The last column of an output with dead letters: a struct for a row that the user's function failed on, else null."""
 USUAL_INITIAL = "initial"
-"""The name of the initial state that comes with a store's first batch or not at all."""
+"""The name of the initial state that is loaded with a store's first batch."""
 _SCHEMAS = ("output", "rows", "initial")
-_unpacked = lru_cache(64)(unpacked)
+_unpacked = lru_cache(64)(schema_from_text)
 
 
 @contextmanager
 def reading(message: str) -> Iterator[None]:
-    """Raise ``ConflictError`` for a message that cannot be read: who wrote it is of another version."""
+    """Raise ``ConflictError`` for a message that cannot be read, because another version wrote it."""
     try:
         yield
     except UNREADABLE as error:
         raise ConflictError(
-            f"{message} between driver and executors cannot be read: {type(error).__name__}",
-            remedy="install one version of riffle-spark on the driver and all executors, then start the query "
-            "again: nothing was committed",
+            f"Cannot read {message} between driver and executors: {type(error).__name__}.",
+            remedy="Install the same version of riffle-spark on the driver and all executors, then restart the query. "
+            "Nothing was committed.",
             where="riffle_spark.messages",
             id="RIFFLE-0123",
         ) from error
 
 
 class Watermark(NamedTuple):
-    """The column that holds a row's event time, and by how many milliseconds rows may come later than the newest."""
+    """The event-time column, and the watermark delay in milliseconds."""
 
     column: str
     delay_ms: int
 
 
 class LateRule(NamedTuple):
-    """What is late by the watermark of the batch before: rows by the event time in a column of theirs, or whole keys,
-    as those of an aggregate, by a timestamp column of the key, such as the end of a window.
+    """Which rows or keys are late by the watermark of the batch before, and are dropped.
 
-    What is late is left out; ``Receipt.late_rows`` counts rows, or distinct keys.
+    Rows are late by an event-time column, keys by a timestamp column of the key, such as the end of a window.
+    ``Receipt.late_rows`` counts rows or distinct keys.
     """
 
     column: str
@@ -74,11 +93,10 @@ class LateRule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where state lives: the root and how to reach it, the local folder, and which executors the driver sees alive.
+    """Where state is stored: the root and its options, the local folder, and the executors that the driver sees alive.
 
-    ``log_id`` keeps copies of a root apart from those of one that was emptied and begun again. ``encryption_keys``
-    names where each process finds its keys, and ``key`` is that of new parts (``Keys.write_key``). Both are empty if
-    nothing is encrypted.
+    ``log_id`` separates the copies of a root from those of an earlier log on the same root. ``encryption_keys`` names
+    where each process finds its keys, ``key`` the key of new parts; both are empty without encryption.
     """
 
     root: str
@@ -91,38 +109,38 @@ class Home:
     key: str = ""
 
     def to_json(self) -> str:
-        """Return it as one line of JSON."""
+        """Return the location as one line of JSON."""
         return json_line({**fields_of(self), "live": sorted(self.live)})
 
     @classmethod
     def from_json(cls, text: str) -> "Home":
         """Return what ``to_json`` wrote."""
-        with reading("where state lives"):
+        with reading("the location of state"):
             body = json.loads(text)
             return cls(**{**body, "options": StoreOptions(**body["options"]), "live": frozenset(body["live"])})
 
 
 @dataclass(frozen=True)
 class Order:
-    """One operator's batch: what every slot needs to know, but for the computation. ``slots`` maps a slot's number to
-    its key-groups. ``schema`` is the store's as the log keeps it, ``key`` names its columns; rows go by those that
-    ``routed_by`` names, or else by all of these.
+    """One operator's batch: everything that its slots need, except the computation.
 
-    ``entries`` come cut to their last links, which is all that an owner needs; a slot that needs more reads the log's
-    record ``sequence`` itself. So an order stays small however long the chains are. ``newest``: the driver has just
-    seen that nobody committed after its base, so a copy that is beyond it is of a line that was given up, and is
-    restored. ``standbys`` names, by key-group, members with a copy that could take over at once: a slot that finds none
-    where it runs stops. ``followed_by`` names all that will read a key-group's deltas, so that what one member reads
-    can lie together. A store that is not ``durable`` has no objects: what this member has not, is empty.
-    ``read_by`` is the column by whose numbers rows are counted, to know where they came from. ``by_key``: a row's
-    key-group is its key's hash; else it stands for the row's partition.
+    ``slots`` maps a slot's number to its key-groups. ``schema`` is the store's as the log stores it, ``key`` names its
+    columns. Rows are routed by the columns ``routed_by``, or by all key columns. With ``by_key`` a row's key-group is
+    the hash of its key, otherwise it stands for the row's partition.
 
-    Where there is a ``watermark``, rows whose event time is not after ``late_watermark_ms`` are late and left out, and
-    the newest time is told; where there is a rule ``late``, what it says is left out. ``whole``: the computation gets
-    all keys of the slot's key-groups, not only those of rows; ``keyless``: the one key 0, with rows or without. Timers
-    of event time are due by ``watermark_ms``; those due by ``last_pass_ms`` too, after all others, where no batch may
-    follow this one. Timers of processing time are due by ``time_ms``. Where there is ``initial``, rows have one more
-    column: of these columns in rows of initial state, which have only their keys else, and null in others.
+    ``entries`` are cut to their last links, which are enough for owners. A slot that needs more reads record
+    ``sequence`` of the log. So an order stays small however long the chains are. ``newest``: the driver has just seen
+    that its base is the newest record, so a copy beyond it belongs to an abandoned attempt and is restored.
+    ``standbys`` names, by key-group, members with a copy that could take over at once: a slot without a copy stops.
+    ``followed_by`` names all members that will read a key-group's deltas, so that their parts are stored next to each
+    other. A store that is not ``durable`` has no objects: its state is empty wherever there is no copy. ``read_by`` is
+    the column with the partition number that rows are counted by.
+
+    Rows whose event time is not after ``late_watermark_ms`` are late and dropped, by ``watermark`` or by the rule
+    ``late``. With ``whole`` the computation gets all keys of the slot's key-groups, not only those with rows; with
+    ``keyless`` it gets the one key 0. Timers of event time are due by ``watermark_ms``, and in the last batch also by
+    ``last_pass_ms``. Timers of processing time are due by ``time_ms``. With ``initial``, rows have one more column: the
+    columns of the initial state, null for other rows.
     """
 
     home: Home
@@ -166,21 +184,22 @@ class Order:
 
     @property
     def late_rule(self) -> LateRule | None:
-        """What is late, if anything can be: as it is told, or rows by the column that the watermark is made of."""
+        """The rule of late rows: ``late``, or by the watermark's own column."""
         return self.late or (LateRule(self.watermark.column) if self.watermark else None)
 
     @property
     def times(self) -> Times:
-        """The batch's times, as far as anything goes by them."""
+        """The batch's times."""
         return Times(self.time_mode, self.time_ms, self.watermark_ms, self.last_pass_ms, self.late_watermark_ms)
 
     def to_json(self) -> str:
-        """Return the order as lines of JSON: what all slots are told, then the entries of each slot."""
+        """Return the order as lines of JSON: the common fields, then the entries of each slot."""
         body = fields_of(self)
         body["home"] = self.home.to_json()
         body["slots"] = list(self.slots.items())
-        body["standbys"], body["followed_by"] = _grouped(self.standbys), _grouped(self.followed_by)
-        body.update({name: packed(body[name]) for name in _SCHEMAS if body[name] is not None})
+        body["standbys"] = _grouped(self.standbys)
+        body["followed_by"] = _grouped(self.followed_by)
+        body.update({name: schema_to_text(body[name]) for name in _SCHEMAS if body[name] is not None})
         parts = self._entries_by_slot()
         body["entries"] = list(parts)
         return "\n".join([json_line(body), *(json_line(entries_to_json(part)) for part in parts.values())])
@@ -202,9 +221,9 @@ class Order:
     def _read(cls, text: str, slot: int | None) -> "Order":
         first, *lines = text.split("\n")
         body = json.loads(first)
-        wanted = [line for of, line in zip(body["entries"], lines, strict=True) if slot is None or of == slot]
-        read = [entries_from_json(json.loads(line)) for line in wanted]
-        body["entries"] = {key_group: entry for part in read for (_, key_group), entry in part.items()}
+        slot_lines = [line for n, line in zip(body["entries"], lines, strict=True) if slot is None or n == slot]
+        parts = [entries_from_json(json.loads(line)) for line in slot_lines]
+        body["entries"] = {key_group: entry for part in parts for (_, key_group), entry in part.items()}
         body["home"] = Home.from_json(body["home"])
         body["watermark"] = body["watermark"] and Watermark(*body["watermark"])
         body["late"] = body["late"] and LateRule(*body["late"])
@@ -226,18 +245,18 @@ def _grouped(by_key_group: Mapping[int, tuple[str, ...]]) -> list[tuple[tuple[st
 
 
 def json_line(body: object) -> str:
-    """Return a message, or its body, as one line of JSON, as every message is written."""
+    """Return a message or its body as one line of JSON."""
     return json.dumps(body, default=fields_of, separators=(",", ":"))
 
 
 def fields_of(message: Any) -> dict[str, object]:
-    """Return the fields of a dataclass by name, as they are: ``dataclasses.asdict`` copies all that is in them."""
-    names = [one.name for one in fields(message)]
+    """Return the fields of a dataclass by name, without the deep copies of ``dataclasses.asdict``."""
+    names = [item.name for item in fields(message)]
     return dict(zip(names, attrgetter(*names)(message), strict=True))
 
 
 class Part(NamedTuple):
-    """One key-group's part of the delta an attempt sealed, and when its earliest timer is due after it (ms)."""
+    """One key-group's part of a sealed delta, and the time of its earliest timer afterwards (ms)."""
 
     key_group: int
     start: int
@@ -249,16 +268,15 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What one attempt of one slot did. Seconds are of a monotonic clock, bytes as sent to or got from the store.
+    """What one attempt of one slot did. Seconds are of a monotonic clock, bytes as sent to or received from the store.
 
-    ``rows`` counts all that it received, ``late_rows`` those that it left out, or keys (``LateRule``). ``timers_fired``
-    and ``expired`` count timers and elements of state whose time had come, ``event_time_max_ms`` is the newest event
-    time of all rows. ``dead_rows`` are dead letters, which are no ``output_rows``; ``dead_told`` what one of these
-    raised. ``missing`` are key-groups it found no copy of where a standby has one; ``read`` are (key-group, number
-    of the partition, rows) where the order asked to count. ``received`` are key-groups and how many rows each got,
-    ``busy`` those whose own time in the user's code was measured, in microseconds: a column each. ``disk`` is the share
-    of the member's disk that is in use, and the disk's bytes; ``memory`` what the Python worker took in the end, and
-    what was left besides, in bytes.
+    ``rows`` counts all rows received, ``late_rows`` those dropped, or keys (``LateRule``). ``timers_fired`` and
+    ``expired`` count timers and elements of state that were due. ``event_time_max_ms`` is the newest event time of all
+    rows. ``dead_rows`` counts dead letters, which are not in ``output_rows``; ``dead_example`` is the error of one.
+    ``missing`` are key-groups without a copy here that a standby has. ``partition_rows`` are (key-group, partition
+    number, rows). ``received`` are the columns key-group and rows; ``user_times`` the columns key-group and
+    microseconds in the user's code, if measured. ``disk`` is the used share and size in bytes of the member's disk,
+    ``memory`` the bytes used by the Python worker and the bytes free. ``error`` is as in ``error_fields``.
     """
 
     store: str
@@ -275,7 +293,7 @@ class Receipt:
     expired: int = 0
     event_time_max_ms: int | None = None
     dead_rows: int = 0
-    dead_told: str | None = None
+    dead_example: str | None = None
     parts: tuple[Part, ...] = ()
     output: Part | None = None
     sealed_bytes: int = 0
@@ -287,9 +305,9 @@ class Receipt:
     fetched_bytes: int = 0
     fetched_snapshot_bytes: int = 0
     missing: tuple[int, ...] = ()
-    read: tuple[tuple[int, int, int], ...] = ()
+    partition_rows: tuple[tuple[int, int, int], ...] = ()
     received: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    busy: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    user_times: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     input_bytes: int = 0
     disk: tuple[float, int] = (0.0, 0)
     memory: tuple[int, int] = (0, 0)
@@ -315,31 +333,32 @@ class Receipt:
             body["output"] = Part(*body["output"]) if body["output"] else None
             body["error"] = tuple(body["error"]) if body["error"] else None
             body.update({name: tuple(body[name]) for name in ("missing", "disk", "memory")})
-            body.update({name: tuple(map(tuple, body[name])) for name in ("read", "received", "busy")})
+            body.update({name: tuple(map(tuple, body[name])) for name in ("partition_rows", "received", "user_times")})
             return cls(**body)
 
 
 def error_fields(error: RiffleError) -> tuple[str, str, str, str, str]:
-    """Return an error as a receipt carries it: as the class of ``riffle_spark.errors`` that says who must act. What a
-    module, or a user, made of that class need not be known to the driver.
+    """Return an error's class, problem, remedy, place and id for a receipt.
+
+    The class is the nearest one in ``riffle_spark.errors``, because the driver may not know a user's subclass.
     """
     public = next(kind for kind in type(error).__mro__ if kind.__module__ == RiffleError.__module__)
     return public.__name__, error.problem, error.remedy, error.where, error.id
 
 
 def letter_field(rows: Iterable[pa.Field]) -> pa.Field:
-    """Return the column of dead letters of rows that have these columns."""
+    """Return the dead-letter column for rows with these columns."""
     row = pa.struct([field.with_nullable(True) for field in rows])
-    told = [pa.field(name, pa.string()) for name in ("error", "message", "traceback", "store")]
-    return pa.field(LETTER, pa.struct([*told, pa.field("key_group", pa.int32()), pa.field("row", row)]))
+    texts = [pa.field(name, pa.string()) for name in ("error", "message", "traceback", "store")]
+    return pa.field(LETTER, pa.struct([*texts, pa.field("key_group", pa.int32()), pa.field("row", row)]))
 
 
 def without_letters(output: pa.Schema) -> pa.Schema:
-    """Return the columns of an output's own rows."""
+    """Return an output's columns without the dead-letter column."""
     return output.remove(output.get_field_index(LETTER)) if LETTER in output.names else output
 
 
 def result_schema(output: pa.Schema) -> pa.Schema:
-    """Return the schema of what a slot returns: attempt, receipt (in one row only), then the output columns."""
+    """Return the schema of a slot's result: attempt, receipt (in one row only), then the output columns."""
     nullable = [pa.field(f.name, f.type, nullable=True) for f in output]
     return pa.schema([pa.field(ATTEMPT, pa.string()), pa.field(RECEIPT, pa.string()), *nullable])

@@ -1,4 +1,4 @@
-"""What executors are asked beside the batches, and what they answer: censuses and upkeep. Plain data."""
+"""The messages beside the batches: censuses, and orders and receipts of upkeep."""
 
 import json
 from collections.abc import Mapping
@@ -8,15 +8,23 @@ from riffle_spark.messages.slot_orders import Home, fields_of, json_line, readin
 from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
 from riffle_spark.state.log.manifest import Entry, Head, Snapshot
 
-__all__ = ["Census", "CensusOrder", "Drop", "Follow", "SnapshotOrder", "UpkeepOrder", "UpkeepReceipt", "given_up"]
+__all__ = [
+    "Census",
+    "CensusOrder",
+    "Drop",
+    "Follow",
+    "SnapshotOrder",
+    "UpkeepOrder",
+    "UpkeepReceipt",
+    "overdue_receipt",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """One copy to bring to its entry's head: it folds what it lacks, or is fetched whole.
+    """One copy to bring to its entry's head. It folds the links it lacks, or is fetched as a whole.
 
-    The entry is cut at the head where the driver takes the copy to be, or whole. A copy that turns out to be elsewhere
-    takes what the log's record says.
+    The entry is cut at the head that the copy was reported at, or whole. A copy at another head uses the log's record.
     """
 
     store: str
@@ -26,7 +34,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """One copy to remove, if it still is where it was seen: ``head`` is ``None`` for any."""
+    """One copy to remove, if it is still at ``head``; ``None`` for any head."""
 
     store: str
     key_group: int
@@ -35,7 +43,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOrder:
-    """One key-group of one store to snapshot, at its entry's head or, if its copy is already further on, there."""
+    """One key-group of one store to snapshot, at its entry's head or at the newer head of its copy."""
 
     store: str
     key_group: int
@@ -44,14 +52,14 @@ class SnapshotOrder:
 
 @dataclass(frozen=True)
 class UpkeepOrder:
-    """What one executor is to do in one piece, most urgent first: drops, follows, snapshots.
+    """The upkeep of one executor in one piece, most urgent first: drops, follows, snapshots.
 
-    ``member`` is the folder that is meant (empty: whichever the executor has). The piece begins nothing new after
-    ``seconds``, fetches at most ``fetch_bytes`` (``None``: any number) and goes on with a half-fetched snapshot where
-    the piece before stopped. No copy is begun while the disk is fuller than ``disk_limit``. ``sequence`` is the record
-    that the entries are of, ``schemas`` are the stores' as the log keeps them. ``wipe`` removes all copies and files of
-    the member before anything else; ``looks``: how full its disk is, is asked for where there is nothing else to do. A
-    piece that has not ended ``timeout_seconds`` after its ``seconds`` is given up.
+    ``member`` is the folder (empty: any that the executor has). The piece starts nothing new after ``seconds`` and
+    fetches at most ``fetch_bytes`` (``None``: no limit). It continues a half-fetched snapshot where the last piece
+    stopped. No copy is started while the disk's used share is above ``disk_limit``. ``sequence`` is the record of the
+    entries, ``schemas`` are those of the stores in the log. ``wipe`` first removes all copies and files of the member.
+    ``measure`` only measures the disk. A piece that has not ended ``timeout_seconds`` after its ``seconds`` is given
+    up.
     """
 
     home: Home
@@ -66,20 +74,20 @@ class UpkeepOrder:
     fetch_bytes: int | None = None
     disk_limit: float = 1.0
     wipe: bool = False
-    looks: bool = False
+    measure: bool = False
     timeout_seconds: float = 60.0
 
     @property
-    def asks(self) -> bool:
+    def has_work(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self.drops or self.follows or self.snapshots or self.wipe or self.looks)
+        return bool(self.drops or self.follows or self.snapshots or self.wipe or self.measure)
 
     def to_json(self) -> str:
-        """Return the order as one line of JSON: entries by their place among follows and snapshots."""
+        """Return the order as one line of JSON, with the entries of follows and snapshots in order."""
         body = fields_of(self)
         pieces: tuple[Follow | SnapshotOrder, ...] = (*self.follows, *self.snapshots)
         body["home"] = self.home.to_json()
-        body["entries"] = entries_to_json({("", at): piece.entry for at, piece in enumerate(pieces)})
+        body["entries"] = entries_to_json({("", n): piece.entry for n, piece in enumerate(pieces)})
         body["drops"] = [(drop.store, drop.key_group, drop.head) for drop in self.drops]
         body["follows"] = [(follow.store, follow.key_group) for follow in self.follows]
         body["snapshots"] = [(due.store, due.key_group) for due in self.snapshots]
@@ -88,40 +96,39 @@ class UpkeepOrder:
     @classmethod
     def from_json(cls, text: str) -> "UpkeepOrder":
         """Return the order that ``to_json`` wrote."""
-        with reading("an order of upkeep"):
+        with reading("an upkeep order"):
             body = json.loads(text)
-            asked = list(entries_from_json(body.pop("entries")).values())
+            entries = list(entries_from_json(body.pop("entries")).values())
             body["home"] = Home.from_json(body["home"])
             body["drops"] = tuple(Drop(store, kg, head and Head(*head)) for store, kg, head in body["drops"])
             count = len(body["follows"])
             body["follows"] = tuple(
-                Follow(store, kg, entry) for (store, kg), entry in zip(body["follows"], asked[:count], strict=True)
+                Follow(store, kg, entry) for (store, kg), entry in zip(body["follows"], entries[:count], strict=True)
             )
-            due = zip(body["snapshots"], asked[count:], strict=True)
+            due = zip(body["snapshots"], entries[count:], strict=True)
             body["snapshots"] = tuple(SnapshotOrder(store, kg, entry) for (store, kg), entry in due)
             return cls(**body)
 
 
 @dataclass(frozen=True, slots=True)
 class UpkeepReceipt:
-    """What one piece did. ``copies`` are (store, key-group, version, attempt) of copies that are now at that head,
-    ``gone`` those that are not there (any more), ``damaged`` those of them that went because a file of theirs was not
-    whole, ``unfinished`` (store, key-group, bytes fetched, bytes to fetch) of those it did not come to the end of or
-    did not come to; ``taken`` are snapshots put. ``failed`` are those of the unfinished that something is wrong with or
-    that may not be begun, ``failed_snapshots`` those that could not be taken; of drops and snapshots it did not come to
-    the last ``drops_left`` and ``snapshots_left``. ``ran``: it came to its work; else ``errors`` say what kept it from
-    its folder, or it is ``overdue``: it did not end in its time, and what became of it is not known. ``disk`` is the
-    share of the disk that is in use in the end, and the disk's bytes; none where it was not looked at; ``memory`` as in
-    a slot's receipt.
+    """What one piece did.
+
+    ``copies`` are (store, key-group, version, attempt) of copies that are now at that head. ``missing`` are copies that
+    do not exist; ``damaged`` are those of them that were removed because a file was damaged. ``unfinished`` are (store,
+    key-group, bytes fetched, bytes to fetch); ``failed`` are those of them that had an error or must not be started.
+    ``snapshots`` were written, ``failed_snapshots`` failed. The last ``drops_left`` drops and ``snapshots_left``
+    snapshots were not started. If the piece did not run (``ran``), ``errors`` explain why, or it is ``overdue`` and its
+    outcome is unknown. ``disk`` and ``memory`` are as in a slot's receipt.
     """
 
     executor: str
     member: str = ""
     copies: tuple[tuple[str, int, int, str], ...] = ()
-    gone: tuple[tuple[str, int], ...] = ()
+    missing: tuple[tuple[str, int], ...] = ()
     damaged: tuple[tuple[str, int], ...] = ()
     unfinished: tuple[tuple[str, int, int, int], ...] = ()
-    taken: tuple[tuple[str, int, Snapshot], ...] = ()
+    snapshots: tuple[tuple[str, int, Snapshot], ...] = ()
     failed: tuple[tuple[str, int], ...] = ()
     failed_snapshots: tuple[tuple[str, int], ...] = ()
     ran: bool = True
@@ -145,30 +152,32 @@ class UpkeepReceipt:
     @classmethod
     def from_json(cls, text: str) -> "UpkeepReceipt":
         """Return the receipt that ``to_json`` wrote."""
-        with reading("a receipt of upkeep"):
+        with reading("an upkeep receipt"):
             body = json.loads(text)
-            for name in ("copies", "gone", "damaged", "unfinished", "failed", "failed_snapshots"):
+            for name in ("copies", "missing", "damaged", "unfinished", "failed", "failed_snapshots"):
                 body[name] = tuple(map(tuple, body[name]))
-            taken = ((store, kg, Snapshot(snap[0], Head(*snap[1]), *snap[2:])) for store, kg, snap in body["taken"])
+            snapshots = (
+                (store, kg, Snapshot(snap[0], Head(*snap[1]), *snap[2:])) for store, kg, snap in body["snapshots"]
+            )
             body.update({name: tuple(body[name]) for name in ("errors", "disk", "memory")})
-            return cls(**{**body, "taken": tuple(taken)})
+            return cls(**{**body, "snapshots": tuple(snapshots)})
 
 
-def given_up(executor: str, seconds: float) -> UpkeepReceipt:
-    """Return what stands for the receipt of a piece that had not ended after so many seconds."""
-    trouble = (
-        f"a piece of upkeep had not ended after {seconds:g} s and was given up\n"
-        "  What to do: look at that executor's disk and processes; if they are merely slow, raise `upkeep_timeout`"
+def overdue_receipt(executor: str, seconds: float) -> UpkeepReceipt:
+    """Return the receipt of a piece that had not ended after ``seconds``."""
+    warning = (
+        f"[RIFFLE-0787] A piece of upkeep had not ended after {seconds:g} s and was given up.\n"
+        "  What to do: Check the disk and processes of that executor. If they are slow, raise `upkeep_timeout`."
     )
-    return UpkeepReceipt(executor, errors=(trouble,), ran=False, overdue=True)
+    return UpkeepReceipt(executor, errors=(warning,), ran=False, overdue=True)
 
 
 @dataclass(frozen=True)
 class CensusOrder:
-    """How to take a census of an executor.
+    """A request for an executor's census.
 
-    Folders of dead executors that were unused for ``folder_cleanup_seconds`` are removed. The driver stops waiting for
-    an answer after ``timeout_seconds``.
+    Folders of dead executors that were unused for ``folder_cleanup_seconds`` are removed. The driver waits for an
+    answer for at most ``timeout_seconds``.
     """
 
     home: Home
@@ -183,18 +192,18 @@ class CensusOrder:
     @classmethod
     def from_json(cls, text: str) -> "CensusOrder":
         """Return the order that ``to_json`` wrote."""
-        with reading("an order of a census"):
+        with reading("a request for a census"):
             body = json.loads(text)
             return cls(**{**body, "home": Home.from_json(body["home"])})
 
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """What one executor found. ``member`` is the name of its folder, ``copies`` are (store, key-group, version,
-    attempt) of every copy that can be used, ``sealed`` the attempts whose deltas lie there as files.
+    """An executor's report of its folder.
 
-    ``rack`` and ``tags`` are what the executor's environment says, before any setting.
-    ``disk`` is the share of its disk that is in use, and the disk's bytes; ``memory`` as in a slot's receipt.
+    ``member`` is the name of the folder. ``copies`` are (store, key-group, version, attempt) of every usable copy,
+    ``sealed`` the attempts whose deltas it has as files. ``rack`` and ``tags`` are from the executor's environment.
+    ``disk`` and ``memory`` are as in a slot's receipt.
     """
 
     executor: str

@@ -1,8 +1,8 @@
-"""Columns by the names that users give, as Spark finds them. Knows schemas. Does not know frames or operators.
+"""Resolve the column names of users as Spark does.
 
-Spark takes upper and lower case for the same unless ``spark.sql.caseSensitive``, and ``s.x`` for field x of column s. A
-name that is a column's as it stands, dots and all, is that column here. Two columns of one name are two to Spark;
-inside, where all go by names, each of them has one of its own.
+1. Upper and lower case are the same unless ``spark.sql.caseSensitive`` is set.
+2. ``s.x`` is field x of column s, unless a column has that whole name.
+3. Spark allows several columns of one name. Inside, each gets a unique name.
 """
 
 import re
@@ -13,22 +13,22 @@ import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["Column", "Input", "check_fields", "column_of", "found_column", "input_of", "is_same_name", "source_of"]
+__all__ = ["Column", "Input", "check_fields", "column_of", "find_column", "input_of", "is_same_name", "source_of"]
 
 _PARTS = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 
 
 class Column(NamedTuple):
-    """A column that an operator asks for: its name inside, and where it is: a column, or fields below one."""
+    """A column of an operator: its inner name, and its path: a column, or fields below one."""
 
     name: str
     path: tuple[str, ...]
 
 
 class Input(NamedTuple):
-    """The columns of an input, each under a name of its own, with its fields that are columns for an operator.
+    """The columns of an input under unique names, and the struct fields that an operator uses as columns.
 
-    ``shown`` are the names inside of the input's own columns, each with the one that it came under.
+    ``shown`` maps the inner name of each column to its name in the input.
     """
 
     rows: pa.Schema
@@ -37,24 +37,20 @@ class Input(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Tell whether all columns are the input's, under their names."""
-        return not self.fields and all(name == given for name, given in self.shown.items())
+        """Return whether all columns are those of the input, under their names."""
+        return not self.fields and all(inner == name for inner, name in self.shown.items())
 
     def with_fields(self, columns: Sequence[Column]) -> "Input":
-        """Return the input with more columns: those that are fields of others. Raises ``ConfigError`` for two of one
-        name.
-        """
+        """Return the input with those of ``columns`` that are struct fields. Raises ``ConfigError`` for equal names."""
         added = [column for column in dict.fromkeys(columns) if column.path[1:] and column not in self.fields]
         check_fields([*self.fields, *added])
         kinds = [pa.field(column.name, _type_of(self.rows, column.path)) for column in added]
         return Input(pa.schema([*self.rows, *kinds]), self.shown, (*self.fields, *added))
 
 
-def is_same_name(one: str, other: str, *, case_sensitive: bool) -> bool:
-    """Tell whether Spark takes two names for the same: unless case counts, it compares them in lower case (``ß`` is not
-    ``SS``), as Python does.
-    """
-    return one == other or (not case_sensitive and one.lower() == other.lower())
+def is_same_name(first: str, second: str, *, case_sensitive: bool) -> bool:
+    """Return whether two names are the same to Spark, which compares them in lower case (``ß`` is not ``SS``)."""
+    return first == second or (not case_sensitive and first.lower() == second.lower())
 
 
 def check_fields(columns: Collection[Column]) -> None:
@@ -63,65 +59,66 @@ def check_fields(columns: Collection[Column]) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(
-            f"two fields of columns would be the column {twice!r}",
-            remedy="give one of them a name of its own before the query: withColumn(...)",
+            f"Two struct fields would both be the column {twice!r}.",
+            remedy="Rename one of them before the query: withColumn(...).",
             where=twice,
             id="RIFFLE-0228",
         )
 
 
 def input_of(rows: pa.Schema) -> Input:
-    """Return the columns of a schema; those of one name are numbered inside."""
+    """Return the columns of a schema. Columns of equal names get numbered inner names."""
     names: list[str] = []
-    for at, name in enumerate(rows.names):
-        inside = name if rows.names.count(name) == 1 else f"{name} ({at})"
-        while inside in names or (inside != name and inside in rows.names):
-            inside += "'"
-        names.append(inside)
+    for number, name in enumerate(rows.names):
+        inner = name if rows.names.count(name) == 1 else f"{name} ({number})"
+        while inner in names or (inner != name and inner in rows.names):
+            inner += "'"
+        names.append(inner)
     fields = [field.with_name(name) for field, name in zip(rows, names, strict=True)]
     return Input(pa.schema(fields), dict(zip(names, rows.names, strict=True)))
 
 
 def column_of(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = False) -> Column:
     """Return the column of this name. Raises ``ConfigError`` if there is none, or more than one."""
-    found = found_column(name, rows, where, case_sensitive=case_sensitive)
-    if found is None:
+    column = find_column(name, rows, where, case_sensitive=case_sensitive)
+    if column is None:
         raise ConfigError(
-            f"there is no column {name!r} in the input",
-            remedy=f"use one of {', '.join(rows.names)}",
+            f"The input has no column {name!r}.",
+            remedy=f"Use one of {', '.join(rows.names)}.",
             where=where,
             id="RIFFLE-0229",
         )
-    return found
+    return column
 
 
-def found_column(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = False) -> Column | None:
+def find_column(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = False) -> Column | None:
     """Return the column of this name, if there is one. Raises ``ConfigError`` if there is more than one."""
-    found = _found(name, rows, where, case_sensitive=case_sensitive)
-    if found is not None and found.path[1:] and found.name in rows.names:
+    column = _resolve(name, rows, where, case_sensitive=case_sensitive)
+    if column is not None and column.path[1:] and column.name in rows.names:
         raise ConfigError(
-            f"{name!r} would be column {found.name!r}, and the input has another of that name",
-            remedy=f'give the field a name of its own: withColumn("...", col("{name}"))',
+            f"{name!r} would be column {column.name!r}, but the input has another column of that name.",
+            remedy=f'Rename the field: withColumn("...", col("{name}")).',
             where=where,
             id="RIFFLE-0230",
         )
-    return found
+    return column
 
 
 def source_of(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = False) -> Column | None:
-    """Return the column of this name, if there is one, under a name inside that no column has: for one that is read
-    and never shown. Raises ``ConfigError`` if there is more than one.
+    """Return the column of this name, if there is one, under an inner name that no column has.
+
+    It is read but not shown to the user. Raises ``ConfigError`` if there is more than one.
     """
-    found = _found(name, rows, where, case_sensitive=case_sensitive)
-    if found is None or not found.path[1:]:
-        return found
-    inside = ".".join(found.path)
-    while inside in rows.names:
-        inside += "'"
-    return Column(inside, found.path)
+    column = _resolve(name, rows, where, case_sensitive=case_sensitive)
+    if column is None or not column.path[1:]:
+        return column
+    inner = ".".join(column.path)
+    while inner in rows.names:
+        inner += "'"
+    return Column(inner, column.path)
 
 
-def _found(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool) -> Column | None:
+def _resolve(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool) -> Column | None:
     whole = _match(name, rows.names, name, where, case_sensitive=case_sensitive)
     if whole is not None:
         return Column(whole, (whole,))
@@ -138,23 +135,23 @@ def _found(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool) -> C
 
 
 def _parts(name: str) -> list[str]:
-    """Return the parts of a name between dots; what stands in backticks is one part. Nothing for what is no name."""
+    """Return the parts of a name between dots; text in backticks is one part. An invalid name has none."""
     parts = [quoted.replace("``", "`") or plain for quoted, plain in _PARTS.findall(name)]
-    told = ".".join(text for text in (match.group() for match in _PARTS.finditer(name)))
-    return parts if told == name else []
+    is_whole_name = ".".join(match.group() for match in _PARTS.finditer(name)) == name
+    return parts if is_whole_name else []
 
 
 def _match(part: str, names: Sequence[str], name: str, where: str, *, case_sensitive: bool) -> str | None:
-    """Return which of these names is meant. Raises ``ConfigError`` if several are."""
-    found = [one for one in names if is_same_name(one, part, case_sensitive=case_sensitive)]
-    if len(found) > 1:
+    """Return which of ``names`` is the same to Spark. Raises ``ConfigError`` if several are."""
+    matches = [candidate for candidate in names if is_same_name(candidate, part, case_sensitive=case_sensitive)]
+    if len(matches) > 1:
         raise ConfigError(
-            f"column {name!r} may be any of {', '.join(found)}",
-            remedy="rename or drop all but one of them before the query",
+            f"The column {name!r} is ambiguous: {', '.join(matches)}.",
+            remedy="Rename or drop all but one of them before the query.",
             where=where,
             id="RIFFLE-0231",
         )
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 def _type_of(rows: pa.Schema, path: Sequence[str]) -> pa.DataType:

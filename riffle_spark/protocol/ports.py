@@ -1,6 +1,6 @@
-"""The seams of the protocol: what it is told, and what it asks of a cluster. Knows plain data. Does not know Spark.
+"""The interfaces between the protocol and its environment: batches, executors, clock and background work.
 
-A real query implements them in ``spark/``; a simulated one in a test. Nothing here waits, sleeps or reads a clock.
+``spark`` implements them on PySpark, tests implement them as simulations.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,14 +35,14 @@ __all__ = [
 WatermarkPolicy: TypeAlias = Literal["min", "max"]
 WatermarkSource: TypeAlias = Literal["rows", "spark"]
 Lock: TypeAlias = AbstractContextManager[object]
-"""Lets one thread in at a time; is entered again and again, never by a thread that is inside."""
+"""A lock that is not reentrant and can be used many times."""
 RacksOf = Callable[[Sequence[tuple[str, str, "str | None"]]], Mapping[str, "str | None"]]
-"""From (member, host, rack by its own account) of each to the rack of each member."""
+"""Returns the rack of each member, given (member, host, reported rack) of each."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Executor:
-    """One live executor: Spark's id, its host, and how many tasks it runs at once, which is named ``cores``."""
+    """One live executor: Spark's id, its host, and how many tasks it runs at once (``cores``)."""
 
     id: str
     host: str
@@ -51,18 +51,15 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class IncomingBatch:
-    """What Spark hands over with a micro-batch.
+    """One micro-batch as Spark passes it to the driver. Times are milliseconds since the epoch.
 
-    ``offsets`` is Spark's offset-log entry as text, ``input_digest`` a digest of the rows where that log cannot be
-    read. ``run_id`` changes when a query is started again. Times are milliseconds since the epoch; ``watermark_ms`` is
-    Spark's own. ``available_now``: the query ends with what is there, so that no batch may follow; ``last_pass_ms`` is
-    then the watermark that this batch's own rows make, which the driver finds out. ``watermark_policy`` says which of
-    several operators' watermarks is the query's: the least or the greatest.
-
-    ``offsets_before`` is the log's entry of the batch before, which the first batch of a run brings where there is one.
-
-    ``watermark_source`` says whose watermark counts: the one that our operators make of their ``rows``, or
-    ``watermark_ms``, Spark's. By Spark's, what is due is so in the batch that has it, and late in the batch after it.
+    ``offsets`` is the entry of Spark's offset log as text, ``offsets_before`` the one of the batch before, if this is
+    the first batch of a run. ``input_digest`` is a digest of the rows if the offset log cannot be read. ``run_id``
+    changes with each start of the query. ``watermark_ms`` is Spark's watermark. With ``available_now`` the query ends
+    with the available rows; ``last_pass_ms`` is then the watermark of this batch's own rows, computed by the driver.
+    ``watermark_policy`` chooses the minimum or maximum of several operators' watermarks. ``watermark_source`` is
+    ``rows`` if our operators compute the watermark, ``spark`` if ``watermark_ms`` counts. Keys are then due by this
+    batch's watermark, and rows late by the watermark of the batch before.
     """
 
     version: int
@@ -93,26 +90,26 @@ class SlotPlace:
 class SlotLayout:
     """The slots of one assignment, in the order of their partitions.
 
-    ``shards`` says what their key-groups stand for where dispatch is by partition; ``None``: parts of the key space.
-    ``apart`` are the layouts of the stores that are in other co-location groups.
+    ``shards`` are the partitions of key-groups with dispatch by partition, else ``None``. ``other_groups`` are the
+    layouts of the stores in other co-location groups.
     """
 
     slots: tuple[SlotPlace, ...]
     shards: Shards | None = None
-    apart: "tuple[tuple[tuple[str, ...], SlotLayout], ...]" = ()
+    other_groups: "tuple[tuple[tuple[str, ...], SlotLayout], ...]" = ()
 
     def of(self, store: str) -> "SlotLayout":
         """Return the layout of a store's group."""
-        return next((layout for stores, layout in self.apart if store in stores), self._alone)
+        return next((layout for stores, layout in self.other_groups if store in stores), self._alone)
 
     @property
-    def each(self) -> "tuple[SlotLayout, ...]":
+    def all_groups(self) -> "tuple[SlotLayout, ...]":
         """The layouts of all groups."""
-        return (self._alone, *(layout for _, layout in self.apart))
+        return (self._alone, *(layout for _, layout in self.other_groups))
 
     @property
     def _alone(self) -> "SlotLayout":
-        return replace(self, apart=()) if self.apart else self
+        return replace(self, other_groups=()) if self.other_groups else self
 
     def orders(self) -> dict[int, tuple[int, ...]]:
         """Return each slot's key-groups by its number."""
@@ -121,9 +118,7 @@ class SlotLayout:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What a sink is told besides the rows: the batch id, an id that repeats exactly when the same rows come again, and
-    the batch's time (ms).
-    """
+    """A batch's id, delivery id and time (ms) for its sink. A repeated delivery of the same rows has the same id."""
 
     batch_id: int
     id: str
@@ -131,12 +126,12 @@ class Delivery:
 
     @property
     def line(self) -> str:
-        """What the ids of a query's batches have in common until it is rolled back."""
+        """The common prefix of a query's delivery ids until it is rolled back."""
         return self.id.rpartition("/")[0]
 
 
 class StaleRows(Exception):
-    """The sink met a row of an attempt that is not the receipts', or a part of the result that is nowhere any more."""
+    """A sink read a row of another attempt than the receipts', or a part of the result is lost."""
 
 
 class Work(Protocol):
@@ -147,15 +142,15 @@ class Work(Protocol):
         ...
 
     def placed(self) -> bool:
-        """Tell whether slots are placed by name, not by hash."""
+        """Return whether slots are placed by executor, not by hash."""
         ...
 
-    def partitions(self, most: int) -> Sequence[Partition]:
-        """Return the distinct (topic, partition) of the rows, or ``most`` of them. Reads the input."""
+    def partitions(self, limit: int) -> Sequence[Partition]:
+        """Return the distinct (topic, partition) of the rows, at most ``limit``. Reads the input."""
         ...
 
     def newest_event_times(self, columns: Sequence[str]) -> Mapping[str, int]:
-        """Return the newest event time (ms) of each timestamp column that has any. Reads the input."""
+        """Return the newest event time (ms) of each timestamp column with a value. Reads the input."""
         ...
 
     def run(self, layout: SlotLayout, orders: Sequence[Order]) -> Sequence[Receipt]:
@@ -163,29 +158,30 @@ class Work(Protocol):
         ...
 
     def plan_fallbacks(self) -> int:
-        """Return how many plans of slots that read the batch were made anew although columns had not changed."""
+        """Return how many kept plans had to be built again although the columns had not changed."""
         ...
 
     def routed(self) -> Mapping[str, int | None]:
-        """Return how many rows were routed, per store, counted apart from the receipts (``None``: unknown)."""
+        """Return how many rows were routed, per store, counted independently of the receipts (``None``: unknown)."""
         ...
 
     def recount(self, store: str) -> int:
-        """Return how many rows were routed to a store, counted anew and exactly."""
+        """Return how many rows were routed to a store, counted again exactly."""
         ...
 
     def deliver(self, receipts: Sequence[Receipt], delivery: Delivery, check: Callable[[], None]) -> None:
-        """Give each operator's rows to its sink, once ``check`` has returned, which is called now: no sink is called if
-        it raises. Raises ``StaleRows`` on a row of any attempt but the receipts', and where some of the rows were lost.
+        """Call ``check``, then pass each operator's rows to its sink.
+
+        Raises ``StaleRows`` for a row of another attempt than the receipts', and if rows are lost.
         """
         ...
 
     def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
-        """Give the sinks the output rows that were sealed with a committed batch."""
+        """Pass the output rows that were sealed with a committed batch to the sinks."""
         ...
 
     def drain(self) -> None:
-        """Read the input to its end, for a batch that is skipped."""
+        """Read the input of a skipped batch to its end."""
         ...
 
     def release(self) -> None:
@@ -194,70 +190,68 @@ class Work(Protocol):
 
 
 class Cluster(Protocol):
-    """The executors, apart from any batch."""
+    """The executors, between and beside batches."""
 
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
-        """Ask each executor what it finds on its machine; return the answers of those that answered.
+        """Return the censuses of the executors that answered.
 
-        Who has not answered after the order's ``timeout_seconds`` says so as an error. Raises ``UnavailableError`` if
-        they cannot be asked now.
+        An executor without an answer after the order's ``timeout_seconds`` has a census with an error. Raises
+        ``UnavailableError`` if they cannot be asked now.
         """
         ...
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
-        """Run each live executor's piece of upkeep on it, beside or between the batches, and return what was done.
+        """Run each live executor's piece of upkeep, beside or between the batches; return the receipts.
 
-        A piece that has not ended by its deadline is given up: its receipt is ``overdue``, and others' may be missing.
-        Raises ``UnavailableError`` if that cannot be done now.
+        A piece that has not ended by its deadline is given up: its receipt is ``overdue``, and others may be missing.
+        Raises ``UnavailableError`` if upkeep cannot run now.
         """
         ...
 
     def planned(self, executors: Sequence[str]) -> frozenset[str]:
-        """Return which of these executors, that are gone, were taken away on purpose."""
+        """Return which of these lost executors were removed on purpose."""
         ...
 
 
 class Background(Protocol):
-    """Upkeep beside the next batch: each piece of work runs once, some time after it was submitted."""
+    """Work beside the batches. Each piece runs once, some time after it was submitted."""
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Take one piece of work."""
+        """Submit one piece of work."""
         ...
 
     def collect(self) -> Sequence[object]:
-        """Return the results that have come since the last call; failures come as exceptions, to be looked at."""
+        """Return the results since the last call; a failure is its exception."""
         ...
 
     def busy(self) -> bool:
-        """Tell whether submitted work has not finished yet."""
+        """Return whether submitted work has not finished yet."""
         ...
 
     def rest(self, seconds: float) -> None:
-        """Wait in the middle of work, or not any longer if the background is being stopped."""
+        """Wait within a piece of work, until the background is stopped at the latest."""
         ...
 
     def lock(self) -> Lock:
-        """Return a new lock, for what the work and those who submit or ask share."""
+        """Return a new lock for data that work and other threads share."""
         ...
 
 
 class Clock(Protocol):
-    """Where the protocol's times come from."""
+    """The protocol's clock."""
 
     def wall_ms(self) -> int:
-        """Return milliseconds since the epoch. For retention and reports; never for results."""
+        """Return milliseconds since the epoch, for retention and reports, never for results."""
         ...
 
     def seconds(self) -> float:
-        """Return seconds of a clock that never goes back, for durations."""
+        """Return seconds of a monotonic clock, for durations."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DriverPorts:
-    """What a driver is given: store, cluster, clock, background, random hexadecimal ids; ``reached`` hears of each
-    step.
-    """
+    """The environment of a driver. ``new_id`` returns random hexadecimal ids, ``reached`` is called at each step."""
 
     objects: ObjectStore
     cluster: Cluster
@@ -266,4 +260,4 @@ class DriverPorts:
     new_id: Callable[[], str]
     reached: Callable[[str], None] = field(default=lambda step: None)  # noqa: ARG005
     upkeep_objects: ObjectStore | None = None
-    racks_of: RacksOf = field(default=lambda said: {member: rack for member, _, rack in said})
+    racks_of: RacksOf = field(default=lambda members: {member: rack for member, _, rack in members})

@@ -1,4 +1,4 @@
-"""What the slots' answers must add up to, and what they change. Pure; knows receipts and manifests only."""
+"""Check that the receipts of a batch are complete, and compute what they change in the manifest."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -19,41 +19,43 @@ __all__ = [
     "outputs_of",
 ]
 
-_EXECUTORS_GO = "look at why executors are lost"
-_RESULT_GOES = (
-    "look at what drops what Spark keeps: a sink that releases RDDs which are not its own, or that reads the frame of "
-    "an earlier batch, or executors whose disks lose files"
+_CHECK_EXECUTORS = "Check why executors are lost"
+_CHECK_RESULT = (
+    "Check whether the sink releases cached RDDs or reads the DataFrame of an earlier batch, and whether executors "
+    "lose local files"
 )
-_TASKS_GO_ELSEWHERE = "look at why tasks do not run where their copies are: busy executors, a short spark.locality.wait"
+_CHECK_LOCALITY = (
+    "Check why tasks do not run on the executors with copies: busy executors, or a short spark.locality.wait"
+)
 
 
 def check_receipts(receipts: Sequence[Receipt], orders: Sequence[Order]) -> None:
-    """Raise what a slot failed with, and ``ConflictError`` unless every slot of every order answered exactly once.
+    """Raise the error of a failed slot, and ``ConflictError`` unless every slot of every order has one receipt.
 
-    A disk that refuses comes last: nothing else would be mended by running the slot elsewhere.
+    An error of a local disk is raised only if there is no other, because only it is solved by running elsewhere.
     """
     failed = sorted((receipt for receipt in receipts if receipt.error), key=is_refused)
     if failed:
         raise error_of(failed[0])
     answered = Counter((receipt.store, receipt.slot) for receipt in receipts)
-    wanted = Counter((order.store, slot) for order in orders for slot in order.slots)
-    if answered != wanted:
-        missing = list((wanted - answered).elements())
-        extra = list((answered - wanted).elements())
+    expected = Counter((order.store, slot) for order in orders for slot in order.slots)
+    if answered != expected:
+        missing = list((expected - answered).elements())
+        extra = list((answered - expected).elements())
         raise errors.ConflictError(
-            f"the slots' receipts are not complete: missing {missing[:5]}, not asked for {extra[:5]}",
-            remedy="restart the query; nothing was committed",
+            f"The receipts of the slots are not complete: missing {missing[:5]}, unexpected {extra[:5]}.",
+            remedy="Restart the query. Nothing was committed.",
             id="RIFFLE-0512",
         )
 
 
 def is_refused(receipt: Receipt) -> bool:
-    """Tell whether a slot failed because its executor's local disk refused."""
+    """Return whether a slot failed because its executor's local disk refused."""
     return receipt.error is not None and receipt.error[0] == errors.LocalDiskError.__name__
 
 
 def error_of(receipt: Receipt) -> errors.RiffleError:
-    """Return the error that a slot answered with."""
+    """Return the error in a receipt."""
     class_name, problem, remedy, where, id = receipt.error or ("RiffleError", "", "", "", "")
     place = f"{where}, executor {receipt.executor}" if where else f"store {receipt.store}, executor {receipt.executor}"
     error_class: type[errors.RiffleError] = getattr(errors, class_name, errors.RiffleError)
@@ -63,8 +65,7 @@ def error_of(receipt: Receipt) -> errors.RiffleError:
 def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
     """Raise ``ConflictError`` unless as many rows were received as were routed, per store.
 
-    The count beside the shuffle may be too high where Spark ran a task of it twice; so a difference is counted anew,
-    exactly.
+    The count may be too high if Spark ran a task of the shuffle twice. So a difference is counted again exactly.
     """
     received: Counter[str] = Counter()
     for receipt in receipts:
@@ -75,18 +76,16 @@ def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
         exact = work.recount(store)
         if exact != received[store]:
             raise errors.ConflictError(
-                f"{exact} rows were routed to store {store!r}, its slots received {received[store]}",
-                remedy="restart the query; nothing was committed. If it happens again, the source returns other rows "
-                "when it is read again: make it deterministic",
+                f"{exact} rows were routed to store {store!r}, but its slots received {received[store]}.",
+                remedy="Restart the query. Nothing was committed. If it happens again, make the source return the same "
+                "rows each time it is read.",
                 where=store,
                 id="RIFFLE-0513",
             )
 
 
 def changes_of(manifest: Manifest, receipts: Sequence[Receipt]) -> dict[Address, Entry]:
-    """Return the entries that the receipts' parts extend. A part tells its key-group's earliest timer anew; where there
-    is no part, the entry's timer stays.
-    """
+    """Return the entries of the manifest that the receipts' parts extend, with their earliest timers."""
     return {
         (receipt.store, part.key_group): _extended(manifest, receipt, part)
         for receipt in receipts
@@ -104,33 +103,30 @@ def outputs_of(receipts: Sequence[Receipt]) -> tuple[tuple[str, Link], ...]:
 
 
 def no_disk_left(error: errors.LocalDiskError) -> errors.LocalDiskError:
-    """Return the error for a batch where every executor's disk refuses, by the last one's."""
+    """Return the error of a batch for which every executor's disk refuses, made from the last one."""
     return errors.LocalDiskError(
-        f"no executor is left whose local disk does not refuse: {error.problem}",
-        remedy=f"{error.remedy}; or add an executor. Then start the query again, nothing was committed",
+        f"The local disk of every executor refuses: {error.problem}",
+        remedy=f"{error.remedy} Or add an executor. Then restart the query. Nothing was committed.",
         where=error.where,
         id="RIFFLE-0514",
     )
 
 
 def lost_place(
-    version: int, runs: int, error: StaleRows | errors.Misplaced | errors.OutOfDate, gone: Collection[str], root: str
+    version: int, runs: int, error: StaleRows | errors.Misplaced | errors.OutOfDate, lost: Collection[str], root: str
 ) -> errors.UnavailableError:
-    """Return the error for a batch, by its last run's error and which executors went while it was run."""
-    if gone:
-        remedy = f"{_EXECUTORS_GO} ({', '.join(sorted(gone))} while the batch was run)"
-    elif isinstance(error, StaleRows):
-        remedy = _RESULT_GOES
-    elif isinstance(error, errors.Misplaced):
-        remedy = _TASKS_GO_ELSEWHERE
-    else:
-        remedy = _EXECUTORS_GO
-    problem = "lost its place"
+    """Return the error of a batch whose runs all failed, by the last error and the executors ``lost`` meanwhile."""
+    problem = f"Batch {version} lost its place in each of {runs} runs: {error}"
     if isinstance(error, StaleRows):
-        problem = "lost rows while its sink read them" + ("" if gone else ", though no executor was seen to go")
+        problem = f"Batch {version} lost rows in each of {runs} runs while its sink read them: {error}"
+    if lost:
+        remedy = f"{_CHECK_EXECUTORS} ({', '.join(sorted(lost))} during the batch)"
+    elif isinstance(error, StaleRows):
+        remedy = _CHECK_RESULT
+    elif isinstance(error, errors.Misplaced):
+        remedy = _CHECK_LOCALITY
+    else:
+        remedy = _CHECK_EXECUTORS
     return errors.UnavailableError(
-        f"batch {version} was run {runs} times and each time {problem}: {error}",
-        remedy=f"{remedy}; the query can be restarted, nothing was committed",
-        where=root,
-        id="RIFFLE-0515",
+        problem, remedy=f"{remedy}. Then restart the query. Nothing was committed.", where=root, id="RIFFLE-0515"
     )

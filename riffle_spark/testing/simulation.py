@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from riffle_spark.messages.slot_orders import Home, Receipt
-from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt, given_up
+from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt, overdue_receipt
 from riffle_spark.protocol.ports import Executor, Lock
 from riffle_spark.state.objects.store import ObjectStore, StoreOptions
 from riffle_spark.worker.census import take_census
@@ -199,7 +199,7 @@ class SimCluster:
             return receipts
         seconds = max(orders[executor].seconds + orders[executor].timeout_seconds for executor in frozen)
         self.clock.advance(seconds)
-        return [given_up(executor, seconds) for executor in frozen]
+        return [overdue_receipt(executor, seconds) for executor in frozen]
 
     def _upkeep(self, text: str, executor: str) -> UpkeepReceipt:
         receipt = run_upkeep(UpkeepOrder.from_json(text), executor, self.random_bytes, _STOPPED_CLOCK)

@@ -19,15 +19,15 @@ def memory_use(system: Path = _SYSTEM) -> tuple[int, int]:
     """
     try:
         addresses, used = (int(pages) * resource.getpagesize() for pages in _words(system, "proc/self/statm")[:2])
-        left = _value(_words(system, "proc/meminfo"), b"MemAvailable:") * 1024
+        available = _value(_words(system, "proc/meminfo"), b"MemAvailable:") * 1024
         for limit, usage_file, statistics_file, reclaimable in _control_groups(system):
             cached = _value(_words(system, statistics_file), reclaimable)
-            left = min(left, limit - int((system / usage_file).read_bytes()) + cached)
+            available = min(available, limit - int((system / usage_file).read_bytes()) + cached)
         address_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        left = min(left, address_limit - addresses) if address_limit != resource.RLIM_INFINITY else left
+        available = min(available, address_limit - addresses) if address_limit != resource.RLIM_INFINITY else available
     except (OSError, ValueError):
         return 0, 0
-    return used, max(left, 0)
+    return used, max(available, 0)
 
 
 def _words(system: Path, name: str) -> list[bytes]:

@@ -139,7 +139,7 @@ class _Attempt:
             self.facts.update(received=received(touched), input_bytes=rows.nbytes)
         self.facts.update(timed)
         if order.read_by is not None:
-            self.facts["read"] = counted(rows, order.read_by)
+            self.facts["partition_rows"] = counted(rows, order.read_by)
         computed = self._compute(slot, rows, touched)
         output = computed.output
         with self.step("seal"):
@@ -154,13 +154,13 @@ class _Attempt:
             keys=len(touched.keys),
             output_rows=output.num_rows - computed.dead.rows,
             dead_rows=computed.dead.rows,
-            dead_told=computed.dead.error_class,
+            dead_example=computed.dead.error_class,
             parts=sealed.parts,
             output=sealed.output,
             sealed_bytes=len(sealed.data),
             timers_fired=computed.timers_fired,
             expired=computed.expired,
-            busy=computed.busy,
+            user_times=computed.busy,
             disk=disk.read_disk_use(self.folder.path),
             memory=memory_use(),
         )

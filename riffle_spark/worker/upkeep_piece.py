@@ -202,9 +202,9 @@ class _Piece:
         return UpkeepReceipt(
             self._executor,
             copies=tuple((*address, *head) for address, head in self._copies.items()),
-            gone=tuple(self._gone),
+            missing=tuple(self._gone),
             damaged=tuple(self._damaged),
-            taken=tuple(self._taken),
+            snapshots=tuple(self._taken),
             seconds=seconds,
             errors=tuple(self.errors),
             **self.facts,  # type: ignore[arg-type]

@@ -77,9 +77,9 @@ class Chaos:
             events = int(sent["events"])
             caught_up = catch_up(room, events, self.say)
             room.end_all_windows()
-            found = settled_verdicts(room, events)
+            query_verdicts = settled_verdicts(room, events)
             room.stop_driver()
-            return self._outcome(room, sent, found, caught_up=caught_up)
+            return self._outcome(room, sent, query_verdicts, caught_up=caught_up)
 
     def families(self) -> dict[str, dict[str, Kind]]:
         """Return the kinds of each lane, without those that were left out."""
@@ -87,30 +87,35 @@ class Chaos:
         return {name: {k: v for k, v in kinds.items() if k not in without} for name, kinds in FAMILIES.items()}
 
     def _outcome(
-        self, room: Room, sent: Mapping[str, float], found: Mapping[str, object], *, caught_up: bool
+        self, room: Room, sent: Mapping[str, float], final_figures: Mapping[str, object], *, caught_up: bool
     ) -> Outcome:
-        by_query = {query: asdict(verdict) for query, verdict in found.items()}  # type: ignore[call-overload]
-        told = {query: reports(room.folder / "reports" / f"{query}.jsonl") for query in QUERIES}
-        committed = {q: sum(r["decision"] == "run" for r in each) for q, each in told.items()}
-        sums = {name: sum(each[name] for each in by_query.values()) for name in ("lost", "doubled", "wrong")}
+        by_query = {query: asdict(verdict) for query, verdict in final_figures.items()}  # type: ignore[call-overload]
+        batch_reports = {query: reports(room.folder / "reports" / f"{query}.jsonl") for query in QUERIES}
+        committed = {
+            q: sum(r["decision"] == "run" for r in query_reports) for q, query_reports in batch_reports.items()
+        }
+        sums = {
+            name: sum(query_figures[name] for query_figures in by_query.values())
+            for name in ("lost", "doubled", "wrong")
+        }
         calls = sum(len(list((room.folder / "out" / q).glob("*/_SUCCESS"))) for q in QUERIES)
         batches = sum(committed.values())
         wanted = [kind for kinds in self.families().values() for kind in kinds]
         few = fewer_than(self._options.least, wanted, self._tally.happened)
         rate = sent["events"] / sent["seconds"]
-        share = committed_share(room.folder / "begun", told)
+        share = committed_share(room.folder / "begun", batch_reports)
         not_met = [f"{kind} happened {times} times" for kind, times in few.items()]
         not_met += [f"{rate:.0f} rows/s"] if rate < self._options.rate else []
         not_met += [f"{share:.0%} of batches committed"] if share < LEAST_COMMITTED else []
         not_met += [] if caught_up else ["a query stood still: not all events were read"]
         not_met += ["the broker holds another number of events"] if sent["held"] != sent["events"] else []
-        differing = sum(each["differing"] + each["missing"] for each in by_query.values())
+        differing = sum(query_figures["differing"] + query_figures["missing"] for query_figures in by_query.values())
         return Outcome(
             seed=self._options.seed,
             rows=int(sent["events"]),
             batches=batches,
             **sums,
-            late=sum(int(str(r["late_rows"])) for each in told.values() for r in each),
+            late=sum(int(str(r["late_rows"])) for query_reports in batch_reports.values() for r in query_reports),
             faults=dict(sorted(self._tally.happened.items())),
             seconds=round(time.monotonic() - self._begun, 1),
             rows_per_second=round(rate),
@@ -131,13 +136,13 @@ def is_good(outcome: Outcome) -> bool:
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
-    every = [kind for kinds in FAMILIES.values() for kind in kinds]
+    all_kinds = [kind for kinds in FAMILIES.values() for kind in kinds]
     parser = argparse.ArgumentParser(prog="./run chaos", description="Real processes, broken at random from a seed.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=5.0, help="how long faults come (%(default)s)")
     parser.add_argument("--rate", type=int, default=5_000, help="events a second (%(default)s)")
     parser.add_argument("--least", type=int, default=3, help="how often each fault has to happen (%(default)s)")
-    parser.add_argument("--without", action="append", default=[], choices=every, metavar="KIND")
+    parser.add_argument("--without", action="append", default=[], choices=all_kinds, metavar="KIND")
     parser.add_argument("--keep", action="store_true", help="keep the folder with all logs, however it ends")
     parser.add_argument("--steady", action="store_true", help="break nothing; see --steady --help")
     parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON")

@@ -121,7 +121,7 @@ class Asked(Fault):
     def member(self) -> str | None:
         """Return a live member, if the driver says so."""
         members = self.room.ask(self.query, "members")
-        live = [one for one, _, state in members if state != "awaited"] if isinstance(members, list) else []
+        live = [identity for identity, _, state in members if state != "awaited"] if isinstance(members, list) else []
         return self.chance.choice(live) if live else None
 
 

@@ -29,7 +29,7 @@ def draw(seed: int, lane: str, kinds: Sequence[str], pauses: tuple[float, float]
             yield Drawn(kind, chance.uniform(*pauses), chance.randrange(1 << 32))
 
 
-def fewer_than(least: int, wanted: Sequence[str], happened: Mapping[str, int]) -> dict[str, int]:
+def fewer_than(least: int, kinds: Sequence[str], happened: Mapping[str, int]) -> dict[str, int]:
     """Return the kinds that happened less often than promised, each with how often it did."""
     counts = Counter(happened)
-    return {kind: counts[kind] for kind in sorted(wanted) if counts[kind] < least}
+    return {kind: counts[kind] for kind in sorted(kinds) if counts[kind] < least}

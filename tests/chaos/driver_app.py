@@ -49,9 +49,9 @@ class Told(NamedTuple):
 class Driver:
     """The three queries. ``call`` has one of them do what an operator asks."""
 
-    def __init__(self, spark: SparkSession, told: Told) -> None:
+    def __init__(self, spark: SparkSession, arguments: Told) -> None:
         self._spark = spark
-        self._told = told
+        self._told = arguments
         self._jobs: dict[str, riffle.StatefulJob] = {}
 
     def start(self) -> None:
@@ -147,28 +147,28 @@ class Driver:
                 file.with_suffix(".partial").rename(file.with_suffix(".answer"))
             time.sleep(POLL_SECONDS)
 
-    def _answer(self, asked: dict[str, Any]) -> Any:
+    def _answer(self, request: dict[str, Any]) -> Any:
         try:
-            job = self._jobs[asked["query"]]
-            if asked["call"] == "members":
+            job = self._jobs[request["query"]]
+            if request["call"] == "members":
                 return [(member.id, member.executor, member.state) for member in job.members()]
-            getattr(job, asked["call"])(*asked["arguments"])
+            getattr(job, request["call"])(*request["arguments"])
         except (RiffleError, KeyError) as error:
             return f"{type(error).__name__}: {error}"
         return "done"
 
 
-def main(told: Told) -> None:
+def main(arguments: Told) -> None:
     """Run the queries until the first one ends."""
     builder = SparkSession.builder.appName("chaos")
     spark = riffle.configure(builder, kafka=False).getOrCreate()
     asked_to_end = list[bool]()  # No event: its lock may be this thread's own as the signal comes.
     signal.signal(signal.SIGTERM, lambda *_: asked_to_end.append(True))
-    riffle.warm_up(spark, riffle.Settings(**told.settings))
-    driver = Driver(spark, told)
+    riffle.warm_up(spark, riffle.Settings(**arguments.settings))
+    driver = Driver(spark, arguments)
     driver.start()
-    asked = Path(told.folder) / "asked"
-    threading.Thread(target=driver.obey, args=(asked,), daemon=True).start()
+    requests = Path(arguments.folder) / "asked"
+    threading.Thread(target=driver.obey, args=(requests,), daemon=True).start()
     while not asked_to_end:
         time.sleep(POLL_SECONDS)
         if len(spark.streams.active) < len(QUERIES):

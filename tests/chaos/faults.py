@@ -123,8 +123,8 @@ class AnExecutor(Signalled):
     """Any executor."""
 
     def victim(self) -> int | None:
-        found = self.room.executors()
-        return self.chance.choice(found) if found else None
+        executors = self.room.executors()
+        return self.chance.choice(executors) if executors else None
 
 
 class AWorkerInASlot(Signalled):
@@ -142,9 +142,9 @@ class AWorkerInUpkeep(AWorkerInASlot):
     """A Python worker that holds the lock of a piece of upkeep."""
 
     def victim(self) -> int | None:
-        found = self._at_upkeep()
-        mine = [pid for executor in self.room.executors() for pid in python_workers(executor)]
-        return next((pid for pid in found if pid in mine), None)
+        upkeep_pids = self._at_upkeep()
+        worker_pids = [pid for executor in self.room.executors() for pid in python_workers(executor)]
+        return next((pid for pid in upkeep_pids if pid in worker_pids), None)
 
 
 class TheDriver(Fault):

@@ -111,16 +111,16 @@ def standing(calls: Iterable[Call]) -> list[Call]:
     first: dict[int, int] = {}
     for delivery in by_delivery:
         first[delivery.rollbacks] = min(delivery.batch, first.get(delivery.rollbacks, delivery.batch))
-    kept = [call for delivery, call in by_delivery.items() if not given_up(delivery, first)]
-    return sorted(kept, key=lambda call: call.delivery.batch)
+    delivered = [call for delivery, call in by_delivery.items() if not given_up(delivery, first)]
+    return sorted(delivered, key=lambda call: call.delivery.batch)
 
 
 def repeats_that_differ(calls: Iterable[Call]) -> list[Delivery]:
     """Return the deliveries whose calls did not have the same rows."""
-    seen: dict[Delivery, list[Call]] = defaultdict(list)
+    calls_by_delivery: dict[Delivery, list[Call]] = defaultdict(list)
     for call in calls:
-        seen[call.delivery].append(call)
-    return [delivery for delivery, same in seen.items() if not _alike(same)]
+        calls_by_delivery[call.delivery].append(call)
+    return [delivery for delivery, same in calls_by_delivery.items() if not _alike(same)]
 
 
 def _alike(calls: Sequence[Call]) -> bool:
@@ -132,19 +132,19 @@ def compare(ledger: Ledger, calls: Sequence[Call], *, running: bool) -> Verdict:
     """Compare what stands with the ledger. ``running``: each row is its place's total until then, and replaces the one
     before; else each row is something more, and all are added up.
     """
-    kept = standing(calls)
-    told = Ledger.empty(len(ledger.counts))
+    delivered = standing(calls)
+    totals = Ledger.empty(len(ledger.counts))
     backwards = 0
-    for call in kept:
+    for call in delivered:
         if running:
-            backwards += int((call.counts <= told.counts[call.places]).sum())
-            told.counts[call.places] = call.counts
-            told.sums[call.places] = call.sums
+            backwards += int((call.counts <= totals.counts[call.places]).sum())
+            totals.counts[call.places] = call.counts
+            totals.sums[call.places] = call.sums
         else:
-            told.add(call.places, call.counts, call.sums)
-    missing = ledger.counts - told.counts
-    wrong = (missing != 0) | (ledger.sums != told.sums)
-    batches = {call.delivery.batch for call in kept}
+            totals.add(call.places, call.counts, call.sums)
+    missing = ledger.counts - totals.counts
+    wrong = (missing != 0) | (ledger.sums != totals.sums)
+    batches = {call.delivery.batch for call in delivered}
     gaps = max(batches) + 1 - len(batches) if batches else 0
     return Verdict(
         lost=int(missing.clip(min=0).sum()),

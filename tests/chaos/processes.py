@@ -41,8 +41,8 @@ def drivers(pids: Iterable[int], script: str) -> tuple[list[int], list[int]]:
 
 def python_workers(executor: int) -> list[int]:
     """Return an executor's Python workers, without the daemon that forks them."""
-    found = [pid for pid in descendants(executor) if "pyspark.daemon" in _arguments(pid)]
-    return [pid for pid in found if _parent(pid) in found]
+    daemons = [pid for pid in descendants(executor) if "pyspark.daemon" in _arguments(pid)]
+    return [pid for pid in daemons if _parent(pid) in daemons]
 
 
 def busiest(pids: Iterable[int]) -> int | None:
@@ -50,8 +50,8 @@ def busiest(pids: Iterable[int]) -> int | None:
     before = {pid: _ticks(pid) for pid in pids}
     time.sleep(LOOK_SECONDS)
     used = {pid: _ticks(pid) - ticks for pid, ticks in before.items()}
-    most = max(used, key=lambda pid: used[pid], default=None)
-    return most if most is not None and used[most] > 0 else None
+    busiest = max(used, key=lambda pid: used[pid], default=None)
+    return busiest if busiest is not None and used[busiest] > 0 else None
 
 
 def holders(locks: Iterable[Path]) -> list[int]:

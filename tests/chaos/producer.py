@@ -43,16 +43,18 @@ def produce(bootstrap: str, topic: str, plan: Plan, stop: Path) -> tuple[int, fl
     """Send chunk after chunk, each at its time, until the file is there; return how many events, and in what time."""
     producer = _client(bootstrap)
     index = 0
-    begun = time.monotonic()
+    started = time.monotonic()
     while not stop.exists():
-        time.sleep(max(0.0, begun + index * CHUNK / plan.rate - time.monotonic()))
+        time.sleep(max(0.0, started + index * CHUNK / plan.rate - time.monotonic()))
         events = plan.chunk(index)
-        rows = zip(*(one.tolist() for one in (events.numbers, events.users, events.amounts, events.times)), strict=True)
-        for number, user, amount, at in rows:
+        rows = zip(
+            *(column.tolist() for column in (events.numbers, events.users, events.amounts, events.times)), strict=True
+        )
+        for number, user, amount, time_ms in rows:
             value = b'{"user":%d,"amount":%d}' % (user, amount)
-            producer.send(topic, value, partition=number % plan.partitions, timestamp_ms=at)
+            producer.send(topic, value, partition=number % plan.partitions, timestamp_ms=time_ms)
         index += 1
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     producer.flush(FLUSH_TIMEOUT_SECONDS)
     producer.close()
     return index * CHUNK, seconds
@@ -71,9 +73,9 @@ def end_all_windows(bootstrap: str, topic: str, plan: Plan) -> None:
 def _main(bootstrap: str, topic: str, folder: Path, plan: Plan) -> None:
     os.nice(NICENESS)
     sent, seconds = produce(bootstrap, topic, plan, folder / "stop")
-    told = {"events": sent, "seconds": seconds, "held": held_by_broker(bootstrap, topic)}
+    summary = {"events": sent, "seconds": seconds, "held": held_by_broker(bootstrap, topic)}
     partial = folder / "sent.partial"
-    partial.write_text(json.dumps(told))
+    partial.write_text(json.dumps(summary))
     partial.rename(folder / "sent.json")
 
 

@@ -166,8 +166,8 @@ class Room:
         code = self._producer.wait(SENT_SECONDS)
         if code:
             raise UnavailableError(f"the producer ended with {code}:\n{self._producer.log_tail()}")
-        told: dict[str, float] = json.loads((self.folder / "sent.json").read_text())
-        return told
+        sent: dict[str, float] = json.loads((self.folder / "sent.json").read_text())
+        return sent
 
     def end_all_windows(self) -> None:
         """Let every window that was begun be over."""
@@ -221,7 +221,7 @@ class Room:
                 self.start_driver()
 
     def _command(self) -> list[str]:
-        told = {
+        figures = {
             "bootstrap": self.broker.bootstrap,
             "topic": TOPIC,
             "folder": str(self.folder),
@@ -240,7 +240,7 @@ class Room:
         command += ["--jars", ",".join(map(str, connector_jars()))]
         for name, value in self._configuration().items():
             command += ["--conf", f"{name}={value}"]
-        return [*command, str(APP), json.dumps(told)]
+        return [*command, str(APP), json.dumps(figures)]
 
     def _configuration(self) -> dict[str, str]:
         credentials = {f"spark.executorEnv.{name}": value for name, value in self.store.environment.items()}

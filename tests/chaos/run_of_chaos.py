@@ -62,10 +62,10 @@ class Lane(threading.Thread):
         """Wait until a batch of each query has been committed since, bounded: on a slow machine faults come slower.
         Tell whether all is over.
         """
-        before = self._progress()
+        progress = self._progress()
         give_up = time.monotonic() + RECOVERY_SECONDS
         while not self.over.wait(pause_seconds) and time.monotonic() < give_up:
-            if all(now > then for now, then in zip(self._progress(), before, strict=True)):
+            if all(current > previous for current, previous in zip(self._progress(), progress, strict=True)):
                 break
             pause_seconds = POLL_SECONDS
         return self.over.is_set()
@@ -136,14 +136,14 @@ def await_first_batches(room: Room) -> None:
     wait(lambda: all(room.read_to(query) for query in QUERIES), FIRST_BATCH_SECONDS, "the first batches")
 
 
-def wait(reached: Callable[[], bool], seconds: float, what: str) -> float:
+def wait(reached: Callable[[], bool], seconds: float, condition: str) -> float:
     """Wait until it is so; return how long that took."""
-    begun = time.monotonic()
+    started = time.monotonic()
     while not reached():
-        if time.monotonic() - begun > seconds:
-            raise TimeoutError(f"not in {seconds:g} s: {what}")
+        if time.monotonic() - started > seconds:
+            raise TimeoutError(f"not in {seconds:g} s: {condition}")
         time.sleep(POLL_SECONDS)
-    return time.monotonic() - begun
+    return time.monotonic() - started
 
 
 def catch_up(room: Room, events: int, say: Say) -> bool:
@@ -170,27 +170,27 @@ def verdicts(room: Room, events: int) -> dict[str, Verdict]:
 def settled_verdicts(room: Room, events: int, seconds: float = 90.0) -> dict[str, Verdict]:
     """Wait, bounded, until timers and windows that are over have been told; return what there is then."""
     give_up = time.monotonic() + seconds
-    found = verdicts(room, events)
-    while not all(one.is_exact for one in found.values()) and time.monotonic() < give_up:
+    query_verdicts = verdicts(room, events)
+    while not all(verdict.is_exact for verdict in query_verdicts.values()) and time.monotonic() < give_up:
         time.sleep(3)
-        found = verdicts(room, events)
-    return found
+        query_verdicts = verdicts(room, events)
+    return query_verdicts
 
 
-def committed_share(path: Path, told: Mapping[str, Sequence[object]]) -> float:
+def committed_share(path: Path, reports_by_query: Mapping[str, Sequence[object]]) -> float:
     """Return the share of the batches that Spark began, of the queries that note it, which told that they were
     committed, be it by a run before. One that a killed driver did not come to tell of counts as not committed.
     """
     began = {file.name: len(file.read_text().splitlines()) for file in path.iterdir()}
-    return sum(len(told[query]) for query in began) / max(1, sum(began.values()))
+    return sum(len(reports_by_query[query]) for query in began) / max(1, sum(began.values()))
 
 
 def reports(folder: Path) -> list[dict[str, object]]:
     """Return the batch reports of a query, those of drivers that were killed in the middle of a line left out."""
-    found = []
+    lines = []
     for line in folder.read_text().splitlines() if folder.exists() else ():
         try:
-            found.append(json.loads(line))
+            lines.append(json.loads(line))
         except ValueError:
             continue
-    return found
+    return lines

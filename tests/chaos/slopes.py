@@ -36,10 +36,10 @@ class Slope:
         return self.growth <= self.bound
 
     def __str__(self) -> str:
-        told = "flat" if self.is_flat else "GROWS"
+        label = "flat" if self.is_flat else "GROWS"
         return (
             f"{self.name:<36} {self.level:>12,.1f}  {self.per_hour:>+12,.2f} an hour  "
-            f"{self.growth:>+10,.2f} of at most {self.bound:,.2f}: {told}"
+            f"{self.growth:>+10,.2f} of at most {self.bound:,.2f}: {label}"
         )
 
 
@@ -56,7 +56,7 @@ def slope_of(name: str, times: Sequence[float], values: Sequence[float], least: 
     slopes = [(v - u) / (t - s) for (s, u), (t, v) in itertools.combinations(points, 2) if t > s]
     slope = statistics.median(slopes)
     level = statistics.median(value for _, value in points)
-    start = statistics.median(value - slope * at for at, value in points)
-    scatter = statistics.median(abs(value - start - slope * at) for at, value in points)
+    start = statistics.median(value - slope * second for second, value in points)
+    scatter = statistics.median(abs(value - start - slope * second) for second, value in points)
     growth = slope * (points[-1][0] - points[0][0])
     return Slope(name, level, growth, slope * AN_HOUR, max(least, SHARE * level, SCATTERS * scatter))

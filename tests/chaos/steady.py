@@ -52,53 +52,53 @@ Sample = dict[str, float]
 def heap_mb(pid: int) -> float | None:
     """Return what a JVM's heap holds after a collection, if the machine has what asks for that."""
     try:
-        asked = [
-            subprocess.run(["jcmd", str(pid), what], capture_output=True, text=True, timeout=60, check=True)
-            for what in ("GC.run", "GC.heap_info")
+        commands = [
+            subprocess.run(["jcmd", str(pid), command], capture_output=True, text=True, timeout=60, check=True)
+            for command in ("GC.run", "GC.heap_info")
         ]
     except (OSError, subprocess.SubprocessError):
         return None
-    used = [line.split("used ")[1].split("K")[0] for line in asked[1].stdout.splitlines() if "total" in line]
+    used = [line.split("used ")[1].split("K")[0] for line in commands[1].stdout.splitlines() if "total" in line]
     return sum(map(int, used)) / 1024 if used else None
 
 
 def of_processes(name: str, pids: Iterable[int]) -> Sample:
     """Return memory, open files and threads of some processes together."""
-    found: Sample = defaultdict(float)
+    sample: Sample = defaultdict(float)
     for pid in pids:
         with suppress(OSError):
-            at = Path(f"/proc/{pid}")
-            found[f"{name}: memory, MB"] += pss_kb((at / "smaps_rollup").read_text()) / 1024
-            found[f"{name}: open files"] += len(list((at / "fd").iterdir()))
-            found[f"{name}: threads"] += len(list((at / "task").iterdir()))
-    return found
+            proc = Path(f"/proc/{pid}")
+            sample[f"{name}: memory, MB"] += pss_kb((proc / "smaps_rollup").read_text()) / 1024
+            sample[f"{name}: open files"] += len(list((proc / "fd").iterdir()))
+            sample[f"{name}: threads"] += len(list((proc / "task").iterdir()))
+    return sample
 
 
 def sample(room: Room) -> Sample:
     """Return everything there is to see at this moment."""
     java, python = drivers(room.driver_pids(), APP.name)
     executors = room.executors()
-    found: Sample = {}
+    sample: Sample = {}
     for name, pids in (("driver's JVM", java), ("executors' JVMs", executors)):
         heaps = [heap_mb(pid) for pid in pids]
-        found |= of_processes(name, pids)
+        sample |= of_processes(name, pids)
         if pids and shutil.which("jcmd"):
             # A heap grows to its limit whatever is in it, so its memory says nothing where more can be known.
-            found.pop(f"{name}: memory, MB", None)
+            sample.pop(f"{name}: memory, MB", None)
             if None not in heaps:
-                found[f"{name}: heap after a collection, MB"] = sum(heap for heap in heaps if heap is not None)
-    found |= of_processes("driver's Python", python)
-    found |= of_processes("Python workers", [pid for executor in executors for pid in python_workers(executor)])
-    found["temporary files"] = _files(room.folder.glob("cluster/worker-*")) + _files([room.folder / "tmp"])
+                sample[f"{name}: heap after a collection, MB"] = sum(heap for heap in heaps if heap is not None)
+    sample |= of_processes("driver's Python", python)
+    sample |= of_processes("Python workers", [pid for executor in executors for pid in python_workers(executor)])
+    sample["temporary files"] = _files(room.folder.glob("cluster/worker-*")) + _files([room.folder / "tmp"])
     objects = room.folder / "s3" / "files" / room.store.bucket
     for kind in ("sealed", "fetched", "stacks"):
-        found[f"files of copies, {kind}"] = _files((room.folder / "local").glob(f"*/*/{kind}"))
+        sample[f"files of copies, {kind}"] = _files((room.folder / "local").glob(f"*/*/{kind}"))
     for query in QUERIES:
-        found[f"batches of {query}"] = (room.committed_batches(query) or [-1])[-1] + 1
-        found[f"records of {query}"] = _files([objects / query / "log"])
-        found[f"deltas of {query}"] = _files([objects / query / "delta"])
-        found[f"snapshots of {query}"] = _files(objects.glob(f"{query}/*/key_group=*"))
-    return found
+        sample[f"batches of {query}"] = (room.committed_batches(query) or [-1])[-1] + 1
+        sample[f"records of {query}"] = _files([objects / query / "log"])
+        sample[f"deltas of {query}"] = _files([objects / query / "delta"])
+        sample[f"snapshots of {query}"] = _files(objects.glob(f"{query}/*/key_group=*"))
+    return sample
 
 
 def _files(folders: Iterable[Path]) -> int:
@@ -121,8 +121,8 @@ def slopes(times: list[float], samples: list[Sample], filling: int) -> list[Slop
     done = [min(sample[f"batches of {query}"] for query in QUERIES) for sample in samples]
     first = sum(batches < filling for batches in done)
     if len(samples) - first < LEAST_SAMPLES:
-        told = f"what is retained takes {filling} batches to be there, and the run had {done[-1]:.0f}"
-        raise ConfigError(told, remedy="have it run longer: --minutes")
+        problem = f"what is retained takes {filling} batches to be there, and the run had {done[-1]:.0f}"
+        raise ConfigError(problem, remedy="have it run longer: --minutes")
     batches = sum(samples[-1][f"batches of {query}"] for query in QUERIES)
     names = dict.fromkeys(name for sample in samples for name in sample if "batches of" not in name)
     return [_slope(name, times, samples, LEAKED_A_BATCH * batches, first) for name in names]
@@ -132,8 +132,8 @@ def _slope(name: str, times: list[float], samples: list[Sample], least: float, f
     having = [number for number, sample in enumerate(samples) if name in sample]
     counting = sum(number >= first for number in having)
     if counting < SEEN_SHARE * (len(samples) - first):
-        told = f"{name} was seen in {counting} of the {len(samples) - first} samples that count"
-        raise ConfigError(told, remedy="run it again on a machine that is less busy")
+        problem = f"{name} was seen in {counting} of the {len(samples) - first} samples that count"
+        raise ConfigError(problem, remedy="run it again on a machine that is less busy")
     of_first = sum(number < first for number in having)
     return slope_of(name, [times[n] for n in having], [samples[n][name] for n in having], least, of_first)
 
@@ -164,9 +164,9 @@ class SteadyRun:
             room.end_all_windows()
             verdicts = settled_verdicts(room, events)
         filling = filling_batches({**SETTINGS, **room.size.riffle}, room.size.trigger_seconds)
-        found = slopes(times, samples, filling)
-        for one in found:
-            print(one, file=sys.stderr)
+        found_slopes = slopes(times, samples, filling)
+        for slope in found_slopes:
+            print(slope, file=sys.stderr)
         batches = sum(samples[-1][f"batches of {query}"] for query in QUERIES)
         exact = all(verdict.is_exact for verdict in verdicts.values())
         return {
@@ -175,25 +175,25 @@ class SteadyRun:
             "exact": exact,
             "seconds": round(time.monotonic() - self._begun, 1),
             "failures": room.failures,
-            "grows": [one.name for one in found if not one.is_flat],
-            "slopes": [asdict(one) for one in found],
+            "grows": [slope.name for slope in found_slopes if not slope.is_flat],
+            "slopes": [asdict(slope) for slope in found_slopes],
         }
 
     def _sampled(self, room: Room, seconds: float) -> tuple[list[float], list[Sample]]:
-        every = max(LEAST_SECONDS, seconds / SAMPLES)
-        begun = time.monotonic()
+        interval = max(LEAST_SECONDS, seconds / SAMPLES)
+        started = time.monotonic()
         times = list[float]()
         samples = list[Sample]()
-        while time.monotonic() - begun < seconds:
-            times.append(time.monotonic() - begun)
+        while time.monotonic() - started < seconds:
+            times.append(time.monotonic() - started)
             samples.append(sample(room))
-            time.sleep(max(0.0, begun + len(times) * every - time.monotonic()))
+            time.sleep(max(0.0, started + len(times) * interval - time.monotonic()))
         return times, samples
 
 
-def is_good(told: Mapping[str, object]) -> bool:
+def is_good(figures: Mapping[str, object]) -> bool:
     """Tell whether nothing grows, nothing failed and nothing is wrong."""
-    return bool(told["exact"]) and not told["grows"] and not told["failures"]
+    return bool(figures["exact"]) and not figures["grows"] and not figures["failures"]
 
 
 def main(arguments: list[str]) -> int:

@@ -101,10 +101,10 @@ class StoreProxy:
             self._server.server_close()
             self._server = None
         with self._lock:
-            left = list(self._open)
-        for one in left:
+            open_connections = list(self._open)
+        for connection in open_connections:
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def drawn(self) -> str | None:
         """Draw what becomes of the request at hand."""
@@ -119,10 +119,10 @@ class StoreProxy:
         with self._lock:
             self.met[kind] += 1
 
-    def connected(self, connection: socket.socket, *, now: bool) -> None:
+    def connected(self, connection: socket.socket, *, at_once: bool) -> None:
         """Remember, or forget, a connection."""
         with self._lock:
-            (self._open.add if now else self._open.discard)(connection)
+            (self._open.add if at_once else self._open.discard)(connection)
 
     def forward(self, command: str, path: str, body: bytes, headers: dict[str, str]) -> _Answer:
         """Have the server behind do it."""
@@ -161,10 +161,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.server.proxy.connected(self.connection, now=True)
+        self.server.proxy.connected(self.connection, at_once=True)
 
     def finish(self) -> None:
-        self.server.proxy.connected(self.connection, now=False)
+        self.server.proxy.connected(self.connection, at_once=False)
         super().finish()
 
     def handle_any(self) -> None:

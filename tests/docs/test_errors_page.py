@@ -39,7 +39,7 @@ def test_every_error_that_is_made_has_an_id() -> None:
     trees = {path: ast.parse(path.read_text()) for path in (CHECKOUT / "riffle_spark").rglob("*.py")}
     classes = {ROOT}
     while (
-        more := {
+        extended := {
             node.name
             for tree in trees.values()
             for node in ast.walk(tree)
@@ -47,7 +47,7 @@ def test_every_error_that_is_made_has_an_id() -> None:
         }
         - classes
     ):
-        classes |= more
+        classes |= extended
     bare = [
         f"{path.relative_to(CHECKOUT)}:{node.lineno}"
         for path, tree in trees.items()

@@ -46,7 +46,7 @@ def test_files_that_pages_name_are_there() -> None:
     named = {(page.name, path) for page in PAGES for path in re.findall(r"`(\w[\w/]*/\w+\.py)`", page.read_text())}
     places = (CHECKOUT, CHECKOUT / "riffle_spark", CHECKOUT / "riffle_spark" / "spark")
     assert len(named) > 20
-    assert sorted(one for one in named if not any((place / one[1]).is_file() for place in places)) == []
+    assert sorted(link for link in named if not any((place / link[1]).is_file() for place in places)) == []
 
 
 def test_the_kafka_connector_of_a_page_is_that_of_the_installed_spark() -> None:
@@ -75,9 +75,9 @@ def test_every_setting_stands_in_the_configuration_page_with_its_default() -> No
     told = {row[0].strip("`"): row[1] for row in rows if row[0].startswith("`")}
     assert sorted(row[0].strip("`") for row in rows if row[0].startswith("`")) == sorted(Settings.__dataclass_fields__)
     defaults = Settings()
-    given: dict[str, Any] = {name: _value(cell) for name, cell in told.items()}
-    assert Settings(**{name: value for name, value in given.items() if value}) == defaults
-    assert {name for name, value in given.items() if not value} == {
+    values: dict[str, Any] = {name: _value(cell) for name, cell in told.items()}
+    assert Settings(**{name: value for name, value in values.items() if value}) == defaults
+    assert {name for name, value in values.items() if not value} == {
         name for name in told if getattr(defaults, name) in (None, ())
     }
 

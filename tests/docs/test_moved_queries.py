@@ -27,10 +27,10 @@ QUERIES = 10
 
 def test_the_table_has_every_term_that_is_refused() -> None:
     """Its reason and its way out stand beside it, as the list has them."""
-    told = {row[0]: row[1:] for row in table_rows(PAGE)}
+    queries = {row[0]: row[1:] for row in table_rows(PAGE)}
     parts = [(*refused.problem.split(" is not supported, because "), refused.remedy) for refused in REFUSED.values()]
     rows = {term: ["refused", f"{reason[0].upper()}{reason[1:]} {remedy}"] for term, reason, remedy in parts}
-    assert {term: told.get(term) for term in rows} == rows
+    assert {term: queries.get(term) for term in rows} == rows
 
 
 def _shown(block: Block, variables: dict[str, object], folder: Path, capfd: pytest.CaptureFixture[str]) -> str:
@@ -64,10 +64,10 @@ def test_moved_queries_answer_what_the_page_shows(
     variables: dict[str, object] = {"__name__": "__main__"}
     moved = [block for block in BLOCKS if WRAPS in block.code]
     assert len(moved) == len(SHOWN) >= QUERIES
-    said = {
+    expected = {
         block.line: _shown(block if wrapped else _alone(block), variables, tmp_path, capfd).strip() for block in BLOCKS
     }
-    assert {block.line: said[block.line] for block in moved} == {
+    assert {block.line: expected[block.line] for block in moved} == {
         block.line: text.strip() for block, text in zip(moved, SHOWN, strict=True)
     }
     for block, text in zip(OWN, SHOWN_OWN, strict=True) if wrapped else ():

@@ -43,9 +43,9 @@ def test_pages_quote_in_bold_what_is_on_the_numbers_page() -> None:
     """A figure in bold type in the README or in a page of processors stands on the numbers page."""
     numbers = PAGE.read_text()
     for page in (CHECKOUT / "README.md", CHECKOUT / "docs" / "processors.md"):
-        quoted = [each for each in re.findall(r"\*\*([^*\n]+)\*\*", page.read_text()) if each[0].isdigit()]
+        quoted = [figure for figure in re.findall(r"\*\*([^*\n]+)\*\*", page.read_text()) if figure[0].isdigit()]
         assert quoted
-        assert [each for each in quoted if not re.search(rf"(?<![\w.]){re.escape(each)}(?!\w)", numbers)] == []
+        assert [figure for figure in quoted if not re.search(rf"(?<![\w.]){re.escape(figure)}(?!\w)", numbers)] == []
 
 
 def test_what_a_benchmark_prints_becomes_figures() -> None:

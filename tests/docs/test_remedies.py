@@ -30,9 +30,9 @@ def feed(operator: Stateful, rows: pa.Schema = INPUT, **settings: Any) -> None:
         query.feed([{"user": "ann", "amount": 1, "tags": []}, {"user": "bob", "amount": 2, "tags": []}])
 
 
-def operator(key: Any = "user", compute: Any = COUNTS, store: str = "totals", **more: Any) -> Stateful:
+def operator(key: Any = "user", compute: Any = COUNTS, store: str = "totals", **options: Any) -> Stateful:
     """Make an operator as a user does, with anything in any place."""
-    return Stateful(store, key=key, compute=compute, **more)
+    return Stateful(store, key=key, compute=compute, **options)
 
 
 def totals_by(function: TotalsOf, state: Any = STATE) -> Stateful:
@@ -142,7 +142,7 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
         lambda _, mended: totals_by(zero_for_all if mended else lambda rows: rows),  # type: ignore[arg-type,misc]
     ),
     "no such key column": Mistake(
-        "there is no column 'usr' in the input",
+        "The input has no column 'usr'",
         "use one of user, amount, tags",
         lambda _, mended: feed(operator(key="user" if mended else "usr")),
     ),

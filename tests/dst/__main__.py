@@ -44,28 +44,28 @@ class _Task:
 
 def main(arguments: Sequence[str]) -> int:
     """Play schedules; return 1 if one of them fails."""
-    asked = _asked(arguments)
+    options = _asked(arguments)
     coverage = Coverage()
     code = 0
     try:
         with (
             _folder(MEMORY if os.access(MEMORY, os.W_OK) else None) as folder,
-            closing(_told(asked, coverage, folder)) as all_told,
+            closing(_told(options, coverage, folder)) as all_told,
         ):
-            for told in all_told:
-                coverage.add(told)
-                if told.said:
-                    print(told.said, file=sys.stderr if told.failure else sys.stdout)
-                if told.failure and not asked.go_on:
+            for result in all_told:
+                coverage.add(result)
+                if result.output:
+                    print(result.output, file=sys.stderr if result.failure else sys.stdout)
+                if result.failure and not options.go_on:
                     break
     except KeyboardInterrupt:
         code = INTERRUPTED
     print(
         json.dumps(coverage.to_json())
-        if asked.json
+        if options.json
         else f"{coverage.table()}\n{json.dumps(coverage.to_json(), indent=1)}"
     )
-    return 1 if coverage.failures or (asked.cells and coverage.empty()) else code
+    return 1 if coverage.failures or (options.cells and coverage.empty()) else code
 
 
 def _told(namespace: argparse.Namespace, coverage: Coverage, folder: Path) -> Generator[Told, None, None]:
@@ -93,12 +93,12 @@ def _asked(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     if "--planted" in arguments:
         parser.error("--planted has moved. Run ./run planted --schedules 500 [NAME ...]")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     for name in ("schedules", "processes", "seconds"):
-        given = getattr(asked, name)
-        if given is not None and not given >= 1:
-            parser.error(f"--{name}: {given} is less than 1, nothing would be played")
-    return asked
+        number = getattr(options, name)
+        if number is not None and not number >= 1:
+            parser.error(f"--{name}: {number} is less than 1, nothing would be played")
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -129,22 +129,22 @@ def _played(base: Path, task: _Task) -> Told:
         except Exception as error:  # noqa: BLE001 - a bug shows in any way
             failure = f"{type(error).__name__}: {error}"[:2000]
     history = schedule.history if schedule else []
-    said = "\n".join(history) if task.tell or failure else ""
+    output = "\n".join(history) if task.tell or failure else ""
     if failure:
         last = [f"    {line}" for line in list(schedule.scheduler.last)[-30:]] if schedule else []
-        said = "\n".join([said, "its last steps:", *last, failure, _replay(task)])
+        output = "\n".join([output, "its last steps:", *last, failure, _replay(task)])
         failure = f"seed {task.seed}: {failure[:200]}"
     if schedule is None:
-        return Told(task.seed, failure=failure, said=said)
+        return Told(task.seed, failure=failure, output=output)
     return Told(
-        task.seed, tuple(schedule.faults.hit), dict(schedule.disturbed), dict(schedule.faults.met), failure, said
+        task.seed, tuple(schedule.faults.hit), dict(schedule.disturbed), dict(schedule.faults.met), failure, output
     )
 
 
 def _died(task: _Task, code: int | None) -> Told:
     """Return what is told of a schedule whose process has ended or stood still."""
-    why = f"its process ended with {code}, in the midst of it or after {MOST_SECONDS:.0f} s"
-    return Told(task.seed, failure=f"seed {task.seed}: {why}", said=f"seed {task.seed}: {why}\n{_replay(task)}")
+    reason = f"its process ended with {code}, in the midst of it or after {MOST_SECONDS:.0f} s"
+    return Told(task.seed, failure=f"seed {task.seed}: {reason}", output=f"seed {task.seed}: {reason}\n{_replay(task)}")
 
 
 def _replay(task: _Task) -> str:
@@ -178,7 +178,7 @@ def _interrupted(*_: object) -> None:
 
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set is part of a history
-        again = [sys.executable, "-m", "tests.dst", *sys.argv[1:]]
-        os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606 - this program, once more
+        command = [sys.executable, "-m", "tests.dst", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})  # noqa: S606 - this program, once more
     signal.signal(signal.SIGTERM, _interrupted)  # figures are printed, and players end
     sys.exit(main(sys.argv[1:]))

@@ -33,19 +33,19 @@ def watch_assignments(patch: pytest.MonkeyPatch, holds: Holds) -> None:
     laid_out_for = Ownership.layout_for
 
     def assigned(view: View, settings: AssignSettings) -> Assignment:
-        found = assign(view, settings)
-        holds(partial(_check_assigned, view, settings, found))
-        return found
+        assignment = assign(view, settings)
+        holds(partial(_check_assigned, view, settings, assignment))
+        return assignment
 
-    def hashed(members: Mapping[str, Any], shards: Any, present: Assignment, *given: Any) -> Assignment:
-        found = by_hash(members, shards, present, *given)
-        turned = by_hash(dict(reversed([*members.items()])), shards, present, *given)
-        holds(partial(_check_same, found, turned))
-        holds(partial(_check_stays, by_hash(members, shards, found, *given), found))
-        return found
+    def hashed(members: Mapping[str, Any], shards: Any, present: Assignment, *rest: Any) -> Assignment:
+        assignment = by_hash(members, shards, present, *rest)
+        turned = by_hash(dict(reversed([*members.items()])), shards, present, *rest)
+        holds(partial(_check_same, assignment, turned))
+        holds(partial(_check_stays, by_hash(members, shards, assignment, *rest), assignment))
+        return assignment
 
-    def layout_of(self: Ownership, executors: Sequence[Executor], *given: Any, **more: Any) -> SlotLayout:
-        layout = laid_out_for(self, executors, *given, **more)
+    def layout_of(self: Ownership, executors: Sequence[Executor], *rest: Any, **options: Any) -> SlotLayout:
+        layout = laid_out_for(self, executors, *rest, **options)
         holds(partial(_check_places, self, {executor.id for executor in executors}, layout))
         return layout
 
@@ -58,8 +58,8 @@ def check_record(record: Record) -> None:
     """I6, of what a batch's record says: each key-group has an owner in each group, and keeps standbys elsewhere."""
     owners = {parse_task(name): owner for name, owner in record.owners.items()}
     total = record.total if record.dispatch == "key_group" else len(record.shards)
-    wanted = {task(number, group) for group in {owner.group for owner in owners} for number in range(total)}
-    assert owners.keys() == wanted, f"I6: record {record.sequence} has owners of {sorted(owners)} alone"
+    expected = {task(number, group) for group in {owner.group for owner in owners} for number in range(total)}
+    assert owners.keys() == expected, f"I6: record {record.sequence} has owners of {sorted(owners)} alone"
     for name, members in record.standbys.items():
         copies = Counter([*members, record.owners[name]])
         assert max(copies.values()) == 1, f"I6: record {record.sequence} has {copies} for task {name}"
@@ -72,17 +72,17 @@ def _check_places(owned: Ownership, live: set[str], layout: SlotLayout) -> None:
     key_groups = owned.placement.settings.key_groups
     present = owned.placement.present
     numbers = range(key_groups if owned.placement.shards is None else len(owned.placement.shards))
-    wanted = {task(number, group) for group in owned.placement.groups.names for number in numbers}
-    assert present.owners.keys() == wanted, f"I6: {sorted(present.owners)} have owners, not {sorted(wanted)}"
+    expected = {task(number, group) for group in owned.placement.groups.names for number in numbers}
+    assert present.owners.keys() == expected, f"I6: {sorted(present.owners)} have owners, not {sorted(expected)}"
     on = {name: living.executor.id for name, living in owned.membership.live.items()}
     assert len({*on.values()}) == len(on), f"I6: two members on one executor: {on}"
-    for one, owner in present.owners.items():
-        copies = [owner, *present.standbys.get(one, ()), *present.warmups.get(one, ())]
-        assert len({*copies}) == len(copies), f"I6: {one} has two copies on a member: {copies}"
-        gone = [member for member in copies if on.get(member) not in live]
-        assert not gone, f"I6: {one} has copies on {gone}, which do not live"
-    for group, each in zip(owned.placement.groups.names, layout.each, strict=True):
-        served = sorted((number, slot.executor) for slot in each.slots for number in slot.key_groups)
+    for task_id, owner in present.owners.items():
+        copies = [owner, *present.standbys.get(task_id, ()), *present.warmups.get(task_id, ())]
+        assert len({*copies}) == len(copies), f"I6: {task_id} has two copies on a member: {copies}"
+        dead = [member for member in copies if on.get(member) not in live]
+        assert not dead, f"I6: {task_id} has copies on {dead}, which do not live"
+    for group, group_layout in zip(owned.placement.groups.names, layout.all_groups, strict=True):
+        served = sorted((number, slot.executor) for slot in group_layout.slots for number in slot.key_groups)
         places = [(number, on[present.owners[task(number, group)]]) for number in numbers]
         assert served == places, f"I6: slots serve {served} of {group}, its owners are on {places}"
 
@@ -138,8 +138,8 @@ class _Name(str):
 
 def _elsewhere(view: View) -> View:
     """Return a view as another process, or machine, may have it: all in other orders, and hashes are others."""
-    told = {field.name: _turned(getattr(view, field.name)) for field in fields(View)}
-    return replace(view, **told)
+    reordered = {field.name: _turned(getattr(view, field.name)) for field in fields(View)}
+    return replace(view, **reordered)
 
 
 def _named_elsewhere(settings: AssignSettings) -> AssignSettings:
@@ -150,9 +150,9 @@ def _turned(value: Any) -> Any:
     if isinstance(value, TaskId):
         return TaskId(_Name(value.group), value.key_group)
     if isinstance(value, Mapping):
-        return {_turned(name): _turned(each) for name, each in reversed([*value.items()])}
+        return {_turned(name): _turned(item) for name, item in reversed([*value.items()])}
     if isinstance(value, (frozenset, tuple)):
-        has_order = isinstance(value, tuple) and not any(isinstance(each, (Member, Task)) for each in value)
+        has_order = isinstance(value, tuple) and not any(isinstance(item, (Member, Task)) for item in value)
         return type(value)(map(_turned, value if has_order else reversed([*value])))
     if isinstance(value, (Member, Task)):
         return replace(value, id=_turned(value.id))

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from riffle_spark.errors import Misplaced, RiffleError, UnavailableError
 from riffle_spark.messages.slot_orders import RECEIPT, Home, Receipt
-from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt, given_up
+from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt, overdue_receipt
 from riffle_spark.protocol.operator import Operator
 from riffle_spark.protocol.ports import Delivery, Executor, Lock, StaleRows
 from riffle_spark.protocol.shards import Partition
@@ -82,9 +82,9 @@ class SteppedBackground:
 
     def collect(self) -> Sequence[object]:
         """Return the results since the last call; failures as exceptions."""
-        found = self._results
+        results = self._results
         self._results = []
-        return found
+        return results
 
     def busy(self) -> bool:
         """Tell whether submitted work has not finished yet."""
@@ -129,22 +129,22 @@ class SteppedCluster(SimCluster):
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """Ask each of these executors that lives what it finds."""
         live = {executor.id for executor in self.executors()}
-        asked = [executor.id for executor in executors if executor.id in live]
+        chosen = [executor.id for executor in executors if executor.id in live]
         text = order.to_json()
 
         def take(executor: str) -> Callable[[], Census]:
             return lambda: take_census(CensusOrder.from_json(text), executor)
 
-        tasks = {executor: self.spawn("census", executor, take(executor)) for executor in asked}
+        tasks = {executor: self.spawn("census", executor, take(executor)) for executor in chosen}
         self.scheduler.step("censuses ordered")
         self.scheduler.wait(lambda: all(task.done for task in tasks.values()), order.timeout_seconds)
-        found = []
+        partitions = []
         for executor, task in tasks.items():
             if isinstance(task.result, Census):
-                found.append(self.with_usage(Census.from_json(task.result.to_json())))
+                partitions.append(self.with_usage(Census.from_json(task.result.to_json())))
             elif not task.done:
-                found.append(Census(executor, error="did not answer in time"))
-        return found
+                partitions.append(Census(executor, error="did not answer in time"))
+        return partitions
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
         """Run each live executor's piece of upkeep."""
@@ -162,14 +162,14 @@ class SteppedCluster(SimCluster):
 
         tasks = {executor: self.spawn("piece", executor, run(executor)) for executor in live}
         self.scheduler.step("pieces ordered")
-        seconds = max((orders[one].seconds + orders[one].timeout_seconds for one in live), default=0.0)
+        seconds = max((orders[order_id].seconds + orders[order_id].timeout_seconds for order_id in live), default=0.0)
         self.scheduler.wait(lambda: all(task.done for task in tasks.values()), seconds)
         receipts = []
         for executor, task in tasks.items():
             if isinstance(task.result, UpkeepReceipt):
                 receipts.append(self.with_usage(UpkeepReceipt.from_json(task.result.to_json())))
             elif not task.done:
-                receipts.append(given_up(executor, seconds))
+                receipts.append(overdue_receipt(executor, seconds))
             elif self.scheduler.chance.random() < 0.5:
                 raise UnavailableError(f"executor {executor} went while it did upkeep")
         return receipts
@@ -216,10 +216,10 @@ class SteppedWork(SimWork):
         self.gave_up: dict[int, set[str]] = {}
         """With what each run of the batch may be given up, by the run's number."""
 
-    def partitions(self, most: int) -> Sequence[Partition]:
+    def partitions(self, limit: int) -> Sequence[Partition]:
         """Ask the rows for their partitions."""
         self._scheduler.step("partitions asked")
-        return super().partitions(most)
+        return super().partitions(limit)
 
     def answers(self, attempts: Sequence[Attempt]) -> list[pa.Table]:
         """Run all attempts."""
@@ -296,9 +296,9 @@ class SteppedWork(SimWork):
 
     def _check_executors(self, attempts: Sequence[Attempt]) -> None:
         """Give the batch up, now and then, where an executor went: that is what Spark's side does."""
-        gone = {attempt.executor for attempt in attempts} - {executor.id for executor in self._stepped.executors()}
-        if gone and self._scheduler.chance.random() < 0.5:
-            problem = f"{', '.join(sorted(gone))} went while slots ran"
+        lost = {attempt.executor for attempt in attempts} - {executor.id for executor in self._stepped.executors()}
+        if lost and self._scheduler.chance.random() < 0.5:
+            problem = f"{', '.join(sorted(lost))} went while slots ran"
             raise Misplaced(self._gives_up(problem), where="executors")
 
     def _gives_up(self, problem: str) -> str:

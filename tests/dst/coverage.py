@@ -41,7 +41,7 @@ class Told:
     steps: Mapping[str, int] = field(default_factory=dict)
     met: Mapping[tuple[str, str], int] = field(default_factory=dict)
     failure: str = ""
-    said: str = ""
+    output: str = ""
 
 
 @dataclass
@@ -53,31 +53,31 @@ class Coverage:
     schedules: int = 0
     steps: Counter[str] = field(default_factory=Counter)
     met: Counter[tuple[str, str]] = field(default_factory=Counter)
-    came: dict[str, list[Told]] = field(default_factory=dict)
+    reached: dict[str, list[Told]] = field(default_factory=dict)
     aimed: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
-    def add(self, told: Told) -> None:
+    def add(self, result: Told) -> None:
         """Count one schedule."""
         self.schedules += 1
-        self.steps.update(told.steps)
-        self.met.update(told.met)
-        if told.failure and len(self.failures) < MOST_FAILURES:
-            self.failures.append(told.failure)
-        known = Told(told.seed, told.aims, told.steps)
-        for step in told.steps:
-            self._remember(step, known)
+        self.steps.update(result.steps)
+        self.met.update(result.met)
+        if result.failure and len(self.failures) < MOST_FAILURES:
+            self.failures.append(result.failure)
+        history = Told(result.seed, result.aims, result.steps)
+        for step in result.steps:
+            self._remember(step, history)
 
-    def _remember(self, step: str, known: Told) -> None:
-        kept = self.came.setdefault(step, [])
-        if kept and bool(kept[0].aims) != bool(known.aims):
-            if known.aims:
+    def _remember(self, step: str, history: Told) -> None:
+        histories = self.reached.setdefault(step, [])
+        if histories and bool(histories[0].aims) != bool(history.aims):
+            if history.aims:
                 return
-            kept.clear()
-        if len(kept) < KEPT:
-            kept.append(known)
+            histories.clear()
+        if len(histories) < KEPT:
+            histories.append(history)
         elif self.schedules % 3 == 0:
-            kept[self.schedules // 3 % KEPT] = known
+            histories[self.schedules // 3 % KEPT] = history
 
     def possible(self) -> list[tuple[str, str]]:
         """Return the cells that can be filled, as far as it is known which steps there are: (fault, step)."""
@@ -121,16 +121,16 @@ def aims_for(coverage: Coverage, number: int) -> tuple[int, tuple[Aim, ...]]:
     that was seen before: so it comes to the step.
     """
     chance = random.Random(number)
-    cells = [cell for cell in coverage.possible() if cell[1] in coverage.came]
+    cells = [cell for cell in coverage.possible() if cell[1] in coverage.reached]
     chance.shuffle(cells)
     cells.sort(key=lambda cell: (coverage.met[cell], coverage.aimed[cell]))
     is_full = not cells or coverage.met[cells[0]] > 0 or coverage.aimed[cells[0]] >= TRIES
     if coverage.schedules < AIMED_FROM or (number % AIMS == 0) != is_full or not cells:
         return number, ()
     (kind, step) = cells[0]
-    known = chance.choice(coverage.came[cells[0][1]])
-    others = [cell for cell in cells[1:] if cell[1] in known.steps][: OTHERS // 3 if is_full else OTHERS]
-    times = known.steps[step]
+    history = chance.choice(coverage.reached[cells[0][1]])
+    other_cells = [cell for cell in cells[1:] if cell[1] in history.steps][: OTHERS // 3 if is_full else OTHERS]
+    times = history.steps[step]
     nth = chance.randint(1, times if coverage.aimed[kind, step] else 1 + times // 2)
-    coverage.aimed.update([(kind, step), *others])
-    return known.seed, (*known.aims, Aim(kind, step, nth), *(Aim(*cell, 0) for cell in others))
+    coverage.aimed.update([(kind, step), *other_cells])
+    return history.seed, (*history.aims, Aim(kind, step, nth), *(Aim(*cell, 0) for cell in other_cells))

@@ -48,8 +48,8 @@ def partition_of(keys: pa.Table) -> pa.Table:
 
 def parted(rows: pa.Table) -> pa.Table:
     """Return rows with the topic and partition that they come in."""
-    told = partition_of(rows.select(["k"]))
-    return rows.append_column("topic", told["topic"]).append_column("partition", told["partition"])
+    places = partition_of(rows.select(["k"]))
+    return rows.append_column("topic", places["topic"]).append_column("partition", places["partition"])
 
 
 def _partitions(keys: pa.Table) -> list[Partition]:
@@ -143,10 +143,10 @@ class Dispatched:
         if not self._tells:
             return f"offsets-{origin}-{version}"
         keys = pa.concat_tables([batch.select(["k"]) for batch in lines.jobs[line].batches[: version + 1]])
-        told: dict[str, dict[str, int]] = {}
+        offsets: dict[str, dict[str, int]] = {}
         for topic, partition in sorted({*_partitions(keys)}):
-            told.setdefault(topic, {})[str(partition)] = 1_000 * origin + version
-        return f"v1\n{{}}\n{json.dumps(told)}\n" if told else f"offsets-{origin}-{version}"
+            offsets.setdefault(topic, {})[str(partition)] = 1_000 * origin + version
+        return f"v1\n{{}}\n{json.dumps(offsets)}\n" if offsets else f"offsets-{origin}-{version}"
 
     def is_of_before(self, error: RiffleError, settings: Any) -> bool:
         """Tell whether a driver was refused because the state is of another dispatch than it was started with."""
@@ -156,9 +156,9 @@ class Dispatched:
         return is_other and isinstance(error, ConfigError) and error.where in {"dispatch", "key_groups"}
 
     def _newest(self) -> Record | None:
-        seen = self._world.log_seen
-        seen.look()
-        return seen.records[max(seen.records)] if seen.records else None
+        history = self._world.log_seen
+        history.look()
+        return history.records[max(history.records)] if history.records else None
 
     # --- the switch ---------------------------------------------------------------------------------------------------
 
@@ -166,10 +166,10 @@ class Dispatched:
         """Stop the query, but perhaps for what goes on unseen, and switch it, if there is state."""
         world = self._world
         with world.scheduler.quiet():
-            before = self._newest()
-        if before is None:
+            newest = self._newest()
+        if newest is None:
             return None
-        to, total = self._drawn(before)
+        to, total = self._drawn(newest)
         for program in [program for program in world.programs if program.alive]:
             if self._chance.random() < 0.8:
                 world.stop(program)
@@ -179,14 +179,14 @@ class Dispatched:
         looks = self._chance.random() < 0.3
         self._is_under_way = True
         return world.scheduler.spawn(
-            name, "switch", Process(name), lambda: self._switch(before, to, total, alone=alone, looks=looks)
+            name, "switch", Process(name), lambda: self._switch(newest, to, total, alone=alone, looks=looks)
         )
 
     def _drawn(self, record: Record) -> tuple[str, int]:
         """Draw another dispatch or number of key-groups. Initial state has no partitions."""
         to = "key_group" if self._world.job.initial else self._chance.choice([*DISPATCHES, record.dispatch])
-        now = (record.dispatch, record.total)
-        return to, self._chance.choice([total for total in KEY_GROUPS[to] if (to, total) != now])
+        dispatch = (record.dispatch, record.total)
+        return to, self._chance.choice([total for total in KEY_GROUPS[to] if (to, total) != dispatch])
 
     def _switch(self, record: Record, to: str, total: int, *, alone: bool, looks: bool) -> None:
         world = self._world
@@ -230,17 +230,19 @@ class Dispatched:
         went_on = newest.sequence > record.sequence and self._world.excuses.is_gone(error)
         return went_on or bool(self._world.expects(error))
 
-    def check_switched(self, record: Record, manifest: Manifest, wanted: Mapping[str, Mapping[object, Any]]) -> None:
+    def check_switched(self, record: Record, manifest: Manifest, expected: Mapping[str, Mapping[object, Any]]) -> None:
         """Compare what lies below a record, store by store, with what should: each key in the shard that is its own."""
         dealt = Dealt.by(record)
         objects = Reader(self._world.memory, keys_of(self._world.home))
-        for store in sorted(wanted.keys() & record.schemas.keys()):
+        for store in sorted(expected.keys() & record.schemas.keys()):
             entries = {shard: entry for (of, shard), entry in manifest.entries.items() if of == store}
             schema = schema_of_text(store, record.schemas[store])
-            found = dict[object, object]()
+            contents = dict[object, object]()
             folder = self._folder / f"switched-{record.sequence}" / store
             for shard, table in restored(schema, entries, objects, folder).items():
-                held = held_by_key(table)
-                assert set(dealt.of(list(held))) <= {shard}, f"keys of another shard in {shard} of {store}"
-                found |= held
-            assert found == dict(wanted[store]), f"{store} holds {found} once it is switched, not {wanted[store]}"
+                rows_by_key = held_by_key(table)
+                assert set(dealt.of(list(rows_by_key))) <= {shard}, f"keys of another shard in {shard} of {store}"
+                contents |= rows_by_key
+            assert contents == dict(expected[store]), (
+                f"{store} holds {contents} once it is switched, not {expected[store]}"
+            )

@@ -29,8 +29,8 @@ __all__ = ["Excuses", "Tried"]
 
 _SIMULATED = re.compile(r"the store failed: |no executor is left$|executor \w+ went while it did upkeep$")
 _QUOTED = re.compile(r"'(/[^']*)'")
-_RUN = re.compile(r"batch \d+ was run (\d+) times and each time ")
-_INCOMPLETE = re.compile(r"the slots' receipts are not complete: missing (\[.*\]), not asked for \[\]$")
+_RUN = re.compile(r"Batch \d+ lost (?:its place|rows) in each of (\d+) runs")
+_INCOMPLETE = re.compile(r"The receipts of the slots are not complete: missing (\[.*\]), unexpected \[\]\.$")
 
 
 def object_in(where: str) -> str:
@@ -82,7 +82,7 @@ class Excuses:
         """Tell whether the disk refused the file that is named, or harmed a file of the same member's folder."""
         harmed = self._world.files.harmed
         if named := _QUOTED.findall(error.problem):
-            return any(f"{name}/".startswith(f"{one}/") for name in named for one in harmed)
+            return any(f"{name}/".startswith(f"{path}/") for name in named for path in harmed)
         place = Path(object_in(error.where))
         base = self._world.files.base
         if not place.is_relative_to(base):
@@ -98,36 +98,36 @@ class Excuses:
         sequence = paths.record_sequence(object_in(where))
         names = [name] if sequence is None else [name, paths.record(max(sequence - 1, 0))]
         if where == self._world.home.root:  # nothing of the log can be read
-            names = [one for one in self.damaged if one.startswith(paths.LOG)]
-        found = next((name for name in names if self.damaged[name]), None)
-        if found is not None:
-            self.damaged[found] -= 1
-        return found is not None
+            names = [name for name in self.damaged if name.startswith(paths.LOG)]
+        lost_objects = next((name for name in names if self.damaged[name]), None)
+        if lost_objects is not None:
+            self.damaged[lost_objects] -= 1
+        return lost_objects is not None
 
     def _is_fenced(self, where: str, actor: Actor) -> bool:
         """Another process must have written the record that is named, or one after the newest that this one knew."""
-        seen = self._world.log_seen
+        history = self._world.log_seen
         sequence = paths.record_sequence(where)
         if sequence is None:
             driver = getattr(actor.process, "driver", None)
             tail = driver._log.tail if driver is not None else None  # private: what it knew
             sequence = tail.sequence + 1 if tail is not None else 0
-        later = [record for n, record in seen.records.items() if n >= sequence]
-        others = [record for record in later if seen.writers.get(record.commit_id) is not actor.process]
+        later = [record for n, record in history.records.items() if n >= sequence]
+        foreign = [record for record in later if history.writers.get(record.commit_id) is not actor.process]
         # What runs beside batches may be of the run before: the query was started again in its process.
         is_beside = actor.kind == "background"
-        return bool(others) or (is_beside and any(record.kind == "claim" for record in later))
+        return bool(foreign) or (is_beside and any(record.kind == "claim" for record in later))
 
     def _is_unavailable(self, error: UnavailableError, tried: Tried | None) -> bool:
-        seen = self._world.log_seen
+        history = self._world.log_seen
         sequence = paths.record_sequence(error.where)
-        if any(_SIMULATED.search(one.problem) for one in _chain(error)):
+        if any(_SIMULATED.search(cause.problem) for cause in _chain(error)):
             return True
         of_log = {
-            "the query went on while its log was read": seen.records,
-            "a LIST of the log shows a newest record that is gone": seen.swept,
-            f"a LIST of the log does not show record {sequence}, which is there": seen.swept,
-            f"record {sequence} was swept while its scan waited": seen.swept,
+            "the query went on while its log was read": history.records,
+            "a LIST of the log shows a newest record that is gone": history.swept,
+            f"a LIST of the log does not show record {sequence}, which is there": history.swept,
+            f"record {sequence} was swept while its scan waited": history.swept,
         }
         if error.problem in of_log:
             return sequence in of_log[error.problem]
@@ -164,18 +164,18 @@ class Excuses:
         incoming = tried.incoming  # private: what it takes for the newest
         if tail is None:
             return not self._world.log_seen.records and incoming.version > 0
-        known = self._world.log_seen.records.get(tail.sequence)
-        if known is None or known.commit_id != tail.commit_id or tail.sequence < tried.newest:
+        record = self._world.log_seen.records.get(tail.sequence)
+        if record is None or record.commit_id != tail.commit_id or tail.sequence < tried.newest:
             return False
-        repeats = (known.version, known.offsets) == (incoming.version, incoming.offsets)
-        fits = known.query_id == incoming.query_id and (repeats or known.version + 1 == incoming.version)
+        repeats = (record.version, record.offsets) == (incoming.version, incoming.offsets)
+        fits = record.query_id == incoming.query_id and (repeats or record.version + 1 == incoming.version)
         return not fits
 
 
 def _chain(error: BaseException | None) -> list[RiffleError]:
-    found = []
+    contents = []
     while error is not None:
         if isinstance(error, RiffleError):
-            found.append(error)
+            contents.append(error)
         error = error.__cause__
-    return found
+    return contents

@@ -80,12 +80,12 @@ class Aim:
 def impossible(kind: str, step: str) -> str | None:
     """Return why a fault cannot meet a step, ``None`` if it can."""
     actor, _, label = step.partition(": ")
-    word, _, what = label.partition(" ")
+    word, _, object_kind = label.partition(" ")
     if actor in {"conductor", "late put"}:
         return "the simulation's own"
     on_store = word in _STORE
     on_files = word in _FILES and actor in ON_EXECUTORS
-    reads = what in DATA if word == "read" else word == "get" and what != "everything"
+    reads = object_kind in DATA if word == "read" else word == "get" and object_kind != "everything"
     reasons = {
         "slow": (label == "begins", "what is slow is so from where it begins"),
         "error before": (on_store, "nothing is asked of the store"),
@@ -93,7 +93,10 @@ def impossible(kind: str, step: str) -> str | None:
         "late effect": (word == "put", "nothing is put"),
         "refused disk": (on_files and word != "lock", "no file is used"),
         "flipped byte": (reads, "no bytes of state are read"),
-        "missing": (word == "get" and what in {"delta", "snapshot"}, "no object that the log lists is asked for"),
+        "missing": (
+            word == "get" and object_kind in {"delta", "snapshot"},
+            "no object that the log lists is asked for",
+        ),
         "clock back": (
             (actor not in ON_EXECUTORS or actor == "census") and actor != "reader",
             "no clock is asked but how long things take",
@@ -105,8 +108,8 @@ def impossible(kind: str, step: str) -> str | None:
         "block lost": (label == "results read", "no results are read"),
     }
     if kind in reasons:
-        can, why = reasons[kind]
-        return None if can else why
+        can, reason = reasons[kind]
+        return None if can else reason
     return None
 
 
@@ -159,11 +162,11 @@ class Faults:
 
     def _aimed(self, step: str, nth: int) -> str | None:
         self._since += 1
-        mine = self._aims.get(step)
-        due = next((aim for aim in mine if self._is_due(aim, nth)), None) if mine and not self.over else None
-        if due is None or mine is None:
+        aims = self._aims.get(step)
+        due = next((aim for aim in aims if self._is_due(aim, nth)), None) if aims and not self.over else None
+        if due is None or aims is None:
             return None
-        mine.remove(due)
+        aims.remove(due)
         if due == self._awaited:
             self._awaited = None
         self._since = 0

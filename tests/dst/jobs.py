@@ -71,7 +71,10 @@ class Job:
         present = [operator for operator in self.operators if version not in self.absent.get(operator.store, ())]
         if self.initial:
             name, rows = self.initial[version]
-            present = [with_initial(one, rows.schema, name) if one.store == "alarms" else one for one in present]
+            present = [
+                with_initial(operator, rows.schema, name) if operator.store == "alarms" else operator
+                for operator in present
+            ]
         return present
 
     def initial_of(self, version: int) -> dict[str, pa.Table]:
@@ -81,25 +84,25 @@ class Job:
     def check(self, report: BatchReport) -> None:
         """Compare what a batch tells of its rows and times with ``times``."""
         if report.decision == "run" and self.times:
-            wanted = self.times[report.version]
-            told = (report.late_rows, report.timers_fired, report.expired)
-            batch_times = BatchTimes(*told, wanted.watermark_ms, wanted.late_watermark_ms)
-            same(batch_times, wanted, f"what batch {report.version} tells")
+            expected = self.times[report.version]
+            counts = (report.late_rows, report.timers_fired, report.expired)
+            batch_times = BatchTimes(*counts, expected.watermark_ms, expected.late_watermark_ms)
+            same(batch_times, expected, f"what batch {report.version} tells")
 
     def check_records(self, records: Iterable[Record]) -> None:
         """Compare the watermarks that batches have committed with ``times``."""
         for record in [record for record in records if record.kind == "batch" and self.times]:
-            wanted = self.times[record.version]
-            found = replace(wanted, watermark_ms=record.watermark_ms, late_watermark_ms=record.late_watermark_ms)
-            same(found, wanted, f"the record of batch {record.version}")
+            expected = self.times[record.version]
+            actual = replace(expected, watermark_ms=record.watermark_ms, late_watermark_ms=record.late_watermark_ms)
+            same(actual, expected, f"the record of batch {record.version}")
 
     def check_delivery(self, store: str, rows: Rows, version: int, dealings: Sequence[Dealt]) -> None:
         """Compare what a sink gets of a batch with ``outputs``; of a cache, each key-group with one of ``caches``, as
         one of ``dealings`` has it: a key-group is lost as a whole.
         """
         if store in self.outputs[version]:
-            wanted = sorted(self.outputs[version][store], key=repr)
-            same(sorted(rows, key=repr), wanted, f"the sink of {store}, batch {version}")
+            expected = sorted(self.outputs[version][store], key=repr)
+            same(sorted(rows, key=repr), expected, f"the sink of {store}, batch {version}")
         elif store in self.caches:
             wrong = [_told_astray(rows, self.caches[store][version], dealt) for dealt in dealings]
             assert not all(wrong), f"the sink of the cache {store}, batch {version}, {wrong[0]}"
@@ -107,27 +110,27 @@ class Job:
 
 def _told_astray(rows: Rows, allowed: Sequence[Rows], dealt: Dealt) -> str:
     """Return what is wrong if some key-group tells what it could have told after no loss."""
-    found = _by_key_group(rows, dealt)
-    each = [_by_key_group(told, dealt) for told in allowed]
-    for group in sorted({*found, *(group for told in each for group in told)}):
-        some = [told.get(group, []) for told in each]
-        if found.get(group, []) not in some:
-            return f"key-group {group} is {found.get(group)}, not one of {some}"
+    actual = _by_key_group(rows, dealt)
+    alternatives = [_by_key_group(rows, dealt) for rows in allowed]
+    for group in sorted({*actual, *(group for alternative in alternatives for group in alternative)}):
+        options = [groups.get(group, []) for groups in alternatives]
+        if actual.get(group, []) not in options:
+            return f"key-group {group} is {actual.get(group)}, not one of {options}"
     return ""
 
 
 def _by_key_group(rows: Rows, dealt: Dealt) -> dict[int, Rows]:
     """Return rows by the key-group of their key, in an order of their own."""
     groups = dealt.of([row["k"] for row in rows])
-    found: dict[int, Rows] = {}
+    by_group: dict[int, Rows] = {}
     for group, row in sorted(zip(groups, rows, strict=True), key=repr):
-        found.setdefault(group, []).append(row)
-    return found
+        by_group.setdefault(group, []).append(row)
+    return by_group
 
 
-def same(found: object, wanted: object, what: str) -> None:
+def same(actual: object, expected: object, label: str) -> None:
     """Raise if something is not what it should be."""
-    assert found == wanted, f"{what} is {found}, not {wanted}"
+    assert actual == expected, f"{label} is {actual}, not {expected}"
 
 
 def columns_of_keys(chance: Drawn, batches: int) -> Job:
@@ -139,7 +142,7 @@ def columns_of_keys(chance: Drawn, batches: int) -> Job:
     outputs = list[Mapping[str, Rows]]()
     for batch in rows:
         oracle.feed(batch)
-        now: dict[str, State] = {
+        states: dict[str, State] = {
             "totals": dict(oracle.totals.items()),
             "tails": {key: (list(last),) for key, last in oracle.tails.items()},
         }
@@ -147,33 +150,35 @@ def columns_of_keys(chance: Drawn, batches: int) -> Job:
         columns = {"totals": ("k", "count", "total"), "tails": ("k", "last")}
         outputs.append(
             {
-                store: [dict(zip(names, (key, *now[store][key]), strict=True)) for key in touched if key in now[store]]
+                store: [
+                    dict(zip(names, (key, *states[store][key]), strict=True)) for key in touched if key in states[store]
+                ]
                 for store, names in columns.items()
             }
         )
-        contents.append(now)
+        contents.append(states)
     return Job(operators, rows, contents, outputs)
 
 
 def caches(chance: Drawn, batches: int) -> Job:
     """Draw running totals beside two caches: counts, and a processor with timers."""
-    seen = operator_of("seen", ["k"], aggregate(count=count()), (), ROWS)
+    seen_operator = operator_of("seen", ["k"], aggregate(count=count()), (), ROWS)
     alarms = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS)
     job = columns_of_keys(chance, batches)
-    told: dict[str, list[list[Rows]]] = {store: [[] for _ in range(batches)] for store in ("seen", "alarms")}
+    allowed: dict[str, list[list[Rows]]] = {store: [[] for _ in range(batches)] for store in ("seen", "alarms")}
     for begin in range(batches):
         counts = Counter[str]()
         oracle = AlarmsOracle()
         for version in range(begin, batches):
             keys = job.batches[version]["k"].to_pylist()
             counts.update(keys)
-            told["seen"][version].append([{"k": key, "count": counts[key]} for key in sorted(set(keys))])
-            told["alarms"][version].append(_rung(oracle, job.batches[version], version))
-    operators = [totals(), *(replace(one, durable=False) for one in (seen, alarms))]
+            allowed["seen"][version].append([{"k": key, "count": counts[key]} for key in sorted(set(keys))])
+            allowed["alarms"][version].append(_rung(oracle, job.batches[version], version))
+    operators = [totals(), *(replace(operator, durable=False) for operator in (seen_operator, alarms))]
     outputs = [{"totals": of_batch["totals"]} for of_batch in job.outputs]
     contents = [{"totals": of_batch["totals"]} for of_batch in job.contents]
     settings = {"deliver_after_commit": chance.random() < 0.4}
-    return replace(job, operators=operators, outputs=outputs, contents=contents, caches=told, settings=settings)
+    return replace(job, operators=operators, outputs=outputs, contents=contents, caches=allowed, settings=settings)
 
 
 def _rung(oracle: AlarmsOracle, batch: pa.Table, version: int) -> Rows:
@@ -199,23 +204,23 @@ def timers(chance: Drawn, batches: int) -> Job:
     states = {name: _initial_state(chance) for name in named}
     initial = [(name, states[name]) for name in chance.choices(named, k=batches)] if named else []
     begins = chance.choice([1, 2]) if named == [USUAL_INITIAL] else 0
-    beside = columns_of_keys(chance, batches)
+    columns = columns_of_keys(chance, batches)
     job = Job(
-        [*beside.operators[: begins and 1], operator], rows, [], [], initial=initial, absent={"alarms": range(begins)}
+        [*columns.operators[: begins and 1], operator], rows, [], [], initial=initial, absent={"alarms": range(begins)}
     )
     contents = list[Mapping[str, State]]()
     outputs = list[Mapping[str, Rows]]()
     times = list[BatchTimes]()
-    others = [operator.store for operator in job.operators[:-1]]
+    stores = [operator.store for operator in job.operators[:-1]]
     for version, batch in enumerate(rows):
-        told = list[dict[str, object]]()
-        seen = {name for name, _ in initial[begins:version]}
+        rung = list[dict[str, object]]()
+        known_keys = {name for name, _ in initial[begins:version]}
         if version >= begins:
-            if initial and initial[version][0] not in seen:
+            if initial and initial[version][0] not in known_keys:
                 oracle.give(zip(*initial[version][1].to_pydict().values(), strict=True))
-            told = _rung(oracle, batch, version)
-        outputs.append({"alarms": told, **{store: beside.outputs[version][store] for store in others}})
-        contents.append({"alarms": oracle.state(), **{store: beside.contents[version][store] for store in others}})
+            rung = _rung(oracle, batch, version)
+        outputs.append({"alarms": rung, **{store: columns.outputs[version][store] for store in stores}})
+        contents.append({"alarms": oracle.state(), **{store: columns.contents[version][store] for store in stores}})
         times.append(BatchTimes(0, oracle.fired, oracle.expired))
     return replace(job, contents=contents, outputs=outputs, times=times)
 
@@ -243,9 +248,9 @@ def events(chance: Drawn, batches: int) -> Job:
     outputs = list[Mapping[str, Rows]]()
     times = list[BatchTimes]()
     for version, batch in enumerate(job.batches):
-        told = oracle.feed([one.store for one in job.operators_of(version)], batch)
-        outputs.append({store: told.get(store, []) for store in named})
-        contents.append({store: held for store, held in oracle.state().items() if store in named})
+        fed_times = oracle.feed([operator.store for operator in job.operators_of(version)], batch)
+        outputs.append({store: fed_times.get(store, []) for store in named})
+        contents.append({store: state for store, state in oracle.state().items() if store in named})
         times.append(oracle.times)
     return replace(job, contents=contents, outputs=outputs, times=times, settings={"accept": tuple(absent)})
 

@@ -71,9 +71,9 @@ class Lines:
         line = len(self.jobs)
         self._begin(line, self._origins[parent][: version + 1])
 
-    def _begin(self, line: int, before: list[int]) -> None:
+    def _begin(self, line: int, previous: list[int]) -> None:
         rows_of = line + ERA * self._era
-        self._origins.append([*before, *[rows_of] * (self._batches - len(before))])
+        self._origins.append([*previous, *[rows_of] * (self._batches - len(previous))])
         self.jobs.append(self._job(line))
 
     def begin_anew(self, former: Iterable[str]) -> None:
@@ -87,11 +87,11 @@ class Lines:
 
     def restore(self, line: int, version: int) -> None:
         """Have a line go on after a batch that it had been beyond: that, and all later lines, are as if never begun."""
-        before = self._origins[line][: version + 1]
+        origin = self._origins[line][: version + 1]
         self._era = self._era + 1
         self.restored = self.restored + 1
         del self._origins[line:], self.jobs[line:]
-        self._begin(line, before)
+        self._begin(line, origin)
 
     def origin(self, line: int, version: int) -> int:
         """Return the line that a batch of a line was run on first: there it has its delivery from."""
@@ -104,15 +104,15 @@ class Lines:
     def check_delivery(self, store: str, rows: pa.Table, delivery: Delivery) -> None:
         """Compare what a sink is given with what it should be."""
         query, line, version = delivery.id.split("/")
-        known = query.startswith("query") and query not in self.former and int(version) == delivery.batch_id
-        assert known, f"a delivery under the id {delivery.id}"
+        is_adopted = query.startswith("query") and query not in self.former and int(version) == delivery.batch_id
+        assert is_adopted, f"a delivery under the id {delivery.id}"
         assert self.origin(int(line), int(version)) == int(line), f"{delivery.id} was delivered by another line before"
         self._check(store, rows, int(line), int(version))
 
     def check_sinks(self, sinks: Mapping[str, SimSink], records: Mapping[int, Record]) -> None:
         """Compare what sinks hold by delivery id with what the newest line should have brought."""
         line = len(self.jobs) - 1
-        batches = [one for _, one in sorted(records.items()) if one.kind == "batch"]
+        batches = [record for _, record in sorted(records.items()) if record.kind == "batch"]
         queries = {(batch.rollbacks, batch.version): batch.query_id for batch in batches}
         for store in self.jobs[0].outputs[0]:
             for version in range(self._batches):
@@ -120,8 +120,8 @@ class Lines:
                 self._check(store, sinks[store].by_id.get(f"{queries[of]}/{of[0]}/{version}"), line, version)
 
     def _check(self, store: str, rows: pa.Table | None, line: int, version: int) -> None:
-        given = [] if rows is None else rows.to_pylist()
-        self.jobs[line].check_delivery(store, given, version, [*self.dealings.values()])
+        delivered = [] if rows is None else rows.to_pylist()
+        self.jobs[line].check_delivery(store, delivered, version, [*self.dealings.values()])
 
 
 class LinesHistory(History):
@@ -151,15 +151,15 @@ class LinesHistory(History):
         """Forget everything: the root was emptied."""
         self.former |= {f"{root_id(self.world.home.root)}-{record.log_id[:12]}" for record in self.records.values()}
         mappings = (self.bytes, self.records, self.manifests, self.heads, self.timers, self.seen_at, self.dealt)
-        for kept in (*mappings, self.swept, self.contents):
-            kept.clear()
+        for mapping in (*mappings, self.swept, self.contents):
+            mapping.clear()
         self._looked_at = None
 
     def restore(self, newest: int, swept: Iterable[int]) -> None:
         """Forget the records after ``newest``. Copies of what they listed are still there: what these held is known."""
-        for kept in (self.bytes, self.records, self.manifests, self.seen_at):
-            for sequence in [one for one in kept if one > newest]:
-                del kept[sequence]
+        for by_sequence in (self.bytes, self.records, self.manifests, self.seen_at):
+            for sequence in [number for number in by_sequence if number > newest]:
+                del by_sequence[sequence]
         self.swept = {*swept}
         self._looked_at = None
 
@@ -168,11 +168,11 @@ class LinesHistory(History):
         self.seen_at[sequence] = self.begun.get(record.commit_id, self.seen_at[sequence])
         if record.kind == "rollback":
             assert record.target is not None
-            asked, operator = self.asked[record.commit_id]
-            wanted = self.target_of(asked, sequence - 1)
+            target, operator = self.asked[record.commit_id]
+            expected = self.target_of(target, sequence - 1)
             met = operator.met & self.schedule.damaged
             damaged = [name for name in met if paths.record_sequence(name) is not None]
-            assert record.target == wanted or damaged, f"{asked} led to record {record.target}, not {wanted}"
+            assert record.target == expected or damaged, f"{target} led to record {record.target}, not {expected}"
             assert record.target >= record.promised, f"a rollback to record {record.target}, which was not promised"
             self.lines.begin(self.records[record.target].rollbacks, record.version)
         if record.kind == "batch":
@@ -189,15 +189,15 @@ class LinesHistory(History):
     def watch_copies(self, patch: pytest.MonkeyPatch) -> None:
         """Look at each copy in the moment in which an executor makes it another one."""
         switch = Stacks.replace
-        mine = self.schedule.scheduler.mine
+        current_actor = self.schedule.scheduler.mine
 
-        def switched(stacks: Stacks, key_group: int, before: Stack | None, stack: Stack) -> bool:
-            actor = mine()
+        def switched(stacks: Stacks, key_group: int, previous: Stack | None, stack: Stack) -> bool:
+            actor = current_actor()
             folder = Path(stacks._path).parents[1]  # private: where they are
             if actor is not None and actor.process.executor:
                 with unremembered():
                     self.schedule.holds(lambda: self.check_copy(folder, (stacks.store, key_group), stack, {}))
-            return switch(stacks, key_group, before, stack)
+            return switch(stacks, key_group, previous, stack)
 
         patch.setattr(Stacks, "replace", switched)
 
@@ -218,45 +218,47 @@ class LinesHistory(History):
         retained_for = driver.settings.retained_for if driver else super().kept_seconds(record)
         return max(retained_for, 2 * log.SURE_SECONDS) - (max(skews) - min(skews)) / 1000
 
-    def target_of(self, asked: int | str, newest: int) -> int | None:
+    def target_of(self, target: int | str, newest: int) -> int | None:
         """Return the record that a batch, or a record by its number, stands for where ``newest`` is the last one."""
-        if isinstance(asked, str):
-            return int(asked.removeprefix("record:"))
-        at: int | None = newest
-        while at is not None and at >= 0 and self.records[at].version != asked:
-            record = self.records[at]
-            at = at - 1 if record.target is None else record.target
-        return at if at is not None and at >= 0 else None
+        if isinstance(target, str):
+            return int(target.removeprefix("record:"))
+        sequence: int | None = newest
+        while sequence is not None and sequence >= 0 and self.records[sequence].version != target:
+            record = self.records[sequence]
+            sequence = sequence - 1 if record.target is None else record.target
+        return sequence if sequence is not None and sequence >= 0 else None
 
     def check_bounded(self) -> None:
         """Compare what is stored, once all is quiet and scans had their time, with what retained records list."""
         newest = max(self.records)
         tail = self.records[newest]
         first = self.records[newest].promised - NOT_SWEPT_YET
-        told = {n: record for n, record in self.records.items() if n >= first}
-        listed = {link.object for record in told.values() for _, link in record.outputs}
-        listed |= {name for n in told for name in self.manifests[n].objects()}
+        retained = {n: record for n, record in self.records.items() if n >= first}
+        listed = {link.object for record in retained.values() for _, link in record.outputs}
+        listed |= {name for n in retained for name in self.manifests[n].objects()}
         present = self.world.memory.list("")
         needed = self.records[max(first, 0)].full - 1
         old = [name for name in present if needed > (paths.record_sequence(name) or newest)]
         assert not old, f"{len(old)} records stay that nobody needs, the first is {old[0]}"
-        others = [said for name in present if name not in listed and (said := self._parsed(name, tail.epoch))]
+        others_parsed = [
+            object_name for name in present if name not in listed and (object_name := self._parsed(name, tail.epoch))
+        ]
         given_up = tail.version - 1  # what was sealed for the last batches in vain goes with the next ones
-        unlisted = [s for s in others if s.epoch < tail.epoch or (s.kind == "delta" and s.version < given_up)]
+        unlisted = [s for s in others_parsed if s.epoch < tail.epoch or (s.kind == "delta" and s.version < given_up)]
         assert not unlisted, f"{len(unlisted)} objects stay that nothing retained lists, such as {unlisted[0]}"
-        snapshots = [s for s in others if s.kind == "snapshot"]
+        snapshots = [s for s in others_parsed if s.kind == "snapshot"]
         assert len(snapshots) <= self.world.settings.key_groups * len(self.world.operators), "snapshots pile up"
 
     def _parsed(self, name: str, epoch: int) -> paths.ObjectName | None:
         """Return what a name says, but of strays that no driver of this epoch can tell from those of a newer one."""
-        said = paths.parse(name)
-        return said if said is None or said.epoch < epoch or name not in self.strays else None
+        parsed = paths.parse(name)
+        return parsed if parsed is None or parsed.epoch < epoch or name not in self.strays else None
 
-    def refuses(self, asked: int | str) -> bool:
+    def refuses(self, wanted_target: int | str) -> bool:
         """Tell whether a rollback to there may be refused: nothing intact leads there, or it is not promised."""
         self.look()
         newest = max(self.records)
-        target = self.target_of(asked, newest)
+        target = self.target_of(wanted_target, newest)
         return target is None or not self.records[newest].promised <= target <= newest
 
     def _part_of(self, state: Mapping[object, Any], key_group: int, head: Head) -> dict[object, Any]:
@@ -341,11 +343,11 @@ class Remedies:
         if to is None:
             return
         self.begun += 1
-        others = [program for program in self._world.programs if program.alive]
-        for program in others:
+        running = [program for program in self._world.programs if program.alive]
+        for program in running:
             if is_lost or not program.claimed or self._chance.random() < 0.7:
                 self._world.stop(program)
-        alone = not any(one.alive for one in others)
+        alone = not any(program.alive for program in running)
         self._world.say(f"an operator takes the query back to {to}, {'alone' if alone else 'with others at work'}")
         self._asking = to
         process = Process(f"operator {self.begun}")
@@ -398,21 +400,21 @@ class Remedies:
         """Draw where to: a batch or a record before what Spark has committed, now and then one that is promised no
         more. Where the last operator went before the end, it is what the log says.
         """
-        seen = self._world.log_seen
-        seen.look()
-        newest = seen.records[max(seen.records, default=0)] if seen.records else None
+        history = self._world.log_seen
+        history.look()
+        newest = history.records[max(history.records, default=0)] if history.records else None
         if newest is None:
             return None
         if self.unfinished():
-            is_back = self.astray is not None and self.astray < newest.version and not seen.refuses(self.astray)
+            is_back = self.astray is not None and self.astray < newest.version and not history.refuses(self.astray)
             return self.astray if is_back and self._chance.random() < 0.5 else newest.version
-        kept = self._kept_from(0 if self._chance.random() < 0.2 else newest.promised)
-        if not kept:
+        candidates = self._kept_from(0 if self._chance.random() < 0.2 else newest.promised)
+        if not candidates:
             return None
         led = self._led_elsewhere(newest)
         if led:
             return self._chance.choice(led)
-        target = self._chance.choice(kept)
+        target = self._chance.choice(candidates)
         lines = self._world.lines
         line = newest.rollbacks
         is_present = lines.origin(line, target.version) == lines.origin(target.rollbacks, target.version)
@@ -422,9 +424,9 @@ class Remedies:
 
     def _led_elsewhere(self, newest: Record) -> list[int]:
         """Return, now and then, the batches that must not lead where their newest record is: to a line given up."""
-        for those, share in ((self._lead_astray(), 0.6), (self._given_up(newest), 0.3)):
-            if those and self._chance.random() < share:
-                return those
+        for batches, share in ((self._lead_astray(), 0.6), (self._given_up(newest), 0.3)):
+            if batches and self._chance.random() < share:
+                return batches
         return []
 
     def _kept_from(self, first: int) -> list[Record]:
@@ -432,16 +434,16 @@ class Remedies:
         records = self._world.log_seen.records
         first = max([first, *(n + 1 for n, record in records.items() if record.kind == "adopt")])
         back = [record for n, record in records.items() if n >= first and record.version < self._world.committed]
-        return [one for one in back if one.offsets or one.version < 0]
+        return [record for record in back if record.offsets or record.version < 0]
 
     def _lead_astray(self) -> list[int]:
         """Return the batches whose newest promised record is of a line given up: their number leads to another one."""
-        seen = self._world.log_seen
-        newest = max(seen.records, default=-1)
+        history = self._world.log_seen
+        newest = max(history.records, default=-1)
         if newest < 0:
             return []
-        newest_of = {one.version: one.sequence for one in self._kept_from(seen.records[newest].promised)}
-        return [v for v, sequence in newest_of.items() if seen.target_of(v, newest) not in (sequence, None)]
+        newest_of = {record.version: record.sequence for record in self._kept_from(history.records[newest].promised)}
+        return [v for v, sequence in newest_of.items() if history.target_of(v, newest) not in (sequence, None)]
 
     def _given_up(self, newest: Record) -> list[int]:
         """Return the batches that a line given up has alone, if nobody is about to put another one of that number."""
@@ -507,10 +509,12 @@ class SlowReader:
             tail = log.open()
             if tail is None or tail.version < 0:
                 return
-            wanted = world.lines.jobs[tail.rollbacks].contents[tail.version]
-            for store in sorted(wanted.keys() & tail.schemas.keys()):
-                found = self._state(log, tail, store, self._folder / name / store)
-                same(found, dict(wanted[store]), f"the state of {store} by record {tail.sequence}, as {name} sees it")
+            expected = world.lines.jobs[tail.rollbacks].contents[tail.version]
+            for store in sorted(expected.keys() & tail.schemas.keys()):
+                actual = self._state(log, tail, store, self._folder / name / store)
+                same(
+                    actual, dict(expected[store]), f"the state of {store} by record {tail.sequence}, as {name} sees it"
+                )
                 world.scheduler.sleep(world.chance.choice([0.1, 10.0, 200.0]))
             world.say(f"{name} has read record {tail.sequence}")
         except RiffleError as error:
@@ -521,13 +525,13 @@ class SlowReader:
     def _state(self, log: Log, tail: Record, store: str, folder: Path) -> dict[object, tuple[object, ...]]:
         entries = {key_group: entry for (of, key_group), entry in log.manifest.entries.items() if of == store}
         schema = schema_of_text(store, tail.schemas[store])
-        found = dict[object, tuple[object, ...]]()
+        state = dict[object, tuple[object, ...]]()
         for table in restored(schema, entries, Reader(self._world.stepped, keys_of(self._world.home)), folder).values():
-            found |= held_by_key(table)
-        return found
+            state |= held_by_key(table)
+        return state
 
     def _is_given_up(self, tail: Record) -> bool:
-        seen = self._world.log_seen
+        history = self._world.log_seen
         with self._world.scheduler.quiet():
-            seen.look()
-        return tail.sequence < seen.records[max(seen.records)].promised
+            history.look()
+        return tail.sequence < history.records[max(history.records)].promised

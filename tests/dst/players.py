@@ -52,7 +52,7 @@ class Players(Generic[Task, Answer]):
         """
         waiting = deque((number, task(number)) for number in range(min(AHEAD, count)))
         answered: dict[int, Answer] = {}
-        self._players = [self._begun(at) for at in range(min(self._wanted, count, AHEAD))]
+        self._players = [self._begun(index) for index in range(min(self._wanted, count, AHEAD))]
         for number in range(count):
             while number not in answered:
                 if is_over():
@@ -75,7 +75,7 @@ class Players(Generic[Task, Answer]):
     def _hear(self, answered: dict[int, Answer]) -> None:
         """Wait for an answer. A process that ended has another one in its place."""
         ready = wait([player.pipe for player in self._players if player.plays is not None])
-        for at, player in enumerate(self._players):
+        for index, player in enumerate(self._players):
             if player.pipe in ready and player.plays is not None:
                 number, task = player.plays
                 try:
@@ -87,15 +87,15 @@ class Players(Generic[Task, Answer]):
                     answered[number] = self._died(task, player.process.exitcode)
                 if player.plays is not None or player.played == RENEWED:
                     _end(player)
-                    self._players[at] = self._begun(at)
+                    self._players[index] = self._begun(index)
 
-    def _begun(self, at: int) -> _Player[Task]:
-        mine, its = _FORK.Pipe()
-        inherited = [mine, *(player.pipe for player in self._players)]
-        process = _FORK.Process(target=_works, args=[its, inherited, at, self._play], daemon=True)
+    def _begun(self, index: int) -> _Player[Task]:
+        own_end, its = _FORK.Pipe()
+        inherited = [own_end, *(player.pipe for player in self._players)]
+        process = _FORK.Process(target=_works, args=[its, inherited, index, self._play], daemon=True)
         process.start()
         its.close()
-        return _Player(process, mine)
+        return _Player(process, own_end)
 
     def end(self) -> None:
         """End the processes, whatever they are at."""
@@ -109,16 +109,16 @@ def _end(player: _Player[Task]) -> None:
     player.pipe.close()
 
 
-def _works(pipe: Connection, inherited: list[Connection], at: int, play: Callable[[Task], Answer]) -> None:
+def _works(pipe: Connection, inherited: list[Connection], index: int, play: Callable[[Task], Answer]) -> None:
     """Play what is asked for until nobody asks any more: the pipes of the others would keep them from seeing that.
 
     Threads that take turns hand over in microseconds on one core, and wait for the other one to wake up on two.
     """
-    for one in inherited:
-        one.close()
+    for connection in inherited:
+        connection.close()
     if hasattr(os, "sched_setaffinity"):  # as on Linux
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[at % len(cores)]})
+        os.sched_setaffinity(0, {cores[index % len(cores)]})
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted command ends its players itself
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while True:

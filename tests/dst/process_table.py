@@ -42,7 +42,7 @@ class ProcessTable:
 
     def _running(self) -> dict[int, int]:
         processes = self._world.cluster.processes
-        return dict(told for executor, told in self._known.items() if processes[executor].alive)
+        return dict(entry for executor, entry in self._known.items() if processes[executor].alive)
 
     def _start_time(self, number: int) -> str:
         return str(self._running().get(number, ""))
@@ -66,32 +66,32 @@ class ProcessTable:
         began = self._world.scheduler.now
         is_hindered = base in self._claiming
         with scheduler.quiet():
-            before = {*base.glob("m*")}
-            left = self._left(base)
+            existing = {*base.glob("m*")}
+            leftover = self._left(base)
         self._claiming.append(base)
         try:
-            found = claim(base, owner, live, process)
+            claim_ = claim(base, owner, live, process)
         finally:
             self._claiming.remove(base)
         is_hindered |= scheduler.now > began + _UNHINDERED_SECONDS
         is_hindered |= "refused disk" in self._world.faults.used  # perhaps but in this claim
-        if found.path not in before and not is_hindered:
+        if claim_.path not in existing and not is_hindered:
             with scheduler.quiet():
-                free = [folder.name for folder, whose in left.items() if _is_free(folder, whose)]
+                free = [folder.name for folder, whose in leftover.items() if _is_free(folder, whose)]
             if free:
-                scheduler.broke(AssertionError(f"{owner} begins {found.member}, though dead processes left {free}"))
-        return found
+                scheduler.broke(AssertionError(f"{owner} begins {claim_.member}, though dead processes left {free}"))
+        return claim_
 
     def _left(self, base: Path) -> dict[Path, str]:
         """Return the folders whose processes have ended, with their owners."""
         running = {*self._running().items()}
-        found = dict[Path, str]()
+        claims = dict[Path, str]()
         for folder in sorted(base.glob("m*")):
             with suppress(OSError, ValueError):  # what a machine that rebooted has left of a file names nobody
                 number, started, machine = (folder / "process").read_text().split()
                 if machine == _MACHINE and (int(number), int(started)) not in running:
-                    found[folder] = (folder / "owner").read_text()
-        return found
+                    claims[folder] = (folder / "owner").read_text()
+        return claims
 
 
 def _is_free(folder: Path, whose: str) -> bool:

@@ -186,15 +186,15 @@ class Roots:
             copy.committed = world.committed
             newest = world.log_seen.records[max(world.log_seen.records)]
             verified = self._verified(copy)
-        kept = range(world.log_seen.records[copy.newest].promised, copy.newest + 1)
-        gone = {name for sequence in kept for name in world.log_seen.listed_by(sequence)} - copy.rest.keys()
-        assert bool(gone) == verified.is_damaged, f"a copy that lacks {gone} is said to have {verified.findings}"
+        retained = range(world.log_seen.records[copy.newest].promised, copy.newest + 1)
+        missing = {name for sequence in retained for name in world.log_seen.listed_by(sequence)} - copy.rest.keys()
+        assert bool(missing) == verified.is_damaged, f"a copy that lacks {missing} is said to have {verified.findings}"
         is_one = (len(world.lines.jobs), newest.query_id) == (copy.lines, copy.query_id)
         self._lasts = 0
         self._drivers = 0
-        self._beside = not is_one or bool(gone)
-        self._copy = copy if is_one and not gone else None
-        world.say(f"the rest is copied, the checkpoint at batch {copy.committed}, {len(gone)} objects are gone")
+        self._beside = not is_one or bool(missing)
+        self._copy = copy if is_one and not missing else None
+        world.say(f"the rest is copied, the checkpoint at batch {copy.committed}, {len(missing)} objects are gone")
 
     def _verified(self, copy: _Copy) -> Verified:
         url = f"memory://copy-of-{self._world.home.root.rpartition('/')[2]}"
@@ -208,22 +208,22 @@ class Roots:
     def _restore(self, copy: _Copy) -> None:
         """Restore both, or one of them where the other is of the same line."""
         world = self._world
-        seen = self._world.log_seen
+        history = self._world.log_seen
         self._comes = ""
         self._stop()
-        newest = seen.records[max(seen.records)]
+        newest = history.records[max(history.records)]
         is_one = (len(world.lines.jobs), newest.query_id) == (copy.lines, copy.query_id)
-        what = self._chance.choice(["both", "both", "root", "checkpoint"]) if is_one else "both"
-        if what != "checkpoint":
+        part = self._chance.choice(["both", "both", "root", "checkpoint"]) if is_one else "both"
+        if part != "checkpoint":
             with world.scheduler.quiet():
                 world.memory.delete(world.memory.list(""))
                 _fill(world.memory, (copy.log, copy.rest))
             self._go_back(copy)
-        if what != "root":
+        if part != "root":
             world.committed = copy.committed
-        tail = seen.records[max(seen.records)]
+        tail = history.records[max(history.records)]
         fits = tail.version - 1 <= world.committed <= tail.version
-        world.say(f"restored: {what}, record {tail.sequence}, batch {tail.version}, checkpoint at {world.committed}")
+        world.say(f"restored: {part}, record {tail.sequence}, batch {tail.version}, checkpoint at {world.committed}")
         self._look(tail, fits=fits)
         if not fits:
             world.remedies.astray = world.committed
@@ -235,7 +235,7 @@ class Roots:
         world = self._world
         world.log_seen.restore(copy.newest, copy.swept)
         tail = world.log_seen.records[copy.newest]
-        epochs = {name: said.epoch for name in copy.rest if (said := paths.parse(name))}
+        epochs = {name: parsed.epoch for name in copy.rest if (parsed := paths.parse(name))}
         world.log_seen.strays = frozenset(name for name, epoch in epochs.items() if epoch > tail.epoch)
         world.lines.restore(tail.rollbacks, tail.version)
         world.remedies.line = tail.rollbacks
@@ -252,10 +252,10 @@ class Roots:
             world.log_seen.look()
             world.query_id = tail.query_id
             checkpoint = world.remedies.checkpoint(looked=" restored")
-            found = verify(
+            findings = verify(
                 world.home.root, checkpoint.location, encryption_keys=world.settings.encryption_keys
             ).findings
-        wrong = [one for one in found if one.level != "note"]
+        wrong = [finding for finding in findings if finding.level != "note"]
         assert len(wrong) == (not fits), f"restored, at batch {tail.version} of {world.committed}: {wrong}"
 
 

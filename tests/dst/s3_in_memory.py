@@ -68,23 +68,23 @@ class S3InMemory:
 
     def answer(self, request: Any) -> AWSResponse:
         """Return what the server says to a request."""
-        told = urlsplit(request.url)
+        url = urlsplit(request.url)
         query = parse_qs(urlsplit(request.url).query, keep_blank_values=True)
-        name = unquote(told.path).removeprefix(f"/{_BUCKET}").removeprefix(f"/{_ROOT}/")
+        name = unquote(url.path).removeprefix(f"/{_BUCKET}").removeprefix(f"/{_ROOT}/")
         headers = {key.lower(): _text(value) for key, value in request.headers.items()}
         if "list-type" in query:
-            status, said, body = self._list({key: values[0] for key, values in query.items()})
+            status, answer_headers, body = self._list({key: values[0] for key, values in query.items()})
         elif request.method == "POST":
-            status, said, body = self._delete(bytes(request.body).decode())
+            status, answer_headers, body = self._delete(bytes(request.body).decode())
         elif request.method == "PUT":
-            status, said, body = self._put(name, request.body, headers)
+            status, answer_headers, body = self._put(name, request.body, headers)
         elif request.method == "HEAD":
             status = 200 if self._inner.exists(name) else 404
-            said = {}
+            answer_headers = {}
             body = b""
         else:
-            status, said, body = self._get(name, headers.get("range"))
-        said_of: Any = {"content-length": str(len(body)), **said}
+            status, answer_headers, body = self._get(name, headers.get("range"))
+        said_of: Any = {"content-length": str(len(body)), **answer_headers}
         return AWSResponse(request.url, status, said_of, _Raw(body))
 
     def _put(self, name: str, body: Any, headers: dict[str, str]) -> Answer:
@@ -112,14 +112,15 @@ class S3InMemory:
         names = self._inner.list(prefix.removeprefix(f"{_ROOT}/"))
         keys = [key for key in (f"{_ROOT}/{name}" for name in names) if key > after]
         page = keys[: self._page]
-        more = len(keys) > self._page
-        told = "".join(f"<Contents><Key>{escape(quote(key))}</Key></Contents>" for key in page)
-        told += f"<EncodingType>url</EncodingType><IsTruncated>{str(more).lower()}</IsTruncated>"
-        told += f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
-        return 200, {}, f"<ListBucketResult>{told}</ListBucketResult>".encode()
+        is_truncated = len(keys) > self._page
+        xml = "".join(f"<Contents><Key>{escape(quote(key))}</Key></Contents>" for key in page)
+        xml += f"<EncodingType>url</EncodingType><IsTruncated>{str(is_truncated).lower()}</IsTruncated>"
+        xml += f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if is_truncated else ""
+        return 200, {}, f"<ListBucketResult>{xml}</ListBucketResult>".encode()
 
     def _delete(self, body: str) -> Answer:
-        keys = [one.text or "" for one in ElementTree.fromstring(body).iter() if one.tag.rpartition("}")[2] == "Key"]  # noqa: S314 - our own
+        root = ElementTree.fromstring(body)  # noqa: S314 - our own
+        keys = [element.text or "" for element in root.iter() if element.tag.rpartition("}")[2] == "Key"]
         self._inner.delete([key.removeprefix(f"{_ROOT}/") for key in keys])
         return 200, {}, b"<DeleteResult></DeleteResult>"
 

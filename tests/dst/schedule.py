@@ -248,8 +248,8 @@ class Schedule(World):
     def _drive(self, program: _Program) -> None:
         """Run the query. Where it fails, its process ends or starts it again."""
         while not self._runs(program):
-            again = self.chance.random() < 0.4 and not self.remedies.at_work()
-            if not again or self.runs >= MOST_STARTS:
+            repeats = self.chance.random() < 0.4 and not self.remedies.at_work()
+            if not repeats or self.runs >= MOST_STARTS:
                 self.stop(program)
             self.runs += 1
             program.run_id = f"run-{self.runs}"
@@ -264,13 +264,13 @@ class Schedule(World):
             while version <= self.last:
                 self.step("begins")
                 offsets = self.dispatched.offsets(line, version)
-                before = self.dispatched.offsets(line, version - 1) if version else None
+                previous_offsets = self.dispatched.offsets(line, version - 1) if version else None
                 incoming = self.incoming(
-                    version, run_id=program.run_id, offsets=offsets, offsets_before=before, **job.incoming
+                    version, run_id=program.run_id, offsets=offsets, offsets_before=previous_offsets, **job.incoming
                 )
                 operators = job.operators_of(version)
-                given = job.initial_of(version)
-                work = SteppedWork(self.cluster, parted(job.batches[version]), operators, self.sinks, given)
+                initial = job.initial_of(version)
+                work = SteppedWork(self.cluster, parted(job.batches[version]), operators, self.sinks, initial)
                 tried = self._tries(incoming, work)
                 report = program.driver.process(incoming, operators, work)
                 self.step("batch done")
@@ -393,8 +393,8 @@ class Schedule(World):
         if process.asleep_until >= later:
             return True
         kinds = ("driver", "background", *ON_EXECUTORS)
-        mine = [actor for actor in self.scheduler.actors if actor.process is process and actor.kind in kinds]
-        return any(one.until >= later and one.ready is None for one in mine)
+        actors = [actor for actor in self.scheduler.actors if actor.process is process and actor.kind in kinds]
+        return any(actor.until >= later and actor.ready is None for actor in actors)
 
     def _zombies(self) -> list[Actor]:
         lone = ("late put", "operator", "switch", "reader")
@@ -489,11 +489,13 @@ class Schedule(World):
     def stop(self, process: Process) -> None:
         """End a process: all of its actors at once."""
         process.alive = False
-        mine = self.scheduler.mine()
-        for actor in [actor for actor in self.scheduler.actors if actor.process is process and actor is not mine]:
+        current_actor = self.scheduler.mine()
+        for actor in [
+            actor for actor in self.scheduler.actors if actor.process is process and actor is not current_actor
+        ]:
             self.scheduler.kill(actor)
-        if mine is not None and mine.process is process:
-            self.scheduler.kill(mine)
+        if current_actor is not None and current_actor.process is process:
+            self.scheduler.kill(current_actor)
 
     def _end_executor(self, name: str, *, torn: bool = False) -> None:
         """Let an executor die, with its disk, without it, or with what a machine that reboots has left of it."""
@@ -501,8 +503,10 @@ class Schedule(World):
         process = self.cluster.processes[name]
         disk = not torn and self.chance.random() < 0.2
         owner = f"{self.home.application}/{name}"
-        mine = self.scheduler.mine()
-        for actor in [actor for actor in self.scheduler.actors if actor.process is process and actor is not mine]:
+        current_actor = self.scheduler.mine()
+        for actor in [
+            actor for actor in self.scheduler.actors if actor.process is process and actor is not current_actor
+        ]:
             self.scheduler.kill(actor)
         process.alive = False
         folders = self.files.forget_process(owner)
@@ -519,8 +523,8 @@ class Schedule(World):
                 self.say(f"{self.files.reboot(mine_still)} files are torn")
         if not self.cluster.executors():
             self._join()
-        if mine is not None and mine.process is process:
-            self.scheduler.kill(mine)
+        if current_actor is not None and current_actor.process is process:
+            self.scheduler.kill(current_actor)
 
     # --- what must hold -----------------------------------------------------------------------------------------------
 
@@ -554,7 +558,7 @@ class Schedule(World):
         program = next((program for program in self.programs if actor is not None and program is actor.process), None)
         tail = program.driver._log.tail if program is not None else None  # private: what the driver holds
         if actor is not None and tail is not None:
-            newer = [name for name in names if (said := paths.parse(name)) and said.epoch > tail.epoch]
+            newer = [name for name in names if (parsed := paths.parse(name)) and parsed.epoch > tail.epoch]
             if newer:
                 self.scheduler.broke(AssertionError(f"I4: {actor.name} of epoch {tail.epoch} deletes {newer}"))
             if tail.epoch < actor.epoch:
@@ -607,14 +611,16 @@ class Schedule(World):
         the next one lists them.
         """
         driver = self.programs[-1].driver
-        most = self.settings.snapshot_chain_links + 1
+        links = self.settings.snapshot_chain_links + 1
         job = self.lines.jobs[-1]
-        last = [{one.store for one in job.operators_of(version)} for version in (self.last - 1, self.last)]
-        taken = {(address, snapshot.head) for address, snapshot in driver._upkeep._taken}  # private: what it holds
+        last = [{operator.store for operator in job.operators_of(version)} for version in (self.last - 1, self.last)]
+        taken_snapshots = {
+            (address, snapshot.head) for address, snapshot in driver._upkeep._taken
+        }  # private: what it holds
         for address, entry in driver._log.manifest.entries.items():  # private: what it holds
             held_up = self.settings.upkeep_bandwidth <= 1 or address[0] not in last[0] & last[1]
-            held_up = held_up or (address, entry.head) in taken
-            assert held_up or len(entry.chain) <= most, f"{address} has a chain of {len(entry.chain)}"
+            held_up = held_up or (address, entry.head) in taken_snapshots
+            assert held_up or len(entry.chain) <= links, f"{address} has a chain of {len(entry.chain)}"
 
     def _compare(self) -> None:
         """Compare state, sinks and what is stored with what they should be."""

@@ -40,16 +40,16 @@ class Process:
         self.alive = True
         self.asleep_until = self.slept = 0.0
 
-    def sleep(self, now: float, seconds: float) -> None:
+    def sleep(self, second: float, seconds: float) -> None:
         """Let its machine sleep: nobody in it goes on, and clocks of its own stand still."""
-        self.wake(now)
-        self.asleep_until = now + seconds
+        self.wake(second)
+        self.asleep_until = second + seconds
         self.slept = self.slept + seconds
 
-    def wake(self, now: float) -> None:
+    def wake(self, second: float) -> None:
         """Let its machine wake up, if it sleeps."""
-        self.slept -= max(0.0, self.asleep_until - now)
-        self.asleep_until = now
+        self.slept -= max(0.0, self.asleep_until - second)
+        self.asleep_until = second
 
 
 class Actor:
@@ -86,15 +86,15 @@ class Actor:
         self.weight = 1.0
         self.began = 0.0
 
-    def wakes(self, now: float) -> bool:
+    def wakes(self, second: float) -> bool:
         """Tell whether it could go on now: what it waits for is there, or its time is over."""
-        if self.process.asleep_until > now:
+        if self.process.asleep_until > second:
             return False
-        return self.until <= now or (self.ready is not None and self.ready())
+        return self.until <= second or (self.ready is not None and self.ready())
 
-    def time(self, now: float) -> float:
+    def time(self, second: float) -> float:
         """Return when it could go on by itself."""
-        return max(self.until, now) if self.process.asleep_until <= now else self.process.asleep_until
+        return max(self.until, second) if self.process.asleep_until <= second else self.process.asleep_until
 
 
 class Scheduler:
@@ -238,8 +238,8 @@ class Scheduler:
         if actor.thread is None:
             self._leave(actor)
             return
-        before = self._current
-        me = before if before is not None and before.thread is threading.current_thread() else None
+        previous = self._current
+        me = previous if previous is not None and previous.thread is threading.current_thread() else None
         actor.returns_to = me
         self._current = actor
         actor.gate.release()
@@ -247,7 +247,7 @@ class Scheduler:
             self._main.acquire()
         else:
             me.gate.acquire()
-        self._current = before
+        self._current = previous
 
     def _switch(self, actor: Actor) -> None:
         chosen = self._choose()
@@ -262,14 +262,14 @@ class Scheduler:
 
     def _choose(self) -> Actor | None:
         while True:
-            now = self.now
-            able = [actor for actor in self.actors if actor.wakes(now)]
+            second = self.now
+            able = [actor for actor in self.actors if actor.wakes(second)]
             if able:
-                return able[0] if len(able) == 1 else self.chance.choices(able, [one.weight for one in able])[0]
-            times = [time for time in (actor.time(now) for actor in self.actors) if time < FOREVER]
+                return able[0] if len(able) == 1 else self.chance.choices(able, [actor.weight for actor in able])[0]
+            times = [time for time in (actor.time(second) for actor in self.actors) if time < FOREVER]
             if not times:
                 return None
-            self.clock.advance(max(min(times) - now, STEP_SECONDS) + STEP_SECONDS)
+            self.clock.advance(max(min(times) - second, STEP_SECONDS) + STEP_SECONDS)
 
     def _hand(self, actor: Actor) -> None:
         self._current = actor

@@ -78,9 +78,9 @@ class SteppedFiles:
         finally:
             _watch(None)
             self._forget(lambda name: name.startswith(self._prefix))
-            known = member_folders._folders  # private: what is kept in memory goes with the files
-            for key in [key for key, found in known.items() if found.path.is_relative_to(self.base)]:
-                del known[key]
+            folders = member_folders._folders  # private: what is kept in memory goes with the files
+            for key in [key for key, entry in folders.items() if entry.path.is_relative_to(self.base)]:
+                del folders[key]
 
     def heard(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Hear of an operation before it is done."""
@@ -164,14 +164,14 @@ class SteppedFiles:
 
         self._scheduler.wait(is_free)
 
-    def damage(self, path: Path, how: str) -> None:
+    def damage(self, path: Path, kind: str) -> None:
         """Flip one bit of a file, or a stretch of them, or forget its end."""
         self.harmed.add(str(path))
         with self._scheduler.quiet(), suppress(FileNotFoundError, IsADirectoryError):
             data = path.read_bytes()
             if data:
-                at = self._chance.randrange(len(data))
-                path.write_bytes(damaged(data, at, self._chance) if how == "flipped byte" else data[:at])
+                position = self._chance.randrange(len(data))
+                path.write_bytes(damaged(data, position, self._chance) if kind == "flipped byte" else data[:position])
                 # A change within a tick of the clock has the signature of the file before it.
                 os.utime(path, ns=(0, self._chance.randrange(1 << 60)))
 
@@ -188,41 +188,45 @@ class SteppedFiles:
         """
         torn = 0
         since = self._scheduler.now - _UNSYNCED_SECONDS
-        for name, at in sorted(self._written.items()):
+        for name, written_at in sorted(self._written.items()):
             path = Path(name)
-            if at < since or not any(path.is_relative_to(folder) for folder in folders) or self._chance.random() < 0.5:
+            if (
+                written_at < since
+                or not any(path.is_relative_to(folder) for folder in folders)
+                or self._chance.random() < 0.5
+            ):
                 continue
             self.harmed.add(name)
             with self._scheduler.quiet(), suppress(OSError):
                 size = path.stat().st_size
-                how = self._chance.choice(["empty", "zeros", "short"])
-                data = b"" if how == "empty" else path.read_bytes()[: self._chance.randrange(size + 1)]
-                path.write_bytes(data.ljust(size, b"\0") if how == "zeros" else data)
+                damage_kind = self._chance.choice(["empty", "zeros", "short"])
+                data = b"" if damage_kind == "empty" else path.read_bytes()[: self._chance.randrange(size + 1)]
+                path.write_bytes(data.ljust(size, b"\0") if damage_kind == "zeros" else data)
                 os.utime(path, ns=(0, self._chance.randrange(1 << 60)))
                 torn += 1
         return torn
 
     def lose(self, owner: str) -> None:
         """Note that an owner's folders go with its disk."""
-        found = [path for path in self.base.glob("*/*/owner") if path.read_text() == owner]
-        self.harmed.update(str(path.parent) for path in found)
+        owners = [path for path in self.base.glob("*/*/owner") if path.read_text() == owner]
+        self.harmed.update(str(path.parent) for path in owners)
 
     def forget_process(self, owner: str) -> list[Path]:
         """Forget what a process that ended had kept in memory of its folders; return these."""
-        mine = [key for key in member_folders._folders if key[1] == owner]  # private: what goes with a process
-        paths = [member_folders._folders.pop(key).path for key in mine]  # private: the same
+        folder_keys = [key for key in member_folders._folders if key[1] == owner]  # private: what goes with a process
+        paths = [member_folders._folders.pop(key).path for key in folder_keys]  # private: the same
         self._manifests.by_process.pop(owner.rpartition("/")[2], None)
         self._forget(lambda name: any(name.startswith(str(path)) for path in paths))
         return paths
 
     def _forget(self, is_gone: Callable[[str], bool]) -> None:
-        for kept in (
+        for cache in (
             part_files._files,
             stack._cached_stacks,
             part_files._next_address,
         ):  # private: what goes with a process
-            for name in [name for name in kept if is_gone(name)]:
-                kept.pop(name, None)
+            for name in [name for name in cache if is_gone(name)]:
+                cache.pop(name, None)
 
 
 def _kind_of(name: str) -> str:
@@ -298,8 +302,8 @@ class _KeptByProcess(MutableMapping[Any, Any]):
     def __getitem__(self, name: Any) -> Any:
         return self._mine()[name]
 
-    def __setitem__(self, name: Any, kept: Any) -> None:
-        self._mine()[name] = kept
+    def __setitem__(self, name: Any, entry: Any) -> None:
+        self._mine()[name] = entry
 
     def __delitem__(self, name: Any) -> None:
         del self._mine()[name]
@@ -349,8 +353,8 @@ class _SimulatedTouch:
         """Touch a file."""
         if self._scheduler.mine() is not None:
             self._scheduler.step("touch owner")
-        at = int(self._scheduler.now * 1000) * 1_000_000
-        os.utime(file, ns=(at, at))
+        mtime_ns = int(self._scheduler.now * 1000) * 1_000_000
+        os.utime(file, ns=(mtime_ns, mtime_ns))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)

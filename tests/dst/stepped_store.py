@@ -20,19 +20,19 @@ LASTS = (0, 0, 0, 2, 12)
 """So many calls fail after the first one."""
 
 
-def damaged(data: bytes, at: int, chance: random.Random) -> bytes:
+def damaged(data: bytes, position: int, chance: random.Random) -> bytes:
     """Return bytes of which one bit is another or, from there on, a stretch: a single bit seldom means anything."""
     if chance.random() < 0.5:
-        return data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :]
-    stretch = data[at : at + STRETCH_BYTES]
-    return data[:at] + bytes(255 - byte for byte in stretch) + data[at + len(stretch) :]
+        return data[:position] + bytes([data[position] ^ (1 << chance.randrange(8))]) + data[position + 1 :]
+    stretch = data[position : position + STRETCH_BYTES]
+    return data[:position] + bytes(255 - byte for byte in stretch) + data[position + len(stretch) :]
 
 
 def kind_of(name: str) -> str:
     """Return what kind of object a name is of."""
-    said = paths.parse(name)
-    if said is not None:
-        return said.kind
+    parsed = paths.parse(name)
+    if parsed is not None:
+        return parsed.kind
     return "record" if name.startswith(paths.LOG) else "everything"
 
 
@@ -82,12 +82,12 @@ class SteppedStore:
             return data
         if (sequence := paths.record_sequence(name)) is not None:
             self.read(sequence)
-        at = self._scheduler.chance.randrange(len(data)) if befalls in {"flipped byte", "truncated"} else 0
+        position = self._scheduler.chance.randrange(len(data)) if befalls in {"flipped byte", "truncated"} else 0
         if befalls in {"flipped byte", "truncated"}:
             self._damages(name)
         if befalls == "truncated":
-            return data[:at]
-        return damaged(data, at, self._scheduler.chance) if befalls == "flipped byte" else data
+            return data[:position]
+        return damaged(data, position, self._scheduler.chance) if befalls == "flipped byte" else data
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
         """See ``ObjectStore.copy_to``."""
@@ -96,26 +96,26 @@ class SteppedStore:
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``."""
         befalls = self._step("head", name)
-        found = self.inner.exists(name)
+        exists = self.inner.exists(name)
         self._lose(befalls, name)
         actor = self._scheduler.mine()
-        if actor is not None and not found and paths.record_sequence(name) is not None:
+        if actor is not None and not exists and paths.record_sequence(name) is not None:
             actor.saw_free = self._scheduler.count
-        return found
+        return exists
 
     def list(self, prefix: str) -> list[str]:
         """See ``ObjectStore.list``."""
         befalls = self._step("list", prefix)
-        found = self.inner.list(prefix)
+        names = self.inner.list(prefix)
         self._lose(befalls, prefix)
-        return found
+        return names
 
     def delete(self, names: Sequence[str]) -> None:
         """See ``ObjectStore.delete``. Where it fails, some of them may be gone."""
         befalls = self._step("delete", names[0] if names else "")
         self.deletes(names)
-        some = names[: self._scheduler.chance.randrange(len(names) + 1)] if befalls == "error after" else names
-        self.inner.delete(some)
+        deleted = names[: self._scheduler.chance.randrange(len(names) + 1)] if befalls == "error after" else names
+        self.inner.delete(deleted)
         self._changed("")
         self._lose(befalls, ", ".join(names))
 
@@ -130,12 +130,12 @@ class SteppedStore:
         actor = self._scheduler.mine()
         if actor is None:
             return befalls
-        how, more = actor.unanswered
+        kind, details = actor.unanswered
         if befalls in {"error before", "error after"}:
             actor.unanswered = (befalls, self._scheduler.chance.choice(LASTS))
-        elif befalls is None and more:
-            actor.unanswered = (how, more - 1)
-            return how
+        elif befalls is None and details:
+            actor.unanswered = (kind, details - 1)
+            return kind
         return befalls
 
     def _lose(self, befalls: str | None, name: str) -> None:

@@ -56,9 +56,9 @@ def test_nothing_is_lost_or_doubled_whatever_befalls_which_step() -> None:
 
 def test_a_seed_plays_the_same_history_in_every_process() -> None:
     """What was found can be played again, however many play."""
-    asked = ("--seed", "7", "--schedules", "2", "--history", "--json")
-    once, again = (dst(*asked, "--processes", processes).stdout for processes in ("1", "2"))
-    assert once == again
+    arguments = ("--seed", "7", "--schedules", "2", "--history", "--json")
+    once, first = (dst(*arguments, "--processes", processes).stdout for processes in ("1", "2"))
+    assert once == first
     assert "driver 1 starts" in once
 
 
@@ -68,9 +68,9 @@ def test_a_history_that_fails_is_printed_with_what_plays_it_again(
     """A slot's changes that a commit leaves out are found by the first seed, and told."""
     monkeypatch.setattr(driver, "changes_of", lambda manifest, receipts: changes_of(manifest, receipts[1:]))
     assert main(["--seed", "0", "--json"]) == 1
-    said = capsys.readouterr()
-    assert json.loads(said.out)["failures"]
-    assert "replay: ./run dst --seed 0" in said.err
+    output = capsys.readouterr()
+    assert json.loads(output.out)["failures"]
+    assert "replay: ./run dst --seed 0" in output.err
 
 
 def test_a_process_that_dies_or_stands_still_is_a_failure_of_its_seed() -> None:
@@ -93,8 +93,8 @@ def test_what_is_interrupted_tells_its_figures_so_far() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)  # the pipe is closed when all that have it are gone
-    assert json.loads(said.splitlines()[-1])["schedules"] >= 1
+        output, _ = process.communicate(timeout=60)  # the pipe is closed when all that have it are gone
+    assert json.loads(output.splitlines()[-1])["schedules"] >= 1
     assert process.returncode == 130
 
 
@@ -124,13 +124,13 @@ def test_each_cell_of_steps_that_come_at_all_is_met_before_long() -> None:
         coverage.add(_made_up(seed, aims))
     assert coverage.empty() == []
     assert min(coverage.met.values()) >= 3
-    assert all(len(kept) <= KEPT for kept in coverage.came.values())
+    assert all(len(histories) <= KEPT for histories in coverage.reached.values())
 
 
 def _made_up(seed: int, aims: tuple[Aim, ...]) -> Told:
     """Tell of a history of 40 steps, one in which ever less comes as more befalls it."""
     chance = random.Random(seed)
-    wanted = list(aims)
+    pending = list(aims)
     met = list[Aim]()
     steps = Counter[str]()
     for _ in range(40):
@@ -138,9 +138,9 @@ def _made_up(seed: int, aims: tuple[Aim, ...]) -> Told:
         step = "slot: read list" if chance.random() < 0.001 else step
         step = "driver: list record" if any(aim.kind == "hang" for aim in met) and chance.random() < 0.1 else step
         steps[step] += 1
-        first = next((aim for aim in reversed(aims) if aim.nth), None) in wanted
-        for aim in [aim for aim in wanted if aim.step == step and (0 < aim.nth <= steps[step] or not first)][:1]:
-            wanted.remove(aim)
+        first = next((aim for aim in reversed(aims) if aim.nth), None) in pending
+        for aim in [aim for aim in pending if aim.step == step and (0 < aim.nth <= steps[step] or not first)][:1]:
+            pending.remove(aim)
             met.append(Aim(aim.kind, step, steps[step]))
             chance = random.Random(f"{seed} {met}")
     return Told(seed, tuple(met), steps, Counter((aim.kind, aim.step) for aim in met))

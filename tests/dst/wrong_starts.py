@@ -41,10 +41,10 @@ class WrongStarts:
         name = f"wrong start {len(world.programs)}"
         wrong = world.chance.choice(_WRONG)
         version = max(0, newest.version + wrong["version"])
-        said = world.incoming(**{"query_id": newest.query_id, **wrong, "version": version, "run_id": name})
+        incoming = world.incoming(**{"query_id": newest.query_id, **wrong, "version": version, "run_id": name})
         program = world.program(name)
         world.say(f"{name}: batch {version}, {wrong}")
-        world.scheduler.spawn(f"{name} batch", "driver", program, lambda: self._run(program, said))
+        world.scheduler.spawn(f"{name} batch", "driver", program, lambda: self._run(program, incoming))
 
     def _run(self, program: Any, incoming_batch: IncomingBatch) -> None:
         """Hand the batch over. Where a rollback has made it the next one meanwhile the process dies before it runs."""

@@ -44,12 +44,12 @@ def numbers(ranges: str) -> Iterable[int]:
 
 def caught_up(view: View, done: Assignment, *, points: bool = False) -> View:
     """Return the view after everything assigned has caught up. Where standbys are ``points`` their copies have gone."""
-    lags = {each: {} if points else dict(lag) for each, lag in view.lags.items()}
-    for each, owner in done.owners.items():
-        lags.setdefault(each, {})[owner] = 0
+    lags = {task_id: {} if points else dict(lag) for task_id, lag in view.lags.items()}
+    for task_id, owner in done.owners.items():
+        lags.setdefault(task_id, {})[owner] = 0
     for copies in (done.warmups,) if points else (done.standbys, done.warmups):
-        for each, members in copies.items():
-            lags.setdefault(each, {}).update(dict.fromkeys(members, 0))
+        for task_id, members in copies.items():
+            lags.setdefault(task_id, {}).update(dict.fromkeys(members, 0))
     return replace(
         view,
         owners=done.owners,

@@ -16,22 +16,22 @@ NO_ANSWER = 2
 def verdict(answer: str) -> tuple[int, list[str]]:
     """Return the exit code of an audit, and what to say: an answer of which something is missing is none."""
     try:
-        asked = json.loads(answer)["dependencies"]
-        skipped = sorted(each["name"] for each in asked if "skip_reason" in each)
+        dependencies = json.loads(answer)["dependencies"]
+        skipped = sorted(dependency["name"] for dependency in dependencies if "skip_reason" in dependency)
         holes = [
-            f"{each['name']} {each['version']}: {hole['id']}, mended in {', '.join(hole['fix_versions']) or 'none'}"
-            for each in asked
-            for hole in each.get("vulns", [])
+            f"{package['name']} {package['version']}: {hole['id']}, fix: {', '.join(hole['fix_versions']) or 'none'}"
+            for package in dependencies
+            for hole in package.get("vulns", [])
         ]
     except (ValueError, KeyError, TypeError):
         return NO_ANSWER, ["NOT AUDITED: the advisory service could not be reached, or did not answer"]
-    if skipped or not asked:
-        some = f"{len(skipped)} of {len(asked)} packages ({', '.join(skipped[:5])}...)"
+    if skipped or not dependencies:
+        gaps = f"{len(skipped)} of {len(dependencies)} packages ({', '.join(skipped[:5])}...)"
         return NO_ANSWER, [
             *holes,
-            f"NOT AUDITED: the advisory service could not be reached, or knows nothing of {some}",
+            f"NOT AUDITED: the advisory service could not be reached, or knows nothing of {gaps}",
         ]
-    return (HOLES if holes else NO_HOLES), holes or [f"no known holes in {len(asked)} packages"]
+    return (HOLES if holes else NO_HOLES), holes or [f"no known holes in {len(dependencies)} packages"]
 
 
 def main(path: str) -> int:

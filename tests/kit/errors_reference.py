@@ -266,8 +266,8 @@ def _passes_id(call: ast.Call) -> bool:
 def _arguments(call: ast.Call, maker: ast.FunctionDef | None) -> dict[str, ast.expr]:
     """Return a call's arguments by name; an error class takes its problem first."""
     names = [a.arg for a in maker.args.args if a.arg not in {"self", "cls"}] if maker else list(_POSITIONS)
-    given = dict(zip(names, call.args, strict=False))
-    return {**given, **{keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}}
+    arguments = dict(zip(names, call.args, strict=False))
+    return {**arguments, **{keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}}
 
 
 def _is_text(node: ast.expr) -> bool:

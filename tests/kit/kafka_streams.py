@@ -46,16 +46,18 @@ class Anchor:
 def anchors(family: Family) -> tuple[Anchor, ...]:
     """Return all clusters of a family, by name."""
     lines = gzip.decompress((FOLDER / f"{family}.jsonl.gz").read_bytes()).splitlines()
-    found = tuple(anchor for line in lines for anchor in _anchors_of(json.loads(line)))
-    assert len(found) == COUNTS[family], f"expected {COUNTS[family]} clusters of {family}, found {len(found)}"
-    return found
+    parsed_anchors = tuple(anchor for line in lines for anchor in _anchors_of(json.loads(line)))
+    assert len(parsed_anchors) == COUNTS[family], (
+        f"expected {COUNTS[family]} clusters of {family}, found {len(parsed_anchors)}"
+    )
+    return parsed_anchors
 
 
 def _anchors_of(line: Json) -> list[Anchor]:
     """A line is one cluster with Kafka Streams' results by strategy."""
     cluster = cast(Json, line["scenario"])
     results = cast("dict[str, Json]", line["kafka_streams"])
-    return [Anchor(cast(str, each["scenario"]), _asked(cluster, each), each) for _, each in sorted(results.items())]
+    return [Anchor(cast(str, entry["scenario"]), _asked(cluster, entry), entry) for _, entry in sorted(results.items())]
 
 
 def _asked(cluster: Json, result: Json) -> Json:

@@ -10,8 +10,8 @@ from _pytest.mark import ParameterSet
 __all__ = ["sampled"]
 
 
-def sampled(cases: Iterable[object], every: int) -> list[ParameterSet]:
+def sampled(cases: Iterable[object], step: int) -> list[ParameterSet]:
     """Return all cases as parameters. ``./run test`` runs each ``every``-th of them, ``--all`` runs all."""
     return [
-        pytest.param(case, marks=[] if number % every == 0 else pytest.mark.long) for number, case in enumerate(cases)
+        pytest.param(case, marks=[] if number % step == 0 else pytest.mark.long) for number, case in enumerate(cases)
     ]

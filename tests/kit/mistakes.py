@@ -26,16 +26,16 @@ class Mistake(NamedTuple, Generic[Place]):
     act: Callable[[Place, bool], object]
 
 
-def check_remedy(mistake: Mistake[Place], place: Place, other: Place) -> None:
+def check_remedy(mistake: Mistake[Place], place: Place, other_place: Place) -> None:
     """Assert that a mistake is refused with its words, and that following the remedy ends the error.
 
     The mistake is made in one place and mended in ``other``: the same one where its state matters.
     """
     with pytest.raises((RiffleError, StreamingQueryException)) as refused:
         mistake.act(place, False)
-    told = str(refused.value)
-    problem, separator, remedy = told.partition("What to do: ")
-    assert separator, told
+    message = str(refused.value)
+    problem, separator, remedy = message.partition("What to do: ")
+    assert separator, message
     assert mistake.says in problem
     assert mistake.remedy in remedy
-    mistake.act(other, True)
+    mistake.act(other_place, True)

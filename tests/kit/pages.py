@@ -35,8 +35,8 @@ def blocks(page: Path) -> list[Block]:
     """Return a page's fenced blocks."""
     text = page.read_text()
     return [
-        Block(page, text.count("\n", 0, found.start()) + 1, found["info"].strip(), found["code"])
-        for found in _FENCED.finditer(text)
+        Block(page, text.count("\n", 0, match.start()) + 1, match["info"].strip(), match["code"])
+        for match in _FENCED.finditer(text)
     ]
 
 

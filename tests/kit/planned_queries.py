@@ -30,8 +30,8 @@ class Frames:
         rows = spark.createDataFrame([], SCHEMA)
         self.bare = stream_of(rows, str(folder))
         self.events = self.bare.withWatermark("at", "10 minutes")
-        others = self.bare.selectExpr("at as seen", "page as other", "n as m")
-        self.others = others.withWatermark("seen", "5 minutes")
+        other_rows = self.bare.selectExpr("at as seen", "page as other", "n as m")
+        self.others = other_rows.withWatermark("seen", "5 minutes")
         self.events.createOrReplaceTempView("events")
 
 
@@ -69,8 +69,8 @@ def scala_groups(events: DataFrame) -> DataFrame:
     encoders = context._gateway.jvm.org.apache.spark.sql.Encoders
     ensure_callback_server_started(context._gateway)
     grouped = events._jdf.groupByKey(Called(), encoders.STRING())
-    made = grouped.mapGroupsWithState(Called(), encoders.LONG(), encoders.LONG()).toDF()
-    return riffle_spark.on(DataFrame(made, events.sparkSession))
+    counted_frame = grouped.mapGroupsWithState(Called(), encoders.LONG(), encoders.LONG()).toDF()
+    return riffle_spark.on(DataFrame(counted_frame, events.sparkSession))
 
 
 QUERIES: dict[str, Query] = {
@@ -135,7 +135,7 @@ REFUSED_QUERIES: dict[str, tuple[Query, str]] = {
         lambda f: (
             f.events.groupBy("page")
             .cogroup(f.others.groupBy("other"))
-            .applyInPandas(lambda left, _: left, SCHEMA)
+            .applyInPandas(lambda frame, _: frame, SCHEMA)
             .dropDuplicates(["page"])
         ),
         "update",

@@ -13,7 +13,7 @@ _COMMAND = re.compile(rf"riffle [a-z]+(?: --[a-z0-9-]+(?: {_VALUE})?)+")
 
 def printed(text: str) -> list[list[str]]:
     """Return the arguments of each command in a text. Click must take them: an option may be missing, or be none."""
-    found = [shlex.split(command)[1:] for command in _COMMAND.findall(text)]
-    for verb, *arguments in found:
+    commands = [shlex.split(command)[1:] for command in _COMMAND.findall(text)]
+    for verb, *arguments in commands:
         main.commands[verb].make_context(verb, arguments)
-    return found
+    return commands

@@ -36,6 +36,8 @@ def no_warnings() -> Iterator[None]:
             yield
     finally:
         logger.removeHandler(handler)
-    told = [f"{each.category.__name__}: {each.message} ({each.filename}:{each.lineno})" for each in warned]
-    told += handler.messages
-    assert not told, "\n".join(told)
+    messages = [
+        f"{warning.category.__name__}: {warning.message} ({warning.filename}:{warning.lineno})" for warning in warned
+    ]
+    messages += handler.messages
+    assert not messages, "\n".join(messages)

@@ -61,15 +61,15 @@ class RefusingDisk:
 @contextmanager
 def on_a_disk_of_its_own(folder: Path, way: Way = "full") -> Iterator[RefusingDisk]:
     """Give a folder, with what is in it, a file system of its own for the length of the block, if that is allowed."""
-    kept = folder.with_name(f".{folder.name}.kept")
-    shutil.copytree(folder, kept, symlinks=True)
+    hidden = folder.with_name(f".{folder.name}.kept")
+    shutil.copytree(folder, hidden, symlinks=True)
     mounted = _is_mounted(folder)
     disk = RefusingDisk(folder, way, mounted=mounted)
     print(f"{folder} is made to refuse by {disk.how}")
     try:
         if mounted:
-            shutil.copytree(kept, folder, symlinks=True, dirs_exist_ok=True)
-        shutil.rmtree(kept)
+            shutil.copytree(hidden, folder, symlinks=True, dirs_exist_ok=True)
+        shutil.rmtree(hidden)
         yield disk
     finally:
         unmount_below(folder)

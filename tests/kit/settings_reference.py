@@ -34,38 +34,38 @@ _INTRODUCTION = """\
 """
 
 
-def page(before: str) -> str:
+def page(text: str) -> str:
     """Return the page with the table of each section's settings renewed. What stands around the tables stays."""
     for title, lines in _sections().items():
         rows = "".join(_row(name, line) for name, line in lines.items())
-        before = _with_table(before, title, _HEAD + rows)
+        text = _with_table(text, title, _HEAD + rows)
     removed = "".join(f"| `{name}` | {remedy} |\n" for name, remedy in REMOVED.items())
-    return _with_table(before, _REMOVED, _REMOVED_HEAD + removed)
+    return _with_table(text, _REMOVED, _REMOVED_HEAD + removed)
 
 
-def _with_table(before: str, title: str, table: str) -> str:
+def _with_table(text: str, title: str, table: str) -> str:
     """Return the page with another table below a heading."""
-    old = re.search(_TABLE.format(re.escape(title)), before)
+    old = re.search(_TABLE.format(re.escape(title)), text)
     if old is None:
         raise LookupError(f"{PAGE.name} needs a heading '## {title}' and a table below it: write it there first")
-    return before[: old.start("table")] + table + before[old.end("table") :]
+    return text[: old.start("table")] + table + text[old.end("table") :]
 
 
 def example() -> str:
     """Return conf/riffle.toml: every setting with its default, commented out."""
     return _INTRODUCTION + "".join(
-        f"\n# --- {title} ---\n" + "".join(text for each in lines.items() for text in _commented(*each))
+        f"\n# --- {title} ---\n" + "".join(text for setting_line in lines.items() for text in _commented(*setting_line))
         for title, lines in _sections().items()
     )
 
 
 def _sections() -> dict[str, dict[str, SettingLine]]:
-    found: dict[str, dict[str, SettingLine]] = {}
+    sections: dict[str, dict[str, SettingLine]] = {}
     title = ""
     for name, line in SETTING_LINES.items():
         title = line.section or title
-        found.setdefault(title, {})[name] = line
-    return found
+        sections.setdefault(title, {})[name] = line
+    return sections
 
 
 def _row(name: str, line: SettingLine) -> str:
@@ -91,8 +91,8 @@ def _changes(line: SettingLine) -> str:
 def _commented(name: str, line: SettingLine) -> Iterator[str]:
     allowed = line.allowed.words.replace("≥", "at least")
     meaning = f"{line.meaning[0].upper()}{line.meaning[1:]} ({'; '.join(filter(None, (allowed, _changes(line))))})."
-    told = _LINK.sub(r"\1", meaning).replace("`", "")
-    yield "\n" + textwrap.fill(told, 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False) + "\n"
+    comment = _LINK.sub(r"\1", meaning).replace("`", "")
+    yield "\n" + textwrap.fill(comment, 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False) + "\n"
     shown = line.allowed.written(line.default) if line.example is None else line.example
     yield f"# {name} = {json.dumps(shown)}\n"
 

@@ -42,20 +42,20 @@ def by_hand(query: DataFrame, rows: DataFrame, time_ms: int | None = None) -> tu
     The rows are put below the inputs' plans; what Spark makes of them for slots is merged here, a row at a time.
     """
     spark = Catalyst(query.sparkSession)
-    found = cut_of(query)
+    cut = cut_of(query)
     results = dict[int, Node]()
     specs = list[AggregateSpec]()
-    for stage in found.stages:
-        (below,) = found.below(stage)
-        plan = read_aggregate(found.reader, stage.node, tuple(spec.store for spec in specs))
+    for stage in cut.stages:
+        (below,) = cut.below(stage)
+        plan = read_aggregate(cut.reader, stage.node, tuple(spec.store for spec in specs))
         if isinstance(below, Piece):
-            given = below.fill(results, time_ms)
+            rows_below = below.fill(results, time_ms)
         else:
-            given = with_rows(spark, found.reader.build(below.plan), rows)
-        state = merged(spark.frame(plan.map_side.fill({0: given}, time_ms)), plan.spec)
+            rows_below = with_rows(spark, cut.reader.build(below.plan), rows)
+        state = merged(spark.frame(plan.map_side.fill({0: rows_below}, time_ms)), plan.spec)
         results[stage.number] = evaluated(plan, rdd_of(state), time_ms)
         specs.append(plan.spec)
-    return spark.frame(found.top.fill(results, time_ms)).collect(), specs
+    return spark.frame(cut.top.fill(results, time_ms)).collect(), specs
 
 
 def evaluated(plan: AggregatePlan, rdd: Node, time_ms: int | None = None) -> Node:
@@ -95,13 +95,13 @@ def merged(sent: DataFrame, spec: AggregateSpec) -> DataFrame:
         state = groups.setdefault(key, [[] for _ in spec.functions])
         for function, found in zip(spec.functions, state, strict=True):
             if function.argument is not None:
-                one = [values[function.argument.name]]
+                arguments = [values[function.argument.name]]
             else:
-                one = [values.get(buffer.name, buffer.literal) for buffer in function.buffers]
-            found[:] = MERGES[function.function](found, one)
+                arguments = [values.get(buffer.name, buffer.literal) for buffer in function.buffers]
+            found[:] = MERGES[function.function](found, arguments)
     schema = spark_schema(spec.output)
     schema = StructType([StructField(field.name, field.dataType) for field in schema])
-    answers = [[*key, *(value for found in state for value in found)] for key, state in groups.items()]
+    answers = [[*key, *(value for values in state for value in values)] for key, state in groups.items()]
     return sent.sparkSession.createDataFrame(answers, schema)
 
 
@@ -117,28 +117,28 @@ def _pairwise(*parts: Callable[[Any, Any], Any]) -> Callable[[Values, Values], V
         if not old:
             return new
         return [
-            one if other is None else other if one is None else part(one, other)
-            for part, one, other in zip(parts, old, new, strict=False)
+            old_value if new_value is None else new_value if old_value is None else part(old_value, new_value)
+            for part, old_value, new_value in zip(parts, old, new, strict=False)
         ]
 
     return merge
 
 
-def _add(one: Any, other: Any) -> Any:
-    return one + other
+def _add(left: Any, right: Any) -> Any:
+    return left + right
 
 
-def _both(one: object, other: object) -> object:
-    return bool(one) and bool(other)
+def _both(left: object, right: object) -> object:
+    return bool(left) and bool(right)
 
 
 def _extreme(of: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     """Return the least or greatest of two values, of structs field by field with nulls before all else."""
 
     def rank(value: Any) -> Any:
-        return [(one is not None, rank(one)) for one in value] if isinstance(value, tuple) else value
+        return [(item is not None, rank(item)) for item in value] if isinstance(value, tuple) else value
 
-    return lambda one, other: of(one, other, key=rank)
+    return lambda left, right: of(left, right, key=rank)
 
 
 def _by(extreme: Callable[[Sequence[Any]], Any]) -> Callable[[Values, Values], Values]:
@@ -154,9 +154,9 @@ def _moments(old: Values, new: Values) -> Values:
     if not old or not old[0]:
         return new
     (n, mean, m2) = old
-    (m, other, k2) = new
+    (m, other_value, k2) = new
     total = n + m
-    apart = other - mean
+    apart = other_value - mean
     return [total, mean + apart * m / total, m2 + k2 + apart * apart * n * m / total] if m else old
 
 
@@ -172,7 +172,7 @@ MERGES: dict[str, Callable[[Values, Values], Values]] = {
     "MinBy": _by(min),
     "StddevSamp": _moments,
     "VariancePop": _moments,
-    "BitOrAgg": _pairwise(lambda one, other: one | other),
-    "CollectList": lambda old, new: [[*(old[0] if old else []), *(one for one in new if one is not None)]],
+    "BitOrAgg": _pairwise(lambda left, right: left | right),
+    "CollectList": lambda old, new: [[*(old[0] if old else []), *(item for item in new if item is not None)]],
 }
 """How two of a function's buffers merge, by Spark's name of it."""

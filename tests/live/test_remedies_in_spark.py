@@ -182,16 +182,6 @@ def late_counts(events: DataFrame, *, watermark: bool) -> DataFrame:
     return by_ten(events) if watermark else events.groupBy(F.window("at", "10 minutes")).count()
 
 
-def beside_another_query(place: Place, mended: bool) -> None:
-    """Start a query while another one runs."""
-    writer = place.events().groupBy("k").count().writeStream.outputMode("complete").foreachBatch(collect_rows)
-    other = writer.option("checkpointLocation", f"{place.folder}/other").start()
-    try:
-        place.collect(place.events(f"{place.root}2" if mended else "").groupBy("v").count())
-    finally:
-        other.stop()
-
-
 def without_checkpoint(place: Place, mended: bool) -> None:
     """Run a query into files, with a checkpoint or without."""
     writer = by_ten(place.events()).writeStream.format("json").outputMode("append").trigger(availableNow=True)
@@ -214,7 +204,7 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
         lambda place, mended: place.count(root=place.root if mended else None),
     ),
     "a root that is a path": Mistake(
-        "is not the URL of a place for state",
+        "RIFFLE-0442",
         "file:///path",
         lambda place, mended: place.count(root=f"{'file://' if mended else ''}{place.folder}/state"),
     ),
@@ -316,11 +306,8 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
             .count()
         ),
     ),
-    "two queries of one root": Mistake(
-        "two queries share the root", "riffle_spark.on(frame, root=...)", beside_another_query
-    ),
     "a key column that is not there": Mistake(
-        "there is no column 'kk' in the input",
+        "The input has no column 'kk'",
         "use one of k, v, at",
         lambda place, mended: place.count("k" if mended else "kk"),
     ),

@@ -85,7 +85,7 @@ UPKEEP_ORDERS = st.builds(
     drops=st.lists(st.builds(Drop, NAMES, NUMBERS, st.none() | HEADS), max_size=3).map(tuple),
     follows=st.lists(st.builds(Follow, NAMES, NUMBERS, ENTRIES), max_size=3).map(tuple),
     snapshots=st.lists(st.builds(SnapshotOrder, NAMES, NUMBERS, ENTRIES), max_size=3).map(tuple),
-    seconds=SHARES, fetch_bytes=MAYBE, disk_limit=SHARES, wipe=st.booleans(), looks=st.booleans(),
+    seconds=SHARES, fetch_bytes=MAYBE, disk_limit=SHARES, wipe=st.booleans(), measure=st.booleans(),
     timeout_seconds=SHARES,
 )  # fmt: skip
 CENSUS_ORDERS = st.builds(CensusOrder, HOMES, SHARES, SHARES)
@@ -94,15 +94,15 @@ RECEIPTS = st.builds(
     Receipt, NAMES, NUMBERS, NAMES, NUMBERS, NAMES, NAMES, event_time_max_ms=MAYBE,
     parts=st.lists(PARTS, max_size=3).map(tuple), output=st.none() | PARTS, sealed_bytes=NUMBERS,
     missing=st.lists(NUMBERS, max_size=3).map(tuple),
-    read=st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), max_size=3).map(tuple), requests=SENT,
+    partition_rows=st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), max_size=3).map(tuple), requests=SENT,
     seconds=st.dictionaries(NAMES, SHARES, max_size=3), peak_memory_mb=SHARES, disk=DISKS, memory=MEMORY,
-    received=COLUMNS, busy=COLUMNS, input_bytes=NUMBERS,
+    received=COLUMNS, user_times=COLUMNS, input_bytes=NUMBERS,
     error=st.none() | st.tuples(NAMES, NAMES, NAMES, NAMES),
 )  # fmt: skip
 UPKEEP_RECEIPTS = st.builds(
-    UpkeepReceipt, NAMES, NAMES, COPIES, gone=ADDRESSES,
+    UpkeepReceipt, NAMES, NAMES, COPIES, missing=ADDRESSES,
     unfinished=st.lists(st.tuples(NAMES, NUMBERS, NUMBERS, NUMBERS), max_size=3).map(tuple),
-    taken=st.lists(st.tuples(NAMES, NUMBERS, SNAPSHOTS), max_size=3).map(tuple),
+    snapshots=st.lists(st.tuples(NAMES, NUMBERS, SNAPSHOTS), max_size=3).map(tuple),
     failed=ADDRESSES, failed_snapshots=ADDRESSES, ran=st.booleans(), overdue=st.booleans(), drops_left=NUMBERS,
     snapshots_left=NUMBERS, snapshot_bytes=NUMBERS, delta_bytes=NUMBERS, restores=NUMBERS, folds=NUMBERS,
     requests=SENT, seconds=SHARES, errors=TEXTS, disk=DISKS, memory=MEMORY,
@@ -159,7 +159,7 @@ def test_an_upkeep_receipt_comes_back_as_it_was(receipt: UpkeepReceipt) -> None:
     """Written as a line and read, a receipt is equal, its snapshots and heads are of their types."""
     read = UpkeepReceipt.from_json(receipt.to_json())
     assert read == receipt
-    assert all(type(snapshot) is Snapshot and type(snapshot.head) is Head for _, _, snapshot in read.taken)
+    assert all(type(snapshot) is Snapshot and type(snapshot.head) is Head for _, _, snapshot in read.snapshots)
 
 
 @given(CENSUSES)

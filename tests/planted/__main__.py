@@ -40,7 +40,7 @@ def main(arguments: Sequence[str], folder: Path = PATCHES) -> int:
         print(_table(packages))
     if any(outcome.error for outcome in outcomes):
         return UNUSABLE
-    return LOST if any(not outcome.found and not outcome.plant.missed for outcome in outcomes) else AS_RECORDED
+    return LOST if any(not outcome.is_found and not outcome.plant.missed for outcome in outcomes) else AS_RECORDED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,7 +60,7 @@ def _positive(text: str) -> int:
 
 
 def _line(outcome: Outcome) -> str:
-    word = "ERROR" if outcome.error else "found" if outcome.found else "known" if outcome.plant.missed else "LOST "
+    word = "ERROR" if outcome.error else "found" if outcome.is_found else "known" if outcome.plant.missed else "LOST "
     reason = outcome.error or outcome.first or outcome.plant.missed or "no test failed"
     return f"{word} {outcome.plant.package}: {outcome.plant.name} ({outcome.seconds:.0f} s): {reason}"
 
@@ -69,7 +69,7 @@ def _to_json(outcome: Outcome) -> dict[str, object]:
     return {
         "name": outcome.plant.name,
         "package": outcome.plant.package,
-        "found": outcome.found,
+        "found": outcome.is_found,
         "first": outcome.first,
         "seconds": outcome.seconds,
         "error": outcome.error,
@@ -84,7 +84,7 @@ def _by_package(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
     for outcome in outcomes:
         counts = packages[outcome.plant.package]
         counts["planted"] += 1
-        counts["found"] += outcome.found
+        counts["found"] += outcome.is_found
         counts["before known"] += outcome.plant.found_before is not None
         counts["found before"] += outcome.plant.found_before is True
     return dict(sorted(packages.items()))

@@ -44,7 +44,7 @@ class Outcome:
     """Whether a planted bug was found, and by which test or schedule first. ``error``: nothing is known about it."""
 
     plant: Plant
-    found: bool
+    is_found: bool
     first: str
     seconds: float
     error: str = ""
@@ -68,9 +68,9 @@ def run_plants(
     The tests run once without a bug, too. Raises ``PlantError`` if they fail then, because they would find every bug.
     """
     copies = Queue[Path]()
-    with tempfile.TemporaryDirectory(prefix="riffle-planted-") as made, ThreadPoolExecutor(processes) as pool:
+    with tempfile.TemporaryDirectory(prefix="riffle-planted-") as scratch, ThreadPoolExecutor(processes) as pool:
         for number in range(processes):
-            copies.put(_copy_checkout(Path(made) / str(number)))
+            copies.put(_copy_checkout(Path(scratch) / str(number)))
 
         def check_unplanted(command: tuple[str, ...]) -> Outcome | None:
             with _taken(copies) as folder:
@@ -133,16 +133,16 @@ def _taken(copies: Queue[Path]) -> Iterator[Path]:
 @contextmanager
 def _planted_in(folder: Path, plant: Plant) -> Iterator[None]:
     """Apply a patch for the length of the block."""
-    before = {folder / name: (folder / name).read_bytes() for name in plant.files}
+    originals = {folder / name: (folder / name).read_bytes() for name in plant.files}
     if refusal := apply_patch(plant, folder):
         raise PlantError(f"{plant.name} does not apply: {refusal}")
     try:
-        _forget_compiled(before)
+        _forget_compiled(originals)
         yield
     finally:
-        for path, data in before.items():
+        for path, data in originals.items():
             path.write_bytes(data)
-        _forget_compiled(before)
+        _forget_compiled(originals)
 
 
 def _forget_compiled(sources: dict[Path, bytes]) -> None:

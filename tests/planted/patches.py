@@ -29,7 +29,7 @@ class Plant:
 
     name: str
     patch: Path
-    what: str
+    description: str
     tests: tuple[str, ...] = ()
     schedules: int = 0
     found_before: bool | None = None
@@ -62,8 +62,8 @@ def select_plants(names: Sequence[str], folder: Path = PATCHES) -> list[Plant]:
     unknown name.
     """
     plants = read_plants(folder)
-    known = {name for plant in plants for name in (plant.name, plant.package)}
-    if unknown := sorted(set(names) - known):
+    known_names = {name for plant in plants for name in (plant.name, plant.package)}
+    if unknown := sorted(set(names) - known_names):
         raise PlantError(f"no planted bug and no package is named {', '.join(unknown)}. See tests/planted.")
     return [plant for plant in plants if not names or {plant.name, plant.package} & set(names)]
 
@@ -102,12 +102,12 @@ def _read_plant(path: Path) -> Plant:
         {"yes": True, "no": False}.get(header.get("found before", "")),
         header.get("missed", ""),
     )
-    if not plant.what:
+    if not plant.description:
         raise PlantError(f"{path} does not say what goes wrong. Add a line '# what: ...' in front.")
     if bool(plant.tests) == bool(plant.schedules):
         raise PlantError(f"{path} needs either '# tests: PATH ...' or '# schedules: NUMBER'. Write one of them.")
-    if gone := [test for test in plant.tests if not (CHECKOUT / test.partition("::")[0]).exists()]:
-        raise PlantError(f"{path} names tests that do not exist: {' '.join(gone)}. Name others that find the bug.")
+    if missing := [test for test in plant.tests if not (CHECKOUT / test.partition("::")[0]).exists()]:
+        raise PlantError(f"{path} names tests that do not exist: {' '.join(missing)}. Name others that find the bug.")
     if not plant.files or not all(file.startswith("riffle_spark/") for file in plant.files):
         raise PlantError(f"{path} has to change files below riffle_spark/, and no others.")
     return plant

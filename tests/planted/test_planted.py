@@ -32,7 +32,9 @@ def test_every_planted_bug_says_what_goes_wrong() -> None:
     """In one sentence."""
     plants = read_plants()
     assert len(plants) >= 100
-    assert [plant.name for plant in plants if not (plant.what[0].isupper() and plant.what.endswith("."))] == []
+    assert [
+        plant.name for plant in plants if not (plant.description[0].isupper() and plant.description.endswith("."))
+    ] == []
 
 
 def test_a_bug_is_found_and_a_patch_without_effect_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

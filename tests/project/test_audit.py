@@ -45,12 +45,12 @@ def test_another_spark_replaces_the_pinned_one(lock: str, spark: str) -> None:
     functions = re.findall(
         r"^(?:locked|pinned_spark|pinned_versions|fail|say)\(\) \{.*?^\}$|^say\(\).*$", script, re.M | re.S
     )
-    found = printed([*functions, f"lock_file() {{ echo requirements/{lock}; }}", f"pinned_versions {spark}"])
+    output = printed([*functions, f"lock_file() {{ echo requirements/{lock}; }}", f"pinned_versions {spark}"])
     usual = (CHECKOUT / "requirements" / lock).read_text()
-    versions = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", found, re.M))
-    wanted = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", usual, re.M))
-    assert versions == {**wanted, **({"pyspark": spark} if spark else {})}
-    assert all(PINNED.fullmatch(each.strip()) for each in found.replace("\\\n", " ").splitlines() if each[0] != "#")
+    versions = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", output, re.M))
+    expected = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", usual, re.M))
+    assert versions == {**expected, **({"pyspark": spark} if spark else {})}
+    assert all(PINNED.fullmatch(each.strip()) for each in output.replace("\\\n", " ").splitlines() if each[0] != "#")
     with pytest.raises(subprocess.CalledProcessError):
         printed([*functions, "pinned_versions 9.9.9"])
 

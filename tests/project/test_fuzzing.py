@@ -39,7 +39,7 @@ def test_each_fault_of_a_decoder_is_a_finding(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(fuzz, "HANG_SECONDS", 1.0)  # of the processor's time, so load does not matter
     decoder = Decoder("digits", decode_digit, list)
     outcome = fuzz.fuzzed(decoder, {"digits": []}, 12, 1, feed_numbers)
-    assert outcome.kept == [b"3", b"5", b"7"]
+    assert outcome.kept_inputs == [b"3", b"5", b"7"]
     assert ["KeyError" in outcome.findings[0], "ended its process" in outcome.findings[1]] == [True, True]
     assert "hung for 1 s" in outcome.findings[2]
     assert outcome.inputs == 12

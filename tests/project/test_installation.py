@@ -75,8 +75,8 @@ def find_python(version: str) -> str | None:
     """Return an interpreter of a version (3.12) that can make environments, from the path or from pyenv's folder."""
     candidates = [shutil.which(f"python{version}"), *map(str, pyenv_pythons(version))]
     for candidate in filter(None, candidates):
-        asked = [candidate, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
-        answer = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+        command = [candidate, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         if answer.stdout.strip() == version:
             return candidate
     return None
@@ -89,8 +89,10 @@ def pyenv_pythons(version: str) -> list[Path]:
 
 def clean_environment() -> dict[str, str]:
     """Return this process's environment without what leads to another Spark, Python or checkout."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PY", "SPARK", "VIRTUAL_ENV"))}
-    return {**kept, "SPARK_LOCAL_IP": "127.0.0.1"}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PY", "SPARK", "VIRTUAL_ENV"))
+    }
+    return {**inherited, "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def call(*arguments: object, cwd: Path, bin_folder: Path | None = None) -> str:
@@ -141,11 +143,11 @@ def run_code(programs: Path, code: str, folder: Path) -> str:
 
 def run_examples(programs: Path, folder: Path) -> None:
     """Run the examples of the first two pages that a new user reads."""
-    found = [block for page in PAGES for block in blocks(CHECKOUT / page) if block.info == "python runnable"]
-    assert {block.page.name for block in found} == {"README.md", "getting-started.md"}
-    examples = [(str(block), block.code.replace(FOLDER, str(folder / "quickstart"))) for block in found]
+    blocks_found = [block for page in PAGES for block in blocks(CHECKOUT / page) if block.info == "python runnable"]
+    assert {block.page.name for block in blocks_found} == {"README.md", "getting-started.md"}
+    examples = [(str(block), block.code.replace(FOLDER, str(folder / "quickstart"))) for block in blocks_found]
     (folder / "blocks.json").write_text(json.dumps(examples))
-    assert run_code(programs, RUN_BLOCKS, folder).count("ran ") == len(found)
+    assert run_code(programs, RUN_BLOCKS, folder).count("ran ") == len(blocks_found)
 
 
 def test_spark(installed: Callable[..., Path], tmp_path: Path) -> None:

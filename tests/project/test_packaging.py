@@ -30,7 +30,7 @@ def options() -> configparser.ConfigParser:
 def requirements(text: str) -> dict[str, Requirement]:
     """Parse one requirement a line, by name."""
     parsed = [Requirement(line) for line in text.splitlines() if line.strip()]
-    return {canonicalize_name(each.name): each for each in parsed}
+    return {canonicalize_name(requirement_.name): requirement_ for requirement_ in parsed}
 
 
 def of_extra(extra: str) -> dict[str, Requirement]:
@@ -44,7 +44,7 @@ def of_extra(extra: str) -> dict[str, Requirement]:
 
 def lower_bound(requirement: Requirement) -> Version:
     """Return the least version that a requirement allows."""
-    (least,) = (Version(each.version) for each in requirement.specifier if each.operator in (">=", "=="))
+    (least,) = (Version(specifier.version) for specifier in requirement.specifier if specifier.operator in (">=", "=="))
     return least
 
 
@@ -67,11 +67,11 @@ def test_the_spark_extra_excludes_pandas_3() -> None:
 def installations() -> list[tuple[str, str]]:
     """Return each argument of each documented ``pip install``, with its place."""
     pages = [*CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").rglob("*.md"), *(CHECKOUT / "riffle_spark").rglob("*.py")]
-    found = []
+    wrong = []
     for page in sorted(set(pages) - {CHECKOUT / "CHANGELOG.md", CHECKOUT / "CONTRIBUTING.md"}):
         for command in COMMAND.findall(page.read_text()):
-            found += [(str(page.relative_to(CHECKOUT)), argument) for argument in shlex.split(command)]
-    return found
+            wrong += [(str(page.relative_to(CHECKOUT)), argument) for argument in shlex.split(command)]
+    return wrong
 
 
 def is_possible(argument: str) -> bool:
@@ -83,15 +83,17 @@ def is_possible(argument: str) -> bool:
     if checkout:
         return all(extra in extras for extra in (checkout[1] or "").strip("[]").split(",") if extra)
     requirement = Requirement(argument)
-    known = [of_extra(extra).get(canonicalize_name(requirement.name)) for extra in extras]
-    return any(each is not None and each.specifier == requirement.specifier for each in known)
+    requirements = [of_extra(extra).get(canonicalize_name(requirement.name)) for extra in extras]
+    return any(
+        requirement_ is not None and requirement_.specifier == requirement.specifier for requirement_ in requirements
+    )
 
 
 def test_each_documented_installation_is_possible_today() -> None:
     """No page and no remedy names a package that does not exist, an unknown extra or another version than setup.cfg."""
-    found = installations()
-    assert len(found) > 8
-    assert [f"{place}: {argument}" for place, argument in found if not is_possible(argument)] == []
+    commands = installations()
+    assert len(commands) > 8
+    assert [f"{place}: {argument}" for place, argument in commands if not is_possible(argument)] == []
 
 
 def test_the_requirements_of_messages_are_those_of_the_package() -> None:

@@ -53,30 +53,32 @@ def named(tree: ast.Module) -> Iterator[tuple[int, str, str | None]]:
         elif isinstance(node, ast.Attribute) and not _is_self(node.value):
             yield node.end_lineno or node.lineno, node.attr, None
         elif isinstance(node, ast.Call) and _called(node.func).endswith("attr"):
-            for given in node.args[1:2]:
-                if isinstance(given, ast.Constant) and isinstance(given.value, str):
-                    yield given.lineno, given.value, None
+            for argument in node.args[1:2]:
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    yield argument.lineno, argument.value, None
 
 
 def breaches(text: str, room: str, rooms: Rooms) -> list[str]:
     """Return what a test's file names of other rooms without saying why, and what it says why for nothing."""
     tree = ast.parse(text)
     own = defined(tree)
-    said = _comments(text) if ON_THE_LINE in text or IN_THE_FILE in text else {}
-    found = {}
+    comments = _comments(text) if ON_THE_LINE in text or IN_THE_FILE in text else {}
+    names_by_line = {}
     for line, name, imported in named(tree):
         of = {imported} if imported is not None else rooms.get(name, set()) if name not in own else set()
-        if PRIVATE.fullmatch(name) and of and not any(_is_own(room, each) for each in of):
-            found[line] = name
-    whole_file = any(comment.startswith(IN_THE_FILE) for comment in said.values())
-    lines = {line for line, comment in said.items() if comment.startswith(ON_THE_LINE)}
-    unsaid = [] if whole_file else [f"{line}: {name}" for line, name in sorted(found.items()) if line not in lines]
-    return unsaid + [f"{line}: nothing is private here" for line in sorted(lines - set(found))]
+        if PRIVATE.fullmatch(name) and of and not any(_is_own(room, other_room) for other_room in of):
+            names_by_line[line] = name
+    whole_file = any(comment.startswith(IN_THE_FILE) for comment in comments.values())
+    lines = {line for line, comment in comments.items() if comment.startswith(ON_THE_LINE)}
+    unsaid = (
+        [] if whole_file else [f"{line}: {name}" for line, name in sorted(names_by_line.items()) if line not in lines]
+    )
+    return unsaid + [f"{line}: nothing is private here" for line in sorted(lines - set(names_by_line))]
 
 
-def _is_own(room: str, other: str) -> bool:
+def _is_own(room: str, other_room: str) -> bool:
     """Tell whether a product's room is a test's own, or below it; those who share helpers have none."""
-    return other == room or (room != "" and other.startswith(f"{room}/"))
+    return other_room == room or (room != "" and other_room.startswith(f"{room}/"))
 
 
 def _is_self(node: ast.expr) -> bool:
@@ -95,17 +97,17 @@ def _comments(text: str) -> dict[int, str]:
 @pytest.fixture(scope="module")
 def rooms() -> Rooms:
     """Where the private names of the product are defined."""
-    found: dict[str, set[str]] = defaultdict(set)
+    rooms_by_name: dict[str, set[str]] = defaultdict(set)
     for _, room, text in sources("riffle_spark", "apps"):
         for name in defined(ast.parse(text)):
-            found[name].add(room)
-    return found
+            rooms_by_name[name].add(room)
+    return rooms_by_name
 
 
 def test_private_parts_of_other_rooms_are_named_with_a_reason(rooms: Rooms) -> None:
     """In the tests and benchmarks of today."""
-    found = {path: breaches(text, room, rooms) for path, room, text in sources("tests", "benchmarks")}
-    assert {path: lines for path, lines in found.items() if lines} == {}
+    found_breaches = {path: breaches(text, room, rooms) for path, room, text in sources("tests", "benchmarks")}
+    assert {path: lines for path, lines in found_breaches.items() if lines} == {}
 
 
 @pytest.mark.parametrize(

@@ -63,12 +63,12 @@ def test_a_long_command_is_not_silent(tmp_path: Path, code: int) -> None:
     """What takes long is announced, and its newest line is told every few seconds while it runs; its own output is
     shown where it fails, and its code is handed on.
     """
-    told = tmp_path / "told"
+    log = tmp_path / "told"
     (tmp_path / "slow").write_text(UNTIL_TOLD)
     script = f'''source "{RUN}" help >/dev/null; set +e; TELL_SECONDS=0.2
-        patiently "Doing it" newest_line bash "{tmp_path}/slow" "{told}" {code} 2>"{told}"'''
+        patiently "Doing it" newest_line bash "{tmp_path}/slow" "{log}" {code} 2>"{log}"'''
     assert subprocess.run(["bash", "-c", script], timeout=120, check=False).returncode == code
-    lines = told.read_text().splitlines()
+    lines = log.read_text().splitlines()
     assert lines[0] == "Doing it"
     assert all(line.startswith("  Doing it, ") for line in lines[1:4])
     assert ("done" in lines) == (code != 0)

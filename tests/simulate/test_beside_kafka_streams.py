@@ -46,8 +46,8 @@ def plain() -> dict[str, list[Json]]:
 @pytest.fixture(scope="module", params=["small", pytest.param("all", marks=pytest.mark.long)])
 def filed(request: pytest.FixtureRequest) -> list[Anchor]:
     """The random and worked scenarios that are played with a strategy of their own."""
-    every = [*anchors("random"), *anchors("worked")]
-    return [anchor for anchor in every if request.param == "all" or _is_small(anchor.scenario())]
+    all_anchors = [*anchors("random"), *anchors("worked")]
+    return [anchor for anchor in all_anchors if request.param == "all" or _is_small(anchor.scenario())]
 
 
 def _is_small(scenario: Scenario) -> bool:
@@ -62,10 +62,14 @@ def as_filed(filed: list[Anchor]) -> dict[str, list[Json]]:
 
 
 def _sound(name: str, number: int, phase: Json) -> list[str]:
-    found = [f"{name} phase {number}: {key}" for key in ("converged", "stable") if not phase[key]]
-    found += [f"{name} phase {number}: {each}" for each in cast("list[str]", phase["broken"])]
+    problems = [f"{name} phase {number}: {key}" for key in ("converged", "stable") if not phase[key]]
+    problems += [f"{name} phase {number}: {each}" for each in cast("list[str]", phase["broken"])]
     rounds = cast("dict[str, list[str]]", phase["broken_rounds"])
-    return found + [f"{name} phase {number} round {at}: {each}" for at, all_ in rounds.items() for each in all_]
+    return problems + [
+        f"{name} phase {number} round {round_number}: {problem}"
+        for round_number, all_ in rounds.items()
+        for problem in all_
+    ]
 
 
 def test_no_property_is_broken_in_any_round(plain: dict[str, list[Json]], as_filed: dict[str, list[Json]]) -> None:
@@ -82,12 +86,12 @@ def test_no_property_is_broken_in_any_round(plain: dict[str, list[Json]], as_fil
 
 def test_net_moves_stay_near_the_fewest(plain: dict[str, list[Json]]) -> None:
     """In sum at most 1.3 times the fewest owners move, and hardly any of them twice."""
-    phases = [phase for each in plain.values() for phase in each]
+    phases = [phase for anchor_phases in plain.values() for phase in anchor_phases]
     fewest = sum(_number(phase, "fewest_stateful_active_moves") for phase in phases)
     net = sum(_number(phase, "net_stateful_active_moves") for phase in phases)
-    made = sum(_number(phase, "moves", "active_stateful") for phase in phases)
+    moves = sum(_number(phase, "moves", "active_stateful") for phase in phases)
     assert net <= 1.3 * fewest
-    assert made <= 1.05 * net
+    assert moves <= 1.05 * net
 
 
 def test_the_first_phase_has_the_same_fewest_moves_as_the_anchors(plain: dict[str, list[Json]]) -> None:
@@ -112,10 +116,10 @@ def test_imbalance_never_grows(plain: dict[str, list[Json]]) -> None:
 def test_rounds_are_bounded_by_the_copies_to_warm(plain: dict[str, list[Json]]) -> None:
     """A phase takes at most as many rounds as its warm-ups fill, and two more."""
     for anchor in anchors("random"):
-        most = anchor.scenario().settings.max_warmup_replicas
+        limit = anchor.scenario().settings.max_warmup_replicas
         for phase in plain[anchor.name]:
             warm = sum(cast("list[int]", phase["warmups_by_round"]))
-            assert cast(int, phase["rounds"]) <= math.ceil(warm / most) + 2, anchor.name
+            assert cast(int, phase["rounds"]) <= math.ceil(warm / limit) + 2, anchor.name
 
 
 def test_racks_cost_less_than_kafkas_in_sum(filed: list[Anchor], as_filed: dict[str, list[Json]]) -> None:
@@ -124,10 +128,10 @@ def test_racks_cost_less_than_kafkas_in_sum(filed: list[Anchor], as_filed: dict[
     for anchor in filed:
         if anchor.kafka["strategy"] == "none":
             continue
-        for phase, other in zip(as_filed[anchor.name], anchor.kafka_phases, strict=False):
-            if other["converged"] and "total_cost" in cast(Json, other["cross_rack"]):
+        for phase, kafka_phase in zip(as_filed[anchor.name], anchor.kafka_phases, strict=False):
+            if kafka_phase["converged"] and "total_cost" in cast(Json, kafka_phase["cross_rack"]):
                 ours += _number(phase, "cross_rack", "total_cost")
-                theirs += _number(other, "cross_rack", "total_cost")
+                theirs += _number(kafka_phase, "cross_rack", "total_cost")
     assert ours < theirs
 
 
@@ -140,9 +144,9 @@ def test_without_stickiness_no_scenario_reads_more_across_racks_than_kafka(filed
             continue
         free = replace(scenario, settings=replace(scenario.settings, rack_aware_assignment_non_overlap_cost=0))
         ours = cast("list[Json]", converge_of(free, run(free), keep=True, history=False)["phases"])
-        for number, (phase, other) in enumerate(zip(ours, anchor.kafka_phases, strict=False)):
-            if other["converged"] and "total_cost" in cast(Json, other["cross_rack"]):
-                costs = [_number(each, "cross_rack", "total_cost") for each in (phase, other)]
+        for number, (phase, kafka_phase) in enumerate(zip(ours, anchor.kafka_phases, strict=False)):
+            if kafka_phase["converged"] and "total_cost" in cast(Json, kafka_phase["cross_rack"]):
+                costs = [_number(either, "cross_rack", "total_cost") for either in (phase, kafka_phase)]
                 assert costs[0] <= costs[1], f"{anchor.name} phase {number}"
 
 
@@ -158,7 +162,7 @@ def test_net_moves_are_the_fewest_without_store_balance() -> None:
 
 def test_balance_subtopology_spreads_as_well_as_none(filed: list[Anchor], as_filed: dict[str, list[Json]]) -> None:
     """With one-thread clients no group is spread wider than one."""
-    for anchor in (each for each in filed if each in anchors("random")):
+    for anchor in (anchor_ for anchor_ in filed if anchor_ in anchors("random")):
         scenario = anchor.scenario()
         slots = {client.member.slots for client in scenario.clients}
         slots |= {client.member.slots for event in scenario.events for client in event.add}
@@ -178,8 +182,8 @@ def test_scale_scenarios_are_sound(strategy: str, largest_converged: int) -> Non
         scenario = anchor.scenario()
         if len(scenario.tasks) <= largest_converged:
             phases = enumerate(_phases(anchor))
-            found = [each for number, phase in phases for each in _sound(anchor.name, number, phase)]
-            assert not found, found[:10]
+            problems = [problem for number, phase in phases for problem in _sound(anchor.name, number, phase)]
+            assert not problems, problems[:10]
         else:
             group = group_of(scenario)
             figures = single_of(scenario, group, assign(group.view(), scenario.settings))

@@ -26,17 +26,22 @@ NEED = Need(
 
 def test_the_formula_by_hand() -> None:
     """12 workers take 100 000 rows; a fifth of their 10 GB and 10 000 rows in flight are in memory; copies count."""
-    found = capacity_of(NEED)
-    assert (found.total_workers, found.num_boxes, found.workers_per_box, found.bound_by) == (12, 3, 4, "cores")
-    assert found.state_per_worker == 10e9
-    assert found.memory_per_worker == 2e9 + 5e6
-    assert (found.disk_bytes, found.written_bytes_per_second) == (360e9, 3e6)
+    capacity = capacity_of(NEED)
+    assert (capacity.total_workers, capacity.num_boxes, capacity.workers_per_box, capacity.bound_by) == (
+        12,
+        3,
+        4,
+        "cores",
+    )
+    assert capacity.state_per_worker == 10e9
+    assert capacity.memory_per_worker == 2e9 + 5e6
+    assert (capacity.disk_bytes, capacity.written_bytes_per_second) == (360e9, 3e6)
 
 
 def test_memory_may_ask_for_more_boxes_than_cores() -> None:
     """A box with memory for two workers makes six boxes of the same twelve."""
-    found = capacity_of(replace(NEED, memory_per_box=5e9))
-    assert (found.num_boxes, found.workers_per_box, found.bound_by) == (6, 2, "memory")
+    capacity = capacity_of(replace(NEED, memory_per_box=5e9))
+    assert (capacity.num_boxes, capacity.workers_per_box, capacity.bound_by) == (6, 2, "memory")
 
 
 def test_what_fits_into_no_box_is_refused() -> None:
@@ -79,11 +84,11 @@ def test_a_figure_that_is_none_is_refused_by_its_options_name(figure: str, value
 )
 def test_property_the_boxes_hold_what_is_needed(need: Need) -> None:
     """Workers take in all rows, boxes have a core and the memory for each worker, and one box less would not do."""
-    found = capacity_of(need)
-    assert found.total_workers * need.rows_per_worker >= need.rows_per_second * (1 - 1e-9)
-    assert found.num_boxes * found.workers_per_box >= found.total_workers
-    assert found.workers_per_box <= need.cores_per_box
+    capacity = capacity_of(need)
+    assert capacity.total_workers * need.rows_per_worker >= need.rows_per_second * (1 - 1e-9)
+    assert capacity.num_boxes * capacity.workers_per_box >= capacity.total_workers
+    assert capacity.workers_per_box <= need.cores_per_box
     if need.memory_per_box is not None:
-        assert found.workers_per_box * found.memory_per_worker <= need.memory_per_box * (1 + 1e-9)
-    if found.bound_by == "cores":
-        assert (found.num_boxes - 1) * need.cores_per_box < found.total_workers
+        assert capacity.workers_per_box * capacity.memory_per_worker <= need.memory_per_box * (1 + 1e-9)
+    if capacity.bound_by == "cores":
+        assert (capacity.num_boxes - 1) * need.cores_per_box < capacity.total_workers

@@ -38,8 +38,8 @@ def joining(members: int, tasks: int, warmups: int, standbys: int, apart: int) -
 
 def copies(present: Assignment) -> set[tuple[TaskId, str]]:
     """Return the copies of owners and standbys."""
-    kept = {(each, member) for each, members in present.standbys.items() for member in members}
-    return kept | set(present.owners.items())
+    standby_copies = {(each, member) for each, members in present.standbys.items() for member in members}
+    return standby_copies | set(present.owners.items())
 
 
 @pytest.mark.parametrize(
@@ -51,17 +51,19 @@ def test_running_warm_ups_go_on_when_members_join(
 ) -> None:
     """None is cancelled while its target is the same, and little more is fetched than each copy that is new once."""
     game = joining(members, tasks, warmups, standbys, apart)
-    begun = copies(game.present)
+    initial_copies = copies(game.present)
     cancelled: Counter[tuple[TaskId, str]] = Counter()
     while game.now < game.world.seconds:
-        before = game.present
+        previous = game.present
         game.step()
-        now = game.present
-        for each, warmup in before.warmups.items():
-            gone = [m for m in warmup if m not in now.warmups.get(each, ()) and (each, m) not in copies(now)]
-            cancelled.update((each, m) for m in gone if now.target[each] == m)
+        current = game.present
+        for task_id, warmup in previous.warmups.items():
+            dropped = [
+                m for m in warmup if m not in current.warmups.get(task_id, ()) and (task_id, m) not in copies(current)
+            ]
+            cancelled.update((task_id, m) for m in dropped if current.target[task_id] == m)
     assert not cancelled
-    fresh = copies(game.present) - begun
+    fresh = copies(game.present) - initial_copies
     fetched = game.outcome.bytes_warmed + game.outcome.bytes_kept + game.outcome.bytes_owned
     assert fetched <= 1.3 * STATE_BYTES * len(fresh), f"{fetched / STATE_BYTES / len(fresh):.2f} times what is new"
 
@@ -69,10 +71,10 @@ def test_running_warm_ups_go_on_when_members_join(
 def test_a_running_warm_up_goes_before_one_that_levels_more() -> None:
     """A newcomer gets no warm-up before those that run, as far as their targets stay; no more than the cap run."""
     settings = AssignSettings(max_warmup_replicas=2)
-    before = view("a:0-11 b:12-23 c:")
-    first = assign(before, settings)
+    initial = view("a:0-11 b:12-23 c:")
+    first = assign(initial, settings)
     assert sum(map(len, first.warmups.values())) == 2
-    running = caught_up(before, replace(first, warmups={}))
+    running = caught_up(initial, replace(first, warmups={}))
     lags = {warmup: {**running.lags[warmup], "c": WHOLE // 3} for warmup in first.warmups}
     running = replace(running, warmups=first.warmups, lags={**running.lags, **lags})
     joined = assign(replace(running, members=(*running.members, Member("d"))), settings)
@@ -85,10 +87,12 @@ def test_a_running_warm_up_of_a_standby_goes_before_a_fresh_one_of_an_owner() ->
     settings = AssignSettings(max_warmup_replicas=1, num_standbys=1)
     layout = "a:0-7 b:8-15 c:16-23"
     first = settled(view(layout), settings)
-    lost = [each for each, standby in first.standbys.items() if standby == ("c",) and first.owners[each] == "a"]
-    before = caught_up(view(layout), replace(first, standbys={**first.standbys, **dict.fromkeys(lost, ("b",))}))
-    lags = {**before.lags, lost[0]: {**before.lags[lost[0]], "c": WHOLE // 3}}
-    running = replace(before, lags=lags, warmups={lost[0]: ("c",)})
+    lost = [
+        task_id for task_id, standby in first.standbys.items() if standby == ("c",) and first.owners[task_id] == "a"
+    ]
+    initial = caught_up(view(layout), replace(first, standbys={**first.standbys, **dict.fromkeys(lost, ("b",))}))
+    lags = {**initial.lags, lost[0]: {**initial.lags[lost[0]], "c": WHOLE // 3}}
+    running = replace(initial, lags=lags, warmups={lost[0]: ("c",)})
     joined = replace(running, members=(*running.members, Member("d")))
     assert "d" in assign(joined, settings).target.values()
     assert assign(running, settings).warmups == assign(joined, settings).warmups == {lost[0]: ("c",)}

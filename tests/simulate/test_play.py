@@ -104,14 +104,14 @@ ALL_GONE = (
 def drawn_worlds() -> st.SearchStrategy[World]:
     """Draw worlds whose members come and go by chance, with a quiet end."""
     return st.builds(
-        lambda seed, members, tasks, changes, standbys, racks, gone: made(
+        lambda seed, members, tasks, changes, standbys, racks, events: made(
             seed=seed,
             seconds=1_500,
             every=10,
             changes=changes,
-            events=[*gone] if not changes else [],
+            events=[*events] if not changes else [],
             config={"num_standbys": standbys, "max_warmup_replicas": 3},
-            members=[{"id": "m{}", "count": members + 1, "racks": ["a", "b"] if racks or gone else [], **MEMBER}],
+            members=[{"id": "m{}", "count": members + 1, "racks": ["a", "b"] if racks or events else [], **MEMBER}],
             tasks=[{"subtopology": "s", "count": tasks, "state_bytes": 2e7, "spread": 0.9, "rows_per_second": 5}],
         ),
         st.integers(0, 10_000),
@@ -162,8 +162,8 @@ def test_work_that_no_assignment_levels_is_looked_at_again_once_it_changed() -> 
     """A member that is excluded stays without work: one look at the begin, and one when loads become others."""
     excluded = {"exclude": {"id": "m0"}}
     assert played(made(config=excluded), "riffle").assigned == 1
-    more = [{"at": 900, "load": 2, "tasks": [f"s_{n}" for n in range(6)]}]
-    assert played(made(config=excluded, events=more), "riffle").assigned > 1
+    changes_of_load = [{"at": 900, "load": 2, "tasks": [f"s_{n}" for n in range(6)]}]
+    assert played(made(config=excluded, events=changes_of_load), "riffle").assigned > 1
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,9 @@ def test_work_that_no_assignment_levels_is_looked_at_again_once_it_changed() -> 
         (lambda: made(events=[{"at": 5, "load": 2, "members": ["m1"]}]), "'members' alone has no effect"),
     ],
 )
-def test_what_a_world_cannot_say_is_refused(world: Callable[[], World], said: str) -> None:
+def test_what_a_world_cannot_say_is_refused(world: Callable[[], World], message: str) -> None:
     """The error names what is wrong, and where a name was meant, that one."""
-    with pytest.raises(Exception, match=said):
+    with pytest.raises(Exception, match=message):
         world()
 
 
@@ -218,9 +218,9 @@ class Off(WorldRules):
         return False
 
 
-def owned_by(done: Outcome, member: int, at: float) -> int:
+def owned_by(done: Outcome, member: int, second: float) -> int:
     """Return how many tasks a member owned at a second."""
-    return int(done.owners[done.seconds.index(at)][member])
+    return int(done.owners[done.seconds.index(second)][member])
 
 
 def with_and_without(world: World) -> tuple[Outcome, Outcome]:
@@ -232,11 +232,13 @@ def with_and_without(world: World) -> tuple[Outcome, Outcome]:
 def test_a_full_disk_empties_a_member_by_degrees_and_it_comes_back() -> None:
     """Beyond the high mark copies leave until the disk is below; with room again the member has its share again."""
     disk = {**MEMBER, "disk_bytes": 1e9, "disk_used_bytes": 5e8}
-    full, free = ({"at": at, "disk_used_bytes": used, "members": ["m0"]} for at, used in ((100, 8.75e8), (1000, 5e8)))
+    full, free = (
+        {"at": second, "disk_used_bytes": used, "members": ["m0"]} for second, used in ((100, 8.75e8), (1000, 5e8))
+    )
     disks: dict[str, Any] = {"every": 10, "members": [{"id": "m{}", "count": 3, **disk}], "events": [full, free]}
     acts, off = with_and_without(made(config={"max_warmup_replicas": 1}, **disks))
-    assert [owned_by(acts, 0, at) for at in (100, 900, 1790)] == [4, 1, 4]
-    assert [owned_by(off, 0, at) for at in (100, 900, 1790)] == [4, 4, 4]
+    assert [owned_by(acts, 0, second) for second in (100, 900, 1790)] == [4, 1, 4]
+    assert [owned_by(off, 0, second) for second in (100, 900, 1790)] == [4, 4, 4]
     later = made(config={"local_disk_limit": 0.9}, **disks)
     assert owned_by(played(later, OURS), 0, 900) == 4
 
@@ -255,7 +257,7 @@ def test_a_member_short_of_memory_gives_up_what_it_owns() -> None:
         tasks=[{"subtopology": "s", "count": 12, "state_bytes": 1e7, "rows_per_second": 10, "memory_bytes": 1e8}],
     )
     acts, off = with_and_without(world)
-    assert [owned_by(acts, 0, at) for at in (100, 900)] == [4, 3]
+    assert [owned_by(acts, 0, second) for second in (100, 900)] == [4, 3]
     assert owned_by(off, 0, 900) == 4
 
 
@@ -277,7 +279,7 @@ def test_rows_that_come_from_another_rack_are_followed_after_three_batches() -> 
         game.step()
     racks = {name: member.rack for name, member in game.members.items()}
     assert all(racks[owner] == ("a" if str(task) in half else "b") for task, owner in game.present.owners.items())
-    moved = [at for at, moves in zip(game.outcome.seconds, game.outcome.moved, strict=True) if moves]
+    moved = [second for second, moves in zip(game.outcome.seconds, game.outcome.moved, strict=True) if moves]
     assert moved[0] >= 120
     assert with_and_without(world)[1].moves == played(replace(world, events=()), OURS).moves == 0
 

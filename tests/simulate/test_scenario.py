@@ -86,9 +86,9 @@ def test_every_setting_of_assignment_can_be_said_in_a_file() -> None:
 
 def test_neutral_names_say_the_same() -> None:
     """Files for other assignors have names of their own; one setting under two names is refused."""
-    said = {neutral: WRITTEN[ours] for neutral, ours in scenario._NEUTRAL.items()}
-    found = scenario_of({**CASE, "config": said}).settings
-    assert found == AssignSettings(**{ours: READ[ours] for ours in scenario._NEUTRAL.values()})
+    config = {neutral: WRITTEN[ours] for neutral, ours in scenario._NEUTRAL.items()}
+    settings = scenario_of({**CASE, "config": config}).settings
+    assert settings == AssignSettings(**{ours: READ[ours] for ours in scenario._NEUTRAL.values()})
     with pytest.raises(ConfigError, match="RIFFLE-0256"):
         changed(num_standby=1, num_standbys=1)
 
@@ -126,10 +126,10 @@ def test_measured_weights_and_memory_are_read() -> None:
         file["tasks"][0] |= {"weight": 9, "memory_bytes": 100}
         file["clients"][0]["memory_bytes"] = 150
 
-    found = changed(weigh)
-    assert (found.tasks[0].weight, found.tasks[0].memory_bytes) == (9, 100)
-    assert (found.tasks[1].weight, found.tasks[1].memory_bytes) == (None, 0)
-    assert [client.member.memory_bytes for client in found.clients] == [150, None, None]
+    scenario = changed(weigh)
+    assert (scenario.tasks[0].weight, scenario.tasks[0].memory_bytes) == (9, 100)
+    assert (scenario.tasks[1].weight, scenario.tasks[1].memory_bytes) == (None, 0)
+    assert [client.member.memory_bytes for client in scenario.clients] == [150, None, None]
 
 
 UNKNOWN = "RIFFLE-0480"

@@ -37,6 +37,6 @@ def test_the_learner_case_goes_as_the_proposal_says() -> None:
     _, fourth, fifth = cast("list[list[dict[str, dict[str, list[str]]]]]", case["expected_rounds"])
     assert [step["S4"]["warmup"] for step in fourth] == [["0_0"], []]
     assert [step["S5"]["warmup"] for step in fifth] == [["0_2"], []]
-    assert {member: len(held["active"]) for member, held in fifth[-1].items()} == dict.fromkeys(
+    assert {member: len(tasks["active"]) for member, tasks in fifth[-1].items()} == dict.fromkeys(
         ("S1", "S2", "S3", "S4", "S5"), 1
     )

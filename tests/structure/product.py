@@ -88,7 +88,7 @@ def find_cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
     cycles: list[list[str]] = []
     for node in sorted(graph):
         if node in reached[node] and not any(node in cycle for cycle in cycles):
-            cycles.append(sorted(other for other in reached[node] if node in reached.get(other, ())))
+            cycles.append(sorted(neighbour for neighbour in reached[node] if node in reached.get(neighbour, ())))
     return cycles
 
 

@@ -90,8 +90,8 @@ class Kept:
                 home, "", log.tail.epoch, log.tail.sequence, schemas, snapshots=tuple(due), seconds=1000.0
             )
             (receipt,) = cluster.upkeep({census.executor: order})
-            assert (receipt.errors, len(receipt.taken)) == ((), len(due))
-            total += sum(snapshot.length for _, _, snapshot in receipt.taken)
+            assert (receipt.errors, len(receipt.snapshots)) == ((), len(due))
+            total += sum(snapshot.length for _, _, snapshot in receipt.snapshots)
         return total
 
 

@@ -82,7 +82,7 @@ def pieces(upkept: Upkept, count: int, listings: Listings) -> list[int]:
         listings.taken()
         receipt = upkept.run(**order)
         counts.append(listings.taken())
-        assert len((*receipt.copies, *receipt.gone, *receipt.taken)) >= count
+        assert len((*receipt.copies, *receipt.missing, *receipt.snapshots)) >= count
         assert receipt.restores == 0
     assert upkept.folder().key_groups(STORE) == set()
     return counts

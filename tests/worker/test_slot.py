@@ -165,15 +165,6 @@ def test_long_keys_and_a_value_of_10_mb(tmp_path: Path) -> None:
     assert {row["size"] for row in member.feed(batch, executor="another")} == {10 << 20}
 
 
-def test_one_hot_key_is_one_key_group_and_one_row(member: Member) -> None:
-    """All rows of one key: one key-group, one part, one row."""
-    batch = rows_of(*(("hot", 1, n) for n in range(20_000)))
-    out, receipt = member.answer(batch)
-    assert out.to_pylist() == [{"k": "hot", "count": 20_000, "total": 20_000}]
-    assert [part.rows for part in receipt.parts] == [1]
-    assert receipt.rows == 20_000
-
-
 class Remember:
     """A computation that is told everything and keeps what it was told."""
 
@@ -256,13 +247,13 @@ def test_rows_are_counted_by_where_they_came_from(tmp_path: Path) -> None:
     member = Member(tmp_path, kept_last(), read_by="at")
     rows = rows_of(*((f"k{n}", n, n % 3) for n in range(90)))
     _, receipt = member.answer(rows)
-    assert sum(count for _, _, count in receipt.read) == 90
-    assert {partition: sum(c for _, p, c in receipt.read if p == partition) for partition in range(3)} == {
+    assert sum(count for _, _, count in receipt.partition_rows) == 90
+    assert {partition: sum(c for _, p, c in receipt.partition_rows if p == partition) for partition in range(3)} == {
         0: 30,
         1: 30,
         2: 30,
     }
-    assert Member(tmp_path / "other", kept_last()).answer(rows)[1].read == ()
+    assert Member(tmp_path / "other", kept_last()).answer(rows)[1].partition_rows == ()
 
 
 @pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])

@@ -103,7 +103,7 @@ def test_a_copy_of_a_line_that_was_given_up_is_replaced(upkept: Upkept) -> None:
     order = replace(upkept.order(follows=upkept.follows({**back, 9: EMPTY})), epoch=2)
     receipt = run_upkeep(order, "1")
     assert receipt.errors == ()
-    assert (upkept.is_warm(receipt), receipt.restores, receipt.gone) == (True, 1, ((STORE, 9),))
+    assert (upkept.is_warm(receipt), receipt.restores, receipt.missing) == (True, 1, ((STORE, 9),))
 
 
 def test_a_copy_goes_only_from_where_it_was_seen(upkept: Upkept) -> None:
@@ -115,7 +115,7 @@ def test_a_copy_goes_only_from_where_it_was_seen(upkept: Upkept) -> None:
     drops = (upkept.drop(1, seen), upkept.drop(2, upkept.place.entries[2].head), upkept.drop(3), upkept.drop(99))
     receipt = upkept.run(follows=(), drops=drops)
     assert receipt.copies == ((STORE, 1, *upkept.place.entries[1].head),)
-    assert receipt.gone == ((STORE, 2), (STORE, 3), (STORE, 99))
+    assert receipt.missing == ((STORE, 2), (STORE, 3), (STORE, 99))
     assert [upkept.held(kg) is None for kg in (1, 2, 3, 4)] == [False, True, True, False]
 
 
@@ -124,14 +124,14 @@ def test_a_copy_that_goes_with_the_second_of_two_drops_is_not_there(upkept: Upke
     upkept.run()
     drops = (upkept.drop(2, EMPTY_HEAD), upkept.drop(2, upkept.place.entries[2].head))
     receipt = upkept.run(follows=(), drops=drops)
-    assert (receipt.copies, receipt.gone) == ((), ((STORE, 2),))
+    assert (receipt.copies, receipt.missing) == ((), ((STORE, 2),))
 
 
 def test_a_piece_ends_in_time_and_the_next_goes_on(upkept: Upkept) -> None:
     """Each begins one thing at least, so that pieces of no time at all come to the end."""
     drops = (upkept.drop(1), upkept.drop(2))
     first = upkept.run(follows=(), drops=drops, seconds=0.0)
-    assert (first.gone, first.drops_left) == (((STORE, 1),), 1)
+    assert (first.missing, first.drops_left) == (((STORE, 1),), 1)
     for count in itertools.count(1):
         receipt = upkept.run(seconds=0.0)
         if not receipt.unfinished:
@@ -155,14 +155,14 @@ def test_snapshots_are_taken_of_what_the_copy_holds(upkept: Upkept) -> None:
     """After following; those that time does not allow are left."""
     due = tuple(upkept.snapshot(kg) for kg in (1, 2, 3))
     receipt = upkept.run(snapshots=due)
-    assert [(store, kg) for store, kg, _ in receipt.taken] == [(STORE, 1), (STORE, 2), (STORE, 3)]
-    for store, key_group, taken in receipt.taken:
+    assert [(store, kg) for store, kg, _ in receipt.snapshots] == [(STORE, 1), (STORE, 2), (STORE, 3)]
+    for store, key_group, taken in receipt.snapshots:
         name = paths.snapshot(store, key_group, taken.id)
         table = part_codec.decode(upkept.store.get(name) or b"", taken.checksum, name)
         assert dict(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True)) == upkept.place.wanted[key_group]
         assert taken.head == upkept.place.entries[key_group].head
     short = upkept.run(follows=(), snapshots=due, seconds=0.0)
-    assert (len(short.taken), short.snapshots_left) == (1, 2)
+    assert (len(short.snapshots), short.snapshots_left) == (1, 2)
 
 
 def test_a_snapshot_that_fails_leaves_the_others_be(upkept: Upkept) -> None:
@@ -175,7 +175,7 @@ def test_a_snapshot_that_fails_leaves_the_others_be(upkept: Upkept) -> None:
             due[2],
         )
     )
-    assert [key_group for _, key_group, _ in receipt.taken] == [1, 3]
+    assert [key_group for _, key_group, _ in receipt.snapshots] == [1, 3]
     assert receipt.errors[0].startswith("totals, key-group 2: ")
     assert receipt.snapshots_left == 0
 
@@ -323,12 +323,12 @@ def test_copies_that_the_listed_keys_open_no_more_go_and_come_again(tmp_path: Pa
     upkept.home = replace(upkept.home, encryption_keys=f"file:{keys}")
     key = f"a = {base64.b64encode(bytes(32)).decode()}\n"
     keys.write_text(f"plain\n{key}")
-    assert upkept.run(follows=()).gone == ()
+    assert upkept.run(follows=()).missing == ()
     keys.write_text(key)
-    assert sorted(upkept.run(follows=()).gone) == [(STORE, 1), (STORE, 2)]
+    assert sorted(upkept.run(follows=()).missing) == [(STORE, 1), (STORE, 2)]
     files = [path.read_bytes() for path in upkept.folder().path.rglob("*") if path.is_file()]
     assert not any(part_codec.IN_PLAIN in data for data in files)
     assert (upkept.held(1), upkept.held(2)) == (None, None)
     keys.write_text(f"plain\n{key}")
-    assert upkept.run().gone == ()
+    assert upkept.run().missing == ()
     assert (upkept.held(1), upkept.held(2)) == ({"k": 1}, {"k": 2})

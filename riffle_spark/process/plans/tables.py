@@ -129,7 +129,7 @@ class TableRows:
     key_backed: dict[int, str] = field(default_factory=dict)
     needed: list[set[int]] = field(default_factory=list)
     is_change: str = "is_change"
-    found_column: str = "found"
+    find_column: str = "found"
 
     def __post_init__(self) -> None:
         """Choose the columns."""
@@ -154,7 +154,7 @@ class TableRows:
             if is_used and column.id not in self.key_backed:
                 self.stream_columns[column.id] = self._unique_name(column.name)
         self.is_change = self._unique_name(self.is_change)
-        self.found_column = self._unique_name(self.found_column)
+        self.find_column = self._unique_name(self.find_column)
 
     def _unique_name(self, name: str) -> str:
         return free_name(name, [*self.key_columns, *self.stored_columns.values(), *self.stream_columns.values()])
@@ -206,7 +206,7 @@ class TableRows:
             stream,
             stored,
             tuple(self.stored_columns[column.id] for column in self.join.order_columns),
-            self.found_column,
+            self.find_column,
             self.join.join_type in (*_OUTER, _ANTI),
         )
         _check_order(spec)
@@ -225,7 +225,7 @@ class TableRows:
         columns = {column.id: column for side in join.columns for column in side}
         names = {**self.stored_columns, **self.stream_columns, **self.key_backed}
         values = {column_id: cast_back(leaf_column(name), columns[column_id]) for column_id, name in names.items()}
-        has_match = leaf_column(self.found_column)
+        has_match = leaf_column(self.find_column)
         for view, needed in zip(join.table.views, self.needed[1:], strict=True):
             if view.kind == "Filter":
                 for condition in view.expressions.get("condition", ()):

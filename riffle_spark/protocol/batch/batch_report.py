@@ -212,8 +212,9 @@ def _dead_letter_warnings(receipts: Sequence[Receipt]) -> Iterator[str]:
         rows = sum(receipt.dead_rows for receipt in receipts)
         yield (
             f"[RIFFLE-0809] Batch {first.version} has {rows} dead letters. Store {first.store!r} raised "
-            f"{first.dead_told} for the first.\n  What to do: Read the dead letters, and feed their rows to the source "
-            "again once the function can process them."
+            f"{first.dead_example} for the first.\n"
+            "  What to do: Read the dead letters, and feed their rows to the source again once the function can "
+            "process them."
         )
 
 
@@ -373,7 +374,7 @@ class BatchMeasures:
         upkeep: UpkeepFacts,
     ) -> BatchReport:
         """Return the report of a batch that was run and committed."""
-        slots = [slot for layout in placement.layout.each for slot in layout.slots]
+        slots = [slot for layout in placement.layout.all_groups for slot in layout.slots]
         owners: Counter[str] = Counter()
         for slot in slots:
             owners[slot.executor] += len(slot.key_groups)

@@ -142,51 +142,51 @@ class IdleLoop:
 
         Raises ``FencedError`` if another driver has appended, ``UnavailableError`` if the store does not answer.
         """
-        now = self._ports.clock.seconds()
-        if now - self._batch_ended_at < IDLE_SECONDS or not executors:
+        clock_seconds = self._ports.clock.seconds()
+        if clock_seconds - self._batch_ended_at < IDLE_SECONDS or not executors:
             return False
-        is_due = self._is_due(executors, settings.state_cleanup_delay, now)
+        is_due = self._is_due(executors, settings.state_cleanup_delay, clock_seconds)
         if is_due:
-            self._assign_and_plan(executors, upkeep_input, now)
+            self._assign_and_plan(executors, upkeep_input, clock_seconds)
         return self._write_requests() or is_due
 
-    def _is_due(self, executors: Sequence[Executor], cleanup_delay: float, now: float) -> bool:
+    def _is_due(self, executors: Sequence[Executor], cleanup_delay: float, clock_seconds: float) -> bool:
         ownership = self._ownership
         return (
             tuple(executors) != ownership.membership.executors
             or ownership.placement.has_pending_request()
             or bool(self._rounds.arrived or ownership.membership.lost or ownership.membership.without_census(executors))
             or ownership.placement.present.needs_probe
-            or ownership.copies.idle.is_due(now, cleanup_delay)
+            or ownership.copies.idle.is_due(clock_seconds, cleanup_delay)
             or (self._has_open_upkeep and not self._ports.background.busy())
         )
 
     def _assign_and_plan(
-        self, executors: Sequence[Executor], upkeep_input: Callable[[], UpkeepInput], now: float
+        self, executors: Sequence[Executor], upkeep_input: Callable[[], UpkeepInput], clock_seconds: float
     ) -> None:
         current = upkeep_input()
         stores = tuple(operator.store for operator in current.operators)
         self._upkeep.gather(self._ownership)
         assignment = self._ownership.placement.present
-        self._ownership.layout_for(executors, current.manifest, stores, current.home, now, between=True)
+        self._ownership.layout_for(executors, current.manifest, stores, current.home, clock_seconds, between=True)
         if self._ownership.placement.present is not assignment or not self._ports.background.busy():
-            self._has_open_upkeep = self._upkeep.plan_idle(upkeep_input(), now)
+            self._has_open_upkeep = self._upkeep.plan_idle(upkeep_input(), clock_seconds)
 
     def _write_requests(self) -> bool:
         """Append the requests if the newest record has others; return whether a record was appended."""
         tail = self._log.tail
-        now = self._ports.clock.seconds()
-        if tail is None or self._backoff.is_delayed(_RECORD, now):
+        clock_seconds = self._ports.clock.seconds()
+        if tail is None or self._backoff.is_delayed(_RECORD, clock_seconds):
             return False
         if self._log.unclear:
-            self._settle(now)
+            self._settle(clock_seconds)
         elif self._requests().differs_from(read_requests(tail.orders)):
-            self._append(tail, now)
+            self._append(tail, clock_seconds)
         else:
             return False
         return True
 
-    def _append(self, tail: Record, now: float) -> None:
+    def _append(self, tail: Record, clock_seconds: float) -> None:
         manifest = self._log.manifest
         requests_before = dict(self._ports.objects.requests)
         snapshots = self._upkeep.snapshots(manifest, self._ownership)
@@ -197,7 +197,7 @@ class IdleLoop:
         try:
             record = self._log.append(draft, manifest.changed(snapshots))
         except UnavailableError:
-            self._backoff.record_failure(_RECORD, now)
+            self._backoff.record_failure(_RECORD, clock_seconds)
             raise
         finally:
             if self._ports.upkeep_objects is not None:
@@ -207,12 +207,12 @@ class IdleLoop:
         self._upkeep.committed(record, manifest, snapshots)
         self._ownership.copies.known.record_snapshots(record.sequence, manifest, snapshots)
 
-    def _settle(self, now: float) -> None:
+    def _settle(self, clock_seconds: float) -> None:
         """Find out whether an unanswered append was committed."""
         try:
             tail = self._log.settle()
         except UnavailableError:
-            self._backoff.record_failure(_RECORD, now)
+            self._backoff.record_failure(_RECORD, clock_seconds)
             raise
         self._upkeep.start(None, tail, self._log.manifest)
 

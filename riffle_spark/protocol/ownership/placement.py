@@ -21,7 +21,7 @@ from riffle_spark.protocol.ownership.rebalance_triggers import RebalanceTriggers
 from riffle_spark.protocol.ownership.view import Situation, assign_settings, recorded, view_of
 from riffle_spark.protocol.ownership.weights import Weights
 from riffle_spark.protocol.ports import SlotLayout
-from riffle_spark.protocol.shards import Shards, number_asked
+from riffle_spark.protocol.shards import Shards, key_group_number
 from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.record import Record
@@ -140,7 +140,7 @@ class Placement:
 
     def task_of(self, key_group: int | tuple[str, int], store: str | None) -> TaskId:
         """Return the task of a key-group, or of a (topic, partition). With one group ``store`` may be ``None``."""
-        return TaskId(self.groups.chosen_group(store), number_asked(key_group, self.shards))
+        return TaskId(self.groups.chosen_group(store), key_group_number(key_group, self.shards))
 
     def place_of(self, task: TaskId) -> readiness.KeyPlace | None:
         """Return the place of a task, ``None`` while it has no owner."""

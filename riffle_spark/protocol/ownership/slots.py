@@ -33,7 +33,7 @@ def layout_of(
     by_group = [{t.key_group: owner for t, owner in owners.items() if t.group == group} for group in groups.names]
     first, *rest = (_layout_of_group(members, owned, slot_limit, shards) for owned in by_group)
     stores = (groups.stores_of(group, groups.of_stores) for group in groups.names[1:])
-    return replace(first, apart=tuple(zip(stores, rest, strict=True))) if rest else first
+    return replace(first, other_groups=tuple(zip(stores, rest, strict=True))) if rest else first
 
 
 def _layout_of_group(

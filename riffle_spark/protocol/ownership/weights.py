@@ -75,7 +75,7 @@ class Weights:
                 _add(rows, task_of(key_group), count)
             for key_group, time in self._time_of(receipt, task_of).items():
                 _add(times, task_of(key_group), time)
-            for key_group, partition, count in receipt.read:
+            for key_group, partition, count in receipt.partition_rows:
                 _add(partition_rows.setdefault(task_of(key_group), {}), partition, count)
         self._times.append(times)
         if memory := _memory_by_task(receipts, groups):
@@ -108,7 +108,7 @@ class Weights:
         Over batches with different key-groups this finds the ones that need long.
         """
         key_groups, rows = receipt.received
-        times: dict[int, float] = dict(zip(*receipt.busy, strict=True))
+        times: dict[int, float] = dict(zip(*receipt.user_times, strict=True))
         total = float(sum(times.values())) or receipt.seconds.get("compute", 0.0) * 1e6
         if total <= _TIMED_US:
             return {}

@@ -93,36 +93,36 @@ class Rounds:
         with self._lock:
             self._next = ({}, 0)
         self.setbacks.retry_all()
-        left = dict(orders)
+        remaining = dict(orders)
         for _ in range(_TRIES):
-            receipts = self._cluster.upkeep(left)
+            receipts = self._cluster.upkeep(remaining)
             self.arrived.extend(receipts)
             done = {receipt.executor for receipt in receipts if not receipt.errors}
-            left = {executor: order for executor, order in left.items() if executor not in done}
-            if not left:
+            remaining = {executor: order for executor, order in remaining.items() if executor not in done}
+            if not remaining:
                 return
             if any(receipt.overdue for receipt in receipts):
                 break
             self._background.rest(_RETRY_SECONDS)
         raise UnavailableError(
-            f"Upkeep did not run on executors {', '.join(sorted(left))}.",
+            f"Upkeep did not run on executors {', '.join(sorted(remaining))}.",
             remedy="Read their warnings, and call this again.",
             id="RIFFLE-0243",
         )
 
-    def _run(self, taken: Set[Address] = frozenset()) -> None:
+    def _run(self, taken_addresses: Set[Address] = frozenset()) -> None:
         """Run the next plan, and submit the run of the plan after it, so that other background work gets its turn."""
         try:
             plan = self._take_plan()
             if plan is None:
                 return
             orders, bandwidth = plan
-            taken = self._run_plan(_without_taken(orders, taken), bandwidth)
+            taken_addresses = self._run_plan(_without_taken(orders, taken_addresses), bandwidth)
         except BaseException:
             with self._lock:
                 self._running = False  # the next submitted plan includes a plan that is not started
             raise
-        self._background.submit(lambda: self._run(taken))
+        self._background.submit(lambda: self._run(taken_addresses))
 
     def _take_plan(self) -> tuple[dict[str, UpkeepOrder], int] | None:
         """Take the next plan. Without one the run ends, under the same lock."""
@@ -138,13 +138,15 @@ class Rounds:
         Returns the snapshots of the last round, which a plan made in the meantime may order again.
         """
         period = _PIECE_SECONDS
-        taken = set[Address]()
+        taken_addresses = set[Address]()
         try:
             for _ in range(_MOST_ROUNDS):
                 started = self._clock.seconds()
                 receipts = self._cluster.upkeep(self._cut(orders, bandwidth, period)) if orders else []
                 self.arrived.extend(receipts)
-                taken = {(store, key_group) for receipt in receipts for store, key_group, _ in receipt.taken}
+                taken_addresses = {
+                    (store, key_group) for receipt in receipts for store, key_group, _ in receipt.snapshots
+                }
                 self.setbacks.record_results(orders, receipts, self._clock.seconds())
                 orders = _unfinished(orders, receipts)
                 self._background.rest(self._rest_seconds(self._clock.seconds() - started))
@@ -153,7 +155,7 @@ class Rounds:
                 period = self._clock.seconds() - started
         finally:
             self.setbacks.keep_drops(orders)  # after a round without answers, which no newer plan repeats
-        return taken
+        return taken_addresses
 
     def _rest_seconds(self, round_seconds: float) -> float:
         return min(round_seconds * (1 / _BUSY_SHARE - 1), _LONGEST_REST_SECONDS) if self.in_batch else 0.0
@@ -178,13 +180,15 @@ def _with_drops_of(waiting: Mapping[str, UpkeepOrder], orders: Mapping[str, Upke
     return merged
 
 
-def _without_taken(orders: Mapping[str, UpkeepOrder], taken: Set[Address]) -> dict[str, UpkeepOrder]:
+def _without_taken(orders: Mapping[str, UpkeepOrder], taken_addresses: Set[Address]) -> dict[str, UpkeepOrder]:
     """Return the orders without the snapshots that were taken while the plan was made."""
     remaining = {
-        executor: replace(order, snapshots=tuple(s for s in order.snapshots if (s.store, s.key_group) not in taken))
+        executor: replace(
+            order, snapshots=tuple(s for s in order.snapshots if (s.store, s.key_group) not in taken_addresses)
+        )
         for executor, order in orders.items()
     }
-    return {executor: order for executor, order in remaining.items() if order.asks}
+    return {executor: order for executor, order in remaining.items() if order.has_work}
 
 
 def _unfinished(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepReceipt]) -> dict[str, UpkeepOrder]:
@@ -195,7 +199,9 @@ def _unfinished(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepReceipt]
     """
     answered = {receipt.executor for receipt in receipts}
     has_lost_receipts = any(receipt.overdue for receipt in receipts)
-    left = {executor: order for executor, order in orders.items() if has_lost_receipts and executor not in answered}
+    remaining = {
+        executor: order for executor, order in orders.items() if has_lost_receipts and executor not in answered
+    }
     for receipt in receipts:
         order = orders.get(receipt.executor)
         if order is None or not (_made_progress(order, receipt) or receipt.failed):
@@ -204,11 +210,11 @@ def _unfinished(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepReceipt]
         follows = tuple(follow for follow in order.follows if (follow.store, follow.key_group) in unfinished)
         snapshots = order.snapshots[len(order.snapshots) - receipt.snapshots_left :] if receipt.snapshots_left else ()
         if follows or snapshots:
-            left[receipt.executor] = replace(order, drops=(), follows=follows, snapshots=snapshots)
-    return left
+            remaining[receipt.executor] = replace(order, drops=(), follows=follows, snapshots=snapshots)
+    return remaining
 
 
 def _made_progress(order: UpkeepOrder, receipt: UpkeepReceipt) -> bool:
     has_fetched = receipt.snapshot_bytes or receipt.delta_bytes
-    has_dropped = not {(drop.store, drop.key_group) for drop in order.drops}.isdisjoint(receipt.gone)
-    return bool(has_fetched or receipt.folds or receipt.restores or has_dropped or receipt.taken)
+    has_dropped = not {(drop.store, drop.key_group) for drop in order.drops}.isdisjoint(receipt.missing)
+    return bool(has_fetched or receipt.folds or receipt.restores or has_dropped or receipt.snapshots)

@@ -90,19 +90,19 @@ def scan(
     log = Log(objects, "")
     begin = _first_record(objects, names, tail, first)
     oldest, is_complete = yield from _oldest_retained(log, begin, tail, versions, tail.written_ms - for_ms)
-    kept = log.read(max(begin, tail.promised)) if tail.promised < oldest.sequence else oldest
+    oldest_kept = log.read(max(begin, tail.promised)) if tail.promised < oldest.sequence else oldest
     listed = set[str]()
     if is_complete:
-        retained = (log.read(sequence) for sequence in range(kept.sequence, tail.sequence + 1))
+        retained = (log.read(sequence) for sequence in range(oldest_kept.sequence, tail.sequence + 1))
         for record_names in log.listed_objects(chain(retained, _records_after(log, tail, deletes)), begin):
             listed |= record_names
             yield
-    yield from delete([paths.record(sequence) for sequence in range(begin, kept.full)])
+    yield from delete([paths.record(sequence) for sequence in range(begin, oldest_kept.full)])
     if is_complete:
         yield from delete(orphans(names, listed, tail.epoch, tail.version, may_be_listed))
         yield from delete([name for name in names if name.startswith(paths.LOG) and name < paths.record(begin)])
     # What only the promise retains is left for another scan soon.
-    return ScanResult(oldest.sequence, kept.full, is_complete and kept is oldest)
+    return ScanResult(oldest.sequence, oldest_kept.full, is_complete and oldest_kept is oldest)
 
 
 def _first_record(objects: ObjectStore, names: Sequence[str], tail: Record, first: int | None) -> int:
@@ -193,10 +193,10 @@ def _fenced(sequence: int, reason: str) -> FencedError:
 class Scans:
     """Submits one driver's scans when they are due. Times are seconds of a monotonic clock."""
 
-    def __init__(self, objects: ObjectStore, work: ClaimWork, taken: TakenSnapshots) -> None:
+    def __init__(self, objects: ObjectStore, work: ClaimWork, taken_snapshots: TakenSnapshots) -> None:
         self._objects = objects
         self._work = work
-        self._taken = taken
+        self._taken = taken_snapshots
         self._next = 0.0
         self._started_at = 0.0
         self._lost_at_start = 0
@@ -211,22 +211,22 @@ class Scans:
         self._failed_tail = None
         self._is_running = False
 
-    def before_first_batch(self, tail: Record, retention: Retention, now: float, interval: float) -> None:
+    def before_first_batch(self, tail: Record, retention: Retention, clock_seconds: float, interval: float) -> None:
         """Scan during the first batch if the driver before did not scan."""
         if self._follows_claim:
             self._follows_claim = False
-            self._submit(tail, retention, now, interval)
+            self._submit(tail, retention, clock_seconds, interval)
 
-    def after_commit(self, tail: Record, retention: Retention, now: float, interval: float) -> None:
+    def after_commit(self, tail: Record, retention: Retention, clock_seconds: float, interval: float) -> None:
         """Scan if a scan is due and none is running."""
         lost_many = self._taken.lost - self._lost_at_start >= _LOST_SNAPSHOTS
-        is_due = now >= self._next or (lost_many and now >= self._started_at + _LOST_SECONDS)
+        is_due = clock_seconds >= self._next or (lost_many and clock_seconds >= self._started_at + _LOST_SECONDS)
         if is_due and not self._is_running:
-            self._submit(tail, retention, now, interval)
+            self._submit(tail, retention, clock_seconds, interval)
 
-    def _submit(self, tail: Record, retention: Retention, now: float, interval: float) -> None:
-        self._started_at = now
-        self._next = now + min(_RETRY_SECONDS, interval)
+    def _submit(self, tail: Record, retention: Retention, clock_seconds: float, interval: float) -> None:
+        self._started_at = clock_seconds
+        self._next = clock_seconds + min(_RETRY_SECONDS, interval)
         self._lost_at_start = self._taken.lost
         oldest = max(tail.sequence - _BEHIND_RECORDS, retention.first)
         if self._failed_tail is not None and self._failed_tail.sequence >= oldest:

@@ -81,35 +81,37 @@ class Setbacks:
                 executor: drops for executor, drops in self._open_drops.items() if executor in executors
             }
 
-    def without_delayed(self, orders: Mapping[str, UpkeepOrder], now: float) -> dict[str, UpkeepOrder]:
+    def without_delayed(self, orders: Mapping[str, UpkeepOrder], clock_seconds: float) -> dict[str, UpkeepOrder]:
         """Return the orders without delayed work, and with open drops. Delayed snapshots were left out by ``ready``."""
         with self._lock:
-            allowed = {executor: self._allowed(executor, order, now) for executor, order in orders.items()}
-        return {executor: order for executor, order in allowed.items() if order.asks}
+            allowed = {executor: self._allowed(executor, order, clock_seconds) for executor, order in orders.items()}
+        return {executor: order for executor, order in allowed.items() if order.has_work}
 
-    def _allowed(self, executor: str, order: UpkeepOrder, now: float) -> UpkeepOrder:
+    def _allowed(self, executor: str, order: UpkeepOrder, clock_seconds: float) -> UpkeepOrder:
         drops = (*self._take_open_drops(executor, order), *order.drops)
-        if self._executors.is_delayed(executor, now) or self._overdue.is_delayed(executor, now):
+        if self._executors.is_delayed(executor, clock_seconds) or self._overdue.is_delayed(executor, clock_seconds):
             self._open_drops[executor] = (order.epoch, order.member, drops)
-            return replace(order, drops=(), follows=(), snapshots=(), looks=False)
+            return replace(order, drops=(), follows=(), snapshots=(), measure=False)
         member = order.member or executor
         follows = tuple(
             follow
             for follow in order.follows
-            if not self._is_delayed(_following(member, follow), follow.entry.head, now)
+            if not self._is_delayed(_following(member, follow), follow.entry.head, clock_seconds)
         )
         return replace(order, drops=drops, follows=follows)
 
-    def ready(self, member: str, snapshots: Iterable[SnapshotOrder], now: float) -> list[SnapshotOrder]:
+    def ready(self, member: str, snapshots: Iterable[SnapshotOrder], clock_seconds: float) -> list[SnapshotOrder]:
         """Return the snapshots of a member that are not delayed."""
         with self._lock:
-            return [s for s in snapshots if not self._is_delayed(_snapshotting(member, s), s.entry.head, now)]
+            return [s for s in snapshots if not self._is_delayed(_snapshotting(member, s), s.entry.head, clock_seconds)]
 
-    def _is_delayed(self, work: _Work, head: Head, now: float) -> bool:
+    def _is_delayed(self, work: _Work, head: Head, clock_seconds: float) -> bool:
         is_given_up = self._work.failures(work) >= _TRIES and self._heads.get(work) == head
-        return is_given_up or self._work.is_delayed(work, now)
+        return is_given_up or self._work.is_delayed(work, clock_seconds)
 
-    def record_results(self, orders: Mapping[str, UpkeepOrder], receipts: Iterable[UpkeepReceipt], now: float) -> None:
+    def record_results(
+        self, orders: Mapping[str, UpkeepOrder], receipts: Iterable[UpkeepReceipt], clock_seconds: float
+    ) -> None:
         """Record which work of these orders succeeded and failed."""
         with self._lock:
             for receipt in receipts:
@@ -117,10 +119,12 @@ class Setbacks:
                 if order is not None and receipt.ran:
                     self._executors.forget(receipt.executor)
                     self._overdue.forget(receipt.executor)
-                    self._record_result(order, receipt, now)
+                    self._record_result(order, receipt, clock_seconds)
                     self._keep_drops(receipt.executor, order, receipt.drops_left)
                 elif order is not None:
-                    (self._overdue if receipt.overdue else self._executors).record_failure(receipt.executor, now)
+                    (self._overdue if receipt.overdue else self._executors).record_failure(
+                        receipt.executor, clock_seconds
+                    )
                     self._keep_drops(receipt.executor, order, len(order.drops))
 
     def keep_drops(self, orders: Mapping[str, UpkeepOrder]) -> None:
@@ -129,9 +133,9 @@ class Setbacks:
             for executor, order in orders.items():
                 self._keep_drops(executor, order, len(order.drops))
 
-    def _keep_drops(self, executor: str, order: UpkeepOrder, left: int) -> None:
-        if left:
-            drops = (*self._take_open_drops(executor, order), *order.drops[len(order.drops) - left :])
+    def _keep_drops(self, executor: str, order: UpkeepOrder, remaining: int) -> None:
+        if remaining:
+            drops = (*self._take_open_drops(executor, order), *order.drops[len(order.drops) - remaining :])
             self._open_drops[executor] = (order.epoch, order.member, drops)
 
     def _take_open_drops(self, executor: str, order: UpkeepOrder) -> tuple[Drop, ...]:
@@ -139,7 +143,7 @@ class Setbacks:
         epoch, member, drops = self._open_drops.pop(executor, (order.epoch, order.member, ()))
         return drops if (epoch, member) == (order.epoch, order.member) else ()
 
-    def _record_result(self, order: UpkeepOrder, receipt: UpkeepReceipt, now: float) -> None:
+    def _record_result(self, order: UpkeepOrder, receipt: UpkeepReceipt, clock_seconds: float) -> None:
         member = order.member or receipt.executor
         given_up: list[_Work] = []
         failed = set(receipt.failed)
@@ -147,23 +151,23 @@ class Setbacks:
         for follow in order.follows:
             address = (follow.store, follow.key_group)
             if address in failed:
-                given_up += self._failed(_following(member, follow), follow.entry.head, now)
+                given_up += self._failed(_following(member, follow), follow.entry.head, clock_seconds)
             elif address not in unfinished:
                 self._succeeded(_following(member, follow))
         failed_snapshots = set(receipt.failed_snapshots)
-        taken = {(store, key_group) for store, key_group, _ in receipt.taken}
+        taken_addresses = {(store, key_group) for store, key_group, _ in receipt.snapshots}
         for snapshot in order.snapshots:
             address = (snapshot.store, snapshot.key_group)
             if address in failed_snapshots:
-                given_up += self._failed(_snapshotting(member, snapshot), snapshot.entry.head, now)
-            elif address in taken:
+                given_up += self._failed(_snapshotting(member, snapshot), snapshot.entry.head, clock_seconds)
+            elif address in taken_addresses:
                 self._succeeded(_snapshotting(member, snapshot))
         if given_up:
             self._warnings.append(_given_up_warning(receipt.executor, given_up))
 
-    def _failed(self, work: _Work, head: Head, now: float) -> list[_Work]:
+    def _failed(self, work: _Work, head: Head, clock_seconds: float) -> list[_Work]:
         """Record a failure; return the work if it is given up now."""
-        self._work.record_failure(work, now)
+        self._work.record_failure(work, clock_seconds)
         self._heads[work] = head
         return [work] if self._work.failures(work) == _TRIES else []
 
@@ -189,8 +193,8 @@ def _snapshotting(member: str, snapshot: SnapshotOrder) -> _Work:
 
 def _given_up_warning(executor: str, given_up: list[_Work]) -> str:
     names = [f"{work.kind} of {work.store}, key-group {work.key_group}" for work in given_up[:_NAMES_SHOWN]]
-    more = f" and {len(given_up) - _NAMES_SHOWN} more" if len(given_up) > _NAMES_SHOWN else ""
+    suffix = f" and {len(given_up) - _NAMES_SHOWN} more" if len(given_up) > _NAMES_SHOWN else ""
     return (
-        f"[RIFFLE-0816] Upkeep on executor {executor} failed {_TRIES} times and gives up: {'; '.join(names)}{more}.\n"
+        f"[RIFFLE-0816] Upkeep on executor {executor} failed {_TRIES} times and gives up: {'; '.join(names)}{suffix}.\n"
         "  What to do: Fix the cause in its warnings, then call `job.request_rebalance()` to try again."
     )

@@ -69,10 +69,10 @@ def _links_allowed(policy: SnapshotPolicy, address: Address) -> int:
     return policy.links - (address[1] * _SPREAD_STEP) % max(1, policy.links // 2)
 
 
-def listed(manifest: Manifest, taken: Iterable[tuple[Address, Snapshot]]) -> dict[Address, Entry]:
+def listed(manifest: Manifest, taken_snapshots: Iterable[tuple[Address, Snapshot]]) -> dict[Address, Entry]:
     """Return the entries that list the snapshots taken. A snapshot whose head is not in the chain is left out."""
     changes: dict[Address, Entry] = {}
-    for address, snapshot in taken:
+    for address, snapshot in taken_snapshots:
         entry = changes.get(address, manifest.entry(*address)).replaced(snapshot)
         if entry is not None:
             changes[address] = entry
@@ -104,10 +104,10 @@ class LongChains:
         self._warned_count = len(self._since_version)
         self._next_ms = record.written_ms + _WARN_AGAIN_MS
         names = [f"{store} {key_group}" for store, key_group in list(self._since_version)[:_NAMES_SHOWN]]
-        more = ", ..." if len(self._since_version) > _NAMES_SHOWN else ""
+        suffix = ", ..." if len(self._since_version) > _NAMES_SHOWN else ""
         return [
             f"[RIFFLE-0815] {len(self._since_version)} key-groups have chains {_TOO_LONG_FACTOR} times longer than "
-            f"allowed, the first since batch {min(self._since_version.values())}: {', '.join(names)}{more}.\n"
+            f"allowed, the first since batch {min(self._since_version.values())}: {', '.join(names)}{suffix}.\n"
             "  What to do: Read earlier warnings of upkeep to find out why no snapshots are taken."
         ]
 
@@ -139,9 +139,9 @@ class TakenSnapshots:
     def _call_ended(self, orders: Mapping[str, UpkeepOrder], receipts: Sequence[UpkeepReceipt]) -> None:
         with self._lock:
             self._running_calls -= 1
-            self._names |= {paths.snapshot(store, kg, s.id) for r in receipts for store, kg, s in r.taken}
+            self._names |= {paths.snapshot(store, kg, s.id) for r in receipts for store, kg, s in r.snapshots}
             ordered = sum(len(order.snapshots) for order in orders.values())
-            self.lost += max(0, ordered - sum(len(receipt.taken) + receipt.snapshots_left for receipt in receipts))
+            self.lost += max(0, ordered - sum(len(receipt.snapshots) + receipt.snapshots_left for receipt in receipts))
 
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
         """See ``Cluster.census``."""

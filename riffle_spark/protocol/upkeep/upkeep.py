@@ -182,38 +182,38 @@ class Upkeep:
     def _now_ms(self) -> int:
         return int(self._clock.seconds() * 1000)
 
-    def plan(self, current: UpkeepInput, now: float) -> None:
+    def plan(self, current: UpkeepInput, clock_seconds: float) -> None:
         """Plan the upkeep after a commit. It replaces a plan that still runs after its present round."""
         record = current.record
         self.gather(current.ownership)  # snapshots taken during the commit are listed by the next one, not taken again
         due_entries = _due_entries(self._policy, current)
         long_chains = [a for a, entry in due_entries.items() if is_too_long(self._policy, a, entry, record.version)]
         self._warnings.update(self._long_chains.update(long_chains, record))
-        self._submit_plan(current, due_entries, now)
+        self._submit_plan(current, due_entries, clock_seconds)
         if record.sequence >= self._next_sweep:
             self._next_sweep = record.sequence + _SWEEP_RECORDS
             deletable = self._retention.take_deletable(record.promised)
             if deletable:
                 self._work.submit(partial(self._deletes.run, deletable))
             current.ownership.copies.known.forget_trails(self._retention.oldest)
-        self._scans.after_commit(record, self._retention, now, self._settings.orphan_scan_interval)
+        self._scans.after_commit(record, self._retention, clock_seconds, self._settings.orphan_scan_interval)
 
-    def plan_idle(self, current: UpkeepInput, now: float) -> bool:
+    def plan_idle(self, current: UpkeepInput, clock_seconds: float) -> bool:
         """Plan the upkeep while no batch arrives; return whether there is any, now or after a delay."""
         self.gather(current.ownership)
-        return self._submit_plan(current, _due_entries(self._policy, current), now)
+        return self._submit_plan(current, _due_entries(self._policy, current), clock_seconds)
 
     def count_requests(self, requests: Mapping[str, int]) -> None:
         """Add requests that the driver itself sent between two batches."""
         self._requests.update(requests)
 
-    def _submit_plan(self, current: UpkeepInput, due_entries: Mapping[Address, Entry], now: float) -> bool:
+    def _submit_plan(self, current: UpkeepInput, due_entries: Mapping[Address, Entry], clock_seconds: float) -> bool:
         ownership = current.ownership
         live = ownership.membership.live
         drops = ownership.copies.idle.take_due(
             ownership.copies.known,
             live,
-            now,
+            clock_seconds,
             self._settings.state_cleanup_delay,
             at_once=ownership.placement.triggers.quarantine.emptied,
         )
@@ -235,8 +235,8 @@ class Upkeep:
             owner = placement.present.owners.get(placement.groups.task(*address))
             if owner is not None and address not in unlisted:
                 by_owner.setdefault(owner, []).append(SnapshotOrder(*address, entry))
-        now = self._clock.seconds()
-        ready = {owner: setbacks.ready(owner, orders, now) for owner, orders in by_owner.items()}
+        clock_seconds = self._clock.seconds()
+        ready = {owner: setbacks.ready(owner, orders, clock_seconds) for owner, orders in by_owner.items()}
         return {owner: orders[:_SNAPSHOTS_PER_EXECUTOR] for owner, orders in ready.items() if orders}
 
     def _orders(
@@ -274,7 +274,7 @@ class Upkeep:
                 follows=tuple(member_follows),
                 snapshots=tuple(snapshots.get(member, ())),
                 disk_limit=self._settings.local_disk_limit,
-                looks=member in measured,
+                measure=member in measured,
                 timeout_seconds=self._settings.upkeep_timeout,
             )
         return orders
@@ -297,7 +297,7 @@ class Upkeep:
     def _take_receipt(self, receipt: UpkeepReceipt, ownership: Ownership) -> None:
         # A snapshot of an earlier epoch may arrive late, when a scan may already delete it.
         self._taken += [
-            ((store, kg), snapshot) for store, kg, snapshot in receipt.taken if snapshot.epoch == self._epoch
+            ((store, kg), snapshot) for store, kg, snapshot in receipt.snapshots if snapshot.epoch == self._epoch
         ]
         ownership.record_folder(receipt.executor, receipt.member)
         living = ownership.membership.live.get(receipt.member)
@@ -306,7 +306,7 @@ class Upkeep:
             ownership.membership.record_usage(receipt.member, receipt.disk, (0, 0) if has_slots else receipt.memory)
             for store, key_group, version, attempt in receipt.copies:
                 ownership.copies.known.record_copy(receipt.member, (store, key_group), Head(version, attempt))
-            for address in receipt.gone:
+            for address in receipt.missing:
                 ownership.copies.known.remove(receipt.member, address)
         self._requests.update(receipt.requests)
         self._done.update(
@@ -367,7 +367,7 @@ def follow_orders(ownership: Ownership, manifest: Manifest, stores: Iterable[str
     for them.
     """
     placement = ownership.placement
-    known = ownership.copies.known
+    known_copies = ownership.copies.known
     assignment = placement.present
     standbys = assignment.standbys
     if uses_pointers(placement.settings):
@@ -383,7 +383,7 @@ def follow_orders(ownership: Ownership, manifest: Manifest, stores: Iterable[str
                     continue
                 for address in addresses:
                     entry = manifest.entry(*address)
-                    if entry.head != EMPTY_HEAD and known.missing_links(member, address, entry) != ():
-                        follow = Follow(*address, known.entry_to_follow(member, address, entry))
+                    if entry.head != EMPTY_HEAD and known_copies.missing_links(member, address, entry) != ():
+                        follow = Follow(*address, known_copies.entry_to_follow(member, address, entry))
                         follows.setdefault(member, []).append(follow)
     return follows

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from riffle_spark.errors import UnavailableError
 from riffle_spark.keygroups import slot_numbers
 from riffle_spark.messages.slot_orders import Home
-from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt, given_up
+from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt, overdue_receipt
 from riffle_spark.protocol.ports import Executor, SlotLayout, SlotPlace
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.jvm import is_classic, is_interruption
@@ -61,7 +61,8 @@ class SparkCluster:
             orders, lambda layout: upkeep_function(_by_slot(orders, layout)), UpkeepReceipt.from_json, deadline
         )
         answered = {receipt.executor for receipt in receipts}
-        return [*receipts, *(given_up(executor, seconds) for executor in deadline.overdue if executor not in answered)]
+        overdue = [executor for executor in deadline.overdue if executor not in answered]
+        return [*receipts, *(overdue_receipt(executor, seconds) for executor in overdue)]
 
     def warm(self, executors: Sequence[Executor], home: Home, timeout_seconds: float) -> None:
         """Start a Python worker per core of each live executor, and import what a slot needs.

@@ -122,7 +122,7 @@ class SparkWork:
 
         If a slot fails, the stages that read its results do not run, and their receipts are missing.
         """
-        executors = {slot.executor for group in layout.each for slot in group.slots}
+        executors = {slot.executor for group in layout.all_groups for slot in group.slots}
         receipts: list[Receipt] = []
         with self._losses.watched(executors):
             for order in orders:

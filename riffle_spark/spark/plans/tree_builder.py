@@ -7,31 +7,16 @@ from pyspark.sql.types import StructType
 
 from riffle_spark.process.plans.built import Built, Value
 from riffle_spark.process.plans.plan_values import Expression
-from riffle_spark.spark.plans.plan_nodes import Catalyst, Node
+from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, items
 from riffle_spark.spark.plans.plan_reader import PlanReader
 
-__all__ = ["LeafColumns", "TreeBuilder", "new_leaf"]
+__all__ = ["TreeBuilder", "new_leaf"]
 
 
-@dataclass(slots=True)
-class LeafColumns:
-    """The columns of a leaf by name. Each is fetched once from the JVM."""
-
-    output: Node
-    names: Mapping[str, int]
-    _attributes: dict[str, Node] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> Node:
-        """Return the attribute of a column."""
-        if name not in self._attributes:
-            self._attributes[name] = self.output.apply(self.names[name])
-        return self._attributes[name]
-
-
-def new_leaf(catalyst: Catalyst, schema: StructType) -> tuple[Node, LeafColumns]:
-    """Return a leaf without rows for a schema, which Spark's optimiser does not remove, and its columns."""
+def new_leaf(catalyst: Catalyst, schema: StructType) -> tuple[Node, Mapping[str, Node]]:
+    """Return a leaf without rows for a schema, which Spark's optimiser does not remove, and its columns by name."""
     output = catalyst.attributes(schema)
-    return catalyst.no_rows(output), LeafColumns(output, {name: index for index, name in enumerate(schema.names)})
+    return catalyst.no_rows(output), dict(zip(schema.names, items(output), strict=True))
 
 
 @dataclass(slots=True)
@@ -39,7 +24,7 @@ class TreeBuilder:
     """Builds expressions over a plan that was read, or over a leaf with ``columns``. Equal parts are built once."""
 
     reader: PlanReader
-    columns: LeafColumns | None = None
+    columns: Mapping[str, Node] = field(default_factory=dict)
     _built: dict[object, Node] = field(default_factory=dict)
 
     def expression(self, value: Value) -> Node:
@@ -53,7 +38,6 @@ class TreeBuilder:
 
     def _build(self, value: Built) -> Node:
         if value.kind == "column":
-            assert self.columns is not None, "only a leaf has columns by name"
             return self.columns[str(value.value)]
         catalyst = self.reader.catalyst
         parts = [self.expression(part) for part in value.parts]

@@ -20,7 +20,7 @@ from riffle_spark.spark.engine import inventory, jvm, tick
 from riffle_spark.spark.job_wiring import home_of, settings_of
 from riffle_spark.spark.plans import batch_pieces
 from riffle_spark.spark.plans.cut_query import CutQuery, check_plan, cut_query
-from riffle_spark.spark.queries import planned_stages, shared_roots, stage_rows, stored_stages, stream_query
+from riffle_spark.spark.queries import planned_stages, stage_rows, stored_stages, stream_query
 from riffle_spark.spark.queries.stream_options import StreamOptions
 from riffle_spark.spark.sinks import sink_choice, spark_sinks
 from riffle_spark.spark.sinks.writer_settings import WriterSettings
@@ -71,20 +71,17 @@ def start_query(frame: DataFrame, writer_settings: WriterSettings, options: Stre
     settings = _settings(spark, query.root or options.root, options.settings, checkpoint)
     settings = _with_accepted(spark, settings, writer_settings.option(stored_stages.ACCEPT))
     query_id = tick.query_id_in(spark, checkpoint)
-    with shared_roots.reserved_root(settings.root or "", query_id) as note_query:
-        _check_root(spark, settings, stages, writer_settings, query_id)
-        results = batch_pieces.StageResults(stages[-1].evaluation, query.top)
-        sink = PieceSink(results, sink_choice.sink_of(frame, writer_settings))
-        operators = stage_rows.operators_of(stages, writer_settings.mode, sink, dead_letters)
-        by_clock = any(stage.by_clock for stage in stages)
-        ticking = tick.Tick(spark, checkpoint, by_clock=by_clock, once="once" in writer_settings.trigger)
-        rows = ticking.beside(late_rows.input() if late_rows is not None else stage_rows.input_of(stages))
-        job = stream_query.StreamJob(operators, settings, ticking, late_rows)
-        writer = writer_settings.apply_to(DataStreamWriter(rows), "queryName", "trigger")
-        spark_query = writer.foreachBatch(job).option(_CHECKPOINT, checkpoint).start()
-        started_query = stream_query.StreamQuery(spark_query, job, lambda: list(_describe(query, stages)))
-        note_query(started_query)
-    return started_query
+    _check_root(spark, settings, stages, writer_settings, query_id)
+    results = batch_pieces.StageResults(stages[-1].evaluation, query.top)
+    sink = PieceSink(results, sink_choice.sink_of(frame, writer_settings))
+    operators = stage_rows.operators_of(stages, writer_settings.mode, sink, dead_letters)
+    by_clock = any(stage.by_clock for stage in stages)
+    ticking = tick.Tick(spark, checkpoint, by_clock=by_clock, once="once" in writer_settings.trigger)
+    rows = ticking.beside(late_rows.input() if late_rows is not None else stage_rows.input_of(stages))
+    job = stream_query.StreamJob(operators, settings, ticking, late_rows)
+    writer = writer_settings.apply_to(DataStreamWriter(rows), "queryName", "trigger")
+    spark_query = writer.foreachBatch(job).option(_CHECKPOINT, checkpoint).start()
+    return stream_query.StreamQuery(spark_query, job, lambda: list(_describe(query, stages)))
 
 
 def explain_query(frame: DataFrame, extended: bool | str | None, mode: str | None) -> str:

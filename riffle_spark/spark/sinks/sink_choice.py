@@ -280,8 +280,7 @@ def _create_table(frame: DataFrame, writer_settings: WriterSettings, name: str) 
             parts.append(f"{clause} by ({', '.join(map(quoted, names))})")
     if path:
         parts.append(f"location '{path}'")
-    with spark_sinks.known_format(writer_settings.source(spark)):
-        spark.sql(" ".join(parts))
+    spark.sql(" ".join(parts))
 
 
 def _check_one_path(spark: SparkSession, writer_settings: WriterSettings) -> None:

@@ -4,15 +4,13 @@ Spark's file sink lists its files by batch and skips a batch that it has already
 also skip new batches with repeated numbers, so these are refused here.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
-from riffle_spark.errors import ConfigError, ConflictError
+from riffle_spark.errors import ConflictError
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.engine.jvm import context, frame_of, looked_up, scala_seq, session
 
@@ -22,7 +20,6 @@ __all__ = [
     "call_for_each_row",
     "check_format",
     "is_files",
-    "known_format",
     "line_folder",
     "path_exists",
     "qualified_path",
@@ -31,12 +28,6 @@ __all__ = [
 _EXECUTION = "org.apache.spark.sql.execution"
 _SOURCE = f"{_EXECUTION}.datasources.DataSource"
 _FILES = (f"{_EXECUTION}.datasources.FileFormat", f"{_EXECUTION}.datasources.v2.FileDataSourceV2")
-_UNKNOWN_FORMAT = re.compile(r"Failed to find (the )?data source")
-_PACKAGES: Final[Mapping[str, str]] = {
-    "avro": "org.apache.spark:spark-avro_2.13",
-    "delta": "io.delta:delta-spark_2.13",
-    "kafka": "org.apache.spark:spark-sql-kafka-0-10_2.13",
-}
 _HIVE = "hive"
 _NO_METHOD = "does not exist"
 """Py4J's words for an unknown overload."""
@@ -161,30 +152,10 @@ def is_files(spark: SparkSession, source: str) -> bool:
 
 
 def check_format(spark: SparkSession, source: str) -> None:
-    """Raise ``ConfigError`` if Spark finds neither a Java class nor a Python data source for a format."""
+    """Raise Spark's own error if it finds neither a Java class nor a Python data source for a format."""
     state = session(spark).sessionState()
-    if state.dataSourceManager().dataSourceExists(source):
-        return
-    with known_format(source):
+    if not state.dataSourceManager().dataSourceExists(source):
         looked_up(context(spark)._jvm, f"{_SOURCE}$", "MODULE$").lookupDataSource(source, state.conf())
-
-
-@contextmanager
-def known_format(source: str) -> Iterator[None]:
-    """Raise ``ConfigError`` instead of Spark's error if Spark does not know the format in the block."""
-    try:
-        yield
-    except Exception as error:  # Errors of the JVM have no own class in Python.
-        if not _UNKNOWN_FORMAT.search(str(error)):
-            raise
-        package = _PACKAGES.get(source.lower(), "GROUP:ARTIFACT")
-        raise ConfigError(
-            f"Spark has no data source for the sink format {source!r}.",
-            remedy="Correct the name in format(...), or add the format's package when Spark starts: "
-            f"spark-submit --packages {package}:VERSION.",
-            where="format",
-            id="RIFFLE-0366",
-        ) from error
 
 
 def call_for_each_row(frame: DataFrame, function: Any) -> None:

@@ -52,16 +52,16 @@ Feed = Callable[["Judge", Seeds], None]
 
 @dataclass
 class Outcome:
-    """The result of one decoder's inputs: ``why`` is the last refusal, ``traces`` are unexpected errors."""
+    """The result of one decoder's inputs: ``refusal`` is the last one, ``traces`` are unexpected errors."""
 
     decoder: str
     inputs: int = 0
     refused: int = 0
-    why: str = ""
+    refusal: str = ""
     traces: list[str] = field(default_factory=list)
     covered: list[int] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
-    kept: list[bytes] = field(default_factory=list)
+    kept_inputs: list[bytes] = field(default_factory=list)
 
 
 @dataclass
@@ -95,12 +95,12 @@ class Judge:
         if self._at == len(self.numbers) or len(self._found) >= _FINDINGS_MOST:
             self._leave()
 
-    def _tell(self, number: int, said: str, data: bytes) -> None:
-        if said not in self._found:
-            self._found.add(said)
-            told = f"{self.decoder.name}, input {number} of seed {self.seed}: {said}"
+    def _tell(self, number: int, problem: str, data: bytes) -> None:
+        if problem not in self._found:
+            self._found.add(problem)
+            finding = f"{self.decoder.name}, input {number} of seed {self.seed}: {problem}"
             trace = traceback.format_exc()[-_ERRORS_MOST:]
-            self.report.write(json.dumps({"finding": told, "input": data.hex(), "trace": trace}) + "\n")
+            self.report.write(json.dumps({"finding": finding, "input": data.hex(), "trace": trace}) + "\n")
             self.report.flush()
 
     def _leave(self) -> None:
@@ -113,10 +113,10 @@ class Judge:
 def unguided(judge: Judge, seeds: Seeds) -> None:
     """Feed the real encodings first, then inputs made of them, each by its number."""
     own = seeds[judge.decoder.name]
-    others = others_in(seeds)
+    other_seeds = others_in(seeds)
     for number in judge.numbers:
         chance = random.Random(f"{judge.seed}/{judge.decoder.name}/{number}")
-        judge(own[number] if number < len(own) else mutated(chance, own, others))
+        judge(own[number] if number < len(own) else mutated(chance, own, other_seeds))
 
 
 def others_in(seeds: Seeds) -> list[bytes]:
@@ -136,30 +136,30 @@ def main(arguments: Sequence[str] | None = None, guided: Callable[[bool], Feed] 
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="the folder for inputs that did harm")
     parser.add_argument("--values", action="store_true", help="seal and read generated values instead of hostile bytes")
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args(arguments)
-    if asked.inputs < 1:
-        parser.error(f"--inputs: {asked.inputs} is less than 1, nothing would be tried")
-    if asked.values:
-        return _kept_values(asked.inputs, asked.seed, as_json=asked.json)
-    if asked.guided and guided is None:
+    options = parser.parse_args(arguments)
+    if options.inputs < 1:
+        parser.error(f"--inputs: {options.inputs} is less than 1, nothing would be tried")
+    if options.values:
+        return _kept_values(options.inputs, options.seed, as_json=options.json)
+    if options.guided and guided is None:
         parser.error("there is no atheris in this environment: ./run fuzz --guided makes one that has it")
-    feed = guided(asked.blind) if asked.guided and guided else unguided
-    chosen = [DECODERS[name] for name in asked.decoder or DECODERS]
-    if asked.replay:
-        data = asked.replay.read_bytes()
+    feed = guided(options.blind) if options.guided and guided else unguided
+    chosen = [DECODERS[name] for name in options.decoder or DECODERS]
+    if options.replay:
+        data = options.replay.read_bytes()
         return max([_replayed(decoder, data) for decoder in chosen])
     began = time.monotonic()
     seeds = {decoder.name: decoder.seeds() for decoder in chosen}
     outcomes = []
     for number, decoder in enumerate(chosen):
-        count = asked.inputs * (number + 1) // len(chosen) - asked.inputs * number // len(chosen)
-        outcomes.append(fuzzed(decoder, seeds, count, asked.seed, feed))
-        _keep(outcomes[-1], asked.keep)
-        if not asked.json:
+        count = options.inputs * (number + 1) // len(chosen) - options.inputs * number // len(chosen)
+        outcomes.append(fuzzed(decoder, seeds, count, options.seed, feed))
+        _keep(outcomes[-1], options.keep)
+        if not options.json:
             print(_line(outcomes[-1]), flush=True)
-    told = {
+    summary = {
         "inputs": sum(outcome.inputs for outcome in outcomes),
-        "seed": asked.seed,
+        "seed": options.seed,
         "decoders": len(outcomes),
         "refused": sum(outcome.refused for outcome in outcomes),
         "findings": [f for outcome in outcomes for f in outcome.findings],
@@ -168,11 +168,11 @@ def main(arguments: Sequence[str] | None = None, guided: Callable[[bool], Feed] 
         "covered": {outcome.decoder: outcome.covered for outcome in outcomes if outcome.covered},
     }
     print(
-        json.dumps(told)
-        if asked.json
-        else f"{told['inputs']} inputs in {told['seconds']} s, {len(told['findings'])} findings"
+        json.dumps(summary)
+        if options.json
+        else f"{summary['inputs']} inputs in {summary['seconds']} s, {len(summary['findings'])} findings"
     )
-    return 1 if told["findings"] else 0
+    return 1 if summary["findings"] else 0
 
 
 def _kept_values(count: int, seed: int, *, as_json: bool) -> int:
@@ -182,20 +182,20 @@ def _kept_values(count: int, seed: int, *, as_json: bool) -> int:
         keys = Path(folder) / "keys"
         keys.touch(mode=0o600)
         keys.write_text(f"a = {base64.b64encode(bytes(32)).decode()}\n")
-        kept = keep(count, seed, f"file:{keys}")
-    told = {
-        "examples": kept.examples,
+        values = keep(count, seed, f"file:{keys}")
+    summary = {
+        "examples": values.examples,
         "seed": seed,
-        "by_variant": kept.by_variant,
-        "findings": kept.findings,
+        "by_variant": values.by_variant,
+        "findings": values.findings,
         "seconds": round(time.monotonic() - began, 1),
     }
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(summary))
     else:
-        counts = ", ".join(f"{count} {variant}" for variant, count in sorted(kept.by_variant.items()))
-        print(*kept.findings, f"{kept.examples} examples in {told['seconds']} s: {counts}", sep="\n")
-    return 1 if kept.findings else 0
+        counts = ", ".join(f"{count} {variant}" for variant, count in sorted(values.by_variant.items()))
+        print(*values.findings, f"{values.examples} examples in {summary['seconds']} s: {counts}", sep="\n")
+    return 1 if values.findings else 0
 
 
 def _replayed(decoder: Decoder, data: bytes) -> int:
@@ -204,7 +204,7 @@ def _replayed(decoder: Decoder, data: bytes) -> int:
     if outcome.findings:
         print(*outcome.traces, f"a finding: {outcome.findings[0]}", sep="\n")
         return 1
-    print(f"{decoder.name}: {f'refused with an error of ours, {outcome.why}' if outcome.refused else 'read'}")
+    print(f"{decoder.name}: {f'refused with an error of ours, {outcome.refusal}' if outcome.refused else 'read'}")
     return 0
 
 
@@ -216,7 +216,7 @@ def _line(outcome: Outcome) -> str:
 
 
 def _keep(outcome: Outcome, folder: Path) -> None:
-    for number, data in enumerate(outcome.kept):
+    for number, data in enumerate(outcome.kept_inputs):
         folder.mkdir(exist_ok=True)
         path = folder / f"{outcome.decoder.replace(' ', '-')}-{zlib.crc32(data):08x}"
         path.write_bytes(data)
@@ -249,22 +249,22 @@ def _child_ran(judge: Judge, seeds: Seeds, feed: Feed, outcome: Outcome) -> int:
         if status and not hung:
             sys.stderr.write(_end_of(errors))
     judge.report.seek(0)
-    told = [json.loads(line) for line in judge.report]
-    at, length = _HEADER.unpack_from(board, 0)
-    for each in told:
+    lines = [json.loads(line) for line in judge.report]
+    number, length = _HEADER.unpack_from(board, 0)
+    for each in lines:
         if "finding" in each:
             outcome.findings.append(each["finding"])
-            outcome.kept.append(bytes.fromhex(each["input"]))
+            outcome.kept_inputs.append(bytes.fromhex(each["input"]))
             outcome.traces.append(each["trace"])
         else:
             outcome.refused += each["refused"]
-            outcome.why = each["why"]
+            outcome.refusal = each["why"]
             outcome.covered = each["covered"]
     if hung or status:
-        said = hung or f"ended its process: {_ending(status)}"
-        outcome.findings.append(f"{judge.decoder.name}, input {at} of seed {judge.seed}: {said}")
-        outcome.kept.append(board[_HEADER.size : _HEADER.size + min(length, _INPUT_MOST)])
-    return int(at) + 1
+        problem = hung or f"ended its process: {_ending(status)}"
+        outcome.findings.append(f"{judge.decoder.name}, input {number} of seed {judge.seed}: {problem}")
+        outcome.kept_inputs.append(board[_HEADER.size : _HEADER.size + min(length, _INPUT_MOST)])
+    return int(number) + 1
 
 
 def _end_of(file: TextIO) -> str:
@@ -278,19 +278,19 @@ def _ending(status: int) -> str:
 
 def _watched(child: int, board: mmap.mmap) -> str:
     """Wait for a child. Kill it if one input takes too much CPU time or too long, and return which limit it was."""
-    seen = -1
+    current = -1
     since = 0.0
     began = 0.0
     while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        at = _HEADER.unpack_from(board, 0)[0]
+        number = _HEADER.unpack_from(board, 0)[0]
         used = _processor_seconds(child)
-        now = time.monotonic()
-        if at != seen:
-            seen = at
+        clock = time.monotonic()
+        if number != current:
+            current = number
             since = used
-            began = now
+            began = clock
         hung = f"hung for {HANG_SECONDS:g} s" if used - since > HANG_SECONDS else ""
-        if not hung and now - began > BLOCKED_SECONDS:
+        if not hung and clock - began > BLOCKED_SECONDS:
             hung = f"blocked for {BLOCKED_SECONDS:g} s, {used - since:.1f} s of them at work"
         if hung:
             os.kill(child, signal.SIGKILL)

@@ -95,9 +95,9 @@ def _archived() -> Mapping[str, bytes]:
 
 
 def _records() -> list[bytes]:
-    found = [data for name, data in _archived().items() if name.startswith("state/log/")]
-    read = [decode(data, "seed") for data in found[:: max(1, len(found) // _MOST)]]
-    return [*found[:_MOST], *map(encode, read), encode(_told(read[-1]))]
+    records = [data for name, data in _archived().items() if name.startswith("state/log/")]
+    decoded = [decode(data, "seed") for data in records[:: max(1, len(records) // _MOST)]]
+    return [*records[:_MOST], *map(encode, decoded), encode(_told(decoded[-1]))]
 
 
 def _told(record: Record) -> Record:
@@ -226,12 +226,12 @@ def _variable_rows(count: int) -> pa.Table:
 
 
 def _parts() -> list[bytes]:
-    found = [data for name, data in _archived().items() if "/snapshot/" in name]
-    made = [part_codec.encode(table) for table in (_plain_rows(5), _plain_rows(4000))]
-    made += [part_codec.encode(PLAIN.sealed(_plain_rows(n))) for n in (0, 3, 50)]
-    made += [part_codec.encode(TIMED.sealed(_timed_rows(n)), "until") for n in (3, 60)]
-    made += [part_codec.encode(VARIABLES.sealed(_variable_rows(n)), packed=True) for n in (4, 600)]
-    return [*found[:6], *made]
+    snapshots = [data for name, data in _archived().items() if "/snapshot/" in name]
+    encoded = [part_codec.encode(table) for table in (_plain_rows(5), _plain_rows(4000))]
+    encoded += [part_codec.encode(PLAIN.sealed(_plain_rows(n))) for n in (0, 3, 50)]
+    encoded += [part_codec.encode(TIMED.sealed(_timed_rows(n)), "until") for n in (3, 60)]
+    encoded += [part_codec.encode(VARIABLES.sealed(_variable_rows(n)), packed=True) for n in (4, 600)]
+    return [*snapshots[:6], *encoded]
 
 
 def _part(data: bytes, decrypted: Callable[[part_codec.Data], part_codec.Data] | None = None) -> None:
@@ -247,7 +247,7 @@ def _part(data: bytes, decrypted: Callable[[part_codec.Data], part_codec.Data] |
 def _encrypted_part(data: bytes) -> None:
     key_id_of(data[:HEADER_BYTES_MAX])
     frame_version(data)
-    _part(data, lambda some: KEYS.decrypt(some, PLACE, "part"))
+    _part(data, lambda block: KEYS.decrypt(block, PLACE, "part"))
 
 
 def _encrypted_parts() -> list[bytes]:
@@ -274,13 +274,13 @@ def _keys_of_variable(data: bytes) -> None:
 
 
 def _lists_of_keys() -> list[bytes]:
-    one, other = (base64.b64encode(bytes(range(first, first + 32))) for first in (0, 7))
+    first_key, second_key = (base64.b64encode(bytes(range(first, first + 32))) for first in (0, 7))
     return [
-        b"2026-11 = " + one,
-        b"# keys of the query\nplain\nold = %s\nnew = kms:%s  # by KMS\n" % (one, other),
-        b"\xef\xbb\xbfa=%s\r\nb=%s\r\n" % (one, other),
-        b"plain, old = %s, new = kms:%s" % (other, one),
-        b"old = %s\nplain" % one,
+        b"2026-11 = " + first_key,
+        b"# keys of the query\nplain\nold = %s\nnew = kms:%s  # by KMS\n" % (first_key, second_key),
+        b"\xef\xbb\xbfa=%s\r\nb=%s\r\n" % (first_key, second_key),
+        b"plain, old = %s, new = kms:%s" % (second_key, first_key),
+        b"old = %s\nplain" % first_key,
     ]
 
 
@@ -299,8 +299,8 @@ def _schema_text(data: bytes) -> None:
     schema = schema_of_text("totals", text)
     meanings_in(text)
     operator_in(text)
-    for known in SCHEMAS:
-        known.can_read(text)
+    for schema_known in SCHEMAS:
+        schema_known.can_read(text)
     schema.part_schema(delta=True)
     schema.history.later_than(3)
 
@@ -368,7 +368,7 @@ def _orders() -> list[bytes]:
         entries=_entries(),
         sequence=4,
     )
-    more = replace(
+    entry = replace(
         order,
         standbys={1: ("m1", "m2")},
         followed_by={2: ("m1",)},
@@ -379,11 +379,11 @@ def _orders() -> list[bytes]:
         routed_by=("k",),
         whole=True,
     )
-    return [order.to_json().encode(), more.to_json().encode()]
+    return [order.to_json().encode(), entry.to_json().encode()]
 
 
 def _upkeep_orders() -> list[bytes]:
-    some = list(_entries().items())
+    entries = list(_entries().items())
     order = UpkeepOrder(
         _HOME,
         "m0123456789ab",
@@ -391,8 +391,8 @@ def _upkeep_orders() -> list[bytes]:
         7,
         {"totals": PLAIN.to_text()},
         (Drop("totals", 3, Head(2, "1-aa")), Drop("totals", 4, None)),
-        tuple(Follow("totals", kg, entry) for kg, entry in some[:3]),
-        tuple(SnapshotOrder("totals", kg, entry) for kg, entry in some[3:5]),
+        tuple(Follow("totals", kg, entry) for kg, entry in entries[:3]),
+        tuple(SnapshotOrder("totals", kg, entry) for kg, entry in entries[3:5]),
     )
     return [order.to_json().encode()]
 
@@ -411,16 +411,16 @@ def _upkeep_receipts() -> list[bytes]:
         "1",
         "m1",
         copies=(("totals", 1, 5, "1-aa"),),
-        gone=(("totals", 2),),
+        missing=(("totals", 2),),
         unfinished=(("totals", 3, 1, 2),),
-        taken=(("totals", 4, snapshot),),
+        snapshots=(("totals", 4, snapshot),),
         errors=("no",),
     )
     return [receipt.to_json().encode()]
 
 
-def _text_of(read: Callable[[str], object]) -> Callable[[bytes], object]:
-    return lambda data: read(data.decode(errors="replace"))
+def _text_of(parse: Callable[[str], object]) -> Callable[[bytes], object]:
+    return lambda data: parse(data.decode(errors="replace"))
 
 
 @cache
@@ -436,18 +436,18 @@ def forget_scratch() -> None:
         _scratch.cache_clear()
 
 
-def _file_of(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+def _file_of(name: str, parse: Callable[[Path], object]) -> Callable[[bytes], object]:
     def decoded(data: bytes) -> object:
         path = _scratch() / name
         path.write_bytes(data)
-        return read(path)
+        return parse(path)
 
     return decoded
 
 
 def _scenarios() -> list[bytes]:
-    found = sorted((DATA / "assignor_cases").rglob("*.json"), key=lambda path: path.stat().st_size)
-    cases = [json.loads(path.read_text())["scenario"] for path in found[:_MOST]]
+    files = sorted((DATA / "assignor_cases").rglob("*.json"), key=lambda path: path.stat().st_size)
+    cases = [json.loads(path.read_text())["scenario"] for path in files[:_MOST]]
     return [json.dumps(case).encode() for case in cases]
 
 
@@ -490,9 +490,9 @@ def _worlds() -> list[bytes]:
 
 
 def _tomls() -> list[bytes]:
-    said = b'root = "s3://b/p"\nkey_groups = 8\nmember_racks = ["10.*=a"]\nforced_awareness = {zone = ["a", "b"]}\n'
-    said += b'num_standbys = 1\nretained_for = "10 min"\nlocal_disk_limit = "80 %"\ndeliver_after_commit = true\n'
-    return [(CHECKOUT / "conf" / "riffle.toml").read_bytes(), said, b"[riffle]\n" + said]
+    toml = b'root = "s3://b/p"\nkey_groups = 8\nmember_racks = ["10.*=a"]\nforced_awareness = {zone = ["a", "b"]}\n'
+    toml += b'num_standbys = 1\nretained_for = "10 min"\nlocal_disk_limit = "80 %"\ndeliver_after_commit = true\n'
+    return [(CHECKOUT / "conf" / "riffle.toml").read_bytes(), toml, b"[riffle]\n" + toml]
 
 
 def _conf(data: bytes) -> None:
@@ -503,15 +503,15 @@ def _conf(data: bytes) -> None:
 
 
 def _confs() -> list[bytes]:
-    said = [
+    texts = [
         "key_groups=8",
         "retained_for=10 min",
         "local_disk_limit=80 %",
         "member_racks=10.*=a,b=c",
         "deliver_after_commit=true",
     ]
-    said += ["forced_awareness=zone=a,zone=b", "accept=totals", "num_standbys=2", "root=file:///tmp/x"]
-    return [text.encode() for text in ("\n".join(said), *said)]
+    texts += ["forced_awareness=zone=a,zone=b", "accept=totals", "num_standbys=2", "root=file:///tmp/x"]
+    return [text.encode() for text in ("\n".join(texts), *texts)]
 
 
 def _settings_of_a_call(data: bytes) -> None:
@@ -525,7 +525,7 @@ def _settings_of_a_call(data: bytes) -> None:
 
 
 def _calls() -> list[bytes]:
-    said = {
+    texts_by_name = {
         "root": "file:///tmp/x",
         "key_groups": 8,
         "retained_for": "10 min",
@@ -539,13 +539,16 @@ def _calls() -> list[bytes]:
         "s3_patience": 5,
         "local_dir": None,
     }
-    return [json.dumps(said).encode(), *(json.dumps({name: value}).encode() for name, value in said.items())]
+    return [
+        json.dumps(texts_by_name).encode(),
+        *(json.dumps({name: value}).encode() for name, value in texts_by_name.items()),
+    ]
 
 
 def _columns_of_spark(text: str) -> None:
-    for read in (spark_schemas.schema_of_ddl, spark_schemas.schema_of_json):
+    for parse in (spark_schemas.schema_of_ddl, spark_schemas.schema_of_json):
         with suppress(ConfigError):
-            read(text)
+            parse(text)
 
 
 def _texts_of_columns() -> list[bytes]:
@@ -579,10 +582,10 @@ def _checkpoints() -> list[bytes]:
 def _names(text: str) -> None:
     paths.parse(text)
     paths.record_sequence(text)
-    for each in text.split("\n"):
-        for read in (paths.check_store_name, check_name, normalised, open_store):
+    for line in text.split("\n"):
+        for check in (paths.check_store_name, check_name, normalised, open_store):
             with suppress(ConfigError):
-                read(each)
+                check(line)
 
 
 def _decoders() -> Iterator[Decoder]:
@@ -596,8 +599,8 @@ def _decoders() -> Iterator[Decoder]:
     yield Decoder("keys of a variable", _keys_of_variable, _lists_of_keys)
     yield Decoder("schema text", _schema_text, _schema_texts)
     yield Decoder("packed schema", _packed_schema, _packed_schemas)
-    read = partial(Stack.from_bytes, address=_ADDRESS)
-    yield Decoder("stack", read, lambda: [_STACK.to_bytes(_ADDRESS)], _sealed_stack)
+    parse = partial(Stack.from_bytes, address=_ADDRESS)
+    yield Decoder("stack", parse, lambda: [_STACK.to_bytes(_ADDRESS)], _sealed_stack)
     yield Decoder("stack body", _stack_body, lambda: [_STACK.to_bytes(_ADDRESS).split(b"\n", 1)[1]])
     yield Decoder("order", _text_of(lambda text: Order.from_json(text, 0)), _orders)
     yield Decoder("upkeep order", _text_of(UpkeepOrder.from_json), _upkeep_orders)

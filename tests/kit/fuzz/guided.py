@@ -52,15 +52,15 @@ def led(folder: Path, blind: bool) -> Feed:
 
     def feed(judge: Judge, seeds: Seeds) -> None:
         own = seeds[judge.decoder.name]
-        kept = folder / judge.decoder.name.replace(" ", "-")
-        kept.mkdir(exist_ok=True)
+        inputs_folder = folder / judge.decoder.name.replace(" ", "-")
+        inputs_folder.mkdir(exist_ok=True)
         for number, data in enumerate(own):
-            (kept / f"real-{number}").write_bytes(data)
+            (inputs_folder / f"real-{number}").write_bytes(data)
         longest = max(_SMALLEST_LIMIT, 2 * max(map(len, own)))
         chance = zlib.crc32(f"{judge.seed}/{judge.decoder.name}/{judge.numbers.start}".encode()) or 1
         judge.covered = covered
         limits = [f"-seed={chance}", f"-max_len={longest}", f"-artifact_prefix={folder}/"]
-        arguments = ["fuzz", "-runs=-1", *limits, *_LEFT_TO_THE_WATCHER, str(kept)]
+        arguments = ["fuzz", "-runs=-1", *limits, *_LEFT_TO_THE_WATCHER, str(inputs_folder)]
         atheris.Setup(arguments, judge, custom_mutator=_mutator(judge, seeds, blind))
         atheris.Fuzz()
 
@@ -69,23 +69,25 @@ def led(folder: Path, blind: bool) -> Feed:
 
 def _mutator(judge: Judge, seeds: Seeds, blind: bool) -> Callable[[bytes, int, int], bytes]:
     own = seeds[judge.decoder.name]
-    others = others_in(seeds)
+    other_seeds = others_in(seeds)
     sealed = judge.decoder.sealed
 
-    def made(data: bytes, most: int, number: int) -> bytes:
+    def made(data: bytes, size_max: int, number: int) -> bytes:
         chance = random.Random(number)
         if blind:
-            return mutated(chance, own, others)[:most]
-        return varied(chance, data, (own, others), lambda some: atheris.Mutate(some[:most], most), sealed)[:most]
+            return mutated(chance, own, other_seeds)[:size_max]
+        return varied(
+            chance, data, (own, other_seeds), lambda chunk: atheris.Mutate(chunk[:size_max], size_max), sealed
+        )[:size_max]
 
     return made
 
 
 def covered() -> list[int]:
     """Return the covered edges and features that libFuzzer printed last on this process's standard error."""
-    said = os.pread(2, _TAIL_BYTES, max(0, os.fstat(2).st_size - _TAIL_BYTES))
-    found = _COVERED.findall(said)
-    return [int(number) for number in found[-1]] if found else []
+    tail = os.pread(2, _TAIL_BYTES, max(0, os.fstat(2).st_size - _TAIL_BYTES))
+    matches = _COVERED.findall(tail)
+    return [int(number) for number in matches[-1]] if matches else []
 
 
 if __name__ == "__main__":

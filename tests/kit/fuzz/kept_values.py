@@ -40,26 +40,28 @@ class Kept:
 
 def keep(count: int, seed: int, keys: str | None = None) -> Kept:
     """Seal and read so many examples and return the outcome. If ``keys`` is set, every second run is encrypted."""
-    kept = Kept()
+    result = Kept()
     number = 0
-    while kept.examples < count and len(kept.findings) < 8:
+    while result.examples < count and len(result.findings) < 8:
         chance = random.Random(f"{seed}/{number}")
-        key, *values = _examples(chance, min(_VALUES_A_RUN, count - kept.examples - 1))
+        key, *values = _examples(chance, min(_VALUES_A_RUN, count - result.examples - 1))
         try:
             _run(chance, key, values, keys if number % 2 else None)
         except Exception:  # noqa: BLE001 - that is what is looked for
-            kept.findings.append(f"run {number} of seed {seed}: {traceback.format_exc()[-1500:]}")
+            result.findings.append(f"run {number} of seed {seed}: {traceback.format_exc()[-1500:]}")
         number += 1
         for example in (key, *values):
-            kept.examples += 1
-            kept.by_variant[example.variant] = kept.by_variant.get(example.variant, 0) + 1
-    return kept
+            result.examples += 1
+            result.by_variant[example.variant] = result.by_variant.get(example.variant, 0) + 1
+    return result
 
 
 def _examples(chance: random.Random, values: int) -> Iterator[Example]:
-    yield next(one for one in iter(lambda: drawn_example(chance, "k", nested=False), None) if _can_be_key(one))
-    for at in range(values):
-        yield drawn_example(chance, f"v{at}")
+    yield next(
+        example for example in iter(lambda: drawn_example(chance, "k", nested=False), None) if _can_be_key(example)
+    )
+    for index in range(values):
+        yield drawn_example(chance, f"v{index}")
 
 
 def _can_be_key(example: Example) -> bool:
@@ -108,10 +110,12 @@ def _last_of_keys(rows: pa.Table) -> pa.Table:
     return rows.take(pa.array(sorted(places.values()), pa.int64()))
 
 
-def _check(found: pa.Table, wanted: pa.Table, what: str) -> None:
-    assert sorted(found.column("id").to_pylist()) == sorted(wanted.column("id").to_pylist()), what
-    found, wanted = (table.take(pa.array(np.argsort(table.column("id").to_numpy()))) for table in (found, wanted))
-    for name in wanted.column_names:
-        one = raw_values(found.column(name))
-        other = raw_values(wanted.column(name))
-        assert one == other, f"{what}: column {name} of {wanted.schema.field(name).type}: {one} for {other}"
+def _check(actual: pa.Table, expected: pa.Table, place: str) -> None:
+    assert sorted(actual.column("id").to_pylist()) == sorted(expected.column("id").to_pylist()), place
+    actual, expected = (table.take(pa.array(np.argsort(table.column("id").to_numpy()))) for table in (actual, expected))
+    for name in expected.column_names:
+        actual_values = raw_values(actual.column(name))
+        expected_values = raw_values(expected.column(name))
+        assert actual_values == expected_values, (
+            f"{place}: column {name} of {expected.schema.field(name).type}: {actual_values} for {expected_values}"
+        )

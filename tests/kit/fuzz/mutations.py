@@ -46,9 +46,9 @@ _SEALED = 0.8
 """Of the inputs that a guided fuzzer makes: what is behind a checksum is not reached with a wrong one."""
 
 
-def mutated(chance: Chance, seeds: Sequence[bytes], others: Sequence[bytes]) -> bytes:
+def mutated(chance: Chance, seeds: Sequence[bytes], other_seeds: Sequence[bytes]) -> bytes:
     """Return an input made of one of ``seeds``; ``others`` are encodings of other kinds."""
-    return _mutated(chance, chance.choice(seeds), seeds, others)
+    return _mutated(chance, chance.choice(seeds), seeds, other_seeds)
 
 
 def varied(
@@ -65,19 +65,19 @@ def varied(
     """
     way = chance.random()
     if way < 0.4:
-        made = bits(data)
+        flipped = bits(data)
     elif way < 0.8:
-        made = _mutated(chance, data, *kinds)
+        flipped = _mutated(chance, data, *kinds)
     else:
-        made = mutated(chance, *kinds)
-    return sealed(made) if chance.random() < _SEALED else made
+        flipped = mutated(chance, *kinds)
+    return sealed(flipped) if chance.random() < _SEALED else flipped
 
 
-def _mutated(chance: Chance, data: bytes, seeds: Sequence[bytes], others: Sequence[bytes]) -> bytes:
+def _mutated(chance: Chance, data: bytes, seeds: Sequence[bytes], other_seeds: Sequence[bytes]) -> bytes:
     if chance.random() < 0.4 and (changed := _other_json(chance, data, seeds)) is not None:
         return changed
     for _ in range(chance.choice((1, 1, 1, 2, 3, 6))):
-        data = chance.choice(_WAYS)(chance, data, others if chance.random() < 0.2 else seeds)
+        data = chance.choice(_WAYS)(chance, data, other_seeds if chance.random() < 0.2 else seeds)
     return data
 
 
@@ -88,24 +88,24 @@ def _place(chance: Chance, data: bytes) -> int:
 def _flipped(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
     if not data:
         return data
-    at = min(_place(chance, data), len(data) - 1)
-    return data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :]
+    position = min(_place(chance, data), len(data) - 1)
+    return data[:position] + bytes([data[position] ^ (1 << chance.randrange(8))]) + data[position + 1 :]
 
 
 def _overwritten(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
-    at = _place(chance, data)
+    position = _place(chance, data)
     scrap = chance.randbytes(chance.randrange(1, 9))
-    return data[:at] + scrap + data[at + len(scrap) :]
+    return data[:position] + scrap + data[position + len(scrap) :]
 
 
 def _number(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
     """Overwrite bytes with a number that may be read as a length, count or offset, at an aligned or any position."""
     layout, width = chance.choice((("<q", 8), ("<i", 4), ("<h", 2)))
-    at = _place(chance, data)
-    at -= at % width if chance.random() < 0.7 else 0
+    position = _place(chance, data)
+    position -= position % width if chance.random() < 0.7 else 0
     number = chance.choice(_NUMBERS) + chance.choice((0, 0, 1, -1, 8))
     wrapped = (number + (1 << (8 * width - 1))) % (1 << (8 * width)) - (1 << (8 * width - 1))
-    return data[:at] + struct.pack(layout, wrapped) + data[at + width :]
+    return data[:position] + struct.pack(layout, wrapped) + data[position + width :]
 
 
 def _truncated(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
@@ -122,18 +122,18 @@ def _repeated(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
     return data[:end] + data[start:end] * chance.choice((1, 2, 30)) + data[end:] if end - start < 2000 else data
 
 
-def _spliced(chance: Chance, data: bytes, others: Sequence[bytes]) -> bytes:
-    other = chance.choice(others)
-    return data[: _place(chance, data)] + other[_place(chance, other) :]
+def _spliced(chance: Chance, data: bytes, other_seeds: Sequence[bytes]) -> bytes:
+    other_seed = chance.choice(other_seeds)
+    return data[: _place(chance, data)] + other_seed[_place(chance, other_seed) :]
 
 
-def _swapped(chance: Chance, _: bytes, others: Sequence[bytes]) -> bytes:
-    return chance.choice(others)
+def _swapped(chance: Chance, _: bytes, other_seeds: Sequence[bytes]) -> bytes:
+    return chance.choice(other_seeds)
 
 
 def _scrap(chance: Chance, data: bytes, _: Sequence[bytes]) -> bytes:
-    at = _place(chance, data)
-    return data[:at] + chance.choice(_SCRAPS) + data[at:]
+    position = _place(chance, data)
+    return data[:position] + chance.choice(_SCRAPS) + data[position:]
 
 
 _WAYS: tuple[Callable[[Chance, bytes, Sequence[bytes]], bytes], ...] = (
@@ -154,32 +154,32 @@ _WAYS: tuple[Callable[[Chance, bytes, Sequence[bytes]], bytes], ...] = (
 def _other_json(chance: Chance, data: bytes, seeds: Sequence[bytes]) -> bytes | None:
     """Return lines of JSON with some values replaced, ``None`` if there is no JSON."""
     lines = data.split(b"\n")
-    at = chance.randrange(len(lines))
+    index = chance.randrange(len(lines))
     try:
-        body = json.loads(lines[at])
+        body = json.loads(lines[index])
         parsed = json.loads(chance.choice(seeds).split(b"\n")[0])
         for _ in range(chance.choice((1, 1, 2, 4))):
             body = _changed(chance, body, parsed)
-        lines[at] = json.dumps(body).encode(errors="surrogatepass")
+        lines[index] = json.dumps(body).encode(errors="surrogatepass")
     except (ValueError, RecursionError):  # nested as deep as some scraps are
         return None
     return b"\n".join(lines)
 
 
-def _changed(chance: Chance, body: object, other: object) -> object:
+def _changed(chance: Chance, body: object, donor: object) -> object:
     """Return a JSON tree with one node changed, at any depth."""
     inner = isinstance(body, dict | list) and len(body) > 0 and chance.random() < 0.85
     if isinstance(body, dict) and inner:
         name = chance.choice(list(body))
         if chance.random() < 0.15:
             return _renamed(chance, body, name)
-        return {**body, name: _changed(chance, body[name], other)}
+        return {**body, name: _changed(chance, body[name], donor)}
     if isinstance(body, list) and inner:
-        at = chance.randrange(len(body))
+        index = chance.randrange(len(body))
         if chance.random() < 0.2:
-            return chance.choice((body[:at], [*body, body[at]], body[at:], body[:at] + body[at + 1 :]))
-        return [*body[:at], _changed(chance, body[at], other), *body[at + 1 :]]
-    return _value(chance, body, other)
+            return chance.choice((body[:index], [*body, body[index]], body[index:], body[:index] + body[index + 1 :]))
+        return [*body[:index], _changed(chance, body[index], donor), *body[index + 1 :]]
+    return _value(chance, body, donor)
 
 
 def _renamed(chance: Chance, body: dict[str, object], name: str) -> dict[str, object]:
@@ -187,7 +187,7 @@ def _renamed(chance: Chance, body: dict[str, object], name: str) -> dict[str, ob
     return rest if chance.random() < 0.5 else {**rest, chance.choice((*_TEXTS, "later", name + "x")): body[name]}
 
 
-def _value(chance: Chance, body: object, other: object) -> object:
+def _value(chance: Chance, body: object, donor: object) -> object:
     if isinstance(body, bool | float) or body is None:
         return chance.choice((None, True, False, 1.5, float("inf"), float("nan"), [], {}, "x", 3))
     if isinstance(body, int) and chance.random() < 0.7:
@@ -195,5 +195,5 @@ def _value(chance: Chance, body: object, other: object) -> object:
     if isinstance(body, str) and chance.random() < 0.7:
         return chance.choice(_TEXTS) if chance.random() < 0.6 or not body else body[: chance.randrange(len(body))]
     return chance.choice(
-        (None, True, chance.choice(_NUMBERS), chance.choice(_TEXTS), [], [body], {}, {"x": body}, other, 1e400)
+        (None, True, chance.choice(_NUMBERS), chance.choice(_TEXTS), [], [body], {}, {"x": body}, donor, 1e400)
     )

@@ -45,7 +45,11 @@ class Example(NamedTuple):
 
 def drawn_example(chance: random.Random, name: str, *, nested: bool = True) -> Example:
     """Return a column of ``ROWS`` values of a random type. Without ``nested`` the type is one that keys can have."""
-    variant = chance.choice(VARIANTS) if nested else chance.choice([one for one in VARIANTS if one != "void"])
+    variant = (
+        chance.choice(VARIANTS)
+        if nested
+        else chance.choice([candidate for candidate in VARIANTS if candidate != "void"])
+    )
     kind = _drawn_type(chance, variant, 3 if nested else 0)
     column = _drawn(chance, kind, ROWS, variant, may_be_null=variant != "not_null")
     return Example(variant, pa.field(name, kind, nullable=variant != "not_null"), column)
@@ -63,7 +67,7 @@ def _drawn_type(chance: random.Random, variant: str, depth: int) -> pa.DataType:
         return pa.field(name, kind, nullable=not key and (types.is_null(kind) or chance.random() < 0.4))
 
     if form == "struct":
-        return pa.struct([field(f"f{at}") for at in range(chance.randint(0, 3))])
+        return pa.struct([field(f"f{index}") for index in range(chance.randint(0, 3))])
     if form == "list":
         return chance.choice([pa.list_, pa.large_list])(field("element"))
     if form == "map":
@@ -81,7 +85,7 @@ def _drawn(chance: random.Random, kind: pa.DataType, count: int, variant: str, *
         return pa.nulls(count)
     if types.is_struct(kind):
         # Below a NULL struct there are NULLs, also of fields that are NOT NULL: so Spark's Arrow columns have it.
-        fields = [_drawn(chance, one.type, count, variant, may_be_null=one.nullable) for one in kind]
+        fields = [_drawn(chance, field_.type, count, variant, may_be_null=field_.nullable) for field_ in kind]
         hidden = [_with_nulls(field, nulls) for field in fields]
         return pa.Array.from_buffers(kind, count, [valid], children=hidden)
     if types.is_fixed_size_list(kind):
@@ -135,10 +139,10 @@ def _number(chance: random.Random, kind: pa.DataType, width: int, variant: str) 
     if types.is_floating(kind):
         number = chance.choice([0.0, -0.0, float("nan"), float("inf"), 1.5, -2.0])
         return np.array(number, np.dtype(f"f{width}")).tobytes()
-    most = 10**kind.precision - 1 if types.is_decimal(kind) else top - 1
+    limit = 10**kind.precision - 1 if types.is_decimal(kind) else top - 1
     if types.is_time(kind) or types.is_date64(kind):
         return (0).to_bytes(width, "little")
-    number = chance.choice([most, -most, 0]) if variant == "extreme" else chance.choice([0, 1, 7])
+    number = chance.choice([limit, -limit, 0]) if variant == "extreme" else chance.choice([0, 1, 7])
     return number.to_bytes(width, "little", signed=True)
 
 
@@ -151,14 +155,16 @@ def raw_values(column: pa.Array | pa.ChunkedArray) -> list[object]:
     kind = array.type
     is_valid = array.is_valid().to_pylist()
     if types.is_struct(kind):
-        fields = [raw_values(array.field(at)) for at in range(len(kind))]
-        return [tuple(field[at] for field in fields) if there else None for at, there in enumerate(is_valid)]
+        fields = [raw_values(array.field(index)) for index in range(len(kind))]
+        return [
+            tuple(field[index] for field in fields) if is_present else None for index, is_present in enumerate(is_valid)
+        ]
     if types.is_map(kind):
         return _cut(list(zip(raw_values(array.keys), raw_values(array.items), strict=True)), _offsets(array), is_valid)
     if types.is_list(kind) or types.is_large_list(kind):
         return _cut(raw_values(array.values), _offsets(array), is_valid)
     if types.is_fixed_size_list(kind):
-        ends = [kind.list_size * (array.offset + at) for at in range(len(array) + 1)]
+        ends = [kind.list_size * (array.offset + index) for index in range(len(array) + 1)]
         return _cut(raw_values(array.values), ends, is_valid)
     return array.to_pylist() if kind in (pa.null(), pa.bool_()) else _leaf_bytes(array, is_valid)
 
@@ -169,10 +175,10 @@ def _leaf_bytes(array: pa.Array, is_valid: Sequence[bool]) -> list[object]:
     plain = bytes(data) if data is not None else b""
     if types.is_fixed_size_binary(kind) or types.is_primitive(kind) or types.is_decimal(kind):
         width = kind.bit_width // 8
-        ends = [width * (array.offset + at) for at in range(len(array) + 1)]
+        ends = [width * (array.offset + index) for index in range(len(array) + 1)]
     else:
         ends = _offsets(array)
-    return [plain[ends[at] : ends[at + 1]] if there else None for at, there in enumerate(is_valid)]
+    return [plain[ends[index] : ends[index + 1]] if is_present else None for index, is_present in enumerate(is_valid)]
 
 
 def _offsets(array: pa.Array) -> list[int]:
@@ -181,10 +187,12 @@ def _offsets(array: pa.Array) -> list[int]:
     width = np.dtype(np.int64 if wide else np.int32)
     if not len(array):
         return [0]
-    found = np.frombuffer(array.buffers()[1], width, len(array) + 1, array.offset * width.itemsize)
-    offsets: list[int] = found.tolist()
+    ends_read = np.frombuffer(array.buffers()[1], width, len(array) + 1, array.offset * width.itemsize)
+    offsets: list[int] = ends_read.tolist()
     return offsets
 
 
 def _cut(values: Sequence[object], ends: Sequence[int], is_valid: Sequence[bool]) -> list[object]:
-    return [list(values[ends[at] : ends[at + 1]]) if there else None for at, there in enumerate(is_valid)]
+    return [
+        list(values[ends[index] : ends[index + 1]]) if is_present else None for index, is_present in enumerate(is_valid)
+    ]

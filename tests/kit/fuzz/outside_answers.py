@@ -121,17 +121,17 @@ def read_folder(data: bytes, folder: Path) -> None:
     for name in data.split(b"\n")[:_NAMES_MOST]:
         with suppress(OSError, ValueError, RecursionError):
             _put(os.fsencode(member), name)
-    found = Folder(member, "app/1")
-    for store, key_group in found.copies():
-        stacks = found.stacks(store)
+    member_folder = Folder(member, "app/1")
+    for store, key_group in member_folder.copies():
+        stacks = member_folder.stacks(store)
         with suppress(OSError):  # as it says: a folder of a list's name, which no disk takes for one
             stacks.replace(key_group, stacks.read(key_group), Stack())
-    found.sealed_attempts()
-    found.remove_unused_deltas()
+    member_folder.sealed_attempts()
+    member_folder.remove_unused_deltas()
     incoming_files(member / "incoming")
-    for known in ("owner", "process"):
-        if (member / known).is_file():
-            is_dead((member / known).read_text(errors="replace"))
+    for file_name in ("owner", "process"):
+        if (member / file_name).is_file():
+            is_dead((member / file_name).read_text(errors="replace"))
     if (member / "owner").is_file():
         is_free(member / "owner", ["app/2"])
     remove_leftovers(member, 0.0)

@@ -33,8 +33,8 @@ _LINES_MOST = 64
 def framed_record(body: bytes) -> bytes:
     """Return the bytes of a record with any body and the right checksum and length."""
     packed = cast(bytes, pa.compress(body, codec="zstd", asbytes=True))
-    told = {"magic": "riffle-log", "format": 2, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}", "length": len(body)}
-    return json.dumps(told).encode() + b"\n" + packed
+    line = {"magic": "riffle-log", "format": 2, "xxh3": f"{xxhash.xxh3_64_intdigest(packed):016x}", "length": len(body)}
+    return json.dumps(line).encode() + b"\n" + packed
 
 
 def small_logs(records: Sequence[Record]) -> list[bytes]:
@@ -55,9 +55,9 @@ def read_log(data: bytes, folder: Path) -> None:
 
 
 def _read(store: ObjectStore, data: bytes, root: str) -> None:
-    before = b""
+    previous = b""
     for line in data.split(b"\n")[:_LINES_MOST]:
-        before = _put(store, line, before)
+        previous = _put(store, line, previous)
     with suppress(RiffleError):
         verify(root)
     with suppress(RiffleError):
@@ -74,16 +74,16 @@ def _read(store: ObjectStore, data: bytes, root: str) -> None:
     run_to_end(scan(store, tail, 20, 0, first=log.first))
 
 
-def _put(store: ObjectStore, line: bytes, before: bytes) -> bytes:
+def _put(store: ObjectStore, line: bytes, previous: bytes) -> bytes:
     """Put the record of a line; return its bytes."""
     try:
         number, body = json.loads(line)
         if isinstance(body, dict) and isinstance(body.get("previous"), str):
-            body["previous"] = digest(before) if before else ""
+            body["previous"] = digest(previous) if previous else ""
         data = framed_record(json.dumps(body).encode())
         name = paths.record(number) if isinstance(number, int) else str(number)
     except (ValueError, TypeError, RecursionError):
-        return before
+        return previous
     with suppress(RiffleError):
         store.put_if_absent(name, data)
     return data

@@ -38,26 +38,15 @@ def _by_key(*columns: str) -> Callable[[Frames], DataFrame]:
 
 AGGREGATES = (
     _update("count_by_key", lambda given: given.events.groupBy("k").count(), restart_after=1),
-    _update("counts_of_columns", _by_key("count(*) AS rows", "count(n) AS ns", "count(n, at) AS boths")),
     _update("sums", _by_key("sum(n) AS n", "sum(x) AS x", "sum(n * 2 + 1) AS m"), breaks_in=1),
-    _update("averages", _by_key("avg(n) AS n", "avg(x) AS x", "sum(x) / count(x) AS ratio")),
     _update("extremes", _by_key("min(n)", "max(n)", "min(x)", "max(d)", "min(at)", "max(at)", "max(string(n))")),
     _update("first_and_last", _by_key("first(n)", "last(n)", "first(n, true)", "last(n, true)", "any_value(n)")),
     _update("extremes_by", _by_key("max_by(n, at)", "min_by(n, at)", "max_by(at, n)", "min_by(struct(at, n), n)")),
     _update("moments", _by_key("stddev(n)", "variance(x)", "stddev_pop(n)", "var_pop(x)"), MORE),
-    _update("higher_moments", _by_key("skewness(n)", "kurtosis(n)"), MORE),
-    _update("correlations", _by_key("corr(n, x * x)", "covar_samp(n, x)", "covar_pop(n, x)"), MORE),
-    _update("regressions", _by_key("regr_slope(n, x * x)", "regr_count(n, x)", "regr_avgx(n, x)"), MORE),
-    _update("bits", _by_key("bit_and(n)", "bit_or(n)", "bit_xor(n)")),
-    _update("truths", _by_key("bool_and(n > 1)", "bool_or(n > 4)", "every(n > 0)", "some(n > 6)")),
     _update("decimals", _by_key("sum(d) AS total", "avg(d) AS mean", "sum(d * n) AS weighed", "min(d)", "max(d)")),
-    _update("filters", _by_key("sum(n) FILTER (WHERE n > 2) AS large", "count(*) FILTER (WHERE n = 1) AS ones")),
-    _update("count_if", _by_key("count_if(n > 2) AS large", "count_if(n > 2) / count(*) AS share")),
     _update(
         "over_results", _by_key("round(sum(n) / count(*), 2) + max(n) AS mixed", "struct(sum(n) AS s, min(n) AS m)")
     ),
-    _update("constants", _by_key("count(1) + sum(n) AS both", "sum(1) AS ones")),
-    _update("product", lambda given: given.events.groupBy("k").agg(F.product("n").alias("p")), MORE),
     _update("lists", _by_key("collect_list(n) AS ns", "sort_array(collect_set(n)) AS set", "array_agg(n) AS all")),
     _update("texts", _by_key("listagg(string(n), ',') AS told"), MORE),
     _update("approximate_distinct", _by_key("approx_count_distinct(n) AS ns", "approx_count_distinct(x, 0.1) AS xs")),
@@ -66,12 +55,9 @@ AGGREGATES = (
     _update(
         "sums_that_wrap", _by_key("sum(n) AS n", "try_sum(n) AS tried"), LARGE, conf={"spark.sql.ansi.enabled": "false"}
     ),
-    _update("try_sums", _by_key("try_sum(n) AS n", "try_avg(n) AS mean"), LARGE),
     _update("special_doubles", _by_key("min(x)", "max(x)", "sum(x)", "first(x, true)", "count(x)"), DOUBLES),
     _update("keyless", lambda given: given.events.where("n > 2").groupBy().agg(F.expr("count(*)"), F.sum("n"))),
-    _update("keyless_agg", lambda given: given.events.agg(F.max("n").alias("most"), F.avg("x").alias("mean"))),
     _update("rollup", lambda given: given.events.rollup("k", F.expr("n % 2 AS odd")).agg(F.count("*").alias("c"))),
-    _update("cube", lambda given: given.events.cube("k", F.expr("n > 2 AS large")).agg(F.sum("n").alias("s"))),
 )
 
 
@@ -83,12 +69,6 @@ KEYS = (
     _keyed("two_keys", lambda given: given.events.groupBy("k", F.expr("n % 2").alias("odd")).count()),
     _keyed("struct_key", lambda given: given.events.groupBy(F.struct("k", F.expr("n % 2 AS odd")).alias("s")).count()),
     _keyed(
-        "nested_struct_key",
-        lambda given: given.events.groupBy(F.expr("named_struct('a', k, 'b', struct(n % 2 AS odd)) AS key")).agg(
-            F.sum("n").alias("s")
-        ),
-    ),
-    _keyed(
         "null_struct_key",
         lambda given: given.events.groupBy(F.expr("if(n > 2, struct(k), null) AS key")).agg(F.count("*").alias("c")),
     ),
@@ -99,10 +79,6 @@ KEYS = (
         TYPES,
     ),
     _keyed("decimal_key", lambda given: given.events.groupBy("d").agg(F.count("*").alias("c"), F.sum("d").alias("s"))),
-    _keyed("time_key", lambda given: given.events.groupBy("at").count(), restart_after=0),
-    _keyed("expression_key", lambda given: given.events.groupBy(F.upper("k"), F.expr("n > 2")).agg(F.max("n"))),
-    _keyed("key_not_told", lambda given: given.events.groupBy("k", "n").agg(F.count("*").alias("c")).select("c", "n")),
-    _keyed("keys_alone", lambda given: given.events.groupBy("k", "n").agg(F.lit(1).alias("one"))),
 )  # fmt: skip
 
 
@@ -112,23 +88,17 @@ def _complete(name: str, build: Callable[[Frames], DataFrame], batches: Sequence
 
 COMPLETE = (
     _complete("count", lambda given: given.events.groupBy("k").count(), restart_after=1),
-    _complete("keyless", lambda given: given.events.where("n > 4").groupBy().agg(F.count("*").alias("c"))),
-    _complete("sorted", lambda given: given.events.groupBy("k").count().orderBy(F.desc("count"), "k"), ordered=True),
     _complete(
         "top",
         lambda given: given.events.groupBy("k").agg(F.sum("n").alias("s")).orderBy(F.desc("s"), "k").limit(2),
         ordered=True,
     ),
-    _complete("having", lambda given: given.events.groupBy("k").agg(F.sum("n").alias("s")).where("s > 5")),
-    _complete("window", lambda given: given.timed().groupBy(F.window("at", "10 seconds")).count()),
     _complete(
         "late_counts",
         lambda given: given.timed("1 second").groupBy(F.window("at", "5 seconds"), "k").agg(F.sum("n").alias("s")),
         events("0a1 40a1", "1a1 2b3 41a1", "0a5 60c1"),
     ),
-    _complete("struct", lambda given: given.events.groupBy("k").agg(F.struct(F.min("n"), F.max("n")).alias("range"))),
     _complete("joined", lambda given: given.events.groupBy("k").count().join(given.names(), F.expr("k = key"), "left")),
-    _complete("together", lambda given: given.events.groupBy("k").agg(F.avg("x").alias("mean")), play="together"),
 )  # fmt: skip
 
 SHAPES = (*AGGREGATES, *KEYS, *COMPLETE)

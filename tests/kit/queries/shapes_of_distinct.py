@@ -36,33 +36,21 @@ def _in_windows(given: Frames) -> DataFrame:
 
 WITHOUT_WATERMARK = (
     _distinct("dedup", "rows", lambda given: given.events.dropDuplicates(), restart_after=2),
-    _distinct("dedup", "by_key", lambda given: given.events.select("k").dropDuplicates(["k"])),
-    _distinct("dedup", "distinct", lambda given: given.events.select("k", "n").distinct(), breaks_in=1),
     _distinct(
         "dedup",
         "sql",
         lambda given: given.sql("SELECT DISTINCT k, n > 1 AS large FROM rows", rows=given.events),
         mode="update",
     ),
-    _distinct("dedup", "update", lambda given: given.events.select("k", "n").dropDuplicates(), mode="update"),
 )
 
 WITH_WATERMARK = (
     _distinct("dedup", "by_time", lambda given: given.timed().select("at", "k").dropDuplicates(["k", "at"])),
     _distinct("dedup", "by_time_over_restart", _first_of("at", "k", "n"), restart_after=1),
-    _distinct("dedup", "by_time_together", _first_of("at", "k", "n"), play="together"),
-    _distinct("dedup", "by_time_now", _first_of("at", "k", "n"), play="now"),
     _distinct(
         "dedup",
         "by_key_alone",
         lambda given: given.timed().select("at", "k").dropDuplicates(["k"]),
-    ),
-    _distinct(
-        "dedup",
-        "then_selected",
-        lambda given: (
-            given.timed().where("n < 3").dropDuplicates(["at", "n"]).selectExpr("upper(string(n)) AS n", "at")
-        ),
     ),
     _distinct(
         "dedup", "by_time_or_none", lambda given: given.timed().select("at", "k").dropDuplicates(["k", "at"]), NO_TIMES
@@ -84,28 +72,13 @@ def _once(*columns: str, delay: str = "10 seconds") -> Build:
 AGAIN = events("0a1 40b1", "41a1 30c1", "60b1 50b1 54a1", "61b1 62a1", "100a1 100z1")
 """Keys that come again when they are forgotten, and before."""
 WITHIN = (
-    _within("rows", _once()),
     _within("no_times", _once("k"), NO_TIMES),
     _within("by_key", _once("k"), AGAIN),
     _within("by_key_over_restart", _once("k"), AGAIN, restart_after=2),
-    _within("by_key_over_break", _once("k"), AGAIN, breaks_in=2),
-    _within("by_key_together", _once("k"), AGAIN, play="together"),
-    _within("by_key_now", _once("k"), AGAIN, play="now"),
-    _within("by_two_keys", _once("k", "n")),
-    _within("no_delay", _once("k", delay="0 seconds"), AGAIN),
     _within("long_delay", _once("k", delay="1 minute"), AGAIN),
-    _within("then_selected", lambda given: _once("k")(given).where("n > 0").select("k", F.lit("seen")), AGAIN),
     _within(
         "by_struct",
         lambda given: given.timed().selectExpr("at", "struct(k, n) AS s").dropDuplicatesWithinWatermark(["s"]),
-    ),
-    _within(
-        "of_known_keys",
-        lambda given: given.timed().na.drop().select("at", "k").dropDuplicatesWithinWatermark(["k"]),
-    ),
-    _within(
-        "by_expression",
-        lambda given: given.timed().selectExpr("at", "k || '-' || n AS id").dropDuplicatesWithinWatermark(["id"]),
     ),
 )  # fmt: skip
 
@@ -116,16 +89,12 @@ def _exact(name: str, build: Build, batches: Sequence[Batch] = TWICE, **told: An
 
 EXACT = (
     _exact("count", lambda given: given.events.groupBy("k").agg(F.countDistinct("n").alias("ns"))),
-    _exact("count_of_two", lambda given: given.events.groupBy("k").agg(F.countDistinct("n", "at").alias("both"))),
-    _exact("sum", lambda given: given.events.groupBy("k").agg(F.sum_distinct("n").alias("s"))),
-    _exact("keyless", lambda given: given.events.agg(F.countDistinct("k").alias("ks"))),
     _exact(
         "beside_others", lambda given: given.events.groupBy("k").agg(F.countDistinct("n"), F.count("*"), F.max("n"))
     ),
     _exact("filtered", lambda given: given.events.groupBy("k").agg(F.expr("count(DISTINCT n) FILTER (WHERE n > 1)"))),
     _exact("in_windows", lambda given: given.events.groupBy(F.window("at", "10 seconds")).agg(F.countDistinct("k"))),
     _exact("over_restart", lambda given: given.events.groupBy("k").agg(F.countDistinct("at")), restart_after=1),
-    _exact("of_texts", lambda given: given.events.groupBy("n").agg(F.countDistinct("k").alias("ks")).where("ks > 1")),
 )
 
 SHAPES = (*WITHOUT_WATERMARK, *WITH_WATERMARK, *WITHIN, *EXACT)

@@ -32,23 +32,11 @@ def _sql(name: str, text: str, batches: Sequence[Batch] = STORY, **told: Any) ->
 
 IN_TENS = "FROM rows GROUP BY window(at, '10 seconds'), k"
 SQL = (
-    _sql("window", f"SELECT window.start, window.end, k, count(*) AS c, sum(n) AS s {IN_TENS}"),
-    _sql("window_in_update", f"SELECT window.end, k, avg(x) AS mean {IN_TENS}", mode="update", restart_after=1),
     _sql("having", f"SELECT window.end, k, count(*) AS c {IN_TENS} HAVING count(*) > 1 AND max(n) < 9"),
-    _sql("sliding", "SELECT window.end, count(*) FROM rows GROUP BY window(at, '10 seconds', '5 seconds')"),
-    _sql("session", "SELECT session_window.end, k, count(*) FROM rows GROUP BY session_window(at, '5 seconds'), k"),
-    _sql("keyless", "SELECT count(*) AS c, sum(n) AS s, max(x) AS most FROM rows WHERE n > 1", mode="update"),
     _sql("with", "WITH named AS (SELECT at, k || '!' AS k FROM rows WHERE n > 1), counted AS (SELECT window, k, "
                  "count(*) AS c FROM named GROUP BY window(at, '10 seconds'), k) SELECT window.end, k, c FROM counted"),
     _sql("complete", "SELECT k, count(*) AS c FROM rows GROUP BY k ORDER BY c DESC, k LIMIT 2", mode="complete",
          ordered=True),
-    _sql("nested", f"SELECT upper(k) AS k, c FROM (SELECT window, k, count(*) AS c {IN_TENS}) WHERE c < 3",  # noqa: S608
-         mode="update"),
-    _sql("filters", "SELECT k, count(*) FILTER (WHERE n > 2) AS large, sum(n) / count(*) AS m FROM rows GROUP BY ALL",
-         mode="update", play="together"),
-    _sql("case", "SELECT CASE WHEN n > 2 THEN 'large' ELSE 'small' END AS size, count(k) > 2 AS several FROM rows "
-                 "GROUP BY 1", mode="update"),
-    _sql("now", f"SELECT window.end, k, count(*) AS c {IN_TENS}", play="now"),
 )  # fmt: skip
 
 
@@ -77,11 +65,6 @@ def _union(given: Frames) -> DataFrame:
     return _totals(given.timed().select("at", "k", "n").union(others))
 
 
-def _union_by_name(given: Frames) -> DataFrame:
-    others = given.others.selectExpr("m AS n", "j AS k", "bt AS at")
-    return _totals(given.events.select("at", "k", "n").unionByName(others).withWatermark("at", "5 seconds"))
-
-
 def _shorter(given: Frames) -> DataFrame:
     """The key's first letter, by a user's function."""
     first = F.udf(lambda k: None if k is None else k[:1] + "!", "string")
@@ -95,28 +78,12 @@ def _static_after(given: Frames) -> DataFrame:
 FORMS = (
     _form("static_before", lambda given: _totals(given.timed().join(given.names(), F.expr("k = key")).drop("key"))),
     _form("static_after", _static_after),
-    _form("static_after_in_update", _static_after, mode="update", restart_after=1),
     _form("union", _union, BOTH),
-    _form("union_by_name", _union_by_name, BOTH),
-    _form("transform", lambda given: given.timed().transform(_totals).transform(lambda frame: frame.where("c > 1"))),
     _form("users_function", _shorter),
     _form("map_in_pandas_before", lambda given: _totals(
         given.events.mapInPandas(doubled, "at timestamp, k string, n long").withWatermark("at", "10 seconds"))),
     _form("map_in_arrow_after", lambda given: _totals(given.timed()).select("k", "s").mapInArrow(
         large, "k string, s long"), mode="update"),
-    _form("explode", lambda given: given.timed().select("at", F.explode(F.split(F.repeat("k", 2), "")).alias("k"), "n")
-          .where("k <> ''").transform(_totals)),
-    _form("columns_of_frames", lambda given: given.events.groupBy(given.events.k, given.events["n"]).count(),
-          mode="update"),
-    _form("renamed", lambda given: _totals(given.timed()).withColumnRenamed("c", "orders").withColumn(
-        "twice", F.col("s") * 2).drop("s"), breaks_in=1),
-    _form("json_in", lambda given: given.events.select(F.to_json(F.struct("at", "k", "n")).alias("value")).select(
-        F.from_json("value", "at timestamp, k string, n long").alias("v")).select("v.*").withWatermark(
-        "at", "10 seconds").transform(_totals)),
-    _form("aliased", lambda given: given.timed().alias("e").groupBy(F.window("e.at", "10 seconds"), "e.k").agg(
-        F.sum("e.n").alias("s")).select(F.col("window.end").alias("until"), F.col("k"), F.col("s"))),
-    _form("filled", lambda given: given.timed().na.fill({"k": "none"}).groupBy("k").agg(F.max("n")).na.drop(),
-          mode="update"),
     _form("no_operator", lambda given: given.timed().where("n > 1").select("at", "k", F.expr("n * 2 AS twice"))),
     _form("static_frame_of_ours", lambda given: given.again(
         given.names().join(given.events, F.expr("k = key"))).groupBy("name").count(), mode="update"),
@@ -207,18 +174,9 @@ def _windows_then_once(given: Frames) -> DataFrame:
     return _in_fives(given).select(F.window_time("window").alias("at"), "k").dropDuplicatesWithinWatermark(["k"])
 
 
-def _with_pieces_between(given: Frames) -> DataFrame:
-    fives = _in_fives(given).where("c > 0").join(given.names(), F.expr("k = key"), "left").drop("key")
-    named = fives.withColumn("name", F.coalesce("name", F.lit("nobody")))
-    return named.groupBy(F.window("window", "10 seconds"), "name").agg(F.sum("s").alias("s")).where("s > 1")
-
-
 CHAINS = (
     _chain("of_windows", _of_windows),
     _chain("of_windows_over_restart", _of_windows, restart_after=2),
-    _chain("of_windows_over_break", _of_windows, breaks_in=1),
-    _chain("of_windows_together", _of_windows, play="together"),
-    _chain("of_windows_now", _of_windows, play="now"),
     _chain("by_window_time", _by_window_time),
     _chain("three", _three, restart_after=1),
     _chain("joined_then_counted", _joined_then_counted, BOTH),
@@ -226,15 +184,12 @@ CHAINS = (
     _chain("joined_ever_then_counted", _joined_ever_then_counted, BOTH),
     _chain("outer_joined_then_counted", _outer_joined_then_counted, BOTH, restart_after=2),
     _chain("counted_then_joined", _counted_then_joined, BOTH),
-    _chain("counted_then_joined_over_restart", _counted_then_joined, BOTH, restart_after=1),
     _chain("united_then_counted", _united_then_counted, BOTH, breaks_in=1),
     _chain("sessions_then_windows", _sessions_then_windows),
     _chain("once_then_sessions", _once_then_sessions),
-    _chain("once_then_counted_in_update", _once_then_counted, mode="update", restart_after=1),
     _chain("once_then_counted_in_complete", _once_then_counted, mode="complete"),
     _chain("of_sketches", _united_sketches, restart_after=1),
     _chain("windows_then_once", _windows_then_once, ONE_A_BATCH),
-    _chain("with_pieces_between", _with_pieces_between),
 )
 
 SHAPES = (*SQL, *FORMS, *CHAINS)

@@ -93,20 +93,13 @@ QUIET: dict[str, Any] = {"kept": "c long, s long, newest long", "time_out": "Eve
 GROUPS = (
     _groups("count", counted, restart_after=1),
     _groups("count_over_break", counted, breaks_in=1),
-    _groups("count_in_append", counted, mode="append"),
-    _groups("count_together", counted, play="together"),
-    _groups("count_now", counted, play="now"),
     _groups("null_key", counted, batches=NO_TIME),
-    _groups("two_keys", counted, key=("k", "n")),
     _groups("forgetful", told_when_large, kept="s long"),
     _groups("each_row", each_row, kept="number long", mode="append", restart_after=2),
     _groups("mixed_state", mixed_state, kept="last string, mean double, seen boolean", batches=NO_TIME,
             out="k string, last string, mean double, seen boolean"),
     _groups("until_quiet", until_quiet, **QUIET),
-    _groups("until_quiet_in_append", until_quiet, mode="append", **QUIET),
     _groups("until_quiet_over_restart", until_quiet, restart_after=2, **QUIET),
-    _groups("until_quiet_together", until_quiet, play="together", **QUIET),
-    _groups("until_quiet_now", until_quiet, play="now", **QUIET),
 )  # fmt: skip
 
 
@@ -179,21 +172,6 @@ class Forgetful(Counted):
                 yield found
 
 
-class Smallest(Logic):
-    """The least number of a key so far, in a list of one."""
-
-    def init(self, handle: Any) -> None:
-        """Declare it."""
-        self._least = handle.getListState("least", "n long")
-
-    def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:  # noqa: ARG002
-        """Put the least in its place."""
-        known = [each[0] for each in self._least.get()] if self._least.exists() else []
-        least = min([*known, *(row.n for row in rows)])
-        self._least.put([(least,)])
-        yield {"k": key[0], "c": least}
-
-
 class Started(Counted):
     """A count that begins with what is told at first."""
 
@@ -238,16 +216,9 @@ class Dated(Counted):
 PROCESSORS = (
     _processor("count", Counted, restart_after=1),
     _processor("count_over_break", Counted, breaks_in=2),
-    _processor("count_in_append", Counted, mode="append"),
-    _processor("count_together", Counted, play="together"),
-    _processor("count_now", Counted, play="now"),
     _processor("forgetful", Forgetful, restart_after=2),
-    _processor("smallest", Smallest),
     _processor("lists_and_maps", Listed, restart_after=0),
     _processor("quiet", Quiet, time="EventTime"),
-    _processor("quiet_in_append", Quiet, time="EventTime", mode="append", restart_after=2),
-    _processor("quiet_together", Quiet, time="EventTime", play="together"),
-    _processor("quiet_now", Quiet, time="EventTime", play="now"),
     _processor("initial_state", Started, starts=True, restart_after=1),
     Shape("processor_then_window", "processor", _dated, VISITS),
 )

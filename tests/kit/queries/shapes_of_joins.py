@@ -62,40 +62,15 @@ def _at_the_same_time(how: str) -> Build:
     return _on(how, "k = j AND at = bt")
 
 
-def _renamed(given: Frames) -> DataFrame:
-    others = given.timed_others().selectExpr("bt AS at", "j AS k", "m")
-    return given.timed().select("at", "k", "n").join(others, ["k", "at"])
-
-
-def _by_alias(given: Frames) -> DataFrame:
-    left, right = given.timed().alias("a"), given.timed_others().alias("b")
-    joined = left.join(right, F.expr("a.k = b.j AND b.bt BETWEEN a.at AND a.at + INTERVAL 10 SECONDS"))
-    return joined.select(F.col("a.k"), F.col("a.n") + F.col("b.m"), F.expr("b.bt - a.at AS wait"))
-
-
-def _in_sql(given: Frames) -> DataFrame:
-    text = f"SELECT k, n, m, bt FROM clicks JOIN views ON {AFTER} WHERE n + m > 2"  # noqa: S608
-    return given.sql(text, clicks=given.timed(), views=given.timed_others())
-
-
 MAX_POLICY = {"spark.sql.streaming.multipleWatermarkPolicy": "max"}
 INNER = (
     _join("inner", "by_key", _on("inner", "k = j", timed=False), FEW, restart_after=1),
     _join("inner", "within", _on("inner", WITHIN)),
     _join("inner", "after", _on("inner", AFTER), restart_after=2),
-    _join("inner", "over_break", _on("inner", WITHIN), breaks_in=1),
-    _join("inner", "together", _on("inner", WITHIN), play="together"),
     _join("inner", "now", _on("inner", WITHIN), play="now"),
-    _join("inner", "in_windows", _in_windows("inner")),
     _join("inner", "same_time", _at_the_same_time("inner")),
-    _join("inner", "using", _renamed),
-    _join("inner", "aliases", _by_alias),
-    _join("inner", "one_sided", _on("inner", f"{WITHIN} AND n > 1 AND m < 3")),
     _join("inner", "both_sided", _on("inner", f"{WITHIN} AND n + m > 3")),
     _join("inner", "compared", _on("inner", f"{AFTER} AND n < m")),
-    _join("inner", "two_keys", _on("inner", f"{WITHIN} AND n = m")),
-    _join("inner", "null_safe", _on("inner", WITHIN.replace("j = k", "j <=> k"))),
-    _join("inner", "sql", _in_sql),
     _join("inner", "unbounded", _on("inner", "k = j"), UNBOUNDED),
     _join("inner", "latest_watermark", _on("inner", AFTER), conf=MAX_POLICY),
 )
@@ -104,17 +79,9 @@ OUTER = (
     _join("outer", "left", _on("left_outer", WITHIN)),
     _join("outer", "right", _on("right_outer", WITHIN)),
     _join("outer", "full", _on("full_outer", WITHIN)),
-    _join("outer", "left_over_restart", _on("left_outer", AFTER), restart_after=3),
-    _join("outer", "right_over_break", _on("right_outer", AFTER), breaks_in=4),
     _join("outer", "full_over_restart", _on("full_outer", AFTER), restart_after=1),
-    _join("outer", "left_one_sided", _on("left_outer", f"{WITHIN} AND n > 1")),
-    _join("outer", "right_one_sided", _on("right_outer", f"{WITHIN} AND n > 1 AND m < 3")),
     _join("outer", "full_one_sided", _on("full_outer", f"{WITHIN} AND m < 3")),
-    _join("outer", "left_in_windows", _in_windows("left_outer")),
     _join("outer", "full_in_windows", _in_windows("full_outer")),
-    _join("outer", "left_same_time", _at_the_same_time("left_outer")),
-    _join("outer", "left_together", _on("left_outer", WITHIN), play="together"),
-    _join("outer", "right_now", _on("right_outer", WITHIN), play="now"),
     _join("outer", "left_compared", _on("left_outer", f"{AFTER} AND n < m")),
 )
 
@@ -122,14 +89,6 @@ SEMI = (
     _join("semi", "before", _on("left_semi", "k = j AND bt > at - INTERVAL 20 SECONDS AND bt < at")),
     _join("semi", "within", _on("left_semi", WITHIN)),
     _join("semi", "after", _on("left_semi", AFTER), restart_after=2),
-    _join("semi", "over_break", _on("left_semi", WITHIN), breaks_in=3),
-    _join("semi", "together", _on("left_semi", WITHIN), play="together"),
-    _join("semi", "now", _on("left_semi", AFTER), play="now"),
-    _join("semi", "in_windows", _in_windows("left_semi")),
-    _join("semi", "same_time", _at_the_same_time("left_semi")),
-    _join("semi", "one_sided", _on("left_semi", f"{WITHIN} AND n > 1 AND m < 3")),
-    _join("semi", "two_keys", _on("left_semi", f"{WITHIN} AND n = m")),
-    _join("semi", "null_safe", _on("left_semi", WITHIN.replace("j = k", "j <=> k"))),
     _join("semi", "compared", _on("left_semi", f"{WITHIN} AND n < m")),
 )
 

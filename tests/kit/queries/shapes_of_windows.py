@@ -34,46 +34,21 @@ def _count_and_sum(given: Frames) -> DataFrame:
     return _in_tens(given, "k").agg(F.count("*").alias("c"), F.sum("n").alias("s"))
 
 
-def _told_as_json(given: Frames) -> DataFrame:
-    totals = _in_tens(given, "k").agg(F.count("*").alias("c"), F.avg("x").alias("mean")).where("c > 1")
-    return totals.select(F.to_json(F.struct("window.start", "k", "c", F.round("mean", 3).alias("mean"))).alias("value"))
-
-
 TUMBLING = (
     _tumbling("append", _count_and_sum),
     _tumbling("update", _count_and_sum, mode="update"),
     _tumbling("append_over_restart", _count_and_sum, restart_after=1),
     _tumbling("update_over_break", _count_and_sum, mode="update", breaks_in=2),
     _tumbling("append_together", _count_and_sum, play="together"),
-    _tumbling("append_now", _count_and_sum, play="now"),
-    _tumbling("update_together", _count_and_sum, LATE, mode="update", play="together"),
-    _tumbling("no_key", lambda given: _in_tens(given).count()),
-    _tumbling("late_update", lambda given: _in_tens(given, "k").count(), LATE, mode="update"),
     _tumbling("late_append", lambda given: _in_tens(given, "k").count(), LATE),
     _tumbling("far_apart", lambda given: _in_tens(given, "k").agg(F.max("n"), F.min("at")), APART),
     _tumbling("no_delay", lambda given: _in_tens(given, "k", delay="0 seconds").count(), LATE),
-    _tumbling("long_delay", lambda given: _in_tens(given, delay="1 minute").agg(F.sum("d").alias("s")), APART),
-    _tumbling("json", _told_as_json),
-    _tumbling("json_in_update", _told_as_json, mode="update", restart_after=2),
     _tumbling(
         "offset", lambda given: given.timed().groupBy(F.window("at", "10 seconds", "10 seconds", "3 seconds")).count()
-    ),
-    _tumbling(
-        "renamed",
-        lambda given: given.timed()
-        .groupBy(F.window("at", "10 seconds").alias("w"), "k")
-        .agg(F.expr("sum(x) / count(x) AS mean"))
-        .select("w.start", "w.end", "k", "mean"),
     ),
     _tumbling("no_watermark", lambda given: given.events.groupBy(F.window("at", "10 seconds")).count(), mode="update"),
     _tumbling(
         "of_event_time", lambda given: given.timed().groupBy("at", "k").agg(F.sum("n").alias("s")), LATE
-    ),
-    _tumbling(
-        "of_event_time_in_update",
-        lambda given: given.timed("2 seconds").groupBy("at").count(),
-        LATE,
-        mode="update",
     ),
     _tumbling(
         "many_functions",
@@ -81,13 +56,6 @@ TUMBLING = (
             F.first("n"), F.last("n"), F.stddev("n"), F.max_by("n", "at"), F.count_if(F.col("n") > 1), F.max("at")
         ),
     ),
-    _tumbling("lists", lambda given: _in_tens(given, "k").agg(F.collect_list("n"), F.sort_array(F.collect_set("n")))),
-    _tumbling(
-        "having_of_filters",
-        lambda given: _in_tens(given, "k").agg(F.expr("count_if(n > 2) AS large")).where("large >= 1"),
-        mode="update",
-    ),
-    _tumbling("by_condition", lambda given: given.timed().groupBy(F.window("at", "2 seconds"), F.col("n") > 2).count()),
 )  # fmt: skip
 
 
@@ -102,21 +70,13 @@ def _slides(given: Frames, *keys: str, length: str = "10 seconds", slide: str = 
 SLIDING = (
     _sliding("append", lambda given: _slides(given, "k").agg(F.count("*").alias("c"), F.sum("n").alias("s"))),
     _sliding("update", lambda given: _slides(given, "k").agg(F.avg("x")), mode="update"),
-    _sliding("no_key", lambda given: _slides(given).count(), restart_after=0),
-    _sliding("together", lambda given: _slides(given).count(), play="together"),
-    _sliding("now", lambda given: _slides(given, "k").agg(F.max("n"), F.min("n")), play="now"),
     _sliding("uneven", lambda given: _slides(given, "k", length="10 seconds", slide="3 seconds").count(), LATE),
-    _sliding("small_steps", lambda given: _slides(given, length="8 seconds", slide="1 second").agg(F.sum("n"))),
-    _sliding("late_update", lambda given: _slides(given, "k").count(), LATE, mode="update", restart_after=1),
-    _sliding("decimals", lambda given: _slides(given).agg(F.sum("d").alias("s"), F.avg("d").alias("mean"))),
-    _sliding("having", lambda given: _slides(given, "k").count().where("count > 1").select("window.end", "k")),
     _sliding(
         "offset",
         lambda given: given.timed().groupBy(F.window("at", "10 seconds", "5 seconds", "2 seconds")).count(),
         APART,
         breaks_in=1,
     ),
-    _sliding("complete", lambda given: _slides(given, "k").count(), LATE, mode="complete"),
 )
 
 
@@ -142,26 +102,12 @@ def _gap_by_row(_: Frames) -> Any:
 
 SESSIONS = (
     _session("count", lambda given: _visits(given).count()),
-    _session("over_restart", lambda given: _visits(given).agg(F.sum("n"), F.min("at"), F.max("at")), restart_after=1),
     _session("over_break", lambda given: _visits(given).count(), MEETING, breaks_in=1),
     _session("meeting", lambda given: _visits(given).agg(F.count("*").alias("c"), F.sum("n")), MEETING),
     _session("touching", lambda given: _visits(given).count(), events("0a1 5a1 20b1 26b1", "10a1 60c1", "90z1")),
-    _session("together", lambda given: _visits(given).count(), play="together"),
-    _session("now", lambda given: _visits(given).agg(F.max_by("n", "at")), play="now"),
     _session("gap_by_row", lambda given: _visits(given, gap=_gap_by_row(given)).agg(F.count("*"), F.sum("n"))),
     _session("no_gap", lambda given: _visits(given, gap=F.expr("if(n > 2, '0 seconds', '5 seconds')")).count()),
-    _session("two_keys", lambda given: _visits(given, "k", "n").count(), MEETING),
     _session("complete", lambda given: _visits(given).agg(F.sum("n").alias("s")), MEETING, mode="complete"),
-    _session(
-        "selected",
-        lambda given: _visits(given)
-        .agg(F.first("n").alias("first"), F.last("n").alias("last"))
-        .where("first <> last")
-        .selectExpr("k", "session_window.start", "unix_seconds(session_window.end) AS end", "last - first AS more"),
-        MEETING,
-    ),
-    _session("no_delay", lambda given: _visits(given, delay="0 seconds").count()),
-    _session("lists", lambda given: _visits(given).agg(F.sort_array(F.collect_list("n")), F.avg("d")), MEETING),
 )  # fmt: skip
 
 SHAPES = (*TUMBLING, *SLIDING, *SESSIONS)

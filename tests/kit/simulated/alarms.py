@@ -105,8 +105,8 @@ class _Ringing:
         cells = self._cells
         recent = [n for (n,) in cells["recent"].get()]
         marks = sorted((m, n) for (m,), (n,) in cells["marks"].items())
-        held = cells["sum"].get(), cells["last"].get(), recent, marks
-        return {"k": key[0], "due": due_ms, "held": repr(held)}
+        values = cells["sum"].get(), cells["last"].get(), recent, marks
+        return {"k": key[0], "due": due_ms, "held": repr(values)}
 
 
 def _number(values: tuple[int] | None) -> int:
@@ -138,9 +138,9 @@ class _Values:
         self._taken.extend(output)
 
     def output(self) -> pa.Table:
-        taken = self._taken
+        recorded = self._taken
         self._taken = []
-        return pa.Table.from_pylist(taken, schema=OUTPUT)
+        return pa.Table.from_pylist(recorded, schema=OUTPUT)
 
 
 class AlarmsOracle:
@@ -163,53 +163,53 @@ class AlarmsOracle:
         for key, value, row_ms in rows:
             touched[key] = None
             self._row(key, value, row_ms, now_ms)
-        told = [self._told(key, -1, now_ms) for key in touched]
+        outputs = [self._told(key, -1, now_ms) for key in touched]
         self.fired = 0
         for until_ms in passes:
             for due_ms, key in sorted(timer for timer in self.timers if timer[0] <= until_ms):
-                told.append(self._told(key, due_ms, now_ms))
+                outputs.append(self._told(key, due_ms, now_ms))
                 self._fire(key, due_ms)
-        gone = [
+        expired = [
             (key, name)
-            for key, held in self.held.items()
-            for name, (_, due_ms) in held.items()
+            for key, variables in self.held.items()
+            for name, (_, due_ms) in variables.items()
             if due_ms is not None and due_ms <= now_ms
         ]
-        for key, name in gone:
+        for key, name in expired:
             del self.held[key][name]
-        self.expired = len(gone)
-        return told
+        self.expired = len(expired)
+        return outputs
 
     def give(self, initial: Iterable[tuple[str, int]]) -> None:
         """Take initial state: (key, sum), which comes before a batch's rows."""
         for key, n in initial:
-            held = self.held.setdefault(key, {})
-            held["sum", 0] = (held.get(("sum", 0), (0, None))[0] + n, None)
+            variables = self.held.setdefault(key, {})
+            variables["sum", 0] = (variables.get(("sum", 0), (0, None))[0] + n, None)
 
     def state(self) -> dict[object, tuple[object, ...]]:
         """Return what a store must hold, as ``held_by_key`` gives it."""
-        found: dict[object, list[object]] = {key: [] for key, held in self.held.items() if held}
-        for key, held in self.held.items():
-            for (variable, name), (n, due_ms) in sorted(held.items()):
+        contents: dict[object, list[object]] = {key: [] for key, variables in self.held.items() if variables}
+        for key, variables in self.held.items():
+            for (variable, name), (n, due_ms) in sorted(variables.items()):
                 value = {"key": {"mark": name}, "value": {"n": n}} if variable == "marks" else {"n": n}
-                found[key].append((variable, due_ms, value))
+                contents[key].append((variable, due_ms, value))
         for due_ms, key in self.timers:
-            found.setdefault(key, []).append((TIMER, due_ms, None))
-        return {key: tuple(sorted(elements, key=repr)) for key, elements in found.items()}
+            contents.setdefault(key, []).append((TIMER, due_ms, None))
+        return {key: tuple(sorted(elements, key=repr)) for key, elements in contents.items()}
 
     def _row(self, key: str, value: int, row_ms: int, now_ms: int) -> None:
-        held = self.held.setdefault(key, {})
+        variables = self.held.setdefault(key, {})
         if value < 0:
-            held.clear()
+            variables.clear()
             self.timers = {timer for timer in self.timers if timer[1] != key}
             return
         dues = {name: now_ms + lives for name, lives in self._lives.items()}
         mark = ("marks", value % MARKS)
         self._count += 1
-        held["sum", 0] = (self._seen(key, now_ms).get(("sum", 0), 0) + value, None)
-        held[mark] = (self._seen(key, now_ms).get(mark, 0) + 1, dues.get("marks"))
-        held["last", 0] = (value, dues.get("last"))
-        held["recent", self._count] = (value, dues.get("recent"))
+        variables["sum", 0] = (self._seen(key, now_ms).get(("sum", 0), 0) + value, None)
+        variables[mark] = (self._seen(key, now_ms).get(mark, 0) + 1, dues.get("marks"))
+        variables["last", 0] = (value, dues.get("last"))
+        variables["recent", self._count] = (value, dues.get("recent"))
         self.timers.add((row_ms + AFTER_MS[value], key))
 
     def _fire(self, key: str, due_ms: int) -> None:
@@ -221,12 +221,12 @@ class AlarmsOracle:
         self.timers.discard((due_ms, key))
 
     def _seen(self, key: str, now_ms: int) -> dict[tuple[str, int], int]:
-        held = self.held.get(key, {})
-        return {name: n for name, (n, due_ms) in sorted(held.items()) if due_ms is None or due_ms > now_ms}
+        variables = self.held.get(key, {})
+        return {name: n for name, (n, due_ms) in sorted(variables.items()) if due_ms is None or due_ms > now_ms}
 
     def _told(self, key: str, due_ms: int, now_ms: int) -> dict[str, object]:
-        seen = self._seen(key, now_ms)
-        one = {name: (seen[name, 0],) if (name, 0) in seen else None for name in ("sum", "last")}
-        recent = [n for (variable, _), n in seen.items() if variable == "recent"]
-        marks = [(mark, n) for (variable, mark), n in seen.items() if variable == "marks"]
-        return {"k": key, "due": due_ms, "held": repr((one["sum"], one["last"], recent, marks))}
+        visible = self._seen(key, now_ms)
+        values = {name: (visible[name, 0],) if (name, 0) in visible else None for name in ("sum", "last")}
+        recent = [n for (variable, _), n in visible.items() if variable == "recent"]
+        marks = [(mark, n) for (variable, mark), n in visible.items() if variable == "marks"]
+        return {"k": key, "due": due_ms, "held": repr((values["sum"], values["last"], recent, marks))}

@@ -49,7 +49,7 @@ class Disturbances:
             "num_standbys": chance.randrange(3),
             "acceptable_recovery_lag": chance.choice([0, 3, 10_000]),
         }
-        what, ask = chance.choice(
+        request, ask = chance.choice(
             [
                 (f"drain {name}", lambda: operations.drain(name)),
                 (f"undrain {name}", lambda: operations.undrain(name)),
@@ -60,6 +60,6 @@ class Disturbances:
                 (f"reconfigure {changes}", lambda: operations.reconfigure(self._world.driver.settings, changes)),
             ]
         )
-        self._say(what)
+        self._say(request)
         with suppress(ConfigError):
             ask()

@@ -121,30 +121,32 @@ class Elastic(World):
         self.ran.append(Ran(order.version, order.store, attempt.executor, order.slots[attempt.slot]))
         return perform(attempt)
 
-    def settle(self, most: int = 30) -> list[BatchReport]:
+    def settle(self, rounds_max: int = 30) -> list[BatchReport]:
         """Feed until nothing is on its way any more; return the reports."""
         reports = [self.feed()]
         while self.ownership.placement.present.needs_probe or self.ownership.placement.present.warmups:
-            assert len(reports) < most, "the assignment does not converge (I8)"
+            assert len(reports) < rounds_max, "the assignment does not converge (I8)"
             reports.append(self.feed())
         return reports
 
-    def arrange(self, wanted: Mapping[str, tuple[set[int], set[int]]]) -> None:
+    def arrange(self, placement: Mapping[str, tuple[set[int], set[int]]]) -> None:
         """Make what executors own and keep what is ``wanted``: everybody holds everything, then only this counts."""
-        before = self.driver.settings
-        self.driver.operations.reconfigure(before, {"num_standbys": len(wanted) - 1})
+        previous = self.driver.settings
+        self.driver.operations.reconfigure(previous, {"num_standbys": len(placement) - 1})
         self.feed(3)
-        back = {"num_standbys": before.num_standbys, "state_cleanup_delay": 0}
-        self.driver.operations.reconfigure(before, back)
-        owners = {task(group): self.member(executor) for executor, (owned, _) in wanted.items() for group in owned}
-        keepers = [(task(group), self.member(executor)) for executor, (_, kept) in wanted.items() for group in kept]
+        back = {"num_standbys": previous.num_standbys, "state_cleanup_delay": 0}
+        self.driver.operations.reconfigure(previous, back)
+        owners = {task(group): self.member(executor) for executor, (owned, _) in placement.items() for group in owned}
+        keepers = [
+            (task(group), self.member(executor)) for executor, (_, groups) in placement.items() for group in groups
+        ]
         self.ownership.placement.present = Assignment(
             owners, {t: tuple(m for of, m in keepers if of == t) for t, _ in keepers}
         )
         self.ownership.placement.forget_layout()
         self.feed(2)
-        self.driver.operations.reconfigure(before, {"state_cleanup_delay": before.state_cleanup_delay})
-        assert {e: self.holds(e) for e in wanted} == {e: (*roles, set()) for e, roles in wanted.items()}
+        self.driver.operations.reconfigure(previous, {"state_cleanup_delay": previous.state_cleanup_delay})
+        assert {e: self.holds(e) for e in placement} == {e: (*roles, set()) for e, roles in placement.items()}
 
     @property
     def ownership(self) -> Ownership:
@@ -195,19 +197,21 @@ class Elastic(World):
 def _keys(key_groups: int) -> list[list[str]]:
     """Return the same number of keys for each key-group."""
     names = [f"key-{n}" for n in range(KEYS * key_groups * 2)]
-    found: list[list[str]] = [[] for _ in range(key_groups)]
+    owners_of: list[list[str]] = [[] for _ in range(key_groups)]
     for name, group in zip(names, keygroups.key_groups([pa.array(names)], key_groups).tolist(), strict=True):
-        found[group].append(name)
-    assert min(map(len, found)) >= KEYS
-    return [keys[:KEYS] for keys in found]
+        owners_of[group].append(name)
+    assert min(map(len, owners_of)) >= KEYS
+    return [keys[:KEYS] for keys in owners_of]
 
 
 NONE: frozenset[int] = frozenset()
 
 
-def held(owned: Set[int] = NONE, kept: Set[int] = NONE, warm: Set[int] = NONE) -> tuple[set[int], set[int], set[int]]:
+def held(
+    owned: Set[int] = NONE, standbys: Set[int] = NONE, warm: Set[int] = NONE
+) -> tuple[set[int], set[int], set[int]]:
     """Spell out what an executor holds."""
-    return set(owned), set(kept), set(warm)
+    return set(owned), set(standbys), set(warm)
 
 
 def warnings(reports: Sequence[BatchReport], text: str) -> list[str]:

@@ -47,8 +47,8 @@ class Closed:
     def expired(self, batch: Batch) -> Update:
         """Tell counts."""
         nothing = np.arange(0)
-        told = _told(batch.keys, batch.state["n"].to_numpy(), batch.watermark_ms)
-        return Update(told, nothing, batch.state.slice(0, 0), nothing)
+        output = _told(batch.keys, batch.state["n"].to_numpy(), batch.watermark_ms)
+        return Update(output, nothing, batch.state.slice(0, 0), nothing)
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ def _told(keys: pa.Table, n: np.ndarray, by: int | None) -> pa.Table:
 
 def event_operators() -> list[Operator]:
     """Return what closes, what lets pass once, and timers by event time, each with a watermark of its own."""
-    given: dict[str, Computation] = {"closed": Closed(), "once": Once(), "alarms": Alarms("EventTime")}
+    computations: dict[str, Computation] = {"closed": Closed(), "once": Once(), "alarms": Alarms("EventTime")}
     return [
         with_watermark(operator_of(store, ["k"], compute, ("at", "v", "ts"), EVENTS), Watermark("ts", DELAYS_MS[store]))
-        for store, compute in given.items()
+        for store, compute in computations.items()
     ]
 
 
@@ -130,18 +130,18 @@ class EventOracle:
         passes = sorted({self._watermark, reached}) if self._last_pass else [self._watermark]
         in_time = [row for row in rows if row[2] > self._late]
         fed = {"closed": self._feed_closed, "once": self._feed_once, "alarms": self._feed_alarms}
-        told = dict[str, list[dict[str, object]]]()
+        outputs = dict[str, list[dict[str, object]]]()
         expired = 0
         fired = 0
         for store in stores:
-            told[store], gone = fed[store](in_time, passes)
-            expired = expired + gone * (store != "alarms")
-            fired = fired + gone * (store == "alarms")
+            outputs[store], expired_count = fed[store](in_time, passes)
+            expired = expired + expired_count * (store != "alarms")
+            fired = fired + expired_count * (store == "alarms")
         late = len(rows) - len(in_time)
         self._late = reached if self._last_pass else self._watermark
         self._watermark = reached
         self.times = BatchTimes(late * len(stores), fired, expired, reached, self._late)
-        return told
+        return outputs
 
     def state(self) -> dict[str, Mapping[object, tuple[object, ...]]]:
         """Return what each store must hold."""
@@ -151,36 +151,38 @@ class EventOracle:
     def _reached(self, stores: Sequence[str], times: Sequence[int]) -> int:
         if times:
             self._event_times |= {store: max(*times, self._event_times.get(store, 0)) for store in stores}
-        seen = self._event_times
-        return max(self._watermark, self._choose(seen[s] - DELAYS_MS[s] if s in seen else 0 for s in stores))
+        event_times = self._event_times
+        return max(
+            self._watermark, self._choose(event_times[s] - DELAYS_MS[s] if s in event_times else 0 for s in stores)
+        )
 
     def _feed_closed(self, rows: Sequence[tuple[str, int, int]], passes: Sequence[int]) -> _Fed:
         for key, _, ts in rows:
             n, until = self._closed.get(key, (0, 0))
             self._closed[key] = (n + 1, max(until, ts + GAP_MS))
         touched = dict.fromkeys(key for key, _, _ in rows)
-        told: list[dict[str, object]] = [{"k": key, "n": self._closed[key][0], "by": None} for key in touched]
-        gone = 0
+        closed_rows: list[dict[str, object]] = [{"k": key, "n": self._closed[key][0], "by": None} for key in touched]
+        expired = 0
         for until_ms in passes:
             due = [key for key, (_, until) in self._closed.items() if until <= until_ms]
-            told += [{"k": key, "n": self._closed.pop(key)[0], "by": until_ms} for key in due]
-            gone += len(due)
-        return told, gone
+            closed_rows += [{"k": key, "n": self._closed.pop(key)[0], "by": until_ms} for key in due]
+            expired += len(due)
+        return closed_rows, expired
 
     def _feed_once(self, rows: Sequence[tuple[str, int, int]], passes: Sequence[int]) -> _Fed:
-        told: list[dict[str, object]] = []
+        once_rows: list[dict[str, object]] = []
         for key, value, ts in rows:
             if key not in self._once:
                 self._once[key] = ts + KEPT_MS
-                told.append({"k": key, "n": value, "by": None})
+                once_rows.append({"k": key, "n": value, "by": None})
         due = [key for key, until in self._once.items() if until <= passes[-1]]
         for key in due:
             del self._once[key]
-        return told, len(due)
+        return once_rows, len(due)
 
     def _feed_alarms(self, rows: Sequence[tuple[str, int, int]], passes: Sequence[int]) -> _Fed:
-        told = self._alarms.feed(rows, 0, passes)
-        return told, self._alarms.fired
+        output = self._alarms.feed(rows, 0, passes)
+        return output, self._alarms.fired
 
 
 _Fed = tuple[list[dict[str, object]], int]

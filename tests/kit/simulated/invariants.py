@@ -56,8 +56,8 @@ class History:
 
     def look(self) -> None:
         """Read what is new and check every invariant of the log and of what it lists, if anything came or went."""
-        there = self._there()
-        if there is not None and there == self._looked_at:
+        head = self._there()
+        if head is not None and head == self._looked_at:
             return
         log = Log(self.world.memory, self.world.home.root)
         present = [paths.record_sequence(name) for name in self.world.memory.list(paths.LOG)]
@@ -72,7 +72,7 @@ class History:
             if sequence not in self.records:
                 self._note(sequence, decode(data, ""), log)
         self.check_listed_objects()
-        self._looked_at = there
+        self._looked_at = head
 
     def _there(self) -> dict[str, bytes] | None:
         """Return the objects that are there, ``None`` where they are not in memory."""
@@ -82,8 +82,8 @@ class History:
     def check_told(self, commit_id: str) -> None:
         """I4: what somebody was told is committed is in the log's line, and not under a number that was swept."""
         self.look()
-        known = any(record.commit_id == commit_id for record in self.records.values())
-        assert known, "I4: somebody was told that a record is committed, and the log's line never had it"
+        is_known = any(record.commit_id == commit_id for record in self.records.values())
+        assert is_known, "I4: somebody was told that a record is committed, and the log's line never had it"
 
     def _note(self, sequence: int, record: Record, log: Log) -> None:
         manifest = log.manifest_of(record)
@@ -103,9 +103,9 @@ class History:
         assert old.promised <= new.promised <= new.sequence, "a promise was taken back, or made of what is not there"
         retained = max(new.sequence - self.world.settings.retained_versions + 1, old.promised, 0)
         assert new.promised <= retained, "fewer records than retained_versions are promised"
-        now = self.world.clock.seconds()
+        second = self.world.clock.seconds()
         kept_for = self.kept_seconds(new)
-        young = [n for n in range(old.promised, new.promised) if now - self.seen_at.get(n, now) < kept_for]
+        young = [n for n in range(old.promised, new.promised) if second - self.seen_at.get(n, second) < kept_for]
         assert not young, f"records {young} are promised no more, and not older than retained_for"
         if new.kind == "claim":
             assert new.epoch == old.epoch + 1, "I4: a claim raises the epoch"
@@ -167,10 +167,10 @@ class History:
             "entries",
             "weights",
         }
-        there = self.records[new.target]
+        target = self.records[new.target]
         named = [field.name for field in fields(new) if field.name not in of_its_own]
-        other = [name for name in named if getattr(new, name) != getattr(there, name)]
-        assert not other, f"a rollback to record {new.target} has {other} that are not of that one"
+        changed = [name for name in named if getattr(new, name) != getattr(target, name)]
+        assert not changed, f"a rollback to record {new.target} has {changed} that are not of that one"
 
     def _check_switched(self, old: Record, new: Record, manifest: Manifest, after: Manifest) -> None:
         assert new.epoch == old.epoch + 1, "I4: a switch raises the epoch"
@@ -208,8 +208,8 @@ class History:
         present = set(self.world.memory.list(""))
         for sequence in range(self.records[newest].promised if self.records else 0, newest + 1):
             assert paths.record(sequence) in present, f"I5: record {sequence}, that a rollback may go back to, is gone"
-            gone = self.listed_by(sequence) - present if sequence in self.manifests else set()
-            assert not gone, f"I5: {gone}, of record {sequence} that a rollback may go back to, are gone"
+            missing = self.listed_by(sequence) - present if sequence in self.manifests else set()
+            assert not missing, f"I5: {missing}, of record {sequence} that a rollback may go back to, are gone"
             full = paths.record(self.records[sequence].full) if sequence in self.records else ""
             assert not full or full in present, f"I5: {full}, which record {sequence} changes, is gone"
         for sequence in range(newest, max(newest - self.world.settings.retained_versions, -1), -1):
@@ -230,13 +230,13 @@ class History:
 
     def _snapshot(self, name: str, data: bytes, checksum: int, place: Place) -> pa.Table:
         self._check_bytes(name, data, 0, len(data), checksum)
-        found = self._decoded.get((name, checksum))
-        if found is None:
+        decoded = self._decoded.get((name, checksum))
+        if decoded is None:
             keys = self._keys()
             part = pa.py_buffer(data)
             in_plain = part if keys is None else keys.decrypt(part, place, name)
-            found = self._decoded[name, checksum] = part_codec.open_part(in_plain, name)
-        return found
+            decoded = self._decoded[name, checksum] = part_codec.open_part(in_plain, name)
+        return decoded
 
     def _keys(self) -> Keys | None:
         return keys_of(self.world.home)
@@ -256,16 +256,16 @@ class History:
 
     def _check_bytes(self, name: str, data: bytes, start: int, length: int, checksum: int) -> None:
         """Compare a part of an object with its checksum, once for the same bytes: those in memory never change."""
-        seen = (name, start, length, checksum)
-        if self._sound.get(seen) is not data:
+        read_key = (name, start, length, checksum)
+        if self._sound.get(read_key) is not data:
             assert part_codec.checksum(data[start : start + length]) == checksum, f"I5: {name} was overwritten"
-            self._sound[seen] = data
+            self._sound[read_key] = data
 
     def check_copies(self, contents: Contents, owner: str = "") -> int:
         """I2: every local copy (of an owner) that can be read holds exactly a committed version; return how many were
         looked at.
         """
-        seen = 0
+        checked = 0
         for path in sorted(self.world.local_dir.glob("*/m*/owner")):
             if owner and path.read_text() != owner:
                 continue
@@ -273,8 +273,8 @@ class History:
             for address in folder.copies():
                 stack = folder.stacks(address[0]).read(address[1])
                 if stack is not None:
-                    seen += self.check_copy(folder.path, address, stack, contents)
-        return seen
+                    checked += self.check_copy(folder.path, address, stack, contents)
+        return checked
 
     def check_copy(self, folder: Path, address: Address, stack: Stack, contents: Contents) -> bool:
         """I2: a copy of a durable store, if it can be read, holds exactly a committed version; tell whether it does."""
@@ -287,13 +287,13 @@ class History:
             if head.version < 0:
                 assert not rows_of_stack(folder, operator.schema, stack, key_group, self._keys()).num_rows
                 return False
-            held = self._held(folder, operator.schema, stack, key_group)
+            local_rows = self._held(folder, operator.schema, stack, key_group)
         except DamagedCopy:
             return False
         where = f"I2: {address} of {folder.name}"
         assert head in self.heads.get(address, ()), f"{where} is at {head}, which was never committed"
-        wanted = self._part_of(self._contents_at(head, contents)[store], key_group, head)
-        assert held == wanted, f"{where} at {head} holds {held}, not {wanted}"
+        expected = self._part_of(self._contents_at(head, contents)[store], key_group, head)
+        assert local_rows == expected, f"{where} at {head} holds {local_rows}, not {expected}"
         return True
 
     def _held(
@@ -301,11 +301,11 @@ class History:
     ) -> dict[object, tuple[object, ...]]:
         timer_ms = self.timers.get(((schema.store, key_group), stack.head))
         parts = [(checksum_on_disk(folder, part), part.epoch, part.declaration) for part in stack.parts]
-        seen = (schema.store, timer_ms, *parts)
-        if seen not in self._seen_whole:
+        timer_key = (schema.store, timer_ms, *parts)
+        if timer_key not in self._seen_whole:
             table = rows_of_stack(folder, schema, stack, key_group, self._keys())
-            self._seen_whole[seen] = held_by_key(_still_there(table, schema.due, timer_ms))
-        return self._seen_whole[seen]
+            self._seen_whole[timer_key] = held_by_key(_still_there(table, schema.due, timer_ms))
+        return self._seen_whole[timer_key]
 
     def _part_of(
         self,
@@ -337,20 +337,20 @@ def _check_one_attempt_a_version(entry: Entry) -> None:
 
 
 def _check_entry(old: Entry, new: Entry, record: Record) -> None:
-    kept: tuple[Link, ...] = new.chain
+    chain: tuple[Link, ...] = new.chain
     added: tuple[Link, ...] = ()
     if new.chain and new.chain[-1].head.version == record.version:
-        kept = new.chain[:-1]
+        chain = new.chain[:-1]
         added = new.chain[-1:]
     for link in added:
         assert int(link.head.attempt.split("-")[0]) == record.epoch, "I1: an attempt of another epoch is listed"
     if new.snapshot == old.snapshot:
-        assert kept == old.chain, "I3: the chain was changed"
+        assert chain == old.chain, "I3: the chain was changed"
         return
     assert new.snapshot is not None, "I3: a snapshot was dropped"
     heads = [link.head for link in old.chain]
     assert new.snapshot.head in heads, "I3: a snapshot whose head is no link of the chain it replaces"
-    assert kept == old.chain[heads.index(new.snapshot.head) + 1 :], "I3: a snapshot replaced more than it holds"
+    assert chain == old.chain[heads.index(new.snapshot.head) + 1 :], "I3: a snapshot replaced more than it holds"
 
 
 def of_key_group(

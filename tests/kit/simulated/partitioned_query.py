@@ -14,8 +14,8 @@ BY_PARTITION = ("partition", "hashed")
 
 def parted(rows: pa.Table) -> pa.Table:
     """Return rows with the topic and partition that their keys belong to."""
-    told = partition_of(rows.select(["k"]))
-    return rows.append_column("topic", told["topic"]).append_column("partition", told["partition"])
+    offsets = partition_of(rows.select(["k"]))
+    return rows.append_column("topic", offsets["topic"]).append_column("partition", offsets["partition"])
 
 
 def of_partition(rows: pa.Table, *partitions: int, topic: str = "events") -> pa.Table:
@@ -54,8 +54,8 @@ class Played:
 
     def check(self) -> None:
         """Compare state, as restored from the objects alone, with what plain Python has."""
-        found = {store: self.world.state(store) for store in ("totals", "tails")}
-        assert found == expected(self.oracle)
+        states = {store: self.world.state(store) for store in ("totals", "tails")}
+        assert states == expected(self.oracle)
 
     def restart(self, **settings: object) -> None:
         """Start a driver with other settings."""

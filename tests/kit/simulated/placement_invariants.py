@@ -34,10 +34,10 @@ OTHER_FILES = 300
 def view_now(world: World) -> tuple[View, frozenset[str]]:
     """Return what the assignor would be told now, and which members are drained."""
     stores = tuple(operator.store for operator in world.operators if operator.durable)
-    now = world.clock.seconds()
+    second = world.clock.seconds()
     manifest = world.driver._log.manifest  # private: what the driver holds
     placement = world.driver.ownership.placement
-    situation = placement.situation(manifest, stores, now)
+    situation = placement.situation(manifest, stores, second)
     situation = replace(situation, quarantined=placement.triggers.quarantine.of(situation))
     return view_of(situation, world.driver.settings), situation.drained
 
@@ -52,7 +52,7 @@ def check_valid(world: World) -> None:
         wrong = violations(view, ownership.placement.present)
         assert wrong == (), f"I6: {wrong}"
         _check_standbys(world, view)
-        for layout in ownership.placement.layout.each:
+        for layout in ownership.placement.layout.all_groups:
             served = sorted(group for slot in layout.slots for group in slot.key_groups)
             assert served == list(range(world.settings.key_groups)), "I6: a key-group has no slot, or two"
 
@@ -72,10 +72,10 @@ def _check_standbys(world: World, view: View) -> None:
         or view.quarantined
     ):
         return
-    wanted = min(settings.num_standbys, len(allowed or view.members) - 1)
+    num_standbys = min(settings.num_standbys, len(allowed or view.members) - 1)
     counts = {task.id: len(present.standbys.get(task.id, ())) for task in view.tasks if task.kind == "stateful"}
-    missing = {task: count for task, count in counts.items() if count < wanted}
-    assert not missing, f"P6: of {wanted} standbys there are {missing}"
+    missing = {task: count for task, count in counts.items() if count < num_standbys}
+    assert not missing, f"P6: of {num_standbys} standbys there are {missing}"
 
 
 def check_copies_bounded(world: World) -> None:
@@ -96,18 +96,18 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
     unanswered: dict[int, set[tuple[str, Address]]] = {}
     needed: dict[int, Callable[[str, Address], bool]] = {}
     idle: dict[int, dict[tuple[str, Address], float]] = {}
-    counted = ReportedCopies.record_census
+    original = ReportedCopies.record_census
     assigned = IdleCopies.record_assignment
     due = IdleCopies.take_due
     drop = _Piece._drop  # private: what removes copies
 
     def count(self: ReportedCopies, census: Census) -> None:
-        counted(self, census)
+        original(self, census)
         unanswered.setdefault(id(self), set()).update(
             (census.member, address) for address in self.of_member(census.member)
         )
-        found = {(store, key_group) for store, key_group, _, _ in census.copies}
-        assert self.of_member(census.member).keys() == found, (
+        copies_listed = {(store, key_group) for store, key_group, _, _ in census.copies}
+        assert self.of_member(census.member).keys() == copies_listed, (
             f"{census.member} is taken to have other copies than it said"
         )
 
@@ -116,12 +116,12 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
         assignment: Assignment,
         copies: ReportedCopies,
         members: Membership,
-        now: float,
+        second: float,
         *,
         pointers: bool,
         groups: Groups = ONE_GROUP,
     ) -> None:
-        assigned(self, assignment, copies, members, now, pointers=pointers, groups=groups)
+        assigned(self, assignment, copies, members, second, pointers=pointers, groups=groups)
         unanswered.pop(id(copies), None)
         needed[id(copies)] = lambda member, address: (
             member
@@ -131,29 +131,29 @@ def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
                 *assignment.warmups.get(groups.task(*address), ()),
             )
         )
-        held = [(member, address) for member in members.live for address in copies.of_member(member)]
-        before = idle.get(id(copies), {})
-        idle[id(copies)] = {one: before.get(one, now) for one in held if not needed[id(copies)](*one)}
+        placed = [(member, address) for member in members.live for address in copies.of_member(member)]
+        since = idle.get(id(copies), {})
+        idle[id(copies)] = {copy: since.get(copy, second) for copy in placed if not needed[id(copies)](*copy)}
 
     def clean(
         self: IdleCopies,
         copies: ReportedCopies,
         live: Collection[str],
-        now: float,
+        second: float,
         delay: float,
         *,
         at_once: Set[str] = frozenset(),
     ) -> dict[str, list[Drop]]:
-        drops = due(self, copies, live, now, delay, at_once=at_once)
-        for member, address in [(name, (one.store, one.key_group)) for name in drops for one in drops[name]]:
+        drops = due(self, copies, live, second, delay, at_once=at_once)
+        for member, address in [(name, (drop.store, drop.key_group)) for name in drops for drop in drops[name]]:
             assert (member, address) not in unanswered.get(id(copies), ()), f"I9: {address} on {member}"
             assert not needed[id(copies)](member, address), f"I9: {address} on {member} has a place"
-            since = idle[id(copies)].pop((member, address), now)
-            assert now - since >= delay or member in at_once, f"I9: {address} on {member} had a place lately"
+            since = idle[id(copies)].pop((member, address), second)
+            assert second - since >= delay or member in at_once, f"I9: {address} on {member} had a place lately"
         return drops
 
     def drop_all(self: _Piece, folder: Folder) -> None:
-        heads = {(one.store, one.key_group): one.head for one in self._order.drops}
+        heads = {(drop.store, drop.key_group): drop.head for drop in self._order.drops}
         drop(self, _Watched(folder, heads))
 
     patch.setattr(ReportedCopies, "record_census", count)

@@ -65,13 +65,13 @@ def shards_of(root: str) -> Iterator[tuple[str, int, pa.Table]]:
 
 def contents(root: str) -> Contents:
     """Return every store's state by key; a key is in one shard."""
-    found: Contents = {}
+    contents: Contents = {}
     for store, _, rows in shards_of(root):
-        mine = found.setdefault(store, {})
+        state = contents.setdefault(store, {})
         for key, *values in zip(*rows.to_pydict().values(), strict=True):
-            assert key not in mine, f"{key} is in two shards of {store}"
-            mine[key] = tuple(values)
-    return found
+            assert key not in state, f"{key} is in two shards of {store}"
+            state[key] = tuple(values)
+    return contents
 
 
 def expected(oracle: Oracle) -> Contents:

@@ -51,18 +51,18 @@ def totals(store: str = "totals") -> Operator:
 
 def last_three(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
     """Keep each key's last three values in their order; forget a key at a negative one. Order matters."""
-    kept: dict[str, list[int]] = dict(zip(state["k"].to_pylist(), state["last"].to_pylist(), strict=True))
-    gone: set[str] = set()
+    last_rows: dict[str, list[int]] = dict(zip(state["k"].to_pylist(), state["last"].to_pylist(), strict=True))
+    deleted: set[str] = set()
     for key, value in zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True):
         if value < 0:
-            kept.pop(key, None)
-            gone.add(key)
+            last_rows.pop(key, None)
+            deleted.add(key)
         else:
-            gone.discard(key)
-            kept[key] = [*kept.get(key, []), value][-3:]
+            deleted.discard(key)
+            last_rows[key] = [*last_rows.get(key, []), value][-3:]
     schema = pa.schema([("k", pa.string()), ("last", pa.list_(pa.int64()))])
-    new = pa.table([list(kept), list(kept.values())], schema=schema)
-    return new, new, pa.table([sorted(gone)], schema=pa.schema([("k", pa.string())]))
+    new = pa.table([list(last_rows), list(last_rows.values())], schema=schema)
+    return new, new, pa.table([sorted(deleted)], schema=pa.schema([("k", pa.string())]))
 
 
 def tails() -> Operator:
@@ -90,9 +90,9 @@ def held_by_key(table: pa.Table) -> dict[object, tuple[object, ...]]:
     """
     if VARIABLE not in table.column_names:
         rows = list(zip(*table.to_pydict().values(), strict=True))
-        found = {key: tuple(values) for key, *values in rows}
-        assert len(found) == len(rows), "a key has one row"
-        return found
+        state = {key: tuple(values) for key, *values in rows}
+        assert len(state) == len(rows), "a key has one row"
+        return state
     elements: dict[object, list[object]] = {}
     for row in table.to_pylist():
         name = row[VARIABLE]
@@ -113,8 +113,8 @@ class Oracle:
         for row in sorted(rows.to_pylist(), key=lambda row: row["at"]):
             key = row["k"]
             value = row["v"]
-            seen, total = self.totals.get(key, (0, 0))
-            self.totals[key] = (seen + 1, total + value)
+            seen_count, total = self.totals.get(key, (0, 0))
+            self.totals[key] = (seen_count + 1, total + value)
             if value < 0:
                 self.tails.pop(key, None)
             else:
@@ -182,7 +182,7 @@ class World:
 
     def incoming(self, version: int, **changes: object) -> IncomingBatch:
         """Return what Spark would say of a batch."""
-        said = {
+        fields = {
             "version": version,
             "query_id": self.query_id,
             "run_id": self.run_id,
@@ -192,7 +192,7 @@ class World:
             "watermark_ms": None,
             **changes,
         }
-        return IncomingBatch(**said)  # type: ignore[arg-type]
+        return IncomingBatch(**fields)  # type: ignore[arg-type]
 
     def work_but_deletes(self) -> list[Callable[[], object]]:
         """Do what waits beside the batches, but for looks at the log, scans and deletes; return these."""
@@ -238,12 +238,12 @@ class World:
         manifest = self.log().manifest
         entries = {kg: entry for (name, kg), entry in manifest.entries.items() if name == store}
         folder = self.local_dir / f"read-{uuid.uuid4().hex}"
-        found: dict[object, tuple[object, ...]] = {}
+        state: dict[object, tuple[object, ...]] = {}
         for table in restored(schema, entries, Reader(self.memory, keys_of(self.home)), folder).values():
-            held = held_by_key(table)
-            assert not held.keys() & found.keys()
-            found |= held
-        return found
+            rows_by_key = held_by_key(table)
+            assert not rows_by_key.keys() & state.keys()
+            state |= rows_by_key
+        return state
 
     def delivered(self, store: str) -> list[dict[str, object]]:
         """Return all rows a store's sink holds, in an order of their own."""

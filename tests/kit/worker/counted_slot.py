@@ -129,8 +129,9 @@ class OneSlot:
         due = tuple(SnapshotOrder("totals", kg, entry) for kg, entry in sorted(member.entries.items()))
         schemas = {"totals": member.operator.schema.to_text()}
         receipt = run_upkeep(UpkeepOrder(member.home, "", 1, 0, schemas, snapshots=due, seconds=1000.0), "1")
-        assert (receipt.errors, len(receipt.taken)) == ((), len(due))
-        return sum(taken.length for _, _, taken in receipt.taken), sum(taken.rows for _, _, taken in receipt.taken)
+        assert (receipt.errors, len(receipt.snapshots)) == ((), len(due))
+        snapshots = [snapshot for _, _, snapshot in receipt.snapshots]
+        return sum(s.length for s in snapshots), sum(s.rows for s in snapshots)
 
 
 def totals() -> Computation:

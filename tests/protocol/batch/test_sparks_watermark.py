@@ -153,9 +153,9 @@ def test_the_driver_knows_when_the_first_is_due(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        (LateRule("k", "keys"), "keys are late by 'k', and that is string"),
-        (LateRule("at", "keys"), "keys are late by 'at', and there is no such column"),
-        (LateRule("n"), "rows are late by 'n', and there is no such column"),
+        (LateRule("k", "keys"), "late keys is of type string"),
+        (LateRule("at", "keys"), "late keys is missing"),
+        (LateRule("n"), "late rows is missing"),
     ],
 )
 def test_a_rule_names_a_timestamp(rule: LateRule, said: str) -> None:

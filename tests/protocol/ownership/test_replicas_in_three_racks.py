@@ -27,7 +27,7 @@ def measured(partitions: int = 4) -> Weights:
     numbers = range(partitions)
     receipt = Receipt(
         "totals", 0, "", 0, "", "", rows=ROWS * partitions,
-        read=tuple((number, number, ROWS) for number in numbers), received=(tuple(numbers), (ROWS,) * partitions),
+        partition_rows=tuple((n, n, ROWS) for n in numbers), received=(tuple(numbers), (ROWS,) * partitions),
     )  # fmt: skip
     weights.record_batch([receipt], Manifest({}), ONE_GROUP)
     return weights

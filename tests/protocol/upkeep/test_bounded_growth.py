@@ -69,7 +69,7 @@ def losing_answers(world: World, monkeypatch: pytest.MonkeyPatch, loses: list[bo
 
     def upkeep(self: SimCluster, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
         receipts = run(self, orders)
-        if loses[0] and any(receipt.taken for receipt in receipts):
+        if loses[0] and any(receipt.snapshots for receipt in receipts):
             raise UnavailableError("the executor was lost with its answer", remedy="none", where="a test")
         return receipts
 
@@ -147,7 +147,7 @@ def test_nothing_is_given_up_while_a_call_is_under_way(tmp_path: Path) -> None:
     """Its answer may still name what it put."""
     world, seen = World(tmp_path, operators=[totals()]), list[object]()
     snapshot = Snapshot(paths.snapshot_id(3, f"1-{7:032x}"), Head(3, "1-a"), 1, 0, 1)
-    receipt = UpkeepReceipt("1", taken=(("totals", 2, snapshot),))
+    receipt = UpkeepReceipt("1", snapshots=(("totals", 2, snapshot),))
 
     class Asking(SimCluster):
         """Looks while its own call runs."""

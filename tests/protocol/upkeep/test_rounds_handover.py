@@ -10,7 +10,7 @@ from types import FrameType
 import pytest
 
 from riffle_spark.errors import UnavailableError
-from riffle_spark.messages.upkeep_orders import Drop, Follow, UpkeepOrder, UpkeepReceipt, given_up
+from riffle_spark.messages.upkeep_orders import Drop, Follow, UpkeepOrder, UpkeepReceipt, overdue_receipt
 from riffle_spark.protocol.upkeep import rounds as module
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.state.log.manifest import EMPTY
@@ -31,7 +31,7 @@ class Dropping(SimCluster):
         drops = [drop for order in orders.values() for drop in order.drops]
         self.dropped += [drop.key_group for drop in drops]
         gone = tuple((drop.store, drop.key_group) for drop in drops)
-        return [UpkeepReceipt(name, member=f"m{name}", gone=gone) for name in orders]
+        return [UpkeepReceipt(name, member=f"m{name}", missing=gone) for name in orders]
 
 
 class Handover:
@@ -144,7 +144,7 @@ def lose_a_round(handover: Handover, monkeypatch: pytest.MonkeyPatch, answers: l
     handover.background.run()
 
 
-@pytest.mark.parametrize("answers", [[], [given_up("2", 1.0)]], ids=["a job that failed", "another is overdue"])
+@pytest.mark.parametrize("answers", [[], [overdue_receipt("2", 1.0)]], ids=["a job that failed", "another is overdue"])
 def test_what_a_lost_round_was_to_remove_is_removed_with_a_later_plan(
     monkeypatch: pytest.MonkeyPatch, answers: list[UpkeepReceipt]
 ) -> None:

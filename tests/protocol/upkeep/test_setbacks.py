@@ -200,10 +200,10 @@ def test_what_was_to_go_from_another_folder_stays_in_the_one_it_has() -> None:
     setbacks, drop = Setbacks(InlineBackground().lock()), Drop("s", 5, None)
     order = replace(ORDER, drops=(drop,))
     setbacks.record_results({"1": order}, [UpkeepReceipt("1", ran=True, drops_left=1)], 0.0)
-    (again,) = setbacks.without_delayed({"1": replace(order, drops=(), looks=True)}, 1.0).values()
+    (again,) = setbacks.without_delayed({"1": replace(order, drops=(), measure=True)}, 1.0).values()
     assert again.drops == (drop,)
     setbacks.keep_drops({"1": order})
-    (other,) = setbacks.without_delayed({"1": replace(order, member="m2", drops=(), looks=True)}, 2.0).values()
+    (other,) = setbacks.without_delayed({"1": replace(order, member="m2", drops=(), measure=True)}, 2.0).values()
     assert other.drops == ()
 
 

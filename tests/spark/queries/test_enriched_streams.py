@@ -105,8 +105,8 @@ def test_each_event_is_answered_once_with_what_the_tables_have_then(spark: Spark
     assert [one.operatorName for one in running.lastProgress.stateOperators] == ["table.item", "table.user"]
     assert len([one for one in records(settings.root or "") if one.kind == "batch"]) == len(BATCHES)
     for others, said in (
-        (riffle_spark.latest(users, "user", by="name"), "the last by v under 'latest'"),
-        (riffle_spark.latest(users.withColumn("more", F.lit(1)), "user", by="v"), "no more, which the query now reads"),
+        (riffle_spark.latest(users, "user", by="name"), "RIFFLE-0334"),
+        (riffle_spark.latest(users.withColumn("more", F.lit(1)), "user", by="v"), "RIFFLE-0335"),
     ):
         changed = riffle_spark.on(events, settings=settings).join(others, "user").writeStream.foreachBatch(keep)
         with pytest.raises(ConfigError, match=said):

@@ -161,9 +161,9 @@ def in_a_chain(events: DataFrame) -> DataFrame:
 
 
 REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
-    "no operator": (lambda events: events.where("n > 1"), "no function that could fail on a row"),
-    "aggregate": (lambda events: events.groupBy("user").count(), "no function that could fail on a row"),
-    "two functions": (in_a_chain, "several functions"),
+    "no operator": (lambda events: events.where("n > 1"), "RIFFLE-0346"),
+    "aggregate": (lambda events: events.groupBy("user").count(), "RIFFLE-0346"),
+    "two functions": (in_a_chain, "RIFFLE-0347"),
 }
 
 

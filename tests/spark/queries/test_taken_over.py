@@ -137,19 +137,13 @@ MORE, FEWER = STATE.append(pa.field("views", pa.int64())), STATE.remove(1)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (
-            {},
-            "does not say which of its columns.*'visits,total,most'.*visits is count.1.: count; total is sum",
-        ),
-        ({"taken": "visits, most"}, "does not say .*'total'. goes on with it, if this is so: total is"),
-        ({"kept": MORE, "taken": "visits,total,most"}, "no column 'views'.*alias that the column has there.*accept"),
-        ({"kept": FEWER, "taken": "visits,most"}, "'total', and the query has no result that continues it.*accept"),
-        ({"kept": STATE.set(0, pa.field("visits", pa.int32()))}, "has int64 under 'visits', .* keeps int32.*cast"),
-        ({"key": "user"}, "kept by page: string, and the query groups by user: string.*another name"),
-        (
-            {"store": "others", "taken": "total"},
-            "nothing to take over: the stores of the root are others.*riffle.stores",
-        ),
+        ({}, "RIFFLE-0333.*'visits,total,most'.*visits is count.1.: count, total is sum"),
+        ({"taken": "visits, most"}, "RIFFLE-0333.*'total'"),
+        ({"kept": MORE, "taken": "visits,total,most"}, "RIFFLE-0332.*'views'"),
+        ({"kept": FEWER, "taken": "visits,most"}, "RIFFLE-0332.*'total'"),
+        ({"kept": STATE.set(0, pa.field("visits", pa.int32()))}, "RIFFLE-0332.*int64.*int32"),
+        ({"key": "user"}, "RIFFLE-0332.*page: string.*user: string"),
+        ({"store": "others", "taken": "total"}, "RIFFLE-0328.*others"),
     ],
 )
 def test_what_cannot_be_taken_over_is_refused_by_name(given: dict[str, Any], said: str) -> None:
@@ -177,16 +171,9 @@ def test_names_are_listed_as_they_are() -> None:
     check_stored([stage(odd.remove(1), key)], stored, "sum((n + 1))", "max_by(n, at), at")
 
 
-@pytest.mark.parametrize(
-    ("time", "mode", "earlier"),
-    [
-        ("EventTime", "complete", "outputMode.'append'. or outputMode.'update'. again"),
-        ("None", "append", "outputMode.'complete'. again"),
-        ("None", "update", "outputMode.'complete'. again"),
-    ],
-)
-def test_windows_that_end_and_complete_results_do_not_share_a_store(time: TimeMode, mode: str, earlier: str) -> None:
-    """The error names the output modes. Modes that end windows alike, and stages without an end, continue."""
+@pytest.mark.parametrize(("time", "mode"), [("EventTime", "complete"), ("None", "append"), ("None", "update")])
+def test_windows_that_end_and_complete_results_do_not_share_a_store(time: TimeMode, mode: str) -> None:
+    """Modes that end windows alike, and stages without an end, continue."""
     key = pa.schema({"page": pa.string(), "end": pa.timestamp("us", "UTC")})
     query = replace(stage(STATE, key), late=LateRule("end", "keys"))
     schema = PlainColumns("totals", key, STATE, None if time == "None" else "end", time)
