@@ -57,14 +57,6 @@ def test_what_a_users_assignor_raises_is_told_and_the_last_assignment_stays() ->
     assert set(assign(left, replace(SETTINGS, assignor=raising_assignor)).owners.values()) == {"a"}
 
 
-def test_an_assignor_of_other_parameters_is_told_of_too() -> None:
-    """What is raised before any line of the user's runs names the assignor."""
-    done = assign(view("a:0-1 b:2-3"), replace(SETTINGS, assignor=chosen_by))  # type: ignore[arg-type]
-    (said,) = done.warnings
-    assert "TypeError" in said
-    assert "chosen_by" in said
-
-
 @pytest.mark.parametrize("assignor", [raising_assignor, broken_assignor])
 def test_without_a_last_assignment_the_default_assignor_decides(assignor: Assignor) -> None:
     """At the very first assignment there is nothing to keep: owners and standbys are as if none was named."""
