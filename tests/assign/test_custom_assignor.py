@@ -83,7 +83,7 @@ def test_what_means_to_end_the_process_is_not_held_back() -> None:
      Assignment({task(0): "a"}, moves=("a",)), Assignment({task(0): "a"}, warnings=(1,))],  # type: ignore[arg-type]
 )  # fmt: skip
 def test_an_answer_that_cannot_be_read_is_refused(answer: Assignment) -> None:
-    """Whatever a user's assignor returns, The last assignment stays."""
+    """Whatever a user's assignor returns, the last assignment stays."""
     done = assign(view("a:0"), replace(SETTINGS, assignor=lambda *_: answer))
     assert done.owners == {task(0): "a"}
     assert done.warnings
@@ -191,7 +191,7 @@ def clearing_assignor(before: View, _: AssignSettings) -> Assignment:
 
 
 def test_what_an_assignor_does_to_its_view_changes_nothing() -> None:
-    """A view of a running query has plain mappings; The last assignment stays, and is known to be there."""
+    """A view of a running query has plain mappings; the last assignment stays, and is known to be there."""
     before = view("a:0-1 b:2-3")
     before = replace(before, owners=dict(before.owners), lags={t: dict(held) for t, held in before.lags.items()})
     done = assign(before, replace(SETTINGS, assignor=clearing_assignor))

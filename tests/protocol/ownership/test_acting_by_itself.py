@@ -151,7 +151,7 @@ def test_one_hot_key_is_said_once_and_sets_off_nothing_more(tmp_path: Path, stra
     reports = [world.feed(keys=keys) for _ in range(25)]
     told = warnings(reports, "RIFFLE-0761")
     assert len(told) == 1
-    assert "key-group 3 " in told[0]
+    assert "Key-group 3 " in told[0]
     asked = Counting.asked
     assert asked < 12
     reports = [world.feed(keys=keys) for _ in range(25)]
@@ -183,7 +183,7 @@ def test_standbys_that_fall_behind_are_said_once_and_kept_by_others(tmp_path: Pa
     reports = behind(world)
     (told,) = warnings(reports, "RIFFLE-0762")
     assert world.member("1") in told
-    assert "other members take them" in told
+    assert "Other members take them" in told
     assert f"key-groups {', '.join(map(str, sorted(kept)))}, by up to " in told
     reports = [world.feed() for _ in range(30)]
     assert world.holds("1")[1] == set()
