@@ -12,7 +12,6 @@ from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-import riffle_spark
 from riffle_spark import Stateful, aggregate, arrow_function, count, sum_
 from riffle_spark.errors import ConfigError, ConflictError, UserFunctionError
 from riffle_spark.spark.engine.spark_batch import arity
@@ -49,7 +48,7 @@ def keeps(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 BROKEN: dict[Function, str] = {
-    raises: "raises raised ZeroDivisionError:\n.*no page has a size of 0",
+    raises: "ZeroDivisionError:\n.*no page has a size of 0",
     returns_text: "RIFFLE-0200",
     returns_a_foreign_key: "RIFFLE-0170.*{'k': 1000000}",
 }
@@ -125,15 +124,6 @@ def test_a_wrong_key_is_refused(
         job(frame, 0)
 
 
-def test_an_operator_without_a_key_or_with_a_bad_name_is_refused() -> None:
-    """What can be told without an input is told at once."""
-    with pytest.raises(ConfigError, match="RIFFLE-0378"):
-        Stateful("totals", [], COUNTED)
-    for name in ("a/b", "..", "", "log"):
-        with pytest.raises(ConfigError):
-            Stateful(name, "k", COUNTED)
-
-
 def test_a_sink_gets_what_it_asks_for() -> None:
     """A third parameter is the delivery id unless it has a default; what cannot be called is refused at once."""
 
@@ -146,14 +136,6 @@ def test_a_sink_gets_what_it_asks_for() -> None:
     assert arity(print) == 2
     with pytest.raises(ConfigError, match="RIFFLE-0288"):
         Stateful("totals", "k", COUNTED).into(lambda frame: None)  # noqa: ARG005
-
-
-def test_two_operators_of_one_name_are_refused() -> None:
-    """One query cannot have two operators with one store."""
-    one = Stateful("totals", "k", COUNTED).into(Kept())
-    two = Stateful("totals", "v", COUNTED).into(Kept())
-    with pytest.raises(ConfigError, match="RIFFLE-0375"):
-        riffle_spark.together(one, two)
 
 
 def test_another_number_of_key_groups_is_refused(spark: SparkSession, tmp_path: Path) -> None:
@@ -185,15 +167,6 @@ def test_a_key_that_changes_between_readings_is_refused(spark: SparkSession, tmp
     assert [report.decision for report in job.reports] == ["run", "repeat"]
     with pytest.raises(ConflictError, match="RIFFLE-0214"):
         job(spark.range(4).selectExpr("id k"), 0)
-
-
-@pytest.mark.parametrize("root", [None, "memory://here"])
-def test_a_root_that_executors_cannot_reach_is_refused(spark: SparkSession, root: str | None) -> None:
-    """No root, or one in memory, is an error that says what to set."""
-    job = Stateful("totals", "k", COUNTED, settings=riffle_spark.Settings(root=root)).into(Kept())
-    with pytest.raises(ConfigError, match="RIFFLE-0313") as caught:
-        job(spark.range(1).selectExpr("id k"), 0)
-    assert "spark.riffle.root" in caught.value.remedy
 
 
 def test_a_root_of_somebody_else_is_refused(spark: SparkSession, tmp_path: Path) -> None:

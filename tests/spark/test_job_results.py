@@ -209,27 +209,6 @@ def test_an_empty_batch_is_a_version_too(spark: SparkSession, tmp_path: Path) ->
     assert [report.slots_that_wrote for report in job.reports][::2] == [0, 0]
 
 
-def test_an_empty_batch_of_a_stream_ends(spark: SparkSession, tmp_path: Path) -> None:
-    """A micro-batch in which a filter leaves nothing is committed like any other."""
-    feed = Feed(tmp_path / "in", "k long")
-    for _ in range(2):
-        feed.add([{"k": 1}])
-    job = Stateful("filtered", "k", aggregate(rows=count()), settings=settings_in(tmp_path)).into(Kept())
-    run_to_end(feed.stream(spark).where("k > 1"), job, tmp_path / "checkpoint")
-    assert [report.rows for report in job.reports] == [0, 0]
-
-
-def test_one_hot_key_is_one_key(spark: SparkSession, tmp_path: Path) -> None:
-    """A batch of 50 000 rows of one key is computed in one slot."""
-    kept = Kept()
-    job = Stateful("hot", "k", aggregate(rows=count(), total=sum_("v")), settings=settings_in(tmp_path)).into(kept)
-    frame = spark.range(50_000).selectExpr("'hot' k", "id v")
-    job(frame, 0)
-    job(frame, 1)
-    assert kept.latest("k") == {"hot": {"rows": 100_000, "total": 2 * 50_000 * 49_999 // 2}}
-    assert (job.reports[-1].keys, job.reports[-1].slots_that_wrote) == (1, 1)
-
-
 def test_a_large_value_comes_back_whole(spark: SparkSession, tmp_path: Path) -> None:
     """A state value of 10 MB survives a batch, an empty local folder and another batch."""
     size = 10 * 1024 * 1024

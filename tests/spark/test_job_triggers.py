@@ -21,7 +21,6 @@ from riffle_spark.protocol.ports import IncomingBatch
 from riffle_spark.spark.job_calls import JobCalls
 from tests.kit.streams.placed_frames import built_frames
 from tests.kit.streams.streaming import (
-    QUERY_TIMEOUT_SECONDS,
     Feed,
     Kept,
     committed,
@@ -69,18 +68,6 @@ def test_available_now_ends_with_all_of_it(spark: SparkSession, tmp_path: Path, 
     assert kept.calls == [(n, f"{query.id}/0/{n}") for n in range(3)]
 
 
-def test_once_takes_a_batch_and_ends(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
-    """The old trigger takes all there is as one batch; each run is a new epoch of the log."""
-    kept = Kept()
-    for epoch in (1, 2):
-        feed.add([{"k": 2, "v": epoch}])
-        query = start(feed.stream(spark), totals(tmp_path, kept), tmp_path / "checkpoint", once=True)
-        assert query.awaitTermination(QUERY_TIMEOUT_SECONDS)
-    assert kept.latest("k") == {**ALL_THREE, 2: {"rows": 2, "total": 3}}
-    log = records(f"file://{tmp_path}/state")
-    assert [record.epoch for record in log if record.kind == "claim"] == [1, 2]
-
-
 def test_processing_time_builds_the_placed_frame_once(
     spark: SparkSession, tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,17 +98,6 @@ def test_a_restart_goes_on_where_it_was(spark: SparkSession, tmp_path: Path, fee
         run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
         assert kept.latest("k")[0] == {"rows": 16 + number, "total": 16 + number}
         assert [report.restores for report in job.reports] == [number]
-
-
-def test_one_job_may_be_started_again(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
-    """The same object serves a second run of its query: it claims the log anew."""
-    kept = Kept()
-    job = totals(tmp_path, kept)
-    run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
-    feed.add([{"k": 1, "v": 5}])
-    run_to_end(feed.stream(spark), job, tmp_path / "checkpoint")
-    assert kept.latest("k")[1] == {"rows": 16, "total": 20}
-    assert [report.epoch for report in job.reports] == [1, 1, 1, 2]
 
 
 def test_a_batch_that_spark_repeats_is_skipped(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:

@@ -18,7 +18,7 @@ _GATE_LOOK_SECONDS = 0.2
 _AGAIN_MS = 1_000
 _LONGEST_PAUSE_SECONDS = 60.0
 _LONGEST_WAIT_SECONDS = 600.0
-"""An alarm rechecks the clock at this interval, because somebody may set the clock."""
+"""An alarm rechecks the clock at this interval, because the clock may be set."""
 
 
 def _warn(work: str, error: BaseException) -> None:

@@ -168,7 +168,8 @@ def has_partition_columns(frame: DataFrame) -> bool:
 
 
 def _partition_sources(frame: DataFrame) -> list[Column | None]:
-    rows, case_sensitive = arrow_schema(frame), is_case_sensitive(frame.sparkSession)
+    rows = arrow_schema(frame)
+    case_sensitive = is_case_sensitive(frame.sparkSession)
     return [source_of(name, rows, "dispatch", case_sensitive=case_sensitive) for name in PARTITION_COLUMNS]
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from riffle_spark import Stateful, arrow_function
 from riffle_spark.spark.engine import task
-from tests.kit.streams.streaming import Kept, settings_in, wait_for
+from tests.kit.streams.streaming import Kept, settings_in
 
 QUICK = socket.IPPROTO_TCP, getattr(socket, "TCP_QUICKACK", 0)
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a word for it")
@@ -23,17 +23,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 def worker(sock: socket.socket) -> None:
     """Leave as a task does that pyspark's daemon runs in a function of this name, with a local of that name."""
     task._prepare_next_task("upkeep")
-
-
-def test_a_worker_that_has_answered_acknowledges_at_once() -> None:
-    """A socket that answers what it gets delays what it acknowledges, until the worker is left."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
-        theirs, _ = server.accept()
-        with theirs:
-            ours.setsockopt(*QUICK, 0)
-            assert ours.getsockopt(*QUICK) == 0
-            worker(ours)
-            wait_for(lambda: ours.getsockopt(*QUICK) != 0, "it acknowledges at once")
 
 
 def test_it_does_so_after_its_answer() -> None:

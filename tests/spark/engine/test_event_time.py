@@ -167,15 +167,6 @@ def test_a_time_without_a_zone_is_a_time_too(spark: SparkSession, tmp_path: Path
     assert [report.late_rows for report in job.reports] == [0, 0, 1]
 
 
-def test_event_time_without_a_watermark_is_refused(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
-    """Nothing runs; the sentence says how to set one. A window alone has no event time."""
-    job = counting(tmp_path, ByEventTime())
-    with pytest.raises(ConfigError, match="RIFFLE-0286"):
-        job(feed.table(spark), 0)
-    with pytest.raises(ConfigError, match="RIFFLE-0235"):
-        counting(tmp_path, watermark=("at", DELAY))(feed.table(spark), 0)
-
-
 @pytest.mark.parametrize(
     ("text", "milliseconds"),
     [

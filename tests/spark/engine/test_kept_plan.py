@@ -53,7 +53,7 @@ def job_in(folder: Path, sink: Kept, **given: object) -> StatefulJob:
     return Stateful("totals", "k", compute, settings=settings_in(folder, **given)).into(sink)
 
 
-@pytest.mark.parametrize("adaptive", ["false", "true"])
+@pytest.mark.parametrize("adaptive", ["false", pytest.param("true", marks=pytest.mark.long)])
 def test_batches_after_the_first_are_planned_no_more(
     spark: SparkSession, tmp_path: Path, reused: list[DataFrame], adaptive: str
 ) -> None:

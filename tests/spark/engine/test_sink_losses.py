@@ -112,13 +112,3 @@ def test_a_batch_whose_rows_are_lost_in_the_sink_comes_again(
 ) -> None:
     """Whatever reads rows that are lost fails; the sinks see the same delivery again, and what they find is exact."""
     play(spark, tmp_path, [idioms], killing)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("killing", ["totals", "visits"])
-def test_whatever_reads_as_executors_die_has_the_batch_come_again(
-    spark: SparkSession, tmp_path: Path, killing: str
-) -> None:
-    """Every idiom meets executors that have just been killed, batch after batch of one job, and state stays exact."""
-    play(spark, tmp_path, [[idiom] for idiom in IDIOMS], killing)

@@ -97,7 +97,7 @@ ASKED: dict[str, Callable[[DataFrame], DataFrame]] = {
 }
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "interpreted"])
+@pytest.mark.parametrize("compiled", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_rows_that_were_computed_again_reach_no_sink(spark: SparkSession, tmp_path: Path, compiled: bool) -> None:
     """Whatever a sink asks, also where Spark tests its own filters first: the batch runs again instead."""
     found: list[dict[str, int]] = []

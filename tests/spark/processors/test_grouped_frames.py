@@ -64,15 +64,6 @@ def counted(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
     yield told(key[0], count)
 
 
-def test_state_goes_on_from_batch_to_batch() -> None:
-    """A null key is one like others, and after a crash what was committed is there."""
-    with groups(counted) as query:
-        assert answers(query.feed([row("a"), row(None), row("a")])) == [("a", "2"), (None, "1")]
-        query.crash()
-        assert answers(query.feed([row("a"), row("b")])) == [("a", "3"), ("b", "1")]
-        assert query.state() == {("a",): {"n": 3}, ("b",): {"n": 1}, (None,): {"n": 1}}
-
-
 def test_frames_are_those_that_spark_makes_of_a_key_alone() -> None:
     """Nulls of one key do not show in numbers and truth values of another, and each frame has an index from 0."""
     seen = dict[object, tuple[object, ...]]()

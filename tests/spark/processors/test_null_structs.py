@@ -125,7 +125,9 @@ def in_spark(name: str, folder: Path) -> Stateful:
 @pytest.mark.spark
 @pytest.mark.newer_spark
 @pytest.mark.smoke
-@pytest.mark.parametrize("name", ["rows", "pandas", "arrow"])
+@pytest.mark.parametrize(
+    "name", ["pandas", *[pytest.param(name, marks=pytest.mark.long) for name in ("rows", "arrow")]]
+)
 def test_null_structs_are_told_to_sparks_sinks(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """Over a restart, with local copies lost."""
     feed, sink = Feed(tmp_path / "in", "k string, n long"), Kept()

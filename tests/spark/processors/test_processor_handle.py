@@ -47,13 +47,6 @@ def test_init_declares_variables_by_ddl_and_by_types() -> None:
     )
 
 
-def test_declaring_leaves_the_users_processor_alone() -> None:
-    """As on Spark's driver, ``init`` and ``close`` run on a copy."""
-    processor = Told(init=lambda one, handle: setattr(one, "state", handle.getValueState("a", "n long")))
-    declare(processor, "None")
-    assert not hasattr(processor, "handle")
-
-
 def test_each_batch_begins_with_the_processor_as_it_was_made() -> None:
     """What it keeps in itself does not reach the next batch; its state does."""
 
@@ -101,14 +94,6 @@ def test_a_time_to_live_needs_processing_time(mode: TimeMode) -> None:
     """As in Spark, where it is the batch's time that elements expire by."""
     with pytest.raises(PySparkRuntimeError, match=f"INCORRECT_TIME_MODE_TO_ASSIGN_TTL.*timeMode={mode}"):
         declared(lambda _, handle: handle.getValueState("a", "n long", 5), mode)
-
-
-def test_a_key_of_a_map_may_be_nested() -> None:
-    """Structs and arrays are declared as in Spark."""
-    struct = pa.struct([pa.field("a", pa.int32())])
-    keys = pa.schema([("k", pa.list_(pa.field("element", struct)))])
-    told = declared(lambda _, h: h.getMapState("m", "k array<struct<a:int>>", "n long"))
-    assert told == (Variable("m", "map", LONG, keys),)
 
 
 def test_deleted_variables_are_told() -> None:
@@ -218,25 +203,6 @@ def test_timer_values_are_sparks(mode: TimeMode, times: dict[str, int], expected
     run = Run(Told(rows=rows), mode=mode)
     run.batch({"a": [1]}, **times)
     assert [expected] == SEEN
-
-
-def test_timers_fire_with_their_key_and_time() -> None:
-    """Key, times and the timer's own time come as Spark gives them; the key is a ``Row``."""
-
-    def rows(one: Any, key: Any, rows: Any, values: Any) -> None:
-        one.handle.registerTimer(values.getCurrentProcessingTimeInMs() + 5)
-        one.handle.registerTimer(3)
-        see(list(one.handle.listTimers()))
-
-    def timer(one: Any, key: Any, values: Any, info: Any) -> list[Row]:
-        see((key, key.id, values.getCurrentProcessingTimeInMs(), list(one.handle.listTimers())))
-        return [Row(id=key[0], n=info.getExpiryTimeInMs())]
-
-    run = Run(Told(rows=rows, timer=timer))
-    assert run.batch({"a": [1]}, now_ms=10) == [{"id": "a", "n": 3}]
-    assert [[3, 15], (Row(id="a"), "a", 10, [3, 15])] == SEEN
-    assert run.batch({}, now_ms=15) == [{"id": "a", "n": 15}]
-    assert run.outcome.timer_ms is None
 
 
 @pytest.mark.parametrize("due", [2**63, -(2**63), 1.5, "5", None], ids=str)

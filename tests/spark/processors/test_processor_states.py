@@ -34,34 +34,6 @@ def ran(*batches: Callable[[Any], Any]) -> list[Any]:
     return results
 
 
-def test_values_come_as_spark_gives_them() -> None:
-    """A tuple whose structs are rows, in the batch that wrote them and after."""
-    row = (1, Row(x=2, y="z"))
-
-    def write(one: Any) -> Any:
-        assert one.value.get() is None
-        assert not one.value.exists()
-        one.value.update((1, (2, "z")))
-        return one.value.get()
-
-    for found in ran(write, lambda one: one.value.get()):
-        assert (found, type(found), type(found[1]).__name__, found[1].y) == (row, tuple, "Row", "z")
-
-
-def test_lists_come_as_spark_gives_them() -> None:
-    """An iterator of tuples, also where none was kept."""
-
-    def write(one: Any) -> Any:
-        assert next(one.list.get(), "none") == "none"
-        one.list.appendValue((1, None))
-        one.list.appendList([(2, {"x": 3, "y": "d"}), Row(n=4, s=Row(x=5, y="e"))])
-        return list(one.list.get())
-
-    for found in ran(write, lambda one: list(one.list.get())):
-        assert found == [(1, None), (2, Row(x=3, y="d")), (4, Row(x=5, y="e"))]
-        assert {type(element) for element in found} == {tuple}
-
-
 def test_one_value_of_a_map_is_a_row_and_the_others_are_tuples() -> None:
     """As in PySpark, where ``getValue`` returns what came over and the iterators make tuples of it."""
 
@@ -78,20 +50,6 @@ def test_one_value_of_a_map_is_a_row_and_the_others_are_tuples() -> None:
         assert items == [(("a",), (2, Row(x=3, y="d"))), (("b",), (1, None))]
         assert {type(part) for item in items for part in item} == {tuple}
         assert (keys, values) == ([("a",), ("b",)], [(2, Row(x=3, y="d")), (1, None)])
-
-
-def test_what_is_not_in_a_map_is_none() -> None:
-    """A key that was never there, or was removed."""
-
-    def use(one: Any) -> Any:
-        one.map.updateValue(("a",), (1, None))
-        one.map.removeKey(("a",))
-        return one.map.getValue(("a",)), one.map.containsKey(("a",)), one.map.exists()
-
-    assert (
-        ran(use, lambda one: (one.map.getValue(("a",)), one.map.containsKey(("a",)), one.map.exists()))
-        == [(None, False, False)] * 2
-    )
 
 
 def test_everything_can_be_cleared() -> None:
@@ -149,12 +107,3 @@ def test_a_wrong_value_raises_pysparks_error(
         return [state.exists() for state in (one.value, one.list, one.map, one.strict)]
 
     assert ran(guarded) == [[False] * 4]
-
-
-def test_a_number_that_no_column_holds_fails_the_batch() -> None:
-    """Also where only the columns show it, because such tuples were taken before."""
-    processor = Told(init=states, rows=lambda one, key, *_: one.strict.update((1, 1 if key == ("a",) else 1000)))
-    run = Run(processor)
-    run.batch({"a": [1]})
-    with pytest.raises(Exception, match="RIFFLE-0193"):
-        run.batch({"a": [1], "b": [1]})

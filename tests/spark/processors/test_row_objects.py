@@ -9,7 +9,6 @@ import pickle
 import pytest
 from pyspark.errors import PySparkAttributeError, PySparkRuntimeError, PySparkValueError
 from pyspark.sql import Row
-from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from riffle_spark.spark.processors.row_form import row_maker
 
@@ -74,20 +73,6 @@ def test_a_copied_or_pickled_row_is_pysparks_own() -> None:
     ours, theirs = rows()
     for same in (pickle.loads(pickle.dumps(ours)), copy.copy(ours), copy.deepcopy(ours)):
         assert (same, repr(same), type(same)) == (theirs, repr(theirs), Row)
-
-
-def test_pyspark_converts_it_as_its_own() -> None:
-    """A schema takes it as it takes any row."""
-    schema = StructType([StructField("a", LongType()), StructField("b", StringType())])
-    row = row_maker(["a", "b"])([1, "x"])
-    assert schema.toInternal(row) == (1, "x")
-    assert StructType([StructField("s", schema)]).toInternal(Row(s=row)) == ((1, "x"),)
-
-
-def test_nested_rows_become_dictionaries() -> None:
-    """As ``asDict`` with ``recursive`` does."""
-    inner = row_maker(["x"])
-    assert row_maker(["a", "l"])([inner([1]), [inner([2])]]).asDict(True) == {"a": {"x": 1}, "l": [{"x": 2}]}
 
 
 def test_of_names_that_come_twice_the_first_is_found() -> None:
