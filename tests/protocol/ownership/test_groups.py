@@ -166,7 +166,7 @@ def test_a_pin_is_of_one_stores_key_group_and_outlives_the_driver(tmp_path: Path
     assert world.driver.operations.requests.pins == {one_of: wanted}
     restart(world, store_groups=())
     report = world.feed()
-    assert any("co-location groups that are no more are dropped: heavy/0" in said for said in report.warnings)
+    assert any("[RIFFLE-0802] Dropped the pins heavy/0" in text for text in report.warnings)
     world.driver.operations.drain(wanted)
     check_states(world)
 
