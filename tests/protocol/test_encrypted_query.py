@@ -313,9 +313,9 @@ def test_state_that_a_switch_has_encrypted_is_no_state_of_a_query_without_keys(t
 @pytest.mark.parametrize(
     ("names", "others", "said"),
     [
-        (("b",), {}, "key 'a' is needed"),
-        (("a",), {"a": bytes(32)}, "key 'a' is not the one"),
-        ((), {}, "there are no keys"),
+        (("b",), {}, "RIFFLE-0440"),
+        (("a",), {"a": bytes(32)}, "RIFFLE-0429"),
+        ((), {}, "RIFFLE-0432"),
     ],
 )
 @pytest.mark.parametrize("disk", [True, False])

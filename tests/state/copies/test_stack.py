@@ -95,17 +95,6 @@ def test_a_new_list_takes_the_place_of_the_one_before(folder: Path) -> None:
     assert stacks.key_groups() == [7]
 
 
-def test_who_is_overtaken_writes_nothing(folder: Path) -> None:
-    """Two processes begin from one list: the second finds it gone, and what the first wrote stays."""
-    first, second = Stacks(folder, "totals"), Stacks(folder, "totals")
-    assert first.replace(7, None, stack(1, 1))
-    assert second.read(7) == stack(1, 1)
-    assert first.replace(7, stack(1, 1), stack(2, 1, 2))
-    assert not second.replace(7, stack(1, 1), stack(2, 1, 9))
-    assert second.read(7) == stack(2, 1, 2)
-    assert not second.replace(7, None, stack(3, 3))
-
-
 def as_another_process(folder: Path, before: Stack, after: Stack) -> None:
     """Switch as a process would that keeps lists of its own."""
     known = dict(stack_module._cached_stacks)

@@ -16,7 +16,7 @@ from riffle_spark.testing import Harness
 from tests.kit.fuzz.kept_values import keep
 from tests.kit.fuzz.odd_values import VARIANTS, raw_values
 
-EXAMPLES = 600
+EXAMPLES = 200
 LATIN = pa.array([b"caf\xe9", b"\xff", None, b"ok"], pa.binary()).view(pa.string())
 NO_DECIMAL = pa.Array.from_buffers(pa.decimal128(3, 1), 1, [None, pa.py_buffer(b"\xff" * 15 + b"\x7f")])
 NO_TIME = pa.Array.from_buffers(pa.time32("s"), 1, [None, pa.py_buffer(b"\xff\xff\xff\x7f")])
