@@ -24,14 +24,10 @@ FORMS = ["pandas", *(["rows"] if hasattr(GroupedData, "transformWithState") else
 """Spark's own forms of processors: that with rows is there since Spark 4.1."""
 
 
-
-
 def given_back(rows: DataFrame, names: list[str], form: str = "pandas") -> DataFrame:
     """Return what a processor answers that gives its rows back, as texts."""
     frame = sparks_own(rows.groupBy("k"), form)(GivesBack(), rows.schema, "append", "None")
     return frame.selectExpr("k", "n", *names)
-
-
 
 
 class Answers(StatefulProcessor):
