@@ -19,15 +19,37 @@ from tests.kit.queries.type_columns import READABLE
 from tests.kit.queries.typed_functions import GivesBack
 from tests.kit.queries.typed_play import Build, check_cells, play, typed
 
+pytestmark = pytest.mark.spark
 
 FORMS = ["pandas", *(["rows"] if hasattr(GroupedData, "transformWithState") else [])]
 """Spark's own forms of processors: that with rows is there since Spark 4.1."""
+
+
+@pytest.fixture(autouse=True)
+def _quick(spark: SparkSession) -> None:
+    """Have Spark's own side run quickly; its processors need RocksDB."""
+    for name, value in {**QUICK, **ROCKSDB}.items():
+        spark.conf.set(name, value)
 
 
 def given_back(rows: DataFrame, names: list[str], form: str = "pandas") -> DataFrame:
     """Return what a processor answers that gives its rows back, as texts."""
     frame = sparks_own(rows.groupBy("k"), form)(GivesBack(), rows.schema, "append", "None")
     return frame.selectExpr("k", "n", *names)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_processors_give_columns_back_as_in_spark(form: str, spark: SparkSession, tmp_path: Path) -> None:
+    """All types that pandas can hold are input and output."""
+    names = [f"{one.text} AS {one.name}" for one in READABLE]
+
+    def build(rows: DataFrame, _: DataFrame) -> DataFrame:
+        return given_back(typed(rows, READABLE), names, form)
+
+    expected = play(spark, build, tmp_path / "spark", "append", is_wrapped=False, files=1)
+    found = play(spark, build, tmp_path / "riffle", "append", is_wrapped=True, files=1)
+    check_cells(found, expected)
+    print(f"input and output of processors, {form}: {sum(len(one.values) + 1 for one in READABLE)} cells as in Spark")
 
 
 class Answers(StatefulProcessor):
