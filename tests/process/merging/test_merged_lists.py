@@ -63,7 +63,7 @@ def test_texts_are_joined(type: pa.DataType, delimiter: Any, data: st.DataObject
         assert result == (delimiter.join(values) if values else None)
 
 
-@given(rows=rows_of_groups(st.none() | st.integers(0, 2)), most=st.integers(0, 3))
+@given(rows=rows_of_groups(st.none() | st.integers(0, 2)), max_length=st.integers(0, 3))
 def test_a_list_that_is_too_long_fails(rows: DrawnRows[int | None], max_length: int) -> None:
     """In a set only distinct values count."""
     values = [[value for value in rows.of(group) if value is not None] for group in range(SIZE)]
