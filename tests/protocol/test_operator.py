@@ -103,7 +103,6 @@ PLACES = [*((name, "key") for name in WIRE), *((WIRE[0], place) for place in ("i
 
 
 @pytest.mark.parametrize(("name", "place"), PLACES)
-)
 def test_names_of_columns_that_go_with_rows_are_refused(name: str, place: str) -> None:
     """A slot would take the user's column for its own, or the other way round, and fail in words of Arrow's."""
     rows = ROWS.append(pa.field(name, pa.int64())) if place in ("key", "input") else ROWS
