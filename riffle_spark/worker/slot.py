@@ -99,7 +99,7 @@ class _Attempt:
         self.requests_before = dict(self.objects.requests)
         self.folder = folder_of(order.home, executor)
         self.keys = keys_of(order.home)
-        self.reader = Reader(self.objects, self.folder, self.keys)
+        self.reader = Reader(self.objects, self.keys)
         self.facts: dict[str, object] = {}
         self.seconds: dict[str, float] = {}
         self._inside = 0.0

@@ -204,7 +204,7 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
         lambda place, mended: place.count(root=place.root if mended else None),
     ),
     "a root that is a path": Mistake(
-        "is not the URL of a place for state",
+        "RIFFLE-0442",
         "file:///path",
         lambda place, mended: place.count(root=f"{'file://' if mended else ''}{place.folder}/state"),
     ),
