@@ -498,7 +498,7 @@ def test_output_rows_of_another_store_are_refused(tmp_path: Path) -> None:
     assert tail is not None
     links = dict(tail.outputs)
     assert sorted(links) == ["totals", "twins"]
-    reader = Reader(query.world.memory, None, keys_in(f"file:{query.file}", None))
+    reader = Reader(query.world.memory, keys_in(f"file:{query.file}", None))
     (rows,) = reader.outputs("totals", [links["totals"]]).values()
     assert rows.column("total").to_pylist() == [1]
     with pytest.raises(CorruptStateError, match="RIFFLE-0430"):
