@@ -349,7 +349,7 @@ def read_all_rows(runs: Sequence[Run], schema: StoreSchema) -> pa.Table:
 def _plain_runs(table: pa.Table, schema: PlainColumns) -> tuple[Run, ...]:
     if part_codec.HASH not in table.column_names:
         table = schema.sealed(table)
-    rows = part_codec.fitted(table, schema.row_schema)
+    rows = part_codec.fit_columns(table, schema.row_schema)
     deleted_column = table.column(part_codec.DELETED) if part_codec.DELETED in table.column_names else None
     if deleted_column is not None and not deleted_column.to_numpy().any():
         deleted_column = None

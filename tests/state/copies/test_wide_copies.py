@@ -206,7 +206,7 @@ def test_what_is_merged_of_packed_deltas_is_plain(tmp_path: Path) -> None:
     log, folder, seen = Log(), member(tmp_path), set()
     for version in range(12):
         log.seal({0: [Change(KEYS[0][0], "events", 500 * version + at, 7, None) for at in range(500)]})
-        keeper = StackKeeper(folder, SCHEMA, Reader(log.store, folder), 1)
+        keeper = StackKeeper(folder, SCHEMA, Reader(log.store), 1)
         keeper.merge(keeper.advance(log.entries)[0])
         parts = keeper.advance(log.entries)[0][0].stack.parts
         seen |= {(part.rows > 500, is_plain(folder, part)) for part in parts}
