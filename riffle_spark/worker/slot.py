@@ -69,7 +69,7 @@ def run_slot(
 
     ``rows`` is the slot's input with the routing columns. A ``RiffleError`` (of the user's function, a copy or the
     store) is returned in the receipt, without rows, because Spark's retry of the task would not help. Work that can
-    wait is passed to ``later``, which may run it beside the batches.
+    wait is passed to ``later``, which may run it between batches.
     """
     attempt_id = random_bytes(16)
     attempt = None

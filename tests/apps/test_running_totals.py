@@ -19,7 +19,7 @@ def test_totals_that_would_go_nowhere_are_refused(
     assert "--output-topic or --output-path" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("given", [["--output-topic", "totals"], ["--output-path", "/totals"]])
+@pytest.mark.parametrize("arguments", [["--output-topic", "totals"], ["--output-path", "/totals"]])
 def test_one_place_is_enough(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     """A topic or a path will do."""
     monkeypatch.setattr("sys.argv", [*NEEDED, *arguments])

@@ -89,7 +89,6 @@ def test_an_answer_that_cannot_be_read_is_refused(answer: Assignment) -> None:
     assert done.warnings
 
 
-@pytest.mark.parametrize("pins", [{}, {task(1): "a"}])
 @pytest.mark.parametrize(
     "field",
     [
@@ -101,9 +100,9 @@ def test_an_answer_that_cannot_be_read_is_refused(answer: Assignment) -> None:
         {"moves": (Move(task(0), "owner", None, "a", "", object()),)},  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_a_field_that_nobody_could_go_on_with_is_refused(field: dict[str, Any], pins: dict[TaskId, str]) -> None:
+def test_a_field_that_nobody_could_go_on_with_is_refused(field: dict[str, Any]) -> None:
     """Targets, moves and copies that a record or a report could not tell, or that can be read once only."""
-    before = replace(view("a:0 b:1"), pins=pins)
+    before = replace(view("a:0 b:1"), pins={task(1): "a"})
     done = assign(before, replace(SETTINGS, assignor=lambda *_: replace(Assignment(before.owners), **field)))
     assert done.warnings[0].startswith("[RIFFLE-0774]")
     assert "The last assignment stays" in done.warnings[0]

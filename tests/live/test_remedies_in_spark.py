@@ -319,7 +319,7 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
 }
 IN_ONE_PLACE: Mapping[str, Mistake[Place]] = {
     "state that is gone": Mistake("is empty", "--empty --execute", state_that_is_gone),
-    "a new checkpoint": Mistake("or the query has a new checkpoint", "give each query its own root", new_checkpoint),
+    "a new checkpoint": Mistake("or the query has a new checkpoint", "Give each query its own root", new_checkpoint),
     "another number of key-groups": Mistake("key_groups = 16, but the state", "--key-groups 16", other_key_groups),
     "another key": Mistake("has another schema", "use another store name", other_key),
     "another key of a wrapped query": Mistake(

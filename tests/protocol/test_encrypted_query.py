@@ -537,7 +537,7 @@ def test_a_damaged_local_file_comes_from_the_store_again(tmp_path: Path) -> None
 def test_memory_for_decrypted_parts_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process keeps of decrypted parts is no more than its bound and the newest one, and state is as ever."""
     most = 20_000
-    monkeypatch.setattr(part_files, "_HELD_BYTES_MOST", most)  # private: a bound that a small state reaches
+    monkeypatch.setattr(part_files, "_DECRYPTED_BYTES_MAX", most)  # private: a bound that a small state reaches
     monkeypatch.setattr(part_files, "_files", OrderedDict())  # private: what this process has open
     monkeypatch.setattr(part_files, "_decrypted", part_files._DecryptedRows())  # private: the same
     query = Encrypted(tmp_path, "a", num_standbys=0)

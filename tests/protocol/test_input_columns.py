@@ -54,7 +54,7 @@ def test_names_differ_in_case_as_spark_has_it(one: str, other: str, is_same: boo
     assert is_same_name(one, one, case_sensitive=True)
 
 
-@pytest.mark.parametrize("name", ["USER", "S.x", "s.X", "none", "s.none", "v.x", "s.", ".s", "s..x", "`s", ""])
+@pytest.mark.parametrize("name", ["USER", "s.X", "none", "s.none", "v.x", "s..x", "`s", ""])
 def test_what_is_no_column_is_refused_with_those_there_are(name: str) -> None:
     """Where case counts; the error names the columns."""
     with pytest.raises(ConfigError, match="RIFFLE-0229") as told:

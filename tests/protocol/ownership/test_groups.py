@@ -62,7 +62,7 @@ def test_a_task_is_found_by_its_name(found: TaskId) -> None:
     assert parse_task(str(found.key_group)) == task(found.key_group)
 
 
-@pytest.mark.parametrize("name", ["", "x", "01", "-1", "²", "/3", "heavy/", "heavy/x", "query/3", "heavy/-1"])
+@pytest.mark.parametrize("name", ["", "01", "-1", "²", "/3", "heavy/x", "query/3"])
 def test_what_names_no_task_is_refused(name: str) -> None:
     """One task has one name."""
     with pytest.raises(ValueError, match="not a key-group"):

@@ -30,14 +30,6 @@ SPAWN = multiprocessing.get_context("spawn")
 SOON_SECONDS = 60.0
 
 
-def test_an_executor_finds_its_own_folder_again(tmp_path: Path) -> None:
-    """Claims of one owner, from whatever process, give one folder."""
-    first = claim(tmp_path, "app/1", ["app/1"])
-    assert claim(tmp_path, "app/1", ["app/1"]).path == first.path
-    assert first.is_of_owner()
-    assert first.member == first.path.name
-
-
 def test_nobody_else_may_look_into_a_folder(tmp_path: Path) -> None:
     """What riffle makes is its user's alone, whatever the umask; what a version before made wider is, once claimed."""
     base, before = tmp_path / "local" / "root", os.umask(0)
@@ -144,12 +136,6 @@ def test_files_that_nobody_can_read_go_with_the_copies_that_have_them(tmp_path: 
     assert folder.copies() == [("store", 1)]
     assert [path.name for path in folder.sealed.iterdir()] == ["1-1-aa"]
     assert not own.exists()
-
-
-def test_live_executors_keep_their_folders(tmp_path: Path) -> None:
-    """A new executor beside living ones gets a new folder."""
-    folders = [claim(tmp_path, f"app/{n}", ["app/0", "app/1", "app/2"]).path for n in range(3)]
-    assert len(set(folders)) == 3
 
 
 def test_a_folder_outlives_its_executor(tmp_path: Path) -> None:

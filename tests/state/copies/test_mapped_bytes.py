@@ -142,5 +142,5 @@ def test_a_refused_thread_is_an_error_with_a_remedy() -> None:
     """It names the setting that limits addresses, and the other limits."""
     command = [sys.executable, "-c", REFUSED_THREAD_IN_CHILD]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=True)
-    assert "a Python worker cannot start a thread" in done.stdout
+    assert "A Python worker cannot start a thread" in done.stdout
     assert "raise spark.executor.pyspark.memory" in done.stdout

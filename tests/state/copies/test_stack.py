@@ -236,17 +236,6 @@ def test_processes_that_replace_a_list_lose_nothing_of_each_other(folder: Path) 
     assert [process.exitcode for process in processes] == [0, 0, 0, 0]
 
 
-def test_a_list_that_is_gone_is_looked_for_anew(folder: Path) -> None:
-    """Whoever looks at many key-groups lists them once, and is told of the one that another process replaced."""
-    stacks = Stacks(folder, "totals")
-    assert stacks.replace(7, None, stack(1, 1))
-    as_another_process(folder, stack(1, 1), stack(2, 1, 2))
-    assert stacks.has(7)
-    assert stacks.read(7) == stack(2, 1, 2)
-    Stacks(folder, "totals").drop(7)
-    assert not stacks.has(7)
-
-
 def test_what_is_dropped_is_what_is_there_now(folder: Path) -> None:
     """Not the stack that was listed, if another process has put one in its place since."""
     stacks = Stacks(folder, "totals")

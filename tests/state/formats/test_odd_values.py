@@ -138,15 +138,6 @@ def test_a_column_beyond_32_bits_is_refused_in_words_of_ours() -> None:
         assert query.table().num_rows == 0
 
 
-@pytest.mark.long
-def test_large_tables_are_not_compressed_beyond_what_reading_unpacks() -> None:
-    """Output rows of one value, of which zstd makes a thousandth."""
-    table = pa.table({"v": pa.repeat("x" * (1 << 20), 1200)})
-    data = part_codec.encode(table)
-    found = part_codec.decode(data, part_codec.checksum(data), "part")
-    assert found.num_rows == 1200
-
-
 def test_rows_are_shown_that_python_cannot_have() -> None:
     """Text as Spark's ``collect`` shows it, times as the numbers that they are kept as."""
     late = pa.array([1 << 62], pa.int64()).view(pa.timestamp("us"))
