@@ -86,7 +86,7 @@ def test_a_row_of_no_known_partition_fails_with_its_name(
     try:
         batch = rows_of(spark, [("k", "b", 0), row], "bigint")
         order = order_of(routing.arrow_schema(batch))
-        with pytest.raises(PySparkException, match=f"riffle: dispatch is by partition.*The row is of {named}"):
+        with pytest.raises(PySparkException, match=f"riffle: dispatch is by partition.*The row has {named}"):
             routing.routed(batch, order, layout_of(REGISTERED)).collect()
     finally:
         spark.conf.unset("spark.sql.ansi.enabled")
