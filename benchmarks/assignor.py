@@ -40,7 +40,7 @@ def scale_out(tasks: int, members: int) -> View:
     names = [f"m{n:04}" for n in range(members)]
     old = [name for n, name in enumerate(names) if n % 10 != 3]
     racks = [f"r{n}" for n in range(RACKS if members > 100 else 3)]
-    made = []
+    assignments = []
     owners = {}
     standbys = {}
     lags = {}
@@ -48,9 +48,11 @@ def scale_out(tasks: int, members: int) -> View:
         group = number % GROUPS
         part = number // GROUPS
         near = {racks[(number + step) % len(racks)]: 1 for step in (0, 1)}
-        other = {racks[(part + step) % len(racks)]: 1 for step in (0, 2)}
+        replicas = {racks[(part + step) % len(racks)]: 1 for step in (0, 2)}
         task_id = TaskId(f"s{group}", part)
-        made.append(Task(task_id, size=150_000, owner_traffic=Traffic(1, near), standby_traffic=Traffic(1, other)))
+        assignments.append(
+            Task(task_id, size=150_000, owner_traffic=Traffic(1, near), standby_traffic=Traffic(1, replicas))
+        )
         owner = old[(part * GROUPS + group) % len(old)]
         second = old[(part * GROUPS + group + 1 + part % 3) % len(old)]
         owners[task_id] = owner
@@ -59,17 +61,17 @@ def scale_out(tasks: int, members: int) -> View:
             standbys[task_id] = (second,)
             lags[task_id][second] = 3_000
     joined = tuple(Member(name, 4, racks[n % len(racks)]) for n, name in enumerate(names))
-    return View(joined, tuple(made), owners, standbys, lags=lags)
+    return View(joined, tuple(assignments), owners, standbys, lags=lags)
 
 
 def milliseconds(view: View, settings: AssignSettings) -> float:
     """Return the least CPU time of a few calls."""
-    taken = []
+    durations_ms = []
     for _ in range(calls(len(view.tasks))):
         started = time.process_time()
         assign(view, settings)
-        taken.append(time.process_time() - started)
-    return round(min(taken) * 1000, 2)
+        durations_ms.append(time.process_time() - started)
+    return round(min(durations_ms) * 1000, 2)
 
 
 def calls(tasks: int) -> int:
@@ -79,15 +81,15 @@ def calls(tasks: int) -> int:
 
 def times() -> dict[str, dict[str, float]]:
     """Measure every strategy and size."""
-    found: dict[str, dict[str, float]] = {}
+    medians: dict[str, dict[str, float]] = {}
     warm = scale_out(64, 4)
     for strategy in get_args(Strategy):
         settings = AssignSettings(num_standbys=1, max_warmup_replicas=16, rack_aware_assignment_strategy=strategy)
         assign(warm, settings)
-        found[strategy] = {
+        medians[strategy] = {
             f"{tasks}x{members}": milliseconds(scale_out(tasks, members), settings) for tasks, members in SIZES
         }
-    return found
+    return medians
 
 
 def growth(measured: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -121,21 +123,21 @@ def scenarios(family: Family, strategy: str | None, **changes: float) -> Iterato
 
 def moves() -> dict[str, Any]:
     """Return how many owners move, how evenly and in how many rounds, without a rack strategy."""
-    fewest = net = made = broken = 0
+    fewest = net = moves_made = broken = 0
     bound = -100
     growth_of_imbalance = 0.0
     for _, scenario in scenarios("random", "none"):
         for phase in phases(scenario):
             fewest += phase["fewest_stateful_active_moves"]
             net += phase["net_stateful_active_moves"]
-            made += phase["moves"]["active_stateful"]
+            moves_made += phase["moves"]["active_stateful"]
             broken += broken_in(phase)
             warm = sum(phase["warmups_by_round"])
             bound = max(bound, phase["rounds"] - math.ceil(warm / scenario.settings.max_warmup_replicas) - 2)
             growth_of_imbalance = max(growth_of_imbalance, grown(phase))
     return {
         "net_over_fewest": round(net / fewest, 4),
-        "made_over_net": round(made / net, 4),
+        "made_over_net": round(moves_made / net, 4),
         "worst_growth_of_imbalance": round(growth_of_imbalance, 4),
         "rounds_over_bound_worst": bound,
         "net_over_fewest_without_store_balance": round(_instance_only(), 4),
@@ -144,9 +146,11 @@ def moves() -> dict[str, Any]:
 
 
 def _instance_only() -> float:
-    found = [phase for _, each in scenarios("random", "none", store_balance=0.0) for phase in phases(each)]
-    return sum(phase["net_stateful_active_moves"] for phase in found) / sum(
-        phase["fewest_stateful_active_moves"] for phase in found
+    converged_phases = [
+        phase for _, scenario_ in scenarios("random", "none", store_balance=0.0) for phase in phases(scenario_)
+    ]
+    return sum(phase["net_stateful_active_moves"] for phase in converged_phases) / sum(
+        phase["fewest_stateful_active_moves"] for phase in converged_phases
     )
 
 
@@ -169,29 +173,29 @@ def racks() -> dict[str, Any]:
     """Return the cross-rack cost beside Kafka Streams': worst phase without stickiness, and the sum as configured; and
     how many owners move for it, against those that differ in the end.
     """
-    ours = theirs = broken = net = made = 0
+    ours = theirs = broken = net = moves_made = 0
     for anchor, scenario in (*scenarios("random", None), *scenarios("worked", None)):
-        for phase, other in compared(anchor, scenario):
+        for phase, kafka_phase in compared(anchor, scenario):
             broken += broken_in(phase)
             net += phase["net_stateful_active_moves"]
-            made += phase["moves"]["active_stateful"]
+            moves_made += phase["moves"]["active_stateful"]
             ours += phase["cross_rack"]["total_cost"]
-            theirs += other["cross_rack"]["total_cost"]
+            theirs += kafka_phase["cross_rack"]["total_cost"]
     worst = 0.0
     dearer = []
     free = {"rack_aware_assignment_non_overlap_cost": 0}
     for anchor, scenario in (*scenarios("random", None, **free), *scenarios("worked", None, **free)):
-        for number, (phase, other) in enumerate(compared(anchor, scenario)):
-            mine = phase["cross_rack"]["total_cost"]
-            cost = other["cross_rack"]["total_cost"]
-            worst = max(worst, (mine + 10) / (cost + 10))
-            if mine > cost:
-                dearer.append(f"{scenario.name} phase {number}: {mine} against {cost}")
+        for number, (phase, kafka_phase) in enumerate(compared(anchor, scenario)):
+            own_cost = phase["cross_rack"]["total_cost"]
+            cost = kafka_phase["cross_rack"]["total_cost"]
+            worst = max(worst, (own_cost + 10) / (cost + 10))
+            if own_cost > cost:
+                dearer.append(f"{scenario.name} phase {number}: {own_cost} against {cost}")
     return {
         "cross_rack_over_kafka_worst": round(worst, 4),
         "cross_rack_over_kafka_sum": round(ours / theirs, 4),
         "cross_rack_dearer_than_kafka": dearer,
-        "racks_made_over_net": round(made / net, 4),
+        "racks_made_over_net": round(moves_made / net, 4),
         "broken": broken,
     }
 
@@ -201,9 +205,9 @@ def compared(anchor: Anchor, scenario: Scenario) -> Iterator[tuple[dict[str, Any
     if scenario.settings.rack_aware_assignment_strategy == "none" or "converge" not in anchor.kafka:
         return
     theirs: Any = anchor.kafka_phases
-    for phase, other in zip(phases(scenario), theirs, strict=False):
-        if other["converged"] and "total_cost" in other["cross_rack"]:
-            yield phase, other
+    for phase, kafka_phase in zip(phases(scenario), theirs, strict=False):
+        if kafka_phase["converged"] and "total_cost" in kafka_phase["cross_rack"]:
+            yield phase, kafka_phase
 
 
 def day() -> dict[str, Any]:
@@ -220,8 +224,8 @@ def day() -> dict[str, Any]:
         return {}
     started = time.process_time()
     done = play(read_world("day"), RIFFLE, Rules(Probes(), Patience(), outside_band))
-    taken = time.process_time() - started
-    return {"day_s": round(taken, 1), "day_assigned": done.assigned, "day_moves": done.moves}
+    seconds = time.process_time() - started
+    return {"day_s": round(seconds, 1), "day_assigned": done.assigned, "day_moves": done.moves}
 
 
 def figures() -> dict[str, Any]:
@@ -236,14 +240,14 @@ def figures() -> dict[str, Any]:
         **with_racks,
         **day(),
         "broken": without["broken"] + with_racks["broken"],
-        "repetitions": {f"times_ms.{each}.{t}x{m}": calls(t) for each in get_args(Strategy) for t, m in SIZES},
+        "repetitions": {f"times_ms.{strategy}.{t}x{m}": calls(t) for strategy in get_args(Strategy) for t, m in SIZES},
     }
 
 
 def figures_against(revision: str, rounds: int) -> dict[str, Any]:
     """Measure everything in turn with another commit's assignor, and return ours with how both compare."""
-    with at_revision(revision) as before:
-        codes = {"ours": HERE, "before": before}
+    with at_revision(revision) as baseline:
+        codes = {"ours": HERE, "before": baseline}
         sides = alternately(
             list(codes), rounds, lambda side: in_process("benchmarks.assignor", {}, SECONDS_A_SIDE, {}, codes[side])
         )
@@ -258,7 +262,7 @@ def figures_against(revision: str, rounds: int) -> dict[str, Any]:
         "counts_changed": sorted(
             name for name, value in ours[0].items() if name not in NOISY and value != theirs[0].get(name, value)
         ),
-        "against": before.revision,
+        "against": baseline.revision,
     }
 
 
@@ -295,18 +299,18 @@ def main() -> int:
         answer(figures())
         return 0
     try:
-        found = figures_against(options.against, options.rounds) if options.against else figures()
+        results = figures_against(options.against, options.rounds) if options.against else figures()
     except RiffleError as error:
         print(error, file=sys.stderr)
         return 1
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
         return 0
-    for strategy, by_size in found["times_ms"].items():
-        print(f"{strategy:20}", "  ".join(f"{size} {taken} ms" for size, taken in by_size.items()))
-    for name, wanted in WANTED.items():
-        if name in found:
-            print(f"{name:40} {found[name]}  (wanted {wanted})")
+    for strategy, by_size in results["times_ms"].items():
+        print(f"{strategy:20}", "  ".join(f"{size} {milliseconds} ms" for size, milliseconds in by_size.items()))
+    for name, limit in WANTED.items():
+        if name in results:
+            print(f"{name:40} {results[name]}  (wanted {limit})")
     return 0
 
 

@@ -59,8 +59,8 @@ def main(arguments: Sequence[str]) -> None:
     runs = read(RESULTS / "calls.json")
     stored = runs[-1].figures if runs else {}
     for name, cost in costs.items():
-        before = f"{stored[name].value:,.1f}" if name in stored else "not stored"
-        print(f"{name:<40} {cost:>12,.1f}   before: {before}")
+        stored_text = f"{stored[name].value:,.1f}" if name in stored else "not stored"
+        print(f"{name:<40} {cost:>12,.1f}   before: {stored_text}")
 
 
 if __name__ == "__main__":

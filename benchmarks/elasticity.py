@@ -75,28 +75,31 @@ def sizes(keys: int) -> dict[str, Size]:
     }
 
 
-def run(keys: int, names: list[str], before: Code | None, rounds: int) -> dict[str, Any]:
+def run(keys: int, names: list[str], baseline: Code | None, rounds: int) -> dict[str, Any]:
     """Run the cases in turn and return their figures together."""
     ensure_gateway()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     repetitions: dict[str, int] = {}
     for name in names:
         started = time.monotonic()
-        figures = _replayed(sizes(keys)[name], before, rounds) if name == "replay" else _played(name, keys)
+        figures = _replayed(sizes(keys)[name], baseline, rounds) if name == "replay" else _played(name, keys)
         repetitions |= figures.pop("repetitions", {})
-        found |= {**figures, f"{name}_case_s": time.monotonic() - started}
-    rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
-    return {**rounded, **({"against": before.revision} if before else {}), "repetitions": repetitions}
+        results |= {**figures, f"{name}_case_s": time.monotonic() - started}
+    rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in results.items()}
+    return {**rounded, **({"against": baseline.revision} if baseline else {}), "repetitions": repetitions}
 
 
-def _replayed(size: Size, before: Code | None, rounds: int) -> dict[str, Any]:
+def _replayed(size: Size, baseline: Code | None, rounds: int) -> dict[str, Any]:
     """Run the replay on this tree's code and on the other's, in turn; return the medians."""
-    codes = (HERE, before) if before else (HERE,)
-    found = alternately(codes, rounds, lambda code: _in_folder("benchmarks.elastic.replay", "replay", size, code))
-    taken = {code: statistics.median(one["standby_cpu_s"] for one in each) for code, each in found.items()}
-    result = {**found[HERE][-1], "standby_cpu_s": taken[HERE], "repetitions": {"standby_cpu_s": rounds}}
-    if before:
-        result |= {"standby_cpu_s_before": taken[before], "standby_cpu_ratio": taken[HERE] / taken[before]}
+    codes = (HERE, baseline) if baseline else (HERE,)
+    runs = alternately(codes, rounds, lambda code: _in_folder("benchmarks.elastic.replay", "replay", size, code))
+    medians = {
+        code: statistics.median(result["standby_cpu_s"] for result in results_of_side)
+        for code, results_of_side in runs.items()
+    }
+    result = {**runs[HERE][-1], "standby_cpu_s": medians[HERE], "repetitions": {"standby_cpu_s": rounds}}
+    if baseline:
+        result |= {"standby_cpu_s_before": medians[baseline], "standby_cpu_ratio": medians[HERE] / medians[baseline]}
     return result
 
 
@@ -138,8 +141,8 @@ def main() -> int:
     if unknown:
         parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
     try:
-        with at_revision(options.against) if options.against else nullcontext() as before:
-            result = run(options.keys, names, before, options.rounds or (3 if before else 1))
+        with at_revision(options.against) if options.against else nullcontext() as baseline:
+            result = run(options.keys, names, baseline, options.rounds or (3 if baseline else 1))
     except RiffleError as error:
         print(error, file=sys.stderr)
         return 1

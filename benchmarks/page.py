@@ -50,10 +50,10 @@ def _section(name: str) -> str:
 def filled(text: str, runs: Sequence[Run]) -> str:
     """Return a text with the figures that it names; one that no run has is an error."""
     figures = {name: figure for run in runs for name, figure in run.figures.items()}
-    missing = sorted({found[1] for found in PLACE.finditer(text) if found[2] != ":if_measured"} - set(figures))
+    missing = sorted({match[1] for match in PLACE.finditer(text) if match[2] != ":if_measured"} - set(figures))
     if missing:
         raise KeyError(f"the text names figures that no run has: {', '.join(missing)}")
-    return PLACE.sub(lambda found: _shown_as(figures.get(found[1]), found[2] or ""), text)
+    return PLACE.sub(lambda match: _shown_as(figures.get(match[1]), match[2] or ""), text)
 
 
 def _shown_as(figure: Figure | None, form: str) -> str:
@@ -84,8 +84,8 @@ def _measured(runs: Sequence[Run]) -> str:
 
 def _told(run: Run) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
-    told = f"- `{run.command}`, {run.date}, {run.revision}; {run.cores} cores, {run.machine}; {versions}. {run.note}"
-    return textwrap.fill(told, 120, subsequent_indent="  ", break_on_hyphens=False)
+    origin = f"- `{run.command}`, {run.date}, {run.revision}; {run.cores} cores, {run.machine}; {versions}. {run.note}"
+    return textwrap.fill(origin, 120, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def main() -> None:

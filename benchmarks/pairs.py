@@ -124,12 +124,12 @@ class SideProcess:
 
     def batch_cpu_s(self) -> float:
         """Run one batch; return the CPU seconds of all processes below the driver."""
-        before = tree_cpu_s(self._process.pid)
+        cpu_before = tree_cpu_s(self._process.pid)
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         self._expect("done")
-        return tree_cpu_s(self._process.pid) - before
+        return tree_cpu_s(self._process.pid) - cpu_before
 
     def stop(self) -> None:
         """End the driver."""
@@ -162,21 +162,21 @@ def tree_cpu_s(pid: int) -> float:
 
 
 @contextmanager
-def _sides(query: str, before: Code, batches: int) -> Iterator[tuple[SideProcess, SideProcess]]:
+def _sides(query: str, baseline: Code, batches: int) -> Iterator[tuple[SideProcess, SideProcess]]:
     base = Path(tempfile.mkdtemp(prefix="riffle-pairs-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, base, ignore_errors=True)
         sides = []
-        for name, code in (("before", before), ("now", HERE)):
+        for name, code in (("before", baseline), ("now", HERE)):
             sides.append(SideProcess(query, code, base / name, batches))
             stack.callback(sides[-1].stop)
         yield sides[0], sides[1]
 
 
-def compare(query: str, before: Code, pairs: int, warm: int) -> dict[str, float]:
+def compare(query: str, baseline: Code, pairs: int, warm: int) -> dict[str, float]:
     """Return the median ratio of CPU times (now to before), its 95 % interval, and both medians in seconds."""
     times: list[list[float]] = []
-    with _sides(query, before, warm + pairs) as sides:
+    with _sides(query, baseline, warm + pairs) as sides:
         for number in range(warm + pairs):
             order = (0, 1) if number % 2 == 0 else (1, 0)
             seconds = {index: sides[index].batch_cpu_s() for index in order}
@@ -199,11 +199,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     figures = {}
-    with at_revision(options.commit) as before:
+    with at_revision(options.commit) as baseline:
         for query in options.only.split(","):
             figures[query] = {
                 name: round(float(value), 4)
-                for name, value in compare(query, before, options.pairs, options.warm).items()
+                for name, value in compare(query, baseline, options.pairs, options.warm).items()
             }
             if not options.json:
                 print(query, figures[query], flush=True)

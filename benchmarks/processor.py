@@ -61,7 +61,7 @@ class Compared:
 
     def batch_s(self, until: int | None = None) -> float:
         """Return the median time of a batch of ours: of the last ones, or of the last before batch ``until``."""
-        return median(each.median_s(until) for each in self.ours)
+        return median(play.median_s(until) for play in self.ours)
 
     def vs_before(self, until: int | None = None) -> float:
         """Return how many times as fast as the other revision we are, the median of the rounds."""
@@ -89,40 +89,40 @@ def pandas_form(run: Player) -> Figures:
 
 
 def _form(name: str, run: Player, load: str, spark_version: str = NEW_SPARK) -> Figures:
-    found = _compared(run, load, COUNTED, spark_version)
+    comparison = _compared(run, load, COUNTED, spark_version)
     return {
-        **_rates(name, found),
-        f"{name}_batch_s": found.batch_s(),
-        f"{name}_batch_s_spark": found.spark.median_s(),
+        **_rates(name, comparison),
+        f"{name}_batch_s": comparison.batch_s(),
+        f"{name}_batch_s_spark": comparison.spark.median_s(),
     }
 
 
-def _rates(name: str, found: Compared) -> Figures:
+def _rates(name: str, comparison: Compared) -> Figures:
     return {
-        f"{name}_ratio": found.rows_per_s / found.spark.rows_per_s,
-        f"{name}_ratio_vs_before": found.vs_before(),
-        f"{name}_rows_per_s": found.rows_per_s,
-        f"{name}_rows_per_s_spark": found.spark.rows_per_s,
+        f"{name}_ratio": comparison.rows_per_s / comparison.spark.rows_per_s,
+        f"{name}_ratio_vs_before": comparison.vs_before(),
+        f"{name}_rows_per_s": comparison.rows_per_s,
+        f"{name}_rows_per_s_spark": comparison.spark.rows_per_s,
     }
 
 
 def list_(run: Player) -> Figures:
     """Append to short lists, then to long ones."""
-    found = _compared(run, "appending", LISTS)
+    comparison = _compared(run, "appending", LISTS)
     ours_short = WARM_UP + OURS
-    short_s = found.batch_s(ours_short)
-    short_s_spark = found.spark.median_s(THEIR_WARM_UP + THEIRS)
+    short_s = comparison.batch_s(ours_short)
+    short_s_spark = comparison.spark.median_s(THEIR_WARM_UP + THEIRS)
     short = short_s_spark / short_s
-    long = found.spark.median_s() / found.batch_s()
+    long = comparison.spark.median_s() / comparison.batch_s()
     return {
         "list_ratio": min(short, long),
         "list_short_ratio": short,
         "list_long_ratio": long,
-        "list_ratio_vs_before": min(found.vs_before(ours_short), found.vs_before()),
-        "list_short_elements_per_s": APPENDED * found.rows / short_s,
-        "list_short_elements_per_s_spark": APPENDED * found.spark.rows / short_s_spark,
-        "list_long_elements_per_s": APPENDED * found.rows_per_s,
-        "list_long_elements_per_s_spark": APPENDED * found.spark.rows_per_s,
+        "list_ratio_vs_before": min(comparison.vs_before(ours_short), comparison.vs_before()),
+        "list_short_elements_per_s": APPENDED * comparison.rows / short_s,
+        "list_short_elements_per_s_spark": APPENDED * comparison.spark.rows / short_s_spark,
+        "list_long_elements_per_s": APPENDED * comparison.rows_per_s,
+        "list_long_elements_per_s_spark": APPENDED * comparison.spark.rows_per_s,
     }
 
 
@@ -133,9 +133,9 @@ def map_(run: Player) -> Figures:
 
 def _compared(run: Player, load: str, sizes: dict[str, int], spark_version: str = NEW_SPARK) -> Compared:
     side = Side(load, "riffle", {**sizes, "batches": WARM_UP + OURS}, OURS, spark_version)
-    found = run.in_turn(side, "riffle", "before")
+    plays = run.in_turn(side, "riffle", "before")
     theirs = Side(load, "spark", {**sizes, "batches": THEIR_WARM_UP + THEIRS}, THEIRS, spark_version)
-    return Compared(found["riffle"], found["before"], run(theirs))
+    return Compared(plays["riffle"], plays["before"], run(theirs))
 
 
 def expiry(run: Player) -> Figures:
@@ -150,12 +150,12 @@ def ten_million(run: Player) -> Figures:
 
 
 def _against_few(name: str, run: Player, side: Side) -> Figures:
-    few, many = (run(replace(side, sizes={**side.sizes, "keys": keys})) for keys in (FEW, MANY))
+    few, many_keys = (run(replace(side, sizes={**side.sizes, "keys": keys})) for keys in (FEW, MANY))
     return {
-        f"{name}_ratio": many.median_s() / few.median_s(),
-        f"{name}_batch_s": many.median_s(),
+        f"{name}_ratio": many_keys.median_s() / few.median_s(),
+        f"{name}_batch_s": many_keys.median_s(),
         f"{name}_batch_s_of_a_tenth": few.median_s(),
-        f"{name}_worker_peak_mb": many.worker_peak_mb,
+        f"{name}_worker_peak_mb": many_keys.worker_peak_mb,
     }
 
 

@@ -44,17 +44,17 @@ WANTED = {
 }
 
 
-def run(names: Sequence[str], options: argparse.Namespace, before: Code | None) -> dict[str, Any]:
+def run(names: Sequence[str], options: argparse.Namespace, baseline: Code | None) -> dict[str, Any]:
     """Run the parts in turn, the sides of each alternately, and return the figures."""
-    found: dict[Side, list[dict[str, Any]]] = {}
-    codes = {"before": before} if before else {}
+    results: dict[Side, list[dict[str, Any]]] = {}
+    codes = {"before": baseline} if baseline else {}
     for name in names:
-        sides = sides_of(name, against=before is not None)
-        found |= alternately(sides, options.rounds, lambda side: _played(side, options, codes.get(side.engine, HERE)))
-    result = figures(found)
+        sides = sides_of(name, against=baseline is not None)
+        results |= alternately(sides, options.rounds, lambda side: _played(side, options, codes.get(side.engine, HERE)))
+    result = figures(results)
     if result.get("snapshot_key_groups", 0) < result.get("key_groups", 0):
         print("not every key-group had a snapshot in a measured batch: run more --batches", file=sys.stderr)
-    return {**result, **({"against": before.revision} if before else {}), "repetitions": repetitions(found)}
+    return {**result, **({"against": baseline.revision} if baseline else {}), "repetitions": repetitions(results)}
 
 
 def _played(side: Side, options: argparse.Namespace, code: Code) -> dict[str, Any]:
@@ -77,20 +77,22 @@ def _played(side: Side, options: argparse.Namespace, code: Code) -> dict[str, An
             "root": f"s3://{server.bucket}/state",
             "endpoint": server.endpoint,
         }
-        found = in_process("benchmarks.throughput", spec, SECONDS_A_SIDE, server.environment, code, samples_memory=True)
+        result = in_process(
+            "benchmarks.throughput", spec, SECONDS_A_SIDE, server.environment, code, samples_memory=True
+        )
         shutil.rmtree(folder, ignore_errors=True)
-        found["rows"] = case.rows
-        if "versions" in found:
-            found |= {"key_groups": Settings().key_groups, "snapshot_key_groups": _snapshot_key_groups(server, found)}
-        return found
+        result["rows"] = case.rows
+        if "versions" in result:
+            result |= {"key_groups": Settings().key_groups, "snapshot_key_groups": _snapshot_key_groups(server, result)}
+        return result
 
 
-def _snapshot_key_groups(server: S3Server, found: Mapping[str, Any]) -> int:
+def _snapshot_key_groups(server: S3Server, result: Mapping[str, Any]) -> int:
     """Return of how many key-groups a snapshot lies there that is of a measured batch."""
     with closing(boto3.client("s3", **server.client_arguments)) as client:
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=server.bucket, Prefix="state/totals/")
-        names = [each["Key"].split("/") for page in pages for each in page.get("Contents", ())]
-    return len({name[2] for name in names if int(name[-1].split("-")[0]) in found["versions"]})
+        names = [entry["Key"].split("/") for page in pages for entry in page.get("Contents", ())]
+    return len({name[2] for name in names if int(name[-1].split("-")[0]) in result["versions"]})
 
 
 def main() -> int:
@@ -114,8 +116,8 @@ def main() -> int:
     if unknown:
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
     try:
-        with at_revision(options.against) if options.against else nullcontext() as before:
-            result = run(names, options, before)
+        with at_revision(options.against) if options.against else nullcontext() as baseline:
+            result = run(names, options, baseline)
     except RiffleError as error:
         print(error, file=sys.stderr)
         return 1

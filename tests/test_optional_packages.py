@@ -49,13 +49,13 @@ def without(package: str, code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("setting", "given"),
+    ("setting", "value"),
     [
         ("rack_aware_assignment_strategy", "'min_cost'"),
         ("rack_aware_assignment_strategy", "'balance_subtopology'"),
     ],
 )
-@pytest.mark.parametrize("how", ["Settings({0}={1})", "Settings().but({0}={1})"], ids=["made", "changed"])
+@pytest.mark.parametrize("requirement", ["Settings({0}={1})", "Settings().but({0}={1})"], ids=["made", "changed"])
 def test_a_setting_that_needs_scipy_is_refused_where_it_is_made(setting: str, value: str, requirement: str) -> None:
     """Also where it is changed while a query runs; else the query would end with its first assignment by it."""
     call = requirement.format(setting, value)

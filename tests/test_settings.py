@@ -170,7 +170,7 @@ UNKNOWN: list[Callable[[Path], object]] = [
 ]
 
 
-@pytest.mark.parametrize("read", UNKNOWN)
+@pytest.mark.parametrize("read_settings", UNKNOWN)
 def test_an_unknown_setting_is_refused_with_the_nearest_name(
     tmp_path: Path, read_settings: Callable[[Path], object]
 ) -> None:

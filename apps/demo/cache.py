@@ -13,9 +13,9 @@ __all__ = ["cache_folder", "one_at_a_time"]
 
 def cache_folder() -> Path:
     """Return the folder that RIFFLE_CACHE names, else the user's cache folder's own for this project."""
-    given = os.environ.get("RIFFLE_CACHE")
-    if given:
-        return Path(given)
+    folder = os.environ.get("RIFFLE_CACHE")
+    if folder:
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "riffle-spark"
 
 

@@ -33,14 +33,14 @@ def ensure_gateway() -> Path:
 
 
 def _go_command() -> str:
-    found = shutil.which("go")
-    if found is None:
+    executable = shutil.which("go")
+    if executable is None:
         raise ConfigError(
             "Go is needed once, to build the S3 server of this benchmark, and was not found",
             remedy="install Go 1.25 or later and put it on the PATH (Debian, Ubuntu: apt-get install golang-go)",
             where="PATH",
         )
-    return found
+    return executable
 
 
 def _build(go: str, program: Path) -> None:

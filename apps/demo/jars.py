@@ -44,7 +44,7 @@ def java_command() -> str:
 class JarList:
     """Jars that ``ivy.xml`` in a folder asks for and ``jars.sha256`` beside it lists, by Ivy's configurations."""
 
-    what: str
+    content: str
     lists: Path
     name: str
     megabytes: int
@@ -68,7 +68,7 @@ class JarList:
 
     def _fetch_into(self, folder: Path) -> None:
         """Let Ivy retrieve into a fresh folder, and move in only what is as listed."""
-        print(f"Fetching {self.what} into {folder} ({self.megabytes} MB, once)", file=sys.stderr)
+        print(f"Fetching {self.content} into {folder} ({self.megabytes} MB, once)", file=sys.stderr)
         expected = self._expected()
         with tempfile.TemporaryDirectory(dir=folder, prefix="fetch-") as fresh:
             output = _run_ivy(self.lists / "ivy.xml", Path(fresh), len(expected))
@@ -111,33 +111,35 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def _run_ivy(path: Path, target: Path, wanted: int) -> str:
+def _run_ivy(path: Path, target: Path, total: int) -> str:
     """Return what Ivy says, and tell meanwhile which jars have come."""
     pattern = f"{target}/[conf]/[artifact]-[revision](-[classifier]).[ext]"
     # A cache of its own: a pom without its jar in a shared one makes Ivy fail.
     command = [java_command(), "-cp", f"{spark_home()}/jars/*", "org.apache.ivy.Main", "-cache", f"{target}/ivy"]
     command += ["-ivy", str(path), "-retrieve", pattern, "-types", "jar", "bundle"]
-    said: list[str] = []
+    messages: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
         deadline = threading.Timer(FETCH_TIMEOUT_SECONDS, ivy.kill)
         deadline.start()
         assert ivy.stdout is not None
         for line in ivy.stdout:
-            said.append(line)
-            _tell(said, wanted)
+            messages.append(line)
+            _tell(messages, total)
         deadline.cancel()
-    return "".join(said)
+    return "".join(messages)
 
 
-def _tell(said: Sequence[str], wanted: int) -> None:
+def _tell(messages: Sequence[str], total: int) -> None:
     """Tell what Ivy's newest line means: it looks a module up, or has fetched a jar."""
-    words = said[-1].split()
+    words = messages[-1].split()
     if words[:1] == ["found"] and len(words) > 1:
         print(f"  looking up {words[1]}", file=sys.stderr, flush=True)
-    elif said[-1].lstrip().startswith(_FETCHED):
-        fetched = sum(line.lstrip().startswith(_FETCHED) for line in said)
+    elif messages[-1].lstrip().startswith(_FETCHED):
+        fetched = sum(line.lstrip().startswith(_FETCHED) for line in messages)
         print(
-            f"  {fetched} of {wanted} jars fetched: {said[-1].split(']', 1)[1].split()[0]}", file=sys.stderr, flush=True
+            f"  {fetched} of {total} jars fetched: {messages[-1].split(']', 1)[1].split()[0]}",
+            file=sys.stderr,
+            flush=True,
         )
 
 

@@ -103,7 +103,7 @@ def counted_by(output: Path, keys: int) -> Ledger:
     """Each key's last count and sum, over the folders ``batch=<id>`` in order of batch."""
     ledger = Ledger(np.zeros(keys, np.int64), np.zeros(keys, np.int64))
     folders = [folder for folder in output.glob("batch=*") if (folder / "_SUCCESS").exists()]
-    for folder in sorted(folders, key=lambda each: int(each.name.removeprefix("batch="))):
+    for folder in sorted(folders, key=lambda path: int(path.name.removeprefix("batch="))):
         totals = pa.concat_tables(
             [pq.ParquetFile(file).read(["user_id", "count", "total"]) for file in sorted(folder.glob("*.parquet"))]
             or [_NOTHING]
@@ -120,12 +120,12 @@ def counted_minutes(output: Path, minutes: int) -> Ledger:
     lists = [file.read_text().splitlines()[1:] for file in (output / "_spark_metadata").glob("[0-9]*")]
     files = {urlsplit(json.loads(line)["path"]).path for lines in lists for line in lines}
     tables = [pq.ParquetFile(file).read(["since", "count", "total"]) for file in sorted(files)]
-    told = pa.concat_tables(tables) if tables else None
-    if told is not None and told.num_rows:
-        since = told["since"].to_numpy()
+    combined = pa.concat_tables(tables) if tables else None
+    if combined is not None and combined.num_rows:
+        since = combined["since"].to_numpy()
         numbers = np.minimum((since - since.min()) // MINUTE_SECONDS, minutes - 1)
-        np.add.at(ledger.counts, numbers, told["count"].to_numpy())
-        np.add.at(ledger.sums, numbers, told["total"].to_numpy())
+        np.add.at(ledger.counts, numbers, combined["count"].to_numpy())
+        np.add.at(ledger.sums, numbers, combined["total"].to_numpy())
     return ledger
 
 

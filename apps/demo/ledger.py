@@ -76,14 +76,14 @@ def times_of(events: int) -> Integers:
 
 def minutes_of(events: Events, partitions: int) -> Ledger:
     """Count and sum the events of the first partition by minute, without those minutes that are not over."""
-    mine = slice(None, None, partitions)
-    minutes = times_of(len(events.keys))[mine] // _MINUTE_MS
-    every = Ledger.of(Events(minutes, events.amounts[mine]), MINUTES)
-    return Ledger(every.counts[:-_OPEN], every.sums[:-_OPEN])
+    own_rows = slice(None, None, partitions)
+    minutes = times_of(len(events.keys))[own_rows] // _MINUTE_MS
+    expected_ledger = Ledger.of(Events(minutes, events.amounts[own_rows]), MINUTES)
+    return Ledger(expected_ledger.counts[:-_OPEN], expected_ledger.sums[:-_OPEN])
 
 
-def compare(ledger: Ledger, counted: Ledger) -> Difference:
+def compare(ledger: Ledger, actual: Ledger) -> Difference:
     """Compare every key's count and sum."""
-    missing = ledger.counts - counted.counts
-    wrong = (missing != 0) | (ledger.sums != counted.sums)
+    missing = ledger.counts - actual.counts
+    wrong = (missing != 0) | (ledger.sums != actual.sums)
     return Difference(int(missing.clip(min=0).sum()), int((-missing).clip(min=0).sum()), int(wrong.sum()))

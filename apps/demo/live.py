@@ -68,7 +68,7 @@ class LiveView:
 
 
 def _rows_until(run: Run, batch: Batch) -> int:
-    return sum(other.rows for other in run.batches if other.version <= batch.version)
+    return sum(earlier.rows for earlier in run.batches if earlier.version <= batch.version)
 
 
 def _cells(batch: Batch, lag: int) -> list[str]:
@@ -89,5 +89,5 @@ def _cells(batch: Batch, lag: int) -> list[str]:
 
 def _line(batch: Batch, lag: int) -> str:
     *cells, owners = _cells(batch, lag)
-    told = ", ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True))
-    return f"{told}, owners {owners}"
+    text = ", ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True))
+    return f"{text}, owners {owners}"

@@ -39,11 +39,11 @@ def produce(bootstrap: str, topic: str, events: Events) -> int:
     partitions = np.arange(len(events.keys)) % count
     times = times_of(len(events.keys)) + (time.time_ns() // 1_000_000 // MINUTE_MS - MINUTES) * MINUTE_MS
     for first in range(0, len(events.keys), TOLD_EVENTS):
-        some = slice(first, first + TOLD_EVENTS)
-        numbers = [each[some].tolist() for each in (events.keys, events.amounts, partitions, times)]
-        for key, amount, partition, at in zip(*numbers, strict=True):
+        chunk = slice(first, first + TOLD_EVENTS)
+        numbers = [column[chunk].tolist() for column in (events.keys, events.amounts, partitions, times)]
+        for key, amount, partition, time_ms in zip(*numbers, strict=True):
             value = b'{"user_id":"u%d","amount":%d}' % (key, amount)
-            producer.send(topic, value, partition=partition, timestamp_ms=at)
+            producer.send(topic, value, partition=partition, timestamp_ms=time_ms)
         print(f"{SENT}{first + len(numbers[0])}", flush=True)
     producer.flush(FLUSH_TIMEOUT_SECONDS)
     producer.close()
@@ -68,13 +68,13 @@ def held_by_broker(bootstrap: str, topic: str) -> int:
 def _main(arguments: list[str]) -> None:
     bootstrap, topic, events, keys, path, minutes_path = arguments
     os.nice(NICENESS)
-    made = make_events(int(events), int(keys))
-    partitions = produce(bootstrap, topic, made)
-    held = held_by_broker(bootstrap, topic)
-    if held != int(events):
-        raise UnavailableError(f"sent {events} events, the broker holds {held}", where=topic)
-    minutes_of(made, partitions).write(Path(minutes_path))
-    Ledger.of(made, int(keys)).write(Path(path))
+    new_events = make_events(int(events), int(keys))
+    partitions = produce(bootstrap, topic, new_events)
+    held_events = held_by_broker(bootstrap, topic)
+    if held_events != int(events):
+        raise UnavailableError(f"sent {events} events, the broker holds {held_events}", where=topic)
+    minutes_of(new_events, partitions).write(Path(minutes_path))
+    Ledger.of(new_events, int(keys)).write(Path(path))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,11 @@ SILENT_SECONDS = 4.0
 class Waiting:
     """Says ``what()`` and for how long whenever nothing was told for ``seconds``: call ``told`` when something was."""
 
-    def __init__(self, say: Callable[[str], object], what: Callable[[], str], seconds: float = SILENT_SECONDS) -> None:
+    def __init__(
+        self, say: Callable[[str], object], describe: Callable[[], str], seconds: float = SILENT_SECONDS
+    ) -> None:
         self._say = say
-        self._what = what
+        self._what = describe
         self._seconds = seconds
         self._began = self._last = time.monotonic()
         self._ended = threading.Event()
@@ -29,10 +31,10 @@ class Waiting:
 
     def _run(self) -> None:
         while not self._ended.wait(max(0.0, self._last + self._seconds - time.monotonic())):
-            now = time.monotonic()
-            if now - self._last >= self._seconds:
-                self._say(f"  {now - self._began:.0f} s: {self._what()}")
-                self._last = now
+            current = time.monotonic()
+            if current - self._last >= self._seconds:
+                self._say(f"  {current - self._began:.0f} s: {self._what()}")
+                self._last = current
 
     def __enter__(self) -> Waiting:
         self._thread.start()

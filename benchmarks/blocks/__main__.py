@@ -50,7 +50,7 @@ Player: TypeAlias = cases.Player[Side, Played]
 
 
 def _median_s(played: Iterable[Played]) -> float:
-    return median(each.median_s() for each in played)
+    return median(play.median_s() for play in played)
 
 
 def _side(block: str, measured: int = OURS, **sizes: int) -> Side:
@@ -60,16 +60,16 @@ def _side(block: str, measured: int = OURS, **sizes: int) -> Side:
 
 def _rates(name: str, run: Player, ours: Side, theirs: Side) -> Figures:
     """Return how many times Spark's rows a second ours makes, and how many times as fast as the revision it is."""
-    found = run.in_turn(ours, "riffle", "before")
+    outcomes = run.in_turn(ours, "riffle", "before")
     spark = run(replace(theirs, engine="spark"))
-    rows_per_s = found["riffle"][-1].rows / _median_s(found["riffle"])
-    both = zip(found["riffle"], found["before"], strict=True)
+    rows_per_s = outcomes["riffle"][-1].rows / _median_s(outcomes["riffle"])
+    both = zip(outcomes["riffle"], outcomes["before"], strict=True)
     return {
         f"{name}_ratio": rows_per_s / spark.rows_per_s,
-        f"{name}_ratio_vs_before": median(before.median_s() / now.median_s() for now, before in both),
+        f"{name}_ratio_vs_before": median(previous.median_s() / current.median_s() for current, previous in both),
         f"{name}_rows_per_s": rows_per_s,
         f"{name}_rows_per_s_spark": spark.rows_per_s,
-        f"{name}_batch_s": _median_s(found["riffle"]),
+        f"{name}_batch_s": _median_s(outcomes["riffle"]),
         f"{name}_batch_s_spark": spark.median_s(),
     }
 
@@ -77,11 +77,11 @@ def _rates(name: str, run: Player, ours: Side, theirs: Side) -> Figures:
 def window(run: Player) -> Figures:
     """Tumbling windows in append mode: count and sum, 10 000 keys, six windows open, one of which each batch closes."""
     theirs = _side("window", OURS, keys=10_000)
-    found = _rates("window", run, _side("window", keys=10_000), theirs)
+    rates_found = _rates("window", run, _side("window", keys=10_000), theirs)
     heap = run(replace(theirs, engine="spark_heap"))
     return {
-        **found,
-        "window_ratio_heap": found["window_rows_per_s"] / heap.rows_per_s,
+        **rates_found,
+        "window_ratio_heap": rates_found["window_rows_per_s"] / heap.rows_per_s,
         "window_rows_per_s_heap": heap.rows_per_s,
         "window_batch_s_heap": heap.median_s(),
     }
@@ -104,13 +104,13 @@ def join(run: Player) -> Figures:
 
 def close(run: Player) -> Figures:
     """Close a hundredth of many windows, and of few: what one that is closed takes."""
-    many, few = (
+    many_keys, few = (
         run(Side("close", "riffle", {"keys": keys, "slices": SLICES}, 3 * SLICES, closes=False))
         for keys in (5_000_000, 500_000)
     )
     return {
-        "close_ratio": many.closing_s / few.closing_s,
-        "close_us_a_window": many.closing_s * 1e6,
+        "close_ratio": many_keys.closing_s / few.closing_s,
+        "close_us_a_window": many_keys.closing_s * 1e6,
         "close_us_a_window_of_a_tenth": few.closing_s * 1e6,
     }
 
@@ -138,12 +138,12 @@ def chain(run: Player) -> Figures:
 def wrapper(run: Player) -> Figures:
     """A running count through the wrapper and through ``Stateful``, in turn."""
     side = replace(_side("count", IN_TURN, keys=200_000), closes=False)
-    found = run.in_turn(side, "riffle", "stateful")
-    taken = {engine: _median_s(played) for engine, played in found.items()}
+    outcomes = run.in_turn(side, "riffle", "stateful")
+    medians = {engine: _median_s(played) for engine, played in outcomes.items()}
     return {
-        "wrapper_ratio": taken["riffle"] / taken["stateful"],
-        "wrapper_batch_s": taken["riffle"],
-        "wrapper_batch_s_stateful": taken["stateful"],
+        "wrapper_ratio": medians["riffle"] / medians["stateful"],
+        "wrapper_batch_s": medians["riffle"],
+        "wrapper_batch_s_stateful": medians["stateful"],
     }
 
 

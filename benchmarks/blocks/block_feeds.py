@@ -64,8 +64,8 @@ def write(folder: Path, batches: Iterable[Batch]) -> int:
 
 
 def _rows(at_us: Integers, **columns: Integers) -> Batch:
-    at = pa.array(START_US + at_us, pa.timestamp("us", "UTC"))
-    return {"rows": pa.table({"at": at, **columns})}
+    times = pa.array(START_US + at_us, pa.timestamp("us", "UTC"))
+    return {"rows": pa.table({"at": times, **columns})}
 
 
 def _between(random: np.random.Generator, start_s: float, end_s: float, rows: int) -> Integers:
@@ -85,18 +85,18 @@ def windowed(keys: int, rows: int, batches: int) -> Iterator[Batch]:
     """
     random = np.random.default_rng(SEED + 1)
     for number in range(batches):
-        at = _between(random, number * STEP_S - LAG_S, (number + 1) * STEP_S, rows)
+        times = _between(random, number * STEP_S - LAG_S, (number + 1) * STEP_S, rows)
         # The newest moment is there in each batch, so that each closes one window.
-        at[0] = (number + 1) * STEP_S * SECOND_US - 1
-        yield _rows(at, key=random.integers(0, keys, rows), amount=random.integers(1, 101, rows))
+        times[0] = (number + 1) * STEP_S * SECOND_US - 1
+        yield _rows(times, key=random.integers(0, keys, rows), amount=random.integers(1, 101, rows))
 
 
 def totals(keys: int, batches: int) -> Iterator[Batch]:
     """Yield what closing one window of all keys answers, a row a key: ``at``, ``key``, ``amount``."""
     random = np.random.default_rng(SEED + 2)
     for number in range(batches):
-        at = np.full(keys, (number + 1) * STEP_S * SECOND_US - 1)
-        yield _rows(at, key=random.permutation(keys), amount=random.integers(1, 101, keys))
+        times = np.full(keys, (number + 1) * STEP_S * SECOND_US - 1)
+        yield _rows(times, key=random.permutation(keys), amount=random.integers(1, 101, keys))
 
 
 def visits(keys: int, rows: int, batches: int) -> Iterator[Batch]:
@@ -113,8 +113,8 @@ def once(rows: int, batches: int) -> Iterator[Batch]:
     random = np.random.default_rng(SEED + 4)
     for number in range(batches):
         fresh = number * rows + np.arange(rows)
-        again = random.integers(max(0, (number - 1) * rows), (number + 1) * rows, rows)
-        key = np.where(random.random(rows) < 0.9, fresh, again)
+        repeated = random.integers(max(0, (number - 1) * rows), (number + 1) * rows, rows)
+        key = np.where(random.random(rows) < 0.9, fresh, repeated)
         yield _rows(_between(random, number * DEDUP_STEP_S, (number + 1) * DEDUP_STEP_S, rows), key=key)
 
 
@@ -143,8 +143,8 @@ def closing(keys: int, slices: int) -> Iterator[Batch]:
     due = max(1, keys // 100)
     for number, named in enumerate(np.array_split(np.random.default_rng(SEED + 6).permutation(keys), _parts(keys))):
         rank = np.arange(len(named)) + number * FILL_ROWS
-        at = np.where(rank < due * slices, rank // due * STEP_S, DAY_S // 2) * SECOND_US
-        yield _rows(at, key=named, amount=np.ones(len(named), np.int64))
+        times = np.where(rank < due * slices, rank // due * STEP_S, DAY_S // 2) * SECOND_US
+        yield _rows(times, key=named, amount=np.ones(len(named), np.int64))
     for number in range(3 * slices + 2):
         at_s = DAY_S + (number // 3 + 1) * STEP_S
         aside = np.arange(ASIDE_ROWS) + keys

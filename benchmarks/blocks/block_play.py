@@ -55,12 +55,12 @@ class Played(cases.Played):
     @property
     def closing_s(self) -> float:
         """Return what a row that leaves takes: batches where some do, less those where none does, of the measured."""
-        taken = list(zip(self.seconds[-self.measured :], self.removed[-self.measured :], strict=True))
-        with_some = [seconds for seconds, removed in taken if removed]
-        without = [seconds for seconds, removed in taken if not removed]
+        removals = list(zip(self.seconds[-self.measured :], self.removed[-self.measured :], strict=True))
+        with_some = [seconds for seconds, removed in removals if removed]
+        without = [seconds for seconds, removed in removals if not removed]
         if not with_some or not without:
             return math.nan
-        return (median(with_some) - median(without)) / median(removed for _, removed in taken if removed)
+        return (median(with_some) - median(without)) / median(removed for _, removed in removals if removed)
 
 
 NOT_PLAYED = Played([math.nan], rows=0, measured=1, removed=[0])
@@ -75,8 +75,8 @@ def play(side: Side, code: Code = HERE) -> Played:
     ):
         spec = asdict(side) | {"folder": f"{base}/side"}
         spec |= {"root": f"s3://{server.bucket}/state", "endpoint": server.endpoint}
-        found = in_process("benchmarks.blocks", spec, side.limit_s + START_SECONDS, server.environment, code)
-    return Played(found["seconds"], found["rows"], side.measured, found["removed"])
+        result = in_process("benchmarks.blocks", spec, side.limit_s + START_SECONDS, server.environment, code)
+    return Played(result["seconds"], result["rows"], side.measured, result["removed"])
 
 
 def play_here(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,12 +133,12 @@ def _measured(query: StreamingQuery, spec: Mapping[str, Any], files: int) -> dic
     """Wait for all files and return what each batch that had rows took, trigger to trigger."""
     try:
         _wait(query, files, spec["limit_s"])
-        progress = [each for each in query.recentProgress if each["numInputRows"] > 0]
-        removed = [sum(one["numRowsRemoved"] for one in each["stateOperators"]) for each in progress]
+        progress = [entry for entry in query.recentProgress if entry["numInputRows"] > 0]
+        removed = [sum(operator["numRowsRemoved"] for operator in entry["stateOperators"]) for entry in progress]
         if spec["closes"] and spec["engine"] != "stateful" and not all(removed[-spec["measured"] :]):
             raise RuntimeError(f"rows left the state in {removed}, not in each of the last {spec['measured']} batches")
         return {
-            "seconds": [each["durationMs"]["triggerExecution"] / 1000 for each in progress],
+            "seconds": [entry["durationMs"]["triggerExecution"] / 1000 for entry in progress],
             "removed": removed,
             "rows": progress[-1]["numInputRows"],
         }
@@ -150,7 +150,7 @@ def _wait(query: StreamingQuery, files: int, seconds: float) -> None:
     """Wait for so many batches with rows: Spark's own has others between them, when it has caught up."""
     deadline = time.monotonic() + seconds
     while query.isActive and time.monotonic() < deadline:
-        if sum(each["numInputRows"] > 0 for each in query.recentProgress) >= files:
+        if sum(entry["numInputRows"] > 0 for entry in query.recentProgress) >= files:
             return
         time.sleep(POLL_SECONDS)
     failure = query.exception()

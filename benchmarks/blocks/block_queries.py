@@ -63,9 +63,9 @@ def _dedup(streams: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def _join(streams: Mapping[str, DataFrame]) -> DataFrame:
-    others = streams["others"].selectExpr("at AS other_at", "key AS other_key", "amount AS other_amount")
-    left = streams["rows"].withWatermark("at", "1 minute")
-    return left.join(others.withWatermark("other_at", "1 minute"), F.expr(WITHIN))
+    other_rows = streams["others"].selectExpr("at AS other_at", "key AS other_key", "amount AS other_amount")
+    left_rows = streams["rows"].withWatermark("at", "1 minute")
+    return left_rows.join(other_rows.withWatermark("other_at", "1 minute"), F.expr(WITHIN))
 
 
 def _close(streams: Mapping[str, DataFrame]) -> DataFrame:

@@ -54,7 +54,7 @@ class Audit:
         store = self._query.stage.store
         with closing(boto3.client("s3", **store.client_arguments)) as client:
             pages = client.get_paginator("list_objects_v2").paginate(Bucket=store.bucket, Prefix=self.prefix)
-            return {found["Key"]: found["Size"] for page in pages for found in page.get("Contents", ())}
+            return {stored["Key"]: stored["Size"] for page in pages for stored in page.get("Contents", ())}
 
     def rewritten_bytes(self, store_view: StoreView, after: StoreView, later: StoreView, sealed_bytes: int) -> int:
         """Return the bytes of state put between two looks that are neither deltas that the batches sealed nor
@@ -74,18 +74,18 @@ class Audit:
 
     def _due_snapshots(self, store_view: StoreView, after: StoreView) -> set[str]:
         """Return the names of snapshots that the log came to list, and whose key-group was due for one."""
-        found: set[str] = set()
+        names_found: set[str] = set()
         entries = dict(store_view.manifest.entries)
         for sequence in range(store_view.sequence + 1, after.sequence + 1):
             record = self._log.read(sequence)
-            now = self._log.manifest_of(record)
-            for address, entry in now.entries.items():
+            manifest = self._log.manifest_of(record)
+            for address, entry in manifest.entries.items():
                 earlier = entries.get(address, EMPTY)
-                taken = entry.snapshot
-                if taken is not None and taken != earlier.snapshot and self._was_due(address, earlier):
-                    found.add(paths.snapshot(*address, taken.id))
-            entries = dict(now.entries)
-        return found
+                snapshot = entry.snapshot
+                if snapshot is not None and snapshot != earlier.snapshot and self._was_due(address, earlier):
+                    names_found.add(paths.snapshot(*address, snapshot.id))
+            entries = dict(manifest.entries)
+        return names_found
 
     def _was_due(self, address: Address, entry: Entry) -> bool:
         version = entry.head.version

@@ -60,15 +60,15 @@ def cold_restore(size: Size, folder: Path) -> dict[str, object]:
         query.start(EXECUTORS)
         query.fill()
         all_of_them = [_restored(stage, query, marks) for _ in range(TIMES)]
-        ratios = [one.ratio for one in all_of_them]
+        ratios = [restore.ratio for restore in all_of_them]
         return {
             "cold_state_bytes": size.state_bytes,
-            "cold_restored_bytes": statistics.median(one.size for one in all_of_them),
-            "cold_fetched_over_listed": min(one.fetched / one.size for one in all_of_them),
-            "cold_restore_s": statistics.median(one.seconds for one in all_of_them),
-            "cold_batch_extra_s": statistics.median(one.batch_extra_s for one in all_of_them),
-            "cold_restore_mb_per_s": statistics.median(one.size / one.seconds / 1e6 for one in all_of_them),
-            "plain_gets_mb_per_s": statistics.median(one.plain_bytes_per_s / 1e6 for one in all_of_them),
+            "cold_restored_bytes": statistics.median(restore.size for restore in all_of_them),
+            "cold_fetched_over_listed": min(restore.fetched / restore.size for restore in all_of_them),
+            "cold_restore_s": statistics.median(restore.seconds for restore in all_of_them),
+            "cold_batch_extra_s": statistics.median(restore.batch_extra_s for restore in all_of_them),
+            "cold_restore_mb_per_s": statistics.median(restore.size / restore.seconds / 1e6 for restore in all_of_them),
+            "plain_gets_mb_per_s": statistics.median(restore.plain_bytes_per_s / 1e6 for restore in all_of_them),
             "cold_restore_ratio": statistics.median(ratios),
             "cold_restore_ratio_least": min(ratios),
             "cold_wrong_keys": query.difference.wrong_keys,
@@ -79,12 +79,12 @@ def cold_restore(size: Size, folder: Path) -> dict[str, object]:
 def _restored(stage: Stage, query: Query, marks: Path) -> Restored:
     query.play_until(lambda reports: is_shared(reports, EXECUTORS) and is_calm(reports))
     audit = Audit(query)
-    before = audit.look()
+    listed_before = audit.look()
     stage.cluster.kill_worker(VICTIM)
     stage.await_executors(EXECUTORS - 1)
     (cold, cold_s), *warm = query.play(1 + WARM)
     moved = {int(move["key_group"]) for move in cold.moves if move["role"] == "owner"}
-    spans = list(_spans(before.manifest, moved, audit.prefix))
+    spans = list(_spans(listed_before.manifest, moved, audit.prefix))
     restored = Restored(
         sum(span.end - span.start for span in spans),
         cold.fetched_bytes,

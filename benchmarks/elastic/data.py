@@ -49,8 +49,8 @@ def vectors(keys: Integers, counts: Integers, size: int) -> npt.NDArray[np.uint6
     words = np.random.default_rng(SEED).integers(0, 1 << 63, size // 8, dtype=np.uint64)
     seeds = (keys.astype(np.uint64) * _ODD + counts.astype(np.uint64)) * _MIX
     seeds ^= seeds >> np.uint64(29)
-    made: npt.NDArray[np.uint64] = words[None, :] ^ (seeds * _ODD)[:, None]
-    return made
+    mixed: npt.NDArray[np.uint64] = words[None, :] ^ (seeds * _ODD)[:, None]
+    return mixed
 
 
 class _Context(Protocol):
@@ -77,12 +77,12 @@ def advancing(
         totals = np.zeros(len(keys), np.int64)
         np.add.at(totals, places, rows["amount"].to_numpy())
         if state.num_rows:
-            held = state["key"].to_numpy()
-            before = state["count"].to_numpy()
-            _check(held, before, state["vector"])
-            at = np.searchsorted(keys, held)
-            counts[at] += before
-            totals[at] += state["total"].to_numpy()
+            stored_keys = state["key"].to_numpy()
+            stored_counts = state["count"].to_numpy()
+            _check(stored_keys, stored_counts, state["vector"])
+            positions = np.searchsorted(keys, stored_keys)
+            counts[positions] += stored_counts
+            totals[positions] += state["total"].to_numpy()
         output = pa.table([keys, counts, totals], schema=OUTPUT)
         return output, output.append_column("vector", _binary(vectors(keys, counts, size)))
 
@@ -92,7 +92,7 @@ def advancing(
 def called_last(marks: Path, version: int) -> float:
     """Return when, in seconds of the wall clock, the function was last called in a batch, in whichever slot."""
     lines = (line.split() for file in marks.iterdir() for line in file.read_text().splitlines())
-    return max(float(at) for number, at in lines if int(number) == version)
+    return max(float(second) for number, second in lines if int(number) == version)
 
 
 def _binary(rows: npt.NDArray[np.uint64]) -> pa.Array:
@@ -102,9 +102,9 @@ def _binary(rows: npt.NDArray[np.uint64]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(rows.tobytes())])
 
 
-def _check(keys: Integers, counts: Integers, found: pa.ChunkedArray) -> None:
+def _check(keys: Integers, counts: Integers, actual: pa.ChunkedArray) -> None:
     """Compare the first word of each vector: enough to know whose it is and how old."""
-    array = found.combine_chunks()
+    array = actual.combine_chunks()
     data = np.frombuffer(array.buffers()[2], np.uint8)
     starts = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array)]
     first = data[starts[:, None] + np.arange(8)].view(np.uint64)[:, 0]

@@ -45,18 +45,18 @@ def plain_gets(server: DiskS3Server, wanted: Iterable[Span], processes: int) -> 
     return max(_rate(server, spans, processes, threads) for threads in THREADS)
 
 
-def pieces(wanted: Iterable[Span]) -> list[Span]:
+def pieces(spans: Iterable[Span]) -> list[Span]:
     """Return the same bytes: what adjoins in one range, none longer than a piece."""
     joined: list[Span] = []
-    for span in sorted(wanted):
+    for span in sorted(spans):
         if joined and joined[-1].name == span.name and joined[-1].end == span.start:
             joined[-1] = joined[-1]._replace(end=span.end)
         else:
             joined.append(span)
     return [
-        Span(name, at, min(at + PIECE_BYTES, end))
+        Span(name, position, min(position + PIECE_BYTES, end))
         for name, start, end in joined
-        for at in range(start, end, PIECE_BYTES)
+        for position in range(start, end, PIECE_BYTES)
     ]
 
 
@@ -66,9 +66,9 @@ def _rate(server: DiskS3Server, spans: Sequence[Span], processes: int, threads: 
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         pool.map(_warm, shares, chunksize=1)
         done = pool.map(_get, shares, chunksize=1)
-    started = min(each[1] for each in done)
-    ended = max(each[2] for each in done)
-    return sum(each[0] for each in done) / (ended - started)
+    started = min(piece[1] for piece in done)
+    ended = max(piece[2] for piece in done)
+    return sum(piece[0] for piece in done) / (ended - started)
 
 
 def _warm(share: _Share) -> None:

@@ -48,7 +48,7 @@ def _kill_in_a_batch(stage: Stage, query: Query) -> int:
     """Kill a worker while the slots of a batch run, and return the batch's number."""
     for _ in range(TRIES):
         number = query.feed.steady()
-        if stage.sees_tasks(query.run_id, EXECUTORS, lambda wanted=number: query.done > wanted):  # type: ignore[misc]
+        if stage.sees_tasks(query.run_id, EXECUTORS, lambda target=number: query.done > target):  # type: ignore[misc]
             stage.cluster.kill_worker(VICTIM)
             return number
     raise TimeoutError(f"in {TRIES} batches no slot was seen to run")

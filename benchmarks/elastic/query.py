@@ -118,7 +118,7 @@ class Query:
         first = self.done
         numbers = self.feed.fill()
         for number in numbers:
-            self._await(lambda wanted=number - AHEAD: self.done > wanted)  # type: ignore[misc]
+            self._await(lambda target=number - AHEAD: self.done > target)  # type: ignore[misc]
         return self.played_from(first)
 
     def play(self, batches: int, rows: int | None = None) -> Played:

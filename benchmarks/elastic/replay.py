@@ -34,9 +34,9 @@ def one_owner(view: View, settings: AssignSettings) -> Assignment:  # noqa: ARG0
     """Return an assignment in which one member owns all and another one follows."""
     members = sorted(member.id for member in view.members)
     owner = next((owner for owner in view.owners.values() if owner in members), members[0])
-    others = tuple(member for member in members if member != owner)[:1]
+    standbys = tuple(member for member in members if member != owner)[:1]
     owners = {task.id: owner for task in view.tasks}
-    return Assignment(owners, standbys=dict.fromkeys(owners, others), target=owners)
+    return Assignment(owners, standbys=dict.fromkeys(owners, standbys), target=owners)
 
 
 def replay(size: Size, folder: Path) -> dict[str, object]:
@@ -58,10 +58,10 @@ def replay(size: Size, folder: Path) -> dict[str, object]:
         pid, _ = stage.executors()[follower]
         started = _python_seconds(pid)
         played = query.play(STEADY)
-        taken = _python_seconds(pid) - started
+        seconds = _python_seconds(pid) - started
         changed = sum(report.keys for report in played.reports)
         return {
-            "standby_cpu_s": taken * ROWS / changed,
+            "standby_cpu_s": seconds * ROWS / changed,
             "standby_changed_rows": changed,
             "standby_folds": sum(report.upkeep_folds for report in played.reports),
             "standby_owning": owning(query.reports[-1]),
@@ -72,9 +72,9 @@ def replay(size: Size, folder: Path) -> dict[str, object]:
 def _check_executors(stage: Stage) -> None:
     """See that executors have the driver's product: they find it by a path of their own."""
     slices = stage.session().sparkContext.range(EXECUTORS, numSlices=EXECUTORS)
-    found = set(slices.map(lambda _: product()).collect())
-    if found != {product()}:
-        raise RuntimeError(f"executors run {found}, not {product()}")
+    products = set(slices.map(lambda _: product()).collect())
+    if products != {product()}:
+        raise RuntimeError(f"executors run {products}, not {product()}")
 
 
 def _python_seconds(executor: int) -> float:

@@ -27,17 +27,18 @@ def returning(size: Size, folder: Path) -> dict[str, object]:
         query.start(EXECUTORS)
         query.fill()
         query.play_until(lambda reports: has_standbys(reports, KEY_GROUPS) and is_calm(reports))
-        one = _one_is_gone(stage, query)
+        stopped_executor = _one_is_gone(stage, query)
         query.play(CALM)
         query.rest(FEW_ROWS)
         query.stop()
         stage.end_session()
-        every = _come_back(query, _folders(stage), lambda: query.start(EXECUTORS))
+        rejoined = _come_back(query, _folders(stage), lambda: query.start(EXECUTORS))
         return {
             "return_state_bytes": size.state_bytes,
-            **{f"return_one_{name}_bytes": value for name, value in one.items()},
-            **{f"return_all_{name}_bytes": value for name, value in every.items()},
-            "return_fetched_over_missed": (one["fetched"] + every["fetched"]) / (one["missed"] + every["missed"]),
+            **{f"return_one_{name}_bytes": value for name, value in stopped_executor.items()},
+            **{f"return_all_{name}_bytes": value for name, value in rejoined.items()},
+            "return_fetched_over_missed": (stopped_executor["fetched"] + rejoined["fetched"])
+            / (stopped_executor["missed"] + rejoined["missed"]),
             "return_wrong_keys": query.difference.wrong_keys,
         }
 

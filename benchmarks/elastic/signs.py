@@ -26,9 +26,9 @@ def is_calm(reports: Reports) -> bool:
     )
 
 
-def has_standbys(reports: Reports, wanted: int) -> bool:
+def has_standbys(reports: Reports, count: int) -> bool:
     """Tell whether there are so many standbys."""
-    return bool(reports) and sum(reports[-1].standbys.values()) == wanted
+    return bool(reports) and sum(reports[-1].standbys.values()) == count
 
 
 def is_warming(report: BatchReport) -> bool:

@@ -30,15 +30,15 @@ SHA_BYTES = 64
 def spark_scale_out(size: Size, folder: Path) -> dict[str, object]:
     """Fill a query of two state partitions, change it to four, and return what that took."""
     with Stage(folder, workers=2) as stage:
-        before = Feed(folder / "before", size)
+        baseline_feed = Feed(folder / "before", size)
         after = folder / "after"
         spark = stage.session(**_conf())
-        query = _start(spark, _partials(spark, before.folder, size), folder / "checkpoint-2", partitions=2)
-        for number in before.fill():
+        query = _start(spark, _partials(spark, baseline_feed.folder, size), folder / "checkpoint-2", partitions=2)
+        for number in baseline_feed.fill():
             _await_batch(query, number)
         for _ in range(STEADY):
-            _await_batch(query, before.steady())
-        steady = [each["durationMs"]["triggerExecution"] / 1000 for each in query.recentProgress[-STEADY:]]
+            _await_batch(query, baseline_feed.steady())
+        steady = [entry["durationMs"]["triggerExecution"] / 1000 for entry in query.recentProgress[-STEADY:]]
         stage.cluster.add_worker(), stage.cluster.add_worker()
         stage.await_executors(4)
         return {

@@ -24,12 +24,12 @@ WAIT_SECONDS = 240.0
 POLL_SECONDS = 0.05
 
 
-def wait_for(what: str, is_so: Callable[[], bool], seconds: float = WAIT_SECONDS) -> float:
+def wait_for(description: str, is_so: Callable[[], bool], seconds: float = WAIT_SECONDS) -> float:
     """Wait until something is so and return how many seconds it took; raise ``TimeoutError`` if it takes too long."""
     started = time.monotonic()
     while not is_so():
         if time.monotonic() - started > seconds:
-            raise TimeoutError(f"waited {seconds:g} s in vain for {what}")
+            raise TimeoutError(f"waited {seconds:g} s in vain for {description}")
         time.sleep(POLL_SECONDS)
     return time.monotonic() - started
 
@@ -96,19 +96,19 @@ class Stage:
 
     def executors(self) -> dict[str, tuple[int, str]]:
         """Return process id and host of every executor that runs on this stage's workers, by its id."""
-        found = {}
+        hosts = {}
         for pid in descendants(os.getpid()):
             with suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
                 if "--executor-id" in words and "java" in words[0]:
                     host = words[words.index("--hostname") + 1]
-                    found[words[words.index("--executor-id") + 1]] = (pid, host)
-        return found
+                    hosts[words[words.index("--executor-id") + 1]] = (pid, host)
+        return hosts
 
     def executor_on(self, worker: int) -> str:
         """Return the id of the one executor that a worker runs."""
         host = self.cluster.hosts[worker]
-        (name,) = [name for name, (_, at) in self.executors().items() if at == host]
+        (name,) = [name for name, (_, executor_host) in self.executors().items() if executor_host == host]
         return name
 
     def sees_tasks(self, group: str, count: int, is_over: Callable[[], bool]) -> bool:
@@ -132,4 +132,4 @@ class Stage:
 def _registered(spark: SparkSession) -> int:
     """Return how many executors are alive by Spark's own count, the driver left out."""
     listed = spark.sparkContext._jsc.sc().statusStore().executorList(True)
-    return sum(str(listed.apply(at).id()) != "driver" for at in range(listed.size()))
+    return sum(str(listed.apply(index).id()) != "driver" for index in range(listed.size()))

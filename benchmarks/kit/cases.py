@@ -75,21 +75,21 @@ class Player(Generic[SideT, PlayedT]):
         nothing: PlayedT,
         engines: Iterable[str],
         scale: float = 1.0,
-        before: Code | None = None,
+        baseline: Code | None = None,
         rounds: int = 1,
     ) -> None:
         self._play = play
         self._nothing = nothing
         ours = dict.fromkeys(("riffle", "spark", "spark_heap", "stateful"), HERE)
-        self._codes = {**ours, **({"before": before} if before else {})}
+        self._codes = {**ours, **({"before": baseline} if baseline else {})}
         self._engines = {*engines, "before", "stateful"} & self._codes.keys()
         self._scale = scale
         self.rounds = rounds
 
     def __call__(self, side: SideT) -> PlayedT:
         """Play one side."""
-        wanted = side.engine in self._engines
-        return self._play(side.scaled(self._scale), self._codes[side.engine]) if wanted else self._nothing
+        is_wanted = side.engine in self._engines
+        return self._play(side.scaled(self._scale), self._codes[side.engine]) if is_wanted else self._nothing
 
     def in_turn(self, side: SideT, *engines: str) -> dict[str, list[PlayedT]]:
         """Play a side on engines alternately, in all rounds."""
@@ -101,17 +101,17 @@ Case = Callable[[Player[SideT, PlayedT]], Figures]
 
 def run(names: Iterable[str], cases: Mapping[str, Case[SideT, PlayedT]], player: Player[SideT, PlayedT]) -> Figures:
     """Run cases in turn and return their figures together, with what each took."""
-    found: Figures = {}
+    figures: Figures = {}
     for name in names:
         started = time.monotonic()
-        found |= cases[name](player)
-        found[f"{name}_case_s"] = time.monotonic() - started
-    return {name: round(value, 3) for name, value in found.items() if not math.isnan(value)}
+        figures |= cases[name](player)
+        figures[f"{name}_case_s"] = time.monotonic() - started
+    return {name: round(value, 3) for name, value in figures.items() if not math.isnan(value)}
 
 
-def asked(told: str | None, cases: Collection[str]) -> argparse.Namespace:
+def asked(text: str | None, cases: Collection[str]) -> argparse.Namespace:
     """Return the options of the command line, with ``names``, the cases that are wanted; exit if one is unknown."""
-    parser = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(cases), help="these cases (%(default)s)")
     parser.add_argument("--engines", default="riffle,spark,spark_heap", help="leave a side out (%(default)s)")
     parser.add_argument("--scale", type=float, default=1.0, help="of keys and rows (%(default)s)")
@@ -134,20 +134,20 @@ def tell(
     play: Callable[[SideT, Code], PlayedT],
     nothing: PlayedT,
     repetitions: Callable[[Figures, int], Mapping[str, int]],
-    wanted: Mapping[str, str],
+    descriptions: Mapping[str, str],
 ) -> int:
     """Run the wanted cases, beside another revision if one was named, and print the figures; return the exit code."""
     try:
-        with at_revision(options.against) if options.against else nullcontext() as before:
-            player = Player(play, nothing, options.engines.split(","), options.scale, before, options.rounds)
+        with at_revision(options.against) if options.against else nullcontext() as baseline:
+            player = Player(play, nothing, options.engines.split(","), options.scale, baseline, options.rounds)
             result = run(options.names, cases, player)
-        told: dict[str, object] = {**result, **({"against": before.revision} if before else {})}
+        record: dict[str, object] = {**result, **({"against": baseline.revision} if baseline else {})}
     except RiffleError as error:
         print(error, file=sys.stderr)
         return 1
     if options.json:
-        print(json.dumps({**told, "repetitions": repetitions(result, options.rounds)}))
+        print(json.dumps({**record, "repetitions": repetitions(result, options.rounds)}))
         return 0
-    for name, value in told.items():
-        print(f"{name:36} {value!s:>16}  {wanted.get(name, '')}".rstrip())
+    for name, value in record.items():
+        print(f"{name:36} {value!s:>16}  {descriptions.get(name, '')}".rstrip())
     return 0

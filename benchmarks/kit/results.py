@@ -91,11 +91,11 @@ def save(file: Path, runs: Sequence[Run]) -> None:
 
 def with_run(runs: Sequence[Run], newer: Run) -> tuple[Run, ...]:
     """Return runs without the figures that a newer one has measured again, and the newer one."""
-    kept = (
+    retained = (
         replace(run, figures={name: figure for name, figure in run.figures.items() if name not in newer.figures})
         for run in runs
     )
-    return (*(run for run in kept if run.figures), newer)
+    return (*(run for run in retained if run.figures), newer)
 
 
 def figures_in(printed: Mapping[str, object]) -> dict[str, Figure]:
@@ -109,14 +109,14 @@ def figures_in(printed: Mapping[str, object]) -> dict[str, Figure]:
     return {name: Figure(value, unit_of(name), repetitions.get(name, 1)) for name, value in numbers}
 
 
-def _numbers(values: Mapping[str, object], before: str = "") -> Iterator[tuple[str, float]]:
+def _numbers(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:
     for name, value in values.items():
         if isinstance(value, dict):
-            yield from _numbers(value, f"{before}{name}.")
+            yield from _numbers(value, f"{prefix}{name}.")
         elif isinstance(value, list):
-            yield f"{before}{name}", len(value)
+            yield f"{prefix}{name}", len(value)
         elif isinstance(value, (int, float)) and math.isfinite(value):
-            yield f"{before}{name}", value
+            yield f"{prefix}{name}", value
 
 
 def unit_of(name: str) -> str:
@@ -135,8 +135,8 @@ def _run_of(command: str, printed: Mapping[str, object]) -> Run:
 def _java() -> str:
     home = os.environ.get("JAVA_HOME")
     java = Path(home) / "bin" / "java" if home else "java"
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    match = re.search(r'version "([^"]+)"', told)
+    version_text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    match = re.search(r'version "([^"]+)"', version_text)
     return match[1] if match else "unknown"
 
 

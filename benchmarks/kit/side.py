@@ -41,8 +41,8 @@ class Code:
     @property
     def environment(self) -> dict[str, str]:
         """What makes the Python processes below a side, wherever they are, find it before what is installed."""
-        others = os.environ.get("PYTHONPATH")
-        return {"PYTHONPATH": os.pathsep.join([str(self.folder), *([others] if others else [])])}
+        python_path = os.environ.get("PYTHONPATH")
+        return {"PYTHONPATH": os.pathsep.join([str(self.folder), *([python_path] if python_path else [])])}
 
 
 HERE = Code(CHECKOUT)
@@ -82,9 +82,9 @@ def product() -> str:
     return str(Path(sys.modules["riffle_spark"].__file__ or "").resolve().parent)
 
 
-def answer(found: Mapping[str, Any]) -> None:
+def answer(result: Mapping[str, Any]) -> None:
     """Print what a side found, and which product it ran, for the process that waits for it."""
-    print(json.dumps({**found, "code": product()}))
+    print(json.dumps({**result, "code": product()}))
 
 
 def in_process(
@@ -118,9 +118,9 @@ def in_process(
         printed, complaints = _ended(process, seconds)
     if process.returncode != 0:
         raise RuntimeError(f"{spec} failed:\n{complaints[-TEXT:]}")
-    found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
-    _check(found.pop("code"), code)
-    return found if memory is None else {**found, "peak_pss_mb": memory.peak_mb}
+    result: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
+    _check(result.pop("code"), code)
+    return result if memory is None else {**result, "peak_pss_mb": memory.peak_mb}
 
 
 def _ended(process: subprocess.Popen[str], seconds: float) -> tuple[str, str]:
@@ -140,8 +140,8 @@ def alternately(sides: Sequence[Name], rounds: int, run: Callable[[Name], Found]
     """Run sides in turn, round after round, every other one backwards: what the machine does meanwhile, and who went
     first, falls on all of them alike.
     """
-    found: dict[Name, list[Found]] = {side: [] for side in sides}
+    results: dict[Name, list[Found]] = {side: [] for side in sides}
     for number in range(rounds):
         for side in sides if number % 2 == 0 else reversed(sides):
-            found[side].append(run(side))
-    return found
+            results[side].append(run(side))
+    return results

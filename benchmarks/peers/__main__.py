@@ -65,17 +65,17 @@ class Run:
                 figures = self._tried(f"{side}.{engine}", partial(measure, engine))
                 self.found.setdefault(engine, {}).update(figures)
 
-    def _tried(self, what: str, measure: Callable[[], Found]) -> Found:
+    def _tried(self, description: str, measure: Callable[[], Found]) -> Found:
         """Return what is found, or say why nothing is, and return that."""
-        print(f"{what} ...", file=sys.stderr, flush=True)
+        print(f"{description} ...", file=sys.stderr, flush=True)
         try:
-            found = measure()
+            result = measure()
         except Exception as error:  # noqa: BLE001 - one engine's failure must not cost the figures of the others
-            self.missing.append(what)
+            self.missing.append(description)
             print(f"  not measured: {error}", file=sys.stderr, flush=True)
             return {}
-        print(f"  {found}", file=sys.stderr, flush=True)
-        return found
+        print(f"  {result}", file=sys.stderr, flush=True)
+        return result
 
     def _fill(self) -> Found:
         return {"rows": self._ground.fill(FILLED, self._seconds)}
@@ -84,17 +84,17 @@ class Run:
         rate, checkpoints = self._ground.rate(engine, topic, self._seconds)
         self.repetitions[f"{engine}.{name}"] = len(rate.intervals)
         of = name.removeprefix("rows_per_s")
-        made = {f"checkpoints_{how}{of}": float(count) for how, count in checkpoints.items()}
-        return {name: round(rate.rows_per_s), f"{name}_least": round(min(rate.intervals)), **made}
+        counts = {f"checkpoints_{kind}{of}": float(count) for kind, count in checkpoints.items()}
+        return {name: round(rate.rows_per_s), f"{name}_least": round(min(rate.intervals)), **counts}
 
     def _ages(self, engine: str) -> Found:
-        found: Found = {}
+        figures: Found = {}
         for form, guarantee in GUARANTEES.get(engine, {"": ""}).items():
             ages = self._ground.latency(engine, self._seconds, guarantee)
             p50, p99 = np.percentile(ages, [50, 99])
-            found |= {f"latency{form}_p50_ms": round(float(p50), 1), f"latency{form}_p99_ms": round(float(p99), 1)}
-            self.repetitions |= {f"{engine}.{name}": len(ages) for name in found}
-        return found
+            figures |= {f"latency{form}_p50_ms": round(float(p50), 1), f"latency{form}_p99_ms": round(float(p99), 1)}
+            self.repetitions |= {f"{engine}.{name}": len(ages) for name in figures}
+        return figures
 
     def _stood(self, case: str, engine: str) -> Found:
         stood = self._ground.stood(engine, case, self._state_mb, self._seconds)
@@ -125,9 +125,9 @@ def main() -> int:
     except RiffleError as error:
         print(error, file=sys.stderr)
         return 1
-    figures = with_ratios({engine: found for engine, found in run.found.items() if found})
-    more = {"not_measured": run.missing, "repetitions": run.repetitions}
-    print(json.dumps({**figures, **more}) if options.json else table(figures))
+    figures = with_ratios({engine: figures_found for engine, figures_found in run.found.items() if figures_found})
+    details = {"not_measured": run.missing, "repetitions": run.repetitions}
+    print(json.dumps({**figures, **details}) if options.json else table(figures))
     return 0 if figures else 1
 
 

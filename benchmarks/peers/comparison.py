@@ -29,24 +29,24 @@ AGAINST = {
 """Each ratio's divisor. Kafka Streams reads Kafka alone: there it is compared from Kafka."""
 
 
-def with_ratios(found: Figures) -> dict[str, dict[str, float]]:
+def with_ratios(results: Figures) -> dict[str, dict[str, float]]:
     """Return the figures with those that say how many times as fast as another an engine is, where both are known.
 
     Kafka Streams has no other rows a second than those from Kafka.
     """
-    every = {name: dict(figures) for name, figures in found.items()}
-    streams = every.get("kafka_streams", {})
+    by_engine = {name: dict(figures) for name, figures in results.items()}
+    streams = by_engine.get("kafka_streams", {})
     if "rows_per_s_from_kafka" in streams:
         streams["rows_per_s"] = streams["rows_per_s_from_kafka"]
-    return {name: {**figures, **_ratios(figures, every)} for name, figures in every.items()}
+    return {name: {**figures, **_ratios(figures, by_engine)} for name, figures in by_engine.items()}
 
 
-def _ratios(figures: Mapping[str, float], every: Figures) -> dict[str, float]:
+def _ratios(figures: Mapping[str, float], by_engine: Figures) -> dict[str, float]:
     pairs = {
-        ratio: (figures.get(name, math.nan), every.get(other, {}).get(name, math.nan))
-        for ratio, (other, name) in AGAINST.items()
+        ratio: (figures.get(name, math.nan), by_engine.get(other_engine, {}).get(name, math.nan))
+        for ratio, (other_engine, name) in AGAINST.items()
     }
-    return {ratio: round(ours / other, 3) for ratio, (ours, other) in pairs.items() if math.isfinite(ours / other)}
+    return {ratio: round(ours / theirs, 3) for ratio, (ours, theirs) in pairs.items() if math.isfinite(ours / theirs)}
 
 
 def table(figures: Figures) -> str:

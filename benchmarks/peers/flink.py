@@ -74,11 +74,11 @@ def _settings(backend: str, work: Work, store: S3Server) -> Settings:
 
 def _port_in(folder: Path) -> int:
     """Return the port of a job's web address, chosen once."""
-    kept = folder / "flink-port"
-    if not kept.exists():
+    port_file = folder / "flink-port"
+    if not port_file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        kept.write_text(str(free_port()))
-    return int(kept.read_text())
+        port_file.write_text(str(free_port()))
+    return int(port_file.read_text())
 
 
 def checkpoints(folder: Path) -> dict[str, int]:
@@ -120,9 +120,9 @@ class FlinkGroup(Group):
         for _ in range(members):
             self.add()
         manager.wait_until(lambda: self._registered() == members, START_SECONDS)
-        told = {**self._work.told, "port": _port_in(self._work.folder)}
+        arguments = {**self._work.told, "port": _port_in(self._work.folder)}
         ours = {**self._settings, "parallelism.default": 2 * members if self._grows else members}
-        self._start("client", "FlinkTotals", words_of(told, ours), 256)
+        self._start("client", "FlinkTotals", words_of(arguments, ours), 256)
 
     def _start(self, name: str, main: str, words: list[str], heap_mb: int) -> Child:
         child = self._programs.start(f"{self._work.name}-{name}", main, words, "flink", heap_mb)

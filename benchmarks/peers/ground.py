@@ -84,7 +84,7 @@ class Ground:
         return rows
 
     @contextmanager
-    def _work(self, engine: str, between: bool = False, **said: Any) -> Iterator[Work]:
+    def _work(self, engine: str, between: bool = False, **options: Any) -> Iterator[Work]:
         """Give what an engine is to do, under a name and in a folder of its own, which goes afterwards; logs stay.
 
         ``between`` two topics of its own, or as is said.
@@ -95,7 +95,7 @@ class Ground:
         common = {"bootstrap": self.broker.bootstrap, "keys": KEYS, "batch_rows": OURS.get(engine, 0)}
         folder = self.folder / name
         try:
-            yield Work(name, folder, **{**common, **topics, **said})
+            yield Work(name, folder, **{**common, **topics, **options})
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -109,16 +109,16 @@ class Ground:
 
     def rate(self, engine: str, topic: str, seconds: float) -> tuple[Rate, dict[str, int]]:
         """Return how fast an engine is, and how many checkpoints it made meanwhile, if it says so."""
-        made: dict[str, int] = {}
+        counts: dict[str, int] = {}
         with self._work(engine, topic=topic) as work:
-            rate = measured(self.start(engine, work), seconds, lambda: made.update(flink.checkpoints(work.folder)))
-        return rate, made
+            rate = measured(self.start(engine, work), seconds, lambda: counts.update(flink.checkpoints(work.folder)))
+        return rate, counts
 
     def latency(self, engine: str, seconds: float, guarantee: str = "") -> list[float]:
         """Return ages of results in milliseconds at a steady load, for so long once it runs steadily."""
         each_ms = 100 if engine == "kafka_streams" else 2000
-        said: dict[str, Any] = {"each_ms": each_ms, "guarantee": guarantee}
-        with self._work(engine, between=True, **said) as work, ExitStack() as stack:
+        options: dict[str, Any] = {"each_ms": each_ms, "guarantee": guarantee}
+        with self._work(engine, between=True, **options) as work, ExitStack() as stack:
             watching = Watching(self.programs, self.broker, work, stack)
             child = self.start(engine, work)
             stack.callback(child.stop)
@@ -133,15 +133,15 @@ class Ground:
         """Return how long partitions of an engine stand still when a member dies, or when two come."""
         grows = case == "scale_out"
         standbys = int(case == "kill_standby")
-        said: dict[str, Any] = {
+        options: dict[str, Any] = {
             "each_ms": 1000,
             "trigger_ms": 1000,
             "payload": PAYLOAD,
             "standbys": standbys,
             "partitions": 8,
         }
-        said |= {"keys": state_mb * 1_000_000 // PAYLOAD, "batch_rows": FILL_BATCH_ROWS}
-        with self._work(engine, between=True, **said) as work, ExitStack() as stack:
+        options |= {"keys": state_mb * 1_000_000 // PAYLOAD, "batch_rows": FILL_BATCH_ROWS}
+        with self._work(engine, between=True, **options) as work, ExitStack() as stack:
             group = stack.enter_context(self._group(engine, work, grows))
             play = Play(Watching(self.programs, self.broker, work, stack), group)
             after = seconds * WATCHED + (PROBING_SECONDS.get(engine, 0.0) if grows else 0.0)

@@ -47,9 +47,9 @@ class StreamsGroup(Group):
     def add(self) -> None:
         """Start an instance with a folder of its own."""
         number = len(self._instances)
-        told = {**self._work.told, "folder": self._work.folder / str(number)}
+        arguments = {**self._work.told, "folder": self._work.folder / str(number)}
         own = {"client.id": f"i{number}", "num.standby.replicas": self._work.standbys, "num.stream.threads": 1}
-        words = words_of(told, {**_settings(self._work), **own, **PATIENCE})
+        words = words_of(arguments, {**_settings(self._work), **own, **PATIENCE})
         self._instances.append(
             self._programs.start(f"{self._work.name}-{number}", "StreamsTotals", words, "streams", 700)
         )
@@ -61,9 +61,9 @@ class StreamsGroup(Group):
 
     def is_ready(self) -> bool:
         """Whether every partition has as many copies as it should, and they lack next to nothing."""
-        told = [copies_in(child.log_tail()) for child in self._instances]
-        wanted = self._work.partitions * (1 + self._work.standbys)
-        return sum(count for count, _ in told) == wanted and sum(lag for _, lag in told) <= LAG
+        copies_told = [copies_in(child.log_tail()) for child in self._instances]
+        expected = self._work.partitions * (1 + self._work.standbys)
+        return sum(count for count, _ in copies_told) == expected and sum(lag for _, lag in copies_told) <= LAG
 
     def kill(self) -> None:
         """SIGKILL to the last instance."""
@@ -84,5 +84,7 @@ class StreamsGroup(Group):
 
 def copies_in(log: str) -> tuple[int, int]:
     """Return how many partitions an instance has copies of, as it said last, and how many records these lack."""
-    told = [line.split() for line in log.split("\n")[:-1] if line.startswith("copies ") and len(line.split()) == 3]
-    return (int(told[-1][1]), int(told[-1][2])) if told else (0, 0)
+    copies_lines = [
+        line.split() for line in log.split("\n")[:-1] if line.startswith("copies ") and len(line.split()) == 3
+    ]
+    return (int(copies_lines[-1][1]), int(copies_lines[-1][2])) if copies_lines else (0, 0)

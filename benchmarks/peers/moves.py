@@ -37,9 +37,9 @@ class Watching:
         for topic in filter(None, (work.topic, work.out)):
             broker.create_topic(topic, work.partitions)
 
-    def fill(self, told: dict[str, object]) -> None:
+    def fill(self, arguments: dict[str, object]) -> None:
         """Put rows as fast as they go, to the last."""
-        self._client("Produce", {"topic": self.work.topic, **told}).wait(FILL_SECONDS)
+        self._client("Produce", {"topic": self.work.topic, **arguments}).wait(FILL_SECONDS)
 
     def load(self, rows_per_s: int, check: Callable[[], None]) -> None:
         """Begin to put rows at a steady rate and to read results; return when there are some.
@@ -48,8 +48,8 @@ class Watching:
         """
         watch = self._watch = self._client("Watch", {"topic": self.work.out})
         watch.wait_until(lambda: "watching" in watch.log_tail(), START_SECONDS)
-        told = {"topic": self.work.topic, "rows": rows_per_s * LOAD_SECONDS, "rate": rows_per_s, "stamped": "true"}
-        self._client("Produce", told)
+        arguments = {"topic": self.work.topic, "rows": rows_per_s * LOAD_SECONDS, "rate": rows_per_s, "stamped": "true"}
+        self._client("Produce", arguments)
 
         def has_some() -> bool:
             check()
@@ -63,11 +63,11 @@ class Watching:
         self._watch.check_alive()
         return results_in(self._watch.log.read_text(errors="replace"))
 
-    def _client(self, main: str, told: dict[str, object]) -> Child:
+    def _client(self, main: str, arguments: dict[str, object]) -> Child:
         work = self.work
         common = {"bootstrap": work.bootstrap, "partitions": work.partitions, "keys": work.keys}
-        kind = "load" if "rate" in told else main.lower()
-        child = self._programs.client(f"{work.name}-{kind}", main, {**common, **told})
+        kind = "load" if "rate" in arguments else main.lower()
+        child = self._programs.client(f"{work.name}-{kind}", main, {**common, **arguments})
         self._stack.callback(child.stop)
         return child
 
@@ -108,12 +108,13 @@ class Play:
         self._group.start(MEMBERS)
         self._wait("rows", lambda: self._group.rows() >= keys, FILL_SECONDS)
 
-    def _wait(self, what: str, is_so: Callable[[], bool], seconds: float, must: bool = True) -> None:
+    def _wait(self, description: str, is_so: Callable[[], bool], seconds: float, must: bool = True) -> None:
         end = time.monotonic() + seconds
         while not is_so():
             self._group.check()
             if time.monotonic() > end:
-                text = f"{self._watching.work.name}: {what} not there after {seconds:g} s, {self._group.rows()} rows"
+                rows = self._group.rows()
+                text = f"{self._watching.work.name}: {description} not there after {seconds:g} s, {rows} rows"
                 if must:
                     raise UnavailableError(text, remedy="take a smaller --state-mb, or look at the logs")
                 print(f"  {text}; going on", file=sys.stderr, flush=True)

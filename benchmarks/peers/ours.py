@@ -21,9 +21,9 @@ def alone(work: Work, store: S3Server) -> Child:
     return _driver(work, store, {}, store.environment)
 
 
-def _driver(work: Work, store: S3Server, more: Mapping[str, Any], environment: Mapping[str, str]) -> Child:
-    told = {**work.told, "root": f"s3://{store.bucket}/{work.name}", "endpoint": store.endpoint, **more}
-    command = [sys.executable, "-u", "-m", "benchmarks.peers.riffle_totals", json.dumps(told)]
+def _driver(work: Work, store: S3Server, options: Mapping[str, Any], environment: Mapping[str, str]) -> Child:
+    arguments = {**work.told, "root": f"s3://{store.bucket}/{work.name}", "endpoint": store.endpoint, **options}
+    command = [sys.executable, "-u", "-m", "benchmarks.peers.riffle_totals", json.dumps(arguments)]
     return Child(Launch(work.name, command, work.folder.with_suffix(".log"), environment))
 
 
@@ -43,8 +43,8 @@ class RiffleGroup(Group):
             self._cluster.start_worker()
         self._cluster.wait_until_ready()
         environment = {**self._cluster.environment, **self._store.environment}
-        more = {"master": self._cluster.url, "members": members, "conf": _conf(self._store)}
-        self._driver = _driver(self._work, self._store, more, environment)
+        options = {"master": self._cluster.url, "members": members, "conf": _conf(self._store)}
+        self._driver = _driver(self._work, self._store, options, environment)
 
     @property
     def _log(self) -> str:
@@ -58,8 +58,8 @@ class RiffleGroup(Group):
 
     def is_ready(self) -> bool:
         """Whether no copy is on its way."""
-        told = [line for line in self._log.splitlines() if line.startswith(("ready ", "moving "))]
-        return bool(told) and told[-1].startswith("ready ")
+        lines = [line for line in self._log.splitlines() if line.startswith(("ready ", "moving "))]
+        return bool(lines) and lines[-1].startswith("ready ")
 
     def kill(self) -> None:
         """SIGKILL to a worker and its executor."""

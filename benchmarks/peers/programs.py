@@ -47,14 +47,14 @@ class Programs:
         command += ["-cp", _path([self._classes, *self._libraries[library]]), main, *words]
         return Child(Launch(name, command, self._folder / f"{name}.log", grace_seconds=2))
 
-    def client(self, name: str, main: str, told: Mapping[str, object]) -> Child:
+    def client(self, name: str, main: str, arguments: Mapping[str, object]) -> Child:
         """Start one of those that put rows or read results."""
-        return self.start(name, main, words_of(told), "streams", 256)
+        return self.start(name, main, words_of(arguments), "streams", 256)
 
 
-def words_of(told: Mapping[str, object], settings: Mapping[str, object] | None = None) -> list[str]:
+def words_of(arguments: Mapping[str, object], settings: Mapping[str, object] | None = None) -> list[str]:
     """Return what a program of ours is told, as its words, with the engine's own settings."""
-    words = [f"{name}={value}" for name, value in told.items()]
+    words = [f"{name}={value}" for name, value in arguments.items()]
     return [*words, *(f"set.{name}={value}" for name, value in (settings or {}).items())]
 
 

@@ -41,13 +41,13 @@ class StandStill(NamedTuple):
 def marks_in(log: str) -> list[Mark]:
     """Return what lines ``rows MILLISECONDS TOTAL`` say; a line that is cut off is left out."""
     words = (line.split() for line in _whole_lines(log) if line.startswith("rows "))
-    return [Mark(int(at) / 1e3, int(rows)) for _, at, rows in words]
+    return [Mark(int(at_us) / 1e3, int(rows)) for _, at_us, rows in words]
 
 
 def results_in(log: str) -> list[Result]:
     """Return what lines ``result ARRIVED PARTITION LAST`` say, times in microseconds."""
     words = (line.split() for line in _whole_lines(log) if line.startswith("result "))
-    return [Result(int(at) / 1e6, int(partition), int(last) / 1e6) for _, at, partition, last in words]
+    return [Result(int(at_us) / 1e6, int(partition), int(last) / 1e6) for _, at_us, partition, last in words]
 
 
 def _whole_lines(log: str) -> list[str]:
@@ -59,13 +59,13 @@ def interval_rates(marks: Sequence[Mark], seconds: float, intervals: int) -> lis
 
     Between two marks rows count as evenly spread: those of a batch over the time since the batch before.
     """
-    first = next((before for before, mark in pairwise(marks) if mark.rows > before.rows), None)
+    first = next((mark_before for mark_before, mark in pairwise(marks) if mark.rows > mark_before.rows), None)
     if first is None:
         return []
-    grown = [first, *(now for before, now in pairwise(marks) if now.rows > before.rows)]
-    ends = [at for number in range(intervals + 1) if (at := first.at + seconds * number) <= grown[-1].at]
+    grown = [first, *(mark for previous_mark, mark in pairwise(marks) if mark.rows > previous_mark.rows)]
+    ends = [end for number in range(intervals + 1) if (end := first.at + seconds * number) <= grown[-1].at]
     rows = np.interp(ends, [mark.at for mark in grown], [mark.rows for mark in grown])
-    return [float(each) for each in np.diff(rows) / seconds]
+    return [float(rate) for rate in np.diff(rows) / seconds]
 
 
 def ages_ms(results: Iterable[Result], since: float, until: float) -> list[float]:
@@ -89,19 +89,19 @@ def _arrivals(results: Iterable[Result]) -> tuple[dict[int, list[float]], dict[i
     newest: dict[int, float] = {}
     times: dict[int, list[float]] = {}
     rows: dict[int, int] = {}
-    for at, partition, put_at in sorted(results):
+    for second, partition, put_at in sorted(results):
         if put_at > newest.get(partition, -math.inf):
             newest[partition] = put_at
             rows[partition] = rows.get(partition, 0) + 1
-            known = times.setdefault(partition, [])
-            if not known or at - known[-1] >= ARRIVAL_S:
-                known.append(at)
+            put_times = times.setdefault(partition, [])
+            if not put_times or second - put_times[-1] >= ARRIVAL_S:
+                put_times.append(second)
     return times, rows
 
 
 def _stood(times: Sequence[float], event: float, until: float) -> float:
-    before = [now - last for last, now in pairwise(times) if now <= event]
-    if not before:
+    gaps = [time - last for last, time in pairwise(times) if time <= event]
+    if not gaps:
         raise ValueError("a partition has no two results before the event")
-    longest = max((now - last for last, now in pairwise([*times, until]) if now > event), default=0.0)
-    return max(0.0, longest - statistics.median(before))
+    longest = max((time - last for last, time in pairwise([*times, until]) if time > event), default=0.0)
+    return max(0.0, longest - statistics.median(gaps))

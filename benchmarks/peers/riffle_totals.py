@@ -31,53 +31,55 @@ OUTPUT = pa.schema([("key", pa.int64()), ("count", pa.int64()), ("total", pa.int
 KEY_GROUPS = 128
 
 
-def main(told: dict[str, Any]) -> None:
+def main(arguments: dict[str, Any]) -> None:
     """Run the query until this process is ended."""
-    spark = session(told.get("master", "local[2]"), partial(riffle.configure, kafka=False), **_conf(told))
-    compute = _with_noise(told["payload"]) if "payload" in told else _sums(told)
-    job = riffle.Stateful("totals", "key", compute, settings=_settings(told)).into(_sink(told))
-    job.on_report = _Teller(told)
-    writer = _rows(spark, told).writeStream.foreachBatch(job)
-    writer = writer.option("checkpointLocation", f"{told['folder']}/checkpoint")
-    writer.trigger(processingTime=f"{told.get('trigger_ms', 0)} milliseconds").start().awaitTermination()
+    spark = session(arguments.get("master", "local[2]"), partial(riffle.configure, kafka=False), **_conf(arguments))
+    compute = _with_noise(arguments["payload"]) if "payload" in arguments else _sums(arguments)
+    job = riffle.Stateful("totals", "key", compute, settings=_settings(arguments)).into(_sink(arguments))
+    job.on_report = _Teller(arguments)
+    writer = _rows(spark, arguments).writeStream.foreachBatch(job)
+    writer = writer.option("checkpointLocation", f"{arguments['folder']}/checkpoint")
+    writer.trigger(processingTime=f"{arguments.get('trigger_ms', 0)} milliseconds").start().awaitTermination()
 
 
-def _conf(told: dict[str, Any]) -> dict[str, str]:
-    jars = {"spark.jars": ",".join(map(str, connector_jars()))} if "topic" in told else {}
-    return {"spark.ui.showConsoleProgress": "false", **jars, **told.get("conf", {})}
+def _conf(arguments: dict[str, Any]) -> dict[str, str]:
+    jars = {"spark.jars": ",".join(map(str, connector_jars()))} if "topic" in arguments else {}
+    return {"spark.ui.showConsoleProgress": "false", **jars, **arguments.get("conf", {})}
 
 
-def _settings(told: dict[str, Any]) -> riffle.Settings:
+def _settings(arguments: dict[str, Any]) -> riffle.Settings:
     return riffle.Settings(
-        root=told["root"],
-        s3_endpoint=told["endpoint"],
+        root=arguments["root"],
+        s3_endpoint=arguments["endpoint"],
         s3_region="us-east-1",
-        local_dir=f"{told['folder']}/copies",
-        num_standbys=told.get("standbys", 0),
+        local_dir=f"{arguments['folder']}/copies",
+        num_standbys=arguments.get("standbys", 0),
         key_groups=KEY_GROUPS,
         # A quarter of a key-group's keys, so that an empty copy never counts as caught up; and half of the tasks.
-        acceptable_recovery_lag=max(told["keys"] // KEY_GROUPS // 4, 1),
+        acceptable_recovery_lag=max(arguments["keys"] // KEY_GROUPS // 4, 1),
         max_warmup_replicas=KEY_GROUPS // 2,
         probing_rebalance_interval=60.0,
-        expected_executors=told.get("members", 0),
+        expected_executors=arguments.get("members", 0),
     )
 
 
-def _rows(spark: SparkSession, told: dict[str, Any]) -> DataFrame:
-    if "topic" not in told:
-        return source(spark, told["batch_rows"], told["keys"])
-    reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", told["bootstrap"])
-    reader = reader.option("subscribe", told["topic"]).option("startingOffsets", "earliest")
-    rows = reader.option("maxOffsetsPerTrigger", told["batch_rows"]).load()
-    return rows.select(*(F.col(there).cast("string").cast("long").alias(name) for there, name in _COLUMNS))
+def _rows(spark: SparkSession, arguments: dict[str, Any]) -> DataFrame:
+    if "topic" not in arguments:
+        return source(spark, arguments["batch_rows"], arguments["keys"])
+    reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", arguments["bootstrap"])
+    reader = reader.option("subscribe", arguments["topic"]).option("startingOffsets", "earliest")
+    rows = reader.option("maxOffsetsPerTrigger", arguments["batch_rows"]).load()
+    return rows.select(
+        *(F.col(source_column).cast("string").cast("long").alias(name) for source_column, name in _COLUMNS)
+    )
 
 
 _COLUMNS = (("key", "key"), ("value", "amount"))
 
 
-def _sums(told: dict[str, Any]) -> Any:
+def _sums(arguments: dict[str, Any]) -> Any:
     sums = {"count": riffle.count(), "total": riffle.sum_("amount")}
-    return riffle.aggregate(**sums, last=riffle.max_("amount")) if "out" in told else riffle.aggregate(**sums)
+    return riffle.aggregate(**sums, last=riffle.max_("amount")) if "out" in arguments else riffle.aggregate(**sums)
 
 
 def _with_noise(size: int) -> Any:
@@ -92,25 +94,25 @@ def _with_noise(size: int) -> Any:
         np.add.at(totals, places, amounts)
         np.maximum.at(newest, places, amounts)
         if state.num_rows:
-            at = np.searchsorted(keys, state["key"].to_numpy())
-            counts[at] += state["count"].to_numpy()
-            totals[at] += state["total"].to_numpy()
+            positions = np.searchsorted(keys, state["key"].to_numpy())
+            counts[positions] += state["count"].to_numpy()
+            totals[positions] += state["total"].to_numpy()
         noise = [row.tobytes() for row in vectors(keys, counts, size)]
-        kept = pa.table([keys, counts, totals, pa.array(noise, pa.binary())], names=["key", *STATE.names])
-        return pa.table([keys, counts, totals, newest], schema=OUTPUT), kept
+        new_state = pa.table([keys, counts, totals, pa.array(noise, pa.binary())], names=["key", *STATE.names])
+        return pa.table([keys, counts, totals, newest], schema=OUTPUT), new_state
 
     return riffle.arrow_function(advance, state=STATE, output=OUTPUT)
 
 
-def _sink(told: dict[str, Any]) -> Callable[[DataFrame, int], None]:
+def _sink(arguments: dict[str, Any]) -> Callable[[DataFrame, int], None]:
     def put(rows: DataFrame, _: int) -> None:
-        if "out" not in told:
+        if "out" not in arguments:
             rows.write.format("noop").mode("append").save()
             return
         value = F.concat_ws(" ", "count", "total", "last")
         results = rows.select(F.col("key").cast("string").alias("key"), value.alias("value"))
-        kafka = results.write.format("kafka").option("kafka.bootstrap.servers", told["bootstrap"])
-        kafka.option("topic", told["out"]).save()
+        kafka = results.write.format("kafka").option("kafka.bootstrap.servers", arguments["bootstrap"])
+        kafka.option("topic", arguments["out"]).save()
 
     return put
 
@@ -118,8 +120,8 @@ def _sink(told: dict[str, Any]) -> Callable[[DataFrame, int], None]:
 class _Teller:
     """Tells what has been added up, and whether copies are where they should be."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self._standbys = KEY_GROUPS * told.get("standbys", 0)
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self._standbys = KEY_GROUPS * arguments.get("standbys", 0)
         self._reports: list[BatchReport] = []
         self._rows = 0
 

@@ -42,10 +42,10 @@ def measured(child: Child, seconds: float, before_end: Callable[[], None] = lamb
     finally:
         child.stop()
     rates = interval_rates(marks_in(child.log.read_text(errors="replace")), seconds / INTERVALS, INTERVALS)
-    counted = rates[INTERVALS - COUNTED :]
-    if not counted:
+    counted_rates = rates[INTERVALS - COUNTED :]
+    if not counted_rates:
         raise UnavailableError(f"only {len(rates)} of {INTERVALS} intervals had rows", where=str(child.log))
-    return Rate(statistics.median(counted), tuple(counted))
+    return Rate(statistics.median(counted_rates), tuple(counted_rates))
 
 
 def _has_begun(child: Child) -> bool:

@@ -55,7 +55,7 @@ class Appending(StatefulProcessor):
         """Append, and say how much."""
         appended = 0
         for row in rows:
-            self._values.appendList([(row.amount + at,) for at in range(row.times)])
+            self._values.appendList([(row.amount + index,) for index in range(row.times)])
             appended += row.times
         yield Row(key=key[0], count=appended)
 
@@ -71,8 +71,8 @@ class Mapping(StatefulProcessor):
         """Lay out, or read one counter and add to it."""
         count = 0
         for row in rows:
-            for at in range(row.times):
-                self._counts.updateValue((at,), (0,))
+            for index in range(row.times):
+                self._counts.updateValue((index,), (0,))
             if not row.times:
                 count = self._counts.getValue((row.amount,))[0] + 1
                 self._counts.updateValue((row.amount,), (count,))

@@ -82,5 +82,7 @@ def _cut(values: Integers, size: int) -> Iterator[Integers]:
 
 
 def _timed(keys: Integers, at_ms: int, due_ms: Integers) -> pa.Table:
-    at = pa.array(np.full(len(keys), at_ms), pa.int64()).cast(pa.timestamp("ms")).cast(pa.timestamp("us", tz="UTC"))
-    return pa.table({"key": keys, "at": at, "due_ms": due_ms})
+    timestamps = (
+        pa.array(np.full(len(keys), at_ms), pa.int64()).cast(pa.timestamp("ms")).cast(pa.timestamp("us", tz="UTC"))
+    )
+    return pa.table({"key": keys, "at": timestamps, "due_ms": due_ms})

@@ -36,9 +36,9 @@ def _counting_in_pandas(sizes: Sizes) -> tuple[Load, Iterator[pa.Table]]:
 def _appending(sizes: Sizes) -> tuple[Load, Iterator[pa.Table]]:
     """Append to short lists, fill them up to ``length`` elements (0: no filling), and append to those."""
     times = [APPENDED] * sizes["batches"]
-    left = sizes["length"] - APPENDED * sizes["batches"]
-    if left > 0:
-        times += [*[FILL_ELEMENTS] * (left // FILL_ELEMENTS), left % FILL_ELEMENTS, *times]
+    remaining = sizes["length"] - APPENDED * sizes["batches"]
+    if remaining > 0:
+        times += [*[FILL_ELEMENTS] * (remaining // FILL_ELEMENTS), remaining % FILL_ELEMENTS, *times]
     return Load(Appending(), f"{ROWS}, times long"), feeds.once_each(sizes["keys"], times)
 
 

@@ -58,8 +58,8 @@ def play(side: Side, code: Code = HERE) -> Played:
         spec = asdict(side) | {"folder": f"{base}/side"}
         spec |= {"root": f"s3://{server.bucket}/state", "endpoint": server.endpoint}
         environment = {**_spark_environment(python), **server.environment}
-        found = in_process("benchmarks.processor", spec, side.limit_s + START_SECONDS, environment, code, python)
-    return Played(found["seconds"], found["rows"], side.measured, found["worker_peak_mb"])
+        result = in_process("benchmarks.processor", spec, side.limit_s + START_SECONDS, environment, code, python)
+    return Played(result["seconds"], result["rows"], side.measured, result["worker_peak_mb"])
 
 
 def play_here(spec: dict[str, Any]) -> dict[str, Any]:

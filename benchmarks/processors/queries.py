@@ -64,10 +64,10 @@ def run_riffle(load: Load, spec: dict[str, Any], files: int) -> dict[str, Any]:
         settings=settings,
     )
     job = operator.into(lambda rows, _: rows.write.format("noop").mode("append").save())
-    found = _measured(stream.writeStream.foreachBatch(job), spec, files)
+    result = _measured(stream.writeStream.foreachBatch(job), spec, files)
     reports = [report for report in job.reports if report.decision == "run"][-spec["measured"] :]
-    found["sealed_bytes"] = sorted(report.sealed_bytes for report in reports)[len(reports) // 2]
-    return found
+    result["sealed_bytes"] = sorted(report.sealed_bytes for report in reports)[len(reports) // 2]
+    return result
 
 
 def run_spark(load: Load, spec: dict[str, Any], files: int) -> dict[str, Any]:
@@ -86,9 +86,9 @@ def _measured(writer: DataStreamWriter, spec: dict[str, Any], files: int) -> dic
     query = writer.option("checkpointLocation", f"{spec['folder']}/checkpoint").start()
     try:
         _wait(query, files, spec["limit_s"])
-        progress = [each for each in query.recentProgress if each["numInputRows"] > 0]
+        progress = [entry for entry in query.recentProgress if entry["numInputRows"] > 0]
         return {
-            "seconds": [each["durationMs"]["triggerExecution"] / 1000 for each in progress],
+            "seconds": [entry["durationMs"]["triggerExecution"] / 1000 for entry in progress],
             "rows": progress[-1]["numInputRows"],
             "worker_peak_mb": _worker_peak_mb(),
         }

@@ -106,15 +106,15 @@ def _is_settled(reports: Sequence[Any]) -> bool:
 def ours(spec: Spec, folder: Path) -> dict[str, Any]:
     """Return seconds a batch, and what the reports of these batches say."""
     query = _Ours(spec, folder)
-    held = 0
+    keys_held = 0
     if spec["filled"]:
-        held = query.fill()
+        keys_held = query.fill()
         query.settle()
     seconds, reports = query.steady()
     return {
         "seconds": seconds,
         "versions": [report.version for report in reports],
-        "keys_held": held,
+        "keys_held": keys_held,
         "snapshots": sum(report.snapshots for report in reports),
         "requests": median(sum(report.requests.values()) for report in reports),
         "upkeep_requests": sum(sum(report.upkeep_requests.values()) for report in reports) / len(reports),

@@ -73,13 +73,13 @@ def sides_of(part: str, *, against: bool) -> tuple[Side, ...]:
     return tuple(sides)
 
 
-def figures(found: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
+def figures(results: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
     """Return the figures by their names of what each side found, a round each."""
-    seconds = {side: [each for round_ in rounds for each in round_["seconds"]] for side, rounds in found.items()}
-    batch_s = {side: statistics.median(each) for side, each in seconds.items()}
+    seconds = {side: [second for round_ in rounds for second in round_["seconds"]] for side, rounds in results.items()}
+    batch_s = {side: statistics.median(side_seconds) for side, side_seconds in seconds.items()}
     result: dict[str, Any] = {}
-    for side, taken in batch_s.items():
-        result |= _alone(side, taken, found[side][0]["rows"])
+    for side, seconds_of_side in batch_s.items():
+        result |= _alone(side, seconds_of_side, results[side][0]["rows"])
     for case, suffix in (("rows", ""), ("million", "_million")):
         for engine in ("builtin", "builtin_heap", "before"):
             result |= _over(f"ratio_vs_{engine}{suffix}", batch_s, Side(engine, case), Side("ours", case))
@@ -87,23 +87,23 @@ def figures(found: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
     result |= _over("fixed_ratio_heap", batch_s, Side("ours", "fixed"), Side("builtin_heap", "fixed"))
     result |= _over("fixed_ratio_before", batch_s, Side("before", "fixed"), Side("builtin", "fixed"))
     for engine, name in (("ours", ""), ("before", "_before")):
-        many = Side(engine, "ten_million_keys")
+        many_keys = Side(engine, "ten_million_keys")
         few = Side(engine, "one_million_keys")
-        result |= _over(f"totals_ten_million_ratio{name}", batch_s, many, few)
+        result |= _over(f"totals_ten_million_ratio{name}", batch_s, many_keys, few)
     result |= _over("encrypted_ratio", batch_s, Side("encrypted", "encrypted"), Side("ours", "encrypted"))
     result |= _against_python(batch_s)
-    if Side("ours", "rows") in found:
-        result |= _in_full(found[Side("ours", "rows")], seconds[Side("ours", "rows")])
-    if Side("ours", "ten_million_keys") in found:
-        result["totals_keys_held"] = min(one["keys_held"] for one in found[Side("ours", "ten_million_keys")])
-    return result | _memory(found)
+    if Side("ours", "rows") in results:
+        result |= _in_full(results[Side("ours", "rows")], seconds[Side("ours", "rows")])
+    if Side("ours", "ten_million_keys") in results:
+        result["totals_keys_held"] = min(result_["keys_held"] for result_ in results[Side("ours", "ten_million_keys")])
+    return result | _memory(results)
 
 
-def repetitions(found: Mapping[Side, Sequence[Found]]) -> dict[str, int]:
+def repetitions(results: Mapping[Side, Sequence[Found]]) -> dict[str, int]:
     """Return of how many batches figures of one side are the medians."""
     return {
         name: sum(len(round_["seconds"]) for round_ in rounds)
-        for side, rounds in found.items()
+        for side, rounds in results.items()
         for name in _alone(side, 1.0, 1)
     }
 
@@ -130,13 +130,13 @@ def _over(name: str, batch_s: Mapping[Side, float], dividend: Side, divisor: Sid
 
 def _against_python(batch_s: Mapping[Side, float]) -> dict[str, float]:
     """Return rates of ours at its own size over those of Spark's Python operators at theirs."""
-    mine = batch_s.get(Side("ours", "rows"))
-    if mine is None:
+    own_s = batch_s.get(Side("ours", "rows"))
+    if own_s is None:
         return {}
-    more = CASES["rows"].rows / CASES["python"].rows
+    rows_ratio = CASES["rows"].rows / CASES["python"].rows
     names = {"apply_in_pandas": "apply_in_pandas", "transform_with_state": "transform_with_state_in_pandas"}
     return {
-        f"ratio_vs_{name}": round(more * batch_s[Side(engine, "python")] / mine, 1)
+        f"ratio_vs_{name}": round(rows_ratio * batch_s[Side(engine, "python")] / own_s, 1)
         for engine, name in names.items()
         if Side(engine, "python") in batch_s
     }
@@ -164,17 +164,17 @@ def _p95(values: Sequence[float]) -> float:
     return sorted(values)[max(0, -(-19 * len(values) // 20) - 1)]
 
 
-def _memory(found: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
+def _memory(results: Mapping[Side, Sequence[Found]]) -> dict[str, Any]:
     peaks = {
         side.engine: statistics.median(round_["peak_pss_mb"] for round_ in rounds)
-        for side, rounds in found.items()
+        for side, rounds in results.items()
         if side.case == "rows"
     }
     peaks |= {
         "encrypted" if side.engine == "encrypted" else "plain": statistics.median(
             round_["peak_pss_mb"] for round_ in rounds
         )
-        for side, rounds in found.items()
+        for side, rounds in results.items()
         if side.case == "encrypted" and side.engine != "before"
     }
     result: dict[str, Any] = {

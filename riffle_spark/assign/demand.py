@@ -101,12 +101,12 @@ def _most_caught_up(board: Board, task: int, rows: AlikeTasks) -> FreeSet:
     able: Sequence[bool] = board.may_own
     if rows.costs or board.quarantined:
         able = [may and bool(rows.allowed[rows.of[task], m]) for m, may in enumerate(able)]
-    known = [(rank, m) for m, rank in board.ranks[task].items() if able[m]]
+    copy_ranks = [(rank, m) for m, rank in board.ranks[task].items() if able[m]]
     absent = board.absent[task]
-    lowest = min(known)[0] if known else absent
-    if not any(able) or (lowest >= absent and len(known) < sum(able)):
+    lowest = min(copy_ranks)[0] if copy_ranks else absent
+    if not any(able) or (lowest >= absent and len(copy_ranks) < sum(able)):
         return None
-    return tuple(sorted(m for rank, m in known if rank == lowest))
+    return tuple(sorted(m for rank, m in copy_ranks if rank == lowest))
 
 
 def fair_bounds(board: Board, rows: AlikeTasks, settings: AssignSettings) -> Bounds:
@@ -151,7 +151,7 @@ def _row_bounds(board: Board, rows: AlikeTasks, fair: Range) -> tuple[Ints, Ints
     totals = np.bincount(np.array(rows.of, np.int64), minlength=len(rows.group))
     low = np.zeros(rows.allowed.shape, np.int64)
     high = np.zeros(rows.allowed.shape, np.int64)
-    member_low, member_high = (np.maximum(np.array(each, np.int64) - np.array(board.base), 0) for each in fair)
+    member_low, member_high = (np.maximum(np.array(side, np.int64) - np.array(board.base), 0) for side in fair)
     uniform = len({slot for slot in slots if slot}) == 1
     count = max(1, len(rows.of))
     for row, total in enumerate(totals.tolist()):

@@ -226,7 +226,7 @@ class Loads:
         counts = [self._counts]
         if target:
             counts.append(np.bincount(np.array(target, np.int64), minlength=len(self._slots)))
-        ratios = np.concatenate([(each / self._slots)[self._watched] for each in counts])
+        ratios = np.concatenate([(owned / self._slots)[self._watched] for owned in counts])
         bounded = len(ratios) > 0 and not is_weighed(board)
         self._low: float = ratios.min() if bounded else -np.inf
         self._high: float = ratios.max() if bounded else np.inf
@@ -246,9 +246,9 @@ class Loads:
 
     def _change(self, moves: Sequence[OwnerMove]) -> npt.NDArray[np.int64]:
         size = len(self._slots)
-        given = np.bincount(np.array([move.giver for move in moves], np.int64), minlength=size)
-        come = np.bincount(np.array([move.taker for move in moves], np.int64), minlength=size)
-        return (come - given).astype(np.int64)
+        given_away = np.bincount(np.array([move.giver for move in moves], np.int64), minlength=size)
+        received = np.bincount(np.array([move.taker for move in moves], np.int64), minlength=size)
+        return (received - given_away).astype(np.int64)
 
     def make(self, moves: Sequence[OwnerMove]) -> None:
         """Count the moves as made."""

@@ -92,9 +92,10 @@ def _levelled_by_weight(board: Board, rows: AlikeTasks, target: Sequence[int], s
         returned = board.incumbents[t] not in (board.owners[t], aim)
         if aim == NOBODY or returned or not rows.allowed[rows.of[t], aim] or board.pins[t] not in (NOBODY, aim):
             return levelled
-    each = (list(board.aims), levelled)
-    worth = [(beyond_band(board, rows, one, settings), _read_cost(board, rows, one, settings)) for one in each]
-    return each[0] if worth[0] <= worth[1] else levelled
+    last_target = list(board.aims)
+    last_worth = (beyond_band(board, rows, last_target, settings), _read_cost(board, rows, last_target, settings))
+    worth = (beyond_band(board, rows, levelled, settings), _read_cost(board, rows, levelled, settings))
+    return last_target if last_worth <= worth else levelled
 
 
 def _own_bounds(demand: Demand) -> Bounds:
@@ -138,14 +139,14 @@ def _cheapest(
 ) -> list[int]:
     zones = member_zones(board) if rows.costs or board.quarantined else rack_zones(board)
     classes = _classes(board, rows, free_sets, bounds, _ZoneCosts(board, rows, zones, settings))
-    flow = solve(Network([each for each, _ in classes], zones.of, bounds))
+    flow = solve(Network([task_class for task_class, _ in classes], zones.of, bounds))
     target = [NOBODY] * len(board.tasks)
     waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for c, (each, tasks) in enumerate(classes):
-        rest = _place_directly(target, tasks, {m: flow.direct.get((c, m), 0) for m, _ in each.direct})
-        for zone, _, _ in each.edges:
+    for c, (task_class, tasks) in enumerate(classes):
+        rest = _place_directly(target, tasks, {m: flow.direct.get((c, m), 0) for m, _ in task_class.direct})
+        for zone, _, _ in task_class.edges:
             count = flow.to_zone.get((c, zone), 0)
-            waiting[each.row, zone] += rest[:count]
+            waiting[task_class.row, zone] += rest[:count]
             rest = rest[count:]
         assert not rest, "the flow places every task"
     for (row, zone), tasks in sorted(waiting.items()):
@@ -198,12 +199,12 @@ class _ZoneCosts:
         return self._known[parts]
 
     def _least(self, parts: tuple[int, ...], zone: int) -> int:
-        left = self._standbys
+        remaining = self._standbys
         total = 0
-        for other in sorted(range(len(parts)), key=lambda other: parts[other]):
-            taken = min(left, len(self.zones.members[other]) - (other == zone))
-            left -= taken
-            total += taken * parts[other]
+        for standby_zone in sorted(range(len(parts)), key=lambda number: parts[number]):
+            count = min(remaining, len(self.zones.members[standby_zone]) - (standby_zone == zone))
+            remaining -= count
+            total += count * parts[standby_zone]
         return total
 
 
@@ -228,7 +229,7 @@ def _classes(
             edges = ()
         row = rows.of[t] if bounds.by_row else 0
         alike[TaskClass(row, edges, tuple(sorted(direct.items())))].append(t)
-    return [(replace(each, count=len(tasks)), tasks) for each, tasks in alike.items()]
+    return [(replace(task_class, count=len(tasks)), tasks) for task_class, tasks in alike.items()]
 
 
 def _warm_members(board: Board, task: int) -> list[int]:

@@ -23,9 +23,12 @@ def is_weighed(board: Board) -> bool:
 
 
 def weighed_target(
-    board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], settings: AssignSettings,
+    board: Board,
+    rows: AlikeTasks,
+    free_sets: Sequence[FreeSet],
+    settings: AssignSettings,
     cost: Callable[[int, int], int] = lambda _, __: 0,
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Return a member for every task. Tasks without a weight count as the mean. ``cost`` is by task and member."""
     work = _Work(board, rows)
     for t in sorted(range(len(free_sets)), key=lambda t: (len(free_sets[t] or board.members), -work.weights[t], t)):

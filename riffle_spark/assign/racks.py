@@ -113,7 +113,7 @@ def _move_by_flow(copies: Copies, settings: AssignSettings) -> bool:
         if copies.standbys[t]:
             alike[TaskClass(0, costs.edges(t), units=len(copies.standbys[t]))].append(t)
     classes = [(replace(task_class, count=len(tasks)), tasks) for task_class, tasks in alike.items()]
-    flow = solve(Network([each for each, _ in classes], zones.of, _bounds_of(copies)))
+    flow = solve(Network([task_class for task_class, _ in classes], zones.of, _bounds_of(copies)))
     reads = sum(costs.read(classes[c][1][0], zone) * units for (c, zone), units in flow.to_zone.items())
     if reads >= sum(costs.read(t, zones.of[m]) for t in copies.stateful for m in copies.standbys[t]):
         return False
@@ -244,12 +244,12 @@ def _cost(copies: Copies, task: int, member: int, settings: AssignSettings) -> i
 def _swap_one(copies: Copies, task: int, member: int, settings: AssignSettings) -> None:
     cost = _cost(copies, task, member, settings)
     for u in copies.stateful:
-        for other in sorted(copies.standbys[u]):
-            saved = cost + _cost(copies, u, other, settings)
-            saved -= _cost(copies, task, other, settings) + _cost(copies, u, member, settings)
-            if saved > 0 and may_move(copies, task, member, other) and may_move(copies, u, other, member):
+        for partner in sorted(copies.standbys[u]):
+            saved = cost + _cost(copies, u, partner, settings)
+            saved -= _cost(copies, task, partner, settings) + _cost(copies, u, member, settings)
+            if saved > 0 and may_move(copies, task, member, partner) and may_move(copies, u, partner, member):
                 copies.remove(task, member)
-                copies.remove(u, other)
-                copies.add(task, other)
+                copies.remove(u, partner)
+                copies.add(task, partner)
                 copies.add(u, member)
                 return

@@ -1,1 +1,1 @@
-"""What people use besides their jobs: the command line."""
+"""The command line `riffle`."""

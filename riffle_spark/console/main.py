@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,6 +24,9 @@ from riffle_spark.console.options import (
 from riffle_spark.console.plan import plan_command, simulate_command
 from riffle_spark.errors import RefusedError, RiffleError, UnavailableError
 from riffle_spark.settings import DISPATCHES
+
+if TYPE_CHECKING:
+    from riffle_spark.state.objects.open import StoreOptions
 
 __all__ = ["exit_code", "main"]
 
@@ -46,6 +50,14 @@ class _Group(click.Group):
         except RiffleError as error:
             click.ClickException(str(error)).show()
             context.exit(exit_code(type(error)))
+
+
+def _check_location(checkpoint: str, options: "StoreOptions") -> None:
+    """Refuse a checkpoint on an unknown file system."""
+    from riffle_spark.offline.checkpoint import Checkpoint
+
+    with usage_errors():
+        Checkpoint(checkpoint, options).find_query_id()
 
 
 @click.group(cls=_Group)
@@ -88,6 +100,7 @@ def adopt(  # noqa: PLR0913 - the command's options
     from riffle_spark.worker.member_folders import options_of
 
     settings = read_settings(conf_file, s3_endpoint)
+    _check_location(checkpoint, options_of(settings))
     plan = recovery.adopt(
         root,
         checkpoint,
@@ -122,6 +135,7 @@ def rollback(root: str, checkpoint: str, s3_endpoint: str | None, conf_file: Pat
     with usage_errors():
         parse_target(to)
     options = options_of(read_settings(conf_file, s3_endpoint))
+    _check_location(checkpoint, options)
     show_plan(recovery.rollback(root, to, checkpoint, options=options, execute=execute))
 
 
@@ -186,15 +200,13 @@ def verify(
     Exit code 1: something is damaged. 3: the store cannot be reached or read. Notes are harmless.
     """
     from riffle_spark.offline import verify as verification
-    from riffle_spark.offline.checkpoint import Checkpoint
     from riffle_spark.worker.member_folders import options_of
 
     root = required_root(root, root_argument)
     settings = read_settings(conf_file, s3_endpoint)
     options = options_of(settings)
     if checkpoint is not None:
-        with usage_errors():
-            Checkpoint(checkpoint, options).find_query_id()
+        _check_location(checkpoint, options)
     result = verification.verify(root, checkpoint, options=options, encryption_keys=settings.encryption_keys)
     if as_json:
         echo(json.dumps({**asdict(result), "is_whole": result.is_whole}))

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from riffle_spark.batch_times import TimeMode, Times
 from riffle_spark.errors import UNREADABLE, ConflictError, RiffleError
-from riffle_spark.state.formats.arrow_schemas import packed, unpacked
+from riffle_spark.state.formats.arrow_schemas import schema_from_text, schema_to_text
 from riffle_spark.state.log.entry_rows import entries_from_json, entries_to_json
 from riffle_spark.state.log.manifest import Address, Entry, Head, Link
 from riffle_spark.state.objects.store import StoreOptions
@@ -55,7 +55,7 @@ LETTER = "__riffle_letter"
 USUAL_INITIAL = "initial"
 """The name of the initial state that is loaded with a store's first batch."""
 _SCHEMAS = ("output", "rows", "initial")
-_unpacked = lru_cache(64)(unpacked)
+_unpacked = lru_cache(64)(schema_from_text)
 
 
 @contextmanager
@@ -199,7 +199,7 @@ class Order:
         body["slots"] = list(self.slots.items())
         body["standbys"] = _grouped(self.standbys)
         body["followed_by"] = _grouped(self.followed_by)
-        body.update({name: packed(body[name]) for name in _SCHEMAS if body[name] is not None})
+        body.update({name: schema_to_text(body[name]) for name in _SCHEMAS if body[name] is not None})
         parts = self._entries_by_slot()
         body["entries"] = list(parts)
         return "\n".join([json_line(body), *(json_line(entries_to_json(part)) for part in parts.values())])

@@ -1,1 +1,1 @@
-"""What runs while the query is stopped: recovery, and another dispatch."""
+"""Commands on a stopped query, and reading a root."""

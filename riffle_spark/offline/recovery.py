@@ -83,20 +83,7 @@ def adopt(
     tail = log.open()
     query_id = spark.query_id()
     version = spark.next_batch() - 1
-    if tail is None and not empty:
-        raise ConfigError(
-            f"{root} holds no state.",
-            remedy="Correct --root, or use --empty to start without state.",
-            where=root,
-            id="RIFFLE-0133",
-        )
-    if empty and log.manifest.entries:
-        raise ConfigError(
-            f"{root} holds state.",
-            remedy="Adopt it without --empty, or name an empty root.",
-            where=root,
-            id="RIFFLE-0134",
-        )
+    _check_state(root, log, empty=empty)
     if tail is not None:
         if tail.delivers_after_commit and tail.version >= 0:
             deliverer = Checkpoint(delivered if isinstance(delivered, str) else checkpoint, options)
@@ -105,8 +92,20 @@ def adopt(
     stamp = _stamp()
     base = tail or first_record(query_id, new_settings.key_groups, new_settings.dispatch, stamp)
     if empty:
-        base = _with_dispatch(base, new_settings)
-    draft = replace(
+        base = replace(_with_dispatch(base, new_settings), stale_stores={})
+    steps = [f"bind the state of batch {base.version} in {root} to query {query_id}, whose next batch is {version + 1}"]
+    if empty:
+        steps.append(f"fix dispatch {base.dispatch} and {base.total} key-groups")
+    steps += [f"warning: {gap}" for gap in spark.describe_start_gaps(version, base.offsets)]
+    if execute:
+        with translated_errors(log, f"bind the state to query {query_id}"):
+            log.append(_adopt_draft(base, stamp, query_id, version), log.manifest)
+    return Plan(tuple(steps), execute, version, base.offsets)
+
+
+def _adopt_draft(base: Record, stamp: Stamp, query_id: str, version: int) -> Record:
+    """Return the record that binds the state of ``base`` to a query after batch ``version``."""
+    return replace(
         base,
         kind="adopt",
         commit_id=stamp.commit_id,
@@ -124,16 +123,26 @@ def adopt(
         delivers_as=None,
         delivers_after_commit=False,
         # The new query numbers its batches from its own beginning, so its stale stores lack rows from before it.
-        stale_stores={} if empty else dict.fromkeys(base.stale_stores, -1),
+        stale_stores=dict.fromkeys(base.stale_stores, -1),
     )
-    steps = [f"bind the state of batch {base.version} in {root} to query {query_id}, whose next batch is {version + 1}"]
-    if empty:
-        steps.append(f"fix dispatch {base.dispatch} and {base.total} key-groups")
-    steps += [f"warning: {gap}" for gap in spark.describe_start_gaps(version, base.offsets)]
-    if execute:
-        with translated_errors(log, f"bind the state to query {query_id}"):
-            log.append(draft, log.manifest)
-    return Plan(tuple(steps), execute, version, base.offsets)
+
+
+def _check_state(root: str, log: Log, *, empty: bool) -> None:
+    """Raise ``ConfigError`` unless the root has state, or has none and ``empty`` is set."""
+    if log.tail is None and not empty:
+        raise ConfigError(
+            f"{root} holds no state.",
+            remedy="Correct --root, or use --empty to start without state.",
+            where=root,
+            id="RIFFLE-0133",
+        )
+    if empty and log.manifest.entries:
+        raise ConfigError(
+            f"{root} holds state.",
+            remedy="Adopt it without --empty, or name an empty root.",
+            where=root,
+            id="RIFFLE-0134",
+        )
 
 
 def _with_dispatch(base: Record, settings: Settings) -> Record:

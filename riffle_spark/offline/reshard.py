@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from riffle_spark.errors import ConfigError, ConflictError, LocalDiskError
+from riffle_spark.errors import ConfigError, LocalDiskError
 from riffle_spark.private_folders import is_private
 from riffle_spark.process.blocks.folding import group_keys
 from riffle_spark.state.copies.abandoned import lock_exclusively
@@ -46,16 +46,11 @@ _OWNER = "owner"
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
-class SharedKey(ConflictError):
+class SharedKey(Exception):
     """A key has state in two shards that would become one. ``key`` shows its columns."""
 
-    def __init__(self, key: str, shards: tuple[int, int], store: str) -> None:
-        super().__init__(
-            f"Key {key} has state in shards {shards[0]} and {shards[1]}, which would become one shard.",
-            remedy="Let your function forget the key in one of them.",
-            where=store,
-            id="RIFFLE-0511",
-        )
+    def __init__(self, key: str, shards: tuple[int, int]) -> None:
+        super().__init__(key, shards)
         self.key = key
         self.shards = shards
 
@@ -147,7 +142,7 @@ def _sorted_state(schema: StoreSchema, rows: pa.Table) -> pa.Table:
         first = places[0].as_py()
         columns = readable_row(rows.select(schema.key.names), first)
         key = ", ".join(f"{name} = {value!r}" for name, value in columns.items())
-        raise SharedKey(key, (sources[first].as_py(), sources[first + 1].as_py()), schema.store)
+        raise SharedKey(key, (sources[first].as_py(), sources[first + 1].as_py()))
     return schema.sealed(rows.select(schema.part_schema().names).combine_chunks())
 
 

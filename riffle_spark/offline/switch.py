@@ -268,7 +268,7 @@ class _Switch:
         )
 
     def _moved(self, schema: StoreSchema, entries: Mapping[int, Entry], new_shards: NewShards) -> dict[int, Entry]:
-        reader = Reader(self.objects, None, self.keys)
+        reader = Reader(self.objects, self.keys)
         with scratch_folder() as folder:
             try:
                 states = resharded(schema, entries, reader, new_shards, folder)
@@ -277,7 +277,7 @@ class _Switch:
                     for shard, rows in states
                 }
             except SharedKey as error:
-                raise self._two_partitions(error) from error
+                raise self._two_partitions(schema.store, error) from error
 
     def rewritten(self, address: Address, entry: Entry, folder: Path) -> Entry:
         """Return a key-group's entry with its state as a new snapshot."""
@@ -285,7 +285,7 @@ class _Switch:
         schema = schema_of_text(store, self.tail.schemas[store])
         if entry.head == EMPTY_HEAD:
             return entry
-        rows = read_state(schema, key_group, entry, Reader(self.objects, None, self.keys), folder)
+        rows = read_state(schema, key_group, entry, Reader(self.objects, self.keys), folder)
         return Entry(self._put(schema, key_group, schema.sealed(rows)), timer_ms=entry.timer_ms)
 
     def _put(self, schema: StoreSchema, shard: int, rows: pa.Table) -> Snapshot:
@@ -300,13 +300,13 @@ class _Switch:
             self.objects.put_if_absent(paths.snapshot(schema.store, shard, snapshot.id), data)
         return snapshot
 
-    def _two_partitions(self, error: SharedKey) -> ConflictError:
+    def _two_partitions(self, store: str, error: SharedKey) -> ConflictError:
         first, second = (f"{topic}/{partition}" for topic, partition in (self.tail.shards[n] for n in error.shards))
         return ConflictError(
-            f"Key {error.key} of store {error.where!r} has state in two partitions, {first} and {second}, which cannot "
+            f"Key {error.key} of store {store!r} has state in two partitions, {first} and {second}, which cannot "
             "be merged.",
             remedy="Let your function forget the key in one of them, or start with an empty root and replay the input.",
-            where=error.where,
+            where=store,
             id="RIFFLE-0160",
         )
 

@@ -222,7 +222,7 @@ def _check_parts(verification: _Verification, tail: Record) -> None:
             for part in _parts_of(verification, record, level):
                 levels.setdefault(part, level)
     listed: set[str] = set()
-    reader = Reader(verification.objects, None)
+    reader = Reader(verification.objects)
     links: dict[Link, list[_Part]] = {}
     for part in levels:
         if isinstance(part.part, Link):

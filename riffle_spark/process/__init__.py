@@ -1,1 +1,1 @@
-"""What users compute with. Knows Arrow tables of rows and state. Does not know Spark, storage or where it runs."""
+"""Users' computations on Arrow tables of rows and state. Nothing here needs Spark or storage."""

@@ -385,7 +385,7 @@ class Contents:
         schema = schema_of_text(store, self.operator.schema_after(log.tail.schemas, log.tail.epoch))
         entries = {key_group: entry for (name, key_group), entry in log.manifest.entries.items() if name == store}
         folder = self.folder / f"read-{uuid.uuid4().hex}"
-        tables = restored(schema, entries, Reader(self.objects, None, self.keys), folder).values()
+        tables = restored(schema, entries, Reader(self.objects, self.keys), folder).values()
         return pa.concat_tables([schema.part_schema().empty_table(), *tables])
 
     def columns(self) -> dict[Key, dict[str, object]]:

@@ -238,7 +238,7 @@ class SimWork:
 
     def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
         """Pass the output rows that were sealed with a committed batch to the sinks."""
-        reader = Reader(self._cluster.store, None, keys_of(self._cluster.home))
+        reader = Reader(self._cluster.store, keys_of(self._cluster.home))
         for store, sink in self._sinks.items():
             tables = reader.outputs(store, (link for owner, link in outputs if owner == store))
             if tables:

@@ -1,4 +1,4 @@
-"""Dead letters: rows of keys on which the user's function fails are returned beside the output.
+"""Dead letters: rows of keys on which the user's function fails are returned after the output rows.
 
 The slot runs again on the same state without the rows of these keys. Nothing has to be undone, because a slot keeps its
 changes in memory until it seals them.

@@ -12,7 +12,7 @@ from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, Order
 from riffle_spark.process.blocks.folding import group_keys
-from riffle_spark.state.copies.run import Hashes, WantedKeys, look_up, merge_runs, newest_by_group
+from riffle_spark.state.copies.run import Hashes, RequestedKeys, look_up, merge_runs, newest_by_group
 from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.state.formats.key_codec import differing, encode_keys
 from riffle_spark.state.formats.part_codec import HASH as STORED_HASH
@@ -32,8 +32,6 @@ __all__ = [
 ]
 
 _CHECKED_KEYS = 256
-_GROUP_BITS = 15
-"""The bits of a key-group's number: there are at most 32,768."""
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 """An odd number, so that one key in several shards gets distant marks."""
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -67,7 +65,7 @@ def touch(order: Order, slot: int, rows: pa.Table) -> TouchedKeys:
     keys = rows.select(order.key).combine_chunks()
     hashes = rows.column(HASH).to_numpy().view(np.uint64)
     codes, first = _grouped(keys, hashes, of_row)
-    by_hash = _order(hashes[first], of_row[first])
+    by_hash = np.lexsort((hashes[first], of_row[first]))
     place = np.empty_like(by_hash)
     place[by_hash] = np.arange(len(by_hash))
     first = first[by_hash]
@@ -94,15 +92,6 @@ def _without_rows(order: Order, slot: int) -> TouchedKeys:
     own = np.isin(key_groups, list(order.slots[slot]))
     codes = np.empty(0, dtype=np.int64)
     return TouchedKeys(keys.filter(pa.array(own)), hashes[own], key_groups[own], codes, spans_of(key_groups[own]))
-
-
-def _order(hashes: Hashes, key_groups: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Return the order by key-group and hash. Both fit in one word unless hashes are nearly equal."""
-    words = (key_groups.astype(np.uint64) << np.uint64(64 - _GROUP_BITS)) | (hashes >> np.uint64(_GROUP_BITS))
-    order = np.argsort(words)
-    if np.any(np.diff(words[order]) == 0):
-        return np.lexsort((hashes, key_groups))
-    return order
 
 
 def _grouped(
@@ -183,7 +172,7 @@ def read_state(
     schema: PlainColumns, touched: TouchedKeys, stacks: Mapping[int, OpenStack]
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Return the state of each touched key, nulls if it has none, and which keys have state."""
-    wanted_keys = [WantedKeys(start, end, stacks[kg].runs) for kg, start, end in touched.spans if kg in stacks]
+    wanted_keys = [RequestedKeys(start, end, stacks[kg].runs) for kg, start, end in touched.spans if kg in stacks]
     rows, has_state = look_up(wanted_keys, touched.hashes, touched.keys, schema.row_schema)
     return rows.select(schema.state.names), has_state
 

@@ -69,7 +69,7 @@ def run_slot(
 
     ``rows`` is the slot's input with the routing columns. A ``RiffleError`` (of the user's function, a copy or the
     store) is returned in the receipt, without rows, because Spark's retry of the task would not help. Work that can
-    wait is passed to ``later``, which may run it beside the batches.
+    wait is passed to ``later``, which may run it between batches.
     """
     attempt_id = random_bytes(16)
     attempt = None
@@ -99,7 +99,7 @@ class _Attempt:
         self.requests_before = dict(self.objects.requests)
         self.folder = folder_of(order.home, executor)
         self.keys = keys_of(order.home)
-        self.reader = Reader(self.objects, self.folder, self.keys)
+        self.reader = Reader(self.objects, self.keys)
         self.facts: dict[str, object] = {}
         self.seconds: dict[str, float] = {}
         self._inside = 0.0

@@ -183,7 +183,7 @@ class _Piece:
     def _keeper(self, folder: Folder, store: str) -> StackKeeper:
         order = self._order
         schema = schema_of_text(store, order.schemas[store])
-        reader = Reader(store_of(order.home), folder, keys_of(order.home))
+        reader = Reader(store_of(order.home), keys_of(order.home))
         return StackKeeper(folder, schema, reader, order.epoch, partial(self._whole, store))
 
     def _take(self, due: SnapshotOrder, keeper: StackKeeper) -> Snapshot:

@@ -19,13 +19,13 @@ Session = tuple[str, int, int, int]
 
 def plain(views: Iterable[View]) -> list[Session]:
     """Return all sessions of views, row by row."""
-    found: list[Session] = []
-    for user, at in sorted(views):
-        if found and found[-1][0] == user and at - found[-1][2] <= GAP_MS:
-            found[-1] = (user, found[-1][1], at, found[-1][3] + 1)
+    open_sessions: list[Session] = []
+    for user, time in sorted(views):
+        if open_sessions and open_sessions[-1][0] == user and time - open_sessions[-1][2] <= GAP_MS:
+            open_sessions[-1] = (user, open_sessions[-1][1], time, open_sessions[-1][3] + 1)
         else:
-            found.append((user, at, at, 1))
-    return found
+            open_sessions.append((user, time, time, 1))
+    return open_sessions
 
 
 def run(batches: Iterable[Sequence[View]]) -> tuple[list[Session], list[Session]]:
@@ -36,9 +36,9 @@ def run(batches: Iterable[Sequence[View]]) -> tuple[list[Session], list[Session]
         users, times = zip(*batch, strict=True)
         rows = pa.table([pa.array(users, pa.string()), pa.array(times, pa.int64())], schema=VIEWS)
         touched = pc.is_in(state["user_id"], rows["user_id"].combine_chunks())
-        output, kept = sessions(rows, state.filter(touched))
+        output, new_state = sessions(rows, state.filter(touched))
         closed += listed(output)
-        state = pa.concat_tables([state.filter(pc.invert(touched)), kept.select(OUTPUT.names)])
+        state = pa.concat_tables([state.filter(pc.invert(touched)), new_state.select(OUTPUT.names)])
     return sorted(closed), sorted(listed(state))
 
 
@@ -51,10 +51,10 @@ def listed(table: pa.Table) -> list[Session]:
 def drawn(chance: random.Random) -> list[View]:
     """Return views of few users in the order of time, with gaps around the boundary."""
     views = []
-    now = NOON
+    now_ms = NOON
     for _ in range(chance.randint(1, 120)):
-        now += chance.choice([0, 1, 60_000, GAP_MS // 3, GAP_MS - 1, GAP_MS, GAP_MS + 1, 3 * GAP_MS])
-        views.append((f"u{chance.randrange(4)}", now))
+        now_ms += chance.choice([0, 1, 60_000, GAP_MS // 3, GAP_MS - 1, GAP_MS, GAP_MS + 1, 3 * GAP_MS])
+        views.append((f"u{chance.randrange(4)}", now_ms))
     return views
 
 

@@ -19,9 +19,9 @@ def test_totals_that_would_go_nowhere_are_refused(
     assert "--output-topic or --output-path" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("given", [["--output-topic", "totals"], ["--output-path", "/totals"]])
-def test_one_place_is_enough(monkeypatch: pytest.MonkeyPatch, given: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["--output-topic", "totals"], ["--output-path", "/totals"]])
+def test_one_place_is_enough(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     """A topic or a path will do."""
-    monkeypatch.setattr("sys.argv", [*NEEDED, *given])
+    monkeypatch.setattr("sys.argv", [*NEEDED, *arguments])
     options = running_totals.arguments()
-    assert given[1] in (options.output_topic, options.output_path)
+    assert arguments[1] in (options.output_topic, options.output_path)

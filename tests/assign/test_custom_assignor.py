@@ -57,14 +57,6 @@ def test_what_a_users_assignor_raises_is_told_and_the_last_assignment_stays() ->
     assert set(assign(left, replace(SETTINGS, assignor=raising_assignor)).owners.values()) == {"a"}
 
 
-def test_an_assignor_of_other_parameters_is_told_of_too() -> None:
-    """What is raised before any line of the user's runs names the assignor."""
-    done = assign(view("a:0-1 b:2-3"), replace(SETTINGS, assignor=chosen_by))  # type: ignore[arg-type]
-    (said,) = done.warnings
-    assert "TypeError" in said
-    assert "chosen_by" in said
-
-
 @pytest.mark.parametrize("assignor", [raising_assignor, broken_assignor])
 def test_without_a_last_assignment_the_default_assignor_decides(assignor: Assignor) -> None:
     """At the very first assignment there is nothing to keep: owners and standbys are as if none was named."""
@@ -91,13 +83,12 @@ def test_what_means_to_end_the_process_is_not_held_back() -> None:
      Assignment({task(0): "a"}, moves=("a",)), Assignment({task(0): "a"}, warnings=(1,))],  # type: ignore[arg-type]
 )  # fmt: skip
 def test_an_answer_that_cannot_be_read_is_refused(answer: Assignment) -> None:
-    """Whatever a user's assignor returns, The last assignment stays."""
+    """Whatever a user's assignor returns, the last assignment stays."""
     done = assign(view("a:0"), replace(SETTINGS, assignor=lambda *_: answer))
     assert done.owners == {task(0): "a"}
     assert done.warnings
 
 
-@pytest.mark.parametrize("pins", [{}, {task(1): "a"}])
 @pytest.mark.parametrize(
     "field",
     [
@@ -109,9 +100,9 @@ def test_an_answer_that_cannot_be_read_is_refused(answer: Assignment) -> None:
         {"moves": (Move(task(0), "owner", None, "a", "", object()),)},  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_a_field_that_nobody_could_go_on_with_is_refused(field: dict[str, Any], pins: dict[TaskId, str]) -> None:
+def test_a_field_that_nobody_could_go_on_with_is_refused(field: dict[str, Any]) -> None:
     """Targets, moves and copies that a record or a report could not tell, or that can be read once only."""
-    before = replace(view("a:0 b:1"), pins=pins)
+    before = replace(view("a:0 b:1"), pins={task(1): "a"})
     done = assign(before, replace(SETTINGS, assignor=lambda *_: replace(Assignment(before.owners), **field)))
     assert done.warnings[0].startswith("[RIFFLE-0774]")
     assert "The last assignment stays" in done.warnings[0]
@@ -199,7 +190,7 @@ def clearing_assignor(before: View, _: AssignSettings) -> Assignment:
 
 
 def test_what_an_assignor_does_to_its_view_changes_nothing() -> None:
-    """A view of a running query has plain mappings; The last assignment stays, and is known to be there."""
+    """A view of a running query has plain mappings; the last assignment stays, and is known to be there."""
     before = view("a:0-1 b:2-3")
     before = replace(before, owners=dict(before.owners), lags={t: dict(held) for t, held in before.lags.items()})
     done = assign(before, replace(SETTINGS, assignor=clearing_assignor))

@@ -43,24 +43,6 @@ def test_an_empty_member_is_caught_up_on_a_small_task() -> None:
     assert Counter(assign(small, SETTINGS).owners.values()) == {"a": 2, "b": 2}
 
 
-def test_a_pinned_task_goes_where_it_is_pinned_and_stays() -> None:
-    """A pin outweighs balance; without it the group levels again."""
-    pinned = replace(view("a:0-3 b:4-7"), pins={task(0): "b", task(1): "b"})
-    done = settled(pinned, SETTINGS)
-    assert done.owners[task(0)] == done.owners[task(1)] == "b"
-    assert any(move.goal == "operator" for move in assign(pinned, SETTINGS).moves)
-
-
-def test_a_drained_member_ends_up_with_nothing() -> None:
-    """An excluded member gives everything away, but only to members that are warm."""
-    drained = replace(SETTINGS, exclude=(("id", "b"),), num_standbys=1)
-    before = view("a:0-3 b:4-7 c:8-11")
-    assert "b" in assign(before, drained).owners.values()
-    done = settled(before, drained)
-    assert "b" not in done.owners.values()
-    assert all("b" not in members for members in done.standbys.values())
-
-
 def test_include_limits_members_by_attribute() -> None:
     """Only members with an included attribute get anything in the end."""
     before = view("a:0-3 b:4-7")
@@ -393,24 +375,6 @@ def test_tags_alone_say_which_standbys_are_apart(strategy: Any) -> None:
     settings = replace(settings, rack_aware_assignment_strategy=strategy)
     done = settled(contradicting("r1"), settings)
     assert standbys_of(done) == {"a": 2, "b": 2, "c": 8}
-
-
-def test_a_tag_that_no_member_has_leaves_the_spread_to_racks() -> None:
-    """It changes nothing, and is a warning."""
-    plain = settled(contradicting("r1"), replace(SETTINGS, num_standbys=1))
-    unknown = settled(contradicting("r1"), replace(SETTINGS, num_standbys=1, rack_aware_assignment_tags=("cloud",)))
-    assert unknown.standbys == plain.standbys
-    assert any("cloud" in warning for warning in unknown.warnings)
-
-
-def test_rack_is_a_tag_like_any_other() -> None:
-    """Where the tag rack is configured a member's rack is its value, so that standbys are elsewhere."""
-    settings = replace(SETTINGS, num_standbys=1, rack_aware_assignment_tags=("rack",))
-    before = contradicting("r1")
-    done = settled(before, settings)
-    racks = {member.id: member.rack for member in before.members}
-    assert all(racks[done.owners[each]] != racks[kept] for each, (kept,) in done.standbys.items())
-    assert not any("RIFFLE-0786" in warning for warning in done.warnings)
 
 
 def test_tags_that_contradict_racks_are_a_warning() -> None:

@@ -42,29 +42,29 @@ def _figures(**sides: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def test_ratios_are_of_medians_over_all_rounds() -> None:
     """Rates are compared by the median batch of all rounds together, with the built-in and with the revision."""
-    found = _figures(
+    figures = _figures(
         ours__rows=[_took(1.0, 1.0), _took(2.0)],
         before__rows=[_took(3.0)],
         builtin__rows=[_took(5.0, pss_mb=800.0)],
         builtin_heap__rows=[_took(0.9)],
     )
-    assert (found["ratio_vs_builtin_heap"], found["rows_per_s_builtin_heap"]) == (0.9, 111_111)
-    assert (found["ratio_vs_builtin"], found["ratio_vs_before"]) == (5.0, 3.0)
-    assert (found["rows_per_s"], found["rows_per_s_before"]) == (100_000, 33_333)
-    assert (found["batches"], found["snapshots"], found["snapshot_key_groups"]) == (3, 200, 128)
-    assert found["peak_memory_ratio"] == 1.25
+    assert (figures["ratio_vs_builtin_heap"], figures["rows_per_s_builtin_heap"]) == (0.9, 111_111)
+    assert (figures["ratio_vs_builtin"], figures["ratio_vs_before"]) == (5.0, 3.0)
+    assert (figures["rows_per_s"], figures["rows_per_s_before"]) == (100_000, 33_333)
+    assert (figures["batches"], figures["snapshots"], figures["snapshot_key_groups"]) == (3, 200, 128)
+    assert figures["peak_memory_ratio"] == 1.25
 
 
 def test_encryption_is_compared_with_the_same_batches_in_plain() -> None:
     """What encryption costs is a ratio of median batches, beside both, and the memory of each."""
-    found = _figures(ours__encrypted=[_took(0.4)], encrypted__encrypted=[_took(0.5, pss_mb=1_100.0)])
-    assert (found["encrypted_ratio"], found["batch_ms_plain"], found["batch_ms_encrypted"]) == (1.25, 400, 500)
-    assert (found["peak_pss_mb_plain"], found["peak_pss_mb_encrypted"]) == (1_000, 1_100)
+    figures = _figures(ours__encrypted=[_took(0.4)], encrypted__encrypted=[_took(0.5, pss_mb=1_100.0)])
+    assert (figures["encrypted_ratio"], figures["batch_ms_plain"], figures["batch_ms_encrypted"]) == (1.25, 400, 500)
+    assert (figures["peak_pss_mb_plain"], figures["peak_pss_mb_encrypted"]) == (1_000, 1_100)
 
 
 def test_each_part_has_figures_of_its_own() -> None:
     """Large batches, small ones and many keys are compared by themselves; a part that did not run has no figures."""
-    found = _figures(
+    figures = _figures(
         ours__million=[_took(1.0, rows=1_000_000)],
         builtin__million=[_took(4.0, rows=1_000_000)],
         ours__fixed=[_took(0.3)],
@@ -74,25 +74,25 @@ def test_each_part_has_figures_of_its_own() -> None:
         ours__one_million_keys=[_took(0.5)],
         ours__ten_million_keys=[_took(0.6)],
     )
-    assert (found["ratio_vs_builtin_million"], found["rows_per_s_million"]) == (4.0, 1_000_000)
-    assert (found["ratio_vs_builtin_heap_million"], found["rows_per_s_million_builtin_heap"]) == (0.5, 2_000_000)
-    assert (found["fixed_ratio_heap"], found["fixed_ms_builtin_heap"]) == (1.5, 200)
-    assert (found["fixed_ratio"], found["fixed_ms"], found["fixed_ms_builtin"]) == (0.75, 300, 400)
-    assert (found["totals_ten_million_ratio"], found["totals_keys_held"]) == (1.2, 10_000_000)
-    assert "ratio_vs_builtin" not in found
-    assert "peak_memory_ratio" not in found
+    assert (figures["ratio_vs_builtin_million"], figures["rows_per_s_million"]) == (4.0, 1_000_000)
+    assert (figures["ratio_vs_builtin_heap_million"], figures["rows_per_s_million_builtin_heap"]) == (0.5, 2_000_000)
+    assert (figures["fixed_ratio_heap"], figures["fixed_ms_builtin_heap"]) == (1.5, 200)
+    assert (figures["fixed_ratio"], figures["fixed_ms"], figures["fixed_ms_builtin"]) == (0.75, 300, 400)
+    assert (figures["totals_ten_million_ratio"], figures["totals_keys_held"]) == (1.2, 10_000_000)
+    assert "ratio_vs_builtin" not in figures
+    assert "peak_memory_ratio" not in figures
 
 
 def test_python_operators_are_compared_by_rate() -> None:
     """Their batches are smaller, so rows a second are compared, not batches."""
-    found = _figures(
+    figures = _figures(
         ours__rows=[_took(0.5)],
         apply_in_pandas__python=[_took(10.0, rows=20_000)],
         transform_with_state__python=[_took(20.0, rows=20_000)],
         transform_with_state__python_fixed=[_took(0.7, rows=100)],
     )
-    assert (found["ratio_vs_apply_in_pandas"], found["ratio_vs_transform_with_state_in_pandas"]) == (100.0, 200.0)
-    assert (found["rows_per_s_apply_in_pandas"], found["fixed_ms_transform_with_state"]) == (2_000, 700)
+    assert (figures["ratio_vs_apply_in_pandas"], figures["ratio_vs_transform_with_state_in_pandas"]) == (100.0, 200.0)
+    assert (figures["rows_per_s_apply_in_pandas"], figures["fixed_ms_transform_with_state"]) == (2_000, 700)
 
 
 def test_one_in_twenty_may_be_slower() -> None:
@@ -114,10 +114,10 @@ def _played(*seconds: float) -> Played:
 
 def test_a_revision_is_compared_round_by_round() -> None:
     """Each round's ratio is of the same hour; the figure is their median."""
-    found = Compared([_played(1, 1), _played(2, 2)], [_played(2, 2), _played(8, 8)], _played(9, 9))
-    assert found.vs_before() == 3.0
-    assert found.batch_s() == 1.5
-    assert found.rows_per_s == pytest.approx(100 / 1.5)
+    compared_times = Compared([_played(1, 1), _played(2, 2)], [_played(2, 2), _played(8, 8)], _played(9, 9))
+    assert compared_times.vs_before() == 3.0
+    assert compared_times.batch_s() == 1.5
+    assert compared_times.rows_per_s == pytest.approx(100 / 1.5)
 
 
 def test_engines_that_are_left_out_leave_no_figures() -> None:
@@ -157,10 +157,10 @@ def test_the_time_of_ended_workers_counts() -> None:
 
 def test_one_member_owns_all_and_another_follows() -> None:
     """The owner stays who it is when somebody with an earlier name comes."""
-    given = view("b:0-3 c:")
-    assigned = one_owner(given, AssignSettings())
+    layout = view("b:0-3 c:")
+    assigned = one_owner(layout, AssignSettings())
     assert set(assigned.owners.values()) == {"b"}
     assert set(assigned.standbys.values()) == {("c",)}
-    assert one_owner(given.__class__((*given.members, Member("a")), given.tasks, given.owners), AssignSettings()) == (
-        type(assigned)(assigned.owners, dict.fromkeys(assigned.owners, ("a",)), target=assigned.target)
-    )
+    assert one_owner(
+        layout.__class__((*layout.members, Member("a")), layout.tasks, layout.owners), AssignSettings()
+    ) == (type(assigned)(assigned.owners, dict.fromkeys(assigned.owners, ("a",)), target=assigned.target))

@@ -56,11 +56,11 @@ def test_static_membership_notices_a_loss_when_the_session_is_over() -> None:
 def test_a_loss_is_noticed_when_the_session_is_over_and_a_leave_at_once() -> None:
     """Eager: until then nobody owns what a dead member had; who takes leave says so, and a rebalance follows."""
     protocol = {"session_timeout": 45}
-    lost, left = (
-        played(made(events=[{"at": 60, how: ["m1"]}], protocol=protocol), "eager") for how in ("lose", "leave")
+    lost, left_outcome = (
+        played(made(events=[{"at": 60, kind: ["m1"]}], protocol=protocol), "eager") for kind in ("lose", "leave")
     )
-    assert (lost.rebalances, left.rebalances) == (1, 1)
-    assert (lost.stopped["no owner"], left.stopped["no owner"]) == (4 * 45, 0)
+    assert (lost.rebalances, left_outcome.rebalances) == (1, 1)
+    assert (lost.stopped["no owner"], left_outcome.stopped["no owner"]) == (4 * 45, 0)
 
 
 def test_cooperative_rebalancing_stops_only_what_moves() -> None:
@@ -80,13 +80,13 @@ def test_a_deferred_resolution_takes_three_rebalances_and_stops_nobody_else() ->
         events=[{"at": 60, "leave": ["W2"]}, {"at": 120, "return": ["W2"]}],
     )
     game = GroupPlay(world, GROUPS["deferred"], rules_of(world))
-    others = game.copies.owner != game.copies.index["W2"]
+    is_other = game.copies.owner != game.copies.index["W2"]
     while game.now < world.seconds:
         game.step()
     assert game.outcome.rebalances == 3
     assert game.outcome.moves == 0
     assert game.outcome.task_seconds == game.outcome.stopped["no owner"] == 300 * 4
-    assert (game.copies.owner[others] != game.copies.index["W2"]).all()
+    assert (game.copies.owner[is_other] != game.copies.index["W2"]).all()
 
 
 def test_the_learner_scale_up_is_four_rebalances() -> None:
@@ -97,18 +97,18 @@ def test_the_learner_scale_up_is_four_rebalances() -> None:
         events=[{"at": 60, "join": [{"id": "S4", **MEMBER}]}, {"at": 90, "join": [{"id": "S5", **MEMBER}]}],
     )
     game = GroupPlay(world, GROUPS["learner"], rules_of(world))
-    seen = []
-    before = dict(game.present.owners)
-    assert sorted(before.values()) == ["S1", "S1", "S2", "S2", "S3"]
+    rebalances = []
+    initial_owners = dict(game.present.owners)
+    assert sorted(initial_owners.values()) == ["S1", "S1", "S2", "S2", "S3"]
     while game.now < 600:
-        counted = game.outcome.rebalances
+        rebalances_before = game.outcome.rebalances
         game.step()
-        if game.outcome.rebalances > counted:
+        if game.outcome.rebalances > rebalances_before:
             learning = {m: t.key_group for t, warmup in game.present.warmups.items() for m in warmup}
-            moved = {owner: t.key_group for t, owner in game.present.owners.items() if before[t] != owner}
-            seen.append((learning, moved))
-    first, third = (min(t.key_group for t, m in before.items() if m == name) for name in ("S1", "S2"))
-    assert seen == [
+            moved = {owner: t.key_group for t, owner in game.present.owners.items() if initial_owners[t] != owner}
+            rebalances.append((learning, moved))
+    first, third = (min(t.key_group for t, m in initial_owners.items() if m == name) for name in ("S1", "S2"))
+    assert rebalances == [
         ({"S4": first}, {}),
         ({"S4": first, "S5": third}, {}),
         ({"S5": third}, {"S4": first}),

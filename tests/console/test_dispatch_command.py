@@ -40,28 +40,16 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["dispatch", "--root", f"file://{Path.cwd()}/state", *arguments])
 
 
-@pytest.mark.parametrize("source", ["import sys\n\nsys.exit(0)", "def by_length(keys", "raise RuntimeError('no')"])
-def test_a_module_that_cannot_be_imported_ends_the_command_as_any_wrong_call(oracle: Oracle, source: str) -> None:
-    """A script that ends by itself, too: nothing was done, and the exit code says so."""
-    name = f"unfit_{len(source)}"
-    Path(f"{name}.py").write_text(source)
-    done = run("--to", "partition", "--partition-of", f"{name}:by_length", "--execute")
-    assert done.exit_code == 2
-    assert "no function is found at" in done.output
-    assert tail_of(f"file://{Path.cwd()}/state").dispatch == "key_group"
-    assert contents(f"file://{Path.cwd()}/state") == expected(oracle)
-
-
 def test_a_plan_is_shown_and_then_done(oracle: Oracle) -> None:
     """Without --execute the state stays; with it, it has the new dispatch, and the way back needs no function."""
     root = f"file://{Path.cwd()}/state"
     there = ["--to", "partition", "--partition-of", "routing_of_mine:by_length"]
     shown = run(*there)
     assert shown.exit_code == 0, shown.output
-    assert "add --execute" in shown.output
+    assert "Add --execute" in shown.output
     assert tail_of(root).dispatch == "key_group"
     done = run(*there, "--execute")
-    assert "add --execute" not in done.output
+    assert "Add --execute" not in done.output
     assert tail_of(root).dispatch == "partition"
     assert run("--to", "hashed", "--key-groups", "64", "--execute").exit_code == 0
     assert run("--to", "key_group", "--execute").exit_code == 0
@@ -72,22 +60,15 @@ def test_a_plan_is_shown_and_then_done(oracle: Oracle) -> None:
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("routing_of_mine:nothing", "no function is found"),
-        ("routing_of_mine", "no function is found"),
-        ("no_such_module:by_length", "no function is found"),
-        ("routing_of_mine:NUMBER", "cannot be called"),
+        ("routing_of_mine:nothing", "RIFFLE-0112"),
+        ("no_such_module:by_length", "RIFFLE-0112"),
+        ("ends:by_length", "RIFFLE-0112"),
+        ("routing_of_mine:NUMBER", "RIFFLE-0113"),
     ],
 )
 def test_a_name_that_is_no_function_is_refused(oracle: Oracle, path: str, said: str) -> None:
     """The error says what was looked for, and the exit code that nothing was done."""
+    Path("ends.py").write_text("import sys\n\nsys.exit(0)")
     done = run("--to", "partition", "--partition-of", path, "--execute")
-    assert done.exit_code == 2
-    assert said in done.output
-
-
-def test_without_a_function_the_remedy_is_shown(oracle: Oracle) -> None:
-    """Errors come as sentences with what to do, not as tracebacks."""
-    done = run("--to", "partition", "--execute")
-    assert done.exit_code == 1
-    assert "What to do: give a function from keys" in done.output
-    assert "Traceback" not in done.output
+    assert (done.exit_code, said in done.output) == (2, True), done.output
+    assert contents(f"file://{Path.cwd()}/state") == expected(oracle)

@@ -12,7 +12,7 @@ from riffle_spark.state.log import paths
 from tests.kit.simulated.world import World, one
 
 OF_A_ROOT = (
-    ("verify", "{}"),
+    ("verify", "--root", "{}"),
     ("plan", "--root", "{}"),
     ("capacity", "--root", "{}", "--rows-per-second", "9", "--rows-per-worker", "9"),
     ("keys", "--root", "{}"),
@@ -53,21 +53,16 @@ def test_what_cannot_be_reached_or_read_is_no_damage(
 
 
 CALLED_WRONGLY = (
-    *(
-        tuple(word.replace("{}", root) for word in command)
-        for command in OF_A_ROOT
-        for root in ("", "/no/url", "s3a://b/x")
-    ),
+    *(tuple(word.replace("{}", root) for word in command) for command in OF_A_ROOT for root in ("", "/no/url")),
     ("verify", "{}", "--checkpoint", ""),
     ("verify", "{}", "--s3-endpoint", ""),
     ("rollback", "--root", "{}", "--checkpoint", "{checkpoint}", "--to", "abc"),
-    ("rollback", "--root", "{}", "--checkpoint", "{checkpoint}", "--to", "record:"),
     ("rollback", "--root", "{}", "--checkpoint", "", "--to", "1"),
     ("adopt", "--root", "{}", "--checkpoint", "{checkpoint}", "--previous", ""),
     ("adopt", "--root", "{}", "--checkpoint", "{checkpoint}", "--empty", "--key-groups", "99999"),
-    ("dispatch", "--root", "{}", "--to", "key_group", "--key-groups", "0"),
     ("dispatch", "--root", "{}", "--to", "hashed", "--partition-of", "nowhere:at_all"),
-    ("policy", "file:///a"),
+    ("verify", "{}", "--root", "{}"),
+    ("verify", "{}", "--checkpoint", "foo://x"),
     ("policy", "s3://bucket/a", "--kms-key", "alias/a"),
     ("plan", "--add", "1"),
     ("capacity", "--rows-per-second", "9", "--rows-per-worker", "9"),

@@ -63,7 +63,7 @@ def test_text_names_owners_and_what_is_to_come(folder: Path) -> None:
     """Without --json a person reads who owns what; where nothing moves and all is even, that is said."""
     done = _run("--scenario", folder / "kip441_scale_out.json", "--strategy", "min_cost")
     assert "I1: owns 0_0,0_2  standby 0_1" in done.output
-    assert "to be continued" in done.output
+    assert "another rebalance follows" in done.output
     quiet = _run("--scenario", folder / "edge_balanced_already.json").output.splitlines()
     assert {"  moves none", "  balance even"} <= set(quiet)
     assert done.exit_code == 0

@@ -12,13 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from riffle_spark.console.main import main
-from riffle_spark.errors import CorruptStateError, RiffleError, UserFunctionError
-from riffle_spark.offline.finding import Finding
+from riffle_spark.errors import CorruptStateError, UserFunctionError
 from riffle_spark.state.formats.part_codec import ENCRYPTED
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.record import Record, RecordedMember, decode, encode
 from riffle_spark.state.objects.memory import MemoryStore
-from tests.kit.servers.scripted_server import refusal, scripted_server
 from tests.kit.simulated.world import World, one
 
 EVIL = "x\x1b[2J\x07\r\u202e\u2028\x9b2J\ud800\nstate: forged"
@@ -26,14 +24,9 @@ EVIL = "x\x1b[2J\x07\r\u202e\u2028\x9b2J\ud800\nstate: forged"
 OFFSETS = f'v1\n{{"batchWatermarkMs":0}}\n{{"{EVIL.partition(chr(10))[0]}":0}}'
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("verify", "{root}", "--checkpoint", "{checkpoint}"),
-    ("verify", "{root}", "--json"),
     ("plan", "--root", "{root}"),
-    ("plan", "--root", "{root}", "--json"),
-    ("capacity", "--root", "{root}", "--rows-per-second", "9", "--rows-per-worker", "9"),
     ("keys", "--root", "{root}"),
-    ("dispatch", "--root", "{root}", "--to", "hashed"),
     ("adopt", "--root", "{root}", "--checkpoint", "{checkpoint}"),
-    ("rollback", "--root", "{root}", "--checkpoint", "{checkpoint}", "--to", "2"),
     ("rollback", "--root", "{root}", "--checkpoint", "{checkpoint}", "--to", "1"),
 )
 
@@ -150,30 +143,12 @@ def test_an_error_is_printable_and_keeps_the_lines_of_its_problem() -> None:
     assert (error.remedy, error.where) == (EVIL, EVIL), "whoever handles it gets what it was"
 
 
-def test_a_finding_is_two_printable_lines() -> None:
-    """Nobody forges another one."""
-    lines = str(Finding("note", EVIL, EVIL, EVIL)).split("\n")
-    assert [len(lines), *map(str.isprintable, lines)] == [2, True, True]
-
-
 def test_an_id_that_no_query_has_is_refused_with_its_record(filled: World) -> None:
     """It would stand in errors, lines of a log and delivery ids."""
     record = newest(filled)
     for field in ("query_id", "commit_id", "log_id", "previous", "dispatch"):
         with pytest.raises(CorruptStateError, match=field):
             decode(encode(replace(record, **{field: EVIL})), paths.record(record.sequence))  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("aws_environment")
-def test_what_a_server_says_is_printable() -> None:
-    """In errors, with lines of its own too."""
-    with scripted_server() as server:
-        store = server.store(refusal(403, "No&#10;Code", "go&#10;  What to do: away&#x202e;&#x9b;"))
-        with pytest.raises(RiffleError) as caught:
-            store.get("a")
-    first, second = str(caught.value).split("\n")
-    assert first.isprintable()
-    assert second.startswith("  What to do: check the credentials")
 
 
 def test_the_log_of_the_package_is_printable(caplog: pytest.LogCaptureFixture) -> None:

@@ -68,7 +68,7 @@ def test_each_warning_of_the_assignor_is_told_once(world: Path) -> None:
 
 def test_what_would_fail_after_the_play_or_have_no_effect_is_refused_before(world: Path) -> None:
     """History without JSON, and unknown policies of a file."""
-    assert "RIFFLE-0114" in _run("simulate", world, "--history").output
+    assert "--history requires --json" in _run("simulate", world, "--history").output
     world.write_text(json.dumps({**WORLD, "policies": ["rifle"]}))
     assert "Correct it in the field policies" in _run("simulate", world, "--policy", "riffle").output
 
@@ -108,8 +108,8 @@ def test_capacity_is_worked_out_from_figures() -> None:
     assert "total_workers" in text
     assert "128 key-groups cannot be balanced over 112 slots" in text
     rates = ("capacity", "--rows-per-second", 1, "--rows-per-worker", 1)
-    assert "either --state-bytes or --root" in _run(*rates).output
-    assert "either --state-bytes or --root" in _run(*rates, "--state-bytes", 0, "--root", "file:///r").output
+    for words in ((), ("--state-bytes", 0, "--root", "file:///r")):
+        assert "--state-bytes or --root is required" in _run(*rates, *words).output
 
 
 def test_a_file_of_settings_that_is_named_has_to_be_there(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.kit import errors_reference as reference
 from tests.kit.folders import CHECKOUT
 
 ROOT = "RiffleError"
-INTERNAL = {"SharedKey", "FailedKeys"}
+INTERNAL = {"FailedKeys"}
 """Exceptions that the product catches itself, or that carry the id of another one."""
 
 

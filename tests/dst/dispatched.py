@@ -233,7 +233,7 @@ class Dispatched:
     def check_switched(self, record: Record, manifest: Manifest, expected: Mapping[str, Mapping[object, Any]]) -> None:
         """Compare what lies below a record, store by store, with what should: each key in the shard that is its own."""
         dealt = Dealt.by(record)
-        objects = Reader(self._world.memory, None, keys_of(self._world.home))
+        objects = Reader(self._world.memory, keys_of(self._world.home))
         for store in sorted(expected.keys() & record.schemas.keys()):
             entries = {shard: entry for (of, shard), entry in manifest.entries.items() if of == store}
             schema = schema_of_text(store, record.schemas[store])

@@ -526,9 +526,7 @@ class SlowReader:
         entries = {key_group: entry for (of, key_group), entry in log.manifest.entries.items() if of == store}
         schema = schema_of_text(store, tail.schemas[store])
         state = dict[object, tuple[object, ...]]()
-        for table in restored(
-            schema, entries, Reader(self._world.stepped, None, keys_of(self._world.home)), folder
-        ).values():
+        for table in restored(schema, entries, Reader(self._world.stepped, keys_of(self._world.home)), folder).values():
             state |= held_by_key(table)
         return state
 

@@ -204,7 +204,7 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
         lambda place, mended: place.count(root=place.root if mended else None),
     ),
     "a root that is a path": Mistake(
-        "is not the URL of a place for state",
+        "RIFFLE-0442",
         "file:///path",
         lambda place, mended: place.count(root=f"{'file://' if mended else ''}{place.folder}/state"),
     ),
@@ -319,7 +319,7 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
 }
 IN_ONE_PLACE: Mapping[str, Mistake[Place]] = {
     "state that is gone": Mistake("is empty", "--empty --execute", state_that_is_gone),
-    "a new checkpoint": Mistake("or the query has a new checkpoint", "give each query its own root", new_checkpoint),
+    "a new checkpoint": Mistake("or the query has a new checkpoint", "Give each query its own root", new_checkpoint),
     "another number of key-groups": Mistake("key_groups = 16, but the state", "--key-groups 16", other_key_groups),
     "another key": Mistake("has another schema", "use another store name", other_key),
     "another key of a wrapped query": Mistake(

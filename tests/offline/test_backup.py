@@ -64,9 +64,7 @@ def copied(query: Query, to: Path, *, log_first: bool) -> None:
 
 @pytest.mark.parametrize("log_first", [True, False])
 def test_a_backup_is_whole_if_the_log_was_copied_first_and_the_checkpoint_last(tmp_path: Path, log_first: bool) -> None:
-    """What a record lists is there before it, so all of it comes after it; the checkpoint is ahead then, and is taken
-    back to the state. The other way round the newest records list what was not copied.
-    """
+    """What a record lists is there before it, so all of it comes after it."""
     query = Query(tmp_path / "first")
     query.run(BEFORE)
     backup = tmp_path / "backup"

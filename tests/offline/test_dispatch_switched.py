@@ -64,9 +64,7 @@ def checkpoint(tmp_path: Path) -> str:
 
 
 def test_a_rollback_goes_back_over_a_switch(tmp_path: Path, checkpoint: str) -> None:
-    """A batch before the last one of the old dispatch comes back with it, and with what its shards stood for; copies of
-    after it are not used.
-    """
+    """A batch before the last one of the old dispatch comes back with it, and with what its shards stood for."""
     played = Played(World(tmp_path, key_groups=16, retained_versions=100))
     played.batches(4)
     switch_dispatch(played.world.home.root, "partition", partition_of=partition_of, execute=True)

@@ -1,6 +1,4 @@
-"""State and checkpoint that are at a batch of one number, each of another line: a rollback left one of the lines, and a
-backup, or a second operator, brought it back. Each line has rows of its own in that batch.
-"""
+"""State and checkpoint that are at a batch of one number, each of another line."""
 
 from __future__ import annotations
 
@@ -58,9 +56,7 @@ def ended_at(checkpoint: Path) -> str:
 
 
 def test_a_root_from_before_a_rollback_is_told_and_led_back(world: World, checkpoint: Path) -> None:
-    """It is at the checkpoint's batch, of the line that was given up: verify says so, the query is refused, and what
-    both print takes the checkpoint to the state.
-    """
+    """It is at the checkpoint's batch, of the line that was given up."""
     backup = {name: world.memory.get(name) or b"" for name in world.memory.list("")}
     taken_another_way(world, checkpoint)
     assert not verify(world.home.root, str(checkpoint)).findings
@@ -69,7 +65,6 @@ def test_a_root_from_before_a_rollback_is_told_and_led_back(world: World, checkp
         world.memory.put_if_absent(name, data)
     (found,) = verify(world.home.root, str(checkpoint)).findings
     assert (found.level, found.where) == ("state", str(checkpoint))
-    assert "batch 3 has other offsets in the checkpoint" in found.problem
     world.start()
     with pytest.raises(ConflictError, match="RIFFLE-0211") as refused:
         world.batch(BATCHES, one(1000), offsets_before=ended_at(checkpoint))
@@ -108,14 +103,11 @@ def test_a_rollback_beside_a_rollback_ends_in_one_line_or_is_told(
 
 
 def test_commits_beyond_what_is_planned_count_for_nothing(world: World, checkpoint: Path) -> None:
-    """A copy of a running query's checkpoint may have newer commits than offsets. Spark then runs the last batch that
-    is planned once more, and not the one after the last commit: that is told, with the way back to it.
-    """
+    """A copy of a running query's checkpoint may have newer commits than offsets."""
     for version in range(2, BATCHES):
         (checkpoint / "offsets" / str(version)).unlink()
     assert Checkpoint(str(checkpoint)).next_batch() == 1
     (found,) = verify(world.home.root, str(checkpoint)).findings
-    assert "Spark's next batch is 1, the state is at 3" in found.problem
     ((*_, to, _),) = printed(found.remedy)
     rollback(world.home.root, to, str(checkpoint), execute=True)
     assert not verify(world.home.root, str(checkpoint)).findings
@@ -136,9 +128,7 @@ def test_without_an_entry_of_offsets_spark_begins_anew(checkpoint: Path) -> None
 def test_an_interrupted_rollback_leaves_what_spark_can_read(
     world: World, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, removals: int
 ) -> None:
-    """After any number of removals no batch is missing among those that are planned, and none is committed beyond them:
-    Spark would not start, or run the batch again that the state has gone back to.
-    """
+    """After any number of removals no batch is missing among those that are planned."""
     remove, left = Checkpoint._remove, [removals]
 
     def dies(self: Checkpoint, files: FileSystem, folder: str, batch: int) -> None:

@@ -92,9 +92,7 @@ def test_a_root_with_state_of_bounded_text_goes_on_as_string(tmp_path: Path, cop
 
 
 def test_snapshots_of_the_first_format_are_unpacked_for_one_declaration_alone(old: OldRoot, tmp_path: Path) -> None:
-    """One that leaves a variable out and is given up leaves copies that lack it: the next one that names it has others
-    brought. One that comes later finds nothing under the name, of whatever type.
-    """
+    """One that leaves a variable out and is given up leaves copies that lack it."""
     log = Log(old.objects, old.root)
     tail = log.open()
     assert tail is not None
@@ -106,7 +104,7 @@ def test_snapshots_of_the_first_format_are_unpacked_for_one_declaration_alone(ol
         unpacked += sum(entry.snapshot is not None for entry in entries.values())
 
         def keeper(folder: Path, schema: StoreSchema) -> StackKeeper:
-            return StackKeeper(claim(folder, "reader", ()), schema, Reader(old.objects, None), tail.epoch + 9)
+            return StackKeeper(claim(folder, "reader", ()), schema, Reader(old.objects), tail.epoch + 9)
 
         held = keeper(tmp_path / store, full).tables(entries)
         for number, gone in enumerate(full.variables):

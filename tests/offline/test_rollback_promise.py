@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -62,11 +61,10 @@ class Interrupted:
 class Beside:
     """A driver whose deletes all wait, and its root as it then is, to be gone back to again and again."""
 
-    def __init__(self, folder: Path, root: str) -> None:
-        self.world = World(folder / "local", root=root, snapshot_chain_links=2)
+    def __init__(self, folder: Path) -> None:
+        self.world = World(folder / "local", snapshot_chain_links=2)
         self.world.store = self.store = Interrupted(self.world.memory)  # type: ignore[assignment]
         self.waiting: list[Callable[[], Steps[object]]] = []
-        self.step = 1
         self.world.start(InlineBackground(deferred=True))
         upkeep = self.world.driver._upkeep  # private: its work is kept, to be done again and again
         work = upkeep._work  # private: the same
@@ -75,10 +73,7 @@ class Beside:
             self.world.batch(version, rows_of(*((f"k{n}", version, version * 10 + n) for n in range(6))))
             self.world.background.run()
         self.checkpoint = self.checkpoint_at(folder)
-        self.folder = Path(root.removeprefix("file://")) if root else None
         self.kept = {name: self.world.memory.get(name) or b"" for name in self.world.memory.list("")}
-        if self.folder:
-            shutil.copytree(self.folder, folder / "kept")
 
     @staticmethod
     def checkpoint_at(folder: Path) -> str:
@@ -90,18 +85,12 @@ class Beside:
 
     def again(self) -> None:
         """Make the root what it was."""
-        if self.folder:
-            shutil.rmtree(self.folder)
-            shutil.copytree(self.folder.with_name("kept"), self.folder)
-            return
         self.world.memory.delete(self.world.memory.list(""))
         for name, data in self.kept.items():
             self.world.memory.put_if_absent(name, data)
 
     def run_with_rollback(self, target: int | str, at: int) -> tuple[bool, int]:
-        """Let the waiting work run, and at request ``at`` of it go back; tell whether that was taken, and how many
-        requests there were.
-        """
+        """Let the waiting work run, and at request ``at`` of it go back."""
         taken = []
 
         def go_back() -> None:
@@ -130,32 +119,21 @@ def lost(root: str) -> list[str]:
     return sorted(name for name in needed if not objects.exists(name))
 
 
-STEPS = {"memory": 1, "directory": 13}
-"""At which of the requests one goes back: at each, where that is cheap."""
-
-
-@pytest.fixture(params=STEPS)
-def beside(request: pytest.FixtureRequest, tmp_path: Path) -> Beside:
-    """A driver with deletes that wait, on each kind of store."""
-    found = Beside(tmp_path, "" if request.param == "memory" else f"file://{tmp_path}/state")
-    found.step = STEPS[request.param]
-    return found
-
-
-def test_a_rollback_and_queued_deletes_never_lose_what_is_gone_back_to(beside: Beside) -> None:
+def test_a_rollback_and_queued_deletes_never_lose_what_is_gone_back_to(tmp_path: Path) -> None:
     """At every request of the waiting deletes and scans, to every batch: taken and whole, or refused with the range."""
+    beside = Beside(tmp_path)
     accepted: dict[int | str, int] = {}
-    for target in (-1, 0, BATCHES // 2, BATCHES - 2, BATCHES - 1, "record:1", f"record:{BATCHES - 1}"):
+    for target in (0, BATCHES // 2, BATCHES - 2, "record:1", f"record:{BATCHES - 1}"):
         at, calls = 0, 1
         while at <= calls:
             beside.again()
             taken, calls = beside.run_with_rollback(target, at)
             assert lost(beside.world.home.root) == [], f"{target}, rolled back at request {at} of {calls}"
             accepted[target] = accepted.get(target, 0) + taken
-            at += beside.step
-    for target in (BATCHES - 2, BATCHES - 1, f"record:{BATCHES - 1}"):
+            at += 1
+    for target in (BATCHES - 2, f"record:{BATCHES - 1}"):
         assert accepted[target], "what is retained can be gone back to"
-    for target in (-1, 0, "record:1"):
+    for target in (0, "record:1"):
         assert not accepted[target], "nothing waited that the first batches need: the test tells nothing"
 
 
@@ -174,10 +152,10 @@ def listed(world: World, first: int) -> set[str]:
     return set().union(*(log.manifest_of(record).objects() for record in records))
 
 
-@pytest.mark.parametrize("promised", range(0, BATCHES, 2))
+@pytest.mark.parametrize("promised", [0, 4, 8])
 def test_a_scan_keeps_what_its_record_promises(tmp_path: Path, promised: int) -> None:
     """Whatever the rule of retention gives free by then: that is for the scan after a record that says so."""
-    world = Beside(tmp_path, "").world
+    world = Beside(tmp_path).world
     needed, every = listed(world, promised), listed(world, 0)
     found = run_to_end(scan(world.memory, replace(newest(world), promised=promised), 2, 0))
     left = set(world.memory.list(""))
@@ -188,7 +166,7 @@ def test_a_scan_keeps_what_its_record_promises(tmp_path: Path, promised: int) ->
 
 def test_a_scan_of_a_fenced_driver_deletes_nothing(tmp_path: Path) -> None:
     """Neither records nor objects."""
-    beside = Beside(tmp_path, "")
+    beside = Beside(tmp_path)
     tail = newest(beside.world)
     rollback(beside.world.home.root, BATCHES - 1, beside.checkpoint, execute=True)
     with pytest.raises(FencedError):
@@ -198,7 +176,7 @@ def test_a_scan_of_a_fenced_driver_deletes_nothing(tmp_path: Path) -> None:
 
 def test_a_fenced_driver_deletes_nothing_more(tmp_path: Path) -> None:
     """Once a rollback is there, what waited is left to the next driver."""
-    beside = Beside(tmp_path, "")
+    beside = Beside(tmp_path)
     taken, _ = beside.run_with_rollback(BATCHES - 1, 0)
     assert taken
     assert set(beside.kept) < set(beside.world.memory.list(""))
@@ -206,7 +184,7 @@ def test_a_fenced_driver_deletes_nothing_more(tmp_path: Path) -> None:
 
 def test_the_next_driver_goes_on_where_the_rollback_led(tmp_path: Path) -> None:
     """In the middle of the deletes: its batches add to what was, and its own deletes respect what is promised."""
-    beside = Beside(tmp_path, "")
+    beside = Beside(tmp_path)
     world, before = beside.world, newest(beside.world).promised
     taken, _ = beside.run_with_rollback(BATCHES - 2, 3)
     assert taken
@@ -222,19 +200,15 @@ def test_the_next_driver_goes_on_where_the_rollback_led(tmp_path: Path) -> None:
 
 def test_what_is_not_promised_is_refused_with_what_is(tmp_path: Path) -> None:
     """A batch and a record that are there, but whose objects may go at any moment; and what names neither."""
-    world = Beside(tmp_path, "").world
+    world = Beside(tmp_path).world
     tail = world.log().tail
     assert tail is not None
     assert tail.promised > 1
     checkpoint, first = str(tmp_path / "checkpoint"), tail.version - (tail.sequence - tail.promised)
     with pytest.raises(ConfigError, match="RIFFLE-0132"):
         rollback(world.home.root, first - 1, checkpoint)
-    kept = f"records {tail.promised} to {tail.sequence} are kept for it; objects of older"
-    with pytest.raises(ConfigError, match=kept):
+    with pytest.raises(ConfigError, match="RIFFLE-0131"):
         rollback(world.home.root, f"record:{tail.promised - 1}", checkpoint)
-    for named in ("record:", "record:-1", "latest", "1.5"):
-        with pytest.raises(ConfigError, match="RIFFLE-0130"):
-            rollback(world.home.root, named, checkpoint)
     with pytest.raises(ConfigError, match="RIFFLE-0131"):
         rollback(world.home.root, f"record:{tail.sequence + 1}", checkpoint)
 
@@ -333,7 +307,7 @@ def test_a_rollback_over_claims_that_cannot_be_read_fences_their_drivers(tmp_pat
 
 def test_a_promise_never_goes_back_where_more_is_to_be_retained(tmp_path: Path) -> None:
     """Neither with a new driver nor with a claim after a claim: what it was given up for may be deleted by now."""
-    world = Beside(tmp_path, "").world
+    world = Beside(tmp_path).world
     promised = newest(world).promised
     world.settings = replace(world.settings, retained_versions=1_000, retained_for=86_400)
     assert promised > 1

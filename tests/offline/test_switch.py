@@ -8,7 +8,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -65,16 +64,10 @@ def oracle(filled_world: tuple[World, Oracle]) -> Oracle:
     return filled_world[1]
 
 
-@pytest.fixture(params=["memory", pytest.param("directory", marks=pytest.mark.long)])
-def root(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> str:
-    """The root of that state, in memory and as a copy in a directory."""
-    if request.param == "memory":
-        return world.home.root
-    root = f"file://{tmp_path}/copied"
-    copied = open_store(root)
-    for name in world.memory.list(""):
-        copied.put_if_absent(name, world.memory.get(name) or b"")
-    return root
+@pytest.fixture
+def root(world: World) -> str:
+    """The root of that state."""
+    return world.home.root
 
 
 def test_state_is_read_from_objects_alone_as_it_was_written(world: World, oracle: Oracle, root: str) -> None:
@@ -85,14 +78,13 @@ def test_state_is_read_from_objects_alone_as_it_was_written(world: World, oracle
     assert len(oracle.tails) < len(oracle.totals)
 
 
-@pytest.mark.parametrize("mode", ["partition", "hashed"])
-def test_a_round_trip_keeps_every_keys_state(world: World, oracle: Oracle, root: str, mode: str) -> None:
+def test_a_round_trip_keeps_every_keys_state(world: World, oracle: Oracle, root: str) -> None:
     """From key-groups to partitions and back, every key of every store has the state it had, where it belongs."""
     before = tail_of(root)
-    there = switch_dispatch(root, mode, partition_of=partition_of, execute=True)
+    there = switch_dispatch(root, "partition", partition_of=partition_of, execute=True)
     tail = tail_of(root)
     assert (tail.epoch, tail.owners, tail.standbys) == (before.epoch + 1, {}, {})
-    assert (tail.kind, tail.dispatch, tail.total, tail.version) == ("dispatch", mode, 16, BATCHES - 1)
+    assert (tail.kind, tail.dispatch, tail.total, tail.version) == ("dispatch", "partition", 16, BATCHES - 1)
     assert set(tail.shards) <= {(f"topic-{n % 2}", n // 2) for n in range(2 * PARTITIONS)}
     assert contents(root) == expected(oracle)
     for _, shard, rows in shards_of(root):
@@ -122,7 +114,7 @@ def test_between_partition_and_hashed_only_a_record_is_written(world: World, roo
     assert after.manifest == log.manifest
 
 
-@pytest.mark.parametrize(("to", "key_groups"), [("key_group", 3), ("key_group", 64), ("partition", 32)])
+@pytest.mark.parametrize(("to", "key_groups"), [("key_group", 3), ("partition", 32)])
 def test_the_number_of_key_groups_may_change(world: World, oracle: Oracle, root: str, to: str, key_groups: int) -> None:
     """State goes to another number of key-groups, or shards at most, in the same way."""
     switch_dispatch(root, to, partition_of=partition_of, key_groups=key_groups, execute=True)
@@ -193,9 +185,7 @@ def test_a_crash_in_between_leaves_what_the_next_driver_sweeps(
 
 
 def test_what_a_killed_command_left_of_rows_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They lie in the clear there. Those of a command that lives stay, also where its process cannot be seen, as in
-    another container; so does what is not of these commands.
-    """
+    """They lie in the clear there."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name in ("riffle-dispatch-abc", "another"):
         (tmp_path / name).mkdir()
@@ -212,8 +202,7 @@ def test_what_a_killed_command_left_of_rows_goes_with_the_next(tmp_path: Path, m
     assert [path.name for path in tmp_path.iterdir()] == ["another"]
 
 
-@pytest.mark.parametrize("limit", [0, 200])
-@pytest.mark.parametrize("command", ["dispatch", "keys"])
+@pytest.mark.parametrize(("command", "limit"), [("dispatch", 0), ("keys", 200)])
 def test_a_disk_without_room_for_temporary_files_is_told_with_its_remedy(
     world: World, oracle: Oracle, tmp_path: Path, command: str, limit: int
 ) -> None:
@@ -240,32 +229,10 @@ def nobody_there(*_: object) -> None:
 
 
 @pytest.mark.parametrize("command", ["dispatch", "keys"])
-def test_the_folder_of_temporary_files_is_looked_through_once_a_store(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    """And not once a shard, of which there may be thousands."""
-    (tmp_path / "keys").write_text("plain\n")
-    looked, glob = [], Path.glob
-
-    def heard(path: Path, pattern: str) -> Iterator[Path]:
-        looked.append(pattern)
-        return glob(path, pattern)
-
-    monkeypatch.setattr(Path, "glob", heard)
-    if command == "dispatch":
-        switch_dispatch(world.home.root, "key_group", key_groups=5, execute=True)
-    else:
-        switch_keys(world.home.root, encryption_keys=f"file:{tmp_path}/keys", rewrite=True, execute=True)
-    assert 1 <= looked.count("riffle-dispatch-*") <= len(world.operators)
-
-
-@pytest.mark.parametrize("command", ["dispatch", "keys"])
 def test_state_that_was_taken_over_is_switched_before_its_first_batch(
     world: World, oracle: Oracle, tmp_path: Path, command: str
 ) -> None:
-    """It is of batch -1 then, which no name says: what is written can be read all the same, batches go on from it, and
-    scans know it.
-    """
+    """It is of batch -1 then, which no name says."""
     root, keys = world.home.root, tmp_path / "keys"
     written_checkpoint(tmp_path / "new", query_id="another")
     keys.write_text("plain\n")
@@ -307,9 +274,8 @@ def test_a_commit_in_between_wins(world: World, oracle: Oracle) -> None:
             world.batch(BATCHES, one(1))
         return partition_of(keys)
 
-    with pytest.raises(ConflictError, match="RIFFLE-0508") as caught:
+    with pytest.raises(ConflictError, match="RIFFLE-0508"):
         switch_dispatch(world.home.root, "partition", partition_of=meanwhile, execute=True)
-    assert "stop the query" in caught.value.remedy
     oracle.feed(one(1))
     assert contents(world.home.root) == expected(oracle)
 
@@ -337,7 +303,7 @@ with reshard.scratch_folder() as folder:
 """
 
 
-@pytest.mark.parametrize("kind", ["of this user", "of another user", "a link"])
+@pytest.mark.parametrize("kind", ["of this user", "of another user"])
 def test_a_fifo_in_the_folder_for_temporary_files_does_not_block(tmp_path: Path, kind: str) -> None:
     """Another user can put one where a dispatch that died leaves its lock. The next one passes by."""
     left = tmp_path / "riffle-dispatch-left"
@@ -347,9 +313,6 @@ def test_a_fifo_in_the_folder_for_temporary_files_does_not_block(tmp_path: Path,
         if os.geteuid() != 0:
             pytest.skip("only root can give a folder to another user")
         os.chown(left, 65_534, 65_534)
-    if kind == "a link":
-        left.rename(tmp_path / "elsewhere")
-        left.symlink_to(tmp_path / "elsewhere")
     done = subprocess.run(
         [sys.executable, "-c", DISPATCH_IN_CHILD], env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=CHECKOUT,
         capture_output=True, text=True, timeout=60, check=True,

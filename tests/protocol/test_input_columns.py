@@ -6,10 +6,9 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.messages.slot_orders import Watermark
-from riffle_spark.process.merging.aggregates import aggregate, count, max_, min_, sum_
+from riffle_spark.process.merging.aggregates import aggregate, count, sum_
 from riffle_spark.protocol.input_columns import Column, column_of, input_of, is_same_name
-from riffle_spark.protocol.operator import Operator, operator_of, with_watermark
+from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 
 STRUCT = pa.struct([("x", pa.string()), ("At", pa.timestamp("us", "UTC")), ("in", pa.struct([("y", pa.int64())]))])
@@ -55,7 +54,7 @@ def test_names_differ_in_case_as_spark_has_it(one: str, other: str, is_same: boo
     assert is_same_name(one, one, case_sensitive=True)
 
 
-@pytest.mark.parametrize("name", ["USER", "S.x", "s.X", "none", "s.none", "v.x", "s.", ".s", "s..x", "`s", ""])
+@pytest.mark.parametrize("name", ["USER", "s.X", "none", "s.none", "v.x", "s..x", "`s", ""])
 def test_what_is_no_column_is_refused_with_those_there_are(name: str) -> None:
     """Where case counts; the error names the columns."""
     with pytest.raises(ConfigError, match="RIFFLE-0229") as told:
@@ -99,16 +98,6 @@ def totals(rows: pa.Schema, key: str = "user", order: tuple[str, ...] = ()) -> O
     return operator_of("totals", [key], aggregate(n=count(), total=sum_("v")), order, rows)
 
 
-def test_an_operator_goes_by_the_columns_of_its_input() -> None:
-    """Key, order and event time are named as the input names them."""
-    operator = with_watermark(totals(ROWS, order=("S.IN.Y", "V")), Watermark("s.at", 5))
-    assert operator.schema.key.names == ["User"]
-    assert operator.order_by == ("y", "v")
-    assert operator.watermark == Watermark("At", 5)
-    assert operator.fields == (Column("y", ("s", "in", "y")), Column("At", ("s", "At")))
-    assert operator.rows.names == ["User", "v", "y", "At"]
-
-
 @pytest.mark.parametrize(
     ("name", "inside", "path"),
     [
@@ -128,28 +117,3 @@ def test_an_aggregate_goes_by_the_columns_of_its_input(name: str, inside: str, p
     assert operator.declared.output.names == ["User", "total", "n"]
     assert isinstance(operator.schema, PlainColumns)
     assert operator.schema.state.names == ["total", "n"]
-
-
-def test_fields_of_one_name_can_be_aggregated_together() -> None:
-    """Also beside a column of that name, a key and an event time that are such fields."""
-    rows = pa.schema([("s", STRUCT), ("t", STRUCT), ("v", pa.int64()), ("s.v", pa.int64())])
-    operator = operator_of("totals", ["s.x"], aggregate(a=min_("s.x"), b=min_("t.x"), at=max_("s.At")), (), rows)
-    operator = with_watermark(operator, Watermark("s.at", 5))
-    assert operator.rows.names == ["x", "s.x", "t.x", "s.At", "At"]
-    assert operator.watermark == Watermark("At", 5)
-
-
-def test_what_is_aggregated_is_refused_as_a_key_is() -> None:
-    """Where case counts, and where it may be several columns."""
-    with pytest.raises(ConfigError, match="RIFFLE-0176") as told:
-        operator_of("totals", ["User"], aggregate(total=sum_("V")), (), ROWS, case_sensitive=True)
-    assert "User, v, s, a.b" in told.value.remedy
-    with pytest.raises(ConfigError, match="RIFFLE-0231"):
-        operator_of("totals", ["User"], aggregate(w=sum_("W")), (), pa.schema([*ROWS, ("w", STRUCT), ("w", STRUCT)]))
-
-
-def test_a_column_that_is_there_twice_is_refused_only_where_it_is_asked_for() -> None:
-    """What an aggregate does not need may have any name."""
-    assert totals(pa.schema([*ROWS, ("w", pa.int64()), ("w", pa.int64())])).rows.names == ["User", "v"]
-    with pytest.raises(ConfigError, match="RIFFLE-0231"):
-        totals(pa.schema([("USER", pa.string()), ("User", pa.string()), ("v", pa.int64())]))

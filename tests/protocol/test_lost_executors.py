@@ -169,18 +169,6 @@ def test_two_stores_whose_copies_are_apart_are_not_sent_to_and_fro(tmp_path: Pat
     world.check_state()
 
 
-def test_a_live_members_lost_disk_without_standbys_is_restored(tmp_path: Path) -> None:
-    """Nobody else has a copy: the executor fetches what it lost and goes on."""
-    world = Elastic(tmp_path, executors=THREE, num_standbys=0)
-    world.feed(4)
-    lost = world.owned("1")
-    shutil.rmtree(world.folder_of("1"))
-    report = world.feed()
-    assert report.restores == len(lost)
-    world.settle()
-    world.check_state()
-
-
 def test_a_standbys_lost_disk_is_found_by_upkeep(tmp_path: Path) -> None:
     """No slot works on a member that lost its folder: upkeep tells, and its copies are fetched again."""
     world = Elastic(tmp_path, executors=("1", "2"), num_standbys=1)

@@ -25,7 +25,7 @@ def operator(key: tuple[str, ...] = ("k",), rows: pa.Schema = ROWS, store: str =
     return operator_of(store, key, aggregate(total=sum_("v")), (), rows)
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", "a..b", "", "log", "delta", "-a", ".a", "a" * 65, "ä", "a b", "a\n"])
+@pytest.mark.parametrize("name", ["a/b", "..", "", "log", "-a", "a" * 65, "ä", "a b"])
 def test_a_store_name_that_could_leave_the_root_is_refused(name: str) -> None:
     """Names become parts of object names and folders, and nothing else."""
     with pytest.raises(ConfigError, match="RIFFLE-0410"):
@@ -99,8 +99,10 @@ def test_a_store_that_a_wrapped_query_keeps_is_no_other_operators() -> None:
 WIRE = (ATTEMPT, HASH, INITIAL, KEY_GROUP, RECEIPT, SLOT, "__riffle_ours", "__RIFFLE_SLOT")
 
 
-@pytest.mark.parametrize("name", WIRE)
-@pytest.mark.parametrize("place", ["key", "input", "result", "output"])
+PLACES = [*((name, "key") for name in WIRE), *((WIRE[0], place) for place in ("input", "result", "output"))]
+
+
+@pytest.mark.parametrize(("name", "place"), PLACES)
 def test_names_of_columns_that_go_with_rows_are_refused(name: str, place: str) -> None:
     """A slot would take the user's column for its own, or the other way round, and fail in words of Arrow's."""
     rows = ROWS.append(pa.field(name, pa.int64())) if place in ("key", "input") else ROWS

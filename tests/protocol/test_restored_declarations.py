@@ -45,7 +45,7 @@ def test_copies_merged_by_a_declaration_of_another_line_are_restored(
     """A release leaves a column out; its slots merge copies without it, and its sink fails. The root is restored, and
     the next release, which has the column still, is of the same epoch: no copy may lack it.
     """
-    monkeypatch.setattr(stack_parts, "_PARTS_MOST", 1)  # private: small state
+    monkeypatch.setattr(stack_parts, "_PARTS_MAX", 1)  # private: small state
     world = World(tmp_path, executors=["1"], operators=[seen("n", "c")], retained_versions=50)
     for version in range(2):
         world.batch(version, batch_of(version))

@@ -36,15 +36,6 @@ def test_a_number_never_changes_its_meaning(batches: list[list[Partition]]) -> N
     assert sorted(grown[-1].partitions) == sorted(everything)
 
 
-@given(BATCHES, st.randoms(use_true_random=False))
-def test_the_order_within_a_batch_does_not_matter(batches: list[list[Partition]], chance: object) -> None:
-    """Partitions of one batch get the same numbers in whatever order, and however often, they are found."""
-    shuffled = [[*found, *found] for found in batches]
-    for found in shuffled:
-        chance.shuffle(found)  # type: ignore[attr-defined]
-    assert registered(shuffled) == registered(batches)
-
-
 @given(BATCHES, st.lists(PARTITIONS, min_size=1, max_size=20))
 def test_every_row_finds_the_shard_of_its_partition(batches: list[list[Partition]], rows: list[Partition]) -> None:
     """Looked up row by row, by topic or as columns, a partition has one number, and one that is not there has none."""
@@ -81,14 +72,6 @@ def test_every_shard_is_in_one_slot_by_its_hash(batches: list[list[Partition]], 
 def test_published_hash_holds(partition: Partition, expected: int) -> None:
     """The hash that decides slots is XXH64 of the text ``topic/partition``, as docs/dispatch.md has it."""
     assert partition_hash(partition) == expected
-
-
-def test_sixteen_partitions_on_thirty_two_slots_are_sixteen_shards() -> None:
-    """More slots than partitions leave slots empty and no partition without one."""
-    shards = Shards().extended([("events", number) for number in range(16)], 128)
-    dealt = shards.hashed(32)
-    assert sum(map(len, dealt)) == 16
-    assert sum(not mine for mine in dealt) >= 16
 
 
 def test_more_partitions_than_key_groups_are_refused() -> None:

@@ -126,8 +126,9 @@ def test_a_query_that_is_started_again_takes_over_even_in_the_same_process(world
     assert world.batch(2, one(4)).decision == "run"
 
 
-@pytest.mark.parametrize("same_run", [True, False])
-@pytest.mark.parametrize("kind", ["answer_lost", "request_lost", "late"])
+@pytest.mark.parametrize(
+    ("kind", "same_run"), [("answer_lost", True), ("request_lost", False), ("late", True), ("late", False)]
+)
 def test_an_unclear_commit_is_settled_before_anything_runs_again(world: World, kind: str, same_run: bool) -> None:
     """Whatever became of the record: it is found out, the batch is a repeat, and no row counts twice."""
     for version in range(2):

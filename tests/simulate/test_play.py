@@ -167,7 +167,7 @@ def test_work_that_no_assignment_levels_is_looked_at_again_once_it_changed() -> 
 
 
 @pytest.mark.parametrize(
-    ("world", "said"),
+    ("world", "message"),
     [
         (lambda: made(speed=1), "Unknown field of the file 'speed'"),
         (lambda: made(members=[{"id": "a", "bandwith": 1}]), "Unknown field of member 1 'bandwith'"),

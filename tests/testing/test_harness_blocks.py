@@ -57,16 +57,15 @@ def test_a_function_on_arrow_keeps_its_state() -> None:
 
 
 @pytest.mark.parametrize("step", get_args(Step))
-@pytest.mark.parametrize("block", [totals, best])
-def test_a_crash_at_any_step_counts_nothing_twice(block: Any, step: Step) -> None:
+def test_a_crash_at_any_step_counts_nothing_twice(step: Step) -> None:
     """The batch comes again, and state and sink are as without the crash."""
-    with Harness(block(), ROWS) as query:
+    with Harness(totals(), ROWS) as query:
         query.feed([paid("ann", 3)])
         query.crash_at(step)
         with pytest.raises(Crashed):
             query.feed([paid("ann", 4)])
         query.feed([paid("ann", 4)])
-        assert list(query.state().values()) in ([{"payments": 2, "paid": 7}], [{"best": 4}])
+        assert list(query.state().values()) == [{"payments": 2, "paid": 7}]
         assert len(query.delivered()) == 2
 
 

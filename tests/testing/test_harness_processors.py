@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 import pyarrow as pa
 import pytest
@@ -159,33 +158,3 @@ def test_settings_may_change_with_a_restart() -> None:
         query.restart(key_groups=4)
         with pytest.raises(ConfigError, match="RIFFLE-0219"):
             query.feed(took("pen"))
-
-
-class Looking(StatefulProcessor):
-    """Notes how often Python looks for cycles, in each call."""
-
-    looked: ClassVar[list[tuple[int, int, int]]] = []
-
-    def init(self, handle: StatefulProcessorHandle) -> None:  # noqa: ARG002
-        """Note it."""
-        self.looked.append(gc.get_threshold())
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002
-        """Note it."""
-        self.looked.append(gc.get_threshold())
-        yield Row(user=key[0])
-
-    def close(self) -> None:
-        """Note it."""
-        self.looked.append(gc.get_threshold())
-
-
-def test_python_looks_for_cycles_seldom_in_a_whole_slot_and_as_before_after_it() -> None:
-    """Set back after each key-group, it looked at all rows each time, which took a sixth of a slot."""
-    before = gc.get_threshold()
-    with Harness(transform_with_state(Looking(), key="user", output="user string"), ROWS, executors=1) as query:
-        Looking.looked.clear()
-        query.feed([row for user in "abcdef" for row in took("pen", user=user)])
-    assert len(Looking.looked) == 8
-    assert min(Looking.looked) > before
-    assert gc.get_threshold() == before

@@ -165,15 +165,6 @@ def test_long_keys_and_a_value_of_10_mb(tmp_path: Path) -> None:
     assert {row["size"] for row in member.feed(batch, executor="another")} == {10 << 20}
 
 
-def test_one_hot_key_is_one_key_group_and_one_row(member: Member) -> None:
-    """All rows of one key: one key-group, one part, one row."""
-    batch = rows_of(*(("hot", 1, n) for n in range(20_000)))
-    out, receipt = member.answer(batch)
-    assert out.to_pylist() == [{"k": "hot", "count": 20_000, "total": 20_000}]
-    assert [part.rows for part in receipt.parts] == [1]
-    assert receipt.rows == 20_000
-
-
 class Remember:
     """A computation that is told everything and keeps what it was told."""
 

@@ -13,7 +13,6 @@ from riffle_spark.process.merging.aggregates import aggregate, count
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.worker.upkeep_piece import run_upkeep
-from tests.kit.state.faulty_store import Fault
 from tests.kit.worker.slot_member import Member, kept_last, rows_of
 
 
@@ -102,24 +101,9 @@ def test_a_damaged_copy_is_rebuilt_before_it_is_taken(member: Member, how: str) 
     assert rows(member, receipt) == {"a": 3, "b": 3, "c": 3}
 
 
-def test_one_that_fails_leaves_the_others_be(member: Member) -> None:
-    """The receipt tells what failed; the other snapshots, before and after it, are taken as usual."""
-    member.store.script(Fault("unavailable", "put", "totals/", skip=1))
-    receipt = taken(member, orders(member))
-    assert len(receipt.snapshots) == len(orders(member)) - 1 > 1
-    assert ["scripted fault" in error for error in receipt.errors] == [True]
-    rows(member, receipt)
-
-
 def test_an_error_that_nobody_foresaw_is_told_like_any_other(member: Member) -> None:
     """Whatever a key-group makes raise, the executor answers, and the other key-groups are taken."""
     first, *others = orders(member)
     receipt = taken(member, [replace(first, entry=None), *others])  # type: ignore[arg-type]
     assert [key_group for _, key_group, _ in receipt.snapshots] == [order.key_group for order in others]
     assert f"key-group {first.key_group}: " in receipt.errors[0]
-
-
-def test_no_orders_need_nothing(member: Member) -> None:
-    """A piece without orders sends no request and takes nothing."""
-    receipt = taken(member, [])
-    assert (receipt.snapshots, receipt.requests, receipt.errors) == ((), {}, ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from riffle_spark import transform_with_state
 from riffle_spark.errors import UserFunctionError
 from riffle_spark.messages.slot_orders import Receipt
 from riffle_spark.process.blocks.arrow_function import arrow_function
 from riffle_spark.protocol.batch.batch_report import sums_of_receipts
 from riffle_spark.state.objects.memory import MemoryStore
 from riffle_spark.worker import slot
-from tests.kit.processors.visit_processors import Sums
 from tests.kit.worker.slot_member import OUTPUT, STATE, Member, keep_last, kept_last, rows_of
 
 LONG = 1_000.0
@@ -52,15 +50,6 @@ class Clock:
 CLOCK = Clock()
 
 
-class Slow(Sums):
-    """Takes long for each key."""
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Let time pass, and sum."""
-        CLOCK.move()
-        return super().handleInputRows(key, rows, timerValues)
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of a test."""
@@ -80,14 +69,6 @@ def test_a_slow_function_shows_as_user_code(tmp_path: Path, clock: Clock) -> Non
     _, receipt = member.answer(rows_of(("a", 1, 0), ("b", 2, 0)))
     assert long_steps(receipt) == {"user": len(receipt.parts)}
     assert sorted(receipt.seconds) == sorted(EVERY)
-
-
-@pytest.mark.usefixtures("clock")
-def test_a_slow_processor_shows_as_user_code(tmp_path: Path) -> None:
-    """Each call of a key."""
-    member = Member(tmp_path, transform_with_state(Slow(), key="k", output="k string, total long").compute)
-    _, receipt = member.answer(rows_of(("a", 1, 0), ("b", 2, 0)))
-    assert long_steps(receipt) == {"user": 2}
 
 
 def test_a_slow_put_shows_as_commit_and_a_slow_read_as_state(

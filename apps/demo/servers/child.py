@@ -135,9 +135,9 @@ class Child:
             with suppress(BrokenPipeError):
                 self._guard.stdin.close()
 
-    def _failure(self, what: str) -> UnavailableError:
+    def _failure(self, problem: str) -> UnavailableError:
         return UnavailableError(
-            f"{self._launch.name} {what}; its log ends with:\n{self.log_tail()}",
+            f"{self._launch.name} {problem}; its log ends with:\n{self.log_tail()}",
             remedy="look at the whole log",
             where=str(self.log),
         )

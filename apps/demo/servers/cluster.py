@@ -162,10 +162,10 @@ class StandaloneCluster(Server):
         }
 
     def _has_all_workers(self) -> bool:
-        wanted = [child for index, child in enumerate(self._workers) if index not in self._ended]
-        for child in wanted:
+        running = [child for index, child in enumerate(self._workers) if index not in self._ended]
+        for child in running:
             child.check_alive()
-        return self.registered_workers() == len(wanted)
+        return self.registered_workers() == len(running)
 
     def registered_workers(self) -> int:
         """How many workers the master counts as alive; it notices a killed one at once, by its connection."""

@@ -31,10 +31,10 @@ def descendants(of_pid: int) -> list[int]:
         if entry.name.isdigit():
             parent = _live_parent(entry)
             children.setdefault(parent, []).append(int(entry.name))
-    found = list(children.get(of_pid, []))
-    for pid in found:
-        found.extend(children.get(pid, []))
-    return found
+    pids = list(children.get(of_pid, []))
+    for pid in pids:
+        pids.extend(children.get(pid, []))
+    return pids
 
 
 def _live_parent(process: Path) -> int:
@@ -57,19 +57,21 @@ def kill(pids: list[int]) -> None:
 def _sweep() -> None:
     """Kill until nothing is left below this process; bounded, since a killed process can start nothing new."""
     for _ in range(SWEEP_ROUNDS):
-        left = descendants(os.getpid())
-        if not left:
+        remaining = descendants(os.getpid())
+        if not remaining:
             return
-        kill(left)
+        kill(remaining)
         time.sleep(POLL_SECONDS)
 
 
 def _run(grace_seconds: float, command: list[str]) -> int:
-    asked = list[bool]()  # No event: its lock may be this thread's own as the signal comes, which then waits for ever.
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    stop_requests = list[
+        bool
+    ]()  # No event: its lock may be this thread's own as the signal comes, which then waits for ever.
+    signal.signal(signal.SIGTERM, lambda *_: stop_requests.append(True))
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    threading.Thread(target=_tell_at_end_of_input, args=(asked,), daemon=True).start()
-    while child.poll() is None and not asked:
+    threading.Thread(target=_tell_at_end_of_input, args=(stop_requests,), daemon=True).start()
+    while child.poll() is None and not stop_requests:
         time.sleep(POLL_SECONDS)
     if child.poll() is None:
         child.terminate()
@@ -85,10 +87,10 @@ def _wait(child: subprocess.Popen[bytes], seconds: float) -> None:
         return
 
 
-def _tell_at_end_of_input(asked: list[bool]) -> None:
+def _tell_at_end_of_input(stop_requests: list[bool]) -> None:
     while os.read(0, 4096):
         pass
-    asked.append(True)
+    stop_requests.append(True)
 
 
 def _main() -> int:

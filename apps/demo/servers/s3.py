@@ -73,7 +73,7 @@ class S3Server(Server):
         """How many objects lie below a prefix, and their bytes."""
         with closing(boto3.client("s3", **self.client_arguments)) as client:
             pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=f"{prefix}/")
-            sizes = [found["Size"] for page in pages for found in page.get("Contents", ())]
+            sizes = [stored["Size"] for page in pages for stored in page.get("Contents", ())]
         return len(sizes), sum(sizes)
 
     def _has_made_bucket(self) -> bool:

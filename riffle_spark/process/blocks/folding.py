@@ -19,6 +19,7 @@ __all__ = [
     "fold_largest",
     "fold_smallest",
     "group_keys",
+    "in_memory_type",
     "true_mask",
 ]
 
@@ -83,14 +84,15 @@ def fold_largest(old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array
 
 
 def _fold_extreme(ufunc: np.ufunc, old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
-    plain = _plain_type(old.type)
+    plain = in_memory_type(old.type)
     result = fill_nulls(old.view(plain), _neutral(ufunc is np.fmin, plain))
     with np.errstate(invalid="ignore"):
         ufunc.at(result, codes, values.view(plain).to_numpy(zero_copy_only=False))
     return _null_without_values(pa.array(result).view(old.type), old, codes)
 
 
-def _plain_type(type: pa.DataType) -> pa.DataType:
+def in_memory_type(type: pa.DataType) -> pa.DataType:
+    """Return the number type with the memory layout of dates, times and numbers."""
     if pa.types.is_floating(type):
         return type
     return {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[type.bit_width]

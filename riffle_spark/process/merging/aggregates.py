@@ -1,6 +1,6 @@
 """Running aggregates per key: ``aggregate(...)`` and its functions."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -193,7 +193,11 @@ class Aggregates:
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
         """Declare state and output. Raises ``ConfigError`` if a column is missing or its type is not supported."""
         sources = [(name, accumulator, _source_type(name, accumulator, rows)) for name, accumulator in self.columns]
-        state = [pa.field(column, type) for column, type in self._state_columns(rows)]
+        state = [
+            pa.field(name + suffix, state_type)
+            for name, accumulator, type in sources
+            for suffix, state_type in accumulator.state_types(type).items()
+        ]
         output = [*key, *(pa.field(name, accumulator.result_type(type)) for name, accumulator, type in sources)]
         _check_unique([*key.names, *(field.name for field in state)], "state")
         _check_unique([field.name for field in output], "output")
@@ -215,11 +219,6 @@ class Aggregates:
             output = output.append_column(name, accumulator.finish(folded, values.type, groups))
         all_keys = np.arange(batch.keys.num_rows, dtype=np.int64)
         return Update(output, all_keys, pa.table(state), deleted=all_keys[:0])
-
-    def _state_columns(self, rows: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-        for name, accumulator in self.columns:
-            for suffix, type in accumulator.state_types(_source_type(name, accumulator, rows)).items():
-                yield name + suffix, type
 
 
 def _source_type(name: str, accumulator: Accumulator, rows: pa.Schema) -> pa.DataType:

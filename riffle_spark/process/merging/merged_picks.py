@@ -14,7 +14,14 @@ import pyarrow.compute as pc
 
 from riffle_spark.columns import is_text_or_bytes
 from riffle_spark.process.blocks.block import IndexArray
-from riffle_spark.process.blocks.folding import fill_nulls, fold_by_sorting, fold_largest, fold_smallest, true_mask
+from riffle_spark.process.blocks.folding import (
+    fill_nulls,
+    fold_by_sorting,
+    fold_largest,
+    fold_smallest,
+    in_memory_type,
+    true_mask,
+)
 from riffle_spark.process.merging.merge_function import Columns, Groups, MergeFunction, are_valid, pick_places
 
 __all__ = ["MergedExtreme", "MergedExtremeBy", "MergedPick", "is_ordered", "ranks"]
@@ -207,8 +214,7 @@ def _number_ranks(values: pa.Array) -> npt.NDArray[np.int64]:
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     if not pa.types.is_floating(values.type):
-        plain = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[values.type.bit_width]
-        return _numbers(values.view(plain)).astype(np.int64)
+        return _numbers(values.view(in_memory_type(values.type))).astype(np.int64)
     numbers = _numbers(values).astype(np.float64) + 0.0  # Turns -0.0 into 0.0.
     bits = numbers.view(np.int64)
     return np.where(np.isnan(numbers), _TOP, np.where(bits < 0, bits ^ _TOP, bits))

@@ -24,6 +24,7 @@ __all__ = [
     "Scope",
     "declare_all",
     "last_are_deleted",
+    "with_nulls",
 ]
 
 ELEMENTS_MAX: Final = 65_536
@@ -65,6 +66,11 @@ class Scope:
             return None
         return self.now_ms + ttl_ms
 
+    def due_column(self, ttl_ms: int | None, count: int) -> pa.Array | None:
+        """Return the due times of ``count`` rows written now; ``None`` if they never expire."""
+        due_ms = self.due_ms(ttl_ms)
+        return None if due_ms is None else pa.array(np.full(count, due_ms))
+
 
 class DeltaRows(NamedTuple):
     """Rows of a delta, all of one variable: the number of each row's key, whether it deletes, and its values.
@@ -78,6 +84,11 @@ class DeltaRows(NamedTuple):
     structs: pa.StructArray | None = None
     indexes: pa.Array | None = None
     dues: pa.Array | None = None
+
+
+def with_nulls(structs: pa.StructArray, count: int) -> pa.StructArray:
+    """Append nulls."""
+    return pa.concat_arrays([structs, pa.nulls(count, structs.type)]) if count else structs
 
 
 def last_are_deleted(count: int, deleted_count: int) -> npt.NDArray[np.bool_]:

@@ -81,10 +81,8 @@ class ListCells:
         count = len(rows) + len(cleared)
         if not count:
             return []
-        structs = self._fields.structs(rows)
-        structs = pa.concat_arrays([structs, pa.nulls(len(cleared), structs.type)]) if cleared else structs
-        due = self._scope.due_ms(self._variable.ttl_ms)
-        dues = None if due is None else pa.array(np.full(count, due))
+        structs = cells.with_nulls(self._fields.structs(rows), len(cleared))
+        dues = self._scope.due_column(self._variable.ttl_ms, count)
         counts = np.array([len(elements) for _, elements in added] + [1] * len(cleared), np.int64)
         numbers = np.repeat(np.array([number for number, _ in added] + cleared, np.int64), counts)
         deleted = cells.last_are_deleted(count, len(cleared))

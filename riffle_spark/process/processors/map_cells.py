@@ -7,7 +7,6 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from riffle_spark.process.processors import cells
@@ -112,10 +111,9 @@ class MapCells:
         if not count:
             return []
         structs = self._structs([entry for _, entry in updated], [entry for _, entry in removed])
-        structs = pa.concat_arrays([structs, pa.nulls(len(cleared), structs.type)]) if cleared else structs
+        structs = cells.with_nulls(structs, len(cleared))
         numbers = [number for number, _ in updated + removed] + cleared
-        due = self._scope.due_ms(self._variable.ttl_ms)
-        dues = None if due is None else pa.array(np.full(count, due))
+        dues = self._scope.due_column(self._variable.ttl_ms, count)
         deleted = cells.last_are_deleted(count, len(removed) + len(cleared))
         return [cells.DeltaRows(self._variable.name, numbers, deleted, structs, dues=dues)]
 
@@ -123,7 +121,7 @@ class MapCells:
         """Return entries as structs of key and value. Removed entries have a null value."""
         keys = self._keys.structs([entry.key for entry in updated + removed])
         values = self._fields.structs([entry.value for entry in updated if entry.value is not None])
-        values = pa.concat_arrays([values, pa.nulls(len(removed), values.type)]) if removed else values
+        values = cells.with_nulls(values, len(removed))
         return pa.StructArray.from_arrays([keys, values], names=["key", "value"])
 
     def _encode(self, key: object) -> tuple[bytes, Values]:

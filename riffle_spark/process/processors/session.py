@@ -13,7 +13,7 @@ import pyarrow as pa
 from riffle_spark.process.processors.cells import DeclaredVariable, DeltaRows, Scope
 from riffle_spark.process.processors.list_cells import ListCells
 from riffle_spark.process.processors.map_cells import MapCells
-from riffle_spark.process.processors.timers import DueTimers, Expired, Timers
+from riffle_spark.process.processors.timers import DueTimers, Timers
 from riffle_spark.process.processors.value_cells import ValueCells
 from riffle_spark.state.copies.reading import CopyRuns
 from riffle_spark.state.copies.run import Hashes
@@ -53,7 +53,7 @@ class Session:
         }
         self.timers = Timers(self._scope)
         self._due = DueTimers(self._scope, self.timers, self.keys, self._add_keys)
-        self._expired: Expired | None = None
+        self._expired: list[DeltaRows] | None = None
 
     def select_key(self, number: int) -> None:
         """Make the key of this number the current key of all cells."""
@@ -74,14 +74,14 @@ class Session:
         """Remove all elements whose TTL is over, and return how many."""
         assert self._expired is None, "elements expire once"
         self._expired = self._due.elements(self.cells)
-        return self._expired.removed
+        return sum(len(piece.numbers) for piece in self._expired)
 
     def changes(self) -> pa.Table:
         """Return all writes as the part of a delta. Raises ``Misfit`` for a number out of its field's range."""
         schema = self._scope.schema.part_schema(delta=True)
         pieces = [piece for cells in self.cells.values() for piece in cells.changes()]
         pieces += self.timers.changes()
-        pieces += self._expired.pieces if self._expired else []
+        pieces += self._expired or []
         if not pieces:
             return schema.empty_table()
         keys = pa.concat_tables(self._keys).combine_chunks()

@@ -1,7 +1,7 @@
 """The timers of one key-group in one batch, and the search for due timers and expired elements."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,7 @@ from riffle_spark.state.copies.reading import DueElements
 from riffle_spark.state.copies.run import Hashes, Indices
 from riffle_spark.state.schemas.variable_kinds import TIMER, encoded_keys
 
-__all__ = ["DueTimers", "Expired", "Timers"]
+__all__ = ["DueTimers", "Timers"]
 
 _WINDOW_GROWTH: Final = 8
 
@@ -76,13 +76,6 @@ class Replaceable(Protocol):
         ...
 
 
-class Expired(NamedTuple):
-    """Deletes of elements whose TTL is over, and their number."""
-
-    pieces: list[DeltaRows]
-    removed: int
-
-
 class DueTimers:
     """Finds due timers and expired elements in the copy.
 
@@ -116,7 +109,7 @@ class DueTimers:
         self._number_keys()
         return sorted(due, key=lambda timer: (timer[0], self._encoded[timer[1]]))
 
-    def elements(self, cells: Mapping[str, Replaceable]) -> Expired:
+    def elements(self, cells: Mapping[str, Replaceable]) -> list[DeltaRows]:
         """Return the deletes of all expired elements that were not written in this batch."""
         self._advance(self._scope.now_ms)
         pieces = []
@@ -131,7 +124,7 @@ class DueTimers:
             if removed:
                 indices = np.array([index for index, _ in removed])
                 pieces.append(self._deletes(rows, [number for _, number in removed], indices))
-        return Expired(pieces, sum(len(piece.numbers) for piece in pieces))
+        return pieces
 
     def next_ms(self, cells: Mapping[str, Replaceable]) -> int | None:
         """Return when the first stored timer or element is due that was not changed in this batch."""

@@ -1,9 +1,6 @@
 """The value states of one key-group in one batch."""
 
-import numpy as np
-import pyarrow as pa
-
-from riffle_spark.process.processors.cells import DeclaredVariable, DeltaRows, Scope, last_are_deleted
+from riffle_spark.process.processors.cells import DeclaredVariable, DeltaRows, Scope, last_are_deleted, with_nulls
 from riffle_spark.process.types.fields import Values
 from riffle_spark.state.copies.elements import structs_of
 
@@ -68,10 +65,8 @@ class ValueCells:
         numbers = [number for number in changed if values[number] is not None]
         removed = [number for number in changed if values[number] is None]
         structs = self._fields.structs([row for number in numbers if (row := values[number]) is not None])
-        if removed:
-            structs = pa.concat_arrays([structs, pa.nulls(len(removed), structs.type)])
-        due = self._scope.due_ms(self._variable.ttl_ms)
-        dues = None if due is None else pa.array(np.full(len(changed), due))
+        structs = with_nulls(structs, len(removed))
+        dues = self._scope.due_column(self._variable.ttl_ms, len(changed))
         deleted = last_are_deleted(len(changed), len(removed))
         return [DeltaRows(self._variable.name, numbers + removed, deleted, structs, dues=dues)]
 

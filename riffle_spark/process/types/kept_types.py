@@ -4,18 +4,15 @@ Types are read from Spark's JSON. An error names the user's column, the type as 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
 
 from riffle_spark.errors import ConfigError
 
-__all__ = ["JsonType", "Position", "RefusedType", "check_columns", "refused_types", "type_refusal"]
+__all__ = ["Position", "check_columns", "refuse_void", "remedy_for"]
 
 Position = Literal["value", "key", "order", "declared"]
 """What a column is used for: stored as a value, grouped by, compared, or declared for state by a function."""
-JsonType = object
-"""A type in Spark's JSON: a name or a mapping."""
 
 _COLLATIONS: Final = "__COLLATIONS"
 _COLLATED: Final = re.compile(r"string collate (\w+)", re.IGNORECASE)
@@ -41,33 +38,22 @@ _REMEDIES: Final[Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedType:
-    """A type, or a part of one, that state cannot keep: its path in the column, Spark's name for it, and the remedy."""
-
-    path: str
-    type: str
-    remedy: str
-
-    @classmethod
-    def of_void(cls, path: str) -> "RefusedType":
-        """Return the refusal of void inside a type: Arrow cannot build lists of it reliably."""
-        return cls(path, _VOID, _REMEDIES["void_inside"])
-
-    def error(self, where: str = "") -> ConfigError:
-        """Return the error for a column with such a type."""
-        return ConfigError(
-            f"Column {self.path!r} has type {self.type}, which state cannot keep",
-            remedy=self.remedy,
-            where=where,
-            id="RIFFLE-0204",
-        )
+def _type_error(path: str, type_name: str, remedy: str, where: str = "") -> ConfigError:
+    """Return the error for a column, or a part of one, whose type state cannot keep."""
+    return ConfigError(
+        f"Column {path!r} has type {type_name}, which state cannot keep", remedy=remedy, where=where, id="RIFFLE-0204"
+    )
 
 
-def type_refusal(name: str, path: str, position: Position) -> RefusedType | None:
-    """Return why state cannot keep a type that is one name; ``None`` if it can."""
+def refuse_void(path: str, where: str = "") -> ConfigError:
+    """Return the error for void in a nested type: Arrow cannot build lists of it reliably."""
+    return _type_error(path, _VOID, _REMEDIES["void_inside"], where)
+
+
+def remedy_for(name: str, path: str, position: Position) -> str | None:
+    """Return the remedy if state cannot keep this type of one name; ``None`` if it can."""
     reason = _reason(name.lower(), position)
-    return None if reason is None else RefusedType(path, name, _REMEDIES[reason].format(path))
+    return None if reason is None else _REMEDIES[reason].format(path)
 
 
 def _reason(name: str, position: Position) -> str | None:
@@ -87,47 +73,43 @@ def _reason(name: str, position: Position) -> str | None:
     return special.get(name)
 
 
-def refused_types(body: JsonType, path: str, position: Position) -> Iterator[RefusedType]:
-    """Yield each part of a type that state cannot keep; ``path`` is the column's name."""
-    if isinstance(body, str):
-        refused = type_refusal(body, path, position)
-        if refused is not None:
-            yield refused
-    elif isinstance(body, Mapping):
-        yield from _refused_in(body, path, position)
+def _check_name(name: str, path: str, position: Position, where: str) -> None:
+    remedy = remedy_for(name, path, position)
+    if remedy is not None:
+        raise _type_error(path, name, remedy, where)
 
 
-def _refused_in(body: Mapping[str, object], path: str, position: Position) -> Iterator[RefusedType]:
-    name = body.get("type")
-    if name == "udt":
+def _check_type(body: Any, path: str, position: Position, where: str) -> None:
+    if not isinstance(body, Mapping):
+        _check_name(str(body), path, position, where)
+    elif body.get("type") == "udt":
         class_name = str(body.get("class") or body.get("pyClass")).rpartition(".")[2]
-        yield RefusedType(path, f"{class_name} (a user-defined type)", _REMEDIES["udt"].format(path))
-    elif name == "array":
-        yield from _refused_inside(body["elementType"], f"{path}.element", position)
-    elif name == "map":
-        yield from _refused_inside(body["keyType"], f"{path}.key", position)
-        yield from _refused_inside(body["valueType"], f"{path}.value", position)
-    elif name == "struct":
-        fields = body["fields"]
-        for field in fields if isinstance(fields, Sequence) else ():
-            inner = f"{path}.{field['name']}"
-            yield from (
-                (RefusedType.of_void(inner),) if field["type"] == _VOID else _refused_field(field, inner, position)
-            )
+        raise _type_error(path, f"{class_name} (a user-defined type)", _REMEDIES["udt"].format(path), where)
+    elif body.get("type") == "array":
+        _check_inner(body["elementType"], f"{path}.element", position, where)
+    elif body.get("type") == "map":
+        _check_inner(body["keyType"], f"{path}.key", position, where)
+        _check_inner(body["valueType"], f"{path}.value", position, where)
+    elif body.get("type") == "struct":
+        for field in body["fields"]:
+            inner_path = f"{path}.{field['name']}"
+            if field["type"] == _VOID:
+                raise refuse_void(inner_path, where)
+            _check_field(field, inner_path, position, where)
 
 
-def _refused_inside(body: JsonType, path: str, position: Position) -> Iterator[RefusedType]:
-    yield from (RefusedType.of_void(path),) if body == _VOID else refused_types(body, path, position)
+def _check_inner(body: Any, path: str, position: Position, where: str) -> None:
+    if body == _VOID:
+        raise refuse_void(path, where)
+    _check_type(body, path, position, where)
 
 
-def _refused_field(field: Mapping[str, object], path: str, position: Position) -> Iterator[RefusedType]:
+def _check_field(field: Mapping[str, object], path: str, position: Position, where: str) -> None:
     metadata = field.get("metadata")
     collations = metadata.get(_COLLATIONS) if isinstance(metadata, Mapping) else None
     for name in collations.values() if isinstance(collations, Mapping) else filter(None, [collations]):
-        refused = type_refusal(f"string collate {str(name).rpartition('.')[2]}", path, position)
-        if refused is not None:
-            yield refused
-    yield from refused_types(field["type"], path, position)
+        _check_name(f"string collate {str(name).rpartition('.')[2]}", path, position, where)
+    _check_type(field["type"], path, position, where)
 
 
 def check_columns(
@@ -142,5 +124,4 @@ def check_columns(
     """
     for field in fields:
         name = str(field["name"])
-        for refused in _refused_field(field, (display_names or {}).get(name, name), position):
-            raise refused.error(where)
+        _check_field(field, (display_names or {}).get(name, name), position, where)

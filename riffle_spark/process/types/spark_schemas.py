@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, TypeVar
 import pyarrow as pa
 
 from riffle_spark.errors import UNREADABLE, ConfigError
-from riffle_spark.process.types.kept_types import RefusedType, check_columns, type_refusal
+from riffle_spark.process.types.kept_types import check_columns, refuse_void, remedy_for
 from riffle_spark.state.formats.arrow_schemas import inner_types
 
 __all__ = [
@@ -85,8 +85,8 @@ class Unreadable(ValueError):
 
 
 def _unsupported(name: str, position: int) -> Unreadable:
-    refused = type_refusal(name, "value", "declared")
-    return Unreadable(f"type {name!r} is not supported", position, refused.remedy if refused else _REMEDY)
+    remedy = remedy_for(name, "value", "declared")
+    return Unreadable(f"type {name!r} is not supported", position, remedy or _REMEDY)
 
 
 class _Token(NamedTuple):
@@ -127,7 +127,7 @@ def schema_of_fields(fields: list[pa.Field], where: str) -> pa.Schema:
     for field in fields:
         for inner in inner_types(field.type):
             if _contains_void(inner):
-                raise RefusedType.of_void(field.name).error(where[:200])
+                raise refuse_void(field.name, where[:200])
     return pa.schema(fields)
 
 

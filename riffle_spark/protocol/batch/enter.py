@@ -164,7 +164,7 @@ def check_fixed(
     check_initial(tail, settings.dispatch, operators)
     if settings.store_groups and settings.dispatch == "hashed":
         raise ConfigError(
-            "store_groups cannot be combined with dispatch = hashed, where members alone decide the owners.",
+            "store_groups cannot be combined with dispatch = hashed, which takes owners from the members alone.",
             remedy="Leave store_groups out, or use another dispatch (riffle dispatch switches a stopped query).",
             where="store_groups",
             id="RIFFLE-0216",
@@ -193,7 +193,7 @@ def _check_same_state(tail: Record, settings: Settings, operators: Sequence[Oper
             f"dispatch = {settings.dispatch}, but the state in {root} has dispatch = {tail.dispatch}.",
             remedy=f"Set dispatch = {tail.dispatch}, or stop the query and switch the state: "
             + command("dispatch", "--execute", root=root, to=settings.dispatch, **options)
-            + (", where FUNCTION returns the partition of a key" if options else ""),
+            + (". FUNCTION returns the partition of a key." if options else ""),
             where="dispatch",
             id="RIFFLE-0218",
         )

@@ -96,7 +96,7 @@ def _shifted_ms(watermark_ms: int | None, shift_ms: int) -> int | None:
 
 
 class CacheEntries:
-    """The manifest entries of all caches, each cut to its last link. They live as long as the driver."""
+    """The manifest entries of all caches, each cut to its last link. They are lost with the driver."""
 
     def __init__(self) -> None:
         self.entries: dict[Address, Entry] = {}

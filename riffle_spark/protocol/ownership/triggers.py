@@ -148,12 +148,12 @@ def read_across(
     traffic: Mapping[TaskId, Traffic], owners: Mapping[TaskId, MemberId], racks: Mapping[MemberId, str | None]
 ) -> ReadAcross:
     """Return what ``owners`` read across racks; zero if a member's rack is unknown."""
-    total = sum(each.total for each in traffic.values())
+    total = sum(task_traffic.total for task_traffic in traffic.values())
     if not total or None in racks.values():
         return ReadAcross()
     distinct = set(racks.values())
-    present = sum(each.parts_read_across(racks.get(owners.get(t, ""))) for t, each in traffic.items())
-    least = sum(min(each.parts_read_across(rack) for rack in distinct) for each in traffic.values())
+    present = sum(parts.parts_read_across(racks.get(owners.get(t, ""))) for t, parts in traffic.items())
+    least = sum(min(parts.parts_read_across(rack) for rack in distinct) for parts in traffic.values())
     return ReadAcross(present / total, least / total)
 
 

@@ -1,1 +1,1 @@
-"""Work beside the batches: following copies, snapshots, retention."""
+"""Background work: copies that follow the log, snapshots, retention."""

@@ -108,7 +108,7 @@ def scan(
 def _first_record(objects: ObjectStore, names: Sequence[str], tail: Record, first: int | None) -> int:
     """Return the sequence of the first record. LIST may not show it yet, or still show deleted records.
 
-    A record whose put was applied very late lies before a gap and before all promised records. It is not the first.
+    A record before a gap and before all promised records is not the first: its put was applied very late.
     """
     record_names = (name for name in names if name.startswith(paths.LOG))
     listed = [sequence for sequence in map(paths.record_sequence, record_names) if sequence is not None]

@@ -1,4 +1,4 @@
-"""Plan the work beside the batches: copies that follow the log, snapshots, removed copies, deletes and scans.
+"""Plan the background work: copies that follow the log, snapshots, removed copies, deletes and scans.
 
 A failure here never fails a batch: the work is done later. A snapshot counts only once a commit lists it.
 """
@@ -152,7 +152,7 @@ class Upkeep:
         search = find_oldest_retained(self._objects, first, tail, *self._retention.limits)
         try:
             return max(tail.promised, run_to_end(search).oldest)
-        except CorruptStateError:  # in an old record that no batch needs; the search beside the first batch warns
+        except CorruptStateError:  # in an old record that no batch needs; the search during the first batch warns
             return tail.promised
 
     def promise(self, sequence: int) -> int:

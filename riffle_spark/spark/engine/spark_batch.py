@@ -318,7 +318,7 @@ def read_function(home: Home, store: str, schema: pa.Schema) -> Callable[[Batche
 
 def _read(home_json: str, store: str, schema: pa.Schema, batches: Batches) -> Batches:
     home = Home.from_json(home_json)
-    reader = Reader(store_of(home), None, keys_of(home))
+    reader = Reader(store_of(home), keys_of(home))
     for batch in batches:
         for row in batch.to_pylist():
             head = Head(row["version"], row["attempt"])

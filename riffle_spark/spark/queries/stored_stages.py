@@ -12,7 +12,7 @@ import pyarrow as pa
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.types.stage_specs import stage_kind, unnumbered_name
 from riffle_spark.spark.queries.planned_stages import PlannedStage
-from riffle_spark.state.formats.arrow_schemas import can_become, listed
+from riffle_spark.state.formats.arrow_schemas import can_become, describe_schema
 from riffle_spark.state.schemas.store_schema import StoreSchema, meanings_in, schema_of_text
 
 __all__ = ["ACCEPT", "TAKE_OVER", "check_mode", "check_stored"]
@@ -136,13 +136,14 @@ def _mismatches(stage: PlannedStage, key: pa.Schema, state: pa.Schema, accepted:
     """Yield problems and remedies for the parts of a ``Stateful`` operator's state that the query cannot continue."""
     if (key.names, key.types) != (stage.keys.names, stage.keys.types):
         yield (
-            f"The state has the key {listed(key)}, but the query groups by {listed(stage.keys)}.",
+            f"The state has the key {describe_schema(key)}, but the query groups by {describe_schema(stage.keys)}.",
             "Group by columns of these names and types only, or name a new store to start without state.",
         )
     for buffer in stage.buffers or ():
         if buffer.name not in state.names and not _is_listed(buffer.name, accepted):
             yield (
-                f"The state has no column {buffer.name!r} ({stage.meanings[buffer.name]}), only {listed(state)}.",
+                f"The state has no column {buffer.name!r} ({stage.meanings[buffer.name]}), "
+                f"only {describe_schema(state)}.",
                 "Give the result the alias that the column has there, and rename it in a select after it. Or set "
                 f"option({ACCEPT!r}, {buffer.name!r}) to start it without stored values.",
             )

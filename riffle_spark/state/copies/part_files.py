@@ -9,7 +9,7 @@ Theory of operation.
 3. The address space of a process may be limited, and each mapped file takes some of it. Then files that this task does
    not need are closed, least recently used first, until mapped files take at most half of the free space. If a file
    still cannot be mapped, the copies of the slot are too large for the limit: ``NoRoomForCopies``.
-4. A disk that loses bytes changes no signature. So ``scrub`` reads parts again, one after the other, beside the batches
+4. A disk that loses bytes changes no signature. So ``scrub`` reads parts again, one after the other, during the batches
    and drops a stack with a damaged part before it is needed.
 """
 
@@ -349,7 +349,7 @@ def read_all_rows(runs: Sequence[Run], schema: StoreSchema) -> pa.Table:
 def _plain_runs(table: pa.Table, schema: PlainColumns) -> tuple[Run, ...]:
     if part_codec.HASH not in table.column_names:
         table = schema.sealed(table)
-    rows = part_codec.fitted(table, schema.row_schema)
+    rows = part_codec.fit_columns(table, schema.row_schema)
     deleted_column = table.column(part_codec.DELETED) if part_codec.DELETED in table.column_names else None
     if deleted_column is not None and not deleted_column.to_numpy().any():
         deleted_column = None

@@ -1,10 +1,12 @@
 """Cast columns and tables to declared types.
 
-pyarrow cannot cast a column of structs with NOT NULL fields to its own type if a struct is NULL: it takes the hidden
-value below the NULL struct for a NULL field. It also refuses to declare a nullable field NOT NULL, even if no value is
-NULL. So every cast of stored, received or returned columns goes through ``cast_column`` or ``cast_table``. They leave a
-column of the wanted type as it is, rebuild structs, lists and maps around their cast children, and leave only plain
-types to pyarrow.
+Cast stored, received and returned columns only with these functions, because pyarrow has two faults:
+
+- It cannot cast a column of structs with NOT NULL fields to its own type if a struct is NULL. It takes the hidden value
+  below the NULL struct for a NULL field.
+- It refuses to declare a nullable field NOT NULL, even if no value is NULL.
+
+So structs, lists and maps are rebuilt around their cast children, and only plain types are cast by pyarrow.
 """
 
 from collections.abc import Sequence
@@ -19,14 +21,14 @@ __all__ = ["cast_column", "cast_columns", "cast_table", "with_nan_for_null"]
 
 
 def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the table with the types and nullability of ``schema``, whose names it has in this order.
+    """Return the table with the types and nullability of ``schema``, which must have the same names in the same order.
 
     Raises ``pa.ArrowInvalid`` if a value does not fit, or if a column or field that is declared NOT NULL holds a NULL.
     """
     if table.schema.equals(schema):
         return table
     if table.column_names != schema.names:
-        raise pa.ArrowInvalid(f"the columns {table.column_names} are not {schema.names}")
+        raise pa.ArrowInvalid(f"Expected the columns {schema.names}, got {table.column_names}.")
     return pa.table(cast_columns(table.columns, schema), schema=schema)
 
 
@@ -52,7 +54,7 @@ def cast_column(column: Column, kind: pa.DataType) -> Column:
 def with_nan_for_null(values: pa.Array, field: pa.Field) -> pa.Array:
     """Return the values of a field with NaN for each NULL of a float that is declared NOT NULL, also inside.
 
-    pandas does not tell NaN from NULL, so Arrow reads both as NULL.
+    pandas does not distinguish NaN from NULL, so Arrow reads both as NULL.
     """
     kind = field.type
     if types.is_floating(kind) and not field.nullable:
@@ -63,9 +65,9 @@ def with_nan_for_null(values: pa.Array, field: pa.Field) -> pa.Array:
         children = [with_nan_for_null(values.field(place), inner) for place, inner in enumerate(kind)]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
     if types.is_map(kind):
-        key, item = kind.key_field, kind.item_field
-        pairs = [with_nan_for_null(values.keys, key), with_nan_for_null(values.items, item)]
-        return _with_values(values, kind, pa.StructArray.from_arrays(pairs, fields=[key, item]))
+        fields = [kind.key_field, kind.item_field]
+        pairs = [with_nan_for_null(values.keys, fields[0]), with_nan_for_null(values.items, fields[1])]
+        return _with_values(values, kind, pa.StructArray.from_arrays(pairs, fields=fields))
     return _with_values(values, kind, with_nan_for_null(values.values, kind.value_field))
 
 
@@ -77,7 +79,7 @@ def _has_required_floats(kind: pa.DataType) -> bool:
 
 
 def _cast_visible(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast an array. Elements outside its slice and of NULL lists, which it holds and does not show, need not fit."""
+    """Cast an array. Hidden elements, outside its slice or below NULL lists, need not fit."""
     try:
         return _cast(array, kind)
     except pa.ArrowInvalid:
@@ -114,25 +116,25 @@ def _cast_struct(array: pa.StructArray, kind: pa.StructType) -> pa.Array:
 
 
 def _cast_map(array: pa.MapArray, kind: pa.MapType) -> pa.Array:
-    keys, items, field = array.keys, array.items, kind.item_field
-    if not field.nullable and items.null_count:
+    field = kind.item_field
+    if not field.nullable and array.items.null_count:
         raise _null_in(field)
-    pairs = [_cast(keys, kind.key_type), _cast(items, field.type)]
+    pairs = [_cast(array.keys, kind.key_type), _cast(array.items, field.type)]
     return _with_values(array, kind, pa.StructArray.from_arrays(pairs, fields=[kind.key_field, field]))
 
 
 def _cast_list(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    values, field = array.values, kind.value_field
-    if not field.nullable and values.null_count:
+    field = kind.value_field
+    if not field.nullable and array.values.null_count:
         raise _null_in(field)
-    values = _cast(values, field.type)
+    values = _cast(array.values, field.type)
     if types.is_large_list(array.type) == types.is_large_list(kind):
         return _with_values(array, kind, values)
-    made, width = (pa.LargeListArray, pa.int64()) if types.is_large_list(kind) else (pa.ListArray, pa.int32())
+    array_type, width = (pa.LargeListArray, pa.int64()) if types.is_large_list(kind) else (pa.ListArray, pa.int32())
     offsets = array.offsets.cast(width)
     if array.null_count:  # an offset that is NULL makes its list NULL
         offsets = pc.if_else(pa.concat_arrays([array.is_valid(), pa.array([True])]), offsets, pa.scalar(None, width))
-    return made.from_arrays(offsets, values, type=kind)
+    return array_type.from_arrays(offsets, values, type=kind)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -145,4 +147,4 @@ def _with_values(array: pa.Array, kind: pa.DataType, values: pa.Array) -> pa.Arr
 
 
 def _null_in(field: pa.Field) -> pa.ArrowInvalid:
-    return pa.ArrowInvalid(f"field {field.name!r} is declared NOT NULL and holds a NULL")
+    return pa.ArrowInvalid(f"Field {field.name!r} is declared NOT NULL but holds a NULL.")

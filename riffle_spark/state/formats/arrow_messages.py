@@ -1,10 +1,11 @@
-"""What Arrow's bytes would become, looked up before any is read. Knows the headers of messages (Arrow's ``Message.fbs``
-and ``Schema.fbs``): FlatBuffers, in which a table tells by a list of offsets where its fields lie. Does not know what
-columns mean.
+"""Checks how much memory an Arrow stream would take, before Arrow reads it.
 
-A packed buffer begins with its length. Whatever is told by an offset can be told of any number of times, and Arrow
-makes it anew each time: a name of some KiB in a schema of some thousand fields takes gigabytes. What Arrow writes tells
-of everything once.
+It parses the headers of messages (Arrow's ``Message.fbs`` and ``Schema.fbs``). They are FlatBuffers, in which a table
+lists the offsets of its fields. Two things make small streams large:
+
+- A compressed buffer starts with its uncompressed length, which may be any number.
+- Several fields may have the same offset, and Arrow copies the value each time. A name of some KiB in a schema of some
+  thousand fields takes gigabytes. Arrow itself writes every value once.
 """
 
 import struct
@@ -13,171 +14,178 @@ from typing import Final
 
 __all__ = ["check_schema", "check_sizes", "may_unpack"]
 
-_UNPACKED_SMALL: Final = 16 << 20
-_TIMES_OF_LZ4: Final = 255
-"""A part may become 16 MiB in any case, or this many times its own bytes: the highest ratio of LZ4."""
-_READ_BY_ZSTD: Final = 1 << 30
-_WRITTEN_BY_ZSTD: Final = 64 << 20
-"""Bytes that a part packed by zstd may become when it is read and when it is written: earlier versions wrote more."""
-_TIMES_OF_ZSTD: Final = 1 << 15
-"""The highest ratio of zstd: 128 KiB of equal bytes in 4."""
-_ROWS_SMALL: Final = 1 << 20
-_ROWS_A_BYTE: Final = 8
-"""Rows that a part may tell of, in any case, or for each byte of its columns: those of nulls take none."""
-_SCHEMA_SMALL: Final = 8 << 10
-"""A schema of so many bytes becomes some MiB at most, whatever it tells of twice."""
-_FIELD_BYTES, _PAIR_BYTES = 16, 8
-"""What a field and a pair of metadata take at least, beside their texts."""
+_UNPACKED_ALWAYS: Final = 16 << 20
+"""Bytes to which every part may unpack."""
+_LZ4_RATIO_MAX: Final = 255
+_ZSTD_READ_MAX: Final = 1 << 30
+_ZSTD_WRITTEN_MAX: Final = 64 << 20
+"""Bytes to which a zstd part may unpack when it is read, and when it is written. Earlier versions wrote more."""
+_ZSTD_RATIO_MAX: Final = 1 << 15
+"""128 KiB of equal bytes take 4 bytes."""
+_ROWS_ALWAYS: Final = 1 << 20
+_ROWS_PER_BYTE: Final = 8
+"""Rows that every part may have, or per byte of its columns. Rows of nulls take no bytes."""
+_UNCHECKED_SCHEMA_BYTES: Final = 8 << 10
+"""A schema of this size takes some MiB of memory at most, even if it repeats offsets."""
+_FIELD_BYTES: Final = 16
+_PAIR_BYTES: Final = 8
+"""The least size of a field and of a pair of metadata, without their texts."""
 _MESSAGE, _SHORT, _NUMBER, _BACK = map(struct.Struct, ("<Ii", "<H", "<I", "<i"))
 _LONG, _COUNT, _BUFFER, _TABLE = map(struct.Struct, ("<q", "<Q", "<qq", "<HHHHHHH"))
 _NONE: Final = (0,) * 7
-_GOES_ON, _VERSION_5 = 0xFFFFFFFF, 4
-_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
-_WITH_TEXT: Final = (10, 14)
-"""Types whose second field is as long as it says: the zone of timestamps, the numbers of a union's types."""
+_CONTINUATION: Final = 0xFFFFFFFF
+_VERSION_5: Final = 4
+_SCHEMA: Final = 1
+_DICTIONARY: Final = 2
+_BATCH: Final = 3
+_TYPES_WITH_TEXT: Final = (10, 14)
+"""Types whose second field has any length: the zone of timestamps, the type ids of a union."""
 _ZSTD = 1
 
 
 def check_sizes(data: memoryview) -> None:
-    """Raise ``ValueError`` or ``struct.error`` if a stream would take more memory than its bytes allow for, or is
-    written in a way that Arrow has given up, of which what it would take cannot be told. Nothing is unpacked for it.
+    """Raise ``ValueError`` or ``struct.error`` if a stream would take more memory than its size allows.
+
+    Streams in a deprecated format of Arrow are refused too, because their memory cannot be computed. Nothing is
+    unpacked.
     """
     size = data.nbytes
-    most = max(_UNPACKED_SMALL, _TIMES_OF_LZ4 * size)
+    limit = max(_UNPACKED_ALWAYS, _LZ4_RATIO_MAX * size)
     unpacked = rows = 0
     for message, table, body in _batches(data):
         length, nodes, buffers, compression, _ = _fields(message, table)
         rows += _longest(message, length, nodes)
         if compression and buffers:
-            most = _most_by_zstd(size) if _is_zstd(message, compression) else most
-            unpacked += _packed_lengths(message, buffers, body, most)
-        if rows > max(_ROWS_SMALL, _ROWS_A_BYTE * (size + unpacked)) or unpacked > most:
-            raise ValueError(f"{size} bytes of {rows} rows that would be {unpacked} bytes when they are unpacked")
+            limit = _zstd_limit(size) if _is_zstd(message, compression) else limit
+            unpacked += _unpacked_bytes(message, buffers, body, limit)
+        if rows > max(_ROWS_ALWAYS, _ROWS_PER_BYTE * (size + unpacked)) or unpacked > limit:
+            raise ValueError(f"{size} bytes would unpack to {rows} rows and {unpacked} bytes")
 
 
 def may_unpack(size: int, unpacked: int) -> bool:
-    """Tell whether a reader accepts a part that was packed to ``size`` bytes. ``unpacked`` is an estimate, so it counts
-    twice.
-    """
-    return 2 * unpacked <= _most_by_zstd(size, _WRITTEN_BY_ZSTD)
+    """Tell whether readers accept a part of ``size`` compressed bytes. ``unpacked`` is an estimate and counts twice."""
+    return 2 * unpacked <= _zstd_limit(size, _ZSTD_WRITTEN_MAX)
 
 
-def _most_by_zstd(size: int, bound: int = _READ_BY_ZSTD) -> int:
-    return max(_UNPACKED_SMALL, _TIMES_OF_LZ4 * size, min(bound, _TIMES_OF_ZSTD * size))
+def _zstd_limit(size: int, bound: int = _ZSTD_READ_MAX) -> int:
+    return max(_UNPACKED_ALWAYS, _LZ4_RATIO_MAX * size, min(bound, _ZSTD_RATIO_MAX * size))
 
 
 def check_schema(data: memoryview) -> None:
-    """Raise as ``check_sizes`` for a message that is a schema, or for all of a stream."""
+    """Check the schemas of a message or stream. Raises as ``check_sizes`` does."""
     for _ in _batches(data):
         pass
 
 
 def _is_zstd(message: memoryview, compression: int) -> bool:
-    codec = _fields(message, _told(message, compression))[0]
+    codec = _fields(message, _target(message, compression))[0]
     return bool(codec) and message[codec] == _ZSTD
 
 
 def _longest(message: memoryview, length: int, nodes: int) -> int:
-    """Return how many rows a batch has, or elements its longest column, whichever is more: less than none are many."""
-    found: tuple[int, ...] = _COUNT.unpack_from(message, length) if length else (0,)
+    """Return the rows of a batch, or the elements of its longest column if they are more. Negative counts are huge."""
+    counts: tuple[int, ...] = _COUNT.unpack_from(message, length) if length else (0,)
     if nodes:
         vector = nodes + _NUMBER.unpack_from(message, nodes)[0]
         columns = _NUMBER.unpack_from(message, vector)[0]
-        found += struct.unpack_from(f"<{2 * columns}Q", message, vector + _NUMBER.size)[::2]  # beside each, its nulls
-    return max(found)
+        counts += struct.unpack_from(f"<{2 * columns}Q", message, vector + _NUMBER.size)[
+            ::2
+        ]  # the others are null counts
+    return max(counts)
 
 
 def _batches(data: memoryview) -> Iterator[tuple[memoryview, int, memoryview]]:
-    """Yield of each record batch, and of each dictionary's values, its message, where its table begins in that, and all
-    that follows the message: its body first. Schemas are checked on the way.
+    """Yield (message, start of its table, the bytes after the message) of each record batch and dictionary.
+
+    The bytes after the message start with its body. Schemas are checked on the way.
     """
-    at, end = 0, data.nbytes
-    while at + _MESSAGE.size <= end:
-        goes_on, length = _MESSAGE.unpack_from(data, at)
-        if goes_on == 0 or (goes_on == _GOES_ON and length <= 0):
+    position = 0
+    while position + _MESSAGE.size <= data.nbytes:
+        mark, length = _MESSAGE.unpack_from(data, position)
+        if mark == 0 or (mark == _CONTINUATION and length <= 0):
             return
-        start = at + _MESSAGE.size
+        start = position + _MESSAGE.size
         after = start + length
         message = data[start : after + _MESSAGE.size]
         version, kind, header, body, metadata = _fields(message, _NUMBER.unpack_from(message)[0])
         size = _LONG.unpack_from(message, body)[0] if body else 0
         is_of_5 = version and _SHORT.unpack_from(message, version)[0] == _VERSION_5
-        if goes_on != _GOES_ON or not is_of_5 or metadata or size < 0:
-            raise ValueError("a message as Arrow writes none now")
-        at = after + size
+        if mark != _CONTINUATION or not is_of_5 or metadata or size < 0:
+            raise ValueError("a message in a deprecated format")
+        position = after + size
         if kind and header:
             table = header + _NUMBER.unpack_from(message, header)[0]
             if message[kind] == _DICTIONARY and (values := _fields(message, table)[1]):
                 table = values + _NUMBER.unpack_from(message, values)[0]
             if message[kind] in (_DICTIONARY, _BATCH):
                 yield message, table, data[after:]
-            elif message[kind] == _SCHEMA and length > _SCHEMA_SMALL:
-                _check_told_once(message, table)
+            elif message[kind] == _SCHEMA and length > _UNCHECKED_SCHEMA_BYTES:
+                _check_repeated_offsets(message, table)
 
 
 def _fields(message: memoryview, table: int) -> tuple[int, int, int, int, int]:
-    """Return where the first five fields of a table lie, 0 for one that it has not."""
-    size, _, one, two, three, four, five = _TABLE.unpack_from(message, table - _BACK.unpack_from(message, table)[0])
-    return (
-        table + one if one and size > 4 else 0, table + two if two and size > 6 else 0,
-        table + three if three and size > 8 else 0, table + four if four and size > 10 else 0,
-        table + five if five and size > 12 else 0,
-    )  # fmt: skip
+    """Return the positions of the first five fields of a table, 0 for absent ones."""
+    size, _, *offsets = _TABLE.unpack_from(message, table - _BACK.unpack_from(message, table)[0])
+    first, second, third, fourth, fifth = (
+        table + offset if offset and size > 4 + 2 * number else 0 for number, offset in enumerate(offsets)
+    )
+    return first, second, third, fourth, fifth
 
 
-def _packed_lengths(message: memoryview, at: int, body: memoryview, most: int) -> int:
-    """Return how many bytes packed buffers would be, of which the list is told of ``at`` this place."""
-    vector = at + _NUMBER.unpack_from(message, at)[0]
+def _unpacked_bytes(message: memoryview, field: int, body: memoryview, limit: int) -> int:
+    """Return the unpacked size of the buffers that a field lists. Stop counting above the limit."""
+    vector = field + _NUMBER.unpack_from(message, field)[0]
     total = 0
     for number in range(_NUMBER.unpack_from(message, vector)[0]):
         start, length = _BUFFER.unpack_from(message, vector + _NUMBER.size + number * _BUFFER.size)
         if length:
-            told = _LONG.unpack_from(body, start)[0]
-            total += length if told < 0 else told
-        if total > most:
+            unpacked = _LONG.unpack_from(body, start)[0]
+            total += length if unpacked < 0 else unpacked
+        if total > limit:
             break
     return total
 
 
-def _told(message: memoryview, at: int) -> int:
-    """Return where that begins of which an offset tells that lies here."""
-    return int(at + _NUMBER.unpack_from(message, at)[0])
+def _target(message: memoryview, field: int) -> int:
+    """Return the position to which the offset in a field points."""
+    return int(field + _NUMBER.unpack_from(message, field)[0])
 
 
-def _check_told_once(message: memoryview, schema: int) -> None:
-    """Raise ``ValueError`` if a schema's fields, names and metadata take more bytes than stand there."""
-    left, fields = message.nbytes, list[int]()
+def _check_repeated_offsets(message: memoryview, schema: int) -> None:
+    """Raise ``ValueError`` if a schema's fields, names and metadata add up to more bytes than the message has."""
+    budget = message.nbytes
+    fields: list[int] = []
     _, inner, metadata, *_ = _all_fields(message, schema)
     while True:
-        left -= _FIELD_BYTES * _length(message, inner) + _PAIR_BYTES * _length(message, metadata)
-        for pair in _elements(message, metadata) if left >= 0 else ():
-            left -= sum(_length(message, text) for text in _all_fields(message, pair)[:2])
-        if left < 0:
-            raise ValueError(f"{message.nbytes} bytes of columns that tell of some of them more than once")
+        budget -= _FIELD_BYTES * _length(message, inner) + _PAIR_BYTES * _length(message, metadata)
+        for pair in _elements(message, metadata) if budget >= 0 else ():
+            budget -= sum(_length(message, text) for text in _all_fields(message, pair)[:2])
+        if budget < 0:
+            raise ValueError(f"a schema of {message.nbytes} bytes repeats offsets")
         fields += _elements(message, inner)
         if not fields:
             return
         name, _, kind, details, _, inner, metadata = _all_fields(message, fields.pop())
-        left -= _length(message, name)
-        if kind and details and message[kind] in _WITH_TEXT:
-            left -= _length(message, _all_fields(message, _told(message, details))[1])
+        budget -= _length(message, name)
+        if kind and details and message[kind] in _TYPES_WITH_TEXT:
+            budget -= _length(message, _all_fields(message, _target(message, details))[1])
 
 
 def _all_fields(message: memoryview, table: int) -> list[int]:
-    """Return where the first seven fields of a table lie, as ``_fields`` does; also of one that ends its message."""
-    at = table - _BACK.unpack_from(message, table)[0]
-    count = min(_SHORT.unpack_from(message, at)[0] // _SHORT.size - 2, len(_NONE))
-    told = struct.unpack_from(f"<{count}H", message, at + 2 * _SHORT.size) + _NONE[count:]
-    return [table + one if one else 0 for one in told]
+    """Return the positions of the first seven fields of a table, 0 for absent ones. The table may end its message."""
+    vtable = table - _BACK.unpack_from(message, table)[0]
+    count = min(_SHORT.unpack_from(message, vtable)[0] // _SHORT.size - 2, len(_NONE))
+    offsets = struct.unpack_from(f"<{count}H", message, vtable + 2 * _SHORT.size) + _NONE[count:]
+    return [table + offset if offset else 0 for offset in offsets]
 
 
-def _elements(message: memoryview, at: int) -> Iterator[int]:
-    """Yield where the tables of a list begin, whose offset lies here."""
-    vector = _told(message, at) if at else 0
-    for place in range(vector + _NUMBER.size, vector + _NUMBER.size * (1 + _length(message, at)), _NUMBER.size):
-        yield _told(message, place)
+def _elements(message: memoryview, field: int) -> Iterator[int]:
+    """Yield the positions of the tables in the list of a field."""
+    vector = _target(message, field) if field else 0
+    for place in range(vector + _NUMBER.size, vector + _NUMBER.size * (1 + _length(message, field)), _NUMBER.size):
+        yield _target(message, place)
 
 
-def _length(message: memoryview, at: int) -> int:
-    """Return how long the text or list is whose offset lies here; 0 where there is none."""
-    return int(_NUMBER.unpack_from(message, _told(message, at))[0]) if at else 0
+def _length(message: memoryview, field: int) -> int:
+    """Return the length of a field's text or list, 0 if the field is absent."""
+    return int(_NUMBER.unpack_from(message, _target(message, field))[0]) if field else 0

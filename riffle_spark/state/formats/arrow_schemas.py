@@ -1,4 +1,4 @@
-"""Schemas of columns as text, and what columns may become. Knows Arrow's types. Does not know stores or values."""
+"""Schemas as text, types that state can store, and conversions between types that lose nothing."""
 
 import base64
 import struct
@@ -8,11 +8,20 @@ import pyarrow as pa
 from riffle_spark.errors import UNREADABLE, ConfigError, CorruptStateError, raise_if_memory
 from riffle_spark.state.formats.arrow_messages import check_schema
 
-__all__ = ["can_become", "check_names", "check_storable", "inner_types", "listed", "packed", "unpacked", "widens"]
+__all__ = [
+    "can_become",
+    "check_names",
+    "check_storable",
+    "describe_schema",
+    "inner_types",
+    "schema_from_text",
+    "schema_to_text",
+    "widens",
+]
 
-_REMEDY = "restore the log's objects from a backup, or roll back to a version that is intact (riffle rollback)"
+_REMEDY = "Restore the log's objects from a backup, or roll back to an intact version (riffle rollback)."
 _UNITS = ("s", "ms", "us", "ns")
-_LEAVES = [
+_STORABLE_LEAVES = [
     getattr(pa.types, f"is_{name}")
     for name in (
         "null",
@@ -27,24 +36,24 @@ _LEAVES = [
 ]
 
 
-def packed(schema: pa.Schema) -> str:
-    """Return a schema as text that ``unpacked`` reads. Metadata is left out."""
+def schema_to_text(schema: pa.Schema) -> str:
+    """Return a schema as text for ``schema_from_text``, without metadata."""
     return base64.b64encode(schema.remove_metadata().serialize()).decode()
 
 
-def unpacked(text: str) -> pa.Schema:
-    """Return the schema that ``packed`` gave as text. Raises ``CorruptStateError`` for any other."""
+def schema_from_text(text: str) -> pa.Schema:
+    """Return the schema that ``schema_to_text`` wrote. Raises ``CorruptStateError`` for any other text."""
     try:
         data = base64.b64decode(text)
         check_schema(memoryview(data))
         schema = pa.ipc.read_schema(pa.py_buffer(data))
         check_names(schema)
         if len(set(schema.names)) < len(schema.names):
-            raise ValueError("a column stands there twice")
+            raise ValueError("two columns have the same name")
     except (pa.ArrowException, OSError, struct.error, *UNREADABLE) as error:
         raise_if_memory(error)
         raise CorruptStateError(
-            f"the columns of a state cannot be read from their text: {error}",
+            f"Cannot read the stored schema of a state: {error}",
             remedy=_REMEDY,
             where="schemas",
             id="RIFFLE-0391",
@@ -53,7 +62,7 @@ def unpacked(text: str) -> pa.Schema:
 
 
 def check_names(schema: pa.Schema) -> None:
-    """Raise ``UnicodeDecodeError`` for a name that is no text, also of a field in a field: Arrow reads any bytes."""
+    """Raise ``UnicodeDecodeError`` if the name of a column or nested field is not UTF-8. Arrow does not check it."""
     assert schema.names is not None
     for kind in schema.types:
         if kind.num_fields:
@@ -82,53 +91,59 @@ def inner_types(kind: pa.DataType) -> list[pa.DataType]:
     return [field.type for field in _inner(kind)]
 
 
-def listed(schema: pa.Schema) -> str:
-    """Return names and types for a person to read."""
+def describe_schema(schema: pa.Schema) -> str:
+    """Return the names and types as readable text."""
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
-def check_storable(kind: pa.DataType, what: str = "a column", *, with_dictionaries: bool = False) -> None:
-    """Raise ``ConfigError`` for a type that state cannot hold: unions, views, runs, fixed-size lists of such lists,
-    whose slices pyarrow copies wrongly, and, unless they are allowed, dictionaries.
+def check_storable(kind: pa.DataType, subject: str = "a column", *, with_dictionaries: bool = False) -> None:
+    """Raise ``ConfigError`` for a type that state cannot store.
+
+    These are unions, views, run-end encoded columns, and dictionaries unless they are allowed. Fixed-size lists of
+    fixed-size lists are refused too, because pyarrow copies their slices wrongly.
     """
-    named = pa.types
     inner = inner_types(kind)
-    if with_dictionaries and named.is_dictionary(kind):
+    if with_dictionaries and pa.types.is_dictionary(kind):
         inner = [kind.value_type]
-    if not inner and not named.is_struct(kind) and not any(is_one(_stored(kind)) for is_one in _LEAVES):
+    if not inner and not pa.types.is_struct(kind) and not any(is_leaf(_stored(kind)) for is_leaf in _STORABLE_LEAVES):
         raise ConfigError(
-            f"state cannot hold {what} of type {kind}", remedy="declare a plain type and cast to it", id="RIFFLE-0392"
+            f"State cannot store {subject} of type {kind}.",
+            remedy="Declare a plain type and cast to it.",
+            id="RIFFLE-0392",
         )
-    if named.is_fixed_size_list(kind) and named.is_fixed_size_list(inner[0]):
+    if pa.types.is_fixed_size_list(kind) and pa.types.is_fixed_size_list(inner[0]):
         raise ConfigError(
-            f"state cannot hold {what} of type {kind}", remedy="declare lists without a fixed size", id="RIFFLE-0393"
+            f"State cannot store {subject} of type {kind}.",
+            remedy="Declare lists without a fixed size.",
+            id="RIFFLE-0393",
         )
-    for one in inner:
-        check_storable(one, what, with_dictionaries=with_dictionaries)
+    for inner_type in inner:
+        check_storable(inner_type, subject, with_dictionaries=with_dictionaries)
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
-def can_become(before: pa.Schema, now: pa.Schema) -> bool:
-    """Tell whether stored values of some columns can be read as those of others, by name. As in Spark, a column that
-    may be null stays one.
+def can_become(stored: pa.Schema, declared: pa.Schema) -> bool:
+    """Tell whether stored columns can be read as declared ones, by name. As in Spark, a nullable column stays nullable.
+
+    A declared column that is not stored must be nullable.
     """
-    known = {field.name: field for field in before}
+    stored_fields = {field.name: field for field in stored}
     return all(
-        _can_hold(known[field.name].type, field.type) and field.nullable >= known[field.name].nullable
-        if field.name in known
+        _can_hold(stored_fields[field.name].type, field.type) and field.nullable >= stored_fields[field.name].nullable
+        if field.name in stored_fields
         else field.nullable
-        for field in now
+        for field in declared
     )
 
 
-def _can_hold(before: pa.DataType, now: pa.DataType) -> bool:
-    """Tell whether every value of one type is one of the other; a time must not lose its fractions."""
-    if pa.types.is_timestamp(before) and pa.types.is_timestamp(now) and before.tz == now.tz:
-        return _UNITS.index(before.unit) <= _UNITS.index(now.unit)
-    return before == now or (not pa.types.is_null(before) and widens(before, now))
+def _can_hold(stored: pa.DataType, declared: pa.DataType) -> bool:
+    """Tell whether every stored value is a value of the declared type, without loss of fractions of times."""
+    if pa.types.is_timestamp(stored) and pa.types.is_timestamp(declared) and stored.tz == declared.tz:
+        return _UNITS.index(stored.unit) <= _UNITS.index(declared.unit)
+    return stored == declared or (not pa.types.is_null(stored) and widens(stored, declared))
 
 
 def widens(source: pa.DataType, target: pa.DataType) -> bool:
@@ -161,16 +176,20 @@ def _same_bytes(source: pa.DataType, target: pa.DataType) -> bool:
     texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     octets = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
     return any(
-        any(is_one(source) for is_one in kind) and any(is_one(target) for is_one in kind) for kind in (texts, octets)
+        any(matches(source) for matches in group) and any(matches(target) for matches in group)
+        for group in (texts, octets)
     )
 
 
 def _nested_widens(source: pa.DataType, target: pa.DataType) -> bool:
     lists = (pa.types.is_list, pa.types.is_large_list)
-    if any(is_one(source) for is_one in lists) and any(is_one(target) for is_one in lists):
+    if any(is_list(source) for is_list in lists) and any(is_list(target) for is_list in lists):
         return widens(source.value_type, target.value_type)
     if pa.types.is_struct(source) and pa.types.is_struct(target):
         same_names = [field.name for field in source] == [field.name for field in target]
-        return same_names and all(widens(one.type, other.type) for one, other in zip(source, target, strict=True))
+        return same_names and all(
+            widens(source_field.type, target_field.type)
+            for source_field, target_field in zip(source, target, strict=True)
+        )
     both_maps = pa.types.is_map(source) and pa.types.is_map(target)
     return both_maps and source.key_type == target.key_type and widens(source.item_type, target.item_type)

@@ -1,8 +1,8 @@
 """Values that Spark and Arrow columns may hold, and that Arrow's full validation or Python refuses.
 
 Spark's strings hold any bytes, and Arrow functions give decimals of more digits than declared and times beyond a day.
-State keeps such values as they are: Arrow compares, sorts and copies them as bytes. ``check_buffers`` therefore checks
-what was read without looking at values. ``readable_rows`` converts such values for people.
+State keeps such values as they are, because Arrow compares, sorts and copies them as bytes. So ``check_buffers`` checks
+buffers but no values, and ``readable_rows`` converts such values for people.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ _Change: TypeAlias = Callable[[pa.Array], pa.Array]
 
 
 def check_buffers(table: pa.Table) -> None:
-    """Raise ``pa.ArrowInvalid`` if an offset, length or index of a table that was read leads out of its buffers.
+    """Raise ``pa.ArrowInvalid`` if an offset, length or index of a table points outside its buffers.
 
     Values are not checked: text need not be UTF-8, and a decimal may have more digits than its type declares.
     """
-    table.validate()  # First, because the rest relies on lengths and on the last offset of each buffer.
+    table.validate()  # first, because the rest relies on lengths and on the last offset of each buffer
     for column in table.columns:
         if not _has_checked_values(column.type):
             column.validate(full=True)
@@ -37,29 +37,29 @@ def check_buffers(table: pa.Table) -> None:
 
 @lru_cache(maxsize=1024)
 def _has_checked_values(kind: pa.DataType) -> bool:
-    """Tell whether full validation looks at values of a type. Then ``check_buffers`` checks them as raw bytes."""
+    """Tell whether full validation checks values of a type. ``check_buffers`` then checks them as raw bytes."""
     empty = pa.nulls(0, kind)
     return bool(_map_leaves(empty, _raw).type != kind)
 
 
 def is_overflow(error: Exception) -> bool:
-    """Tell whether Arrow had no room for the offsets of a column, which count bytes and elements in 32 bits."""
+    """Tell whether a column's bytes or elements exceeded Arrow's 32-bit offsets."""
     return isinstance(error, pa.ArrowException) and "overflow" in str(error)
 
 
-def beyond_offsets(what: object) -> ConfigError:
-    """Return the error for a column of a slot that is larger than Arrow's offsets can count."""
+def beyond_offsets(detail: object) -> ConfigError:
+    """Return the error for a column that exceeds Arrow's 32-bit offsets."""
     return ConfigError(
-        f"a column of a slot's rows, state or output holds 2 GiB of text or bytes, or 2^31 elements, or more: {what}",
-        remedy="keep smaller values, have a batch take fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), or use "
-        "more slots and key-groups",
+        f"A column of a slot's rows, state or output exceeds 2 GiB of text or 2^31 elements: {detail}",
+        remedy="Keep smaller values, limit the rows of a batch (maxOffsetsPerTrigger, maxFilesPerTrigger), or use more "
+        "slots and key-groups.",
         where="values",
         id="RIFFLE-0394",
     )
 
 
 def readable_rows(table: pa.Table) -> list[dict[str, object]]:
-    """Return the rows as ``to_pylist`` does, also those that Python's types cannot hold.
+    """Return the rows as ``to_pylist`` does, including values that Python's types cannot hold.
 
     Bytes of text that are not UTF-8 become U+FFFD, as in Spark's ``collect``. A column with a date or time that Python
     cannot hold becomes the numbers that Arrow stores.
@@ -78,16 +78,18 @@ def readable_row(table: pa.Table, row: int) -> dict[str, object]:
 
 
 def undecodable(column: Column) -> bytes | None:
-    """Return the first text of a column that is not UTF-8, as bytes; ``None`` if all of it is."""
-    found: list[bytes] = []
+    """Return the bytes of the first text of a column that is not UTF-8, or ``None`` if all texts are."""
+    undecodable_texts: list[bytes] = []
 
-    def look(leaf: pa.Array) -> pa.Array:
+    def collect(leaf: pa.Array) -> pa.Array:
         if types.is_string(leaf.type) or types.is_large_string(leaf.type):
-            found.extend(value for value in _raw(leaf).to_pylist() if value is not None and not _is_utf8(value))
+            undecodable_texts.extend(
+                value for value in _raw(leaf).to_pylist() if value is not None and not _is_utf8(value)
+            )
         return leaf
 
-    _map_leaves(one_array(column), look)
-    return found[0] if found else None
+    _map_leaves(one_array(column), collect)
+    return undecodable_texts[0] if undecodable_texts else None
 
 
 def _is_utf8(value: bytes) -> bool:
@@ -99,7 +101,7 @@ def _is_utf8(value: bytes) -> bool:
 
 
 def _raw(leaf: pa.Array) -> pa.Array:
-    """Return values that full validation looks at as bytes over the same buffers."""
+    """Return values that full validation would check as raw bytes over the same buffers."""
     kind = leaf.type
     if types.is_string(kind):
         return _over(leaf, pa.binary(), [])
@@ -133,8 +135,10 @@ def _map_leaves(array: pa.Array, change: _Change) -> pa.Array:
         fields = [field.with_type(child.type) for field, child in zip(kind, children, strict=True)]
         return _over(array, pa.struct(fields), children)
     if types.is_map(kind):
-        keys, items = _map_leaves(array.keys, change), _map_leaves(array.items, change)
-        key, item = kind.key_field.with_type(keys.type), kind.item_field.with_type(items.type)
+        keys = _map_leaves(array.keys, change)
+        items = _map_leaves(array.items, change)
+        key = kind.key_field.with_type(keys.type)
+        item = kind.item_field.with_type(items.type)
         entries = pa.StructArray.from_arrays([keys, items], fields=[key, item])
         return _over(array, pa.map_(key, item, kind.keys_sorted), [entries])
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
@@ -146,7 +150,7 @@ def _map_leaves(array: pa.Array, change: _Change) -> pa.Array:
 
 
 def _list_of(kind: pa.DataType, field: pa.Field) -> pa.DataType:
-    """Return the same kind of list around another field."""
+    """Return the same type of list with another field."""
     if types.is_fixed_size_list(kind):
         return pa.list_(field, kind.list_size)
     return pa.large_list(field) if types.is_large_list(kind) else pa.list_(field)

@@ -1,7 +1,7 @@
-"""JSON that is stored compressed, parsed in bounded memory.
+"""Parses compressed JSON in bounded memory.
 
-A few packed bytes can hold millions of empty lists, each of which takes 72 bytes as a Python object. So the memory that
-the parsed objects take is estimated from counts of bytes before anything is parsed.
+A few compressed bytes can hold millions of empty lists, each of which takes 72 bytes as a Python object. So the memory
+of the parsed objects is estimated from counts of bytes before anything is parsed.
 """
 
 import json
@@ -11,22 +11,22 @@ __all__ = ["allowed_bytes", "check_size", "parse"]
 
 _ALLOWED_BYTES: Final = 64 << 20
 _ALLOWED_TIMES: Final = 256
-"""Maps of owners and standbys take most: 160 times their packed bytes with 32 768 key-groups in three groups."""
-_TAKES: Final = ((b"[", 96), (b"{", 240), (b",", 48), (b'"', 30))
-"""The bytes that Python takes for each mark: a list, an object, an element, one quote of a text."""
+"""Maps of owners and standbys take most: 160 times their compressed bytes with 32 768 key-groups in three groups."""
+_MARK_BYTES: Final = ((b"[", 96), (b"{", 240), (b",", 48), (b'"', 30))
+"""The memory of each mark: a list, an object, an element, one quote of a text."""
 
 
 def allowed_bytes(packed: int) -> int:
-    """Return how many bytes of memory JSON may take, as text and parsed, that is stored in ``packed`` bytes."""
+    """Return how many bytes of memory JSON of ``packed`` compressed bytes may take, as text and parsed."""
     return max(_ALLOWED_BYTES, _ALLOWED_TIMES * packed)
 
 
 def check_size(text: bytes, packed: int) -> None:
     """Raise ``ValueError`` for JSON that would take more memory than its compressed bytes allow."""
     wide = 1 if text.isascii() and b"\\u" not in text else 4
-    taken = 2 * wide * len(text) + sum(text.count(mark) * size for mark, size in _TAKES)
-    if taken > allowed_bytes(packed):
-        raise ValueError(f"{packed} packed bytes that would take {taken} bytes of memory")
+    memory = 2 * wide * len(text) + sum(text.count(mark) * size for mark, size in _MARK_BYTES)
+    if memory > allowed_bytes(packed):
+        raise ValueError(f"{packed} compressed bytes of JSON need {memory} bytes of memory")
 
 
 def parse(text: bytes, packed: int) -> object:

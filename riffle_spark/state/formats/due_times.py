@@ -1,7 +1,7 @@
-"""Due times of rows, and the order that finds what is due. Knows Arrow's numbers. Does not know clocks or files.
+"""Due times of rows, and the order that finds due rows.
 
-Theory of operation. A part of a store with a due column holds the numbers of its rows by due time. What is due between
-two times is a slice of them, found by two binary searches, whatever the part holds besides.
+Theory of operation. A part of a store with a due column stores the numbers of its rows by due time. The rows that are
+due between two times are a slice of these numbers. Two binary searches find it, whatever else the part holds.
 """
 
 from bisect import bisect_left
@@ -14,23 +14,36 @@ import pyarrow as pa
 from riffle_spark.columns import fixed_values, one_array, valid_mask
 
 __all__ = [
-    "DUE_COLUMN", "DUE_ORDER", "DUE_SPAN", "NEVER_MS", "DueTimes", "can_be_due", "due_times", "first_ms_of",
-    "in_milliseconds", "stored_order", "with_order",
-]  # fmt: skip
+    "DUE_COLUMN",
+    "DUE_ORDER",
+    "DUE_SPAN",
+    "NEVER_MS",
+    "DueTimes",
+    "can_be_due",
+    "due_times",
+    "first_ms_of",
+    "in_milliseconds",
+    "stored_order",
+    "with_order",
+]
 
 NEVER_MS = 2**63 - 1
 
 DUE_ORDER = "__due_order"
-"""The column with the numbers of a part's rows by due time, those that are never due behind all others."""
-DUE_SPAN, DUE_COLUMN = b"riffle.due", b"riffle.due_column"
-"""Metadata of a part: its least and greatest due time in ms, and the column that holds the times."""
+"""The column with the numbers of a part's rows by due time. Rows that are never due come last."""
+DUE_SPAN = b"riffle.due"
+"""Metadata of a part: its least and greatest due time (ms)."""
+DUE_COLUMN = b"riffle.due_column"
+"""Metadata of a part: the name of the due column."""
 _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 _Numbers = npt.NDArray[np.uint32]
 
 
 class DueTimes(NamedTuple):
-    """When each row of a part is due: ``values`` a row, so many a millisecond; ``order`` numbers those that ever are,
-    by time; ``are_due`` says which these are, ``None`` for all.
+    """When the rows of a part are due.
+
+    ``values`` holds a time per row, in units of 1/``per_ms`` ms. ``order`` holds the numbers of the rows that are ever
+    due, by time. ``are_due`` marks these rows; ``None`` means all.
     """
 
     values: npt.NDArray[np.int64]
@@ -39,60 +52,60 @@ class DueTimes(NamedTuple):
     are_due: npt.NDArray[np.bool_] | None = None
 
     def position(self, ms: int) -> int:
-        """Return the place in the order of the first row that is due at this time or later."""
-        values, order = self.values, self.order
-        limit = (ms - 1) * self.per_ms  # what is due within a millisecond is due at its end
-        return bisect_left(range(len(order)), limit + 1, key=lambda at: int(values[order[at]]))
+        """Return the place in the order of the first row that is due at ``ms`` or later."""
+        limit = (ms - 1) * self.per_ms  # a row that is due within a millisecond is due at its end
+        values = self.values
+        order = self.order
+        return bisect_left(range(len(order)), limit + 1, key=lambda place: int(values[order[place]]))
 
     def before(self, first_ms: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Tell which of some rows are due before a time."""
+        """Tell which of these rows are due before ``first_ms``."""
         earlier = self.values[rows] <= max(-NEVER_MS, min((first_ms - 1) * self.per_ms, NEVER_MS))
         return earlier if self.are_due is None else earlier & self.are_due[rows]
 
     def between(self, first_ms: int, last_ms: int) -> _Numbers:
-        """Return the numbers of the rows that are due from the first to the last time, both included."""
+        """Return the numbers of the rows that are due between two times, both inclusive."""
         return self.order[self.position(first_ms) : self.position(last_ms + 1)]
 
     def ms_at(self, place: int) -> int:
-        """Return when the row at this place of the order is due, behind the last one ``NEVER_MS``."""
+        """Return when the row at a place of the order is due (ms), or ``NEVER_MS`` after the last place."""
         if place >= len(self.order):
             return NEVER_MS
         return -(-int(self.values[self.order[place]]) // self.per_ms)
 
 
 def first_ms_of(timer_ms: int | None) -> int:
-    """Return when the first row of a key-group is due whose timer the log has: what was due before is gone, whether or
-    not a row says so.
-    """
+    """Return when the first row of a key-group is due, given its timer in the log. Earlier rows are expired."""
     return NEVER_MS if timer_ms is None else timer_ms
 
 
 def can_be_due(kind: pa.DataType) -> bool:
-    """Tell whether values of a type can say when rows are due: milliseconds as 64-bit integers, or timestamps."""
+    """Tell whether a type can be that of a due column: 64-bit integers (ms) or timestamps."""
     return bool(pa.types.is_int64(kind)) or (pa.types.is_timestamp(kind) and kind.unit in _PER_MS)
 
 
 def in_milliseconds(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Return due times in ms, rounded up; those that are null are anything."""
+    """Return due times in ms, rounded up. The values of nulls are undefined."""
     per_ms = _per_ms(column.type)
     values = _values(column)
     return values if per_ms == 1 else values // per_ms + (values % per_ms != 0)
 
 
 def due_times(column: pa.Array, deleted: npt.NDArray[np.bool_] | None, order: _Numbers | None = None) -> DueTimes:
-    """Return when rows are due; ``deleted`` ones never are. ``order`` is the stored one, without it one is made."""
+    """Return when rows are due. Deleted rows never are. Without a stored ``order`` the rows are sorted."""
     is_due = _are_due(column, deleted)
     return _due_times(column, is_due, _ordered(_values(column), is_due) if order is None else order)
 
 
 def with_order(table: pa.Table, name: str, deleted: str) -> pa.Table:
-    """Return a part's rows with their order by due time, and with what its metadata says of that.
+    """Add the order by due time, and its metadata, to a part's rows.
 
-    ``name`` is the due column, ``deleted`` that of rows that only remove their key, if there is one.
+    ``name`` is the due column. ``deleted`` names the column that marks deleted rows, which may be absent.
     """
     column = one_array(table.column(name))
-    gone = one_array(table.column(deleted)).to_numpy(zero_copy_only=False) if deleted in table.column_names else None
-    is_due = _are_due(column, gone)
+    has_deleted = deleted in table.column_names
+    is_deleted = one_array(table.column(deleted)).to_numpy(zero_copy_only=False) if has_deleted else None
+    is_due = _are_due(column, is_deleted)
     order = _ordered(_values(column), is_due)
     due = _due_times(column, is_due, order)
     count = len(due.order)
@@ -101,7 +114,7 @@ def with_order(table: pa.Table, name: str, deleted: str) -> pa.Table:
 
 
 def stored_order(table: pa.Table, due: str | None) -> _Numbers | None:
-    """Return the order of a part's rows by due time, if it has one, by that column, over all of them."""
+    """Return the stored order of all rows of a part by the column ``due``, or ``None`` if there is none."""
     column = (table.schema.metadata or {}).get(DUE_COLUMN)
     if due is None or column != due.encode() or table.column(DUE_ORDER).num_chunks != 1:
         return None
@@ -110,7 +123,7 @@ def stored_order(table: pa.Table, due: str | None) -> _Numbers | None:
 
 
 def _due_times(column: pa.Array, is_due: npt.NDArray[np.bool_] | None, order: _Numbers) -> DueTimes:
-    """Return the due times of rows, by an order of all of them, those that are never due last."""
+    """Return the due times of rows, given the order of all rows with those that are never due last."""
     count = len(column) if is_due is None else int(np.count_nonzero(is_due))
     return DueTimes(_values(column), _per_ms(column.type), order[:count], is_due)
 
@@ -124,7 +137,7 @@ def _values(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _are_due(column: pa.Array, deleted: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_] | None:
-    """Return which rows are ever due, ``None`` for all."""
+    """Return which rows are ever due, or ``None`` for all."""
     mask = valid_mask(column)
     if deleted is None:
         return mask
@@ -134,6 +147,6 @@ def _are_due(column: pa.Array, deleted: npt.NDArray[np.bool_] | None) -> npt.NDA
 def _ordered(values: npt.NDArray[np.int64], is_due: npt.NDArray[np.bool_] | None) -> _Numbers:
     if is_due is None:
         return np.argsort(values, kind="stable").astype(np.uint32)
-    some = np.flatnonzero(is_due)
-    order = some[np.argsort(values[some], kind="stable")]
+    due_rows = np.flatnonzero(is_due)
+    order = due_rows[np.argsort(values[due_rows], kind="stable")]
     return np.concatenate([order, np.flatnonzero(~is_due)]).astype(np.uint32)

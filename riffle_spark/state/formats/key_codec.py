@@ -1,9 +1,12 @@
-"""The stored key: a composite key as bytes. Knows the order of every key type. Does not know values, files or hashes.
+"""Encodes composite keys as bytes: the stored key.
 
-The bytes of two keys compare as the keys do, column by column: nulls first, numbers by value, floats with one zero and
-with NaN last, strings by their UTF-8 bytes. No key is the beginning of another one. A column of fixed width is a tag
-(0 null, 1 not) and its value big-endian with the sign turned; text is a tag, the bytes with ``00`` written ``00 FF``,
-and ``00 00``. A null is as wide as any value of a fixed width, so such keys all have one length.
+The bytes of two keys compare like the keys, column by column: nulls first, numbers by value, floats with one zero and
+with NaN last, strings by their UTF-8 bytes. No stored key is a prefix of another one.
+
+| column | bytes |
+| --- | --- |
+| fixed width | a tag (0 null, 1 not), then the value, big-endian with its sign bit flipped; a null has the same width |
+| text or bytes | a tag, then the bytes with ``00`` written as ``00 FF``, then ``00 00`` |
 """
 
 from collections.abc import Sequence
@@ -30,7 +33,7 @@ Matrix: TypeAlias = npt.NDArray[np.uint8]
 def encode_keys(columns: Sequence[arrow.Column]) -> pa.LargeBinaryArray:
     """Return the stored key of every row, as a large binary array without nulls."""
     if not columns:
-        raise ConfigError("a key needs at least one column", remedy="name the key columns", id="RIFFLE-0395")
+        raise ConfigError("A key needs at least one column.", remedy="Name the key columns.", id="RIFFLE-0395")
     pieces: list[pa.Array | pa.Scalar] = []
     fixed: list[Matrix] = []
     for position, column in enumerate(columns):
@@ -49,28 +52,29 @@ def encode_keys(columns: Sequence[arrow.Column]) -> pa.LargeBinaryArray:
     return pc.binary_join_element_wise(*pieces, _scalar(b""))
 
 
-def differing(one: pa.Table, other: pa.Table) -> npt.NDArray[np.int64]:
-    """Return the rows in which two tables of keys differ: null is equal to null, NaN to NaN, -0.0 to 0.0."""
-    same = np.ones(one.num_rows, dtype=np.bool_)
-    for left, right in zip(map(arrow.one_array, one.columns), map(arrow.one_array, other.columns), strict=True):
-        if pa.types.is_floating(left.type):
-            left, right = encode_keys([left]), encode_keys([right])  # noqa: PLW2901 - the same values
-        equal = pc.equal(left, right)
+def differing(left: pa.Table, right: pa.Table) -> npt.NDArray[np.int64]:
+    """Return the row numbers at which two tables of keys differ. Null equals null, NaN equals NaN, -0.0 equals 0.0."""
+    same = np.ones(left.num_rows, dtype=np.bool_)
+    for columns in zip(left.columns, right.columns, strict=True):
+        is_float = pa.types.is_floating(columns[0].type)
+        first, second = (encode_keys([column]) if is_float else arrow.one_array(column) for column in columns)
+        equal = pc.equal(first, second)
         if equal.null_count:
-            equal = pc.if_else(equal.is_valid(), equal, pc.and_(left.is_null(), right.is_null()))
+            equal = pc.if_else(equal.is_valid(), equal, pc.and_(first.is_null(), second.is_null()))
         same &= equal.to_numpy(zero_copy_only=False)
     return np.flatnonzero(~same)
 
 
 def with_one_zero(table: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return the rows with 0.0 for -0.0 and one NaN in the key's columns: what is one key reads as one."""
+    """Return the rows with 0.0 for -0.0 and one NaN in the key columns, so that equal keys have equal values."""
     for name in key:
-        at = table.schema.get_field_index(name)
-        field = table.schema.field(at)
+        index = table.schema.get_field_index(name)
+        field = table.schema.field(index)
         if pa.types.is_floating(field.type):
-            column, nan = table.column(at), pa.scalar(np.nan, field.type)
+            column = table.column(index)
+            nan = pa.scalar(np.nan, field.type)
             one_zero = pc.add(column, pa.scalar(0.0, field.type))
-            table = table.set_column(at, field, pc.if_else(pc.is_nan(column), nan, one_zero))
+            table = table.set_column(index, field, pc.if_else(pc.is_nan(column), nan, one_zero))
     return table
 
 
@@ -83,7 +87,7 @@ def _rows_as_binary(rows: Matrix) -> pa.Array:
 
 
 def _encode_fixed(array: pa.Array, kind: pa.DataType) -> Matrix:
-    """Return a row of tag and big-endian value for each key."""
+    """Return a row with tag and big-endian value for each key."""
     valid = arrow.valid_mask(array)
     rows = np.empty((len(array), 1 + arrow.fixed_width(kind)), dtype=np.uint8)
     rows[:, 0] = 1
@@ -94,26 +98,26 @@ def _encode_fixed(array: pa.Array, kind: pa.DataType) -> Matrix:
 
 
 def _ordered(values: npt.NDArray[np.generic], kind: pa.DataType) -> Matrix:
-    """Return big-endian bytes whose order is that of the values."""
+    """Return big-endian bytes that sort like the values."""
     width = values.dtype.itemsize
     if pa.types.is_floating(kind):
         signed = f"<i{width}"
         bits = canonical_floats(values.view(f"<f{width}")).view(signed)
         values = np.where(bits < 0, ~bits, bits ^ np.iinfo(signed).min).view(f"<u{width}")
-    turned = np.ascontiguousarray(values).view(np.uint8).reshape(-1, width)[:, ::-1]
+    reversed_bytes = np.ascontiguousarray(values).view(np.uint8).reshape(-1, width)[:, ::-1]
     if pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-        return turned
-    return _turn_sign(turned)
+        return reversed_bytes
+    return _flip_sign(reversed_bytes)
 
 
-def _turn_sign(rows: Matrix) -> Matrix:
+def _flip_sign(rows: Matrix) -> Matrix:
     rows = rows.copy()
     rows[:, 0] ^= 0x80
     return rows
 
 
 def _encode_text(array: pa.Array) -> list[pa.Array | pa.Scalar]:
-    """Return tag, body and end, to be joined."""
+    """Return tags, bodies and ends, to be joined."""
     tag = _scalar(_PRESENT)
     if array.null_count:
         tag = pc.if_else(array.is_valid(), tag, _scalar(_NULL))

@@ -1,15 +1,20 @@
-"""Keys that hold structs, arrays and maps, as bytes: what a map's key may be. Knows the order of nested values. Does
-not know where keys lie.
+"""Encodes keys of maps, which may hold structs, arrays and maps, as bytes.
 
-It goes on from ``keycodec``, whose bytes keys without nesting keep. A struct is a tag (0 null, 1 not) and its fields
-one after the other; an array a tag, a 1 before each element, and a 0; a map the array of its entries, as structs, in
-the order of their keys. So the bytes of two keys compare as the keys do (nulls first, structs field by field, of two
-arrays that begin alike the shorter first), equal maps are equal however they were made, and no key is the beginning of
+It extends ``key_codec``, so keys without nesting have the same bytes there.
+
+| value | bytes |
+| --- | --- |
+| struct | a tag (0 null, 1 not), then its fields |
+| array | a tag, then a 1 before each element, then a 0 |
+| map | the array of its entries, as structs, sorted by key |
+
+So the bytes of two keys compare like the keys: nulls first, structs field by field, and the shorter one first of two
+arrays of which one is a prefix of the other. Equal maps have equal bytes in any insertion order. No key is a prefix of
 another one.
 
-Whole columns take some 50 microseconds however few rows there are; a user who asks for one element of a map after the
-other waits for each. So for one key the common types are compiled; all else, and every value that is not exactly of the
-expected Python class, goes through columns.
+``encode_nested_keys`` takes some 50 microseconds even for one row. A processor may read the elements of a map one by
+one, so ``KeyEncoder`` encodes single keys of the common types in plain Python. For other types, and for values that are
+not exactly of the expected Python class, it encodes a column of one row.
 """
 
 import struct
@@ -31,19 +36,17 @@ __all__ = ["KeyEncoder", "check_map_key_type", "encode_nested_keys", "with_maps_
 Encode: TypeAlias = Callable[[object], bytes]
 
 _PRESENT: Final = b"\x01"
-_NO_MORE: Final = b"\x00"
+_END: Final = b"\x00"
 _EPOCH: Final = datetime(1970, 1, 1)
 _EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
-_NO, _YES, _NOTHING = (pa.scalar(data, pa.large_binary()) for data in (b"\x00", b"\x01", b""))
+_ZERO, _ONE, _EMPTY = (pa.scalar(data, pa.large_binary()) for data in (b"\x00", b"\x01", b""))
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_map)
 
 
 def check_map_key_type(name: str, kind: pa.DataType) -> None:
-    """Raise ``ConfigError`` unless a map's key can be of the type: what a grouping key can be, and structs, arrays
-    and maps of it.
-    """
+    """Raise ``ConfigError`` unless the type is one of grouping keys, or structs, arrays and maps of such types."""
     if pa.types.is_struct(kind):
         for field in kind:
             check_map_key_type(f"{name}.{field.name}", field.type)
@@ -73,7 +76,7 @@ def _element(kind: pa.DataType) -> pa.DataType:
 
 
 def _joined(pieces: Sequence[pa.Array | pa.Scalar]) -> pa.Array:
-    return pc.binary_join_element_wise(*pieces, _NOTHING)
+    return pc.binary_join_element_wise(*pieces, _EMPTY)
 
 
 def _encoded(array: pa.Array) -> pa.Array:
@@ -81,24 +84,24 @@ def _encoded(array: pa.Array) -> pa.Array:
         return encode_keys([array])
     valid = array.is_valid()
     if _is_array(array.type):
-        present = _joined([_YES, _elements(array), _NO])
+        present = _joined([_ONE, _elements(array), _ZERO])
     else:
-        present = _joined([pc.if_else(valid, _YES, _NO), *map(_encoded, array.flatten())])
-    return pc.if_else(valid, present, _NO) if array.null_count else present
+        present = _joined([pc.if_else(valid, _ONE, _ZERO), *map(_encoded, array.flatten())])
+    return pc.if_else(valid, present, _ZERO) if array.null_count else present
 
 
 def _elements(array: pa.Array) -> pa.Array:
-    """Return the elements of each array, each after its mark: theirs are neighbours, so it takes no copy."""
+    """Return the encoded elements of each array, each after a 1."""
     is_map = pa.types.is_map(array.type)
     lists = array.cast(pa.list_(_element(array.type))) if is_map else array
     lengths = pc.list_value_length(lists).fill_null(0).to_numpy()
     flat = _in_order(lists.flatten(), lengths) if is_map else lists.flatten()
-    data, offsets = byte_slices(_joined([_YES, _encoded(flat)]))
+    data, offsets = byte_slices(_joined([_ONE, _encoded(flat)]))
     return binary_column(data, offsets[positions_of(lengths)])
 
 
 def with_maps_in_order(array: pa.Array) -> pa.Array:
-    """Return values in which the entries of every map are in the order of their keys; without maps, as they are."""
+    """Return the values with the entries of every map sorted by key."""
     kind = array.type
     if not _holds_maps(kind):
         return array
@@ -122,24 +125,23 @@ def _holds_maps(kind: pa.DataType) -> bool:
 
 
 def _in_order(entries: pa.StructArray, lengths: Offsets) -> pa.StructArray:
-    """Return the entries of maps of these lengths, those of each map by their keys."""
+    """Return the entries of maps of these lengths, sorted by key within each map."""
     owner = np.repeat(np.arange(len(lengths)), lengths)
     table = pa.table({"owner": owner, "key": _encoded(entries.flatten()[0])})
     return entries.take(pc.sort_indices(table, [("owner", "ascending"), ("key", "ascending")]))
 
 
 class KeyEncoder:
-    """Encodes one key, a tuple of the Python values of its columns, to exactly what ``encode_nested_keys`` gives for
-    it.
+    """Encodes one key, a tuple of Python values, to the same bytes as ``encode_nested_keys``.
 
-    Raises what Arrow raises for a value that is not of the column's type.
+    Raises Arrow's errors for values that do not have the column's type.
     """
 
     def __init__(self, types: Sequence[pa.DataType]) -> None:
         self._columns = [_encoder(kind) for kind in types]
 
     def __call__(self, values: tuple[object, ...]) -> bytes:
-        """Return the whole key."""
+        """Return the bytes of the key."""
         if len(values) == len(self._columns) == 1:
             return self._columns[0](values[0])
         return b"".join([encode(value) for encode, value in zip(self._columns, values, strict=True)])
@@ -148,21 +150,21 @@ class KeyEncoder:
 def _encoder(kind: pa.DataType) -> Encode:
     slow = _by_column(kind)
     if pa.types.is_signed_integer(kind):
-        return _of_integers(kind.bit_width // 8, slow)
+        return _integer_encoder(kind.bit_width // 8, slow)
     if pa.types.is_float32(kind) or pa.types.is_float64(kind):
-        return _of_floats(kind.bit_width // 8, slow)
+        return _float_encoder(kind.bit_width // 8, slow)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _of_text(slow)
+        return _text_encoder(slow)
     if pa.types.is_timestamp(kind) and kind.unit == "us":
-        return _of_times(kind.tz is not None, slow)
+        return _time_encoder(kind.tz is not None, slow)
     return _nested_encoder(kind, slow)
 
 
 def _nested_encoder(kind: pa.DataType, slow: Encode) -> Encode:
     if pa.types.is_struct(kind):
-        return _of_structs([_encoder(field.type) for field in kind], slow)
+        return _struct_encoder([_encoder(field.type) for field in kind], slow)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _of_arrays(_encoder(kind.value_type), slow)
+        return _array_encoder(_encoder(kind.value_type), slow)
     return slow
 
 
@@ -174,8 +176,9 @@ def _by_column(kind: pa.DataType) -> Encode:
     return encode
 
 
-def _of_integers(width: int, slow: Encode) -> Encode:
-    low, end = -(1 << (8 * width - 1)), 1 << (8 * width - 1)
+def _integer_encoder(width: int, slow: Encode) -> Encode:
+    end = 1 << (8 * width - 1)
+    low = -end
 
     def encode(value: object) -> bytes:
         if type(value) is int and low <= value < end:
@@ -185,9 +188,10 @@ def _of_integers(width: int, slow: Encode) -> Encode:
     return encode
 
 
-def _of_floats(width: int, slow: Encode) -> Encode:
+def _float_encoder(width: int, slow: Encode) -> Encode:
     layout = struct.Struct(">f" if width == 4 else ">d")
-    sign, every = 1 << (8 * width - 1), (1 << 8 * width) - 1
+    sign_bit = 1 << (8 * width - 1)
+    all_bits = (1 << 8 * width) - 1
 
     def encode(value: object) -> bytes:
         if type(value) is not float:
@@ -197,12 +201,12 @@ def _of_floats(width: int, slow: Encode) -> Encode:
         except OverflowError:
             return slow(value)
         bits = int.from_bytes(packed, "big")
-        return _PRESENT + (bits ^ every if bits & sign else bits | sign).to_bytes(width, "big")
+        return _PRESENT + (bits ^ all_bits if bits & sign_bit else bits | sign_bit).to_bytes(width, "big")
 
     return encode
 
 
-def _of_text(slow: Encode) -> Encode:
+def _text_encoder(slow: Encode) -> Encode:
     def encode(value: object) -> bytes:
         if type(value) is str:
             return _PRESENT + value.encode().replace(b"\x00", b"\x00\xff") + b"\x00\x00"
@@ -211,7 +215,7 @@ def _of_text(slow: Encode) -> Encode:
     return encode
 
 
-def _of_times(has_zone: bool, slow: Encode) -> Encode:
+def _time_encoder(has_zone: bool, slow: Encode) -> Encode:
     epoch = _EPOCH_UTC if has_zone else _EPOCH
 
     def encode(value: object) -> bytes:
@@ -222,19 +226,19 @@ def _of_times(has_zone: bool, slow: Encode) -> Encode:
     return encode
 
 
-def _of_structs(fields: Sequence[Encode], slow: Encode) -> Encode:
+def _struct_encoder(fields: Sequence[Encode], slow: Encode) -> Encode:
     def encode(value: object) -> bytes:
         if type(value) is tuple and len(value) == len(fields):
-            return _PRESENT + b"".join([field(one) for field, one in zip(fields, value, strict=True)])
+            return _PRESENT + b"".join([encode_field(item) for encode_field, item in zip(fields, value, strict=True)])
         return slow(value)
 
     return encode
 
 
-def _of_arrays(element: Encode, slow: Encode) -> Encode:
+def _array_encoder(encode_element: Encode, slow: Encode) -> Encode:
     def encode(value: object) -> bytes:
         if type(value) is list:
-            return _PRESENT + b"".join([_PRESENT + element(one) for one in value]) + _NO_MORE
+            return _PRESENT + b"".join([_PRESENT + encode_element(element) for element in value]) + _END
         return slow(value)
 
     return encode

@@ -1,4 +1,4 @@
-"""Put a record under its number exactly once, and find out who owns the number if the answer is lost."""
+"""Put a record under its number exactly once, and determine the owner of the number if the answer is lost."""
 
 from riffle_spark.errors import ConfigError, FencedError, UnavailableError
 from riffle_spark.state.log import paths
@@ -37,7 +37,7 @@ class RecordCommits:
                 stored = self.get(name)
             except (ConfigError, UnavailableError) as error:
                 if failure is None and isinstance(error, ConfigError):
-                    raise  # nothing was done; after a lost answer, a refusal does not say so
+                    raise  # without a lost answer before it, a refusal means that nothing was put
                 failure = error
                 continue
             if stored == data:

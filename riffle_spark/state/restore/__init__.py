@@ -1,1 +1,1 @@
-"""Bringing copies to a head: reading parts, restoring and following."""
+"""Advance copies: read parts, restore, follow the log."""

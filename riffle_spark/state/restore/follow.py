@@ -67,7 +67,7 @@ class Follower:
     ) -> None:
         self._budget = budget
         self._has_room = has_room
-        self._reader = Reader(objects, folder, keys)
+        self._reader = Reader(objects, keys)
         self._incoming = IncomingSnapshots(folder.path)
         self._planner = CopyPlanner(folder, self._incoming, epoch, read_whole)
         self._stores = {

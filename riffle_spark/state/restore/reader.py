@@ -1,7 +1,6 @@
-"""Read parts of deltas and snapshots, from local files and with ranged GETs.
+"""Read parts of deltas and snapshots with ranged GETs.
 
-A part is read from the file that this member sealed, if that is intact, otherwise from the object store. Adjacent
-ranges of one object are joined into one GET, and several GETs run at once.
+Adjacent ranges of one object are joined into one GET, and several GETs run at once.
 
 Fetched bytes are written to files as they arrive. Snapshots arrive in ranges, several at a time, straight into their
 files. Of deltas only the needed parts are stored, those of one object in one file.
@@ -67,9 +66,8 @@ class Totals:
 class Reader:
     """Reads parts and snapshots for one task. ``keys`` decrypt parts."""
 
-    def __init__(self, objects: ObjectStore, folder: Folder | None, keys: Keys | None = None) -> None:
+    def __init__(self, objects: ObjectStore, keys: Keys | None = None) -> None:
         self._objects = objects
-        self._folder = folder
         self.keys = keys
         self.totals = Totals()
         self._counting = threading.Lock()
@@ -80,14 +78,8 @@ class Reader:
         Raises ``CorruptStateError`` if an object is damaged or missing, ``ConfigError`` if its key is missing.
         """
         tables: dict[Link, pa.Table] = {}
-        remote: list[list[Link]] = []
-        for parts in _by_object(links):
-            local = self._local(store, parts)
-            tables.update(local)
-            remote += joined([link for link in parts if link not in local])
-        fetched: list[dict[Link, pa.Table]] = in_parallel(partial(self._fetch, store), remote)
-        for fetched_tables in fetched:
-            tables.update(fetched_tables)
+        for run_tables in in_parallel(partial(self._read_run, store), self.runs(links)):
+            tables.update(run_tables)
         return tables
 
     def runs(self, links: Iterable[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> list[list[Link]]:
@@ -107,33 +99,14 @@ class Reader:
             parts[link] = data if is_intact else part_codec.altered(_range_of(link))
         return parts
 
-    def _local(self, store: str, parts: list[Link]) -> dict[Link, pa.Table]:
-        if self._folder is None:
-            return {}
-        path = self._folder.sealed_file(parts[0].head.version, parts[0].head.attempt)
-        tables: dict[Link, pa.Table] = {}
-        try:
-            with path.open("rb") as file:
-                size = file.seek(0, 2)  # `read` allocates its argument, even for a short file
-                for run in joined(parts):
-                    file.seek(run[0].start)
-                    tables.update(self._cut(store, run, memoryview(file.read(min(size, span_bytes(run))))))
-        except (OSError, CorruptStateError):
-            return {}
-        with self._counting:
-            self.totals.local_parts += len(tables)
-        return tables
-
-    def _fetch(self, store: str, run: list[Link]) -> dict[Link, pa.Table]:
-        return self._cut(store, run, memoryview(self._get(run)))
-
-    def _cut(self, store: str, run: list[Link], view: memoryview) -> dict[Link, pa.Table]:
-        """Return the tables of a run's parts, each checked."""
+    def _read_run(self, store: str, run: list[Link]) -> dict[Link, pa.Table]:
+        view = memoryview(self._get(run))
         start = run[0].start
         return {link: self._decoded(store, view[link.start - start :][: link.length], link) for link in run}
 
     def _decoded(self, store: str, data: memoryview, link: Link) -> pa.Table:
-        where, keys = _range_of(link), self.keys
+        where = _range_of(link)
+        keys = self.keys
         if keys is None:
             return part_codec.decode(data, link.checksum, where)
         place = paths.output_place(store, *link.head)

@@ -1,1 +1,1 @@
-"""The columns of a store, and how its rows lie in a local copy."""
+"""The columns of a store, and how its rows are stored in parts."""

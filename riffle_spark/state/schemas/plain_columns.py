@@ -13,7 +13,7 @@ from riffle_spark.batch_times import TimeMode, parse_time_mode
 from riffle_spark.columns import one_array
 from riffle_spark.keygroups import key_hashes
 from riffle_spark.keyhash import Words
-from riffle_spark.state.formats.arrow_schemas import can_become, listed, packed, unpacked
+from riffle_spark.state.formats.arrow_schemas import can_become, describe_schema, schema_from_text, schema_to_text
 from riffle_spark.state.formats.due_times import in_milliseconds
 from riffle_spark.state.formats.key_codec import encode_keys
 from riffle_spark.state.formats.part_codec import DELETED, HASH
@@ -60,10 +60,16 @@ class PlainColumns:
 
     def to_text(self) -> dict[str, str]:
         """See ``StoreSchema``."""
-        text = f"{listed(self.key)} | {listed(self.state)}"
+        text = f"{describe_schema(self.key)} | {describe_schema(self.state)}"
         if self.due is not None:
             text += f" | due: {self.due} by {self.time_mode}"
-        return {"key": packed(self.key), "state": packed(self.state), "text": text, **self._routed, **self._times}
+        return {
+            "key": schema_to_text(self.key),
+            "state": schema_to_text(self.state),
+            "text": text,
+            **self._routed,
+            **self._times,
+        }
 
     def can_read(self, text: Mapping[str, str]) -> bool:
         """See ``StoreSchema``. Nullable columns may be added, columns removed, and types widened.
@@ -72,11 +78,11 @@ class PlainColumns:
         rows may be due at once.
         """
         stored_times = {name: text[name] for name in ("due", "time_mode") if name in text}
-        if "state" not in text or unpacked(text.get("key", "")) != self.key or stored_times != self._times:
+        if "state" not in text or schema_from_text(text.get("key", "")) != self.key or stored_times != self._times:
             return False
         if text.get(_ROUTED_BY) != self._routed.get(_ROUTED_BY):
             return False
-        return can_become(unpacked(text["state"]), self.state)
+        return can_become(schema_from_text(text["state"]), self.state)
 
     @property
     def _times(self) -> dict[str, str]:
@@ -138,7 +144,7 @@ class PlainColumns:
 def _of_text(
     store: str, key: str, state: str, due: str | None, time_mode: str, history: str | None, routed_by: str | None
 ) -> PlainColumns:
-    columns = unpacked(key)
+    columns = schema_from_text(key)
     routed = tuple(columns.names[: int(routed_by or 0)])
     mode = parse_time_mode(time_mode)
-    return PlainColumns(store, columns, unpacked(state), due, mode, History.of_text(history), routed)
+    return PlainColumns(store, columns, schema_from_text(state), due, mode, History.of_text(history), routed)

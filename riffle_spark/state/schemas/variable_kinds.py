@@ -17,14 +17,20 @@ import xxhash
 from riffle_spark.columns import byte_slices, one_array
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.keyhash import hash_bytes
-from riffle_spark.state.formats.arrow_schemas import can_become, check_storable, listed, packed, unpacked
+from riffle_spark.state.formats.arrow_schemas import (
+    can_become,
+    check_storable,
+    describe_schema,
+    schema_from_text,
+    schema_to_text,
+)
 from riffle_spark.state.formats.nested_keys import (
     KeyEncoder,
     check_map_key_type,
     encode_nested_keys,
     with_maps_in_order,
 )
-from riffle_spark.state.formats.part_codec import VARIABLE, fitted
+from riffle_spark.state.formats.part_codec import VARIABLE, fit_columns
 
 __all__ = [
     "DUE",
@@ -124,7 +130,9 @@ class Variable:
         if structs.type == self.type:
             return structs
         values = self._values_of(structs)
-        table = fitted(pa.Table.from_arrays(values.flatten(), names=[field.name for field in values.type]), self.value)
+        table = fit_columns(
+            pa.Table.from_arrays(values.flatten(), names=[field.name for field in values.type]), self.value
+        )
         fields = [one_array(column) for column in table.columns]
         return self._with_values(structs, _like(values, fields, list(self.value)))
 
@@ -155,18 +163,18 @@ class Variable:
     def from_json(cls, row: Sequence[object]) -> "Variable":
         """Return the variable of ``to_json``."""
         name, kind, value, key, ttl_ms = row
-        return cls(name, kind, unpacked(value), None if key is None else unpacked(key), ttl_ms)  # type: ignore[arg-type]
+        return cls(name, kind, schema_from_text(value), None if key is None else schema_from_text(key), ttl_ms)  # type: ignore[arg-type]
 
     def to_json(self) -> list[object]:
         """Return the variable as a JSON array."""
-        key = None if self.key is None else packed(self.key)
-        return [self.name, self.kind, packed(self.value), key, self.ttl_ms]
+        key = None if self.key is None else schema_to_text(self.key)
+        return [self.name, self.kind, schema_to_text(self.value), key, self.ttl_ms]
 
     def described(self) -> str:
         """Return the variable as text for people."""
-        key = "" if self.key is None else f"({listed(self.key)}) to "
+        key = "" if self.key is None else f"({describe_schema(self.key)}) to "
         lives = "" if self.ttl_ms is None else f" for {self.ttl_ms} ms"
-        return f"{self.kind} {self.name}: {key}({listed(self.value)}){lives}"
+        return f"{self.kind} {self.name}: {key}({describe_schema(self.value)}){lives}"
 
     def can_read(self, stored: "Variable") -> bool:
         """Return whether state of ``stored`` can be read as this variable."""

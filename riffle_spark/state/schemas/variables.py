@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 from riffle_spark.columns import one_array
 from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import key_hashes
-from riffle_spark.state.formats.arrow_schemas import listed, packed, unpacked
+from riffle_spark.state.formats.arrow_schemas import describe_schema, schema_from_text, schema_to_text
 from riffle_spark.state.formats.due_times import DUE_ORDER
 from riffle_spark.state.formats.key_codec import differing, encode_keys
-from riffle_spark.state.formats.part_codec import DELETED, HASH, VARIABLE, fitted
+from riffle_spark.state.formats.part_codec import DELETED, HASH, VARIABLE, fit_columns
 from riffle_spark.state.schemas.history import NEVER_CHANGED, History, Name
 from riffle_spark.state.schemas.variable_kinds import (
     DUE,
@@ -105,10 +105,10 @@ class VariableColumns:
         """See ``StoreSchema``."""
         variables = ", ".join(variable.described() for variable in self.variables)
         return {
-            "key": packed(self.key),
+            "key": schema_to_text(self.key),
             "variables": json.dumps([variable.to_json() for variable in self.variables]),
             "indexed": json.dumps(self.indexed),
-            "text": f"{listed(self.key)} | {variables or 'no variable'}",
+            "text": f"{describe_schema(self.key)} | {variables or 'no variable'}",
         }
 
     def can_read(self, text: Mapping[str, str]) -> bool:
@@ -169,7 +169,7 @@ class VariableColumns:
         if table.schema.equals(schema):
             return table
         is_declared = numbers_of(table.column(VARIABLE), self.names) >= 0
-        return fitted(table if is_declared.all() else table.filter(pa.array(is_declared)), schema)
+        return fit_columns(table if is_declared.all() else table.filter(pa.array(is_declared)), schema)
 
     @property
     def routing(self) -> tuple[str, ...]:
@@ -295,7 +295,7 @@ class VariableColumns:
             rows = rows.append_column(INDEX, pa.array(ids_in(rows), mask=~is_list))
         rows = rows.drop_columns([DUE]) if DUE in rows.column_names else rows
         rows = rows.append_column(DUE, pa.array(dues, mask=dues == NO_DUE))
-        return fitted(rows.select([name for name in schema.names if name in rows.column_names]), schema)
+        return fit_columns(rows.select([name for name in schema.names if name in rows.column_names]), schema)
 
     def _by_key(self, rows: pa.Table) -> pa.Array:
         """Return the order of rows by stored key, variable and element, with keys of maps by their stored bytes."""
@@ -352,4 +352,4 @@ def numbers_of(column: pa.ChunkedArray, names: Sequence[str]) -> Numbers:
 @lru_cache(maxsize=64)
 def _of_text(store: str, key: str, variables: str, indexed: str, history: str | None) -> VariableColumns:
     declared = tuple(Variable.from_json(row) for row in json.loads(variables))
-    return VariableColumns(store, unpacked(key), declared, json.loads(indexed), History.of_text(history))
+    return VariableColumns(store, schema_from_text(key), declared, json.loads(indexed), History.of_text(history))

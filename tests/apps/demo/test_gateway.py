@@ -25,10 +25,10 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "calls"
 
 
-def put_go(calls: Path, then: str) -> None:
+def put_go(calls: Path, effect: str) -> None:
     """Put the stand-in on the PATH."""
     go = calls.with_name("bin") / "go"
-    go.write_text(GO.format(calls=calls, then=then))
+    go.write_text(GO.format(calls=calls, then=effect))
     go.chmod(0o755)
 
 

@@ -103,8 +103,8 @@ def test_the_exit_code_is_the_commands(tmp_path: Path) -> None:
 
 def test_a_guard_obeys_wherever_it_is_told() -> None:
     """At no line of its waiting does the signal find a lock that its own thread has, and wait for it for ever."""
-    with subprocess.Popen([sys.executable, "-c", TOLD_AT_LINES], stdin=subprocess.PIPE) as told:
-        assert told.wait(60) == 0
+    with subprocess.Popen([sys.executable, "-c", TOLD_AT_LINES], stdin=subprocess.PIPE) as process:
+        assert process.wait(60) == 0
 
 
 def _started(folder: Path, command: list[str]) -> Child:

@@ -22,11 +22,11 @@ echo "    [SUCCESSFUL ] org.slf4j#slf4j-api;1.7.36!slf4j-api.jar (12ms)"
 @pytest.fixture
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder from which jars are fetched into an empty cache."""
-    kept = ensure_jars()
+    jars_folder = ensure_jars()
     source = tmp_path / "mirror"
     java = tmp_path / "java" / "bin" / "java"
     for name in ("broker", "connector"):
-        shutil.copytree(kept / name, source / name)
+        shutil.copytree(jars_folder / name, source / name)
     java.parent.mkdir(parents=True)
     java.write_text(FETCH.format(source=source))
     java.chmod(0o755)
@@ -62,11 +62,11 @@ def test_an_altered_jar_is_refused(mirror: Path, tmp_path: Path) -> None:
 def test_fetching_tells_what_comes(mirror: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every module that is looked up and every jar that has come is told, and nothing where all is there."""
     ensure_jars()
-    told = capsys.readouterr()
-    assert not told.out
-    first, *others = told.err.splitlines()
+    output = capsys.readouterr()
+    assert not output.out
+    first, *other_lines = output.err.splitlines()
     assert first.startswith("Fetching the Kafka jars")
-    assert others[0] == "  looking up org.slf4j#slf4j-api;1.7.36"
-    assert others[1].startswith("  1 of 47 jars fetched: org.slf4j#slf4j-api;1.7.36")
+    assert other_lines[0] == "  looking up org.slf4j#slf4j-api;1.7.36"
+    assert other_lines[1].startswith("  1 of 47 jars fetched: org.slf4j#slf4j-api;1.7.36")
     ensure_jars()
     assert capsys.readouterr().err == ""

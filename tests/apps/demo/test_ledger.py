@@ -19,9 +19,9 @@ def ledger(counts: list[int], sums: list[int]) -> Ledger:
 
 def test_a_ledger_counts_and_sums_each_key() -> None:
     """Every key has its number of events and the sum of their amounts; a key without events has zeros."""
-    made = Ledger.of(Events(np.array([0, 2, 0]), np.array([5, 7, 6])), 4)
-    assert made.counts.tolist() == [2, 0, 1, 0]
-    assert made.sums.tolist() == [11, 0, 7, 0]
+    expected = Ledger.of(Events(np.array([0, 2, 0]), np.array([5, 7, 6])), 4)
+    assert expected.counts.tolist() == [2, 0, 1, 0]
+    assert expected.sums.tolist() == [11, 0, 7, 0]
 
 
 def test_the_same_numbers_make_the_same_events() -> None:
@@ -52,9 +52,9 @@ def test_the_last_batch_of_a_key_counts(tmp_path: Path) -> None:
     """Of the totals of several batches the one with the highest batch id wins, by number and not by name."""
     write_batch(tmp_path, 9, ["u0", "u1"], [1, 1], [10, 10])
     write_batch(tmp_path, 10, ["u1"], [2], [30])
-    counted = counted_by(tmp_path, 3)
-    assert counted.counts.tolist() == [1, 2, 0]
-    assert counted.sums.tolist() == [10, 30, 0]
+    counted_ledger = counted_by(tmp_path, 3)
+    assert counted_ledger.counts.tolist() == [1, 2, 0]
+    assert counted_ledger.sums.tolist() == [10, 30, 0]
 
 
 def test_minutes_are_those_of_the_first_partition(tmp_path: Path) -> None:
@@ -64,9 +64,9 @@ def test_minutes_are_those_of_the_first_partition(tmp_path: Path) -> None:
     assert expected.sums[:2].tolist() == [sum(range(0, 60, 2)), sum(range(60, 120, 2))]
     (tmp_path / "_spark_metadata").mkdir()
     for batch, since in enumerate(([120, 60], [180])):
-        told = {"since": since, "count": [30] * len(since), "total": [at * 30 - 930 for at in since]}
-        pq.write_table(pa.table(told), tmp_path / f"{batch}.parquet")
-        pq.write_table(pa.table(told), tmp_path / f"{batch}-broken.parquet")
+        columns = {"since": since, "count": [30] * len(since), "total": [index * 30 - 930 for index in since]}
+        pq.write_table(pa.table(columns), tmp_path / f"{batch}.parquet")
+        pq.write_table(pa.table(columns), tmp_path / f"{batch}-broken.parquet")
         entry = f'v1\n{{"path":"file://{tmp_path}/{batch}.parquet"}}'
         (tmp_path / "_spark_metadata" / str(batch)).write_text(entry)
     assert counted_minutes(tmp_path, 4).counts.tolist() == [30, 30, 30, 0]

@@ -45,9 +45,9 @@ def test_what_is_produced_is_read_back(kafka_broker: KafkaBroker) -> None:
         auto_offset_reset="earliest",
         consumer_timeout_ms=20_000,
     )
-    read = [int(next(consumer).value) for _ in range(100)]
+    numbers = [int(next(consumer).value) for _ in range(100)]
     consumer.close()
-    assert read == list(range(100))
+    assert numbers == list(range(100))
 
 
 def test_an_object_is_put_only_if_absent(s3_server: S3Server) -> None:

@@ -9,8 +9,9 @@ from decimal import Decimal
 from typing import Any
 
 import pandas as pd
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-__all__ = ["ANSWER", "STATE", "STATE_CELLS", "VALUES", "gives_back", "keeps_types", "shown"]
+__all__ = ["ANSWER", "STATE", "STATE_CELLS", "GivesBack", "gives_back", "keeps_types"]
 
 VALUES: dict[str, tuple[str, list[Any]]] = {
     "s_boolean": ("boolean", [True, False]),
@@ -67,3 +68,17 @@ def gives_back(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: Any)
     """Answer rows as they came, for ``applyInPandasWithState``."""
     del key, state
     yield from frames
+
+
+class GivesBack(StatefulProcessor):
+    """Answers rows as they came, in either form."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Keep nothing."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: ARG002
+        """Answer them."""
+        yield from rows
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -118,9 +118,7 @@ KINDS = ("record", "full record", "record between", "delta", "snapshot")
 
 
 def damage(world: World, name: str, way: str, other: Path) -> Mapping[str, bytes | None]:
-    """Damage one object's file in a way; return what the files held that are others now. The log lists parts of a newer
-    format as they are.
-    """
+    """Damage one object's file in a way; return what the files held that are others now."""
     if way == "from a newer format" and not name.startswith(paths.LOG):
         return listed_so(world, name, newer)
     kind = next(folder for folder in ("log", "delta", "totals", "tails") if name.startswith(folder))

@@ -1,6 +1,4 @@
-"""A root that an earlier version left behind, unpacked and put in place. Knows its archive and what depends on the
-place. Does not know what is done with it.
-"""
+"""A root that an earlier version left behind, unpacked and put in place."""
 
 from __future__ import annotations
 

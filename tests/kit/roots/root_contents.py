@@ -1,6 +1,4 @@
-"""What a root of the diary query holds, read from its objects alone, as the oracle writes it. Knows stores. Does not
-know batches.
-"""
+"""What a root of the diary query holds, read from its objects alone, as the oracle writes it."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def shards_of(root: str) -> Iterator[tuple[str, int, pa.Table]]:
     with tempfile.TemporaryDirectory() as folder:
         for (store, shard), entry in sorted(log.manifest.entries.items()):
             schema = schema_of_text(store, tail.schemas[store])
-            yield store, shard, read_state(schema, shard, entry, Reader(objects, None), Path(folder))
+            yield store, shard, read_state(schema, shard, entry, Reader(objects), Path(folder))
 
 
 def contents(root: str) -> Contents:

@@ -239,7 +239,7 @@ class World:
         entries = {kg: entry for (name, kg), entry in manifest.entries.items() if name == store}
         folder = self.local_dir / f"read-{uuid.uuid4().hex}"
         state: dict[object, tuple[object, ...]] = {}
-        for table in restored(schema, entries, Reader(self.memory, None, keys_of(self.home)), folder).values():
+        for table in restored(schema, entries, Reader(self.memory, keys_of(self.home)), folder).values():
             rows_by_key = held_by_key(table)
             assert not rows_by_key.keys() & state.keys()
             state |= rows_by_key

@@ -36,7 +36,7 @@ class Place:
         self.folder = claim(folder, "app/1", ())
         self.entries: dict[int, Entry] = {}
         self.wanted: dict[int, dict[str, int]] = {}
-        self.reader = Reader(self.store, self.folder)
+        self.reader = Reader(self.store)
 
     def seal(
         self, version: int, changes: dict[int, dict[str, int | None]], *, kept: bool = False, epoch: int = 1
@@ -72,7 +72,7 @@ class Place:
 
     def keeper(self, epoch: int = 1, folder: Folder | None = None) -> StackKeeper:
         """Return what keeps this member's copies."""
-        self.reader = Reader(self.store, folder or self.folder)
+        self.reader = Reader(self.store)
         return StackKeeper(folder or self.folder, SCHEMA, self.reader, epoch)
 
     def bring(self, entries: dict[int, Entry] | None = None, epoch: int = 1) -> AdvanceCounts:

@@ -134,7 +134,7 @@ class Log:
     def snapshot(self, key_group: int, folder: Folder) -> None:
         """Take and list a snapshot of a key-group, on the member of that folder."""
         order = SnapshotOrder(SCHEMA.store, key_group, self.entries[key_group])
-        keeper = StackKeeper(folder, SCHEMA, Reader(self.store, folder), 1)
+        keeper = StackKeeper(folder, SCHEMA, Reader(self.store), 1)
         taken = take_snapshot(order, keeper, self.store, attempt(900 + self.version))
         assert taken.rows == len(self.models[key_group])
         replaced = self.entries[key_group].replaced(taken)
@@ -143,7 +143,7 @@ class Log:
 
     def brought(self, folder: Folder) -> dict[int, OpenStack]:
         """Return copies of a member at the newest heads."""
-        return StackKeeper(folder, SCHEMA, Reader(self.store, folder), 1).advance(self.entries)[0]
+        return StackKeeper(folder, SCHEMA, Reader(self.store), 1).advance(self.entries)[0]
 
     def followed(self, folder: Folder) -> dict[int, OpenStack]:
         """Return copies of a member that upkeep brought there, whatever they were."""
@@ -153,7 +153,7 @@ class Log:
         )  # fmt: skip
         wanted = {(SCHEMA.store, key_group): entry for key_group, entry in self.entries.items()}
         assert [one.error for one in follower.follow(wanted)] == [None] * len(wanted)
-        found, brought = StackKeeper(folder, SCHEMA, Reader(self.store, folder), 1).advance(self.entries)
+        found, brought = StackKeeper(folder, SCHEMA, Reader(self.store), 1).advance(self.entries)
         assert brought == (0, 0)
         return found
 

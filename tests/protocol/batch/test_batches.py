@@ -8,13 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from riffle_spark.errors import ConfigError, ConflictError, Misplaced, OutOfDate, UnavailableError, UserFunctionError
+from riffle_spark.errors import ConflictError, Misplaced, OutOfDate, UnavailableError, UserFunctionError
 from riffle_spark.messages.slot_orders import RECEIPT, Receipt
 from riffle_spark.process.blocks.arrow_function import arrow_function
-from riffle_spark.process.merging.aggregates import aggregate, first
 from riffle_spark.protocol.operator import operator_of
 from riffle_spark.testing import Attempt, SimWork
-from tests.kit.simulated.world import World, one, rows_of, totals
+from tests.kit.simulated.world import World, one, totals
 
 
 @pytest.mark.parametrize("error", [Misplaced, OutOfDate])
@@ -120,19 +119,6 @@ def test_a_sink_that_raises_commits_nothing(world: World) -> None:
     assert [call.id for call in world.sinks["totals"].calls] == ["query/0/0"] * 2
 
 
-def test_a_changed_schema_is_refused_and_both_are_shown(world: World) -> None:
-    """A state column of another type: keep it, or take another store name."""
-    world.batch(0, one(1))
-    world.operators = [operator_of("totals", ["k"], aggregate(count=first("k")), (), one(1).schema)]
-    world.start()
-    with pytest.raises(ConfigError, match="RIFFLE-0223") as caught:
-        world.batch(1, one(1))
-    assert "declared: k: string | count" in caught.value.problem
-    world.operators = [totals()]
-    world.start()
-    assert world.batch(1, one(1)).decision == "run"
-
-
 def test_a_store_that_begins_where_another_is_left_is_told(world: World) -> None:
     """It may be that one under another name, whose state would be missed: a warning says so once, and the way back."""
     for version in range(2):
@@ -144,19 +130,6 @@ def test_a_store_that_begins_where_another_is_left_is_told(world: World) -> None
     assert "back to batch 1" in told
     assert world.batch(3, one(1)).warnings == ()
     assert world.log().tail.stale_stores == {"totals": 1}  # type: ignore[union-attr]
-
-
-def test_a_batch_makes_a_known_number_of_requests(world: World) -> None:
-    """One put a slot that wrote, the check before the sink and the commit: no list, nothing read."""
-    rows = rows_of(*((f"k{n}", n, n) for n in range(30)))
-    world = World(world.local_dir / "quiet", snapshot_chain_links=1000, retained_versions=100, retained_for=3600)
-    world.batch(0, rows)
-    world.batch(1, rows)
-    for version in range(2, 6):
-        before = dict(world.memory.requests)
-        assert world.batch(version, rows).slots_that_wrote == 4
-        sent = {kind: number - before[kind] for kind, number in world.memory.requests.items()}
-        assert sent == {"put": 4 + 1, "head": 1, "get": 0, "list": 0, "delete": 0}
 
 
 def _with_error(answer: pa.Table, kind: str) -> pa.Table:

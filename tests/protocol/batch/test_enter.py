@@ -37,16 +37,6 @@ def conflict(tail: Record | None, given: IncomingBatch) -> ConflictError:
     return caught.value
 
 
-def test_the_first_batch_runs_on_an_empty_root() -> None:
-    """Batch 0 and nothing there: a new query."""
-    assert decide(None, incoming(0), ROOT, Settings()) is Decision.RUN
-
-
-def test_the_next_batch_runs() -> None:
-    """The head's id and one more."""
-    assert decide(TAIL, incoming(6), ROOT, Settings()) is Decision.RUN
-
-
 SPARKS = 'v1\n{"batchTimestampMs":1}\n{"t":{"0":5}}'
 """An entry of Spark's offset log."""
 
@@ -196,16 +186,6 @@ def test_every_batch_gets_a_record_empty_ones_too(tmp_path: Path) -> None:
     assert [record.version for record in _records(world)] == [-1, 0, 1, 2]
     assert world.log().tail.offsets == "offsets-2"  # type: ignore[union-attr]
     assert not [name for name in world.memory.list("") if not name.startswith(paths.LOG)]
-
-
-def test_another_number_of_key_groups_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    """The number is fixed for the state's life."""
-    world = World(tmp_path, operators=[totals()])
-    world.batch(0, rows_of(("a", 1, 0)))
-    world.settings = replace(world.settings, key_groups=16)
-    world.start()
-    with pytest.raises(ConfigError, match="RIFFLE-0219"):
-        world.batch(1, rows_of(("a", 1, 0)))
 
 
 def _records(world: World) -> list[Record]:

@@ -9,7 +9,6 @@ import pytest
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.blocks.arrow_function import arrow_function
-from riffle_spark.process.merging.aggregates import aggregate, count, max_, mean, sum_
 from riffle_spark.protocol.operator import Operator, operator_of
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.variable_kinds import Variable
@@ -120,26 +119,6 @@ VARIABLES = VariableColumns("s", KEY, (Variable("a", "value", N), Variable("m", 
 def test_variables_change_as_columns_do(variables: tuple[Variable, ...], indexed: bool, allowed: bool) -> None:
     """A variable may come, go or move, its fields change as columns; its kind, a map's key and timers stay."""
     assert VariableColumns("s", KEY, variables, indexed).can_read(VARIABLES.to_text()) is allowed
-
-
-def test_an_aggregate_more_begins_with_the_rows_that_come(tmp_path: Path) -> None:
-    """What was not kept before counts from now on; what is not declared any more is gone."""
-    first = operator_of("totals", ["k"], aggregate(total=sum_("v"), most=max_("v")), (), ROWS)
-    world = World(tmp_path, operators=[first])
-    world.batch(0, rows_of(("a", 5, 0), ("a", 7, 0)))
-    world.operators = [operator_of("totals", ["k"], aggregate(n=count(), total=sum_("v"), mean=mean("v")), (), ROWS)]
-    world.start()
-    for version in (1, 2):
-        world.batch(version, rows_of(("a", 2, 0)))
-    (last,) = list(world.sinks["totals"].by_id.values())[-1].to_pylist()
-    assert last == {"k": "a", "n": 2, "total": 16, "mean": 2.0}
-
-
-def test_a_key_of_another_type_is_always_refused() -> None:
-    """Wider or not: keys would hash to other key-groups."""
-    wide = pa.schema([("k", pa.large_string())])
-    assert not PlainColumns("s", wide, N).can_read(PlainColumns("s", KEY, N).to_text())
-    assert not VariableColumns("s", wide, VARIABLES.variables, indexed=True).can_read(VARIABLES.to_text())
 
 
 def test_one_kind_of_store_never_becomes_the_other() -> None:

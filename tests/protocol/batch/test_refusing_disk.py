@@ -86,7 +86,7 @@ def test_a_query_goes_on_after_a_restart_beside_a_disk_that_refuses(tmp_path: Pa
     reports = world.feed_every(BATCH_SECONDS, 2)
     assert [report.runs for report in reports] == [1, 1]
     assert set(reports[-1].owners) == {"2"}
-    assert warnings(reports, "executor 1")
+    assert warnings(reports, "Executor 1")
     world.check_state()
 
 
@@ -186,7 +186,7 @@ def test_a_member_that_is_set_aside_takes_over_where_the_last_other_one_is_lost(
         world.feed()
     disk = disk_of(world, "1", disks, "read-only")
     disk.refuse()
-    assert warnings([world.feed(), world.feed()], "executor 1 is set aside")
+    assert warnings([world.feed(), world.feed()], "RIFFLE-0766")
     disk.recover()
     world.cluster.lose("2", disk=True)
     report = world.feed()

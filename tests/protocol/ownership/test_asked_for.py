@@ -70,21 +70,6 @@ def test_rebalancing_is_switched_off_and_on_while_a_query_runs(tmp_path: Path) -
     world.check_state()
 
 
-@pytest.mark.parametrize("assignor", ["sticky", "hash"])
-def test_a_pin_holds_under_the_other_assignors(tmp_path: Path, assignor: str) -> None:
-    """They obey at once, and go on doing so over losses of others."""
-    world = Elastic(tmp_path, executors=THREE, assignor=assignor)
-    world.feed(3)
-    group = min(world.owned("1"), default=min(world.owned("2")))
-    world.driver.operations.pin(group, "3")
-    world.feed(2)
-    assert group in world.owned("3")
-    world.cluster.lose("2", planned=True)
-    world.feed(2)
-    assert group in world.owned("3")
-    world.check_state()
-
-
 class Tenants:
     """An assignor that remembers how often it was made, and what it saw."""
 
@@ -100,11 +85,10 @@ class Tenants:
         return assign(before, replace(settings, assignor="high_availability"))
 
 
-@pytest.mark.parametrize("given", [Tenants, f"{__name__}.Tenants", f"{__name__}:Tenants"])
-def test_a_class_is_made_once_a_query(tmp_path: Path, given: object) -> None:
+def test_a_class_is_made_once_a_query(tmp_path: Path) -> None:
     """Two queries of one process share none; a query's own is asked with every assignment."""
     Tenants.made = 0
-    worlds = [Elastic(tmp_path / name, assignor=given) for name in ("one", "two")]
+    worlds = [Elastic(tmp_path / name, assignor=f"{__name__}.Tenants") for name in ("one", "two")]
     for world in worlds:
         world.feed(2)
         world.cluster.add("3")
@@ -134,7 +118,7 @@ def test_a_function_is_an_assignor_as_it_is(tmp_path: Path) -> None:
     assert list(views[-1].pins.values()) == [world.member("3")]
     assert world.owned("1") == set()
     assert 5 in world.owned("3")
-    assert any("away from their pin or on a drained member" in w for report in reports for w in report.warnings)
+    assert any("RIFFLE-0771" in w for report in reports for w in report.warnings)
     assert [report.restores for report in reports] == [0] * len(reports), "they went warm"
     world.check_state()
 
@@ -234,7 +218,7 @@ def test_rows_of_all_stores_count_as_the_same_work() -> None:
     assert weights.measured == {task(3): 10 + 10}
 
 
-@pytest.mark.parametrize("odd", [True, "3", 2.0, None])
+@pytest.mark.parametrize("odd", [True, "3"])
 def test_what_is_no_key_group_cannot_be_pinned(tmp_path: Path, odd: object) -> None:
     """A record could not be read again that names it. Numbers of NumPy are numbers."""
     world = Elastic(tmp_path)

@@ -131,27 +131,6 @@ def test_a_returned_members_copies_outlive_their_clean_up_time_until_they_are_an
 
 
 @pytest.mark.usefixtures("names_in_order")
-def test_idle_copies_go_after_the_delay_and_not_before(tmp_path: Path) -> None:
-    """An owner that moved away leaves a copy that could come back into use for as long as the delay."""
-    world = Elastic(tmp_path, state_cleanup_delay=60)
-    world.feed(3)
-    lost = world.owned("1")
-    world.driver.operations.drain("1")
-    world.settle()
-    assert world.copies_of("1") == lost
-    world.clock.advance(20)
-    world.feed()
-    assert world.copies_of("1") == lost
-    world.clock.advance(60)
-    world.feed(2)
-    assert world.copies_of("1") == set()
-    world.driver.operations.undrain("1")
-    world.settle()
-    assert world.owned("1")
-    world.check_state()
-
-
-@pytest.mark.usefixtures("names_in_order")
 def test_a_copy_that_moved_on_is_not_dropped(tmp_path: Path) -> None:
     """An order to drop names the head where the copy was seen: one that is used again meanwhile stays."""
     world = Elastic(tmp_path, num_standbys=1, state_cleanup_delay=0)

@@ -69,34 +69,6 @@ def test_a_drain_and_a_loss_in_one_look_empty_a_member_of_caches(tmp_path: Path,
     assert world.owned("3") | world.owned("4") == set(range(12))
 
 
-def test_an_undrained_member_takes_part_again(tmp_path: Path) -> None:
-    """It still has its copies: it gets tasks back without a restore."""
-    world = running(tmp_path)
-    orders(world).drain("1")
-    world.settle()
-    orders(world).undrain("1")
-    reports = world.settle()
-    assert len(world.owned("1")) == 2
-    assert sum(report.restores + report.upkeep_restores for report in reports) == 0
-    world.check_state()
-
-
-def test_orders_are_idempotent(tmp_path: Path) -> None:
-    """The same order again changes nothing that stands."""
-    world = running(tmp_path)
-    for _ in range(2):
-        orders(world).drain("1")
-    world.settle()
-    before = world.ownership.placement.present
-    orders(world).drain("1")
-    assert world.feed().moves == ()
-    assert world.ownership.placement.present.owners == before.owners
-    for _ in range(2):
-        assert orders(world).undrain("1") == ()
-    world.settle()
-    assert len(world.owned("1")) == 2
-
-
 def test_a_pinned_key_group_moves_warm_and_stays(tmp_path: Path) -> None:
     """It warms up where it was pinned to, moves, stays over losses of others, and is free again once unpinned."""
     world = running(tmp_path)

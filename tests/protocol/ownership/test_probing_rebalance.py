@@ -80,25 +80,6 @@ def test_what_moved_without_warm_ups_is_probed_at_once() -> None:
     assert due(probes, [], 1.0 + INTERVAL)
 
 
-@given(st.lists(st.booleans(), max_size=60))
-def test_weights_count_after_five_batches_in_a_row(batches: list[bool]) -> None:
-    """Fewer, or with one within the band between, move nothing."""
-    patience, row = Patience(), 0
-    for outside in batches:
-        row = row + 1 if outside else 0
-        assert patience.count_outside_band(outside) == (row >= 5)
-
-
-@given(st.lists(st.integers(0, 3), max_size=60))
-def test_a_standby_falls_behind_after_growing_for_ten_batches(lags: list[int]) -> None:
-    """One that keeps its distance, or comes nearer once, does not."""
-    patience, before, row = Patience(), None, 0
-    for lag in lags:
-        row = row + 1 if before is not None and lag > before else 0
-        before = lag
-        assert patience.count_growing_lags({(TASK, "b"): lag}) == ({(TASK, "b"): lag} if row >= 10 else {})
-
-
 def test_patience_starts_over_with_an_assignment() -> None:
     """What counted against the old assignment does not count against the new one."""
     patience = Patience()

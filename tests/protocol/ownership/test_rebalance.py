@@ -107,7 +107,10 @@ def test_a_listener_that_raises_stops_nothing(tmp_path: Path) -> None:
     world = Elastic(tmp_path)
     world.ownership.placement.listener = Broken()
     report = world.feed()
-    assert any("on_assigned failed" in warning and "cannot hear of 6 moves" in warning for warning in report.warnings)
+    assert any(
+        "on_assigned of the rebalance listener failed" in warning and "cannot hear of 6 moves" in warning
+        for warning in report.warnings
+    )
     assert world.feed().warnings == ()
     world.check_state()
 

@@ -172,7 +172,7 @@ class Real:
 
     def keeper(self, where: folder.Folder) -> StackKeeper:
         """Return what brings copies in a folder."""
-        return StackKeeper(where, SCHEMA, Reader(self.objects, None), epoch=9, read_whole=lambda _: self.entry)
+        return StackKeeper(where, SCHEMA, Reader(self.objects), epoch=9, read_whole=lambda _: self.entry)
 
     def batch(self, chance: random.Random) -> None:
         """Commit a delta that sets some keys."""

@@ -62,17 +62,6 @@ def test_a_redeploy_on_the_same_hosts_moves_nothing(tmp_path: Path, standbys: in
     check_goes_on(world, before)
 
 
-def test_nothing_missed_is_nothing_fetched(tmp_path: Path) -> None:
-    """Where upkeep had come to its end before the restart, standbys fetch the new batch's deltas and no others."""
-    world = running(tmp_path, 1)
-    world.start()
-    first = world.feed()
-    second = world.feed()
-    assert first.upkeep_fetched_bytes == 0
-    assert second.upkeep_fetched_bytes == first.sealed_bytes
-    world.check_state()
-
-
 def test_what_was_missed_is_fetched_as_deltas(tmp_path: Path) -> None:
     """Standbys that had not followed for two batches when the driver died fetch these two batches and go on."""
     world = running(tmp_path, 1)
@@ -131,19 +120,6 @@ def test_drops_of_the_run_before_are_given_up(tmp_path: Path) -> None:
     report = world.feed()
     assert report.upkeep_restores == 0
     assert report.upkeep_folds
-
-
-def test_members_that_are_gone_after_a_restart_are_replaced(tmp_path: Path) -> None:
-    """Owners that the record names and nobody finds any more: their standbys take over, nothing is fetched."""
-    world = running(tmp_path, 1)
-    lost = world.owned("1")
-    world.cluster.lose("1", disk=True)
-    world.start()
-    report = world.feed()
-    assert {move["key_group"] for move in report.moves if move["role"] == "owner"} >= lost
-    assert (report.restores, report.fetched_bytes) == (0, 0)
-    world.settle()
-    world.check_state()
 
 
 def test_a_snapshot_of_the_run_before_that_comes_late_is_not_listed(tmp_path: Path) -> None:

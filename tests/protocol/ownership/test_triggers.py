@@ -12,14 +12,16 @@ from riffle_spark.assign.model import Assignment, AssignSettings, View
 from riffle_spark.protocol.batch.batch_report import BatchReport
 from riffle_spark.protocol.batch.driver import Driver, DriverPorts
 from riffle_spark.protocol.ownership.groups import task
-from riffle_spark.protocol.ownership.membership import Membership
+from riffle_spark.protocol.ownership.membership import LiveMember, Membership
+from riffle_spark.protocol.ownership.readiness import Readiness
 from riffle_spark.protocol.ownership.rebalance_triggers import RebalanceTriggers
 from riffle_spark.protocol.ownership.reported_copies import ReportedCopies
 from riffle_spark.protocol.ownership.triggers import Measured, Patience
 from riffle_spark.protocol.ownership.view import Situation
 from riffle_spark.protocol.ownership.weights import Weights
+from riffle_spark.protocol.ports import Executor
 from riffle_spark.settings import Settings
-from riffle_spark.state.log.manifest import Manifest
+from riffle_spark.state.log.manifest import Head, Manifest
 from tests.kit.simulated.elastic_world import Elastic
 from tests.kit.simulated.placement_invariants import view_now
 
@@ -44,16 +46,6 @@ def test_weights_outside_the_band_move_tasks_after_five_batches(tmp_path: Path) 
     assert sorted(loads) == [1, 2]
     assert sum(report.restores for report in reports) == 0
     world.check_state()
-
-
-def test_weights_that_come_and_go_move_nothing(tmp_path: Path) -> None:
-    """Skew that never lasts five batches in a row is noise."""
-    world = Elastic(tmp_path, num_standbys=1, balance_band=0.6)
-    world.feed()
-    reports = []
-    for _ in range(4):
-        reports += [*skewed(world, 2), *(world.feed(keys=[k for keys in world.keys for k in keys]) for _ in range(3))]
-    assert [report.moves for report in reports] == [()] * len(reports)
 
 
 def test_a_standby_that_falls_behind_is_seen_after_ten_batches(tmp_path: Path) -> None:
@@ -194,3 +186,21 @@ def test_probing_rebalances_go_by_the_traffic_that_the_first_of_them_measured() 
     weights.set_partition_racks({("events", 0): ("b",), ("events", 1): ("a",)})
     assert local_racks(needs_probe=True) == [["a"], ["b"]]
     assert local_racks(needs_probe=False) == [["b"], ["a"]]
+
+
+def test_a_standby_without_a_copy_does_not_fall_behind() -> None:
+    """It is still being restored; with a copy that keeps lagging more it is quarantined after ten batches."""
+    members = Membership()
+    members.live["b"] = LiveMember("b", Executor("1", "host", 1))
+    present = Assignment({}, standbys={task(0): ("b",)})
+    situation = Situation(members, ReportedCopies(), Manifest(), ("s",), range(1), 0.0, present)
+    triggers = RebalanceTriggers(Weights())
+
+    def warnings_of_batches() -> list[str]:
+        for lag in range(12):
+            triggers.is_due_after_batch(situation, [Readiness(0, "b", "standby", lag, 0, warm=False)], Settings())
+        return triggers.take_warnings()
+
+    assert warnings_of_batches() == []
+    situation.copies.record_copy("b", ("s", 0), Head(1, "1-a"))
+    assert "RIFFLE-0762" in warnings_of_batches()[0]

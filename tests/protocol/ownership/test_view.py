@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import fields
-from typing import get_args
 
-import pytest
-
-from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.model import AssignSettings, Strategy
-from riffle_spark.errors import ConfigError
+from riffle_spark.assign.model import AssignSettings
 from riffle_spark.protocol.ownership.view import assign_settings
 from riffle_spark.settings import SETTING_LINES, Settings
-from tests.kit.assign_views import view
 
 SAID: dict[str, object] = {
     "assignor": "sticky", "acceptable_recovery_lag": 7, "num_standbys": 1,
@@ -40,19 +33,3 @@ def test_the_assignors_defaults_are_those_of_the_settings() -> None:
     """Who says nothing gets the same from the assignor and from a query; what they share is of assignment."""
     assert all(SETTING_LINES[each.name].of_assignment for each in fields(AssignSettings) if each.name not in INNER)
     assert assign_settings(Settings(), frozenset()) == AssignSettings()
-
-
-def test_the_strategies_of_the_settings_are_the_assignors() -> None:
-    """Each strategy that the assignor knows can be set, and no other."""
-    for strategy in get_args(Strategy):
-        assert Settings(rack_aware_assignment_strategy=strategy).rack_aware_assignment_strategy == strategy
-    with pytest.raises(ConfigError, match="RIFFLE-0249"):
-        Settings(rack_aware_assignment_strategy="other")
-
-
-def test_the_assignors_that_a_setting_tells_of_are_there() -> None:
-    """Each name that the range of `assignor` gives decides."""
-    told = re.findall(r"`(\w+)`", SETTING_LINES["assignor"].allowed.words)
-    assert len(told) == 3
-    for name in told:
-        assert assign(view("a:0-3 b:"), AssignSettings(assignor=name)).warnings == ()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from riffle_spark.errors import UnavailableError
-from riffle_spark.messages.upkeep_orders import Census, CensusOrder, UpkeepOrder, UpkeepReceipt
-from riffle_spark.protocol.ports import Executor
+from riffle_spark.messages.upkeep_orders import UpkeepOrder, UpkeepReceipt
 from riffle_spark.testing import SimCluster
 from tests.kit.simulated.elastic_world import Elastic, warnings
 
@@ -96,21 +95,3 @@ def test_the_deadline_is_a_live_setting(tmp_path: Path) -> None:
     world.driver.operations.reconfigure(world.driver.settings, {"upkeep_timeout": "5 min"})
     world.cluster.frozen.add("2")
     assert warnings(world.feed_every(BATCH_SECONDS, 3), "had not ended after 300.25 s")
-
-
-def test_the_deadline_of_a_census_is_the_same_live_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who joins after it was changed has as long to answer as it says by then."""
-    world = Elastic(tmp_path)
-    world.feed()
-    asked: list[float] = []
-    census = SimCluster.census
-
-    def watched(cluster: SimCluster, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
-        asked.append(order.timeout_seconds)
-        return census(cluster, executors, order)
-
-    monkeypatch.setattr(SimCluster, "census", watched)
-    world.driver.operations.reconfigure(world.driver.settings, {"upkeep_timeout": "5 min"})
-    world.cluster.add("3")
-    world.feed(2)
-    assert asked == [300.0]

@@ -53,14 +53,6 @@ def test_what_is_fetched_stays_within_the_bandwidth(tmp_path: Path, monkeypatch:
     world.check_state()
 
 
-def test_no_bandwidth_is_no_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zero: pieces may fetch any number of bytes."""
-    world = Elastic(tmp_path, num_standbys=1, upkeep_bandwidth=0)
-    pieces = watched(world, monkeypatch)
-    world.feed(3)
-    assert {order.fetch_bytes for orders in pieces for order in orders.values()} == {None}
-
-
 def test_a_newer_plan_replaces_one_that_waits_and_keeps_its_drops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

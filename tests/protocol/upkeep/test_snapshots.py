@@ -33,13 +33,6 @@ def taken(head: Head, length: int, epoch: int = 1) -> Snapshot:
     return Snapshot(paths.snapshot_id(head.version, f"{epoch}-{7:032x}"), head, length, 0, 1)
 
 
-def test_nothing_is_due_where_nothing_follows_the_snapshot() -> None:
-    """A key-group that rests costs nothing."""
-    policy = SnapshotPolicy(2.0, 4, 10)
-    assert not due(policy, ADDRESS, EMPTY, 100)
-    assert not due(policy, ADDRESS, Entry(taken(Head(1, "1-a"), 5)), 100)
-
-
 @given(
     st.floats(0.1, 4), st.integers(2, 40), st.lists(st.integers(1, 4 * FLOOR), min_size=1, max_size=60),
     st.integers(0, 32_767),
@@ -59,22 +52,6 @@ def test_restore_work_is_bounded(share: float, links: int, deltas: list[int], ke
             replaced = entry.replaced(taken(entry.head, size))
             assert replaced is not None
             entry = replaced
-
-
-@given(
-    st.floats(0, 4), st.integers(1, 40), st.lists(st.integers(1, 4 * FLOOR), max_size=200),
-    st.integers(0, 400 * FLOOR), st.integers(0, 32_767), st.integers(2, 4),
-)  # fmt: skip
-def test_what_a_slower_policy_makes_due_is_due_by_the_policy_itself(
-    share: float, links: int, deltas: list[int], snapshot_bytes: int, key_group: int, factor: int
-) -> None:
-    """So chains that are too long are looked for only among those of which a snapshot is due."""
-    policy, address = SnapshotPolicy(share, links, 50), ("totals", key_group)
-    snapshot = taken(Head(0, "1-a"), snapshot_bytes) if snapshot_bytes else None
-    chain = tuple(link(version, length) for version, length in enumerate(deltas, 1))
-    for entry in (Entry(snapshot, chain[:count]) for count in range(len(chain) + 1)):
-        version = entry.head.version
-        assert due(policy, address, entry, version) or not due(policy.times(factor), address, entry, version)
 
 
 @given(st.floats(0.5, 4), st.lists(st.integers(1, FLOOR), min_size=30, max_size=200), st.integers(0, 40 * FLOOR))
@@ -199,18 +176,6 @@ def test_a_snapshot_that_fails_is_told_and_tried_again(world: World) -> None:
         world.background.run()
     assert any("will be retried: totals, key-group" in warning for warning in warnings)
     assert next(iter(world.log().manifest.entries.values())).snapshot is not None
-
-
-def test_a_large_key_group_waits_longer_while_its_deltas_are_small() -> None:
-    """A few changed rows do not make a whole key-group be written again every few batches."""
-    policy, large, few = SnapshotPolicy(2.0, 8, 1_000), 400 * FLOOR, 100
-    entry = Entry(taken(Head(0, "1-a"), large))
-    versions = range(1, 40)
-    for version in versions:
-        entry = entry.extended(link(version, few))
-        if due(policy, ("totals", 0), entry, version):
-            break
-    assert len(entry.chain) == 4 * policy.links
 
 
 def test_key_groups_whose_snapshots_fail_do_not_keep_the_others_from_theirs(

@@ -16,17 +16,15 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from riffle_spark import Stateful, user_aggregate
+from riffle_spark import user_aggregate
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.plans.cut import Input
 from riffle_spark.process.plans.rules import REFUSED
-from riffle_spark.process.stages.session_groups import groups_of
 from riffle_spark.process.types.stage_specs import AggregateSpec, Buffer, TimeSpec
 from riffle_spark.spark.plans.aggregate_plan import read_aggregate
 from riffle_spark.spark.plans.plan_nodes import Catalyst
-from riffle_spark.testing import Harness
 from tests.kit.process.user_aggregates import Latest, WeightedMean
-from tests.kit.stream_plans import by_hand, cut_of, evaluated, merged, rdd_of, stream_of, with_rows
+from tests.kit.stream_plans import answer, cut_of, merge_in_slots, stream_of, with_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.smoke]
 
@@ -101,7 +99,7 @@ SHAPES: dict[str, tuple[Query, list[str]]] = {
 def test_an_aggregate_of_one_batch_answers_what_sparks_own_does(name: str, rows: DataFrame, events: DataFrame) -> None:
     """Rows and their order of columns are Spark's, and stores are called by their keys."""
     query, stores = SHAPES[name]
-    found, specs = by_hand(query(events), rows)
+    found, specs = answer(query(events), rows)
     expected = query(rows)
     assert [spec.store for spec in specs] == stores
     assert not found or list(found[0].asDict()) == expected.columns
@@ -116,8 +114,7 @@ def test_the_map_side_is_sparks_own_query_with_sparks_own_watermark(rows: DataFr
 
     def take(batch: DataFrame, number: int) -> None:
         assert number == 0
-        result = evaluated(plan, rdd_of(merged(batch, plan.spec)))
-        found.extend(spark.frame(cut.top.fill({0: result})).collect())
+        found.extend(spark.frame(cut.top.fill({0: merge_in_slots(plan, batch)})).collect())
 
     writer = spark.frame(plan.map_side.fill({0: cut.reader.build(cut.inputs[0].plan)})).writeStream.foreachBatch(take)
     query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
@@ -137,7 +134,7 @@ def test_results_and_later_stages_have_the_time_of_their_batch(rows: DataFrame, 
         events.groupBy("page").agg(F.now().alias("t"), F.count("n").alias("c"))
         .groupBy("t").agg(F.max(F.unix_millis(F.current_timestamp())).alias("m"), F.current_date().alias("d"))
     )  # fmt: skip
-    (row,), _ = by_hand(query, rows, 1_700_000_000_123)
+    (row,), _ = answer(query, rows, 1_700_000_000_123)
     assert (row["m"], str(row["d"]), row["t"].microsecond) == (1_700_000_000_123, "2023-11-14", 123_000)
 
 
@@ -241,22 +238,8 @@ def in_sessions(frame: DataFrame) -> DataFrame:
 
 def test_sessions_are_those_of_spark(rows: DataFrame, events: DataFrame) -> None:
     """A row brings a session of its own; a slot makes of them what Spark does."""
-    query = in_sessions(events)
-    spark, cut = Catalyst(query.sparkSession), cut_of(query)
-    plan, (below,) = read_aggregate(cut.reader, cut.stages[0].node), cut.stages[0].below
-    assert isinstance(below, Input)
-    sent = (
-        spark.frame(plan.map_side.fill({0: with_rows(spark, cut.reader.build(below.plan), rows)}))
-        .toArrow()
-        .cast(plan.spec.rows)
-    )
-    operator = Stateful("sessions", plan.spec.routing_key.names, groups_of(plan.spec, "complete"))
-    with Harness(operator, plan.spec.rows) as slots:
-        found = [tuple(row.values()) for row in slots.feed(sent)]
-    told = in_sessions(rows).selectExpr("session_window.start", "session_window.end", "page", "c", "t").toArrow()
-    expected = told.rename_columns(plan.spec.output.names).cast(plan.spec.output).to_pylist()
-    assert sorted(found) == sorted(tuple(row.values()) for row in expected)
-    assert 3 < len(found) < sent.num_rows
+    found, _ = answer(in_sessions(events), rows)
+    assert _in_order(found) == _in_order(in_sessions(rows).collect())
 
 
 def estimated(frame: DataFrame) -> DataFrame:
@@ -305,21 +288,7 @@ def of_users_in_sessions(frame: DataFrame) -> DataFrame:
 @pytest.mark.parametrize("query", [estimated, exact, of_users, estimated_in_sessions, of_users_in_sessions])
 def test_what_slots_keep_of_values_makes_sparks_numbers(query: Query, rows: DataFrame, events: DataFrame) -> None:
     """Slots merge batch after batch what rows bring of values; Spark's own code makes the results of it."""
-    spark, cut = Catalyst(rows.sparkSession), cut_of(query(events))
-    (stage,), (below,) = cut.stages, cut.stages[0].below
-    plan = read_aggregate(cut.reader, stage.node)
-    assert isinstance(below, Input)
-    sent = (
-        spark.frame(plan.map_side.fill({0: with_rows(spark, cut.reader.build(below.plan), rows)}))
-        .toArrow()
-        .cast(plan.spec.rows)
-    )
-    operator = Stateful("values", plan.spec.stored_key.names, groups_of(plan.spec, "complete"))
-    with Harness(operator, plan.spec.rows) as slots:
-        slots.feed(sent.slice(0, sent.num_rows // 2))
-        told = pa.Table.from_pylist(slots.feed(sent.slice(sent.num_rows // 2)), schema=plan.spec.output)
-    result = evaluated(plan, rdd_of(rows.sparkSession.createDataFrame(told)))
-    found = spark.frame(cut.top.fill({stage.number: result})).collect()
+    found, _ = answer(query(events), rows, batches=2)
     assert _in_order(found) == _in_order(query(rows).collect())
 
 

@@ -103,7 +103,7 @@ def test_a_query_goes_on_with_the_state_of_a_job(spark: SparkSession, tmp_path: 
     counting.run_query(**over)
     assert counting.told == {2: [row for row in counting.expected() if row.page in "ad"]}
     counting.add(3)
-    with pytest.raises(StreamingQueryException, match=r"is that of a query which riffle_spark.on has wrapped"):
+    with pytest.raises(StreamingQueryException, match="RIFFLE-0222"):
         counting.run_job()
     counting.run_query()
     assert sorted(counting.told) == [2, 3]

@@ -17,8 +17,8 @@ from riffle_spark import Stateful, aggregate, arrow_function, count, last, max_,
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.engine.routing import arrow_schema
 from tests.kit.queries.type_columns import KEPT, REFUSED, RefusedColumn, TypeColumn, vector_of
+from tests.kit.queries.typed_functions import GivesBack
 from tests.kit.queries.typed_play import typed
-from tests.kit.queries.typed_processors import GivesBack
 from tests.kit.streams.streaming import committed, settings_in
 
 pytestmark = pytest.mark.spark

@@ -30,22 +30,13 @@ SPAWN = multiprocessing.get_context("spawn")
 SOON_SECONDS = 60.0
 
 
-def test_an_executor_finds_its_own_folder_again(tmp_path: Path) -> None:
-    """Claims of one owner, from whatever process, give one folder."""
-    first = claim(tmp_path, "app/1", ["app/1"])
-    assert claim(tmp_path, "app/1", ["app/1"]).path == first.path
-    assert first.is_of_owner()
-    assert first.member == first.path.name
-
-
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_nobody_else_may_look_into_a_folder(tmp_path: Path, umask: int) -> None:
+def test_nobody_else_may_look_into_a_folder(tmp_path: Path) -> None:
     """What riffle makes is its user's alone, whatever the umask; what a version before made wider is, once claimed."""
-    base, before = tmp_path / "local" / "root", os.umask(umask)
+    base, before = tmp_path / "local" / "root", os.umask(0)
     try:
         folder = claim(base, "app/1", ["app/1"]).path
         assert [path.stat().st_mode & 0o777 for path in (base, folder)] == [0o700, 0o700]
-        assert base.parent.stat().st_mode & 0o777 == 0o777 & ~umask, "what is not ours stays as it is"
+        assert base.parent.stat().st_mode & 0o777 == 0o777, "what is not ours stays as it is"
         for path in (base, folder):
             path.chmod(0o755)
         assert claim(base, "app/2", ["app/2"]).path == folder
@@ -86,15 +77,6 @@ def test_a_folder_that_another_user_made_first_is_refused(tmp_path: Path, kind: 
         claim(base, "app/1", ["app/1"])
     assert (caught.value.where, "local_dir" in caught.value.remedy) == (str(base), True)
     assert list(base.iterdir()) == []
-
-
-def test_a_dangling_link_is_refused(tmp_path: Path) -> None:
-    """Nothing is made where it leads to."""
-    base = tmp_path / "root"
-    base.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LocalDiskError, match="RIFFLE-0389"):
-        claim(base, "app/1", ["app/1"])
-    assert not (tmp_path / "elsewhere").exists()
 
 
 @pytest.mark.parametrize("kind", [pytest.param("owned by another user", marks=AS_ROOT), "a link", "writable by all"])
@@ -154,12 +136,6 @@ def test_files_that_nobody_can_read_go_with_the_copies_that_have_them(tmp_path: 
     assert folder.copies() == [("store", 1)]
     assert [path.name for path in folder.sealed.iterdir()] == ["1-1-aa"]
     assert not own.exists()
-
-
-def test_live_executors_keep_their_folders(tmp_path: Path) -> None:
-    """A new executor beside living ones gets a new folder."""
-    folders = [claim(tmp_path, f"app/{n}", ["app/0", "app/1", "app/2"]).path for n in range(3)]
-    assert len(set(folders)) == 3
 
 
 def test_a_folder_outlives_its_executor(tmp_path: Path) -> None:
@@ -298,23 +274,17 @@ def compete(base: Path, owner: str, live: Sequence[str], seconds: float) -> None
             continue
 
 
-@pytest.mark.parametrize("knows_others", [True, False])
-def test_processes_that_compete_never_share_a_folder(tmp_path: Path, knows_others: bool) -> None:
-    """Executors claim at once, even ones that think each other dead: at no time are two in one folder."""
+def test_processes_that_compete_never_share_a_folder(tmp_path: Path) -> None:
+    """Executors that think each other dead claim at once: at no time are two in one folder."""
     for owner in ("app/old1", "app/old2"):
         claim(tmp_path, owner, ["app/old1", "app/old2"])
     owners = [f"app/{n}" for n in range(3)]
-    processes = [
-        SPAWN.Process(target=compete, args=(tmp_path, owner, owners if knows_others else [owner], 0.7))
-        for owner in owners
-    ]
+    processes = [SPAWN.Process(target=compete, args=(tmp_path, owner, [owner], 0.7)) for owner in owners]
     for process in processes:
         process.start()
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0]
-    if knows_others:
-        assert len(list(tmp_path.glob("*/owner"))) == 3
 
 
 def test_a_folder_that_is_gone_is_claimed_anew(tmp_path: Path) -> None:
@@ -427,22 +397,6 @@ def test_deltas_of_variables_alone_are_bounded(tmp_path: Path) -> None:
     folder.remove_unused_deltas()
     kept = sorted(int(path.name.partition("-")[0]) for path in folder.sealed.iterdir())
     assert kept == list(range(171, 300)), "256 KiB, and the newest"
-
-
-@pytest.mark.parametrize(("kind", "refused"), [("nfs4", True), ("ext4", False), ("fuse.s3fs", True)])
-def test_network_file_systems_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, refused: bool
-) -> None:
-    """Memory-mapped files and locks need a local disk; the innermost mount decides."""
-    mounts = tmp_path / "mounts"
-    mounts.write_text(f"none / xfs rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n")
-    monkeypatch.setattr(disk, "_MOUNTS", mounts)
-    if refused:
-        with pytest.raises(ConfigError, match=kind) as caught:
-            claim(tmp_path / "deep" / "er", "app/1", ())
-        assert "local_dir" in caught.value.remedy
-    else:
-        claim(tmp_path / "deep" / "er", "app/1", ())
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,6 @@ def test_what_was_just_written_and_is_not_there_is_the_disks_fault(place: Place)
         PartFiles(place.folder.path).mark_verified(part)
 
 
-def test_whole_copies_are_left_alone(place: Place) -> None:
-    """Nothing is dropped, however often one looks."""
-    assert [scrub(place.folder, 1) for _ in range(6)] == [[]] * 6
-    assert place.bring().restores == 0
-
-
 def test_a_look_is_bounded_and_the_next_goes_on_from_there(place: Place) -> None:
     """One key-group a look of one byte: the damaged one is found in its turn, whoever began."""
     rot(place.files(3)[0])
@@ -105,15 +99,6 @@ def test_a_part_that_was_merged_meanwhile_is_no_damage(place: Place, monkeypatch
     monkeypatch.undo()
     assert not part.exists()
     assert place.bring().restores == 0
-
-
-def test_one_large_look_finds_all(place: Place) -> None:
-    """Damaged parts in several stacks, each dropped once."""
-    rot(place.files(0)[0])
-    place.files(4)[0].unlink()
-    assert scrub(place.folder) == [("totals", 0), ("totals", 4)]
-    assert scrub(place.folder) == []
-    assert place.bring().restores == 2
 
 
 @pytest.mark.parametrize("links", [0, 2])

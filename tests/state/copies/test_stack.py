@@ -95,17 +95,6 @@ def test_a_new_list_takes_the_place_of_the_one_before(folder: Path) -> None:
     assert stacks.key_groups() == [7]
 
 
-def test_who_is_overtaken_writes_nothing(folder: Path) -> None:
-    """Two processes begin from one list: the second finds it gone, and what the first wrote stays."""
-    first, second = Stacks(folder, "totals"), Stacks(folder, "totals")
-    assert first.replace(7, None, stack(1, 1))
-    assert second.read(7) == stack(1, 1)
-    assert first.replace(7, stack(1, 1), stack(2, 1, 2))
-    assert not second.replace(7, stack(1, 1), stack(2, 1, 9))
-    assert second.read(7) == stack(2, 1, 2)
-    assert not second.replace(7, None, stack(3, 3))
-
-
 def as_another_process(folder: Path, before: Stack, after: Stack) -> None:
     """Switch as a process would that keeps lists of its own."""
     known = dict(stack_module._cached_stacks)
@@ -245,17 +234,6 @@ def test_processes_that_replace_a_list_lose_nothing_of_each_other(folder: Path) 
     assert now is not None
     assert rows_of(folder, now) == expected
     assert [process.exitcode for process in processes] == [0, 0, 0, 0]
-
-
-def test_a_list_that_is_gone_is_looked_for_anew(folder: Path) -> None:
-    """Whoever looks at many key-groups lists them once, and is told of the one that another process replaced."""
-    stacks = Stacks(folder, "totals")
-    assert stacks.replace(7, None, stack(1, 1))
-    as_another_process(folder, stack(1, 1), stack(2, 1, 2))
-    assert stacks.has(7)
-    assert stacks.read(7) == stack(2, 1, 2)
-    Stacks(folder, "totals").drop(7)
-    assert not stacks.has(7)
 
 
 def test_what_is_dropped_is_what_is_there_now(folder: Path) -> None:

@@ -50,9 +50,9 @@ def test_a_null_in_a_field_that_is_not_null_is_refused_by_name() -> None:
         (pa.array([[1, None]]), pa.list_(pa.field("element", pa.int64(), nullable=False)), "element"),
         (pa.array([[("k", 1), ("l", None)]], MAP), STRICT_MAP, "value"),
     ):
-        with pytest.raises(pa.ArrowInvalid, match=f"field '{name}' is declared NOT NULL"):
+        with pytest.raises(pa.ArrowInvalid, match=f"Field '{name}' is declared NOT NULL"):
             cast_column(array, kind)
-    with pytest.raises(pa.ArrowInvalid, match="field 'v' is declared NOT NULL"):
+    with pytest.raises(pa.ArrowInvalid, match="Field 'v' is declared NOT NULL"):
         cast_table(pa.table({"v": [1, None]}), pa.schema([pa.field("v", pa.int64(), nullable=False)]))
 
 
@@ -99,9 +99,3 @@ def test_text_that_is_not_utf8_is_cast_as_it_is() -> None:
     text = pa.array([b"caf\xe9", None], pa.binary()).view(pa.string())
     for column in (text, text.dictionary_encode(), text.cast(pa.large_string())):
         assert cast_column(column, pa.string()).cast(pa.binary()).to_pylist() == [b"caf\xe9", None]
-
-
-def test_a_value_that_does_not_fit_is_refused() -> None:
-    """As pyarrow does."""
-    with pytest.raises(pa.ArrowInvalid, match="not in range"):
-        cast_table(pa.table({"v": [1 << 40]}), pa.schema([("v", pa.int32())]))

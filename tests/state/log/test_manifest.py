@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.state.log import paths
-from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Manifest, Snapshot
+from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Snapshot
 from tests.kit.state.drawn_records import attempt, entry, link
 
 VERSIONS = st.lists(st.integers(0, 30), unique=True, min_size=1, max_size=8).map(sorted)
@@ -82,26 +82,3 @@ def test_a_late_snapshot_that_is_older_than_the_one_listed_is_refused() -> None:
     older = whole.replaced(snapshot_at(whole.chain[0]))
     assert older is not None
     assert older.replaced(snapshot_at(whole.chain[1])) == newer
-
-
-def test_a_manifest_lists_its_objects() -> None:
-    """Every delta and snapshot of every entry, each once."""
-    manifest = Manifest({("a", 1): Entry(snapshot_at(link(1)), (link(2), link(3))), ("b", 2): entry(3)})
-    assert manifest.objects() == {
-        paths.snapshot("a", 1, snapshot_at(link(1)).id), paths.delta(2, attempt()), paths.delta(3, attempt()),
-    }  # fmt: skip
-
-
-def test_a_changed_manifest_leaves_the_old_one_alone() -> None:
-    """Manifests are values."""
-    before = Manifest({("a", 1): entry(1)})
-    after = before.changed({("a", 1): entry(1, 2), ("a", 2): entry(2)})
-    assert before.entry("a", 1) == entry(1)
-    assert before.entry("a", 2) == EMPTY
-    assert after.entry("a", 1) == entry(1, 2)
-    assert before.changed({}) is before
-
-
-def test_a_snapshot_knows_its_epoch() -> None:
-    """The epoch of the driver that ordered it is in its id."""
-    assert snapshot_at(link(1)).epoch == 3

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry
-from riffle_spark.state.log.record import Record, decode, digest, encode
+from riffle_spark.state.log.record import Record, decode, encode
 from tests.kit.state.drawn_records import PLAIN, RECORDS, link
 
 
@@ -34,14 +34,6 @@ def test_a_changed_byte_never_passes_unnoticed(record: Record, data: st.DataObje
     bad = good[:place] + bytes([good[place] ^ (1 << data.draw(st.integers(0, 7)))]) + good[place + 1 :]
     with contextlib.suppress(CorruptStateError):
         assert decode(bad, "log/0") == record
-
-
-@given(st.integers(0, 10_000))
-def test_a_truncated_record_is_told(length: int) -> None:
-    """Whatever of the end is missing, it is damage."""
-    good = encode(PLAIN)
-    with pytest.raises(CorruptStateError, match=r"record.*log/0.*\n.*What to do"):
-        decode(good[: length % len(good)], "log/0")
 
 
 @given(st.binary(max_size=200))
@@ -68,8 +60,7 @@ def body_of(record: Record) -> dict[str, object]:
     return body
 
 
-@pytest.mark.parametrize("found", [1, 2])
-@pytest.mark.parametrize("body", [b"{}", b"[]", b"1", b'{"entries": 1}', b"\xff\xff"])
+@pytest.mark.parametrize(("body", "found"), [(b"{}", 1), (b"[]", 2), (b'{"entries": 1}', 2), (b"\xff\xff", 1)])
 def test_a_body_that_is_no_record_is_damage(body: bytes, found: int) -> None:
     """A right checksum over a wrong body raises nothing but our error."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
@@ -118,9 +109,8 @@ def test_a_record_with_a_stale_store_has_a_format_of_its_own() -> None:
 def test_a_record_that_reading_refuses_for_its_size_is_not_written() -> None:
     """A few packed bytes that become too many in memory. One of half the size is written and read."""
     lists: list[object] = [[]] * (1 << 19)
-    with pytest.raises(ConfigError, match="RIFFLE-0414") as caught:
+    with pytest.raises(ConfigError, match="RIFFLE-0414"):
         encode(replace(PLAIN, watermarks={"x": lists}))
-    assert "fewer key-groups" in caught.value.remedy
     half = replace(PLAIN, watermarks={"x": lists[::2]})
     assert decode(encode(half), "log/0") == half
 
@@ -136,7 +126,7 @@ def test_an_unknown_field_or_kind_is_named() -> None:
         decode(packed({**body, "entries": {"heads": [], "stores": {}, "keys": ["k1"]}}), "log/0")
 
 
-@pytest.mark.parametrize("length", [0, -1, 1, 10**6, 1 << 40, None, "7", True])
+@pytest.mark.parametrize("length", [0, 1, 1 << 40, "7"])
 def test_a_wrong_length_is_damage_before_anything_is_unpacked(length: object) -> None:
     """The header bounds the memory that a body takes."""
     with pytest.raises(CorruptStateError, match="RIFFLE-0418"):
@@ -152,22 +142,8 @@ def test_a_header_of_nested_lists_is_no_record() -> None:
 def test_a_newer_format_is_named_with_the_remedy() -> None:
     """A record of a newer format says which version reads it."""
     newer = encode(PLAIN).replace(b'"format":2', b'"format":5', 1)
-    with pytest.raises(CorruptStateError, match="RIFFLE-0416") as caught:
+    with pytest.raises(CorruptStateError, match="RIFFLE-0416"):
         decode(newer, "log/0")
-    assert "newer" in caught.value.remedy
-
-
-def test_a_record_from_before_initial_states_had_names_is_read() -> None:
-    """It lists none."""
-    body = body_of(PLAIN)
-    del body["initial_states"]
-    assert decode(packed({k: v for k, v in body.items() if k not in SINCE_2}, 1), "log/0") == PLAIN
-
-
-def test_a_digest_tells_records_apart() -> None:
-    """Different bytes have different digests of 32 hexadecimal digits."""
-    assert len(digest(b"")) == 32
-    assert digest(b"a") != digest(b"b")
 
 
 SEVENTH = replace(PLAIN, sequence=7, full=7, promised=7, target=7)
@@ -176,11 +152,13 @@ SEVENTH = replace(PLAIN, sequence=7, full=7, promised=7, target=7)
 @pytest.mark.parametrize(
     "wrong",
     [
-        replace(SEVENTH, full=8), replace(SEVENTH, promised=8), replace(SEVENTH, target=8), replace(SEVENTH, full=-1),
-        replace(SEVENTH, promised=-1), replace(SEVENTH, target=-1), replace(SEVENTH, sequence=1 << 20),
-        replace(SEVENTH, sequence=10**18), replace(SEVENTH, written_ms=1 << 63), replace(SEVENTH, epoch=10**30),
+        replace(SEVENTH, full=8),
+        replace(SEVENTH, promised=-1),
+        replace(SEVENTH, target=8),
+        replace(SEVENTH, sequence=1 << 20),
+        replace(SEVENTH, written_ms=1 << 63),
     ],
-)  # fmt: skip
+)
 def test_a_record_names_none_after_itself_and_none_full_from_far_before(wrong: Record) -> None:
     """Whoever reads the log goes over all numbers in between, and there is no room for so many."""
     assert decode(encode(SEVENTH), paths.record(7)) == SEVENTH
@@ -188,9 +166,7 @@ def test_a_record_names_none_after_itself_and_none_full_from_far_before(wrong: R
         decode(encode(wrong), "log/0")
 
 
-@pytest.mark.parametrize(
-    "name", ["", "x", "01", "-1", "²", "/3", "heavy/", "heavy/x", "query/3", "heavy/-1", "3\n", "9" * 5000]
-)
+@pytest.mark.parametrize("name", ["", "01", "²", "heavy/", "query/3", "3\n"])
 def test_a_record_names_key_groups_as_drivers_do(name: str) -> None:
     """Whoever goes on from it would fail once it has claimed the log."""
     well = replace(PLAIN, owners={"3": "m", "heavy/3": "m"}, weights={"assigned": {"0": 1}})

@@ -14,7 +14,6 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.objects.open import StoreOptions, open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.worker.member_folders import options_of
-from tests.kit.servers.object_server import ObjectServer
 from tests.kit.servers.s3_calls import CALLS, error_of
 from tests.kit.servers.scripted_server import Answer, Request, ScriptedServer, refusal
 
@@ -57,15 +56,6 @@ def test_a_put_has_the_checksum_that_object_lock_demands(scripted: ScriptedServe
     (first, _) = scripted.seen
     assert first.body == b"abc", "no trailer, which other servers do not know"
     assert header(first, "x-amz-content-sha256") == hashlib.sha256(b"abc").hexdigest(), "the payload stays signed"
-
-
-@pytest.mark.cluster
-def test_a_real_server_stores_what_has_a_checksum(object_server: ObjectServer) -> None:
-    """An empty object, and a large one."""
-    store = open_store(object_server.new_root(), object_server.options)
-    for name, data in (("log/1", b""), ("log/2", bytes(3_000_000))):
-        assert store.put_if_absent(name, data)
-        assert store.get(name) == data
 
 
 @pytest.mark.parametrize("algorithm", ["AES256", "aws:kms"])
@@ -117,10 +107,3 @@ def test_an_algorithm_without_a_key_and_a_key_exclude_each_other() -> None:
         StoreOptions(s3_server_side_encryption="AES256", s3_kms_key="aws/s3")
     assert "s3_kms_key" in caught.value.remedy
     assert StoreOptions(s3_server_side_encryption="aws:kms", s3_kms_key="aws/s3").s3_kms_key == "aws/s3"
-
-
-@pytest.mark.parametrize("value", ["", "aes256", "SSE-S3"])
-def test_an_unknown_or_empty_algorithm_is_refused(value: str) -> None:
-    """It may come of a variable that is not set."""
-    with pytest.raises(ConfigError, match="RIFFLE-0249"):
-        Settings(s3_server_side_encryption=value)

@@ -19,7 +19,7 @@ import pytest
 from riffle_spark.errors import ConfigError, RefusedError, UnavailableError
 from riffle_spark.settings import Settings
 from riffle_spark.state.objects.directory import DirectoryStore
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.worker.member_folders import options_of
 
@@ -115,12 +115,6 @@ class TestDirectory:
         assert store.list("") == ["log/1"]
         open_store(f"file://{root}").put_if_absent("log/2", b"abc")
         assert (old.exists(), young.exists()) == (False, True)
-
-    def test_puts_leave_nothing_behind(self, store: ObjectStore, root: Path) -> None:
-        """Neither a put that won nor one that lost leaves a file of its own."""
-        for _ in range(2):
-            store.put_if_absent("log/1", b"abc")
-        assert [str(path.relative_to(root)) for path in sorted(root.rglob("*"))] == [".unfinished", "log", "log/1"]
 
     def test_empty_directories_go_with_their_last_object(self, store: ObjectStore, root: Path) -> None:
         """A million versions do not leave a million directories."""
@@ -243,22 +237,12 @@ class TestMode:
         assert {_mode(root / folder) for folder in (".", ".unfinished", "totals", "totals/1")} == {folders}
         assert _mode(root.parent) == 0o777 & ~umask
 
-    def test_folders_that_are_there_keep_theirs(self, tmp_path: Path) -> None:
-        """They may be of another user, and an administrator may have set them."""
-        (tmp_path / "root").mkdir(mode=0o700)
-        open_store(f"file://{tmp_path}/root", StoreOptions(root_file_mode="0644")).put_if_absent("log/1", b"abc")
-        assert _mode(tmp_path / "root") == 0o700
-
     @pytest.mark.parametrize("said", ["0755", "0400", "rw-r-----", 640, True])
     def test_what_is_no_mode_of_a_file_of_ours_is_refused(self, said: object) -> None:
         """Nobody executes state, and its owner reads and writes it."""
         with pytest.raises(ConfigError, match="RIFFLE-0249") as caught:
             Settings(root_file_mode=said)  # type: ignore[arg-type]
         assert "root_file_mode" in caught.value.where
-
-    def test_toml_has_octal_numbers(self) -> None:
-        """They mean the same as text."""
-        assert Settings(root_file_mode=0o640).root_file_mode == "0640"  # type: ignore[arg-type]
 
 
 def _mode(path: Path) -> int:

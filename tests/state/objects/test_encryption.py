@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.errors import ConfigError, CorruptStateError, RiffleError, UnavailableError
-from riffle_spark.state.formats import part_codec
+from riffle_spark.errors import ConfigError, CorruptStateError, UnavailableError
 from riffle_spark.state.log import paths
 from riffle_spark.state.objects.encryption import (
     HEADER_BYTES_MAX,
@@ -109,13 +108,6 @@ def test_every_changed_or_missing_byte_is_an_error_of_ours(data: st.DataObject) 
         del sealed[data.draw(st.integers(0, len(sealed) - 1)) :]
     with pytest.raises((ConfigError, CorruptStateError)):
         known.decrypt(bytes(sealed), PLACE, "here")
-
-
-@given(st.sampled_from(part_codec.ENCRYPTED), st.binary(max_size=120))
-def test_bytes_of_anybody_are_refused(mark: bytes, data: bytes) -> None:
-    """Property: whatever else stands behind the mark of an encrypted part is refused with one of our errors."""
-    with pytest.raises(RiffleError):
-        keys(f"a = {ONE}").decrypt(mark + data, PLACE, "here")
 
 
 def test_equal_parts_are_encrypted_to_other_bytes() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from riffle_spark.state.log.log import Log
 from riffle_spark.state.log.manifest import Manifest
 from riffle_spark.state.log.record import Kind
 from riffle_spark.state.objects.memory import MemoryStore
-from riffle_spark.state.objects.open import StoreOptions, open_store
+from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.servers.careless_proxy import careless_proxy
 from tests.kit.servers.object_server import ObjectServer
@@ -47,20 +46,7 @@ def test_an_s3_server_that_ignores_if_none_match_is_refused(object_server: Objec
     assert claimed(open_store(root, object_server.options), root).tail is not None
 
 
-@pytest.mark.parametrize("kind", ["memory", "file", pytest.param("s3", marks=pytest.mark.cluster)])
-def test_stores_that_keep_their_promise_are_taken(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """One more put a claim finds nothing to say about them, and changes nothing."""
-    root, options = f"memory://{uuid.uuid4().hex}" if kind == "memory" else f"file://{tmp_path}", StoreOptions()
-    if kind == "s3":
-        server: ObjectServer = request.getfixturevalue("object_server")
-        root, options = server.new_root(), server.options
-    first = claimed(open_store(root, options), root)
-    second = claimed(open_store(root, options), root)
-    assert second.read(0) == first.tail
-    assert second.read(1) == second.tail
-
-
-@pytest.mark.parametrize("kind", ["claim", "rollback", "adopt", "dispatch"])
+@pytest.mark.parametrize("kind", ["claim", "rollback"])
 def test_whatever_takes_a_log_over_finds_it_out(kind: Kind) -> None:
     """Drivers and remedies alike; the record that is put twice is the same twice, so that no harm is done."""
     store = FaultyStore(MemoryStore(), [Fault("overwrites", times=None)])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from riffle_spark.errors import ConfigError, RefusedError, UnavailableError
+from riffle_spark.errors import ConfigError, RefusedError
 from riffle_spark.state.objects.s3_answers import TABLE, Action, Rule, rule_of
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.servers.s3_calls import CALLS, error_of
@@ -211,23 +211,6 @@ class TestPuts:
         """Both answers are definite, so the refusal is told as one."""
         store = scripted.store(refusal(400, "ExpiredToken"), refusal(403, "AccessDenied"), attempts=1)
         assert type(error_of(lambda: store.put_if_absent("log/1", b"abc"))) is RefusedError
-
-    @pytest.mark.parametrize("last", [refusal(403, "AccessDenied"), refusal(400, "EntityTooLarge"), Answer(501)])
-    def test_a_put_that_is_refused_after_one_without_an_answer_may_have_been_done(
-        self, scripted: ScriptedServer, last: Answer
-    ) -> None:
-        """However definite the later answers are."""
-        store = scripted.store(Answer(500), refusal(400, "ExpiredToken"), last, attempts=1, patience_seconds=60)
-        error = error_of(lambda: store.put_if_absent("log/1", b"abc"))
-        assert type(error) is UnavailableError
-        assert "no answer" in error.problem
-
-    def test_a_put_that_met_another_under_way_and_is_then_refused_has_not_been_done(
-        self, scripted: ScriptedServer
-    ) -> None:
-        """A conflict is a definite answer."""
-        store = scripted.store(refusal(409, "ConditionalRequestConflict"), Answer(501), attempts=1, patience_seconds=60)
-        assert "conditional puts" in error_of(lambda: store.put_if_absent("log/1", b"abc")).remedy
 
 
 def test_a_web_identity_is_asked_for_again(

@@ -137,14 +137,6 @@ class TestSentAgain:
         scripted.requests.clear()
         assert not scripted.store(conflict, refusal(412, "PreconditionFailed")).put_if_absent("log/1", b"abc")
 
-    def test_a_put_that_never_gets_its_turn_is_unavailable(self, scripted: ScriptedServer) -> None:
-        """Conflicts are bounded like every other failure."""
-        store = scripted.store(refusal(409, "ConditionalRequestConflict"), attempts=3)
-        error = error_of(lambda: store.put_if_absent("log/1", b"abc"))
-        assert isinstance(error, UnavailableError)
-        assert "3 attempts" in error.problem
-        assert len(scripted.requests) == 3
-
     def test_a_body_that_breaks_off_is_read_again(self, scripted: ScriptedServer) -> None:
         """Half an object is never returned."""
         store = scripted.store(Answer(200, b"abc", broken=True), Answer(200, b"abcdef"))
@@ -160,13 +152,6 @@ class TestSentAgain:
         assert b"".join(pieces) == whole
         asked = [headers["Range"] for _, _, headers in scripted.requests]
         assert asked == [f"bytes=10-{9 + len(whole)}", f"bytes={10 + PIECE_BYTES}-{9 + len(whole)}"]
-
-    def test_a_copy_that_always_breaks_off_is_unavailable(self, scripted: ScriptedServer) -> None:
-        """A copy is not tried for ever either."""
-        store = scripted.store(Answer(206, b"", broken=True))
-        error = error_of(lambda: store.copy_to("log/1", 0, 9, bytes))
-        assert isinstance(error, UnavailableError)
-        assert "interrupted" in error.problem
 
     @pytest.mark.parametrize("call", [lambda one: one.get("log/1"), lambda one: one.copy_to("log/1", 0, 9, bytes)])
     def test_waits_do_not_multiply(self, scripted: ScriptedServer, call: Callable[[ObjectStore], object]) -> None:
@@ -188,12 +173,6 @@ class TestSentAgain:
         assert store.copy_to("log/1", 0, len(whole), pieces.append) == len(whole)
         assert b"".join(pieces) == whole
         assert len(scripted.requests) == 5
-
-    def test_a_body_that_always_breaks_off_is_unavailable(self, scripted: ScriptedServer) -> None:
-        """Nor is it tried for ever."""
-        error = error_of(lambda: scripted.store(Answer(200, b"abc", broken=True)).get("log/1"))
-        assert isinstance(error, UnavailableError)
-        assert "interrupted" in error.problem
 
     @pytest.mark.parametrize("start", [0, 2])
     def test_a_server_that_ignores_ranges_is_refused(self, scripted: ScriptedServer, start: int) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, RiffleError
-from riffle_spark.settings import Settings, from_sources, read_toml
+from riffle_spark.settings import Settings
 from riffle_spark.state.log.paths import check_store_name
 from riffle_spark.state.objects.directory import DirectoryStore
 from riffle_spark.state.objects.open import StoreOptions, masked, open_store
@@ -39,12 +39,6 @@ def test_puts_name_the_key_of_the_servers_encryption(scripted: ScriptedServer, k
     assert (put["If-None-Match"], put["x-amz-server-side-encryption"]) == ("*", "aws:kms")
     assert put.get("x-amz-server-side-encryption-aws-kms-key-id") == named
     assert not any("encryption" in name.lower() for name in got)
-
-
-def test_without_a_key_puts_say_nothing_of_encryption(scripted: ScriptedServer) -> None:
-    """The bucket's own default holds."""
-    assert scripted.store(Answer(200)).put_if_absent("log/1", b"abc")
-    assert not any("encryption" in name.lower() for name in scripted.requests[0][2])
 
 
 WRONG: dict[str, Callable[[Path], object]] = {
@@ -85,18 +79,6 @@ def test_a_secret_in_awss_own_variables_is_not_repeated(
     monkeypatch.setenv(name, said)
     monkeypatch.setitem(WRONG, name, lambda _: open_store("s3://bucket/a", StoreOptions(s3_max_attempts=1)).list(""))
     test_a_secret_in_a_url_is_not_repeated(name, tmp_path, caplog)
-
-
-def test_a_setting_that_somebody_mistook_for_a_place_of_credentials_is_not_repeated(tmp_path: Path) -> None:
-    """A file or a Spark configuration with access keys is refused by the names alone."""
-    path = tmp_path / "riffle.toml"
-    path.write_text(f's3_secret_access_key = "{PLANTED}"\n')
-    with pytest.raises(ConfigError, match="RIFFLE-0480") as caught:
-        read_toml(path)
-    assert PLANTED not in str(caught.value)
-    with pytest.raises(ConfigError, match="RIFFLE-0480") as caught:
-        from_sources(None, {"spark.riffle.s3_secret_access_key": PLANTED})
-    assert PLANTED not in str(caught.value)
 
 
 def test_keys_and_values_of_users_are_in_no_log_and_no_report(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -161,7 +143,7 @@ def test_what_holds_no_secret_is_shown_as_it_is(url: str) -> None:
     assert masked(url) == url
 
 
-@pytest.mark.parametrize("value", ["", " ", "arn:aws:kms:x:1:key/k\n", "a\0"])
+@pytest.mark.parametrize("value", ["", "arn:aws:kms:x:1:key/k\n"])
 @pytest.mark.parametrize("name", ["s3_kms_key", "s3_endpoint"])
 def test_an_option_of_a_store_that_is_empty_or_more_than_a_line_is_refused(name: str, value: str) -> None:
     """Nobody's state goes elsewhere, or without its key, for a variable that is not set."""

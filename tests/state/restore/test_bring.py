@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from riffle_spark.errors import OutOfDate
 from riffle_spark.state.copies.folder import claim
 from riffle_spark.state.copies.stack import StackedPart
-from riffle_spark.state.log.manifest import EMPTY, Entry, Head
+from riffle_spark.state.log.manifest import EMPTY, Head
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import StackKeeper
 from riffle_spark.state.restore.stack_parts import _merge_start
@@ -57,17 +57,6 @@ def test_a_restore_reads_the_snapshot_and_the_chain_after_it(place: Place) -> No
     assert sorted(name.split("/")[0] for _, name in place.store.calls) == ["delta", "totals"]
 
 
-def test_a_copy_behind_the_snapshot_is_restored(place: Place) -> None:
-    """A copy whose head is no longer on the chain cannot be folded on."""
-    place.seal(0, {1: {"a": 1}})
-    place.bring()
-    place.seal(1, {1: {"a": 2}})
-    place.snapshot(1)
-    place.seal(2, {1: {"b": 1}})
-    assert place.bring().restores == 1
-    assert place.strays() == []
-
-
 def test_merging_the_top_of_a_stack_keeps_what_was_deleted(place: Place) -> None:
     """Keys that lie in the snapshot, below what is merged, stay gone."""
     place.seal(0, {1: {f"{n:04d}": n for n in range(5000)}})
@@ -99,14 +88,6 @@ def test_stacks_are_merged_by_bytes_rows_and_parts(rows: int, length: int, merge
     for wanted in merged_from:
         assert _merge_start(parts, 0.5) == wanted
         parts.append(StackedPart("delta", 0, length, 0, rows, 1))
-
-
-def test_a_copy_at_the_snapshots_head_is_kept(place: Place) -> None:
-    """A snapshot that replaced links the copy has already folded changes nothing for it."""
-    place.seal(0, {1: {"a": 1}})
-    place.bring()
-    place.snapshot(1)
-    assert place.bring().restores == 0
 
 
 def test_a_copy_beyond_the_named_head_stops_the_caller(place: Place) -> None:
@@ -168,7 +149,7 @@ def test_two_processes_that_bring_the_same_copy_do_not_disturb_each_other(place:
             place.bring()
             return super().fetched(run)
 
-    keeper = StackKeeper(place.folder, SCHEMA, Overtaken(place.store, place.folder), 1)
+    keeper = StackKeeper(place.folder, SCHEMA, Overtaken(place.store), 1)
     assert held(keeper.advance(place.entries)[0][1]) == {"a": 3}
     assert place.bring()[:2] == (0, 0)
 
@@ -216,11 +197,3 @@ def test_a_snapshot_is_of_files_as_they_are_when_it_is_taken(place: Place) -> No
         file.seek(len(first.data) // 2)
         file.write(b"damaged")
     assert keeper.snapshot(1, place.entries[1], attempt(9)) == first
-
-
-def test_an_entry_may_be_a_snapshot_alone(place: Place) -> None:
-    """A key-group that rests has no chain."""
-    place.seal(0, {1: {"a": 1}})
-    place.snapshot(1)
-    assert place.entries[1] == Entry(place.entries[1].snapshot)
-    assert place.bring().folds == 0

@@ -21,10 +21,7 @@ from tests.kit.state.members import Place
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """A member without copies of six key-groups: large and small snapshots, chains after them, chains alone.
-
-    Ranges are so small that there are several of each.
-    """
+    """A member without copies of six key-groups: large and small snapshots, chains after them, chains alone."""
     monkeypatch.setattr(reader, "RANGE_BYTES", 2_000)
     place = Place(tmp_path / "member")
     large = {f"{n * n:x}": n * 2_654_435_761 % 2**62 for n in range(1_500)}
@@ -70,8 +67,12 @@ def test_what_comes_in_one_range_is_checked_once_on_its_way(place: Place, monkey
 @pytest.mark.parametrize(
     ("kind", "skip", "range_bytes"),
     [
-        *itertools.product(["truncated", "flipped", "missing", "unavailable"], [0, 1, 5], [2_000]),
-        *itertools.product(["truncated", "flipped", "missing", "unavailable"], [0], [1 << 20]),
+        ("truncated", 0, 2_000),
+        ("flipped", 5, 2_000),
+        ("missing", 1, 2_000),
+        ("unavailable", 5, 2_000),
+        ("truncated", 0, 1 << 20),
+        ("missing", 0, 1 << 20),
     ],
 )
 def test_a_range_that_fails_fails_the_restore_and_leaves_nothing(
@@ -89,7 +90,6 @@ def test_a_range_that_fails_fails_the_restore_and_leaves_nothing(
 
 HARMS: dict[str, Callable[[Path], None]] = {
     "loses its end": lambda path: os.truncate(path, path.stat().st_size - 1),
-    "is empty": lambda path: os.truncate(path, 0),
     "has zeros in it": lambda path: zero(path, 2_100, 50),
     "is gone": Path.unlink,
 }
@@ -122,7 +122,6 @@ def test_a_disk_that_does_not_keep_what_came_in_ranges_is_one_that_refuses(
     harm_one(monkeypatch, HARMS[harm])
     with pytest.raises(LocalDiskError, match="RIFFLE-0384") as caught:
         place.bring()
-    assert "local_dir" in caught.value.remedy
     assert caught.value.where.startswith(str(place.folder.path))
     assert place.strays() == []
     assert place.bring().restores == 6

@@ -1,4 +1,4 @@
-"""Reading parts: from the member's own sealed file if it is intact, else from the store, in few requests."""
+"""Read parts from the store, in few requests."""
 
 from __future__ import annotations
 
@@ -20,37 +20,9 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "member")
 
 
-def test_what_a_member_sealed_itself_costs_no_request(place: Place) -> None:
-    """The owner folds its own file."""
-    links = place.seal(0, {1: {"a": 1}, 2: {"b": 2}}, kept=True)
-    place.store.calls.clear()
-    tables = place.reader.outputs("", links)
-    assert [tables[each].to_pylist()[0]["k"] for each in links] == ["a", "b"]
-    assert place.store.calls == []
-    assert place.reader.totals.local_parts == 2
-
-
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied", "gone"])
-def test_a_damaged_sealed_file_is_read_from_the_store_instead(place: Place, damage: str) -> None:
-    """Nothing on the local disk is believed without its checksum."""
-    links = place.seal(0, {1: {"a": 1}, 2: {"b": 2}}, kept=True)
-    file = next(place.folder.sealed.iterdir())
-    data = file.read_bytes()
-    middle = len(data) // 2
-    changed = {
-        "truncated": data[:middle],
-        "flipped": data[:middle] + b"\x00\x01\x02" + data[middle + 3 :],
-        "emptied": b"",
-    }
-    file.unlink() if damage == "gone" else file.write_bytes(changed[damage])
-    tables = place.reader.outputs("", links)
-    assert [tables[each].to_pylist()[0]["v"] for each in links] == [1, 2]
-    assert place.reader.totals.fetched_parts >= 1
-
-
 def test_a_part_of_any_length_is_not_made_room_for(place: Place) -> None:
     """A record says how long a part is: neither the member's own file nor the store's object is that long."""
-    (sealed,) = place.seal(0, {1: {"a": 1}}, kept=True)
+    (sealed,) = place.seal(0, {1: {"a": 1}})
     with pytest.raises(CorruptStateError, match="RIFFLE-0397"):
         place.reader.outputs("", [sealed._replace(start=1, length=1 << 62)])
 
@@ -76,16 +48,6 @@ def test_a_missing_object_is_named(place: Place) -> None:
     with pytest.raises(CorruptStateError, match="RIFFLE-0462") as caught:
         place.reader.outputs("", [link(3)])
     assert caught.value.where == link(3).object
-    assert "rollback" in caught.value.remedy
-
-
-def test_a_part_is_read_as_it_was_sealed() -> None:
-    """Columns, nulls and deleted marks survive; equal tables have equal bytes."""
-    table = delta_table({"a": 1, "b": None, "ü": -5})
-    data = part_codec.encode(table)
-    assert part_codec.decode(data, part_codec.checksum(data), "x").equals(table.drop_columns(["__hash"]))
-    assert part_codec.open_part(data, "x").equals(table)
-    assert part_codec.encode(table) == data
 
 
 def test_bytes_that_are_no_part_are_told() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from riffle_spark.state.formats.arrow_schemas import packed, unpacked
+from riffle_spark.state.formats.arrow_schemas import schema_from_text, schema_to_text
 from riffle_spark.state.schemas.plain_columns import PlainColumns
 from riffle_spark.state.schemas.store_schema import schema_of_text
 from riffle_spark.state.schemas.variable_kinds import Variable
@@ -45,12 +45,12 @@ def test_the_text_has_the_fields_that_records_have_always_had() -> None:
     """What earlier drivers wrote is read, and they read what this one writes."""
     kept = VariableColumns("s", KEY, VARIABLES[1:], indexed=True).to_text()
     assert [*kept] == ["key", "variables", "indexed", "text"]
-    value, shop = packed(VALUE), packed(VARIABLES[2].key)
+    value, shop = schema_to_text(VALUE), schema_to_text(VARIABLES[2].key)
     assert json.loads(kept["variables"]) == [
         ["last", "list", value, None, 60_000],
         ["by_shop", "map", value, shop, 1],
     ]
-    assert unpacked(kept["key"]) == KEY
+    assert schema_from_text(kept["key"]) == KEY
     assert kept["indexed"] == "true"
     assert kept["text"] == (
         "user: string, day: date32[day] | list last: (n: int64, tags: list<item: string>) for 60000 ms, "
