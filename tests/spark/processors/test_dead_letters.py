@@ -189,14 +189,9 @@ def test_a_letter_tells_the_row_and_what_was_raised(name: str) -> None:
         assert first["store"] == ("groups.k" if name == "groups" else "s")
         assert first["key_group"] in {0, 1}
         assert {**first, "row": 0} == {**second, "row": 0}
-<<<<<<< HEAD
-        (warning,) = [one for one in query.reports[-1].warnings if "RIFFLE-0809" in one]
-        assert "Boom" in warning
-=======
         (warning,) = [one for one in query.reports[-1].warnings if "dead letters" in one]
         assert warning.startswith("[RIFFLE-0809] Batch 0 has 2 dead letters.")
         assert "Boom for the first." in warning
->>>>>>> main
         assert "101" not in warning, "what was raised may have rows' values in it, and a warning is logged"
 
 
