@@ -1,5 +1,5 @@
 """Takes one of Spark's batch aggregates apart: rows as one-row buffers, and what Spark's own expressions make of
-buffers that were merged elsewhere. Knows Catalyst's classes. Does not know how anything is merged.
+buffers that were merged elsewhere.
 """
 
 from __future__ import annotations
