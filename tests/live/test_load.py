@@ -35,7 +35,7 @@ MORE_MB = 60
 @pytest.mark.timeout(900)
 def test_rows_beyond_an_executors_memory_are_refused_with_what_to_change(spark: SparkSession, tmp_path: Path) -> None:
     """Executors that died of a batch are told of in our words, nothing is committed, and with fewer rows it goes on."""
-    told = r"executors had no memory .*: \d went, .* code 52"
+    told = r"RIFFLE-0292.*code 52"
     refused, _ = refused_between(spark, tmp_path, 100_000, told)
     assert "maxOffsetsPerTrigger" in refused.remedy
     assert "spark.executor.memory" in refused.remedy
@@ -53,7 +53,7 @@ def test_executors_that_are_killed_again_and_again_are_told_of(spark: SparkSessi
     """Spark gives the batch up; what it says of it names no setting, and ours does."""
     kills = arrow_function(kill_the_executor, state=NUMBER, output=NUMBER)
     job = Stateful("killed", "k", kills, settings=settings_in(tmp_path, batch_attempts=1)).into(Kept())
-    with pytest.raises(UnavailableError, match="executors went while a batch's slots ran") as refused:
+    with pytest.raises(UnavailableError, match="RIFFLE-0293") as refused:
         job(spark.range(10).selectExpr("id k"), 0)
     assert "spark.executor.memory" in refused.value.remedy
 
