@@ -142,8 +142,8 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
         lambda _, mended: totals_by(zero_for_all if mended else lambda rows: rows),  # type: ignore[arg-type,misc]
     ),
     "no such key column": Mistake(
-        "The input has no column 'usr'",
-        "use one of user, amount, tags",
+        "RIFFLE-0229",
+        "Use one of user, amount, tags.",
         lambda _, mended: feed(operator(key="user" if mended else "usr")),
     ),
     "no such aggregated column": Mistake(
