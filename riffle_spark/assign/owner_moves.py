@@ -333,7 +333,8 @@ def _round_trip(exits: Exits, member: int, below: int) -> list[OwnerMove]:
                 back = total
                 last_move[member] = move
             elif total < cost.get(taker, below):
-                cost[taker], last_move[taker] = total, move
+                cost[taker] = total
+                last_move[taker] = move
                 if price:
                     queue.append(taker)
                 else:
