@@ -1,6 +1,6 @@
 """Page views to sessions per user, with a function on Arrow: Kafka in, Parquet out.
 
-A session ends when a user's next view comes more than 30 minutes after the last one; it is then written out. Views are
+A session ends if a user's next view is more than 30 minutes after the last one. It is then written. Views are
 JSON: {"user_id": "u17", "page": "/home", "at": "2026-05-01T10:00:00Z"}; those without a user or a time are dropped.
 """
 

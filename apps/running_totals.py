@@ -4,7 +4,7 @@
         --bootstrap HOST:PORT --topic events --output-topic totals \
         --checkpoint s3a://bucket/checkpoints/totals --root s3://bucket/state/totals
 
-Events are JSON: {"user_id": "u17", "amount": 12}. Everything else comes from conf/riffle.toml or spark.riffle.*. With
+Events are JSON: {"user_id": "u17", "amount": 12}. All settings are in conf/riffle.toml or spark.riffle.*. With
 --minutes-path a second query writes the totals of each minute, once it is over: one of Spark's, moved by one line.
 """
 
@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--available-now", action="store_true", help="process what is there, then stop")
     options = parser.parse_args()
     if not options.output_topic and not options.output_path:
-        parser.error("say where the totals go: --output-topic or --output-path")
+        parser.error("pass --output-topic or --output-path")
     return options
 
 

@@ -1,4 +1,4 @@
-"""Where downloads are kept between runs. Knows a folder and its lock. Does not know what is downloaded."""
+"""The folder in which downloads are kept between runs, with its lock."""
 
 from __future__ import annotations
 

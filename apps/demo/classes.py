@@ -1,5 +1,4 @@
-"""What Spark's JVMs load when they start, read once and kept as an archive that later ones only map (class data
-sharing): each starts in about half the time. Knows Java's options. Does not know what the JVMs are for.
+"""Create an archive of the classes that Spark's JVMs load. Each JVM then starts in about half the time.
 
 ``python -m apps.demo.classes`` makes it, in the environment that Spark is installed in and is good for: Java leaves an
 archive of other paths or of another Java aside, without a word.

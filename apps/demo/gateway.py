@@ -1,4 +1,4 @@
-"""The versitygw program, an S3 server over plain files: built once, kept. Knows Go. Does not know who runs it."""
+"""Build versitygw, an S3 server on plain files, once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Jars that are fetched once, kept and always checked: the Kafka broker's and connector's, and other lists of them.
-Knows Ivy. Does not know Kafka.
-"""
+"""Download the jars that the job needs, with Ivy."""
 
 from __future__ import annotations
 
@@ -112,7 +110,7 @@ def _digest(path: Path) -> str:
 
 
 def _run_ivy(path: Path, target: Path, total: int) -> str:
-    """Return what Ivy says, and tell meanwhile which jars have come."""
+    """Return Ivy's output, and print meanwhile which jars were downloaded."""
     pattern = f"{target}/[conf]/[artifact]-[revision](-[classifier]).[ext]"
     # A cache of its own: a pom without its jar in a shared one makes Ivy fail.
     command = [java_command(), "-cp", f"{spark_home()}/jars/*", "org.apache.ivy.Main", "-cache", f"{target}/ivy"]

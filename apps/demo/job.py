@@ -1,4 +1,4 @@
-"""The streaming job as the demo runs it, and its output. Knows spark-submit. Does not know riffle."""
+"""Start the streaming job with spark-submit, and read its output."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def counted_by(output: Path, keys: int) -> Ledger:
 
 
 def counted_minutes(output: Path, minutes: int) -> Ledger:
-    """Each minute's count and sum, from the first one on, in the files that Spark lists; doubled where told twice."""
+    """Return each minute's count and sum in the files that Spark lists. Repeated output counts twice."""
     ledger = Ledger(np.zeros(minutes, np.int64), np.zeros(minutes, np.int64))
     lists = [file.read_text().splitlines()[1:] for file in (output / "_spark_metadata").glob("[0-9]*")]
     files = {urlsplit(json.loads(line)["path"]).path for lines in lists for line in lines}

@@ -1,4 +1,4 @@
-"""What was produced, by key, against what was counted. Knows events. Does not know Kafka or Spark."""
+"""Compare the events that were produced per key with the events that were counted."""
 
 from __future__ import annotations
 

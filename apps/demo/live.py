@@ -1,4 +1,4 @@
-"""The run as people watch it. Knows the batch reports and the terminal. Does not know where reports come from."""
+"""Show the progress of a demo in the terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LiveView:
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
     def show(self, run: Run) -> bool:
-        """Show what is new, and tell whether anything is."""
+        """Show new batches; return whether there are any."""
         new = run.filled[self._seen :]
         if not new:
             return False

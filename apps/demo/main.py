@@ -1,5 +1,4 @@
-"""The demo: a job on real servers gains a worker and loses another, and no event. Knows the order of things. Does not
-know details.
+"""Run the demo: real servers, a job that gains one worker and loses another, and a comparison of all events.
 
 ./run demo [--events 1000000] [--keys 50000] [--json]
 """
@@ -80,7 +79,7 @@ class Demo:
         return outcome
 
     def _compare_minutes(self, job: Child) -> Difference:
-        """Wait until the windowed query beside the running totals has told all minutes that are over."""
+        """Wait until the windowed query has written all minutes that are over."""
         self._goes_on = lambda: "waiting for the windowed query's last minutes"
         expected = Ledger.read(self._minutes_file)
 

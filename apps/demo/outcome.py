@@ -1,4 +1,4 @@
-"""How the demo ended: figures, and where the state lies. Knows what is reported. Does not know how it came about."""
+"""The result of a demo: figures, and where the state is stored."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Outcome:
         return json.dumps({name: value for name, value in asdict(self).items() if name not in _NOT_FIGURES})
 
     def print_on(self, console: Console, state: str) -> None:
-        """Print one figure a line, then where the state lies."""
+        """Print one figure per line, then where the state is stored."""
         for name, value in asdict(self).items():
             console.print(f"{name.replace('_', ' '):>20}  {value:,}", highlight=False, soft_wrap=True)
         console.print(f"{'state':>20}  {state}", highlight=False, soft_wrap=True)

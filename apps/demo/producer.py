@@ -1,4 +1,4 @@
-"""Sends the demo's events to Kafka and writes the ledger of what was sent. Knows kafka-python. Does not know the job.
+"""Send the demo's events to Kafka and write the ledger of what was sent.
 
     python -m apps.demo.producer BOOTSTRAP TOPIC EVENTS KEYS LEDGER MINUTES
 
@@ -22,7 +22,7 @@ from riffle_spark.errors import UnavailableError
 FLUSH_TIMEOUT_SECONDS = 120
 TOLD_EVENTS = 20_000
 SENT = "events sent: "
-# It stands for machines elsewhere, which take no processor from the job.
+# It represents machines elsewhere, which do not use the processors of the job.
 NICENESS = 10
 MINUTE_MS = 60_000
 
@@ -51,12 +51,12 @@ def produce(bootstrap: str, topic: str, events: Events) -> int:
 
 
 def produced_by(producer: Child) -> str:
-    """How many events a producer in a process of its own has sent, as it says in its log."""
+    """Return how many events a producer process has sent, from its log."""
     return f"{int(producer.log_tail().rpartition(SENT)[2] or 0):,}"
 
 
 def held_by_broker(bootstrap: str, topic: str) -> int:
-    """How many events the broker holds in a topic that nobody trims."""
+    """Return how many events the broker has in a topic without deletions."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap)
     try:
         partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]

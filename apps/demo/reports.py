@@ -1,4 +1,4 @@
-"""The job's batch reports, as read from its file. Knows a line's fields. Does not know who writes or shows them."""
+"""Read the job's batch reports from its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line every few seconds while nothing else is told. Knows a clock and who prints. Does not know what is awaited."""
+"""Print a line every few seconds while nothing else is printed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SILENT_SECONDS = 4.0
 
 
 class Waiting:
-    """Says ``what()`` and for how long whenever nothing was told for ``seconds``: call ``told`` when something was."""
+    """Prints ``describe()`` and the waiting time after ``seconds`` without output. Call ``told`` after each output."""
 
     def __init__(
         self, say: Callable[[str], object], describe: Callable[[], str], seconds: float = SILENT_SECONDS

@@ -1,6 +1,4 @@
-"""The rows that blocks are fed: a Parquet file a batch and stream, made before anything is measured. Knows Arrow and
-NumPy. Does not know any query.
-"""
+"""The input of the blocks: one Parquet file per batch and stream, written before the measurement."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Runs one side of a block in a process of its own: Spark's own operators, the same query wrapped, or ``Stateful``.
-Knows servers, sessions and what queries report. Does not know what is compared.
-"""
+"""Runs one side of a block in a process of its own: Spark's own operators, the same query wrapped, or ``Stateful``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What each block runs: its rows, and one query text for plain frames and wrapped ones. Knows PySpark's frames. Does
-not know who runs them.
-"""
+"""The queries of each block, with one text for plain and for wrapped frames."""
 
 from __future__ import annotations
 

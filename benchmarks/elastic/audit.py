@@ -1,6 +1,4 @@
-"""What lies in the store and on the disks, counted from outside. Knows the published formats. Does not know how it came
-there.
-"""
+"""Count the objects in the store and the files on the disks from outside."""
 
 from __future__ import annotations
 

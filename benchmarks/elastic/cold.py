@@ -1,6 +1,4 @@
-"""An executor dies that has no standby, again and again. Knows the stage and the reports. Does not know how figures are
-shown.
-"""
+"""An executor without a standby dies, several times."""
 
 from __future__ import annotations
 

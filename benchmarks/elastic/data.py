@@ -1,4 +1,4 @@
-"""What the elasticity benchmark feeds, computes and must find at the end. Knows NumPy and Arrow. Does not know Spark.
+"""The input, the computation and the expected result of the elasticity benchmark.
 
 Every row has a key and an amount. The first rows name every key once, so that the state has its full size; later ones
 draw keys at random. The state of a key is its count, its sum and a vector that nothing can compress, made anew from the

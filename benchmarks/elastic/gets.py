@@ -1,4 +1,4 @@
-"""What plain parallel ranged gets reach from a server: the measure of a restore. Knows boto3. Does not know riffle."""
+"""Measure plain parallel ranged GETs, the reference for a restore."""
 
 from __future__ import annotations
 

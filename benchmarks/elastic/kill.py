@@ -1,6 +1,4 @@
-"""An executor dies that has a standby. Knows the stage and the reports. Does not know how figures are
-shown.
-"""
+"""An executor with a standby dies."""
 
 from __future__ import annotations
 

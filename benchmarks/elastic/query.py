@@ -1,6 +1,4 @@
-"""A stateful query on a stage: fed, watched and compared with its ledger. Knows riffle and Spark. Does not know what
-happens to the executors.
-"""
+"""A stateful query on a cluster: feed it, wait for it, and compare it with its ledger."""
 
 from __future__ import annotations
 

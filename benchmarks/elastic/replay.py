@@ -1,5 +1,4 @@
-"""One executor owns everything, another one's standbys follow: what following costs. Knows the stage and /proc. Does
-not know how figures are shown.
+"""Measure the cost of standbys: one executor owns everything, another one follows.
 
 It runs on other revisions too, in a process of its own, so it imports of riffle_spark what users may.
 """

@@ -1,6 +1,4 @@
-"""Executors come back on their folders: one that was gone for some batches, then all, in a new application. Knows the
-stage and the disks. Does not know how figures are shown.
-"""
+"""Executors return with their folders: one after some batches, then all in a new application."""
 
 from __future__ import annotations
 

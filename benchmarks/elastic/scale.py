@@ -1,6 +1,4 @@
-"""Two executors, then four, then three: what moves, what the batches notice, what the store has to take. Knows the
-stage and the reports. Does not know how figures are shown.
-"""
+"""Two executors, then four, then three: measure moves, batches and requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reports of a running query say about its executors. Knows reports. Does not know who reads them."""
+"""Conditions on the reports of a running query."""
 
 from __future__ import annotations
 

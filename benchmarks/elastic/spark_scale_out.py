@@ -1,4 +1,4 @@
-"""What the same scale-out takes with Spark's own stateful operator. Knows Spark's checkpoint. Does not know riffle.
+"""Measure the same scale-out with Spark's own stateful operator.
 
 The number of state partitions is fixed with a checkpoint, and Spark 4.0 has no tool to change it. The quickest way that
 works: stop the query, read its state with the ``statestore`` source, write it out, and start another query with another

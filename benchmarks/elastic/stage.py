@@ -1,6 +1,4 @@
-"""A cluster and a session on which a case plays, and what happens to them. Knows servers and processes. Does not know
-what runs.
-"""
+"""A cluster and a session on which a case runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory a process and all below it have at one time. Knows /proc. Does not know what runs there."""
+"""Measure the memory of a process and its descendants."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One side of a comparison in a process of its own, on the product of this tree or of another revision. Knows git and
-processes. Does not know what is compared.
+"""Run one side of a comparison in its own process, on this tree or on another revision.
 
 Both are fed and measured by the same code: in the folder of another revision ``riffle_spark`` is that revision's, and
 benchmarks, apps and tests are this tree's. A side that is to run there imports of ``riffle_spark`` only what users may.

@@ -1,4 +1,4 @@
-"""Streaming queries to measure. Knows sources, sinks and progress. Does not know what is compared."""
+"""Streaming queries to measure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flink: a job in one process, or on a cluster of task managers. Knows its settings. Does not know what is measured."""
+"""Flink: a job in one process, or on a cluster of task managers."""
 
 from __future__ import annotations
 

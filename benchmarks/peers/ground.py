@@ -1,6 +1,4 @@
-"""Where engines run one after the other, and one side of the comparison for one of them. Knows servers. Does not know
-how figures are shown.
-"""
+"""Run the engines one after the other, on the same servers."""
 
 from __future__ import annotations
 

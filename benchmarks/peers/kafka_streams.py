@@ -1,4 +1,4 @@
-"""Kafka Streams: instances that share a topic. Knows its settings. Does not know what is measured."""
+"""Kafka Streams: instances that share a topic."""
 
 from __future__ import annotations
 

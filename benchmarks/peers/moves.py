@@ -1,6 +1,4 @@
-"""A member dies, or two come, under a steady load: how long partitions stand still. Knows groups, producer and watcher.
-Does not know engines.
-"""
+"""Measure how long partitions stop if a member dies or two join under a steady load."""
 
 from __future__ import annotations
 

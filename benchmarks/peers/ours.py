@@ -1,4 +1,4 @@
-"""Ours: a driver with two cores of its own, or with executors on a standalone cluster. Knows how they are started."""
+"""riffle_spark: a driver with two cores, or with executors on a standalone cluster."""
 
 from __future__ import annotations
 

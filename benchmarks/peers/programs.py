@@ -1,6 +1,4 @@
-"""The small Java programs: compiled for a run, started as processes with a log. Knows class paths. Does not know what
-the programs do.
-"""
+"""Compile the small Java programs and start them as processes with a log."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The StatefulProcessors that both sides run, unchanged, in a module that executors can import. Knows pyspark's
-classes. Does not know riffle.
-"""
+"""The StatefulProcessors that both sides run unchanged. Executors import this module."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What the processors are fed: Parquet files, each of which is one micro-batch. Knows NumPy and Arrow. Does not know
-Spark.
-"""
+"""The input of the processors: Parquet files, one per micro-batch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What each case runs, by name: a processor and the batches it is fed. Knows processors and feeds. Does not know who
-runs them.
-"""
+"""The cases by name: a processor and its input."""
 
 from __future__ import annotations
 

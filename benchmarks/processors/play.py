@@ -1,6 +1,4 @@
-"""Runs one side of a case in a process of its own, on the Spark that the case needs. Knows environments and servers.
-Does not know what is compared.
-"""
+"""Run one side of a case in its own process, with the Spark version that the case needs."""
 
 from __future__ import annotations
 

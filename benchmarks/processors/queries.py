@@ -1,6 +1,4 @@
-"""One query over a processor, with riffle or with Spark's own operator, and what its batches took. Knows both. Does not
-know what is compared.
-"""
+"""Run a query with a processor, with riffle_spark or with Spark's own operator, and measure its batches."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from riffle_spark import keygroups
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import HASH, INITIAL, KEY_GROUP, Order
 from riffle_spark.process.blocks.folding import group_keys
-from riffle_spark.state.copies.run import Hashes, WantedKeys, look_up, merge_runs, newest_by_group
+from riffle_spark.state.copies.run import Hashes, RequestedKeys, look_up, merge_runs, newest_by_group
 from riffle_spark.state.formats.arrow_casts import cast_table
 from riffle_spark.state.formats.key_codec import differing, encode_keys
 from riffle_spark.state.formats.part_codec import HASH as STORED_HASH
@@ -172,7 +172,7 @@ def read_state(
     schema: PlainColumns, touched: TouchedKeys, stacks: Mapping[int, OpenStack]
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Return the state of each touched key, nulls if it has none, and which keys have state."""
-    wanted_keys = [WantedKeys(start, end, stacks[kg].runs) for kg, start, end in touched.spans if kg in stacks]
+    wanted_keys = [RequestedKeys(start, end, stacks[kg].runs) for kg, start, end in touched.spans if kg in stacks]
     rows, has_state = look_up(wanted_keys, touched.hashes, touched.keys, schema.row_schema)
     return rows.select(schema.state.names), has_state
 

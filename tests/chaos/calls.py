@@ -1,4 +1,4 @@
-"""What the sinks of a chaos run kept: a folder of Parquet a call. Knows files. Does not know what is right."""
+"""The rows that the sinks of a chaos run received: one folder of Parquet per call."""
 
 from __future__ import annotations
 

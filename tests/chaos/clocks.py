@@ -1,6 +1,4 @@
-"""Clocks of hosts that can be told: a small library before libc's, built once a run. Knows a C compiler. Does not know
-who lives by the clock.
-"""
+"""Clocks of hosts that can be told: a small library before libc's, built once a run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What breaks local disks, clocks and what operators do: the other families of faults. Knows the members' folders, a
-clock that is told, and our commands. Does not know when, or what comes of it.
-"""
+"""What breaks local disks, clocks and what operators do: the other families of faults."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Which fault comes when, drawn from a seed: every kind once before any comes again. Knows names and numbers. Does not
-know what a fault does.
-"""
+"""Draw the faults from a seed: each kind once before any is repeated."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The driver of a chaos run: three queries of one topic in one process, and a folder by which it is told to drain, pin
-and rebalance. Knows our public interface. Does not know faults.
+and rebalance.
 
     spark-submit driver_app.py SETTINGS_AS_JSON
 

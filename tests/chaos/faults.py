@@ -1,6 +1,4 @@
-"""What breaks processes and the store: one class a family of kinds, each with ``inject`` and ``heal``. Knows signals
-and the proxy. Does not know when, or what comes of it.
-"""
+"""Faults of processes and of the store: one class per family, each with ``inject`` and ``heal``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What was sent against what three queries told, delivery by delivery. Knows numbers and delivery ids. Does not know
-Spark, or files.
-"""
+"""What was sent against what three queries told, delivery by delivery."""
 
 from __future__ import annotations
 

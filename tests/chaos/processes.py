@@ -1,6 +1,4 @@
-"""Whose process is whose on this machine: executors, Python workers, what holds a lock; and signals to these alone.
-Knows /proc. Does not know why.
-"""
+"""Whose process is whose on this machine: executors, Python workers, what holds a lock; and signals to these alone."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Everything that a chaos run needs, started and stopped: cluster, broker, S3 server, the proxy before it, producer and
-driver. Knows servers. Does not know faults.
+driver.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""One chaos run from its start to its verdict: lanes of faults beside a producer, then quiet, then the comparison.
-Knows the order of things. Does not know what a fault does.
-"""
+"""One chaos run from its start to its verdict: lanes of faults beside a producer, then quiet, then the comparison."""
 
 from __future__ import annotations
 

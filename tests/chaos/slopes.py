@@ -1,6 +1,4 @@
-"""Whether what was sampled grows: a slope that few odd samples do not move, and a bound. Knows numbers. Does not know
-what they are of.
-"""
+"""Decide whether sampled values grow: a slope that few outliers do not change, and a bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy before a real S3 server that breaks answers as it is told. Knows HTTP. Does not know objects.
+"""A proxy for a real S3 server that breaks answers on request.
 
 Each kind of trouble meets a share of the requests, drawn from a seed; ``refuse`` closes the port itself.
 """

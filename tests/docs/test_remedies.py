@@ -77,141 +77,141 @@ def foreign(rows: pa.Table, state: pa.Table) -> Any:
 
 MISTAKES: Mapping[str, Mistake[Path]] = {
     "unknown setting": Mistake(
-        "Unknown setting 'num_standby'",
-        "Did you mean 'num_standbys'?",
+        "RIFFLE-0480",
+        "",
         lambda folder, mended: read_settings(folder, "num_standbys = 1" if mended else "num_standby = 1"),
     ),
     "bad value": Mistake(
-        "num_standbys = -1 is not allowed. It must be an integer of at least 0",
-        "Correct it in code",
+        "RIFFLE-0249",
+        "",
         lambda _, mended: Settings(num_standbys=0 if mended else -1),
     ),
     "bad choice": Mistake(
-        "It must be one of key_group, partition, hashed",
-        "Correct it in code",
+        "RIFFLE-0249",
+        "",
         lambda _, mended: Settings(dispatch="partition" if mended else "partitions"),
     ),
     "local folder by URL": Mistake(
-        "It must be an absolute path such as /mnt/nvme/riffle",
-        "Correct it in code",
+        "RIFFLE-0249",
+        "",
         lambda _, mended: Settings(local_dir="/mnt/nvme/riffle" if mended else "s3://bucket/local"),
     ),
     "no result": Mistake(
         "RIFFLE-0174",
-        "aggregate(total=sum_('amount'))",
+        "",
         lambda _, mended: aggregate(total=sum_("amount")) if mended else aggregate(),
     ),
     "a column's name for a function": Mistake(
         "RIFFLE-0175",
-        "total=sum_('amount')",
+        "",
         lambda _, mended: aggregate(total=sum_("amount") if mended else "amount"),  # type: ignore[arg-type]
     ),
     "no key": Mistake(
         "RIFFLE-0378",
-        "Name at least one column",
+        "",
         lambda _, mended: operator(key=["user"] if mended else []),
     ),
     "a function for a computation": Mistake(
         "RIFFLE-0380",
-        "arrow_function(function, state=..., output=...)",
+        "",
         lambda _, mended: totals_by(zero_for_all) if mended else operator(compute=zero_for_all),
     ),
     "no operators": Mistake(
         "RIFFLE-0369",
-        "together(first.into(sink), second.into(sink))",
+        "",
         lambda _, mended: together(*[operator().into(print)] * mended),
     ),
     "a store's name with a space": Mistake(
-        "'my totals' cannot be a store name",
-        "use 1 to 64 letters, digits, '.', '_' or '-'",
+        "RIFFLE-0410",
+        "",
         lambda _, mended: operator(store="my_totals" if mended else "my totals"),
     ),
     "settings by a dictionary": Mistake(
         "RIFFLE-0381",
-        "Pass Settings(root=..., ...)",
+        "",
         lambda _, mended: operator(settings=Settings(root="file:///state") if mended else {"root": "file:///state"}),
     ),
     "state by a list of names": Mistake(
         "RIFFLE-0163",
-        "state=pa.schema([('total', pa.int64())])",
+        "",
         lambda _, mended: totals_by(zero_for_all, STATE if mended else ["total"]),
     ),
     "a function of rows alone": Mistake(
         "RIFFLE-0166",
-        "function(rows, state)",
+        "",
         lambda _, mended: totals_by(zero_for_all if mended else lambda rows: rows),  # type: ignore[arg-type,misc]
     ),
     "no such key column": Mistake(
         "RIFFLE-0229",
-        "Use one of user, amount, tags.",
+        "",
         lambda _, mended: feed(operator(key="user" if mended else "usr")),
     ),
     "no such aggregated column": Mistake(
         "RIFFLE-0176",
-        "Use one of user, amount, tags.",
+        "",
         lambda _, mended: feed(operator(compute=aggregate(paid=sum_("amount" if mended else "amnt")))),
     ),
     "a sum of text": Mistake(
         "RIFFLE-0177",
-        "Cast the column. Supported are integers, float, double, decimal.",
+        "",
         lambda _, mended: operator_on_text(pa.int64() if mended else pa.string()),
     ),
     "a key of lists": Mistake(
-        "A key column cannot have type list",
-        "of a map, array, struct or variant take the fields you need",
+        "RIFFLE-0119",
+        "",
         lambda _, mended: feed(operator(key="user" if mended else "tags")),
     ),
     "a pandas frame returned": Mistake(
         "RIFFLE-0199",
-        "Return Arrow tables",
+        "",
         lambda _, mended: feed(
             totals_by(lambda rows, _: (totals(rows) if mended else totals(rows).to_pandas(), totals(rows)))
         ),
     ),
     "one table returned": Mistake(
         "RIFFLE-0169",
-        "Return (output, new_state)",
+        "",
         lambda _, mended: feed(totals_by(lambda rows, _: (totals(rows), totals(rows)) if mended else totals(rows))),
     ),
     "other columns returned": Mistake(
         "RIFFLE-0200",
-        "Return the declared columns",
+        "",
         lambda _, mended: feed(totals_by(lambda rows, _: (totals(rows) if mended else rows, totals(rows)))),
     ),
     "a key twice": Mistake(
         "RIFFLE-0171",
-        "Return one row per key.",
+        "",
         lambda _, mended: feed(
             totals_by(lambda rows, state: tuple(map(once, twice(rows, state))) if mended else twice(rows, state))
         ),
     ),
     "another key": Mistake(
         "RIFFLE-0170",
-        "Return only keys of the given rows.",
+        "",
         lambda _, mended: feed(totals_by(zero_for_all if mended else foreign)),
     ),
     "a sink of one argument": Mistake(
-        "cannot be called with two or three arguments",
-        "sink(frame, batch_id)",
+        "RIFFLE-0288",
+        "",
         lambda _, mended: operator().into(
             (lambda frame, _: frame.collect()) if mended else (lambda frame: frame.collect())
         ),
     ),
     "two operators of one store": Mistake(
         "RIFFLE-0375",
-        "Give each operator its own store name",
+        "",
         lambda _, mended: together(
             operator().into(print), operator(store="others" if mended else "totals").into(print)
         ),
     ),
     "an operator without a sink": Mistake(
         "RIFFLE-0370",
-        "together(first.into(sink)",
+        "",
         lambda _, mended: together(operator().into(print) if mended else operator()),  # type: ignore[arg-type]
     ),
     "settings that differ": Mistake(
         "RIFFLE-0371",
-        "together(..., settings=Settings(...))",
+        "",
         lambda _, mended: together(
             operator(settings=Settings(num_standbys=1)).into(print),
             operator(store="others", settings=Settings(num_standbys=2)).into(print),
@@ -220,7 +220,7 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
     ),
     "a delay in words": Mistake(
         "RIFFLE-0307",
-        "Write a number and a unit",
+        "",
         lambda _, mended: operator(watermark=("at", "10 minutes" if mended else "ten minutes")),
     ),
 }
@@ -245,6 +245,6 @@ def test_keys_in_a_variable_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("STATE_KEYS", raising=False)
     with pytest.raises(RefusedError, match="RIFFLE-0435") as refused:
         feed(operator(), encryption_keys="env:STATE_KEYS")
-    assert "set it in the environment of the driver and of every executor" in refused.value.remedy
+    assert "environment of the driver and of every executor" in refused.value.remedy
     monkeypatch.setenv("STATE_KEYS", f"first = {base64.b64encode(bytes(range(32))).decode()}")
     feed(operator(), encryption_keys="env:STATE_KEYS")

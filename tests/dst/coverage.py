@@ -1,6 +1,4 @@
-"""What schedules showed, and what the next one aims at: cells of the table (a fault, a step) that were met least. Knows
-seeds and aims. Does not know how a schedule is played.
-"""
+"""What schedules showed, and what the next one aims at: cells of the table (a fault, a step) that were met least."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """State that is encrypted, in some schedules: the key, and salts and nonces that are the same whenever a history is
-played. Knows what encryption asks its system for. Does not know what is encrypted.
+played.
 """
 
 from __future__ import annotations

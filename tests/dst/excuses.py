@@ -159,9 +159,9 @@ class Excuses:
         return error.where == self._world.home.root and self._does_not_fit(actor.process, tried)
 
     def _does_not_fit(self, process: Any, tried: Tried) -> bool:
-        """Tell whether a batch is none that the log's newest record lets run, or has seen."""
-        tail = process.driver._log.tail
-        incoming = tried.incoming  # private: what it takes for the newest
+        """Return whether the newest record of the log forbids the batch, and does not contain it."""
+        tail = process.driver._log.tail  # private: the record that the driver considers the newest
+        incoming = tried.incoming
         if tail is None:
             return not self._world.log_seen.records and incoming.version > 0
         record = self._world.log_seen.records.get(tail.sequence)

@@ -1,4 +1,4 @@
-"""What can befall an actor at a step, and which befell which. Knows kinds of steps. Does not know what they do."""
+"""The kinds of faults, the steps at which each can happen, and which happened."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Processes that play schedules side by side, and tell in the order of their numbers: so a run is the same however many
-play it. Knows processes. Does not know schedules.
+play it.
 """
 
 from __future__ import annotations

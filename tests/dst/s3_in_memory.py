@@ -1,5 +1,5 @@
 """A store that is reached through S3's real client: its requests are answered here, from what ``inner`` holds, before
-they would be sent. Knows the S3 calls of ``riffle_spark.state.objects.s3``. Does not know what befalls a call.
+they would be sent.
 """
 
 from __future__ import annotations

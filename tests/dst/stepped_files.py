@@ -220,11 +220,8 @@ class SteppedFiles:
         return paths
 
     def _forget(self, is_gone: Callable[[str], bool]) -> None:
-        for cache in (
-            part_files._files,
-            stack._cached_stacks,
-            part_files._next_address,
-        ):  # private: what goes with a process
+        # private parts: caches and simulated time of the product
+        for cache in (part_files._files, stack._cached_stacks, part_files._next_address):
             for name in [name for name in cache if is_gone(name)]:
                 cache.pop(name, None)
 

@@ -1,4 +1,4 @@
-"""Clusters, and what Kafka Streams' own assignor did with each. Knows how they are kept. Does not know our assignor.
+"""Recorded clusters and the assignments of Kafka Streams' own assignor.
 
 `python -m tests.kit.kafka_streams NAME` prints a cluster as a file for `riffle plan`. Where the figures come from is
 told in `tests/data/kafka_streams/README.md`.

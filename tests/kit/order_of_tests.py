@@ -1,6 +1,4 @@
-"""Which of several processes runs what: one file's tests at a time, in the order of the collection. Knows xdist. Does
-not know any test.
-"""
+"""Distribute tests over processes: one file at a time, in the order of the collection."""
 
 from __future__ import annotations
 

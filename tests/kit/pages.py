@@ -1,4 +1,4 @@
-"""The project's pages as text: fenced blocks, links, headings, table rows. Knows Markdown. Does not know any page."""
+"""Read the project's pages: fenced blocks, links, headings, table rows."""
 
 from __future__ import annotations
 

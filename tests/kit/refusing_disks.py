@@ -1,5 +1,4 @@
 """Disks that really refuse: a member's folder gets a small file system of its own, which is filled or made read-only.
-Knows mounts. Does not know what a test expects.
 
 Where a process may not mount, the folder's ``owner`` file becomes a link to one that the system has an I/O error for,
 at every use. ``RefusingDisk.how`` says which it is.

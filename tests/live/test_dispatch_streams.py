@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from pathlib import Path
 
@@ -120,31 +119,3 @@ def test_another_dispatch_than_the_states_is_refused(spark: SparkSession, tmp_pa
     with pytest.raises(StreamingQueryException, match=r"dispatch = partition, but .* dispatch = key_group") as caught:
         run_to_end(events.feed.stream(spark), job, tmp_path / "checkpoint")
     assert "riffle dispatch" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [("k, v", "has not got both"), ("k, v, topic, cast(null as int) partition", "topic or partition is null")],
-)
-def test_a_stream_without_partitions_is_refused(spark: SparkSession, tmp_path: Path, columns: str, said: str) -> None:
-    """Rows that do not say where they come from cannot be dispatched by it."""
-    events = Events(tmp_path / "in")
-    events.add(1)
-    frame = events.feed.stream(spark).selectExpr(*columns.split(", "))
-    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings_in(tmp_path, dispatch="hashed"))
-    with pytest.raises(StreamingQueryException, match=said):
-        run_to_end(frame, job.into(Kept()), tmp_path / "checkpoint")
-
-
-def test_hashed_says_once_which_settings_have_no_effect(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A job that asks for standbys where nobody assigns any is told so, once."""
-    frame = spark.range(6).selectExpr("id k", "'t' topic", "cast(id as int) partition")
-    settings = settings_in(tmp_path, dispatch="hashed", num_standbys=1)
-    job = Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())
-    with caplog.at_level(logging.WARNING, "riffle_spark"):
-        job(frame, 0)
-        job(frame, 1)
-    (warning,) = [text for text in caplog.messages if "RIFFLE-0312" in text]
-    assert "num_standbys" in warning

@@ -5,7 +5,6 @@ and every batch's ledger is exact.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from apps.demo.servers import StandaloneCluster
-from riffle_spark.spark.engine import inventory
 from tests.kit.streams import live_query as live
 from tests.kit.streams.live_query import LiveQuery, await_executors, executor_ids, executors_of, master_of, wait_for
 
@@ -138,22 +136,6 @@ def test_a_stopped_executor_that_wakes_up_does_no_harm(
     query.feed_until(lambda: query.settled() and len(query.owned()) == 2, "two members are level again")
 
 
-def test_a_member_whose_disk_is_lost_gives_way_to_its_standby(
-    spark: SparkSession, cluster: StandaloneCluster, query: LiveQuery
-) -> None:
-    """The folder of a live executor vanishes: standbys take over, in a second run of the batch if that is where it
-    shows, and nothing is fetched.
-    """
-    lost = next(m for m in query.job.members() if m.host == cluster.hosts[0])
-    folder = next(cluster.local_folder(0).glob(f"*/{lost.id}"))
-    shutil.rmtree(folder)
-    report = query.feed()
-    assert (report.fetched_snapshot_bytes, report.fetched_bytes, report.restores) == (0, 0, 0)
-    assert report.runs == 1 + report.misplaced_runs
-    assert lost.id not in report.members
-    query.feed_until(lambda: query.settled() and len(query.owned()) == 2, "the executor has a new folder and copies")
-
-
 @pytest.mark.long
 def test_a_worker_that_returns_after_the_delay_is_filled_again(
     spark: SparkSession, cluster: StandaloneCluster, query: LiveQuery
@@ -182,14 +164,3 @@ def test_a_new_driver_finds_owners_and_copies_again(
     assert {kg: query.owner_of(kg) for kg in range(8)} == owners
     assert (report.restores, report.fetched_snapshot_bytes, report.fetched_bytes) == (0, 0, 0)
     assert not [move for move in report.moves if move["role"] == "owner"]
-
-
-def test_upkeep_runs_where_it_should(spark: SparkSession, query: LiveQuery) -> None:
-    """What follows the log is folded by the member that keeps it, and nothing of it misses its executor."""
-    reports = []
-    for _ in range(3):
-        reports.append(query.feed())
-        query.rest()  # with one core an executor, what waits for a batch to end may run elsewhere after a second
-    assert sum(report.upkeep_folds for report in reports) > 0
-    assert [report.warnings for report in reports] == [()] * 3
-    assert len(inventory.executors(spark)) == 2

@@ -291,8 +291,8 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
         ),
     ),
     "dispatch by partition without its columns": Mistake(
-        "rows are dispatched by the columns topic and partition",
-        "select the source's columns into the batch as `topic` and `partition`",
+        "RIFFLE-0284",
+        "Select the source's columns as `topic` and `partition`",
         lambda place, mended: place.count(
             dispatch="partition", columns=["k", "v", *(["topic", "partition"] if mended else [])]
         ),
@@ -312,7 +312,7 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
         lambda place, mended: place.count("k" if mended else "kk"),
     ),
     "timers without a watermark": Mistake(
-        "no timestamp column of the input has a watermark",
+        "RIFFLE-0286",
         'watermark=(column, "10 minutes")',
         with_timers,
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from apps.demo.servers import S3Server
-from apps.demo.servers.child import free_port
 from riffle_spark import Stateful, aggregate, count, sum_
-from riffle_spark.errors import ConfigError, UnavailableError
 from tests.kit.streams.streaming import Kept, rest, settings_in, wait_for
 
 pytestmark = pytest.mark.cluster
@@ -98,34 +95,3 @@ def test_a_restart_elsewhere_restores_from_the_store(spark: SparkSession, s3_ser
         job(spark.range(300).selectExpr("id % 30 k"), batch)
     assert kept.latest("k") == {k: {"rows": 20} for k in range(30)}
     assert job.reports[-1].fetched_bytes > 0
-
-
-def test_a_missing_bucket_is_named(spark: SparkSession, s3_server: S3Server, tmp_path: Path) -> None:
-    """A bucket that is not there is the user's to mend: the error names it, and nothing runs."""
-    settings = settings_in(tmp_path, root="s3://no-such-bucket/state", s3_endpoint=s3_server.endpoint)
-    kept = Kept()
-    with pytest.raises(ConfigError, match="no-such-bucket"):
-        Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(kept)(
-            spark.range(1).selectExpr("id k"), 0
-        )
-    assert kept.calls == []
-
-
-def test_an_unreachable_endpoint_is_named_after_bounded_retries(
-    spark: SparkSession, s3_server: S3Server, tmp_path: Path
-) -> None:
-    """Nobody listens: the batch fails within seconds with the endpoint in the error."""
-    endpoint = f"http://127.0.0.1:{free_port()}"
-    settings = settings_in(
-        tmp_path,
-        root="s3://riffle/unreached",
-        s3_endpoint=endpoint,
-        s3_patience=0,
-    )
-    began = time.monotonic()
-    with pytest.raises(UnavailableError) as caught:
-        Stateful("totals", "k", aggregate(rows=count()), settings=settings).into(Kept())(
-            spark.range(1).selectExpr("id k"), 0
-        )
-    assert endpoint in str(caught.value)
-    assert time.monotonic() - began < 20

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,9 +17,7 @@ from riffle_spark.protocol.ownership.readiness import MemberState
 from tests.kit.streams.streaming import (
     Feed,
     Kept,
-    executor_processes,
     records,
-    rest,
     running,
     settings_in,
     start,
@@ -145,22 +141,4 @@ def test_a_drain_and_a_pin_need_no_batch_and_outlive_the_driver(idle: Idle) -> N
     idle.job.undrain(leaving)
     idle.wait(lambda: sorted(idle.owned().values()) == [4, 4], "it has its share again")
     idle.batch()
-    idle.stop()
-
-
-def test_a_lost_executor_is_noticed_without_a_batch(idle: Idle) -> None:
-    """The other one owns everything at once; who comes back with the folder gets its key-groups back, warm."""
-    rest(idle.job)
-    owned = idle.owned()
-    lost = sorted(owned)[0]
-    victim = idle.member(lost).executor
-    os.kill(executor_processes()[victim], signal.SIGKILL)
-    idle.wait(lambda: idle.heard.lost, "the loss is noticed")
-    assert {move["from_executor"] for move in idle.heard.lost} == {victim}
-    idle.wait(lambda: idle.owned() == owned and idle.member(lost).executor != victim, "it is back, warm")
-    assert idle.batches() == 1
-    kinds = [record.kind for record in records(idle.settings.root or "")]
-    assert kinds[:3] == ["claim", "batch", "orders"]
-    idle.batch()
-    assert idle.job.reports[-1].fetched_bytes == 0
     idle.stop()

@@ -1,4 +1,4 @@
-"""The laws that tools check: each is broken once in a copy of the package, and the breach is found by name."""
+"""Each import contract is violated once in a copy of the package, and the tool reports it."""
 
 from __future__ import annotations
 
@@ -37,37 +37,37 @@ SPARK = "pyspark only in spark/"
 BOTO3 = "boto3 only in state/objects/s3 and s3_client"
 MACHINE = "Locks of files, programs and Kafka's administration each in their files"
 CALLS = "Clocks, chance and environment only where it is said"
-WALK = "Spark's inner parts and the names of objects"
+DATA_FLOW = "Spark's inner parts and the names of objects"
 
 
 class Breach(NamedTuple):
-    """A law, the file of the package that lines are put in, those that break it, and what the tool says then."""
+    """A contract, the file that gets additional lines, these lines, and the expected report of the tool."""
 
-    law: str
+    contract: str
     file: str
     lines: str
     told: str
 
 
-def _imports(law: str, file: str, module: str) -> Breach:
-    """Return the breach of an import that is not allowed: the tool names both sides."""
+def _imports(contract: str, file: str, module: str) -> Breach:
+    """Return a forbidden import. The tool names both modules."""
     told = f"{PACKAGE}.{file.replace('/', '.')} -> {module} (l.{{}})"
-    return Breach(law, file, f"import {module}", told)
+    return Breach(contract, file, f"import {module}", told)
 
 
 def _calls(file: str, lines: str, name: str) -> Breach:
-    """Return the breach of a call that is not allowed."""
+    """Return a forbidden call."""
     return Breach(CALLS, file, lines, f"{PACKAGE}/{file}.py:{{}}:{{}}: TID251 `{name}` is banned")
 
 
-def _walks(file: str, lines: str, told: str) -> Breach:
-    """Return the breach of what no linter knows."""
-    return Breach(WALK, file, lines, f"{PACKAGE}/{file}.py:{{}} {told}")
+def _data_flow(file: str, lines: str, told: str) -> Breach:
+    """Return a violation that only this test finds."""
+    return Breach(DATA_FLOW, file, lines, f"{PACKAGE}/{file}.py:{{}} {told}")
 
 
 BREACHES = [
     _imports(ONE_WAY, "state/log/record", f"{PACKAGE}.worker.slot"),
-    Breach(ONE_WAY, "cupboard", '"""A room that has no place."""', f"{PACKAGE}.cupboard"),
+    Breach(ONE_WAY, "cupboard", '"""A module without a layer."""', f"{PACKAGE}.cupboard"),
     _imports(PURE, "assign/flow", "random"),
     _imports(PROTOCOL, "protocol/delays", "time"),
     _imports(SIMULATE, "protocol/ownership/slots", f"{PACKAGE}.simulate.world"),
@@ -75,19 +75,19 @@ BREACHES = [
     _imports(SPARK, "worker/seal", "pyspark"),
     _imports(BOTO3, "state/objects/directory", "boto3"),
     _imports(MACHINE, "worker/member_folders", "fcntl"),
-    _calls("protocol/upkeep/snapshots", "datetime.now(timezone.utc)", "datetime.datetime.now"),
-    _walks("spark/engine/routing", "F._jvm.java", "reaches _jvm"),
-    _walks("spark/warm", "getattr(time, '_jsc')", "reaches _jsc"),
-    _walks("spark/engine/jvm", "module(None).stopNow()", "calls stopNow, which is not listed"),
-    _walks("spark/stateful", "from pyspark.sql.types import _parse", "reaches _parse"),
-    _walks("worker/slot", "f'delta/{time}/1'", "names an object"),
+    _calls("protocol/upkeep/snapshots", "from datetime import datetime\ndatetime.now()", "datetime.datetime.now"),
+    _data_flow("spark/engine/routing", "F._jvm.java", "reaches _jvm"),
+    _data_flow("spark/warm", "getattr(time, '_jsc')", "reaches _jsc"),
+    _data_flow("spark/engine/jvm", "module(None).stopNow()", "calls stopNow, which is not listed"),
+    _data_flow("spark/stateful", "from pyspark.sql.types import _parse", "reaches _parse"),
+    _data_flow("worker/slot", "f'delta/{time}/1'", "names an object"),
 ]
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """What each tool says of a copy of the package in which every law is broken."""
-    copy = tmp_path_factory.mktemp("laws")
+    """The report of each tool on a copy of the package with all violations."""
+    copy = tmp_path_factory.mktemp("contracts")
     shutil.copytree(CHECKOUT / PACKAGE, copy / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.cfg", "pyproject.toml"):
         shutil.copy(CHECKOUT / name, copy)
@@ -95,14 +95,14 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
         with (copy / PACKAGE / f"{breach.file}.py").open("a") as file:
             file.write(f"{breach.lines}\n")
     return {
-        **_by_contract(_said(copy, "lint-imports", "--no-cache")),
-        CALLS: _said(copy, "ruff", "check", "--no-cache", "--output-format=concise", PACKAGE),
-        WALK: "\n".join(breaches_below(copy)),
+        **_by_contract(_run_tool(copy, "lint-imports", "--no-cache")),
+        CALLS: _run_tool(copy, "ruff", "check", "--no-cache", "--output-format=concise", PACKAGE),
+        DATA_FLOW: "\n".join(breaches_below(copy)),
     }
 
 
-def _said(folder: Path, tool: str, *arguments: str) -> str:
-    """Return what a tool of this environment says, which has to find fault; in lines that are long enough for it."""
+def _run_tool(folder: Path, tool: str, *arguments: str) -> str:
+    """Return the output of a tool of this environment. It must report violations."""
     command = [str(Path(sys.executable).with_name(tool)), *arguments]
     environment = {**os.environ, "COLUMNS": "400"}
     done = subprocess.run(
@@ -112,9 +112,9 @@ def _said(folder: Path, tool: str, *arguments: str) -> str:
     return done.stdout
 
 
-def _by_contract(said: str) -> dict[str, str]:
-    """Return what is said of each broken contract, by the name that is underlined above it."""
-    parts = re.split(r"^(\S.*)\n-+\n", said.partition("Broken contracts")[2], flags=re.MULTILINE)
+def _by_contract(report: str) -> dict[str, str]:
+    """Split the report of import-linter by the underlined contract names."""
+    parts = re.split(r"^(\S.*)\n-+\n", report.partition("Broken contracts")[2], flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
@@ -177,13 +177,13 @@ def _words(text: str) -> list[str]:
     return [word for code in re.findall(r"`([^`]+)`", text) for word in _WORD.findall(code)]
 
 
-@pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: f"{breach.law}: {breach.file}")
+@pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: f"{breach.contract}: {breach.file}")
 def test_a_planted_breach_is_found(breach: Breach, told: Mapping[str, str]) -> None:
-    """The tool names the law, the file and what it must not do."""
-    assert re.search(re.escape(breach.told).replace(r"\{\}", r"\d+"), told[breach.law])
+    """The tool names the contract, the file and the violation."""
+    assert re.search(re.escape(breach.told).replace(r"\{\}", r"\d+"), told[breach.contract])
 
 
-def test_the_package_keeps_the_laws_that_no_linter_knows() -> None:
+def test_the_package_has_no_violation_that_no_linter_finds() -> None:
     """Spark's JVM and private functions are reached where the page says and as it says; one file makes object names."""
     assert breaches_below(CHECKOUT) == []
 

@@ -1,4 +1,4 @@
-"""Tests name private parts of their own room alone: whoever names another room's says on the line why."""
+"""Tests use private names of their own package only. Other uses need a comment with the reason on the same line."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import pytest
 from tests.kit.folders import CHECKOUT
 
 PRIVATE = re.compile(r"_[A-Za-z]\w*")
+NAMED_TUPLE = {"_replace", "_asdict", "_fields"}
 ON_THE_LINE = "# private: "
 IN_THE_FILE = "# private parts: "
 OURS = ("riffle_spark", "apps", "tests", "benchmarks")
-Rooms = Mapping[str, set[str]]
-"""The rooms of the product in which each private name is defined."""
+Packages = Mapping[str, set[str]]
+"""The packages of the product that define each private name."""
 
 
 def sources(*folders: str) -> Iterator[tuple[str, str, str]]:
-    """Yield each file's path, its room, which is the folder below the first one, and its text."""
+    """Yield each file's path, its package, which is the folder below the first one, and its text."""
     for folder in folders:
         for path in sorted((CHECKOUT / folder).rglob("*.py")):
             inside = path.relative_to(CHECKOUT)
@@ -40,11 +41,11 @@ def defined(tree: ast.Module) -> set[str]:
             names.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
             names.add(node.attr)
-    return {name for name in names if PRIVATE.fullmatch(name)}
+    return {name for name in names if PRIVATE.fullmatch(name) and name not in NAMED_TUPLE}
 
 
 def named(tree: ast.Module) -> Iterator[tuple[int, str, str | None]]:
-    """Yield line and name of what may be a private part of another file, with its room where an import says it."""
+    """Yield line and name of what may be a private part of another file, with its package where an import says it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             parts = (node.module or "").split(".")
@@ -58,15 +59,15 @@ def named(tree: ast.Module) -> Iterator[tuple[int, str, str | None]]:
                     yield argument.lineno, argument.value, None
 
 
-def breaches(text: str, room: str, rooms: Rooms) -> list[str]:
-    """Return what a test's file names of other rooms without saying why, and what it says why for nothing."""
+def breaches(text: str, package: str, packages: Packages) -> list[str]:
+    """Return what a test's file names of other packages without saying why, and what it says why for nothing."""
     tree = ast.parse(text)
     own = defined(tree)
     comments = _comments(text) if ON_THE_LINE in text or IN_THE_FILE in text else {}
     names_by_line = {}
     for line, name, imported in named(tree):
-        of = {imported} if imported is not None else rooms.get(name, set()) if name not in own else set()
-        if PRIVATE.fullmatch(name) and of and not any(_is_own(room, other_room) for other_room in of):
+        of = {imported} if imported is not None else packages.get(name, set()) if name not in own else set()
+        if PRIVATE.fullmatch(name) and of and not any(_is_own(package, other_package) for other_package in of):
             names_by_line[line] = name
     whole_file = any(comment.startswith(IN_THE_FILE) for comment in comments.values())
     lines = {line for line, comment in comments.items() if comment.startswith(ON_THE_LINE)}
@@ -76,9 +77,9 @@ def breaches(text: str, room: str, rooms: Rooms) -> list[str]:
     return unsaid + [f"{line}: nothing is private here" for line in sorted(lines - set(names_by_line))]
 
 
-def _is_own(room: str, other_room: str) -> bool:
-    """Tell whether a product's room is a test's own, or below it; those who share helpers have none."""
-    return other_room == room or (room != "" and other_room.startswith(f"{room}/"))
+def _is_own(package: str, other_package: str) -> bool:
+    """Tell whether a product's package is a test's own, or below it; those who share helpers have none."""
+    return other_package == package or (package != "" and other_package.startswith(f"{package}/"))
 
 
 def _is_self(node: ast.expr) -> bool:
@@ -95,23 +96,23 @@ def _comments(text: str) -> dict[int, str]:
 
 
 @pytest.fixture(scope="module")
-def rooms() -> Rooms:
+def packages() -> Packages:
     """Where the private names of the product are defined."""
-    rooms_by_name: dict[str, set[str]] = defaultdict(set)
-    for _, room, text in sources("riffle_spark", "apps"):
+    packages_by_name: dict[str, set[str]] = defaultdict(set)
+    for _, package, text in sources("riffle_spark", "apps"):
         for name in defined(ast.parse(text)):
-            rooms_by_name[name].add(room)
-    return rooms_by_name
+            packages_by_name[name].add(package)
+    return packages_by_name
 
 
-def test_private_parts_of_other_rooms_are_named_with_a_reason(rooms: Rooms) -> None:
+def test_private_parts_of_other_packages_are_named_with_a_reason(packages: Packages) -> None:
     """In the tests and benchmarks of today."""
-    found_breaches = {path: breaches(text, room, rooms) for path, room, text in sources("tests", "benchmarks")}
+    found_breaches = {path: breaches(text, package, packages) for path, package, text in sources("tests", "benchmarks")}
     assert {path: lines for path, lines in found_breaches.items() if lines} == {}
 
 
 @pytest.mark.parametrize(
-    ("room", "line", "is_found"),
+    ("package", "line", "is_found"),
     [
         ("worker", "log._tail", True),
         ("state", "log._tail", False),
@@ -130,6 +131,6 @@ def test_private_parts_of_other_rooms_are_named_with_a_reason(rooms: Rooms) -> N
         ("worker", "log.tail  # private: it was", True),
     ],
 )
-def test_a_private_part_of_another_room_is_found(room: str, line: str, is_found: bool) -> None:
-    """By import, as an attribute, as a patch; not in one's own room, of another library, or with a reason."""
-    assert bool(breaches(line + "\n", room, {"_tail": {"state/log"}})) == is_found
+def test_a_private_part_of_another_package_is_found(package: str, line: str, is_found: bool) -> None:
+    """By import, as an attribute, as a patch; not in one's own package, of another library, or with a reason."""
+    assert bool(breaches(line + "\n", package, {"_tail": {"state/log"}})) == is_found

@@ -27,9 +27,9 @@ FAULTS: list[tuple[Callable[[], object], str]] = [
     (lambda: Stateful("t", ["k", "j", "k"], COUNTS), "RIFFLE-0379.*'k'"),
     (lambda: Stateful("t", "k", print), "compute = .*print"),  # type: ignore[arg-type]
     (lambda: Stateful("t", "k", COUNTS, settings={"root": "file:///r"}), "RIFFLE-0381.*'root'"),  # type: ignore[arg-type]
-    (lambda: Stateful("t", "k", COUNTS, settings=Settings(root="/tmp/x")), "'/tmp/x' is not the URL.*file:///tmp/x"),
-    (lambda: Stateful("t", "k", COUNTS, settings=Settings(root="s3a://b2/p")), "'s3a://b2/p' is not.*: s3://b2/p"),
-    (lambda: together(settings=Settings(root="/tmp/x")), "'/tmp/x' is not the URL.*file:///tmp/x"),
+    (lambda: Stateful("t", "k", COUNTS, settings=Settings(root="/tmp/x")), "RIFFLE-0442"),
+    (lambda: Stateful("t", "k", COUNTS, settings=Settings(root="s3a://b2/p")), "RIFFLE-0442"),
+    (lambda: together(settings=Settings(root="/tmp/x")), "RIFFLE-0442"),
     (lambda: Stateful("t", "k", COUNTS).into(None), "the sink None"),  # type: ignore[arg-type]
     (lambda: together(Stateful("t", "k", COUNTS)), "RIFFLE-0370"),  # type: ignore[arg-type]
 ]

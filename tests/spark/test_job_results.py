@@ -77,7 +77,7 @@ def test_sealed_rows_of_other_columns_ask_for_the_version_that_sealed_them(spark
 
     with pytest.raises(OSError, match="a worker of the pool was interrupted"):  # nobody stopped a query
         job_of(failing)(rows, 0)
-    with pytest.raises(Exception, match="start the version of the query that ran this batch"):
+    with pytest.raises(Exception, match="RIFFLE-0289"):
         job_of(kept, total=True)(rows, 0)
     job_of(kept)(rows, 0)
     assert {key: row["rows"] for key, row in kept.latest("k").items()} == dict.fromkeys(range(8), 1)

@@ -1,4 +1,4 @@
-"""A process with a log, a bounded start and a sure end. Knows the guard. Does not know what it runs."""
+"""A process with a log, a bounded start and a guaranteed end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ END_SECONDS = 40.0
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port nobody listens on now."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
@@ -39,7 +39,7 @@ def listens(port: int, host: str = "127.0.0.1") -> bool:
 
 
 class Launch(NamedTuple):
-    """What to run, and how it is told to stop."""
+    """The command to run, and how to stop it."""
 
     name: str
     command: Sequence[str]
@@ -66,7 +66,7 @@ class Child:
 
     @property
     def log(self) -> Path:
-        """Where its output goes."""
+        """The file with its output."""
         return self._launch.log
 
     @property

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster whose workers are hosts of their own. Knows spark-class. Does not know what runs on it."""
+"""A standalone Spark cluster whose workers have hosts of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs one command and leaves nothing of it behind. Knows processes. Does not know what it runs.
+"""Runs one command and leaves nothing of it behind.
 
     guard.py GRACE_SECONDS COMMAND...
 
@@ -25,7 +25,7 @@ SWEEP_ROUNDS = 100
 
 
 def descendants(of_pid: int) -> list[int]:
-    """The live processes below one, by what /proc says."""
+    """Return the live descendants of a process, from /proc."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -65,9 +65,7 @@ def _sweep() -> None:
 
 
 def _run(grace_seconds: float, command: list[str]) -> int:
-    stop_requests = list[
-        bool
-    ]()  # No event: its lock may be this thread's own as the signal comes, which then waits for ever.
+    stop_requests: list[bool] = []  # an Event could deadlock in a signal handler
     signal.signal(signal.SIGTERM, lambda *_: stop_requests.append(True))
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     threading.Thread(target=_tell_at_end_of_input, args=(stop_requests,), daemon=True).start()

@@ -1,6 +1,4 @@
-"""S3 server processes over HTTP: in memory, or over files. Knows moto_server and versitygw. Does not know what is
-stored in them.
-"""
+"""S3 servers over HTTP: moto_server in memory, or versitygw on files."""
 
 from __future__ import annotations
 

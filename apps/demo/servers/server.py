@@ -1,4 +1,4 @@
-"""What all servers have in common: begin, be ready, end. Knows no server in particular."""
+"""The interface of all servers: start, wait until ready, stop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Provide the ``StatefulProcessorHandle`` that a processor gets, which checks the phase of each call."""
 
-# ruff: noqa: N802, N803 - PySpark's names
+# ruff: noqa: D102, N802, N803 - PySpark names and documents these methods
 
 from collections.abc import Iterator
 from operator import index
@@ -44,12 +44,10 @@ class Handle(StatefulProcessorHandle):
         self._session: Session | None = None
 
     def getValueState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ValueState:
-        """See PySpark."""
         self._declare(stateName, "value", schema, None, ttlDurationMs)
         return self._add(ValueOfCells(stateName))
 
     def getListState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> ListState:
-        """See PySpark."""
         self._declare(stateName, "list", schema, None, ttlDurationMs)
         return self._add(ListOfCells(stateName))
 
@@ -60,16 +58,13 @@ class Handle(StatefulProcessorHandle):
         valueSchema: Schema,
         ttlDurationMs: int | None = None,
     ) -> MapState:
-        """See PySpark."""
         variable = self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
         return self._add(MapOfCells(stateName, row_maker(variable.value.names)))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """See PySpark."""
         self._current_session("register timer", "register_timer").timers.register(_time(expiryTimestampMs))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """See PySpark."""
         self._current_session("deleting timer", "delete_timer").timers.delete(_time(expiryTimestampMs))
 
     def listTimers(self) -> Iterator[int]:
@@ -77,7 +72,6 @@ class Handle(StatefulProcessorHandle):
         return self._current_session("listing timers", "list_timers").timers.list()
 
     def deleteIfExists(self, stateName: str) -> None:
-        """See PySpark."""
         if self.phase not in _DECLARING:
             raise spark_errors.wrong_phase("deleting state", "delete_if_exists", self.phase)
         self.variables.pop(stateName, None)

@@ -1,5 +1,7 @@
 """Convert rows to and from DataFrames for ``transformWithStateInPandas``."""
 
+# ruff: noqa: D102 - `Form` documents these methods
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 
@@ -28,11 +30,9 @@ class PandasForm:
         self._frames = PandasOutput(output, options)
 
     def keys(self, keys: pa.Table) -> Iterable[Key]:
-        """See ``Form``."""
         return zip(*map(self._key_values, keys.column_names, keys.columns), strict=True)
 
     def rows(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
-        """See ``Form``."""
         rows_max = self._max_rows_per_frame(rows)
         together = rows_max if rows_max == self._rows_max else 0  # keys with large rows are converted one by one
         for first, end in windows(positions, together):
@@ -47,16 +47,13 @@ class PandasForm:
                 yield iter((slices[span],) if span[0] < span[1] else ())
 
     def states(self, states: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
-        """See ``Form``."""
         return self.rows(states, positions)
 
     def collect(self, output: Iterable[object]) -> None:
-        """See ``Form``."""
         for frame in output:
             self._frames.add(frame)
 
     def output(self) -> pa.Table:
-        """See ``Form``."""
         return self._frames.table()
 
     def _max_rows_per_frame(self, rows: pa.Table) -> int:

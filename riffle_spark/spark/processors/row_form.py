@@ -1,5 +1,7 @@
 """Convert rows to and from ``Row`` objects for ``transformWithState``, and check the event times of output."""
 
+# ruff: noqa: D102 - `Form` documents these methods
+
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
@@ -32,11 +34,9 @@ class RowForm:
         self._rows: list[Row] = []
 
     def keys(self, keys: pa.Table) -> Iterable[Key]:
-        """See ``Form``."""
         return rows_of(keys)
 
     def rows(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
-        """See ``Form``."""
         for first, end in windows(positions, ROWS_MAX):
             start = positions[first]
             stop = positions[end]
@@ -48,15 +48,12 @@ class RowForm:
                 yield iter(objects[positions[key] - start : positions[key + 1] - start])
 
     def states(self, states: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
-        """See ``Form``."""
         return self.rows(states, positions)
 
     def collect(self, output: Iterable[object]) -> None:
-        """See ``Form``."""
         self._rows.extend(output)  # type: ignore[arg-type]  # other types fail when they are read
 
     def output(self) -> pa.Table:
-        """See ``Form``."""
         rows = self._rows
         self._rows = []
         if not rows:

@@ -1,5 +1,7 @@
 """Call a PySpark ``StatefulProcessor`` as a ``Processor``."""
 
+# ruff: noqa: D102 - `Processor` documents these methods
+
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -72,23 +74,18 @@ class SparkProcessor:
         self._handle.phase = "INITIALIZED"
 
     def set_session(self, session: Session) -> None:
-        """See ``Processor``."""
         self._handle.enter(session)
 
     def initial(self, key: Key, state: object) -> None:
-        """See ``Processor``."""
         self._processor.handleInitialState(key, state, self._timer_values)
 
     def rows(self, key: Key, rows: Iterator[object]) -> Iterable[object]:
-        """See ``Processor``."""
         return self._processor.handleInputRows(key, rows, self._timer_values)
 
     def set_watermark(self, watermark_ms: int | None) -> None:
-        """See ``Processor``."""
         self._timer_values = self._values(watermark_ms)
 
     def expired(self, key: Key, due_ms: int) -> Iterable[object]:
-        """See ``Processor``."""
         return self._processor.handleExpiredTimer(
             key=self._key(key), timerValues=self._timer_values, expiredTimerInfo=ExpiredTimerInfo(due_ms)
         )

@@ -4,7 +4,7 @@ They subclass PySpark's classes. Each call goes to the cells of the current sess
 processing of a key every call raises.
 """
 
-# ruff: noqa: N802, N803 - PySpark's names
+# ruff: noqa: D102, N802, N803 - PySpark names and documents these methods
 
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Final, TypeAlias
@@ -36,22 +36,18 @@ class ValueOfCells(ValueState):
         self.name = name
 
     def exists(self) -> bool:
-        """See PySpark."""
         return self.cells.exists()
 
     def get(self) -> Fields | None:
-        """See PySpark."""
         return self.cells.get()
 
     def update(self, newValue: Fields) -> None:
-        """See PySpark."""
         try:
             self.cells.update(newValue)
         except Misfit as wrong:
             raise misfit(_UPDATING, wrong) from None
 
     def clear(self) -> None:
-        """See PySpark."""
         self.cells.clear()
 
 
@@ -65,30 +61,24 @@ class ListOfCells(ListState):
         self.name = name
 
     def exists(self) -> bool:
-        """See PySpark."""
         return self.cells.exists()
 
     def get(self) -> Iterator[Fields]:
-        """See PySpark."""
         return self.cells.get()
 
     def put(self, newState: list[Fields]) -> None:
-        """See PySpark."""
         self._add(self.cells.put, newState)
 
     def appendValue(self, newState: Fields) -> None:
-        """See PySpark."""
         try:
             self.cells.append(newState)
         except Misfit as wrong:
             raise misfit(_UPDATING, wrong) from None
 
     def appendList(self, newState: list[Fields]) -> None:
-        """See PySpark."""
         self._add(self.cells.extend, newState)
 
     def clear(self) -> None:
-        """See PySpark."""
         self.cells.clear()
 
     def _add(self, add: Callable[[list[Fields]], None], elements: list[Fields]) -> None:
@@ -114,11 +104,9 @@ class MapOfCells(MapState):
         self._row = row
 
     def exists(self) -> bool:
-        """See PySpark."""
         return self.cells.exists()
 
     def getValue(self, key: Fields) -> Fields | None:
-        """See PySpark."""
         try:
             value = self.cells.get(key)
         except Misfit as wrong:
@@ -126,40 +114,33 @@ class MapOfCells(MapState):
         return None if value is None else self._row(value)
 
     def containsKey(self, key: Fields) -> bool:
-        """See PySpark."""
         try:
             return self.cells.contains(key)
         except Misfit as wrong:
             raise misfit(_MAP["contains"][1], wrong) from None
 
     def updateValue(self, key: Fields, value: Fields) -> None:
-        """See PySpark."""
         try:
             self.cells.update(key, value)
         except Misfit as wrong:
             raise misfit(_MAP["update"][1], wrong) from None
 
     def iterator(self) -> Iterator[tuple[Fields, Fields]]:
-        """See PySpark."""
         return self.cells.items()
 
     def keys(self) -> Iterator[Fields]:
-        """See PySpark."""
         return self.cells.keys()
 
     def values(self) -> Iterator[Fields]:
-        """See PySpark."""
         return self.cells.values()
 
     def removeKey(self, key: Fields) -> None:
-        """See PySpark."""
         try:
             self.cells.remove(key)
         except Misfit as wrong:
             raise misfit(_MAP["remove"][1], wrong) from None
 
     def clear(self) -> None:
-        """See PySpark."""
         self.cells.clear()
 
 

@@ -117,14 +117,14 @@ def _file_system(path: Path) -> str:
         mounts = [line.split(b" ")[1:3] for line in _MOUNTS.read_bytes().splitlines()]
     except OSError:
         return ""
-    found = ""
+    innermost = ""
     longest = -1
     for escaped_point, file_system in mounts:
         point = os.fsdecode(_ESCAPED.sub(_unescaped, escaped_point))
         if path.is_relative_to(point) and len(point) >= longest:  # the last mount at one point covers the others
             longest = len(point)
-            found = os.fsdecode(file_system)
-    return found
+            innermost = os.fsdecode(file_system)
+    return innermost
 
 
 def _unescaped(escape: re.Match[bytes]) -> bytes:

@@ -80,7 +80,7 @@ class ElementColumns:
             extra.append(_ExtraElements(elements_due, places, first_key))
             key_groups.append(np.full(len(places), key_group, np.int32))
             first_key += len(places)
-        tables = [requested.keys, *(one.due.keys.take(pa.array(one.places)) for one in extra)]
+        tables = [requested.keys, *(due_elements.keys.take(pa.array(places)) for due_elements, places, _ in extra)]
         return ElementColumns(
             pa.concat_tables(tables, promote_options="default").combine_chunks(),
             np.concatenate(key_groups),

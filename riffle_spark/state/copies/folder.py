@@ -1,4 +1,4 @@
-"""A member's folder on the local disk: who may use it, and where its copies are.
+"""A member's folder on the local disk: its owner, its locks, and the paths of its copies.
 
     <local_dir>/<root id>/<member>/owner                     the owning executor: "<application>/<executor>"
                                   /stacks/<store>/<0042>     which parts make up a copy
@@ -326,8 +326,8 @@ def _claim_locked(base: Path, owner: str, live: Collection[str], process: str) -
         with lock_claims(base) as owners:
             own = _find_own(owners, owner, process)
             free = [path for path in owners if own is None and is_free(path, live)]
-            taken = (Folder(path.parent, owner) for path in free if _take_over(path, owner, live, process))
-            folder = own or next(taken, None)
+            taken_over = (Folder(path.parent, owner) for path in free if _take_over(path, owner, live, process))
+            folder = own or next(taken_over, None)
             if folder is not None or not free or tries == _CLAIM_TRIES:
                 return folder or _create(base, owner, process)
         # A dead executor's Python worker still uses the free folder. Its copies are worth a short wait.

@@ -9,7 +9,7 @@ Theory of operation.
 3. The address space of a process may be limited, and each mapped file takes some of it. Then files that this task does
    not need are closed, least recently used first, until mapped files take at most half of the free space. If a file
    still cannot be mapped, the copies of the slot are too large for the limit: ``NoRoomForCopies``.
-4. A disk that loses bytes changes no signature. So ``scrub`` reads parts again, one after the other, beside the batches
+4. A disk that loses bytes changes no signature. So ``scrub`` reads parts again, one after the other, during the batches
    and drops a stack with a damaged part before it is needed.
 """
 

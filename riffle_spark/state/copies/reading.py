@@ -97,8 +97,8 @@ class Reading:
 
     def add_keys(self, keys: pa.Table, hashes: Hashes) -> None:
         """Add keys, numbered after the present ones."""
-        known = self._schema.hashes(self._keys) if self._hashes is None else self._hashes
-        self._hashes = np.concatenate([known, hashes])
+        hashes_before = self._schema.hashes(self._keys) if self._hashes is None else self._hashes
+        self._hashes = np.concatenate([hashes_before, hashes])
         self._keys = pa.concat_tables([self._keys, keys]).combine_chunks()
         self._spans.clear()
         self._entries.clear()

@@ -32,9 +32,9 @@ __all__ = [
     "DueRows",
     "Hashes",
     "Indices",
+    "RequestedKeys",
     "Run",
     "RunsOfKeyGroup",
-    "WantedKeys",
     "find_due_rows",
     "first_due_ms",
     "known_first_ms",
@@ -72,7 +72,7 @@ class Run:
         return deleted if self.due is None else deleted | self.due.before(self.first_ms, rows)
 
 
-class WantedKeys(NamedTuple):
+class RequestedKeys(NamedTuple):
     """A key-group's requested keys, ``start`` up to ``end`` of all requested keys, and its runs, newest first."""
 
     start: int
@@ -80,21 +80,21 @@ class WantedKeys(NamedTuple):
     runs: Sequence[Run]
 
 
-def look_up(groups: Sequence[WantedKeys], hashes: Hashes, keys: pa.Table, rows: pa.Schema) -> tuple[pa.Table, Mask]:
+def look_up(groups: Sequence[RequestedKeys], hashes: Hashes, keys: pa.Table, rows: pa.Schema) -> tuple[pa.Table, Mask]:
     """Return the newest row of each key, in the order of ``keys`` with nulls for absent keys, and which keys exist.
 
     ``hashes`` are those of ``keys``. ``rows`` are the columns of the runs.
     """
     places: list[Indices] = [np.empty(0, dtype=np.int64)]
     batches: list[pa.RecordBatch] = []
-    gone: list[Mask] = [np.empty(0, dtype=np.bool_)]
+    gone_masks: list[Mask] = [np.empty(0, dtype=np.bool_)]
     for group in groups:
         for run, run_rows, place in _find_hashes(group, hashes):
             places.append(place)
             batches.append(run.rows.take(pa.array(run_rows)))
-            gone.append(run.are_gone(run_rows))
+            gone_masks.append(run.are_gone(run_rows))
     place = np.concatenate(places)
-    is_gone = np.concatenate(gone)
+    is_gone = np.concatenate(gone_masks)
     table = pa.Table.from_batches(batches, rows).combine_chunks()
     wrong = differing(table.select(keys.column_names), keys.take(pa.array(place)))
     for row in wrong.tolist():
@@ -106,7 +106,7 @@ def look_up(groups: Sequence[WantedKeys], hashes: Hashes, keys: pa.Table, rows: 
     return table.combine_chunks().take(pa.array(row_numbers, mask=~exists)), exists
 
 
-def _find_hashes(group: WantedKeys, hashes: Hashes) -> Iterable[tuple[Run, Indices, Indices]]:
+def _find_hashes(group: RequestedKeys, hashes: Hashes) -> Iterable[tuple[Run, Indices, Indices]]:
     """Yield each run that is the newest with some of the hashes, with its rows and the numbers of their keys."""
     place = np.arange(group.start, group.end)
     missing = hashes[group.start : group.end]
@@ -124,7 +124,7 @@ def _find_hashes(group: WantedKeys, hashes: Hashes) -> Iterable[tuple[Run, Indic
 
 
 def _find_colliding_key(
-    groups: Sequence[WantedKeys], place: int, hashes: Hashes, keys: pa.Table, rows: pa.Schema
+    groups: Sequence[RequestedKeys], place: int, hashes: Hashes, keys: pa.Table, rows: pa.Schema
 ) -> tuple[pa.RecordBatch, bool]:
     """Return the newest row of a key whose hash another key has too, and whether it is deleted or absent."""
     (runs,) = (group.runs for group in groups if group.start <= place < group.end)
@@ -147,8 +147,8 @@ def merge_runs(runs: Sequence[Run], keys: Sequence[str], rows: pa.Schema, *, bot
     """
     hashes = np.concatenate([np.empty(0, dtype=np.uint64), *(run.hashes for run in runs)])
     table = pa.Table.from_batches([run.rows for run in runs], rows).combine_chunks()
-    gone = [run.are_gone(np.arange(len(run.hashes))) for run in runs]
-    is_gone = np.concatenate([np.empty(0, dtype=np.bool_), *gone])
+    gone_masks = [run.are_gone(np.arange(len(run.hashes))) for run in runs]
+    is_gone = np.concatenate([np.empty(0, dtype=np.bool_), *gone_masks])
     picked = _newest(hashes, table.select(keys))
     if bottom:
         picked = picked[~is_gone[picked]]
@@ -307,10 +307,10 @@ def _newest_rows(
     key_groups = key_groups[unique]
     ends = np.searchsorted(key_groups, [group.key_group + 1 for group in groups])
     starts = np.searchsorted(key_groups, [group.key_group for group in groups])
-    wanted = [
-        WantedKeys(int(start), int(end), group.runs) for group, start, end in zip(groups, starts, ends, strict=True)
+    requested = [
+        RequestedKeys(int(start), int(end), group.runs) for group, start, end in zip(groups, starts, ends, strict=True)
     ]
-    rows, exists = look_up(wanted, hashes, keys, schema.row_schema)
+    rows, exists = look_up(requested, hashes, keys, schema.row_schema)
     rows = with_one_zero(rows.filter(pa.array(exists)), names)  # old parts may hold -0.0 or other NaNs
     column = one_array(rows.column(str(schema.due)))
     due_ms = np.where(column.is_valid().to_numpy(zero_copy_only=False), in_milliseconds(column), NEVER_MS)

@@ -54,7 +54,7 @@ def cast_column(column: Column, kind: pa.DataType) -> Column:
 def with_nan_for_null(values: pa.Array, field: pa.Field) -> pa.Array:
     """Return the values of a field with NaN for each NULL of a float that is declared NOT NULL, also inside.
 
-    pandas does not tell NaN from NULL, so Arrow reads both as NULL.
+    pandas does not distinguish NaN from NULL, so Arrow reads both as NULL.
     """
     kind = field.type
     if types.is_floating(kind) and not field.nullable:

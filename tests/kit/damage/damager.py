@@ -1,4 +1,4 @@
-"""Random damage to the files of members' folders. Knows files. Does not know what is in them, or how they are named."""
+"""Random damage to the files of members' folders."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Two stores with what they must hold: one of columns, one of variables. Knows computations and their models in plain
-Python. Does not know files.
-"""
+"""Two stores with what they must hold: one of columns, one of variables."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Damage trials: a query that goes on while its local files are damaged between its batches. Knows a load, what damages
-and what is compared. Does not know what is in a file.
+"""Damage trials: a query that goes on while its local files are damaged between its batches.
 
 All trials of a call run in one process, which a fault may kill: the caller runs them in a process of its own, hears of
 each trial as it ends, and goes on with the next one in a new process.

@@ -35,9 +35,9 @@ class CountedWindows:
 
     def __call__(self, batch: Batch) -> Update:
         """Count; keys without rows are answered as they are."""
-        more = np.bincount(batch.codes, minlength=batch.keys.num_rows)
-        counts = batch.state["n"].fill_null(0).to_numpy() + more
-        touched = np.flatnonzero(more)
+        row_counts = np.bincount(batch.codes, minlength=batch.keys.num_rows)
+        counts = batch.state["n"].fill_null(0).to_numpy() + row_counts
+        touched = np.flatnonzero(row_counts)
         output = _answered(batch.keys, counts)
         state = pa.table([counts[touched]], schema=STATE)
         return Update(output.slice(0, 0) if self.mode == "append" else output, touched, state, touched[:0])
@@ -56,7 +56,7 @@ def _answered(keys: pa.Table, counts: npt.NDArray[Any]) -> pa.Table:
 
 def rows_of(*times: tuple[int, str], length: int = 10) -> pa.Table:
     """Return rows, given as (second, key), with the ends of their windows."""
-    ends = [(at - at % length + length) * 1_000_000 for at, _ in times]
+    ends = [(second - second % length + length) * 1_000_000 for second, _ in times]
     columns = [ends, [key for _, key in times]]
     return pa.table([pa.array(column, field.type) for column, field in zip(columns, KEY, strict=True)], schema=KEY)
 

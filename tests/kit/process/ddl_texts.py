@@ -55,7 +55,7 @@ def _type(chance: random.Random, depth: int) -> str:
     if kind == "map":
         return f"map<{_type(chance, depth + 1)}, {_type(chance, depth + 1)}>"
     fields = [
-        f"f{at}{chance.choice([' ', ':', ': '])}{_type(chance, depth + 1)}{chance.choice(TAILS)}"
-        for at in range(chance.randint(0, 3))
+        f"f{number}{chance.choice([' ', ':', ': '])}{_type(chance, depth + 1)}{chance.choice(TAILS)}"
+        for number in range(chance.randint(0, 3))
     ]
     return f"{kind}<{', '.join(fields)}>"

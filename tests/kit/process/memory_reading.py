@@ -18,15 +18,15 @@ _QUESTIONS = {"elements", "entry", "next_indexes", "due", "due_by"}
 class _Asked(Reading):
     """A reading that notes what it is asked."""
 
-    def __init__(self, schema: VariableColumns, held: _Noted, keys: pa.Table) -> None:
-        super().__init__(schema, held, keys)
-        self._asked = held.asked
+    def __init__(self, schema: VariableColumns, copy: _Noted, keys: pa.Table) -> None:
+        super().__init__(schema, copy, keys)
+        self._asked = copy.asked
 
     def __getattribute__(self, name: str) -> Callable[..., Any]:
         if name in _QUESTIONS:
             self._asked.append(name)
-        found: Callable[..., Any] = super().__getattribute__(name)
-        return found
+        attribute: Callable[..., Any] = super().__getattribute__(name)
+        return attribute
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class _Noted(CopyRuns):
 class MemoryReading:
     """A key-group's state as runs, merged to one after so many deltas; notes what is asked of it."""
 
-    def __init__(self, schema: VariableColumns, most: int = 3) -> None:
+    def __init__(self, schema: VariableColumns, merge_every: int = 3) -> None:
         self.schema = schema
         self.runs: tuple[ElementRun, ...] = ()
         self.asked: list[str] = []
-        self._most = most
+        self._most = merge_every
         self._count = 0
 
     def fold(self, changes: pa.Table) -> None:

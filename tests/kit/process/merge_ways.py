@@ -1,5 +1,6 @@
-"""Draws rows of a few groups, and merges their buffers in every way that a running query may: all at once, batch after
-batch, each batch alone and then these together. Knows Hypothesis. Does not know any function.
+"""Draws rows of a few groups, and merges their buffers in every way of a running query.
+
+The ways are: all rows at once, batch after batch, and the states of single batches together.
 """
 
 from __future__ import annotations
@@ -45,23 +46,23 @@ def rows_of_groups(draw: st.DrawFn, values: st.SearchStrategy[T]) -> DrawnRows[T
 def merged_ways(
     merge: MergeFunction, types: Sequence[pa.DataType], rows: DrawnRows[T], buffer: Callable[[T], tuple[Any, ...]]
 ) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield for each way what is finished for each group; ``buffer`` makes a row's buffer of its value."""
-    made = [buffer(value) for value in rows.values]
-    columns = [pa.array([row[i] for row in made], type) for i, type in enumerate(types)]
+    """Yield the results of each group for each way; ``buffer`` returns a row's buffer for its value."""
+    row_buffers = [buffer(value) for value in rows.values]
+    columns = [pa.array([row[i] for row in row_buffers], type) for i, type in enumerate(types)]
     codes, state = np.array(rows.codes, dtype=np.int64), merge.state_types(types)
     nothing: Columns = [pa.nulls(SIZE, type) for type in state]
-    kept, partial = nothing, [nothing]
+    state_columns, partial = nothing, [nothing]
     for start, end in zip([0, *rows.ends], rows.ends, strict=False):
         batch, groups = [column.slice(start, end - start) for column in columns], Groups(codes[start:end], SIZE)
-        kept = merge.fold(batch, kept, groups)
+        state_columns = merge.fold(batch, state_columns, groups)
         partial.append(merge.fold(batch, nothing, groups))
-    ways = [kept, merge.fold(columns, nothing, Groups(codes, SIZE))]
-    every = [pa.concat_arrays(parts) for parts in zip(*partial, strict=True)]
+    ways = [state_columns, merge.fold(columns, nothing, Groups(codes, SIZE))]
+    states = [pa.concat_arrays(parts) for parts in zip(*partial, strict=True)]
     of_groups = Groups(np.tile(np.arange(SIZE), len(partial)), SIZE)
-    ways.append(merge.merge(every, of_groups))
+    ways.append(merge.merge(states, of_groups))
     if list(state) == list(types):
-        ways.append(merge.fold(every, nothing, of_groups))
-    ways.append(merge.fold([column.slice(0, 0) for column in columns], kept, Groups(codes[:0], SIZE)))
+        ways.append(merge.fold(states, nothing, of_groups))
+    ways.append(merge.fold([column.slice(0, 0) for column in columns], state_columns, Groups(codes[:0], SIZE)))
     for way in ways:
         assert [column.type for column in way] == list(state)
         finished = [column.to_pylist() for column in merge.finish(way)]

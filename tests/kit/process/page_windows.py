@@ -1,4 +1,4 @@
-"""Visits of pages in windows of ten seconds, counted, added and collected: the aggregate as a plan would tell it."""
+"""The specification of an aggregate over visits of pages in windows, and its model."""
 
 from __future__ import annotations
 
@@ -43,16 +43,17 @@ def spec(time: TimeSpec | None = WINDOW, functions: tuple[FunctionSpec, ...] = F
     return AggregateSpec("aggregate.window-page", keys, functions, time)
 
 
-def operator(given: AggregateSpec, compute: Computation, delay_ms: int | None = None) -> Stateful:
-    """Return it as an operator whose late rows go by the time of their key."""
-    watermark = (given.time.column, f"{delay_ms} milliseconds") if given.time and delay_ms is not None else None
-    return Stateful("visits", given.routing_key.names, compute, watermark=watermark)
+def operator(aggregate: AggregateSpec, compute: Computation, delay_ms: int | None = None) -> Stateful:
+    """Return the operator. Its rows are late by the time of their key."""
+    watermark = (aggregate.time.column, f"{delay_ms} milliseconds") if aggregate.time and delay_ms is not None else None
+    return Stateful("visits", aggregate.routing_key.names, compute, watermark=watermark)
 
 
 @dataclass
 class WindowModel:
-    """Windows by key, in a dictionary, by Spark's rules of late and due. A visit has ``key`` and ``end`` (us);
-    what ``group`` makes takes visits (``take``) and returns its row (``answer``).
+    """Windows by key in a dictionary, with Spark's rules for late rows and expiry.
+
+    A visit has ``key`` and ``end`` (us). ``group`` makes an object with ``take(visit)`` and ``answer(key)``.
     """
 
     mode: OutputMode
@@ -63,7 +64,7 @@ class WindowModel:
     watermark_ms: int = 0
 
     def batch(self, visits: Sequence[Any]) -> list[Any]:
-        """Return what a batch is answered."""
+        """Return the output of a batch."""
         touched = dict[Any, Any]()
         for visit in visits:
             if visit.end > self.late_ms * 1000:
@@ -72,8 +73,8 @@ class WindowModel:
                 touched[visit.key] = group
         answers = [group.answer(key) for key, group in touched.items()] if self.mode == "update" else []
         for key in [key for key, (end, _) in self.groups.items() if end <= self.watermark_ms * 1000]:
-            _, gone = self.groups.pop(key)
-            answers += [gone.answer(key)] if self.mode == "append" else []
+            _, expired = self.groups.pop(key)
+            answers += [expired.answer(key)] if self.mode == "append" else []
         newest = max((visit.end // 1000 for visit in visits), default=0)
         self.late_ms, self.watermark_ms = self.watermark_ms, max(self.watermark_ms, newest - self.delay_ms)
         return answers

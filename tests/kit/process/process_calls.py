@@ -33,9 +33,9 @@ class Keyed:
         encoded = encode_keys([rows.column(name) for name in self.key])
         codes, first = group_keys(encoded)
         stored = encoded.take(first).to_pylist()
-        known = pa.Table.from_pylist([self.state.get(key, {}) for key in stored], schema=self.declared.state)
-        found = np.array([key in self.state for key in stored], dtype=bool)
-        update = self.compute(Batch(rows, codes, rows.select(self.key).take(first), known, found, **WHERE))
+        state = pa.Table.from_pylist([self.state.get(key, {}) for key in stored], schema=self.declared.state)
+        has_state = np.array([key in self.state for key in stored], dtype=bool)
+        update = self.compute(Batch(rows, codes, rows.select(self.key).take(first), state, has_state, **WHERE))
         assert update.output.schema == self.declared.output
         assert update.state.schema == self.declared.state
         self.state.update({stored[i]: row for i, row in zip(update.changed, update.state.to_pylist(), strict=True)})

@@ -1,5 +1,5 @@
 """Takes one of Spark's batch aggregates apart: rows as one-row buffers, and what Spark's own expressions make of
-buffers that were merged elsewhere. Knows Catalyst's classes. Does not know how anything is merged.
+buffers that were merged elsewhere.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class RowForm:
 
     def _described(self) -> Iterator[PlanFunction]:
         used = 0
-        for each in self._found:
-            name = _kind(each.aggregateFunction())
-            count = 1 if name in COLLECTED | HASHED else each.aggregateFunction().aggBufferAttributes().size()
-            yield PlanFunction(name, [f"b{used + i}" for i in range(count)], _options(each.aggregateFunction()))
+        for function in self._found:
+            name = _kind(function.aggregateFunction())
+            count = 1 if name in COLLECTED | HASHED else function.aggregateFunction().aggBufferAttributes().size()
+            yield PlanFunction(name, [f"b{used + i}" for i in range(count)], _options(function.aggregateFunction()))
             used += count
 
     def rows(self) -> pa.Table:
@@ -67,9 +67,9 @@ class RowForm:
             for buffer, value, update in zip(*map(_items, parts), strict=True):
                 initial.append(self._alias(value, buffer.name(), buffer.exprId()))
                 updates.append(self._filtered(each, update, buffer))
-        columns = [self._alias(one, f"b{i}", self._new_id()) for i, one in enumerate(updates)]
-        begun = self._project([*_items(child.output()), *initial], child)
-        return self._frame(self._project([*_items(self._grouping), *columns], begun)).toArrow()
+        columns = [self._alias(update, f"b{i}", self._new_id()) for i, update in enumerate(updates)]
+        initialized = self._project([*_items(child.output()), *initial], child)
+        return self._frame(self._project([*_items(self._grouping), *columns], initialized)).toArrow()
 
     def evaluated(self, merged: pa.Table) -> pa.Table:
         """Return what the query answers for merged buffers: ``k`` and the columns that ``rows`` has, or results."""
@@ -79,16 +79,16 @@ class RowForm:
             self._alias(columns[key.name()], key.name(), key.toAttribute().exprId()) for key in _items(self._grouping)
         ]
         results = [key.toAttribute() for key in _items(self._grouping)]
-        for described, each in zip(self.functions, self._found, strict=True):
+        for described, function in zip(self.functions, self._found, strict=True):
             if described.name in COLLECTED:
                 result = columns[described.columns[0]]
                 lower.append(result)
             else:
-                buffers = _items(each.aggregateFunction().aggBufferAttributes())
+                buffers = _items(function.aggregateFunction().aggBufferAttributes())
                 for name, buffer in zip(described.columns, buffers, strict=True):
                     lower.append(self._alias(columns[name], buffer.name(), buffer.exprId()))
-                result = each.aggregateFunction().evaluateExpression()
-            results.append(self._alias(result, "result", each.resultAttribute().exprId()))
+                result = function.aggregateFunction().evaluateExpression()
+            results.append(self._alias(result, "result", function.resultAttribute().exprId()))
         evaluation = self._jvm.org.apache.spark.sql.catalyst.plans.logical.Project(
             self._results, self._project(results, self._project(lower, leaf))
         )
@@ -99,12 +99,12 @@ class RowForm:
         """Return the same by Spark's final node, for imperative functions; the columns are the key and all words."""
         execution = self._jvm.org.apache.spark.sql.execution
         child = self._frame(self._inner.child())._jdf.queryExecution().sparkPlan()
-        found = self._sequence(self._found)
+        functions = self._sequence(self._found)
         plans = _module(execution.aggregate, "AggUtils")
-        final = _items(plans.planAggregateWithoutDistinct(self._grouping, found, self._results, child))[0]
+        final = _items(plans.planAggregateWithoutDistinct(self._grouping, functions, self._results, child))[0]
         rows = self._spark.createDataFrame(merged).coalesce(1).localCheckpoint()._jdf.queryExecution().sparkPlan()
-        more = [rows.productElement(i) for i in range(1, rows.productArity())]
-        node = final.withNewChildren(self._sequence([execution.RDDScanExec(final.child().output(), *more)]))
+        arguments = [rows.productElement(i) for i in range(1, rows.productArity())]
+        node = final.withNewChildren(self._sequence([execution.RDDScanExec(final.child().output(), *arguments)]))
         ready = _module(execution, "QueryExecution").prepareExecutedPlan(self._spark._jsparkSession, node)
         return self._frame(self._leaf(ready.output(), ready.execute())).toArrow()
 
@@ -112,10 +112,10 @@ class RowForm:
         """Return a logical leaf of rows; other versions of Spark want more to be told of them."""
         partitioning = self._jvm.org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning(0)
         none, nothing = _module(self._jvm.scala, "None"), self._sequence([])
-        told = [output, rows, partitioning, nothing, False, none, self._spark._jsparkSession, none, none, False]
+        arguments = [output, rows, partitioning, nothing, False, none, self._spark._jsparkSession, none, none, False]
         name = "org.apache.spark.sql.execution.LogicalRDD"
         count = self._jvm.java.lang.Class.forName(name).getConstructors()[0].getParameterCount()
-        return self._jvm.org.apache.spark.sql.execution.LogicalRDD(*told[:count])
+        return self._jvm.org.apache.spark.sql.execution.LogicalRDD(*arguments[:count])
 
     def _given(self, function: Any) -> Any:
         """Return what is sent of a row to a function that Spark keeps a buffer of its own of."""
@@ -130,10 +130,10 @@ class RowForm:
         hashed = expressions.XxHash64(self._sequence([value]))
         return expressions.If(expressions.IsNull(value), self._null(hashed.dataType()), hashed)
 
-    def _filtered(self, each: Any, update: Any, otherwise: Any) -> Any:
-        if each.filter().isEmpty():
+    def _filtered(self, function: Any, update: Any, otherwise: Any) -> Any:
+        if function.filter().isEmpty():
             return update
-        return self._jvm.org.apache.spark.sql.catalyst.expressions.If(each.filter().get(), update, otherwise)
+        return self._jvm.org.apache.spark.sql.catalyst.expressions.If(function.filter().get(), update, otherwise)
 
     def _null(self, type: Any) -> Any:
         return self._jvm.org.apache.spark.sql.catalyst.expressions.Literal(None, type)

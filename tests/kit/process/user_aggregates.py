@@ -24,8 +24,8 @@ class WeightedMean:
     def update(self, state: pa.Table, rows: pa.Table, groups: Any) -> pa.Table:
         """Add up."""
         value, weight = (np.nan_to_num(rows[name].to_numpy()) for name in ("value", "weight"))
-        told = pa.table({"total": value * weight, "weights": weight})
-        return self.merge(state, told, groups)
+        weighted = pa.table({"total": value * weight, "weights": weight})
+        return self.merge(state, weighted, groups)
 
     def merge(self, state: pa.Table, others: pa.Table, groups: Any) -> pa.Table:
         """Add up."""

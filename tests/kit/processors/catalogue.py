@@ -1,4 +1,4 @@
-"""All cases by name. Knows them. Does not know who runs them."""
+"""All cases by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells the columns that a processor is given. Knows both forms of rows. Does not know who runs it."""
+"""Tells the columns that a processor is given."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Values of every kind written into state of every type, and what reads back. Knows PySpark's state. Does not know who
-runs it.
-"""
+"""Values of every kind written into state of every type, and what reads back."""
 
 from __future__ import annotations
 

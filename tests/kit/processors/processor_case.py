@@ -1,4 +1,4 @@
-"""A processor with all that it takes to run it, and its batches. Knows Arrow. Does not know who runs it."""
+"""A processor with all that it takes to run it, and its batches."""
 
 from __future__ import annotations
 

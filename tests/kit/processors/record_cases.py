@@ -1,8 +1,7 @@
-"""Records what Spark's own operator makes of every case: what later test runs compare with. Knows files and versions.
-Does not know the cases.
+"""Records what Spark's own operator makes of every case: what later test runs compare with.
 
-    .venv/bin/python -m tests.kit.processors.record_cases               pandas form, on the pinned Spark
-    .venv-4.3.0/bin/python -m tests.kit.processors.record_cases         Row form: after ./run setup --spark 4.3.0
+.venv/bin/python -m tests.kit.processors.record_cases               pandas form, on the pinned Spark
+.venv-4.3.0/bin/python -m tests.kit.processors.record_cases         Row form: after ./run setup --spark 4.3.0
 """
 
 from __future__ import annotations

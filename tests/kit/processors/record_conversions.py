@@ -1,4 +1,4 @@
-"""Records what Spark makes of values of every kind in state. Knows how Spark breaks off. Does not know the values.
+"""Records what Spark makes of values of every kind in state.
 
     .venv/bin/python -m tests.kit.processors.record_conversions
     .venv-4.3.0/bin/python -m tests.kit.processors.record_conversions

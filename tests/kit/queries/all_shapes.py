@@ -1,4 +1,4 @@
-"""All shapes by name. Knows them. Does not know who runs them."""
+"""All shapes by name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Plays a shape on Spark's own operators or on wrapped frames, and tells what came out, step by step. Knows files and
-queries. Does not know what is expected.
+"""Plays a shape on Spark's own operators or on wrapped frames, and tells what came out, step by step.
 
 A *step* is a batch with rows and the batches without rows behind it: Spark's own run those on its own account, ours
 where something is due.

@@ -1,5 +1,4 @@
-"""A shape: a query as people write it, the batches it is fed, and how it is played. Knows PySpark's frames and Arrow.
-Does not know who runs it.
+"""A shape: a query as people write it, the batches it is fed, and how it is played.
 
 A shape's ``build`` is given frames of Spark's own or wrapped ones, and is the same function for both.
 """

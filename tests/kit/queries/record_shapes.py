@@ -1,8 +1,7 @@
-"""Records what Spark makes of every shape: what later test runs compare with. Knows files and versions. Does not know
-the shapes.
+"""Records what Spark makes of every shape: what later test runs compare with.
 
-    .venv/bin/python -m tests.kit.queries.record_shapes            on the pinned Spark
-    .venv-4.3.0/bin/python -m tests.kit.queries.record_shapes      on another: after ./run setup --spark 4.3.0
+.venv/bin/python -m tests.kit.queries.record_shapes            on the pinned Spark
+.venv-4.3.0/bin/python -m tests.kit.queries.record_shapes      on another: after ./run setup --spark 4.3.0
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Spark's own tests of streaming queries, as the installed package has them, with each stream that they read wrapped by
-``riffle_spark.on``. Knows where PySpark packs its tests, and what they have around them. Does not know what they test.
+``riffle_spark.on``.
 """
 
 from __future__ import annotations

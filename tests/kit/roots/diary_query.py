@@ -1,5 +1,4 @@
-"""A query whose state has everything that a root can hold, and what it must hold by plain Python. Knows its batches.
-Does not know who runs it.
+"""A query whose state has everything that a root can hold, and what it must hold by plain Python.
 
 ``totals`` are an aggregate, ``tails`` a function on Arrow that forgets keys, ``diary`` a processor with a value, a
 list, a map and timers of event time. No row is ever late: batches overlap in time by less than the watermark's delay.

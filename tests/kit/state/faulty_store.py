@@ -1,4 +1,4 @@
-"""A store that fails on purpose, by a script. Knows faults. Does not know the store it wraps, nor chance.
+"""A store that fails on purpose, by a script.
 
     store = FaultyStore(MemoryStore(), [Fault("answer_lost", name="log/", skip=1)])
 

@@ -1,5 +1,4 @@
-"""A store whose LIST lags behind its objects, as eventually consistent ones do. Knows what LIST shows. Does not know
-the store it wraps, nor chance.
+"""A store whose LIST lags behind its objects, as eventually consistent ones do.
 
     store = LaggingStore(MemoryStore(), lags=lambda name: name.startswith("log/"))
 

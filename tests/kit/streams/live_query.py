@@ -1,6 +1,4 @@
-"""A query on a standalone cluster whose workers are hosts of their own, batch by batch, with a ledger. Knows processes.
-Does not know what a test expects.
-"""
+"""A query on a standalone cluster whose workers are hosts of their own, batch by batch, with a ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sink was given, as a frame against another one. Knows chispa. Does not know any test."""
+"""What a sink was given, as a frame against another one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What people do with the frame that a sink gets: each idiom takes it and returns what it found. Knows the columns
-``user string, visits long, total long``. Does not know riffle.
-"""
+"""What people do with the frame that a sink gets: each idiom takes it and returns what it found."""
 
 from __future__ import annotations
 

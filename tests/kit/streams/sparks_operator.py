@@ -1,7 +1,5 @@
 """Runs a case's processor on Spark's own operator and tells what came out, batch by batch, and what state was left.
 
-Knows Spark's checkpoint and its ``statestore`` reader. Does not know riffle.
-
 Spark takes a batch's time from the clock. To have it be the case's, each batch is planned first by a query whose sink
 fails, its time is written into the checkpoint's offset log, and a second start runs it: a batch that was planned and
 not committed runs again with what the offset log says. So such a query restarts with every batch; the others restart

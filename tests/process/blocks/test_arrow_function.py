@@ -71,14 +71,14 @@ def test_a_call_gets_the_rows_and_the_state_of_their_keys() -> None:
 
 def test_the_context_has_place_and_time() -> None:
     """A third parameter without a default gets it."""
-    seen = []
+    contexts = []
 
     def watch(_rows: pa.Table, _state: pa.Table, context: Context) -> tuple[pa.Table, pa.Table]:
-        seen.append(context)
+        contexts.append(context)
         return NO_OUTPUT, stored()
 
     keyed_by(watch).feed(batch(a=1))
-    assert seen == [Context(**WHERE)]
+    assert contexts == [Context(**WHERE)]
 
 
 def test_only_returned_keys_change() -> None:

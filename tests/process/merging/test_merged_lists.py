@@ -35,8 +35,8 @@ def ways(merge: MergeFunction, type: pa.DataType, rows: DrawnRows[Any]) -> Itera
 def test_lists_keep_the_order_of_rows(type: pa.DataType, data: st.DataObject) -> None:
     """Without nulls; empty without values."""
     rows = data.draw(rows_of_groups(st.none() | STRUCTS))
-    for values, found in ways(MergedList(MOST), type, rows):
-        assert found == values
+    for values, result in ways(MergedList(MOST), type, rows):
+        assert result == values
 
 
 @pytest.mark.parametrize("type", [STRUCT, pa.int64(), pa.float64()], ids=str)
@@ -45,11 +45,11 @@ def test_sets_keep_the_first_of_equal_values(type: pa.DataType, data: st.DataObj
     """A set has each value once, NaN too, in the order in which they came; 0.0 and -0.0 are one."""
     drawn = {STRUCT: STRUCTS, pa.int64(): st.integers(0, 3), pa.float64(): st.sampled_from([math.nan, 0.0, -0.0, 1.0])}
     rows = data.draw(rows_of_groups(st.none() | drawn[type]))
-    for values, found in ways(MergedSet(MOST), type, rows):
+    for values, result in ways(MergedSet(MOST), type, rows):
         firsts: dict[str, Any] = {}
         for value in values:
             firsts.setdefault(repr(value).removeprefix("-"), value)
-        assert repr(found) == repr(list(firsts.values()))
+        assert repr(result) == repr(list(firsts.values()))
 
 
 @pytest.mark.parametrize(("type", "delimiter"), [(pa.string(), ", "), (pa.string(), ""), (pa.binary(), b"-")], ids=str)
@@ -59,19 +59,19 @@ def test_texts_are_joined(type: pa.DataType, delimiter: Any, data: st.DataObject
     rows = data.draw(
         rows_of_groups(st.none() | (st.text(max_size=2) if type == pa.string() else st.binary(max_size=2)))
     )
-    for values, found in ways(MergedText(MOST, delimiter), type, rows):
-        assert found == (delimiter.join(values) if values else None)
+    for values, result in ways(MergedText(MOST, delimiter), type, rows):
+        assert result == (delimiter.join(values) if values else None)
 
 
-@given(rows=rows_of_groups(st.none() | st.integers(0, 2)), most=st.integers(0, 3))
-def test_a_list_that_is_too_long_fails(rows: DrawnRows[int | None], most: int) -> None:
+@given(rows=rows_of_groups(st.none() | st.integers(0, 2)), max_length=st.integers(0, 3))
+def test_a_list_that_is_too_long_fails(rows: DrawnRows[int | None], max_length: int) -> None:
     """In a set only distinct values count."""
     values = [[value for value in rows.of(group) if value is not None] for group in range(SIZE)]
     for merge, longest in (
-        (MergedList(most), max(map(len, values))),
-        (MergedSet(most), max(len(set(each)) for each in values)),
+        (MergedList(max_length), max(map(len, values))),
+        (MergedSet(max_length), max(len(set(group_values)) for group_values in values)),
     ):
-        if longest > most:
+        if longest > max_length:
             with pytest.raises(UserFunctionError, match="RIFFLE-0181"):
                 list(merged_ways(merge, [pa.int64()], rows, lambda value: (value,)))
         else:

@@ -47,9 +47,9 @@ def test_moments_are_those_of_all_values(rows: DrawnRows[float | None], far: flo
     """They equal one pass in exact arithmetic, near zero and far from it."""
     rows = replace(rows, values=[None if value is None else far + value for value in rows.values])
     for way in merged_ways(MergedMoments(order), [DOUBLE] * (order + 1), rows, lambda value: moments(value, order)):
-        for group, found in enumerate(way):
+        for group, moments_of_group in enumerate(way):
             values = [value for value in rows.of(group) if value is not None]
-            assert list(found) == [near(number) for number in central(values, order)]
+            assert list(moments_of_group) == [near(number) for number in central(values, order)]
 
 
 def pairs(value: Pair | None, count: int) -> tuple[float, ...]:
@@ -63,11 +63,13 @@ def test_moments_of_pairs_are_those_of_all_pairs(rows: DrawnRows[Pair | None], f
     count = 6 if squares else 4
     rows = replace(rows, values=[value and (value[0] - far, value[1] + far) for value in rows.values])
     for way in merged_ways(MergedCoMoments(squares), [DOUBLE] * count, rows, lambda value: pairs(value, count)):
-        for group, found in enumerate(way):
+        for group, moments_of_group in enumerate(way):
             values = [value for value in rows.of(group) if value is not None]
             (n, x, x_squares), (_, y, y_squares) = (central([value[i] for value in values], 2) for i in (0, 1))
             products = sum(((Fraction(a) - x) * (Fraction(b) - y) for a, b in values), Fraction(0))
-            assert list(found) == [near(number) for number in (n, x, y, products, x_squares, y_squares)[:count]]
+            assert list(moments_of_group) == [
+                near(number) for number in (n, x, y, products, x_squares, y_squares)[:count]
+            ]
 
 
 @given(rows=rows_of_groups(st.none() | PAIRS))
@@ -81,7 +83,7 @@ def test_a_regression_is_its_two_parts(rows: DrawnRows[Pair | None]) -> None:
     covariances = merged_ways(MergedCoMoments(squares=False), [DOUBLE] * 4, rows, lambda value: pairs(value, 4))
     variances = merged_ways(MergedMoments(2), [DOUBLE] * 3, rows, lambda value: moments(value and value[0], 2))
     for way, *parts in zip(ways, covariances, variances, strict=True):
-        assert way == [left + right for left, right in zip(*parts, strict=True)]
+        assert way == [first + right for first, right in zip(*parts, strict=True)]
 
 
 @given(value=st.floats(allow_nan=False, allow_infinity=False), codes=st.lists(st.integers(0, SIZE - 2), max_size=9))

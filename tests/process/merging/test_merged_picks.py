@@ -47,8 +47,8 @@ def compared(left: Any, right: Any) -> int:
     if isinstance(left, dict):
         return compared(list(left.values()), list(right.values()))
     if isinstance(left, list):
-        found = (compared(*pair) for pair in zip(left, right, strict=False))
-        return next(filter(None, found), len(left) - len(right))
+        comparisons = (compared(*pair) for pair in zip(left, right, strict=False))
+        return next(filter(None, comparisons), len(left) - len(right))
     left, right = plain(left), plain(right)
     return int(left > right) - int(left < right)
 
@@ -83,7 +83,7 @@ def test_ranks_are_ordered_as_spark_orders(type: pa.DataType, data: st.DataObjec
 
 def test_lists_of_many_different_elements_are_ordered() -> None:
     """Lists rank by their first elements, however many different ones there are, and a beginning before the whole."""
-    values = [[number, *more] for number in range(600) for more in ([], [3])]
+    values = [[number, *rest] for number in range(600) for rest in ([], [3])]
     assert (np.diff(ranks(pa.array(values, pa.list_(pa.int64())))) > 0).all()
 
 
@@ -95,7 +95,7 @@ def test_the_first_extreme_stays(type: pa.DataType, data: st.DataObject, greates
     choose = max if greatest else min
     for way in merged_ways(MergedExtreme(greatest), [type], rows, lambda value: (value,)):
         values = [[value for value in rows.of(group) if value is not None] for group in range(SIZE)]
-        expected = [choose(some, key=spark_order) if some else None for some in values]
+        expected = [choose(group_values, key=spark_order) if group_values else None for group_values in values]
         assert [told(value) for (value,) in way] == [told(value) for value in expected]
 
 
@@ -112,10 +112,10 @@ def test_the_latest_row_wins_among_equals(type: pa.DataType, data: st.DataObject
     for way in merged_ways(
         MergedExtremeBy(greatest), buffers, rows, lambda row: row if row[1] is not None else (None, None)
     ):
-        for group, found in enumerate(way):
-            counted = [row for row in rows.of(group) if row[1] is not None]
-            expected = choose(reversed(counted), key=lambda row: spark_order(row[1]), default=(None, None))
-            assert told(found) == told(expected)
+        for group, result in enumerate(way):
+            present = [row for row in rows.of(group) if row[1] is not None]
+            expected = choose(reversed(present), key=lambda row: spark_order(row[1]), default=(None, None))
+            assert told(result) == told(expected)
 
 
 @given(
@@ -129,9 +129,9 @@ def test_picks_follow_the_order_of_rows(rows: DrawnRows[list[int] | None], lates
     for way in merged_ways(
         MergedPick(latest), buffers, rows, lambda value: (value, value is not None or not ignores_nulls)
     ):
-        for group, found in enumerate(way):
-            counted = [value for value in rows.of(group) if value is not None or not ignores_nulls]
-            assert found == ((counted[-1 if latest else 0], True) if counted else (None, False))
+        for group, result in enumerate(way):
+            present = [value for value in rows.of(group) if value is not None or not ignores_nulls]
+            assert result == ((present[-1 if latest else 0], True) if present else (None, False))
 
 
 @pytest.mark.parametrize(

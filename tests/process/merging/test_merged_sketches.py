@@ -28,7 +28,8 @@ def words(hashes: list[int], bits: int) -> tuple[int, ...]:
         place, rest = unsigned >> (64 - bits), (unsigned << bits | 1 << (bits - 1)) % 2**64
         registers[place] = max(registers[place], 64 - rest.bit_length() + 1)
     return tuple(
-        sum(rank << (6 * i) for i, rank in enumerate(registers[at : at + 10])) for at in range(0, len(registers), 10)
+        sum(rank << (6 * i) for i, rank in enumerate(registers[start : start + 10]))
+        for start in range(0, len(registers), 10)
     )
 
 
@@ -60,12 +61,12 @@ def test_few_values_have_their_own_ranks(rows: DrawnRows[int | None]) -> None:
     for way in merged_ways(MergedQuantiles(100, PERCENTAGES), [pa.int64()], rows, lambda value: (value,)):
         for group in range(SIZE):
             values = sorted(value for value in rows.of(group) if value is not None)
-            ranks = [max(int(np.ceil(one * len(values))), 1) - 1 for one in PERCENTAGES]
+            ranks = [max(int(np.ceil(percentage * len(values))), 1) - 1 for percentage in PERCENTAGES]
             assert way[group] == ([values[rank] for rank in ranks] if values else None,)
     (nothing, *_) = merged_ways(MergedQuantiles(100, ()), [pa.int64()], rows, lambda value: (value,))
     assert nothing == [(None,)] * SIZE
-    (one, *_) = merged_ways(MergedQuantiles(100, 0.5), [pa.int64()], rows, lambda value: (value,))
-    assert one == [((told[0] or [None] * 6)[3],) for told in way]
+    (median, *_) = merged_ways(MergedQuantiles(100, 0.5), [pa.int64()], rows, lambda value: (value,))
+    assert median == [((row[0] or [None] * 6)[3],) for row in way]
 
 
 ORDERS: dict[str, Callable[[int], IndexArray]] = {
@@ -80,19 +81,21 @@ ORDERS: dict[str, Callable[[int], IndexArray]] = {
 def test_many_values_have_ranks_that_are_hardly_off(order: str) -> None:
     """Whatever their order, and with far fewer kept; a group beside them that has few is exact."""
     accuracy, size, batches = 50, 60_000, 40
-    wanted = tuple(np.linspace(0, 1, 101))
-    merge = MergedQuantiles(accuracy, wanted)
+    percentages = tuple(np.linspace(0, 1, 101))
+    merge = MergedQuantiles(accuracy, percentages)
     (kind,) = merge.state_types([pa.int64()])
-    kept = [pa.nulls(2, kind)]
+    state = [pa.nulls(2, kind)]
     for batch in np.array_split(ORDERS[order](size), batches):
         rows = pa.array(np.append(batch, 7), pa.int64())
-        kept = merge.fold([rows], kept, Groups(np.append(np.zeros(len(batch), dtype=np.int64), 1), 2))
-    (many, few), lengths = merge.finish(kept)[0].to_pylist(), kept[0].value_lengths().to_pylist()
-    assert max(abs(value - rank * size) for value, rank in zip(many, wanted, strict=True)) <= size / accuracy
+        state = merge.fold([rows], state, Groups(np.append(np.zeros(len(batch), dtype=np.int64), 1), 2))
+    (many_values, few_values), lengths = merge.finish(state)[0].to_pylist(), state[0].value_lengths().to_pylist()
+    assert (
+        max(abs(value - rank * size) for value, rank in zip(many_values, percentages, strict=True)) <= size / accuracy
+    )
     assert lengths[0] < 3 * 4 * accuracy
     assert lengths[1] == batches
-    assert set(few) == {7}
-    weights = 2 ** np.array([item["level"] for item in kept[0][0].as_py()])
+    assert set(few_values) == {7}
+    weights = 2 ** np.array([item["level"] for item in state[0][0].as_py()])
     assert weights.sum() == size
 
 
@@ -102,8 +105,8 @@ def test_sketches_of_several_groups_become_one() -> None:
     (kind,) = merge.state_types([pa.float64()])
     values = np.random.default_rng(5).permutation(20_000) / 20_000
     codes = np.arange(len(values)) % 5
-    kept = merge.fold([pa.array(values)], [pa.nulls(5, kind)], Groups(codes, 5))
-    united = merge.merge(kept, Groups(np.array([0, 0, 2, 0, 0]), 3))
+    state = merge.fold([pa.array(values)], [pa.nulls(5, kind)], Groups(codes, 5))
+    united = merge.merge(state, Groups(np.array([0, 0, 2, 0, 0]), 3))
     (first, none, last) = merge.finish(united)[0].to_pylist()
     assert first == pytest.approx([0.25, 0.5], abs=1 / 50)
     assert last == pytest.approx([0.25, 0.5], abs=1 / 50)

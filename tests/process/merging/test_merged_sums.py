@@ -61,7 +61,7 @@ def test_long_sums_that_do_not_fit_fail_in_ansi_mode(rows: DrawnRows[int]) -> No
     sums = [sum(rows.of(group)) for group in range(SIZE)]
     ways = merged_ways(MergedSum("ANSI"), [pa.int64()], rows, lambda value: (value,))
     if max(sums) < 2**63:
-        assert all([found or 0 for (found,) in way] == sums for way in ways)
+        assert all([total or 0 for (total,) in way] == sums for way in ways)
     else:
         with pytest.raises(UserFunctionError, match="RIFFLE-0182"):
             list(ways)

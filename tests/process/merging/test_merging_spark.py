@@ -73,9 +73,9 @@ QUERIES: dict[str, Sequence[str]] = {
                     for column, by in (("number", "small"), ("text", "pair"), ("list", "double"), ("pair", "text"),
                                        ("number", "money"), ("octets", "truth"), ("long", "at"))]
                    + ["max_by(number, small) filter (where truth)"],
-    "picks": [f"{name}({column}{ignored}){kept}" for name in ("first", "last", "any_value")
+    "picks": [f"{name}({column}{ignored}){clause}" for name in ("first", "last", "any_value")
               for column in ("long", "text", "pair", "list", "money") for ignored in ("", ", true")
-              for kept in ("", " filter (where truth)")],
+              for clause in ("", " filter (where truth)")],
     "moments": [f"{name}({column})" for column in ("even", "small")
                 for name in ("stddev_pop", "stddev_samp", "var_pop", "var_samp", "skewness", "kurtosis")]
                + ["stddev(other) filter (where truth)", "variance(double)", "skewness(double)"],
@@ -129,10 +129,10 @@ def drawn() -> pa.Table:
 
 def _sketch(chance: random.Random, bits: list[int]) -> bytes | None:
     """Return a sketch of some values as another program may make it, or none."""
-    made = datasketches.hll_sketch(chance.choice(bits), datasketches.tgt_hll_type.HLL_4)
+    sketch = datasketches.hll_sketch(chance.choice(bits), datasketches.tgt_hll_type.HLL_4)
     for value in chance.sample(range(50), chance.randint(0, 12)):
-        made.update(value)
-    forms = made.serialize_updatable, made.serialize_compact
+        sketch.update(value)
+    forms = sketch.serialize_updatable, sketch.serialize_compact
     return None if chance.random() < 0.3 else bytes(chance.choice(forms)())
 
 
@@ -146,19 +146,19 @@ def merged(form: RowForm, rows: pa.Table, one_by_one: bool) -> pa.Table:
         merge = merge_function(function.name, [buffer.type for buffer in buffers], function.options)
         types = merge.state_types([buffer.type for buffer in buffers])
         nothing = [pa.nulls(size, type) for type in types]
-        kept, partial = nothing, []
+        state, partial = nothing, []
         for start in range(0, len(codes), BATCH):
             batch = [buffer.slice(start, BATCH) for buffer in buffers]
             groups = Groups(codes[start : start + BATCH], size)
             if one_by_one or list(types) != [buffer.type for buffer in buffers]:
-                kept = merge.fold(batch, kept, groups)
+                state = merge.fold(batch, state, groups)
             else:
                 partial.append(merge.fold(batch, nothing, groups))
         if partial:
-            every = [pa.concat_arrays(parts) for parts in zip(*partial, strict=True)]
-            kept = merge.fold(every, nothing, Groups(np.tile(np.arange(size), len(partial)), size))
-        assert [column.type for column in kept] == list(types)
-        (words, *_) = finished = merge.finish(kept)
+            states = [pa.concat_arrays(parts) for parts in zip(*partial, strict=True)]
+            state = merge.fold(states, nothing, Groups(np.tile(np.arange(size), len(partial)), size))
+        assert [column.type for column in state] == list(types)
+        (words, *_) = finished = merge.finish(state)
         if function.name in HASHED:
             columns |= {f"{function.columns[0]}_{i}": word for i, word in enumerate(words.flatten())}
         else:
@@ -171,9 +171,9 @@ def comparable(value: Any) -> Any:
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else pytest.approx(value, rel=1e-9, abs=1e-9)
     if isinstance(value, dict):
-        return {name: comparable(one) for name, one in value.items()}
+        return {name: comparable(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [comparable(one) for one in value]
+        return [comparable(item) for item in value]
     return value
 
 
@@ -194,8 +194,8 @@ def by_key(table: pa.Table) -> dict[int, dict[str, Any]]:
 
 def column(text: str) -> Column:
     """Return an aggregate of SQL, or the one that SQL has not."""
-    made = F.product(text[8:-1]) if text.startswith("product(") else F.expr(text)
-    return made.alias(text)
+    expression = F.product(text[8:-1]) if text.startswith("product(") else F.expr(text)
+    return expression.alias(text)
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ def test_sketches_have_the_coupons_of_all_hashes(bits: int, rows: DrawnRows[tupl
     """Few are told apart to the last; a group without values has an empty sketch."""
     for way in merged_ways(HashSketch(bits), [WORDS], rows, lambda words: (words,)):
         for group in range(SIZE):
-            told = {coupon(*words) for words in rows.of(group) if words is not None}
-            assert round(estimate(way[group][0])) == len(told)
+            coupons = {coupon(*words) for words in rows.of(group) if words is not None}
+            assert round(estimate(way[group][0])) == len(coupons)
             assert datasketches.hll_sketch.deserialize(way[group][0]).lg_config_k == bits
 
 
@@ -49,21 +49,21 @@ def test_sketches_of_many_hashes_are_as_near_as_the_library_has_it(bits: int) ->
     words = np.random.default_rng(bits).integers(-(2**63), 2**63, (size, 2))
     rows, codes = pa.array(list(words), WORDS), np.arange(size) % 2
     once = merge.fold([rows], [pa.nulls(2, pa.binary())], Groups(codes, 2))
-    kept = [pa.nulls(2, pa.binary())]
-    for some in np.array_split(np.arange(size), batches):
-        kept = merge.fold([rows.take(pa.array(some))], kept, Groups(codes[some], 2))
-    (whole,) = merge.merge(kept, Groups(np.zeros(2, dtype=np.int64), 1))
-    for found, wanted in ((once[0][0], size / 2), (kept[0][1], size / 2), (whole[0], size)):
-        assert estimate(found.as_py()) == pytest.approx(wanted, rel=4 * 1.04 / 2 ** (bits / 2))
-        assert len(found.as_py()) == 40 + 2**bits
+    state = [pa.nulls(2, pa.binary())]
+    for places in np.array_split(np.arange(size), batches):
+        state = merge.fold([rows.take(pa.array(places))], state, Groups(codes[places], 2))
+    (whole,) = merge.merge(state, Groups(np.zeros(2, dtype=np.int64), 1))
+    for result, expected in ((once[0][0], size / 2), (state[0][1], size / 2), (whole[0], size)):
+        assert estimate(result.as_py()) == pytest.approx(expected, rel=4 * 1.04 / 2 ** (bits / 2))
+        assert len(result.as_py()) == 40 + 2**bits
 
 
 def sketch_of(values: range, bits: int = 12) -> bytes:
     """Return a sketch that another program made."""
-    made = datasketches.hll_sketch(bits)
+    sketch = datasketches.hll_sketch(bits)
     for value in values:
-        made.update(value)
-    return bytes(made.serialize_updatable())
+        sketch.update(value)
+    return bytes(sketch.serialize_updatable())
 
 
 SKETCHES = [sketch_of(range(start, start + count)) for start, count in ((0, 0), (0, 1), (0, 20), (10, 20), (0, 90))]
@@ -86,8 +86,8 @@ def test_sketches_that_differ_are_united_where_that_is_asked_for() -> None:
     """The union has the least of their numbers of registers; else it is refused in Spark's words."""
     rows, nothing = pa.array([sketch_of(range(900), 11), sketch_of(range(900), 9)]), [pa.nulls(1, pa.binary())]
     groups = Groups(np.zeros(2, dtype=np.int64), 1)
-    (found,) = SketchUnion(may_differ=True).fold([rows], nothing, groups)
-    assert datasketches.hll_sketch.deserialize(found[0].as_py()).lg_config_k == 9
+    (result,) = SketchUnion(may_differ=True).fold([rows], nothing, groups)
+    assert datasketches.hll_sketch.deserialize(result[0].as_py()).lg_config_k == 9
     with pytest.raises(UserFunctionError, match="RIFFLE-0185"):
         SketchUnion().fold([rows], nothing, groups)
     with pytest.raises(UserFunctionError, match="RIFFLE-0184"):

@@ -45,9 +45,9 @@ def test_arguments_become_what_is_declared(rows: DrawnRows[tuple[int | None, int
     for group in range(SIZE):
         values, weights = zip(*rows.of(group), strict=True) if rows.of(group) else ((), ())
         total = sum(value * weight for value, weight in rows.of(group) if value)
-        wanted = total / sum(weights) if sum(weights) else None
-        assert [way[group][0] for way in ways] == pytest.approx([wanted] * len(ways))
-        assert own.whole([pa.array(values, pa.int64()), pa.array(weights, pa.int8())]) == pytest.approx(wanted)
+        expected = total / sum(weights) if sum(weights) else None
+        assert [way[group][0] for way in ways] == pytest.approx([expected] * len(ways))
+        assert own.whole([pa.array(values, pa.int64()), pa.array(weights, pa.int8())]) == pytest.approx(expected)
 
 
 @given(rows=rows_of_groups(st.tuples(NUMBERS, st.none() | st.sampled_from("ab"))))
@@ -57,8 +57,8 @@ def test_the_greatest_rows_are_kept(rows: DrawnRows[tuple[int | None, str | None
     own = merged(TopRows(3, "n bigint, s string"), type)
     for way in merged_ways(own, [type], rows, lambda row: ({"0": row[0], "1": row[1]},)):
         for group in range(SIZE):
-            wanted = sorted(rows.of(group), key=lambda row: (row[0] is not None, row[0] or 0, row[1] or ""))
-            assert [tuple(row.values()) for row in way[group][0]] == wanted[::-1][:3]
+            expected = sorted(rows.of(group), key=lambda row: (row[0] is not None, row[0] or 0, row[1] or ""))
+            assert [tuple(row.values()) for row in way[group][0]] == expected[::-1][:3]
 
 
 @pytest.mark.parametrize("type", [pa.int64(), PAIR, pa.struct([("0", pa.list_(pa.int64()))])])

@@ -48,8 +48,8 @@ class TupleForm:
 
     def output(self) -> pa.Table:
         """See ``Form``."""
-        taken, self.taken = self.taken, []
-        return pa.table({"out": [repr(one) for one in taken]})
+        sorted_input, self.taken = self.taken, []
+        return pa.table({"out": [repr(recorder) for recorder in sorted_input]})
 
 
 class Recorder:
@@ -121,7 +121,7 @@ class Slot:
         form = TupleForm()
         processing = Processing(self.schema, declare_all(self.schema), self.processor, form, times, where="slot 1")
         keys = [key for group in key_groups for key in group]
-        rows = [(at, n) for at, n in enumerate(n for group in key_groups for n in group.values())]
+        rows = [(index, n) for index, n in enumerate(n for group in key_groups for n in group.values())]
         processing.begin(grouped(keys, rows, states or {}))
         self.outcomes = []
         for copy, group in zip(self.copies, key_groups, strict=False):
@@ -135,20 +135,20 @@ class Slot:
 
 def grouped(keys: list[str], rows: list[tuple[int, list[int]]], states: dict[str, list[int]]) -> InputByKey:
     """Return the input, rows of all keys in turns."""
-    turns = [(n[turn], at) for turn in range(4) for at, n in rows if turn < len(n)]
-    table = pa.table({"k": [keys[at] for _, at in turns], "n": [n for n, _ in turns]}, schema=ROWS)
-    codes = np.array([at for _, at in turns], dtype=np.int64)
-    found = InputByKey.of(pa.table({"k": pa.array(keys, pa.string())}), table, codes)
+    turns = [(n[turn], index) for turn in range(4) for index, n in rows if turn < len(n)]
+    table = pa.table({"k": [keys[index] for _, index in turns], "n": [n for n, _ in turns]}, schema=ROWS)
+    codes = np.array([index for _, index in turns], dtype=np.int64)
+    grouped_rows = InputByKey.of(pa.table({"k": pa.array(keys, pa.string())}), table, codes)
     if not states:
-        return found
-    given = [(key, n) for key, numbers in states.items() for n in numbers]
-    initial = pa.table({"k": [key for key, _ in given], "n": [n for _, n in given]}, schema=ROWS)
-    return found.with_states(initial, np.array([keys.index(key) for key, _ in given]))
+        return grouped_rows
+    initial_rows = [(key, n) for key, numbers in states.items() for n in numbers]
+    initial = pa.table({"k": [key for key, _ in initial_rows], "n": [n for _, n in initial_rows]}, schema=ROWS)
+    return grouped_rows.with_states(initial, np.array([keys.index(key) for key, _ in initial_rows]))
 
 
 def test_calls_come_in_sparks_order() -> None:
     """Per key the initial states and rows, then per key-group the timers in order of time."""
-    processor = Recorder(lambda one, key: one.session.timers.register(10 - len(str(key[0]))))
+    processor = Recorder(lambda recorder, key: recorder.session.timers.register(10 - len(str(key[0]))))
     slot = Slot(processor)
     output = slot.batch(
         {"a": [1, 2], "bb": [3]}, {"c": [4], "d": []}, now_ms=10, states={"bb": [7, 8], "c": [9], "d": [5]}
@@ -160,7 +160,9 @@ def test_calls_come_in_sparks_order() -> None:
         ("initial", "c", 9), ("row", "c", 4), ("initial", "d", 5), ("timer", "c", 9, None),
         ("end",),
     ]  # fmt: skip
-    assert output == [repr(one) for one in [("a", 1), ("a", 2), ("bb", 3), ("bb", 8), ("a", 9), ("c", 4), ("c", 9)]]
+    assert output == [
+        repr(recorder) for recorder in [("a", 1), ("a", 2), ("bb", 3), ("bb", 8), ("a", 9), ("c", 4), ("c", 9)]
+    ]
     assert slot.outcomes == [(2, 0, None), (1, 0, None)]
 
 
@@ -174,28 +176,30 @@ def test_output_is_read_to_its_end_before_the_next_key() -> None:
 
     slot = Slot(Late(), "None")
     slot.batch({"a": [1], "bb": [2], "ccc": [3]})
-    seen: list[object] = []
-    slot.processor = Recorder(lambda one, key: seen.append((*key, one.count.get())))
+    observed: list[object] = []
+    slot.processor = Recorder(lambda recorder, key: observed.append((*key, recorder.count.get())))
     slot.batch({"a": [1], "bb": [2], "ccc": [3]})
-    assert seen == [("a", (1,)), ("bb", (2,)), ("ccc", (3,))]
+    assert observed == [("a", (1,)), ("bb", (2,)), ("ccc", (3,))]
 
 
 def test_a_key_group_without_rows_fires_what_is_due() -> None:
     """Timers of keys that the batch does not have."""
-    processor = Recorder(lambda one, _: one.session.timers.register(5))
+    processor = Recorder(lambda recorder, _: recorder.session.timers.register(5))
     slot = Slot(processor)
     slot.batch({"a": [1]}, {"b": [1]}, now_ms=0)
     assert slot.outcomes == [(0, 0, 5), (0, 0, 5)]
-    assert slot.batch({}, {"c": [2]}, now_ms=5) == [repr(one) for one in [("a", 5), ("c", 2), ("b", 5), ("c", 5)]]
+    assert slot.batch({}, {"c": [2]}, now_ms=5) == [
+        repr(recorder) for recorder in [("a", 5), ("c", 2), ("b", 5), ("c", 5)]
+    ]
     assert slot.outcomes == [(1, 0, None), (2, 0, None)]
 
 
 def registering(*times: int) -> Callable[[Recorder, Key], None]:
     """Return a function that registers timers at these times."""
 
-    def register(one: Recorder, _: Key) -> None:
-        for at in times:
-            one.session.timers.register(at)
+    def register(recorder: Recorder, _: Key) -> None:
+        for index in times:
+            recorder.session.timers.register(index)
 
     return register
 
@@ -213,7 +217,7 @@ def test_event_time_timers_are_due_by_the_watermark() -> None:
 def test_a_last_pass_fires_what_the_batch_made_due() -> None:
     """With the newer watermark; also timers that the first pass registered."""
     processor = Recorder(registering(3, 8, 20))
-    processor.on_timer = lambda one, _, due: one.session.timers.register(due + 4) if due == 3 else None
+    processor.on_timer = lambda recorder, _, due: recorder.session.timers.register(due + 4) if due == 3 else None
     slot = Slot(processor, "EventTime")
     slot.batch({"a": [1]}, watermark_ms=5, last_pass_ms=10)
     assert [call for call in processor.calls if call[0] == "timer"] == [
@@ -224,14 +228,14 @@ def test_a_last_pass_fires_what_the_batch_made_due() -> None:
 
 def test_each_key_group_begins_with_the_batchs_watermark() -> None:
     """Only the last pass has the newer one."""
-    seen: list[object] = []
+    observed: list[object] = []
 
-    def look(one: Recorder, key: Key) -> None:
-        seen.append((*key, one.watermark_ms))
-        one.session.timers.register(7)
+    def look(recorder: Recorder, key: Key) -> None:
+        observed.append((*key, recorder.watermark_ms))
+        recorder.session.timers.register(7)
 
     Slot(Recorder(look), "EventTime").batch({"a": [1]}, {"b": [1]}, watermark_ms=5, last_pass_ms=10)
-    assert seen == [("a", 5), ("b", 5)]
+    assert observed == [("a", 5), ("b", 5)]
 
 
 def test_no_time_mode_means_no_timers() -> None:
@@ -250,7 +254,7 @@ def test_an_exception_of_a_processor_is_shown_with_its_place(when: str) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("of the user")
 
-    processor = Recorder(fail if when == "rows" else lambda one, _: one.session.timers.register(0))
+    processor = Recorder(fail if when == "rows" else lambda recorder, _: recorder.session.timers.register(0))
     processor.on_timer = fail if when == "timer" else processor.on_timer
     if when in ("begin", "end", "initial"):
         setattr(processor, when, fail)
@@ -276,7 +280,7 @@ def test_own_errors_pass_unchanged(error: Exception) -> None:
 def test_a_number_out_of_range_names_its_field() -> None:
     """It is found when the columns are built."""
     schema = VariableColumns("s", KEY, (value("n", "small byte"),))
-    processor = Recorder(lambda one, key: one.count.update((1000 if key == ("b",) else 1,)))
+    processor = Recorder(lambda recorder, key: recorder.count.update((1000 if key == ("b",) else 1,)))
     processing = Processing(schema, declare_all(schema), processor, TupleForm(), Times("None", 0))
     processing.begin(grouped(["a", "a2", "b"], [(0, [1]), (1, [1]), (2, [1])], {}))
     with pytest.raises(UserFunctionError, match="RIFFLE-0193"):
@@ -286,7 +290,7 @@ def test_a_number_out_of_range_names_its_field() -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_garbage_collection_is_as_before_afterwards(fails: bool) -> None:
     """Also if the processor raises."""
-    before, during = gc.get_threshold(), []
+    thresholds, during = gc.get_threshold(), []
 
     def look(*_: object) -> None:
         during.append(gc.get_threshold())
@@ -295,8 +299,8 @@ def test_garbage_collection_is_as_before_afterwards(fails: bool) -> None:
 
     with pytest.raises(UserFunctionError) if fails else nullcontext(), rare_garbage_collection():
         Slot(Recorder(look)).batch({"a": [1]})
-    assert during[0] > before
-    assert gc.get_threshold() == before
+    assert during[0] > thresholds
+    assert gc.get_threshold() == thresholds
 
 
 @pytest.mark.parametrize(
@@ -319,8 +323,8 @@ def test_rows_of_a_key_keep_their_order() -> None:
     """Sorting is stable, and sorted rows are not copied."""
     keys = pa.table({"k": ["a", "b"]})
     rows = pa.table({"k": ["b", "a", "b", "a"], "n": [1, 2, 3, 4]})
-    taken = InputByKey.of(keys, rows, np.array([1, 0, 1, 0]))
-    assert taken.rows.column("n").to_pylist() == [2, 4, 1, 3]
-    assert list(taken.positions) == [0, 2, 4]
-    assert InputByKey.of(keys, taken.rows, np.array([0, 0, 1, 1])).rows is taken.rows
+    sorted_input = InputByKey.of(keys, rows, np.array([1, 0, 1, 0]))
+    assert sorted_input.rows.column("n").to_pylist() == [2, 4, 1, 3]
+    assert list(sorted_input.positions) == [0, 2, 4]
+    assert InputByKey.of(keys, sorted_input.rows, np.array([0, 0, 1, 1])).rows is sorted_input.rows
     assert list(InputByKey.of(keys, rows.slice(0, 0), np.array([], dtype=np.int64)).positions) == [0, 0, 0]

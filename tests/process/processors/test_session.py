@@ -81,45 +81,45 @@ def test_lists_longer_than_a_piece_are_read_in_pieces(monkeypatch: pytest.Monkey
     store.batch(*"abcdefg")
     for number, size in enumerate(sizes):
         store.session.select_key(number)
-        store.list("l").extend([(at,) for at in range(size)])
-        for at in range(size):
-            store.map("m").update((f"{at:03}",), (at,))
+        store.list("l").extend([(index,) for index in range(size)])
+        for index in range(size):
+            store.map("m").update((f"{index:03}",), (index,))
     store.commit()
     store.batch(*"abcdefg")
     for number, size in [*enumerate(sizes), (2, 20), (0, 3)]:
         store.session.select_key(number)
-        assert [at for (at,) in store.list("l").get()] == list(range(size))
+        assert [index for (index,) in store.list("l").get()] == list(range(size))
         assert [hits for (hits,) in store.map("m").values()] == list(range(size))
 
 
 def test_keys_that_follow_each_other_are_read_ahead() -> None:
     """Windows double while keys are read in order."""
     store = Store(VISITS)
-    keys = [f"{at:04}" for at in range(1000)]
+    keys = [f"{index:04}" for index in range(1000)]
     store.batch(*keys)
     for number in range(1000):
         store.session.select_key(number)
         store.list("l").append((number,))
     store.commit()
-    read: list[int] = []
+    window_sizes: list[int] = []
 
     def decode(rows: ElementRows, _: object) -> list[int]:
-        read.append(len(rows.ids))
+        window_sizes.append(len(rows.ids))
         return rows.ids.tolist()
 
     table = pa.table({"k": keys})
     scope = Scope(store.schema, store.reading.held.reading(store.schema, table), 0, 1000)
     ahead = ReadAhead(scope, "l", decode)
     assert [len(list(ahead.of(number))) for number in range(1000)] == [1] * 1000
-    assert read == [2, 4, 8, 16, 32, 64, 128, 256, 490]
+    assert window_sizes == [2, 4, 8, 16, 32, 64, 128, 256, 490]
 
 
 def test_one_key_of_a_map_costs_one_lookup() -> None:
     """The others are neither read nor written."""
     store = Store(PAGES)
     store.batch("a")
-    for at in range(50):
-        store.map("m").update((f"{at}",), (at,))
+    for index in range(50):
+        store.map("m").update((f"{index}",), (index,))
     store.commit()
     store.reading.asked.clear()
     store.batch("a")
@@ -153,19 +153,23 @@ def test_users_may_modify_what_they_read_and_wrote() -> None:
     def row() -> tuple[list[int], dict[str, list[int]], tuple[list[int]]]:
         return [1], {"a": [2]}, ([3],)
 
-    def spoil(read: object) -> None:
-        assert isinstance(read, tuple)
-        assert read == row()
-        read[0].append(9)
-        read[1]["a"].append(9)
-        read[1]["b"] = []
-        read[2][0].append(9)
+    def spoil(window_sizes: object) -> None:
+        assert isinstance(window_sizes, tuple)
+        assert window_sizes == row()
+        window_sizes[0].append(9)
+        window_sizes[1]["a"].append(9)
+        window_sizes[1]["b"] = []
+        window_sizes[2][0].append(9)
 
     store.batch("a")
-    for write in (store.value("v").update, store.list("l").append, lambda one: store.map("m").update(("k",), one)):
-        given = row()
-        write(given)
-        spoil(given)
+    for write in (
+        store.value("v").update,
+        store.list("l").append,
+        lambda fields: store.map("m").update(("k",), fields),
+    ):
+        written = row()
+        write(written)
+        spoil(written)
     for _ in range(2):
         for _ in range(2):
             spoil(store.value("v").get())

@@ -139,7 +139,7 @@ def test_many_deleted_timers_do_not_hide_the_one_that_is_left() -> None:
 def test_expiry_reads_what_expires_and_no_more() -> None:
     """A hundred due timers of ten thousand are found without reading the others."""
     store = Store(indexed=True)
-    store.batch(*(f"{at:05}" for at in range(10_000)))
+    store.batch(*(f"{index:05}" for index in range(10_000)))
     for number in range(10_000):
         store.session.select_key(number)
         store.session.timers.register(number)

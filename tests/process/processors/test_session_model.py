@@ -71,88 +71,88 @@ class Model:
 
     def of(self, name: str, key: str, now_ms: int) -> list[tuple[object, object]]:
         """Return what of a variable is visible."""
-        found = self.elements.get((name, key), {})
-        return [(element, what) for element, (what, due) in found.items() if due is None or due > now_ms]
+        visible = self.elements.get((name, key), {})
+        return [(element, action) for element, (action, due) in visible.items() if due is None or due > now_ms]
 
     def call(self, key: str, call: Call, now_ms: int) -> None:
         """Do what a call does."""
-        what, name, given = call
+        action, name, argument = call
         due = now_ms + TTL if name.startswith("t") else None
-        held = self.elements.setdefault((name, key), {})
-        if what in ("clear", "put"):
-            held.clear()
-        if what == "update":
-            held[None] = (given, due)
-        elif what in ("append", "put"):
-            held.update({next(self.places): (one, due) for one in given})
-        elif what == "set":
-            held[given[0]] = (given[1], due)
-        elif what == "remove":
-            held.pop(given, None)
-        elif what == "register":
-            self.timers.add((given, key))
-        elif what == "delete":
-            self.timers.discard((given, key))
+        elements = self.elements.setdefault((name, key), {})
+        if action in ("clear", "put"):
+            elements.clear()
+        if action == "update":
+            elements[None] = (argument, due)
+        elif action in ("append", "put"):
+            elements.update({next(self.places): (number, due) for number in argument})
+        elif action == "set":
+            elements[argument[0]] = (argument[1], due)
+        elif action == "remove":
+            elements.pop(argument, None)
+        elif action == "register":
+            self.timers.add((argument, key))
+        elif action == "delete":
+            self.timers.discard((argument, key))
 
     def expire(self, now_ms: int) -> int:
         """Remove what has expired; return how much that was."""
-        gone = [(held, element) for held in self.elements.values() for element, (_, due) in held.items()
+        expired = [(elements, element) for elements in self.elements.values() for element, (_, due) in elements.items()
                 if due is not None and due <= now_ms]  # fmt: skip
-        for held, element in gone:
-            del held[element]
-        return len(gone)
+        for elements, element in expired:
+            del elements[element]
+        return len(expired)
 
     def next_ms(self) -> int | None:
         """Return when the first of all is due."""
-        dues = [due for held in self.elements.values() for _, due in held.values() if due is not None]
+        dues = [due for elements in self.elements.values() for _, due in elements.values() if due is not None]
         return min([*dues, *(due for due, _ in self.timers)], default=None)
 
 
 def tell(session: Session, call: Call) -> None:
     """Make a call of a session."""
-    what, name, given = call
+    action, name, argument = call
     cells = session.cells.get(name)
-    if what == "update" and isinstance(cells, ValueCells):
-        cells.update((given, "z") if name == "v" else (given,))
-    elif what in ("append", "put") and isinstance(cells, ListCells):
-        (cells.extend if what == "append" else cells.put)([(one,) for one in given])
-    elif what == "set" and isinstance(cells, MapCells):
-        cells.update((given[0],), (given[1],))
-    elif what == "remove" and isinstance(cells, MapCells):
-        cells.remove((given,))
-    elif what == "clear" and cells is not None:
+    if action == "update" and isinstance(cells, ValueCells):
+        cells.update((argument, "z") if name == "v" else (argument,))
+    elif action in ("append", "put") and isinstance(cells, ListCells):
+        (cells.extend if action == "append" else cells.put)([(number,) for number in argument])
+    elif action == "set" and isinstance(cells, MapCells):
+        cells.update((argument[0],), (argument[1],))
+    elif action == "remove" and isinstance(cells, MapCells):
+        cells.remove((argument,))
+    elif action == "clear" and cells is not None:
         cells.clear()
     else:
-        (session.timers.register if what == "register" else session.timers.delete)(given)
+        (session.timers.register if action == "register" else session.timers.delete)(argument)
 
 
 def compare(session: Session, model: Model, key: str, now_ms: int) -> None:
     """Compare all that a processor can see of the key where the session is at."""
     for name, cells in session.cells.items():
-        found = model.of(name, key, now_ms)
-        assert cells.exists() is bool(found), (name, key)
+        visible = model.of(name, key, now_ms)
+        assert cells.exists() is bool(visible), (name, key)
         if isinstance(cells, ValueCells):
-            read = cells.get()
-            assert (None if read is None else read[0]) == (found[0][1] if found else None), (name, key)
+            values = cells.get()
+            assert (None if values is None else values[0]) == (visible[0][1] if visible else None), (name, key)
         elif isinstance(cells, ListCells):
-            assert [one for (one,) in cells.get()] == [what for _, what in found], (name, key)
+            assert [number for (number,) in cells.get()] == [element for _, element in visible], (name, key)
         else:
-            assert dict(cells.items()) == {(page,): (what,) for page, what in found}, (name, key)
+            assert dict(cells.items()) == {(page,): (action,) for page, action in visible}, (name, key)
             assert [cells.get((page,)) for page in PAGES] == [
-                (dict(found)[page],) if page in dict(found) else None for page in PAGES
+                (dict(visible)[page],) if page in dict(visible) else None for page in PAGES
             ]
-    assert list(session.timers.list()) == sorted(due for due, one in model.timers if one == key)
+    assert list(session.timers.list()) == sorted(due for due, timer_key in model.timers if timer_key == key)
 
 
-def run_batch(held: CopyRuns, model: Model, batch: Batch, now_ms: int) -> pa.Table:
+def run_batch(elements: CopyRuns, model: Model, batch: Batch, now_ms: int) -> pa.Table:
     """Run one batch on both and compare them on the way; return the delta."""
-    keys, told, _ = batch
-    session = Session(SCHEMA, DECLARED, held, pa.table({"k": pa.array(keys, pa.string())}), now_ms)
-    for at, call in told if keys else []:
-        session.select_key(at % len(keys))
+    keys, calls_of_batch, _ = batch
+    session = Session(SCHEMA, DECLARED, elements, pa.table({"k": pa.array(keys, pa.string())}), now_ms)
+    for place, call in calls_of_batch if keys else []:
+        session.select_key(place % len(keys))
         tell(session, call)
-        model.call(keys[at % len(keys)], call, now_ms)
-        if at == 0:
+        model.call(keys[place % len(keys)], call, now_ms)
+        if place == 0:
             compare(session, model, keys[0], now_ms)
     for number, key in enumerate(keys):
         session.select_key(number)
@@ -160,7 +160,7 @@ def run_batch(held: CopyRuns, model: Model, batch: Batch, now_ms: int) -> pa.Tab
     due = session.fire(now_ms)
     of_key = session.keys(0).column("k").to_pylist()
     fired = [(due_ms, of_key[number]) for due_ms, number in due]
-    assert fired == sorted(one for one in model.timers if one[0] <= now_ms)
+    assert fired == sorted(timer for timer in model.timers if timer[0] <= now_ms)
     for due_ms, number in due:
         session.select_key(number)
         session.timers.delete(due_ms)
@@ -180,6 +180,6 @@ def run_all(drawn: list[Batch], copy: MemoryReading) -> None:
 
 
 @given(batches, st.integers(1, 4))
-def test_state_is_what_dictionaries_hold(drawn: list[Batch], most: int) -> None:
+def test_state_is_what_dictionaries_hold(drawn: list[Batch], run_count_max: int) -> None:
     """Values, lists, maps, timers and times to live, in each batch and from batch to batch, merged now and then."""
-    run_all(drawn, MemoryReading(SCHEMA, most))
+    run_all(drawn, MemoryReading(SCHEMA, run_count_max))

@@ -60,7 +60,7 @@ Answer = tuple[int, str | None, int, int, int | None]
 
 @dataclass
 class Group:
-    """What a model keeps of a key."""
+    """A key of the model."""
 
     visits: int = 0
     users: set[str] = field(default_factory=set)
@@ -86,7 +86,7 @@ def rows_of(visits: Sequence[Visit]) -> pa.Table:
         rows += [(*key, OF_USERS, user, None, None)] if user is not None else []
         rows += [(*key, OF_SECONDS, None, seconds, seconds)] if seconds is not None else []
     columns = zip(*rows, strict=True) if rows else [()] * len(SPEC.rows)
-    return pa.table([pa.array(list(one), of.type) for one, of in zip(columns, SPEC.rows, strict=True)], SPEC.rows)
+    return pa.table([pa.array(list(column), of.type) for column, of in zip(columns, SPEC.rows, strict=True)], SPEC.rows)
 
 
 def operator(mode: OutputMode) -> Stateful:
@@ -100,9 +100,9 @@ def operator(mode: OutputMode) -> Stateful:
 
 
 def answers_of(rows: Sequence[dict[str, object]]) -> list[Answer]:
-    """Return what was delivered as a model says it."""
-    told = pa.Table.from_pylist(list(rows), SPEC.output)
-    plain = [told.column(1).cast(pa.int64()), *told.columns[2:]]
+    """Return output rows in the model's form."""
+    table = pa.Table.from_pylist(list(rows), SPEC.output)
+    plain = [table.column(1).cast(pa.int64()), *table.columns[2:]]
     return list(zip(*(column.to_pylist() for column in plain), strict=True))
 
 
@@ -121,22 +121,22 @@ def test_values_count_once_for_their_group(mode: OutputMode, batches: list[tuple
     with Harness(operator(mode), SPEC.rows) as query:
         for visits, later, event in batches:
             moved = [visit._replace(end=visit.end + 1000 * later) for visit in visits]
-            found = answers_of(query.feed(rows_of(moved)))
-            assert sorted(found, key=repr) == sorted(model.batch(moved), key=repr)
+            answers = answers_of(query.feed(rows_of(moved)))
+            assert sorted(answers, key=repr) == sorted(model.batch(moved), key=repr)
             if event:
                 query.crash(lose_copies=event == "crash")
-        kept = sum(1 + len(group.users) + len(group.seconds) for _, group in model.groups.values())
-        assert len(query.state()) == kept
+        stored_count = sum(1 + len(group.users) + len(group.seconds) for _, group in model.groups.values())
+        assert len(query.state()) == stored_count
 
 
 def test_complete_mode_answers_groups_alone() -> None:
     """Elements are read with them, and are no groups."""
-    told = list[list[Answer]]()
+    table = list[list[Answer]]()
     compute = DistinctGroups(replace(SPEC, time=None), "complete")
     with Harness(Stateful("visits", SPEC.stored_key.names, compute), SPEC.rows) as query:
         for users in ("xy", "yx", ""):
-            told.append(answers_of(query.feed(rows_of([Visit(10, "a", user, 2) for user in users]))))
-    assert told == [[(10, "a", 2, 2, 2)], [(10, "a", 4, 2, 2)], [(10, "a", 4, 2, 2)]]
+            table.append(answers_of(query.feed(rows_of([Visit(10, "a", user, 2) for user in users]))))
+    assert table == [[(10, "a", 2, 2, 2)], [(10, "a", 4, 2, 2)], [(10, "a", 4, 2, 2)]]
 
 
 def test_a_group_and_its_values_lie_together() -> None:
@@ -158,7 +158,7 @@ def test_values_go_with_their_group_to_another_number_of_key_groups() -> None:
     visits = [Visit(10, page, f"user {number}", number) for number in range(20) for page in "abcdef"]
     with Harness(operator("update"), SPEC.rows) as query:
         for visit_times, key_groups in enumerate((3, 32, 8), start=1):
-            found = answers_of(query.feed(rows_of(visits)))
-            assert sorted(found) == [(10, page, 20 * visit_times, 20, 190) for page in "abcdef"]
+            answers = answers_of(query.feed(rows_of(visits)))
+            assert sorted(answers) == [(10, page, 20 * visit_times, 20, 190) for page in "abcdef"]
             switch_dispatch(query.root, "key_group", key_groups=key_groups, execute=True)
             query.restart(dispatch="key_group", key_groups=key_groups)

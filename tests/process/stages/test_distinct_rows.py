@@ -43,8 +43,10 @@ class Form:
     def spec(self) -> DistinctSpec:
         """What a plan would tell of it."""
         types = {"at": TIME, "user": pa.string(), "page": pa.int64(), "number": pa.int64()}
-        told = pa.schema([(name, types[name]) for name in [*self.key, *(one for one in types if one not in self.key)]])
-        return DistinctSpec("clicks", pa.schema(list(told)[: len(self.key)]), told, self.time, self.due)
+        schema = pa.schema(
+            [(name, types[name]) for name in [*self.key, *(name for name in types if name not in self.key)]]
+        )
+        return DistinctSpec("clicks", pa.schema(list(schema)[: len(self.key)]), schema, self.time, self.due)
 
 
 FORMS = {
@@ -75,8 +77,8 @@ class Model:
             if not is_late and key not in self.known:
                 self.known[key] = self._until(click)
                 passed.append(click)
-        gone = [key for key, until in self.known.items() if until is not None and until <= self.watermark_ms * 1000]
-        for key in gone:
+        expired = [key for key, until in self.known.items() if until is not None and until <= self.watermark_ms * 1000]
+        for key in expired:
             del self.known[key]
         newest = max((click.at // 1000 for click in clicks if click.at is not None), default=0)
         self.late_ms, self.watermark_ms = self.watermark_ms, max(self.watermark_ms, newest - DELAY_MS)
@@ -89,14 +91,14 @@ class Model:
 
 
 def rows_of(clicks: Sequence[Click], spec: DistinctSpec) -> pa.Table:
-    """Return what comes."""
+    """Return input rows."""
     return pa.table(
-        {one.name: pa.array([getattr(click, one.name) for click in clicks], one.type) for one in spec.output}
+        {field.name: pa.array([getattr(click, field.name) for click in clicks], field.type) for field in spec.output}
     )
 
 
 def clicks_of(table: pa.Table) -> list[Click]:
-    """Return what was delivered as a model says it."""
+    """Return output rows in the model's form."""
     columns = [table.column("at").cast(pa.int64()), *(table.column(name) for name in ("user", "page", "number"))]
     return [Click(*row) for row in zip(*(column.to_pylist() for column in columns), strict=True)]
 
@@ -117,7 +119,7 @@ def test_rows_that_pass_are_those_of_a_model(name: str, batches: list[tuple[list
     late = LateRule("at", "rows") if form.time else None
     with Harness(Stateful("clicks", form.key, DistinctRows(form.spec)), form.spec.output, late=late) as query:
         for clicks, later, event in batches:
-            moved = [one._replace(at=None if one.at is None else one.at + 1000 * later) for one in clicks]
+            moved = [click._replace(at=None if click.at is None else click.at + 1000 * later) for click in clicks]
             if late:
                 query.advance_watermark(model.watermark_ms)
             passed = pa.Table.from_pylist(query.feed(rows_of(moved, form.spec)), form.spec.output)
@@ -132,7 +134,7 @@ def test_numbers_are_one_key_by_value() -> None:
     rows = pa.schema([("z", pa.float64()), ("n", pa.int64())])
     spec = DistinctSpec("numbers", pa.schema([rows.field("z")]), rows, None, None)
     with Harness(Stateful("numbers", "z", DistinctRows(spec)), rows) as query:
-        one, other = (
+        first, second = (
             query.feed([{"z": z, "n": 1} for z in batch]) for batch in ([-0.0, 0.0], [0.0, math.nan, math.nan])
         )
-    assert [str(row["z"]) for row in (*one, *other)] == ["0.0", "nan"]
+    assert [str(row["z"]) for row in (*first, *second)] == ["0.0", "nan"]

@@ -41,7 +41,7 @@ class Visit(NamedTuple):
 
 @dataclass
 class Group:
-    """What a model keeps of a key."""
+    """A key of the model."""
 
     seconds: list[int | None] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
@@ -53,12 +53,12 @@ class Group:
 
     def answer(self, key: Key) -> Answer:
         """Return its row."""
-        known = [one for one in self.seconds if one is not None]
-        total = sum(known) if known else None
-        return (*key, len(self.seconds), total, float(sum(known)), len(known), tuple(self.seen))
+        present = [seconds for seconds in self.seconds if seconds is not None]
+        total = sum(present) if present else None
+        return (*key, len(self.seconds), total, float(sum(present)), len(present), tuple(self.seen))
 
 
-def rows_of(visits: Sequence[Visit], given: AggregateSpec) -> pa.Table:
+def rows_of(visits: Sequence[Visit], aggregate: AggregateSpec) -> pa.Table:
     """Return one-row buffers."""
     columns = [
         [visit.end - 10 for visit in visits], [visit.end for visit in visits], [visit.page for visit in visits],
@@ -66,20 +66,21 @@ def rows_of(visits: Sequence[Visit], given: AggregateSpec) -> pa.Table:
         [int(visit.seconds is not None) for visit in visits], [visit.seen for visit in visits],
     ]  # fmt: skip
     return pa.table(
-        [pa.array(column, type) for column, type in zip(columns, given.rows.types, strict=True)], schema=given.rows
+        [pa.array(column, type) for column, type in zip(columns, aggregate.rows.types, strict=True)],
+        schema=aggregate.rows,
     )
 
 
 def answers_of(rows: Sequence[dict[str, object]]) -> list[Answer]:
-    """Return what was delivered as a model says it."""
-    told = pa.Table.from_pylist(list(rows), spec().output)
-    plain = [told.column(0).cast(pa.int64()), told.column(1).cast(pa.int64()), *told.columns[2:]]
+    """Return output rows in the model's form."""
+    table = pa.Table.from_pylist(list(rows), spec().output)
+    plain = [table.column(0).cast(pa.int64()), table.column(1).cast(pa.int64()), *table.columns[2:]]
     return [(*row[:-1], tuple(row[-1])) for row in zip(*(column.to_pylist() for column in plain), strict=True)]
 
 
 def in_order(answers: list[Answer]) -> list[Answer]:
     """Sort answers, lists' elements too: nobody says in what order rows come."""
-    return sorted(((*one[:-1], tuple(sorted(one[-1]))) for one in answers), key=repr)
+    return sorted(((*answer[:-1], tuple(sorted(answer[-1]))) for answer in answers), key=repr)
 
 
 _VISIT = st.builds(
@@ -92,34 +93,34 @@ _BATCH = st.tuples(st.lists(_VISIT, max_size=6), st.integers(0, 6), st.sampled_f
 @given(st.sampled_from(MODES), st.lists(_BATCH, max_size=8))
 def test_windows_are_those_of_a_dictionary(mode: OutputMode, batches: list[tuple[list[Visit], int, str]]) -> None:
     """Late and equal times, nulls, batches without rows, restarts and lost executors."""
-    given = spec()
+    aggregate = spec()
     model = WindowModel(mode, Group, DELAY_MS)
-    with Harness(operator(given, MergedGroups(given, mode), DELAY_MS), given.rows) as query:
+    with Harness(operator(aggregate, MergedGroups(aggregate, mode), DELAY_MS), aggregate.rows) as query:
         for visits, later, event in batches:
             moved = [visit._replace(end=visit.end + 1000 * later) for visit in visits]
-            assert in_order(answers_of(query.feed(rows_of(moved, given)))) == in_order(model.batch(moved))
+            assert in_order(answers_of(query.feed(rows_of(moved, aggregate)))) == in_order(model.batch(moved))
             if event:
                 query.crash(lose_copies=event == "crash")
         assert {tuple(key[2:]) for key in query.state()} == {key[2:] for key in model.groups}
         assert len(query.state()) == len(model.groups)
 
 
-def batch_of(given: AggregateSpec, visits: Sequence[Visit], keys: Sequence[Visit]) -> Batch:
+def batch_of(aggregate: AggregateSpec, visits: Sequence[Visit], keys: Sequence[Visit]) -> Batch:
     """Return a call of these rows; every key is among ``keys``, and none has state."""
     places = {visit.key: place for place, visit in enumerate(keys)}
     codes = np.array([places[visit.key] for visit in visits], np.int64)
-    told = rows_of(keys, given).select(given.keys.names)
-    kept = MergedGroups(given, "update").declare(given.keys, given.rows).state
-    state = pa.table([pa.nulls(len(keys), field.type) for field in kept], schema=kept)
-    found = np.zeros(len(keys), np.bool_)
-    return Batch(rows_of(visits, given), codes, told, state, found, 1, 0, None, None, "visits")
+    table = rows_of(keys, aggregate).select(aggregate.keys.names)
+    state_schema = MergedGroups(aggregate, "update").declare(aggregate.keys, aggregate.rows).state
+    state = pa.table([pa.nulls(len(keys), field.type) for field in state_schema], schema=state_schema)
+    has_state = np.zeros(len(keys), np.bool_)
+    return Batch(rows_of(visits, aggregate), codes, table, state, has_state, 1, 0, None, None, "visits")
 
 
 @pytest.mark.parametrize("mode", ["update", "complete"])
 def test_a_key_without_rows_is_answered_as_it_is_and_not_changed(mode: OutputMode) -> None:
     """A slot may give all that it holds; what has no rows and no state has what Spark begins with."""
-    one, other = Visit(10, "a", 2, "x"), Visit(20, "b", None, None)
-    update = MergedGroups(spec(), mode)(batch_of(spec(), [one, one], [other, one]))
+    visit, other_visit = Visit(10, "a", 2, "x"), Visit(20, "b", None, None)
+    update = MergedGroups(spec(), mode)(batch_of(spec(), [visit, visit], [other_visit, visit]))
     assert answers_of(update.output.to_pylist()) == [
         (10, 20, "b", 0, None, 0.0, 0, ()), (0, 10, "a", 2, 4, 4.0, 2, ("x", "x")),
     ]  # fmt: skip
@@ -129,11 +130,13 @@ def test_a_key_without_rows_is_answered_as_it_is_and_not_changed(mode: OutputMod
 def test_complete_mode_answers_all_in_each_batch() -> None:
     """Also keys without rows, in batches without rows, and after a loss. Keys never expire."""
     assert MergedGroups(spec(), "complete").declare(spec().keys, spec().rows).due is None
-    given, answers = spec(time=None), list[list[str]]()
-    with Harness(operator(given, MergedGroups(given, "complete"), None), given.rows) as query:
+    aggregate, answers = spec(time=None), list[list[str]]()
+    with Harness(operator(aggregate, MergedGroups(aggregate, "complete"), None), aggregate.rows) as query:
         for pages in ("a", "ba", "", "c"):
             visits = [Visit(10, page, 1, None) for page in pages]
-            answers.append(sorted(f"{one[2]}{one[3]}" for one in answers_of(query.feed(rows_of(visits, given)))))
+            answers.append(
+                sorted(f"{answer[2]}{answer[3]}" for answer in answers_of(query.feed(rows_of(visits, aggregate))))
+            )
             query.crash(lose_copies=True)
     assert answers == [["a1"], ["a2", "b1"], ["a2", "b1"], ["a2", "b1", "c1"]]
 
@@ -141,17 +144,19 @@ def test_complete_mode_answers_all_in_each_batch() -> None:
 @pytest.mark.parametrize("mode", ["update", "complete"])
 def test_what_groups_by_nothing_is_answered_in_each_batch(mode: OutputMode) -> None:
     """Over no rows too, from the first batch on, and after a loss."""
-    given = AggregateSpec("aggregate.all", pa.schema([("all_rows", pa.int32())]), spec().functions, None, keyless=True)
-    told = list[tuple[object, ...]]()
-    with Harness(operator(given, MergedGroups(given, mode), None), given.rows) as query:
+    aggregate = AggregateSpec(
+        "aggregate.all", pa.schema([("all_rows", pa.int32())]), spec().functions, None, keyless=True
+    )
+    table = list[tuple[object, ...]]()
+    with Harness(operator(aggregate, MergedGroups(aggregate, mode), None), aggregate.rows) as query:
         for seconds in ([], [1, 4], [], [None]):
-            visits = [Visit(10, None, one, None) for one in seconds]
+            visits = [Visit(10, None, n, None) for n in seconds]
             rows = rows_of(visits, spec()).drop_columns(["window_start", "window_end", "page"])
             rows = rows.add_column(0, "all_rows", pa.array([0] * len(visits), pa.int32()))
             (row,) = query.feed(rows)
-            told.append((row["visits"], row["seconds"], row["mean_sum"], row["seen"]))
+            table.append((row["visits"], row["seconds"], row["mean_sum"], row["seen"]))
             query.crash(lose_copies=True)
-    assert told == [(0, None, 0.0, []), (2, 5, 5.0, []), (2, 5, 5.0, []), (3, 5, 5.0, [])]
+    assert table == [(0, None, 0.0, []), (2, 5, 5.0, []), (2, 5, 5.0, []), (3, 5, 5.0, [])]
 
 
 def test_what_is_wrong_with_a_key_names_it() -> None:

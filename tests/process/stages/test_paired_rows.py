@@ -77,24 +77,24 @@ class Model:
         """Return what a batch is answered."""
         answers: list[Answer] = []
         on_time = [row for row in rows if row.at > self.late_ms]
-        for row in sorted(on_time, key=lambda one: not one.is_left):
+        for row in sorted(on_time, key=lambda joined_row: not joined_row.is_left):
             answers += self._row(row)
-        for one in [one for one in self.kept if self._leaves(one.row) <= watermark_ms]:
-            self.kept.remove(one)
-            answers += [] if one.has_partner else self._alone(one.row)
+        for buffered in [buffered for buffered in self.kept if self._leaves(buffered.row) <= watermark_ms]:
+            self.kept.remove(buffered)
+            answers += [] if buffered.has_partner else self._alone(buffered.row)
         self.late_ms = watermark_ms
         return sorted(answers, key=repr)
 
     def _row(self, row: Row) -> list[Answer]:
         if not row.passes:
             return self._alone(row)
-        mine, answers = Kept(row), list[Answer]()
-        for other in list(self.kept):
-            left, right = (mine, other) if row.is_left else (other, mine)
-            if other.row.is_left != row.is_left and self._are_pair(left.row, right.row):
+        own, answers = Kept(row), list[Answer]()
+        for partner in list(self.kept):
+            left, right = (own, partner) if row.is_left else (partner, own)
+            if partner.row.is_left != row.is_left and self._are_pair(left.row, right.row):
                 answers += self._paired(left, right)
-        if not (self.kind == "semi" and row.is_left and mine.has_partner):
-            self.kept.append(mine)
+        if not (self.kind == "semi" and row.is_left and own.has_partner):
+            self.kept.append(own)
         return answers
 
     def _are_pair(self, left: Row, right: Row) -> bool:
@@ -105,7 +105,7 @@ class Model:
         left.has_partner = right.has_partner = True
         if self.kind != "semi":
             return [(left.row.key, left.row.at, left.row.number, right.row.at, right.row.number)]
-        self.kept = [one for one in self.kept if one is not left]
+        self.kept = [buffered for buffered in self.kept if buffered is not left]
         return [(left.row.key, left.row.at, left.row.number)] if first else []
 
     def _alone(self, row: Row) -> list[Answer]:
@@ -131,17 +131,17 @@ def table_of(rows: Sequence[Row]) -> pa.Table:
     """Return rows of both sides."""
     sent = [told(row) for row in rows]
     return pa.table(
-        [pa.array([one.get(name) for one in sent], ROWS.field(name).type) for name in ROWS.names], schema=ROWS
+        [pa.array([row.get(name) for row in sent], ROWS.field(name).type) for name in ROWS.names], schema=ROWS
     )
 
 
 def answers_of(rows: Sequence[dict[str, object]], spec: JoinSpec) -> list[Answer]:
     """Return what was delivered as a model says it."""
     columns = [
-        pc.divide(one.cast(pa.int64()), 1000) if pa.types.is_timestamp(one.type) else one
-        for one in pa.Table.from_pylist(list(rows), spec.output).columns
+        pc.divide(column.cast(pa.int64()), 1000) if pa.types.is_timestamp(column.type) else column
+        for column in pa.Table.from_pylist(list(rows), spec.output).columns
     ]
-    return sorted(zip(*(one.to_pylist() for one in columns), strict=True), key=repr)
+    return sorted(zip(*(column.to_pylist() for column in columns), strict=True), key=repr)
 
 
 def harness(spec: JoinSpec) -> Harness:
@@ -169,10 +169,11 @@ def test_pairs_are_those_of_lists(kind: str, batches: list[tuple[list[Row], int,
             if event:
                 query.crash(lose_copies=event == "crash")
         for name, is_left in ((paired_rows.LEFT, True), (paired_rows.RIGHT, False)):
-            held = cast("Mapping[tuple[str | None], list[tuple[int, int]]]", query.state(name))
-            stored = [(key, row[1]) for (key,), rows in held.items() for row in rows]
+            state = cast("Mapping[tuple[str | None], list[tuple[int, int]]]", query.state(name))
+            stored = [(key, row[1]) for (key,), rows in state.items() for row in rows]
             assert sorted(stored, key=repr) == sorted(
-                ((one.row.key, one.row.number) for one in model.kept if one.row.is_left == is_left), key=repr
+                ((buffered.row.key, buffered.row.number) for buffered in model.kept if buffered.row.is_left == is_left),
+                key=repr,
             )
 
 
@@ -187,11 +188,11 @@ def test_many_pairs_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_side_of_keys_alone_is_kept_too() -> None:
     """A side without other columns has partners too, and without a due time its rows stay."""
-    told = replace(
+    right = replace(
         INNER.right, output=pa.schema([("j", pa.string())]), buffered=pa.schema([]), key_backed=(("j", "k"),)
     )
     with harness(
-        replace(INNER, left=replace(INNER.left, due=None), right=replace(told, due=None), comparisons=())
+        replace(INNER, left=replace(INNER.left, due=None), right=replace(right, due=None), comparisons=())
     ) as query:
         query.feed(table_of([Row(False, "a", 3000, 2, True)]))
         query.advance_watermark(1_000_000)
@@ -202,7 +203,9 @@ def test_a_side_of_keys_alone_is_kept_too() -> None:
 def test_rows_without_a_time_match_no_bound_and_stay() -> None:
     """They fulfil no comparison with their time, and never leave."""
     timed = table_of([Row(True, "a", 1000, 1, True)])
-    columns = [pa.nulls(1, one.type) if pa.types.is_timestamp(one.type) else timed.column(one.name) for one in ROWS]
+    columns = [
+        pa.nulls(1, field.type) if pa.types.is_timestamp(field.type) else timed.column(field.name) for field in ROWS
+    ]
     with harness(SPECS["full"]) as query:
         query.feed(pa.table(columns, schema=ROWS))
         assert query.feed(table_of([Row(False, "a", 1000, 2, True)])) == []

@@ -34,23 +34,23 @@ class Visit(NamedTuple):
 
 @dataclass
 class Session:
-    """What a model keeps of a session."""
+    """A session of the model."""
 
     start: int
     end: int
     page: str | None
     visits: list[Visit] = field(default_factory=list)
 
-    def touches(self, other: Session) -> bool:
+    def touches(self, other_session: Session) -> bool:
         """Tell whether both are one."""
-        return self.page == other.page and self.start <= other.end and other.start <= self.end
+        return self.page == other_session.page and self.start <= other_session.end and other_session.start <= self.end
 
     def answer(self) -> Answer:
         """Return its row."""
-        known = [visit.seconds for visit in self.visits if visit.seconds is not None]
-        seen = tuple(sorted(visit.seen for visit in self.visits if visit.seen is not None))
-        total = sum(known) if known else None
-        return self.start, self.end, self.page, len(self.visits), total, float(sum(known)), len(known), seen
+        present = [visit.seconds for visit in self.visits if visit.seconds is not None]
+        seen_values = tuple(sorted(visit.seen for visit in self.visits if visit.seen is not None))
+        total = sum(present) if present else None
+        return self.start, self.end, self.page, len(self.visits), total, float(sum(present)), len(present), seen_values
 
 
 @dataclass
@@ -64,14 +64,19 @@ class Model:
 
     def visit(self, visit: Visit) -> None:
         """Take a row: all that its session touches becomes one with it."""
-        one = Session(visit.at, visit.at + visit.gap, visit.page, [visit])
-        for other in [other for other in self.sessions if other.touches(one)]:
-            self.sessions.remove(other)
-            one = Session(min(one.start, other.start), max(one.end, other.end), one.page, [*other.visits, *one.visits])
-        self.sessions.append(one)
+        session = Session(visit.at, visit.at + visit.gap, visit.page, [visit])
+        for other_session in [other_session for other_session in self.sessions if other_session.touches(session)]:
+            self.sessions.remove(other_session)
+            session = Session(
+                min(session.start, other_session.start),
+                max(session.end, other_session.end),
+                session.page,
+                [*other_session.visits, *session.visits],
+            )
+        self.sessions.append(session)
 
     def batch(self, visits: Sequence[Visit]) -> list[Answer]:
-        """Return what a batch is answered."""
+        """Return the output of a batch."""
         for visit in visits:
             if visit.at + visit.gap > self.late_ms * 1000:
                 self.visit(visit)
@@ -79,10 +84,10 @@ class Model:
         if self.mode == "complete":
             over = self.sessions
         else:
-            over = [one for one in self.sessions if one.end <= self.watermark_ms * 1000]
-            self.sessions = [one for one in self.sessions if one not in over]
+            over = [session for session in self.sessions if session.end <= self.watermark_ms * 1000]
+            self.sessions = [session for session in self.sessions if session not in over]
         self.late_ms, self.watermark_ms = self.watermark_ms, max(self.watermark_ms, newest - DELAY_MS)
-        return sorted((one.answer() for one in over), key=repr)
+        return sorted((session.answer() for session in over), key=repr)
 
 
 GIVEN = spec(SESSION)
@@ -96,13 +101,13 @@ def rows_of(visits: Sequence[Visit]) -> pa.Table:
         [int(visit.seconds is not None) for visit in visits], [visit.seen for visit in visits],
     ]  # fmt: skip
     kinds = GIVEN.rows.types
-    return pa.table([pa.array(one, kind) for one, kind in zip(columns, kinds, strict=True)], schema=GIVEN.rows)
+    return pa.table([pa.array(session, kind) for session, kind in zip(columns, kinds, strict=True)], schema=GIVEN.rows)
 
 
 def answers_of(rows: Sequence[dict[str, object]]) -> list[Answer]:
-    """Return what was delivered as a model says it."""
-    told = pa.Table.from_pylist(list(rows), GIVEN.output)
-    plain = [told.column(0).cast(pa.int64()), told.column(1).cast(pa.int64()), *told.columns[2:]]
+    """Return output rows in the model's form."""
+    table = pa.Table.from_pylist(list(rows), GIVEN.output)
+    plain = [table.column(0).cast(pa.int64()), table.column(1).cast(pa.int64()), *table.columns[2:]]
     rows_told = zip(*(column.to_pylist() for column in plain), strict=True)
     return sorted(((*row[:-1], tuple(sorted(row[-1]))) for row in rows_told), key=repr)
 
@@ -127,12 +132,12 @@ def test_sessions_are_those_of_a_list(mode: OutputMode, batches: list[tuple[list
             assert answers_of(query.feed(rows_of(moved))) == model.batch(moved)
             if event:
                 query.crash(lose_copies=event == "crash")
-        kept = query.table()
-        assert sum(map(len, kept["window_end"].to_pylist())) == len(model.sessions)
+        state = query.table()
+        assert sum(map(len, state["window_end"].to_pylist())) == len(model.sessions)
         if mode == "append":
-            dues = zip(kept["page"].to_pylist(), kept["window_end_due"].cast(pa.int64()).to_pylist(), strict=True)
-            latest_first = sorted(model.sessions, key=lambda one: -one.end)
-            assert dict(dues) == {one.page: one.end for one in latest_first}
+            dues = zip(state["page"].to_pylist(), state["window_end_due"].cast(pa.int64()).to_pylist(), strict=True)
+            latest_first = sorted(model.sessions, key=lambda session: -session.end)
+            assert dict(dues) == {session.page: session.end for session in latest_first}
 
 
 def batch_of(visits: Sequence[Visit]) -> Batch:
@@ -140,13 +145,13 @@ def batch_of(visits: Sequence[Visit]) -> Batch:
     kept = SessionGroups(GIVEN, "append").declare(GIVEN.routing_key, GIVEN.rows).state
     pages = sorted({str(visit.page) for visit in visits})
     state = pa.table([pa.nulls(len(pages), field.type) for field in kept], schema=kept)
-    codes, found = np.array([pages.index(str(visit.page)) for visit in visits]), np.zeros(len(pages), np.bool_)
-    return Batch(rows_of(visits), codes, pa.table({"page": pages}), state, found, 1, 0, None, None, "visits")
+    codes, has_state = np.array([pages.index(str(visit.page)) for visit in visits]), np.zeros(len(pages), np.bool_)
+    return Batch(rows_of(visits), codes, pa.table({"page": pages}), state, has_state, 1, 0, None, None, "visits")
 
 
 def test_times_far_apart_are_told_apart() -> None:
     """Owner and time together need more than 64 bits, so ranks of times are used."""
-    far = [Visit(at, 5, page, 1, None) for page in "abcde" for at in (-(2**61), 2**61, 2**61 + 5)]
+    far = [Visit(start, 5, page, 1, None) for page in "abcde" for start in (-(2**61), 2**61, 2**61 + 5)]
     update = SessionGroups(GIVEN, "append")(batch_of(far))
     starts, ends = (
         update.state.column(name).cast(pa.list_(pa.int64())).to_pylist() for name in ("window_start", "window_end")
@@ -160,11 +165,24 @@ def test_a_column_that_is_new_begins_at_nothing() -> None:
     compute = SessionGroups(GIVEN, "append")
     first = compute(batch_of([Visit(0, 5, "a", 1, "x"), Visit(10, 5, "a", 2, "y"), Visit(90, 5, "a", 2, "z")]))
     without = first.state.set_column(3, "seconds", pa.nulls(1, pa.list_(pa.int64())))
-    again = batch_of([Visit(3, 9, "a", 7, None)])
+    second_batch = batch_of([Visit(3, 9, "a", 7, None)])
     assert first.state.column_names[3] == "seconds"
-    update = compute(Batch(again.rows, again.codes, again.keys, without, ~again.has_state, 2, 0, None, None, "visits"))
-    told = {name: update.state.column(name).to_pylist()[0] for name in ("visits", "seconds", "seen")}
-    assert told == {"visits": [3, 1], "seconds": [7, None], "seen": [["x", "y"], ["z"]]}
+    update = compute(
+        Batch(
+            second_batch.rows,
+            second_batch.codes,
+            second_batch.keys,
+            without,
+            ~second_batch.has_state,
+            2,
+            0,
+            None,
+            None,
+            "visits",
+        )
+    )
+    table = {name: update.state.column(name).to_pylist()[0] for name in ("visits", "seconds", "seen")}
+    assert table == {"visits": [3, 1], "seconds": [7, None], "seen": [["x", "y"], ["z"]]}
 
 
 def test_a_session_is_not_part_of_the_routing_key() -> None:

@@ -48,14 +48,14 @@ def in_order(change: Change) -> tuple[bool, int, bool, str]:
 def model(table: dict[str | None, Change], batch: Sequence[Row], *, alone: bool) -> list[tuple[object, ...]]:
     """Let a batch's changes into the table, one after the other; then look its events up."""
     for change in sorted((row for row in batch if isinstance(row, Change)), key=in_order):
-        known = table.get(change.k)
-        if known is None or in_order(change)[:2] >= in_order(known)[:2]:
+        current = table.get(change.k)
+        if current is None or in_order(change)[:2] >= in_order(current)[:2]:
             table[change.k] = change
     answers = list[tuple[object, ...]]()
     for row in batch:
-        found = table.get(row.k)
-        if isinstance(row, Event) and (alone or found):
-            answers.append((row.k, row.n, found.name if found else None, found.at if found else None, bool(found)))
+        match = table.get(row.k)
+        if isinstance(row, Event) and (alone or match):
+            answers.append((row.k, row.n, match.name if match else None, match.at if match else None, bool(match)))
     return sorted(answers, key=repr)
 
 
@@ -81,8 +81,8 @@ def test_each_row_is_answered_with_the_last_row_of_its_key(alone: bool, batches:
     table, spec = dict[str | None, Change](), replace(SPEC, keeps_unmatched=alone)
     with Harness(Stateful("table.k", "k", TableRows(spec)), ROWS) as query:
         for batch, event in batches:
-            told = query.feed([row_of(row) for row in batch])
-            assert sorted(map(answer_of, told), key=repr) == model(table, batch, alone=alone)
+            output = query.feed([row_of(row) for row in batch])
+            assert sorted(map(answer_of, output), key=repr) == model(table, batch, alone=alone)
             if event:
                 query.crash(lose_copies=event == "crash")
         assert query.state() == {

@@ -52,7 +52,7 @@ def has_void_inside(kind: Any) -> bool:
         inner = [kind.keyType, kind.valueType]
     else:
         inner = [field.dataType for field in kind] if isinstance(kind, StructType) else []
-    return any(isinstance(each, NullType) or has_void_inside(each) for each in inner)
+    return any(isinstance(inner_type, NullType) or has_void_inside(inner_type) for inner_type in inner)
 
 
 def sparks(text: str) -> tuple[StructType, pa.Schema] | None:
@@ -80,8 +80,8 @@ def test_texts_mean_what_they_mean_to_spark(spark: SparkSession) -> None:
     texts = [*ddl_texts.SIMPLE, *(f"{name} int" for name in ddl_texts.NAMES), *ddl_texts.REFUSED]
     texts += [] if ZONE else ddl_texts.REFUSED_FIRST
     for text in texts + ddl_texts.drawn(500, seed=6):
-        expected, found = sparks(text), ours(text)
-        assert (found is None) == (expected is None), (text, expected)
-        if expected is not None and found is not None:
-            assert found.equals(expected[1]), text
+        expected, actual = sparks(text), ours(text)
+        assert (actual is None) == (expected is None), (text, expected)
+        if expected is not None and actual is not None:
+            assert actual.equals(expected[1]), text
             assert schema_of_json(expected[0].json()).equals(expected[1]), text

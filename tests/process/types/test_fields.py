@@ -27,11 +27,11 @@ NOON = datetime(2024, 5, 1, 12, 0, 0, 5)
 @pytest.fixture(params=["UTC", "America/New_York"])
 def zone(request: pytest.FixtureRequest) -> Iterator[str]:
     """Set the machine's time zone."""
-    before = os.environ.get("TZ")
+    previous_zone = os.environ.get("TZ")
     os.environ["TZ"] = request.param
     time.tzset()
     yield request.param
-    os.environ.pop("TZ") if before is None else os.environ.update(TZ=before)
+    os.environ.pop("TZ") if previous_zone is None else os.environ.update(TZ=previous_zone)
     time.tzset()
 
 
@@ -44,12 +44,12 @@ def stored_and_read(kind: str, value: object) -> object:
     """Return what a value is after it went through Arrow, as a store would have it."""
     of = fields(kind)
     table = pa.table(of.columns([of.normalize((value,))]), schema=of.schema)
-    (read,) = of.tuples(table)
-    return read[0]
+    (expected,) = of.tuples(table)
+    return expected[0]
 
 
 @pytest.mark.parametrize(
-    ("kind", "written", "read"),
+    ("kind", "written", "expected"),
     [
         ("int", 5, 5),
         ("long", np.int8(-3), -3),
@@ -94,11 +94,11 @@ def stored_and_read(kind: str, value: object) -> object:
     ],
     ids=str,
 )
-def test_a_value_reads_back_at_once_as_it_does_from_a_store(kind: str, written: object, read: object) -> None:
+def test_a_value_reads_back_at_once_as_it_does_from_a_store(kind: str, written: object, expected: object) -> None:
     """A normalized value equals the value from Arrow."""
     (normalized,) = fields(kind).normalize((written,))
-    assert (normalized, type(normalized)) == (read, type(read))
-    assert stored_and_read(kind, written) == read
+    assert (normalized, type(normalized)) == (expected, type(expected))
+    assert stored_and_read(kind, written) == expected
 
 
 @pytest.mark.parametrize("value", [NOON, NOON.replace(tzinfo=timezone(timedelta(hours=5)))], ids=str)

@@ -39,12 +39,12 @@ KEPT: list[tuple[object, set[str]]] = [
 KEPT += [(name, set(POSITIONS)) for name in ("decimal(38,18)", "interval hour to minute", "string collate UTF8_BINARY")]
 
 
-@pytest.mark.parametrize(("kind", "kept"), KEPT)
-def test_a_type_is_kept_or_refused_by_position(kind: object, kept: set[str]) -> None:
+@pytest.mark.parametrize(("kind", "positions"), KEPT)
+def test_a_type_is_kept_or_refused_by_position(kind: object, positions: set[str]) -> None:
     """A refusal names the column and has a remedy."""
     columns: list[dict[str, object]] = [{"name": "n", "type": "long"}, {"name": "c", "type": kind, "metadata": {}}]
     for position in POSITIONS:
-        if position in kept:
+        if position in positions:
             check_columns(columns, position)
             continue
         with pytest.raises(ConfigError, match="RIFFLE-0204") as refused:

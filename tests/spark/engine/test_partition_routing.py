@@ -86,7 +86,7 @@ def test_a_row_of_no_known_partition_fails_with_its_name(
     try:
         batch = rows_of(spark, [("k", "b", 0), row], "bigint")
         order = order_of(routing.arrow_schema(batch))
-        with pytest.raises(PySparkException, match=f"riffle: dispatch is by partition.*The row is of {named}"):
+        with pytest.raises(PySparkException, match=f"riffle: dispatch is by partition.*The row has {named}"):
             routing.routed(batch, order, layout_of(REGISTERED)).collect()
     finally:
         spark.conf.unset("spark.sql.ansi.enabled")
@@ -138,17 +138,8 @@ def test_a_row_without_topic_or_partition_is_refused(
         routing.partitions_of(rows_of(spark, [row]), 10)
 
 
-@pytest.mark.parametrize(
-    ("schema", "said"),
-    [
-        ("k string", "topic and partition, and the batch has not got both"),
-        ("k string, topic string", "has not got both"),
-        ("k string, topic string, partition string", "topic string and partition string"),
-        ("k string, topic binary, partition int", "topic binary and partition int"),
-    ],
-)
-def test_a_batch_without_the_columns_is_refused(spark: SparkSession, schema: str, said: str) -> None:
-    """The error names the columns that are wanted, and says what to do."""
-    with pytest.raises(ConfigError, match=said) as caught:
+@pytest.mark.parametrize("schema", ["k string, topic string", "k string, topic binary, partition int"])
+def test_a_batch_without_the_columns_is_refused(spark: SparkSession, schema: str) -> None:
+    """Both columns are needed, with their types."""
+    with pytest.raises(ConfigError, match="RIFFLE-0284"):
         routing.partition_columns(spark.createDataFrame([], schema))
-    assert "select the source's columns into the batch as `topic` and `partition`" in caught.value.remedy

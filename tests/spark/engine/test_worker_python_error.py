@@ -46,7 +46,7 @@ def test_other_errors_stay_as_they_are(error: Exception) -> None:
     [
         ("pandas", "pip install 'pandas>="),
         ("pyarrow.lib", "pip install 'pyarrow>="),
-        ("mine.helpers", "if 'mine' is your own module, send it with the query"),
+        ("mine.helpers", "'mine' is your own module, send it with the query"),
         ("riffle_spark", "riffle_spark.zip"),
     ],
 )

@@ -109,6 +109,17 @@ def test_slices_are_the_same_the_public_way() -> None:
         assert_frame_equal(quick[span], public[span])
 
 
+def test_keys_are_tuples_of_values() -> None:
+    """Times as pandas has them, all else as Python has it; nulls leave numbers whole."""
+    keys = pa.table(
+        {"a": ["x", None], "b": pa.array([1, None]), "t": pa.array([NOON, None], pa.timestamp("us", "UTC"))}
+    )
+    first, second = PandasForm(OUTPUT, PandasOptions(timezone="Europe/Berlin")).keys(keys)
+    assert first == ("x", 1, pd.Timestamp("2024-05-01 14:00"))
+    assert type(first[1]) is int
+    assert second[:2] == (None, None)
+
+
 def test_rows_stay_whole_where_frames_differ_in_types() -> None:
     """Values of one type are converted together, and come back beside those of their row: in columns of all kinds."""
     frames = [frame(n=[n * 1.0 if at % 3 else n for n in range(40)], id=list(map(str, range(40)))) for at in range(9)]

@@ -83,6 +83,17 @@ QUERIES: dict[str, tuple[str, Callable[[DataFrame], DataFrame]]] = {
 }
 
 
+OFTEN = (
+    "text as a key",
+    "distinct text",
+    "a join",
+    "structs in aggregates",
+    "maps of structs",
+    "variants in aggregates",
+)
+"""Queries that every run plays: a value of each kind, and text as a key of each kind of store."""
+
+
 def shown(frame: DataFrame) -> DataFrame:
     """Show all bytes of text, which ``collect`` would replace."""
     return frame.select(
@@ -125,7 +136,9 @@ def played(
     return [sorted(map(str, found[batch])) for batch in sorted(found) if found[batch]]
 
 
-@pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.long) for name in QUERIES]
+)
 def test_answers_are_sparks(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """Batch by batch, over a restart, with every local copy lost."""
     mode, query_of = QUERIES[name]

@@ -110,9 +110,9 @@ def facts(query: StreamingQuery) -> dict[int, tuple[object, ...]]:
 @pytest.mark.parametrize(
     ("query", "mode"),
     [
-        (in_windows, "update"),
         (in_windows, "append"),
-        (in_sessions, "append"),
+        pytest.param(in_windows, "update", marks=pytest.mark.long),
+        pytest.param(in_sessions, "append", marks=pytest.mark.long),
         (in_sessions, "complete"),
         (once, "append"),
     ],

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.keygroups import SEED, key_hashes
 from riffle_spark.keyhash import hash_longs
-from riffle_spark.state.copies.run import Run, WantedKeys, look_up, merge_runs
+from riffle_spark.state.copies.run import RequestedKeys, Run, look_up, merge_runs
 from riffle_spark.state.formats.due_times import due_times
 from riffle_spark.state.formats.key_codec import differing
 from riffle_spark.state.log.manifest import Entry, Head, Link
@@ -79,7 +79,7 @@ def test_the_newest_row_of_each_key_is_found(history: list[dict[Key, str | None]
     runs = [run for changes in reversed(history) for run in run_of(changes)]
     asked = sorted(asked, key=lambda key: int(hashes_of([key])[0]))
     keys = pa.table([[a for a, _ in asked], [b for _, b in asked]], schema=PAIRS.key)
-    rows, found = look_up([WantedKeys(0, len(asked), runs)], hashes_of(asked), keys, PAIRS.row_schema)
+    rows, found = look_up([RequestedKeys(0, len(asked), runs)], hashes_of(asked), keys, PAIRS.row_schema)
     model: dict[Key, str | None] = {}
     for changes in history:
         model |= changes
@@ -131,7 +131,7 @@ def test_what_was_due_before_the_timer_is_gone(history: list[dict[Key, int | Non
     living = {key: until for key, until in newest.items() if until is not None and until >= first_ms}
     asked = sorted(TWINS, key=lambda key: int(hashes_of([key])[0]))
     keys = pa.table([[a for a, _ in asked], [b for _, b in asked]], schema=UNTIL.key)
-    rows, found = look_up([WantedKeys(0, len(asked), runs)], hashes_of(asked), keys, UNTIL.row_schema)
+    rows, found = look_up([RequestedKeys(0, len(asked), runs)], hashes_of(asked), keys, UNTIL.row_schema)
     assert rows["until"].to_pylist() == [living.get(key) for key in asked]
     assert found.tolist() == [key in living for key in asked]
     whole = merge_runs(runs, ["a", "b"], UNTIL.row_schema, bottom=True)
@@ -142,7 +142,7 @@ def test_what_was_due_before_the_timer_is_gone(history: list[dict[Key, int | Non
         for rows in top.select(UNTIL.row_schema.names).combine_chunks().to_batches()
         if len(rows)
     ]
-    below = [WantedKeys(0, len(asked), [*stacked, *dated(dict.fromkeys(TWINS, 99), first_ms)])]
+    below = [RequestedKeys(0, len(asked), [*stacked, *dated(dict.fromkeys(TWINS, 99), first_ms)])]
     _, found = look_up(below, hashes_of(asked), keys, UNTIL.row_schema)
     assert found.tolist() == [key in living or key not in newest for key in asked]
 

@@ -27,6 +27,7 @@ from riffle_spark.state.restore.stack_keeper import OpenStack, StackKeeper
 from riffle_spark.state.schemas import variable_kinds, variables
 from riffle_spark.state.schemas.variable_kinds import NO_DUE, TIMER
 from riffle_spark.state.schemas.variables import VariableColumns
+from tests.kit.examples import costly
 from tests.kit.state.drawn_variables import table_of
 from tests.kit.state.wide_members import SCHEMA, Change, Key, Log, Model, member, model_of, row_of
 
@@ -48,7 +49,7 @@ def small_parts_are_packed() -> Iterator[None]:
     """Have parts of a few rows packed that a batch would seal so."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(part_codec, "_PACK_FROM_BYTES", 0)  # private: small state
-        patch.setattr(part_codec, "_WORTH_IT", 1_000)  # private: as above
+        patch.setattr(part_codec, "_RATIO_MAX", 1_000)  # private: as above
         yield
 
 
@@ -70,6 +71,7 @@ def deltas(draw: st.DrawFn) -> dict[int, list[Change]]:
 STEPS = st.lists(st.one_of(deltas(), deltas(), st.sampled_from(["bring", "follow", "snapshot"])), max_size=10)
 
 
+@costly(2)
 @given(STEPS)
 def test_copies_hold_what_a_dictionary_does(steps: list[object]) -> None:
     """Whatever is put, cleared, deleted and due: a copy that folds, one that upkeep brings, and one restored from a

@@ -1,4 +1,4 @@
-"""A Spark Connect session with a server of its own. Knows how PySpark chooses its port. Does not know any test."""
+"""A Spark Connect session with a server of its own."""
 
 from __future__ import annotations
 
