@@ -31,7 +31,7 @@ PYTEST = (
     *("--randomly-seed=1", "--randomly-dont-reorganize", "--hypothesis-seed=1", "--timeout=300"),
     f"--hypothesis-profile={PLANTED}",
 )
-SCHEDULES = ("-m", "tests.dst", "--no-shrink", "--json", "--processes", "1", "--schedules")
+SCHEDULES = ("-m", "tests.dst", "--json", "--processes", "1", "--schedules")
 SECONDS = 900.0
 PASSED = 0
 FAILED = 1
