@@ -168,27 +168,3 @@ def test_rights_that_end_behind_a_commands_record_are_told_with_what_was_done(
     with pytest.raises(RefusedError, match="RIFFLE-0509"):
         run()
     assert tail_of(world.home.root).sequence == before.sequence + 1
-
-
-@pytest.mark.parametrize("command", ["adopt"])
-def test_rights_that_end_after_a_put_without_an_answer_are_not_told_as_if_nothing_was_done(
-    world: World, checkpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
-) -> None:
-    """The command's record is in the log, and nobody has said so: whoever started the query now would go on from it."""
-    run, before = commands(world.home.root, checkpoint, tmp_path)[command], tail_of(world.home.root)
-    store, answers = FaultyStore(world.memory), [False]
-
-    def refuses(name: str, data: bytes) -> bool:
-        if not name.startswith(paths.LOG):
-            return world.memory.put_if_absent(name, data)
-        if answers[0]:
-            raise RefusedError("the token has expired", remedy="renew it", where=name)
-        answers[0] = world.memory.put_if_absent(name, data)
-        raise UnavailableError("no answer", where=name)
-
-    monkeypatch.setattr(store, "put_if_absent", refuses)
-    for module in (recovery, switch):
-        monkeypatch.setattr(module, "open_store", lambda *_: store)
-    with pytest.raises(UnavailableError, match="RIFFLE-0509"):
-        run()
-    assert tail_of(world.home.root).sequence == before.sequence + 1

@@ -90,17 +90,6 @@ def test_files_that_the_checkpoint_has_not_seen_are_not_gone_over(files: Query, 
     assert command == "verify"
 
 
-def test_offsets_that_were_taken_over_files_are_told(files: Query) -> None:
-    """A checkpoint that somebody has led there is not whole, and the remedy is one that works."""
-    files.restore()
-    for batch in range(BACKED_UP + 1, BATCHES):
-        (files.checkpoint / "offsets" / str(batch)).write_text(LATER + files.offset % batch)
-        (files.checkpoint / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
-    (finding,) = verify(files.world.home.root, str(files.checkpoint)).findings
-    assert riffle(*printed(finding.remedy)[0]).exit_code == 0
-    assert verify(files.world.home.root, str(files.checkpoint)).is_whole
-
-
 def test_a_rollback_of_a_rollback_goes_forward_over_files_that_were_seen(files: Query) -> None:
     """The log of files is not taken back with the offsets: it has all of them still, some in a compacted entry."""
     root, checkpoint = files.world.home.root, str(files.checkpoint)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.errors import CorruptStateError
 from riffle_spark.offline import recovery, rollback_targets
 from riffle_spark.offline.recovery import adopt, rollback
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import FULL_EVERY, Log
-from riffle_spark.state.log.record import Record
 from riffle_spark.state.log.record_commits import RecordCommits
-from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
 from tests.kit.roots.damaged_root import written_checkpoint
 from tests.kit.simulated.world import World, one, rows_of
@@ -172,65 +169,3 @@ def test_a_record_that_was_damaged_on_its_way_is_not_passed_over(
             )
         assert asked > 1
         left = 0
-
-
-def line_one_by_one(log: Log, tail: Record) -> Iterator[Record]:
-    """Return the records of a line as one finds them who reads one after the other."""
-    sequence = tail.sequence
-    while sequence >= log.first:
-        at, sequence = sequence, sequence - 1
-        try:
-            record = log.read(at)
-            log.manifest_of(record)
-        except CorruptStateError:
-            continue
-        yield record
-        if record.target is not None:
-            sequence = record.target
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_line_is_the_same_however_it_is_read(tmp_path: Path, checkpoint: Path, seed: int) -> None:
-    """Whatever rollbacks left behind, and whatever is damaged or gone, full records too."""
-    chance, world = random.Random(seed), grown(tmp_path, 5)
-    root = world.home.root
-    for _ in range(3):
-        tail = world.log().tail
-        assert tail is not None
-        rollback(root, chance.randrange(-1, tail.version + 1), str(checkpoint), execute=True)
-        world.start()
-        first = world.log().tail.version + 1  # type: ignore[union-attr]
-        for version in range(first, first + chance.randrange(1, 15)):
-            world.batch(version, one(version))
-    newest = len(world.memory.list(paths.LOG)) - 1
-    for _ in range(8):
-        assert lined(rollback_targets.current_line, root) == lined(line_one_by_one, root)
-        which = chance.randrange(newest - 2)
-        world.memory.delete([paths.record(which)]) if chance.random() < 0.3 else damage(world.memory, which)
-
-
-def lined(read: Callable[[Log, Record], Iterator[Record]], root: str) -> list[Record]:
-    """Return a line as it is read."""
-    log = Log(open_store(root), root)
-    tail = log.open(broken=True)
-    assert tail is not None
-    return list(read(log, tail))
-
-
-def test_a_record_that_goes_back_to_itself_ends_no_command_never(
-    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Somebody may have put it there."""
-    world = grown(tmp_path, 3)
-    rollback(world.home.root, 1, str(checkpoint), execute=True)
-    find = Log.find
-
-    def forged(log: Log, sequence: int) -> Record | None:
-        record = find(log, sequence)
-        if record is not None and record.target is not None:
-            object.__setattr__(record, "target", sequence)
-        return record
-
-    monkeypatch.setattr(Log, "find", forged)
-    with pytest.raises(ConfigError, match="RIFFLE-0132"):
-        rollback(world.home.root, 9, str(checkpoint))

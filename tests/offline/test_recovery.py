@@ -17,7 +17,6 @@ from riffle_spark.errors import (
     ConfigError,
     ConflictError,
     CorruptStateError,
-    FencedError,
     RefusedError,
     UnavailableError,
 )
@@ -84,19 +83,6 @@ def test_rollback_mends_a_log_whose_newest_state_cannot_be_read(world: World, ch
     assert plan.executed
     world.batch(target + 1, one(1000))
     assert world.state("totals") == {"a": (target + 2, sum(range(target + 1)) + 1000)}
-
-
-def test_after_a_rollback_over_a_damaged_record_the_old_driver_is_fenced(world: World, checkpoint: Path) -> None:
-    """The epoch counts on for what could not be read, so nobody keeps a higher one."""
-    fill(world, 5)
-    old, run = world.driver, world.run_id
-    damage(world, newest(world))
-    rollback(world.home.root, 3, str(checkpoint), execute=True)
-    world.start()
-    world.batch(4, one(1000))
-    world.driver, world.run_id = old, run
-    with pytest.raises(FencedError):
-        world.batch(5, one(1))
 
 
 def test_a_record_from_another_line_is_refused(world: World) -> None:

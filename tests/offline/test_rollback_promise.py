@@ -13,7 +13,6 @@ import pytest
 
 from riffle_spark.errors import ConfigError, FencedError, UnavailableError
 from riffle_spark.offline.recovery import rollback
-from riffle_spark.offline.rollback_targets import find_target as target_of
 from riffle_spark.protocol.upkeep.claim_work import Steps, run_to_end
 from riffle_spark.protocol.upkeep.scan import scan
 from riffle_spark.state.log import paths
@@ -23,7 +22,6 @@ from riffle_spark.state.objects.open import open_store
 from riffle_spark.state.objects.store import ObjectStore
 from riffle_spark.testing import InlineBackground
 from tests.kit.simulated.world import Crash, World, rows_of
-from tests.kit.state.lagging_store import LaggingStore
 
 BATCHES = 9
 pytestmark = pytest.mark.usefixtures("short_cycles")
@@ -174,14 +172,6 @@ def test_a_scan_of_a_fenced_driver_deletes_nothing(tmp_path: Path) -> None:
     assert set(beside.kept) < set(beside.world.memory.list(""))
 
 
-def test_a_fenced_driver_deletes_nothing_more(tmp_path: Path) -> None:
-    """Once a rollback is there, what waited is left to the next driver."""
-    beside = Beside(tmp_path)
-    taken, _ = beside.run_with_rollback(BATCHES - 1, 0)
-    assert taken
-    assert set(beside.kept) < set(beside.world.memory.list(""))
-
-
 def test_the_next_driver_goes_on_where_the_rollback_led(tmp_path: Path) -> None:
     """In the middle of the deletes: its batches add to what was, and its own deletes respect what is promised."""
     beside = Beside(tmp_path)
@@ -253,21 +243,6 @@ def test_a_rollback_can_be_rolled_back(tmp_path: Path) -> None:
         assert world.state("totals") == {"a": (count + 2, total + 2 * value)}
     assert [call.id for call in world.sinks["totals"].calls].count("query/5/8") == 1
     assert rollback(root, 2, checkpoint).version == 2
-
-
-def test_a_rollback_finds_the_present_line_where_list_lags(tmp_path: Path) -> None:
-    """A rollback that LIST does not show yet still leaves behind what it left behind: batches 3 and 4 are not there."""
-    checkpoint, world = Beside.checkpoint_at(tmp_path), World(tmp_path / "local", retained_versions=100)
-    for version in range(5):
-        world.batch(version, rows_of(("a", 1, version)))
-    rollback(world.home.root, 2, checkpoint, execute=True)
-    store = LaggingStore(world.memory)
-    store.hide(paths.record(newest(world).sequence))
-    log = Log(store, world.home.root)
-    tail = log.open(broken=True)
-    assert tail is not None
-    with pytest.raises(ConfigError, match="RIFFLE-0132"):
-        target_of(log, tail, 4)
 
 
 def test_an_old_record_that_is_damaged_keeps_no_query_from_starting(tmp_path: Path) -> None:

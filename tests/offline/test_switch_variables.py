@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from riffle_spark import keygroups, transform_with_state
+from riffle_spark import transform_with_state
 from riffle_spark.errors import ConflictError
 from riffle_spark.offline import reshard
 from riffle_spark.offline.recovery import rollback
@@ -107,22 +107,6 @@ def test_processors_go_on_over_switches_of_dispatch(name: str) -> None:
             assert fed(query, case, number) == output
             switch(query, *MODES[number % len(MODES)])
             assert state_of(query) == state
-
-
-@pytest.mark.parametrize("name", ["several", "expiring_map"])
-def test_every_row_is_in_the_shard_of_its_key(name: str) -> None:
-    """All that a key has lies together, and no row is lost or doubled."""
-    case = CASES[name]
-    with harness(case) as query:
-        for number in range(2):
-            fed(query, case, number)
-        state = state_of(query)
-        switch(query, "key_group", 5)
-        found = []
-        for _, shard, rows in shards_of(query.root):
-            assert set(keygroups.key_groups(rows.select(list(case.key)).columns, 5).tolist()) == {shard}
-            found += rows.to_pylist()
-        assert sorted(map(repr, found)) == state
 
 
 @pytest.mark.parametrize("name", sampled(TIMED, 3))

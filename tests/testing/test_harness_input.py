@@ -53,7 +53,7 @@ def test_the_schema_may_be_ddl(ddl: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [("user strin", "cannot be read"), ("", "schema"), ({"user": "string"}, "RIFFLE-0475")]
+    ("given", "said"), [("user strin", "RIFFLE-0206"), ("", "schema"), ({"user": "string"}, "RIFFLE-0475")]
 )
 def test_what_is_no_schema_is_refused(given: object, said: str) -> None:
     """With what may be written."""

@@ -1,1 +1,1 @@
-"""Spark's analysed plans as values, and what a wrapped query decides by them. Nothing here needs Spark."""
+"""Analysed plans of Spark as values, and the stages that are read from them. Needs no Spark."""

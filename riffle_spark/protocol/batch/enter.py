@@ -136,7 +136,7 @@ def take_over_steps(root: str, checkpoint: str = "CHECKPOINT") -> str:
         "take the state over in four steps: (1) Start the query with the new checkpoint, and stop it once it is "
         f"refused. (2) Run {plan_command} to print the offsets of the state. (3) Delete the new checkpoint, set "
         "startingOffsets of the source to these offsets, start the query, and stop it once it is refused again. "
-        f"(4) Run {execute_command} and start the query."
+        f"(4) Run {execute_command}. Then start the query."
     )
 
 

@@ -1,1 +1,1 @@
-"""What users hold before a query runs: frames, groups and writers that are Spark's and ours."""
+"""Wrapped frames, grouped data and writers with the interface of Spark's own."""

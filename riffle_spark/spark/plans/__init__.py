@@ -1,1 +1,1 @@
-"""Spark's plans read and written: where a query is cut, what its stages are, and what is refused."""
+"""Read, cut and rebuild the plans of wrapped queries in Spark's JVM."""

@@ -148,7 +148,7 @@ def _optimised_join(
     plan = reader.fetch(node.handle).withNewChildren(catalyst.seq([join_input.leaf for join_input in inputs]))
     plan = catalyst.project([reader.fetch(column.expression.handle) for column in used], plan)
     optimised = reader.read(catalyst.optimised(plan))
-    join = next((each for each in walk(optimised) if each.kind == "Join"), None)
+    join = next((plan_node for plan_node in walk(optimised) if plan_node.kind == "Join"), None)
     if join is not None:
         equi_keys = catalyst.object_named("planning.ExtractEquiJoinKeys").unapply(reader.fetch(join.handle))
         if equi_keys.isDefined():

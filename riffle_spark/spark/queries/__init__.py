@@ -1,1 +1,1 @@
-"""Wrapped queries: what they were told, how they start, and how they look while they run."""
+"""Start wrapped queries, compare them with their stored state, and report their progress."""

@@ -1,1 +1,1 @@
-"""Where the results of wrapped queries go: what a writer was told, and what takes each batch's rows."""
+"""The sinks of wrapped queries, chosen from the settings of their writers."""

@@ -114,7 +114,6 @@ WAYS: Mapping[str, Callable[[bytes, bytes], bytes | None]] = {
     "from another root": lambda _, other: other,
     "from a newer format": lambda data, _: newer(data),
 }
-KINDS = ("record", "full record", "record between", "delta", "snapshot")
 
 
 def damage(world: World, name: str, way: str, other: Path) -> Mapping[str, bytes | None]:

@@ -60,21 +60,6 @@ def test_a_stop_cuts_a_rest_short_and_drops_what_waits() -> None:
     assert ran == []
 
 
-def test_the_thread_ends_with_the_stop() -> None:
-    """A worker that was stopped, idle or not, leaves no thread behind; one that never worked has none."""
-    before = threading.active_count()
-    idle, fresh = BackgroundThread(), BackgroundThread()
-    idle.submit(lambda: None)
-    assert ended(idle)
-    assert threading.active_count() == before + 1
-    idle.stop()
-    fresh.stop()
-    deadline = time.monotonic() + SOON_SECONDS
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == before
-
-
 def test_a_stop_waits_for_the_piece_that_runs_and_not_for_ever() -> None:
     """What is being deleted when a query is stopped has been deleted when ``ended`` says so."""
     worker, began, go_on, done = BackgroundThread(), threading.Event(), threading.Event(), []

@@ -39,10 +39,6 @@ def sasl(mechanism: str, jaas: str, protocol: str = "SASL_PLAINTEXT") -> dict[st
 class TestMapping:
     """What is made of a source's options."""
 
-    def test_without_options_nothing_is_secured(self) -> None:
-        """As Kafka's own default."""
-        assert security_of({}) == {"security_protocol": "PLAINTEXT"}
-
     @pytest.mark.parametrize(
         ("mechanism", "jaas", "user", "password"),
         [

@@ -140,7 +140,7 @@ def test_a_watermark_is_found_on_its_column_alone() -> None:
         watermark_in(StructType().add("id", StringType()), "store")
 
 
-@pytest.mark.parametrize("name", ["__hash", "__deleted", "__due_order", "__due", "__variable", "__state_totals"])
+@pytest.mark.parametrize("name", ["__hash", "__state_totals"])
 def test_names_that_a_processors_state_has_besides_are_refused_as_keys(name: str) -> None:
     """The user has one column of that name, and is told of it."""
     rows = pa.schema([(name, pa.string())])

@@ -166,18 +166,6 @@ def test_state_is_of_no_key_before_and_after_there_is_one() -> None:
         run.batch({"a": [1]})
 
 
-def test_timers_cannot_be_used_when_all_is_done() -> None:
-    """In ``close`` the handle has passed its timers."""
-
-    def close(one: Any) -> None:
-        if one.handle.phase != "PRE_INIT":
-            one.handle.registerTimer(1)
-
-    run = Run(Told(close=close))
-    with pytest.raises(UserFunctionError, match="RIFFLE-0193"):
-        run.batch({"a": [1]})
-
-
 def test_an_init_that_declares_something_else_on_executors_is_refused() -> None:
     """State would be written under a schema that nobody checked."""
     run = Run(Told(init=lambda _, h: h.getValueState("a" if h.phase == "PRE_INIT" else "b", "n long")))

@@ -10,7 +10,7 @@ import pytest
 
 from riffle_spark import transform_with_state, transform_with_state_in_pandas
 from riffle_spark.state.schemas.variable_kinds import DUE, TIMER, VARIABLE
-from riffle_spark.testing import Aborted, Harness
+from riffle_spark.testing import Harness
 from tests.kit.processors.catalogue import CASES
 from tests.kit.processors.processor_case import Case
 from tests.kit.processors.record_cases import recorded
@@ -93,17 +93,3 @@ def test_a_last_pass_fires_what_a_batch_without_data_would(name: str, form: str)
             in_key_order((row for rows in passes for row in rows), len(case.key)) for passes in known["last_pass"]
         ]
         assert state_of(query, case) == known["last_pass_state"]
-
-
-def test_a_source_that_breaks_off_changes_nothing() -> None:
-    """Half of the slots have sealed when a batch breaks off; it comes again, and nothing is counted twice."""
-    case = CASES["count"]
-    with harness(case, "rows") as query:
-        outputs = []
-        for rows in case.batches:
-            query.abort()
-            with pytest.raises(Aborted):
-                query.feed(rows)
-            query.crash()
-            outputs.append(in_key_order((row.values() for row in query.feed(rows)), len(case.key)))
-        assert outputs == recorded(case, "rows")["steady"]

@@ -84,12 +84,6 @@ def test_what_does_not_fit_its_column_is_refused(row: Row) -> None:
         returned([row])
 
 
-def test_a_call_that_returns_nothing_iterable_is_refused() -> None:
-    """A processor must return an iterator, though an empty one."""
-    with pytest.raises(TypeError):
-        returned(None)  # type: ignore[arg-type]
-
-
 def test_output_with_an_event_time_is_ahead_of_the_watermark() -> None:
     """Else Spark's error tells both; a null is no time."""
     form = EventTimeForm(RowForm(OUTPUT), "t", 1_000)

@@ -15,7 +15,6 @@ from pyspark.sql import functions as F
 
 import riffle_spark
 from tests.kit.process.user_aggregates import Latest, WeightedMean
-from tests.kit.processors.both_forms import InPandas, Logic, Output, millis
 from tests.kit.queries.played_query import difference, play, play_ours
 from tests.kit.queries.query_shape import Frames, Shape, events
 from tests.kit.streams.streaming import Feed, settings_in, wait_for
@@ -140,41 +139,6 @@ def test_the_greatest_rows_are_those_of_sparks_sorted_list(spark: SparkSession, 
     assert (
         same(spark, tmp_path, build, "0a1 1b2 2a3", "3a? 4c4 5a3", "5b5 6a6 7c?", mode="complete", oracle="batch") == 8
     )
-
-
-class Newest(Logic):
-    """A key's rows so far, at the time of the newest."""
-
-    def init(self, handle: Any) -> None:
-        """Declare a count and a timer's handle."""
-        self._count = handle.getValueState("count", "count long")
-        self._handle = handle
-
-    def rows(self, key: tuple[Any, ...], rows: Iterator[Any], timers: Any) -> Output:  # noqa: ARG002
-        """Count, and set a timer."""
-        given = list(rows)
-        self._count.update(((self._count.get() or (0,))[0] + len(given),))
-        at = max(row.at for row in given)
-        self._handle.registerTimer(millis(at) + 3_000)
-        yield {"k": key[0], "c": self._count.get()[0], "at": at}
-
-    def expired(self, key: tuple[Any, ...], timers: Any, due_ms: int) -> Output:  # noqa: ARG002
-        """Tell the count a while after the watermark."""
-        at = pd.Timestamp(timers.getCurrentWatermarkInMs() + 1_000, unit="ms")
-        yield {"k": key[0], "c": -self._count.get()[0], "at": at}
-
-
-@pytest.mark.long
-def test_a_processors_output_may_have_an_event_time(spark: SparkSession, tmp_path: Path) -> None:
-    """Its timers go by Spark's watermark, and what follows is a plain projection."""
-
-    def build(given: Frames) -> DataFrame:
-        groups = given.timed("5 seconds").select("k", "at").groupBy("k")
-        out = "k string, c long, at timestamp"
-        frame = groups.transformWithStateInPandas(InPandas(Newest()), out, "append", "EventTime", None, "AT")
-        return frame.select("k", "c", F.date_format("at", "ss").alias("at"))
-
-    assert same(spark, tmp_path, build, "0a1 1b2 2a3", "9a2 9c1", "11b4 30a1", kind="processor") > 6
 
 
 def test_keys_time_out_by_the_clock_when_nothing_comes(spark: SparkSession, tmp_path: Path) -> None:

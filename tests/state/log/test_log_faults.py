@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, FencedError, UnavailableError
+from riffle_spark.errors import ConfigError, ConflictError, CorruptStateError, UnavailableError
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import Log
-from riffle_spark.state.log.record_commits import RECORD_BYTES_MAX
 from riffle_spark.state.objects.memory import MemoryStore
 from tests.kit.printed_commands import printed
 from tests.kit.state.drawn_records import ROOT, drafted, grown, opened
@@ -112,22 +111,6 @@ def test_a_log_that_goes_on_while_it_is_read_is_no_damage(gone: int, *, broken: 
     grown(store, 20)
     with pytest.raises(UnavailableError, match="RIFFLE-0402"):
         Log(store, ROOT).open(broken=broken)
-
-
-def test_a_lost_race_reads_no_more_than_a_record_can_be() -> None:
-    """Whatever was put where the record was to be."""
-
-    class Noting(MemoryStore):
-        def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
-            assert length is not None
-            assert length <= RECORD_BYTES_MAX
-            return super().get(name, start, length)
-
-    store = Noting()
-    log = grown(store, 3)
-    store.put_if_absent(paths.record(3), b"another's")
-    with pytest.raises(FencedError):
-        log.append(drafted("c3", 2), log.manifest)
 
 
 def test_old_records_may_go() -> None:

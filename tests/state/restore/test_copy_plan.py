@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle_spark.errors import OutOfDate
 from riffle_spark.state.log.manifest import EMPTY, EMPTY_HEAD, Entry, Head, Link, Snapshot
 from riffle_spark.state.restore.copy_plan import CopyPlan, plan_copy, plan_of_entry
-from riffle_spark.state.restore.follow import Follower
-from riffle_spark.state.restore.prefetch import Budget
-from riffle_spark.state.restore.stack_keeper import StackKeeper
-from tests.kit.state.members import SCHEMA, Place
 
 
 class Known(NamedTuple):
@@ -144,59 +137,3 @@ def test_a_copy_of_a_cache_that_was_left_behind_goes() -> None:
     entry = Entry(None, (Link(Head(7, f"2-{7:032x}"), 0, 1, 0, 1),), cut=Head(6, f"2-{6:032x}"))
     assert plan_copy(Head(3, f"2-{3:032x}"), entry, 2, lambda: EMPTY).action == "drop"
     assert plan_copy(Head(8, f"2-{8:032x}"), entry, 2, lambda: EMPTY).action == "beyond"
-
-
-CASES = {
-    "no copy": (None, 3, 1, 3),
-    "behind": (1, 3, 1, 3),
-    "there": (3, 3, 1, 3),
-    "behind the snapshot": (0, 3, 1, 3),
-    "beyond": (3, 1, 1, None),
-    "beyond, by a newer driver": (3, 1, 0, None),
-    "of a line that was given up": (3, 1, 2, 1),
-    "of a line that began with it": (3, -1, 2, -1),
-}
-"""The version that the copy is at, the one wanted, the driver's epoch, and where it ends (``None``: it stays)."""
-
-
-@pytest.mark.parametrize("is_cut", [False, True])
-@pytest.mark.parametrize(("at", "wanted", "epoch", "end"), CASES.values(), ids=CASES.keys())
-def test_a_slot_and_a_standby_decide_the_same(
-    tmp_path: Path, at: int | None, wanted: int, epoch: int, end: int | None, is_cut: bool
-) -> None:
-    """Copies end where the entry leads, or stay where they are: then a slot stops, and a standby has finished."""
-    place, entries = Place(tmp_path / "member"), {-1: EMPTY}
-    for version in range(4):
-        place.seal(version, {1: {"a": version}})
-        if version == 2:
-            place.snapshot(1)
-        entries[version] = place.entries[1]
-    whole = entries[wanted]
-    for asks in (brought, stood_by):
-        place.keeper().drop([1])
-        if at is not None:
-            place.bring({1: entries[at]})
-        assert asks(place, whole.recent(1) if is_cut else whole, whole, epoch) == (end is not None)
-        copy, left = place.local(1), at if end is None else end
-        assert (copy is None) == (left == -1)
-        if copy is not None and left is not None:
-            assert copy == (entries[left].head, {"a": left})
-
-
-def brought(place: Place, entry: Entry, whole: Entry, epoch: int) -> bool:
-    """Bring the copy as a slot does; tell whether it is at the entry's head, not refused as beyond it."""
-    try:
-        StackKeeper(place.folder, SCHEMA, place.reader, epoch, lambda _: whole).advance({1: entry})
-    except OutOfDate:
-        return False
-    return True
-
-
-def stood_by(place: Place, entry: Entry, whole: Entry, epoch: int) -> bool:
-    """Bring the copy after the log as a standby does; tell whether it is at the entry's head, not left beyond it."""
-    address, budget = (SCHEMA.store, 1), Budget(1000.0, None, lambda: 0.0)
-    schemas = {SCHEMA.store: SCHEMA}
-    follower = Follower(place.folder, place.store, schemas, epoch, lambda _: whole, budget, lambda: True)
-    (one,) = follower.follow({address: entry})
-    assert one.finished
-    return one.head in (None, whole.head)

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.errors import CorruptStateError, LocalDiskError, UnavailableError
-from riffle_spark.state.formats import part_codec
 from riffle_spark.state.restore import reader
-from riffle_spark.state.restore.reader import RANGE_BYTES, range_of, ranges
+from riffle_spark.state.restore.reader import range_of, ranges
 from tests.kit.state.faulty_store import Fault
 from tests.kit.state.members import Place
 
@@ -42,26 +41,6 @@ def test_a_cold_member_gets_large_snapshots_in_ranges(place: Place) -> None:
     assert place.reader.totals.fetched_snapshots == 3
     ranged = [name for _, name in place.store.calls if name.startswith("totals/key_group=0001")]
     assert len(ranged) == len(list(ranges(max(lengths), range_of(sum(lengths))))) > 3
-
-
-def test_what_comes_in_one_range_is_checked_once_on_its_way(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part of a delta has its checksum computed once, no snapshot is read again; then a changed file is found."""
-    monkeypatch.undo()
-    checked: list[int] = []
-    compute = part_codec.checksum
-
-    def counted(data: bytes | memoryview) -> int:
-        checked.append(len(data))
-        return compute(data)
-
-    monkeypatch.setattr(part_codec, "checksum", counted)
-    assert place.bring().restores == 6
-    assert sorted(checked) == sorted(link.length for entry in place.entries.values() for link in entry.chain)
-    for file in place.folder.path.glob("stacks/*/*.part"):
-        data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= 1
-        file.write_bytes(data)
-    assert place.bring().restores == 3
 
 
 @pytest.mark.parametrize(
@@ -166,10 +145,3 @@ def test_ranges_cover_a_snapshot_without_a_short_rest(length: int, others: int) 
     assert sum(size for _, size in found) == length
     assert all(2 * size <= 3 * most for _, size in found)
     assert len(found) <= 1 or all(2 * size >= most for _, size in found)
-
-
-@given(st.integers(1, 200_000_000), st.integers(12, 200))
-def test_of_many_snapshots_each_is_one_range(length: int, count: int) -> None:
-    """There are as many gets at a time without cutting them, and what comes in one is checked on its way."""
-    assert list(ranges(length, range_of(count * length))) == [(0, length)]
-    assert RANGE_BYTES <= range_of(length) <= max(RANGE_BYTES, length // 12)
