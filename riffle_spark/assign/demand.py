@@ -97,7 +97,7 @@ def _may_stay(board: Board, task: int) -> bool:
 
 
 def _most_caught_up(board: Board, task: int, rows: AlikeTasks) -> FreeSet:
-    """Return the members of the lowest rank that may own the task; ``None`` stands for all that hold no copy."""
+    """Return the members of the lowest rank that may own the task; ``None`` for all members without a copy."""
     able: Sequence[bool] = board.may_own
     if rows.costs or board.quarantined:
         able = [may and bool(rows.allowed[rows.of[task], m]) for m, may in enumerate(able)]

@@ -52,18 +52,18 @@ class OwnerMove(NamedTuple):
 
 def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -> OwnerPlan:
     """Return the owners from now on and the targets to warm up."""
-    owners, ready, pending = _sort_out(board, target)
+    owners, ready, pending = _sort_moves(board, target)
     forced = [t for t, owner in enumerate(owners) if owner != board.owners[t]]
     reachable = [goal if board.live[goal] else owner for goal, owner in zip(target, owners, strict=True)]
-    loads = Loads(board, owners, reachable if _is_ordered(board, settings) else ())
-    made_moves = _make_asked(loads, ready, settings)
-    made_moves += _make(loads, [move for move in ready if move not in made_moves], settings)
+    loads = Loads(board, owners, reachable if _has_other_reason(board, settings) else ())
+    made_moves = _make_requested(loads, ready, settings)
+    made_moves += _make_smooth(loads, [move for move in ready if move not in made_moves], settings)
     for move in made_moves:
         owners[move.task] = move.taker
     done = set(made_moves)
     ready = [move for move in ready if move not in done]
     kept_copies = 0 if settings.copies_may_stay else sum(board.absent[move.task] > 0 for move in ready)
-    warm, stuck = _warm(loads, ready, pending, settings, kept_copies)
+    warm, stuck = _choose_warm(loads, ready, pending, settings, kept_copies)
     reached = list(target)
     if stuck and not made_moves:
         for move in (*ready, *pending):
@@ -72,23 +72,23 @@ def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -
     return OwnerPlan(owners, reached, warm, frozenset(forced), frozenset(move.task for move in ready))
 
 
-def _is_ordered(board: Board, settings: AssignSettings) -> bool:
+def _has_other_reason(board: Board, settings: AssignSettings) -> bool:
     """Return whether the target has another reason than balance: a request, a return, a user's rule, or room."""
     drained = any(owner != NOBODY and not board.placeable[owner] for owner in board.owners)
     pinned = any(pin != NOBODY for pin in board.pins) or board.incumbents != board.owners
     small = bool(board.quarantined) or any(member.memory_bytes is not None for member in board.members)
-    return drained or pinned or small or _has_own_order(settings)
+    return drained or pinned or small or _has_users_rule(settings)
 
 
-def _has_own_order(settings: AssignSettings) -> bool:
+def _has_users_rule(settings: AssignSettings) -> bool:
     return settings.user_cost is not None or bool(settings.goals) or settings.store_balance == 0
 
 
-def _sort_out(board: Board, target: Sequence[int]) -> tuple[list[int], list[OwnerMove], list[OwnerMove]]:
+def _sort_moves(board: Board, target: Sequence[int]) -> tuple[list[int], list[OwnerMove], list[OwnerMove]]:
     """Return the owners after the moves that cannot wait, and the ready and the pending moves."""
     lowest = [_lowest_rank(board, t) for t in range(len(target))]
     owners = [_owner_at_once(board, t, member, lowest) for t, member in enumerate(target)]
-    _let_stand_in(board, owners, lowest)
+    _add_substitutes(board, owners, lowest)
     ready = []
     pending = []
     for t, member in enumerate(target):
@@ -110,7 +110,7 @@ def _owner_at_once(board: Board, task: int, member: int, lowest: Sequence[int]) 
     return member if board.live[member] and board.rank(task, member) <= lowest[task] else NOBODY
 
 
-def _let_stand_in(board: Board, owners: list[int], lowest: Sequence[int]) -> None:
+def _add_substitutes(board: Board, owners: list[int], lowest: Sequence[int]) -> None:
     """Give every task without an owner to a most caught-up member until its target can own it.
 
     Standbys are first, then the members with the lowest load, so that all members share the fetching.
@@ -140,15 +140,15 @@ def _lowest_rank(board: Board, task: int) -> int:
     return min([*ranks_of_able, board.absent[task]]) if len(ranks_of_able) < able else min(ranks_of_able)
 
 
-def _make_asked(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) -> list[OwnerMove]:
+def _make_requested(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) -> list[OwnerMove]:
     """Make the moves of pins and drains, which ``moves_at_once`` does not limit."""
     if not settings.moves_at_once:
         return []
-    requested = [move for move in ready if loads.is_asked(move)]
-    return _make(loads, requested, replace(settings, moves_at_once=None))
+    requested = [move for move in ready if loads.is_requested(move)]
+    return _make_smooth(loads, requested, replace(settings, moves_at_once=None))
 
 
-def _make(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) -> list[OwnerMove]:
+def _make_smooth(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) -> list[OwnerMove]:
     """Make the ready moves that are smooth, all at once if possible; return them."""
     limit = settings.moves_at_once
     if (limit is None or len(ready) <= limit) and loads.are_smooth(ready):
@@ -167,7 +167,7 @@ def _make(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) 
     return made_moves
 
 
-def _warm(
+def _choose_warm(
     loads: "Loads", ready: Sequence[OwnerMove], pending: Sequence[OwnerMove], settings: AssignSettings, kept_copies: int
 ) -> tuple[list[int], bool]:
     """Return the tasks whose target warms up now, and whether no remaining move can ever be completed.
@@ -236,7 +236,7 @@ class Loads:
         ratios = (self._counts + self._change(moves)) / self._slots
         return bool((ratios <= self._high).all() and (ratios >= self._low)[self._watched].all())
 
-    def is_asked(self, move: OwnerMove) -> bool:
+    def is_requested(self, move: OwnerMove) -> bool:
         """Return whether a pin or a drain is the reason of a move."""
         return self._pins[move.task] != NOBODY or not self._placeable[move.giver]
 
@@ -333,7 +333,8 @@ def _round_trip(exits: Exits, member: int, below: int) -> list[OwnerMove]:
                 back = total
                 last_move[member] = move
             elif total < cost.get(taker, below):
-                cost[taker], last_move[taker] = total, move
+                cost[taker] = total
+                last_move[taker] = move
                 if price:
                     queue.append(taker)
                 else:

@@ -1,7 +1,7 @@
 """Move standbys from the present to their target.
 
 Standbys are the next most caught-up members after the owner. If the target is not one of them, it warms up, unless
-owners need all warm-ups. A running warm-up of a standby comes before a new one of an owner.
+owners need all warm-ups. A running warm-up of a standby has precedence over a new one of an owner.
 
 A standby that is a pointer needs no copy. It is at its target at once and never warms up. Its member keeps no copy, so
 a target that warms up to become the owner is not a standby meanwhile.
@@ -62,7 +62,7 @@ def _owner_warmups(
 ) -> list[list[int]]:
     """Warm up what owners need. If there is room, keep copies that are ready and wait for other moves.
 
-    Running warm-ups come first: new ones of owners get no room that ``reserved`` running ones of standbys need.
+    Running warm-ups have precedence: new ones of owners get no room that ``reserved`` running ones of standbys need.
     """
     warmups: list[list[int]] = [[] for _ in board.tasks]
     needed = [t for t in plan.warm if plan.target[t] not in standbys[t]]
@@ -80,7 +80,7 @@ def _owner_warmups(
 
 
 def _standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies, settings: AssignSettings) -> list[int]:
-    """Return the most caught-up members beside the owner: the target's own first, then present standbys. Pointers are
+    """Return the most caught-up members besides the owner: the target's own first, then present standbys. Pointers are
     where they should be, and the owner that warms up is none of them.
     """
     if not copies.standbys[task]:

@@ -4,8 +4,8 @@
 2. The copy that is closest to caught up fills a gap.
 3. Copies move from members above their fair share of copies to members below it.
 
-Different tag values come before balance, different racks after it. If members have the configured tags, only the tags
-decide which copies are apart (KIP-925, KIP-708). The savings of the rack strategy come last (`racks`).
+Different tag values have precedence over balance, balance over different racks. If members have the configured tags,
+only the tags decide which copies are apart (KIP-925, KIP-708). The savings of the rack strategy are last (`racks`).
 
 Standbys are on live members only. A lost member is awaited as an owner, not as a standby: its standbys are replaced at
 once (KIP-441). No other standby moves until it is back or given up.

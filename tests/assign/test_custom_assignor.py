@@ -158,15 +158,6 @@ class Unmade:
         raise ValueError("no configuration")
 
 
-def test_a_class_given_by_its_path_is_made_once() -> None:
-    """What it read when it was made need not be read with every assignment."""
-    named = replace(SETTINGS, assignor=f"{__name__}.Counting")
-    Counting.made = Counting.asked = 0
-    for _ in range(3):
-        assign(view("a:0-3 b:"), named)
-    assert (Counting.made, Counting.asked) == (1, 3)
-
-
 def test_a_class_that_cannot_be_made_is_a_wrong_setting() -> None:
     """It is told when the query starts, as a path is that names nothing."""
     with pytest.raises(ConfigError, match="RIFFLE-0110"):

@@ -59,23 +59,6 @@ def test_pins_and_drains_hold_in_the_end_under_every_assignor(assignor: str | As
     assert not drained & {member for held in done.standbys.values() for member in held}
 
 
-def test_what_an_assignor_leaves_at_a_drained_member_goes_warm_and_is_said() -> None:
-    """Its answer stands but for these tasks: they stay until another member is warm, as under the default."""
-    before = view("a:0-3 b:4-7 c:8-11")
-    drained = replace(SETTINGS, assignor=stubborn, exclude=(("id", "b"),), max_warmup_replicas=1)
-    first = assign(before, drained)
-    assert first.owners == before.owners
-    assert sum(map(len, first.warmups.values())) == 1
-    assert first.needs_probe
-    (said,) = first.warnings
-    assert "more" not in said
-    assert "g_4, g_5, g_6, g_7" in said
-    done = settled(before, drained)
-    assert {done.owners[task(n)] for n in range(4)} == {"a"}
-    assert {done.owners[task(n)] for n in range(4, 8)} == {"a", "c"}
-    assert not assign(before, replace(drained, exclude=())).warnings
-
-
 def test_warm_ups_of_what_is_mended_and_of_the_answer_are_few_together() -> None:
     """An answer that takes all warm-ups leaves a drain none; it goes on once these are done."""
     before = view("a:0-1 b:2 c:")

@@ -43,14 +43,6 @@ def test_an_empty_member_is_caught_up_on_a_small_task() -> None:
     assert Counter(assign(small, SETTINGS).owners.values()) == {"a": 2, "b": 2}
 
 
-def test_include_limits_members_by_attribute() -> None:
-    """Only members with an included attribute get anything in the end."""
-    before = view("a:0-3 b:4-7")
-    members = tuple(replace(each, tags={"disk": "ssd" if each.id == "a" else "hdd"}) for each in before.members)
-    done = settled(replace(before, members=members), replace(SETTINGS, include=(("disk", "ssd"),)))
-    assert set(done.owners.values()) == {"a"}
-
-
 def test_standbys_go_over_different_tag_values_first() -> None:
     """No standby shares its owner's zone while another zone has a member (KIP-708)."""
     members = tuple(Member(f"m{n}", tags={"zone": f"z{n % 3}"}) for n in range(6))
@@ -303,18 +295,6 @@ def test_what_a_lost_member_leaves_without_copies_is_fetched_by_all() -> None:
     found = assign(lost, AssignSettings())
     gained = Counter(found.owners[t] for t in lost.prior_owners)
     assert gained == {"b": 4, "c": 8}
-
-
-@pytest.mark.parametrize("standby", ["b", "c"])
-def test_while_a_member_is_waited_for_its_standby_stands_in_before_others_that_are_as_warm(standby: str) -> None:
-    """A copy that happens to be level may go at any time; the standby is followed on."""
-    before = view("a:0 b:1 c:2")
-    lost = replace(
-        before, members=before.members[1:], awaited=before.members[:1], prior_owners={task(0): "a"},
-        owners={t: owner for t, owner in before.owners.items() if owner != "a"}, standbys={task(0): (standby,)},
-        lags={**before.lags, task(0): {"b": 0, "c": 0}},
-    )  # fmt: skip
-    assert assign(lost, replace(SETTINGS, num_standbys=1)).owners[task(0)] == standby
 
 
 def test_unknown_lag_ranks_after_every_known_one() -> None:

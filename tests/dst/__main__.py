@@ -69,7 +69,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _told(namespace: argparse.Namespace, coverage: Coverage, folder: Path) -> Generator[Told, None, None]:
-    """Yield what each schedule tells: one alone is played here, for a debugger, others by processes."""
+    """Yield the result of each schedule: a single one is played in this process, for a debugger, others in child
+    processes.
+    """
     aims = tuple(map(Aim.read, namespace.aim))
     count = namespace.schedules if namespace.schedules is not None else 1 if namespace.seed is not None else 100
     until = time.monotonic() + namespace.seconds
@@ -119,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _played(base: Path, task: _Task) -> Told:
-    """Play a schedule; return what it tells."""
+    """Play a schedule; return its result."""
     schedule = None
     failure = ""
     with _bounded(), _folder(base) as folder:
@@ -142,7 +144,7 @@ def _played(base: Path, task: _Task) -> Told:
 
 
 def _died(task: _Task, code: int | None) -> Told:
-    """Return what is told of a schedule whose process has ended or stood still."""
+    """Return the result of a schedule whose process ended or did not respond."""
     reason = f"its process ended with {code}, in the midst of it or after {MOST_SECONDS:.0f} s"
     return Told(task.seed, failure=f"seed {task.seed}: {reason}", output=f"seed {task.seed}: {reason}\n{_replay(task)}")
 
@@ -164,7 +166,7 @@ def _folder(base: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """End this process where it stands still, and say where each of its threads did."""
+    """End this process if it hangs, and print the stack of each thread."""
     faulthandler.dump_traceback_later(MOST_SECONDS, exit=True, file=sys.__stderr__ or 2)
     try:
         yield

@@ -28,7 +28,7 @@ Holds = Callable[[Callable[[], object]], None]
 
 
 def watch_assignments(patch: pytest.MonkeyPatch, holds: Holds) -> None:
-    """Look at each assignment as it is made, and at who is to serve what whenever a driver asks for it."""
+    """Check each assignment, and each layout of slots that a driver asks for."""
     by_hash = slots.hashed_assignment
     laid_out_for = Ownership.layout_for
 
@@ -55,7 +55,7 @@ def watch_assignments(patch: pytest.MonkeyPatch, holds: Holds) -> None:
 
 
 def check_record(record: Record) -> None:
-    """I6, of what a batch's record says: each key-group has an owner in each group, and keeps standbys elsewhere."""
+    """I6 for a record: each key-group has one owner per group, and its standbys are on other members."""
     owners = {parse_task(name): owner for name, owner in record.owners.items()}
     total = record.total if record.dispatch == "key_group" else len(record.shards)
     expected = {task(number, group) for group in {owner.group for owner in owners} for number in range(total)}
@@ -128,7 +128,7 @@ def _caught_up(view: View, settings: AssignSettings, assignment: Assignment) -> 
 
 
 class _Name(str):
-    """A name as a process with another hash seed has it: what is kept in sets and mappings comes in another order."""
+    """A name whose hash differs, as in a process with another hash seed: sets and mappings have another order."""
 
     __slots__ = ()
 

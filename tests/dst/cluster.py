@@ -32,8 +32,9 @@ SPECULATION_SECONDS = 30.0
 
 
 class SkewedClock:
-    """A driver's clock: its wall clock is not everybody's, and what never goes back stands still while its machine
-    sleeps. Implements ``protocol.ports.Clock``.
+    """A driver's clock. Its wall clock is skewed, and its monotonic clock stops while the machine sleeps.
+
+    Implements ``protocol.ports.Clock``.
     """
 
     def __init__(self, clock: ManualClock, process: Process, skew_ms: int) -> None:
@@ -46,7 +47,7 @@ class SkewedClock:
         return self._clock.wall_ms() + self.skew_ms
 
     def seconds(self) -> float:
-        """Return seconds of a clock that never goes back."""
+        """Return the monotonic time in seconds."""
         return self._clock.seconds() - self._process.slept
 
 
@@ -100,7 +101,7 @@ class SteppedBackground:
 
 
 class SteppedCluster(SimCluster):
-    """Executors of which each is a process. Who is ``lost`` may still be at work where nobody sees it."""
+    """Executors that are simulated processes. A ``lost`` executor may continue to work unseen."""
 
     def __init__(self, home: Home, store: ObjectStore, scheduler: Scheduler) -> None:
         super().__init__(home, store, scheduler.chance.randbytes)
@@ -192,8 +193,8 @@ class SteppedSink(SimSink):
 
 
 class SteppedWork(SimWork):
-    """One micro-batch whose slots run side by side. A task that dies, or that is slow, is run once more, and whichever
-    run answers first counts: the others go on where nobody waits for them.
+    """A micro-batch whose slots run concurrently. A task that dies or is slow runs again. The first result counts; the
+    other runs continue unobserved.
     """
 
     def __init__(
@@ -244,7 +245,7 @@ class SteppedWork(SimWork):
         super().deliver(receipts, delivery, lambda: self._checked(check))
 
     def _checked(self, check: Callable[[], None]) -> None:
-        """I4: who gives results to a sink has looked, just before, whether anybody has taken over."""
+        """I4: before its sink, a driver has checked that no other driver has taken over."""
         actor = self._scheduler.mine()
         began = self._scheduler.count
         check()
@@ -283,7 +284,7 @@ class SteppedWork(SimWork):
         return actor
 
     def _first_of(self, attempt: Attempt) -> str:
-        """Return where a slot runs first: now and then Spark does not wait for the executor that was asked for."""
+        """Return where a slot runs first. Sometimes Spark does not wait for the preferred executor."""
         if self._scheduler.chance.random() >= self._stepped.astray:
             return attempt.executor
         return self._elsewhere()
@@ -295,7 +296,7 @@ class SteppedWork(SimWork):
         return self._scheduler.chance.choice(live)
 
     def _check_executors(self, attempts: Sequence[Attempt]) -> None:
-        """Give the batch up, now and then, where an executor went: that is what Spark's side does."""
+        """Sometimes give the batch up if an executor was lost, as the Spark side does."""
         lost = {attempt.executor for attempt in attempts} - {executor.id for executor in self._stepped.executors()}
         if lost and self._scheduler.chance.random() < 0.5:
             problem = f"{', '.join(sorted(lost))} went while slots ran"

@@ -30,8 +30,10 @@ _impossible = cache(impossible)
 
 @dataclass(frozen=True)
 class Told:
-    """What a schedule told: ``steps`` how often it came to each while things befell it, ``met`` what befell which,
-    ``aims`` those that it met. ``failure`` is one line, ``said`` all that is to be printed.
+    """The result of a schedule: ``steps`` counts its steps while faults were possible, ``met`` the faults by kind and
+    step.
+
+    ``aims`` are the aims that were met, ``failure`` is one line, ``output`` is what is printed.
     """
 
     seed: int
@@ -44,8 +46,9 @@ class Told:
 
 @dataclass
 class Coverage:
-    """What so many schedules showed: ``met`` counts the faults by kind and step, ``steps`` how often each step came.
-    ``came`` has some histories that came to a step, such as nobody had aimed at anything in if there are any.
+    """The totals of all schedules: ``met`` counts the faults by kind and step, ``steps`` how often each step occurred.
+
+    ``reached`` holds some histories for each step, those without aims if there are any.
     """
 
     schedules: int = 0
@@ -86,7 +89,7 @@ class Coverage:
         return [cell for cell in self.possible() if not self.met[cell]]
 
     def table(self) -> str:
-        """Return how often which fault met which step; a dot where it cannot."""
+        """Return how often each fault met each step, with a dot for impossible cells."""
         width = max(map(len, self.steps), default=0)
         lines = [f"{'':{width}} {'times':>8} " + " ".join(f"{kind:>8.8}" for kind in KINDS)]
         for step in sorted(self.steps):
@@ -114,9 +117,9 @@ class Coverage:
 
 
 def aims_for(coverage: Coverage, number: int) -> tuple[int, tuple[Aim, ...]]:
-    """Return the seed of a schedule, and what it is to aim at: the cell that was met least, of those the one that was
-    aimed at least, and then others that this seed's history comes to. Until something befalls it, it is the history
-    that was seen before: so it comes to the step.
+    """Return the seed of a schedule and its aims: first the cell that was met and aimed at least, then other cells
+    that the history of this seed reaches. Until the first fault, the history is one that was played before, so it
+    reaches the step.
     """
     chance = random.Random(number)
     cells = [cell for cell in coverage.possible() if cell[1] in coverage.reached]

@@ -1,5 +1,5 @@
-"""Where the keys of a query live, in schedules: the partitions that their rows come in, what drivers are started with,
-and the operator who switches the stopped query to another dispatch, or another number of key-groups.
+"""Dispatch by partitions in schedules: the partitions of rows, the settings of drivers, and the operator who switches
+the stopped query to another dispatch or another number of key-groups.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def partition_of(keys: pa.Table) -> pa.Table:
 
 
 def parted(rows: pa.Table) -> pa.Table:
-    """Return rows with the topic and partition that they come in."""
+    """Return rows with their topic and partition."""
     places = partition_of(rows.select(["k"]))
     return rows.append_column("topic", places["topic"]).append_column("partition", places["partition"])
 
@@ -70,7 +70,7 @@ class Dealt:
         return Dealt(record.dispatch, record.total, record.shards)
 
     def of(self, keys: Sequence[object]) -> Sequence[int]:
-        """Return the shard of each key, -1 where there is none."""
+        """Return the shard of each key, -1 if it has none."""
         return self._of(tuple(keys))
 
     @lru_cache(maxsize=256)  # noqa: B019 - of all that are equal, and so many only
@@ -83,7 +83,7 @@ class Dealt:
 
 
 class Dispatched:
-    """What a schedule's drivers are started with, and who switches the query. ``world`` is the schedule."""
+    """The settings of a schedule's drivers, and the operator who switches the dispatch. ``world`` is the schedule."""
 
     def __init__(self, world: Any, folder: Path) -> None:
         self._world = world
@@ -98,7 +98,7 @@ class Dispatched:
 
     @property
     def share(self) -> float:
-        """So often somebody comes to switch the query: soon, where a switch did not come to its end."""
+        """The probability of a switch. It is high after an unfinished one."""
         return 0.6 if self._is_under_way else self._share
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
@@ -116,9 +116,8 @@ class Dispatched:
         return int(self._world.clock.wall_ms() * 1_000_000)
 
     def settings(self, newest: Record | None) -> dict[str, object]:
-        """Return what the next driver is to be started with: the dispatch that the state is of by now, and co-location
-        groups, where there are several stores, which now and then are others than those of the driver before. Somebody
-        may have forgotten to change the settings after a switch.
+        """Return the settings of the next driver: the dispatch of the state, and co-location groups if there are
+        several stores. The groups may change between drivers. Sometimes the settings still name the old dispatch.
         """
         chosen = self._world.settings
         stores = [operator.store for operator in self._world.operators]
@@ -163,7 +162,7 @@ class Dispatched:
     # --- the switch ---------------------------------------------------------------------------------------------------
 
     def begins(self, name: str) -> Actor | None:
-        """Stop the query, but perhaps for what goes on unseen, and switch it, if there is state."""
+        """Stop the query, except for work that continues unseen, and switch its dispatch if it has state."""
         world = self._world
         with world.scheduler.quiet():
             newest = self._newest()
@@ -231,7 +230,7 @@ class Dispatched:
         return went_on or bool(self._world.expects(error))
 
     def check_switched(self, record: Record, manifest: Manifest, expected: Mapping[str, Mapping[object, Any]]) -> None:
-        """Compare what lies below a record, store by store, with what should: each key in the shard that is its own."""
+        """Compare the state below a record with the expected state: each key is in its own shard."""
         dealt = Dealt.by(record)
         objects = Reader(self._world.memory, keys_of(self._world.home))
         for store in sorted(expected.keys() & record.schemas.keys()):

@@ -20,7 +20,7 @@ _VARIABLE = "KEYS_OF_DST"
 
 
 class Encrypted:
-    """Whether a schedule's state is encrypted: ``settings`` says so."""
+    """Whether a schedule's state is encrypted, as ``settings``."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(f"{seed}/salts")
@@ -34,7 +34,7 @@ class Encrypted:
 
 
 class _DrawnBytes:
-    """Stands in for ``os`` where random bytes are asked for."""
+    """Replaces ``os`` as the source of random bytes."""
 
     def __init__(self, chance: random.Random) -> None:
         self.urandom = chance.randbytes

@@ -1,6 +1,6 @@
-"""With what a query may fail in a schedule: with nothing but what has really happened, to the very thing that it names.
+"""The failures that a schedule allows: only those caused by a real fault, about the object that the error names.
 
-Knows which bytes were damaged on their way, which rows, receipts and results were lost, and who wrote which record.
+``Excuses`` records damaged bytes, lost rows, receipts and results, and the writer of each record.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Excuses:
         """So often the bytes of an object came damaged, or not at all, and nobody has failed with that yet."""
 
     def damages(self, name: str) -> None:
-        """Note that the bytes of an object come damaged."""
+        """Record that the bytes of an object were damaged."""
         self.damaged[name] += 1
 
     def allow(self, error: RiffleError, actor: Actor, tried: Tried | None = None) -> bool:
@@ -74,7 +74,7 @@ class Excuses:
             return type(error) is ConflictError and self._conflicts(error, actor, tried)
 
     def is_gone(self, error: RiffleError) -> bool:
-        """Tell whether bytes are missing that are there no more: for who reads what is promised no more."""
+        """Return whether the error is about missing bytes that are no longer promised."""
         with self._world.scheduler.quiet():
             return isinstance(error, CorruptStateError) and not self._world.memory.exists(object_in(error.where))
 
@@ -91,8 +91,8 @@ class Excuses:
         return any(f"{name}/".startswith(f"{member}/") for name in harmed)
 
     def _is_damaged(self, where: str) -> bool:
-        """Each time that bytes come damaged somebody may fail with it once, naming the object; a record's successor
-        tells the digest of what came.
+        """Each damage may cause one failure that names the object. A record's successor contains the digest of the
+        record.
         """
         name = object_in(where)
         sequence = paths.record_sequence(object_in(where))
@@ -136,8 +136,8 @@ class Excuses:
         return tried is not None and self._was_given_up(error, tried.work)
 
     def _was_given_up(self, error: UnavailableError, work: SteppedWork) -> bool:
-        """Each of the runs that are told was given up by what befell one of its slots, which was looked at there, or
-        Spark; the last one with what is told.
+        """Each of the listed runs was given up because of a fault in one of its slots or in Spark, the last one for
+        the stated reason.
         """
         runs = _RUN.match(error.problem)
         cause = error.__cause__

@@ -59,8 +59,8 @@ would.
 
 @dataclass(frozen=True)
 class Aim:
-    """A fault that is to meet a step when it comes for the ``nth`` time, or as soon as it may after that; with 0, as
-    soon as it may once the last one of the others has met its step, some steps after one another.
+    """A fault aimed at the ``nth`` occurrence of a step, or as soon as possible after it. With 0, as soon as possible
+    after the last numbered aim was met, some steps apart.
     """
 
     kind: str
@@ -114,9 +114,7 @@ def impossible(kind: str, step: str) -> str | None:
 
 
 class Faults:
-    """Draws what befalls steps: so many of a schedule, those that it is aimed at first. Those whose numbers are in
-    ``without`` are left out.
-    """
+    """Draws the faults of a schedule, its aims first."""
 
     def __init__(self, chance: random.Random, aims: Sequence[Aim]) -> None:
         self._chance = chance
@@ -137,7 +135,7 @@ class Faults:
         self.over = False
 
     def due(self, step: str, nth: int) -> str | None:
-        """Return what befalls this step."""
+        """Return the fault at this step, or ``None``."""
         kind = self._aimed(step, nth) or self._often(step)
         if kind is None:
             if self._chance.random() >= self._rate or not self._left or self.over:

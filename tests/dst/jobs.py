@@ -67,7 +67,7 @@ class Job:
     caches: Mapping[str, Sequence[Sequence[Rows]]] = field(default_factory=dict)
 
     def operators_of(self, version: int) -> list[Operator]:
-        """Return the operators that a batch is run with: some join the query late, or pause, as ``absent`` says."""
+        """Return the operators of a batch. Some join the query late or pause, as in ``absent``."""
         present = [operator for operator in self.operators if version not in self.absent.get(operator.store, ())]
         if self.initial:
             name, rows = self.initial[version]
@@ -82,7 +82,7 @@ class Job:
         return {"alarms": self.initial[version][1]} if self.initial else {}
 
     def check(self, report: BatchReport) -> None:
-        """Compare what a batch tells of its rows and times with ``times``."""
+        """Compare the report of a batch with ``times``."""
         if report.decision == "run" and self.times:
             expected = self.times[report.version]
             counts = (report.late_rows, report.timers_fired, report.expired)
@@ -109,7 +109,7 @@ class Job:
 
 
 def _told_astray(rows: Rows, allowed: Sequence[Rows], dealt: Dealt) -> str:
-    """Return what is wrong if some key-group tells what it could have told after no loss."""
+    """Return a problem if a key-group returned a result that is not possible after any allowed loss."""
     actual = _by_key_group(rows, dealt)
     alternatives = [_by_key_group(rows, dealt) for rows in allowed]
     for group in sorted({*actual, *(group for alternative in alternatives for group in alternative)}):
@@ -182,7 +182,7 @@ def caches(chance: Drawn, batches: int) -> Job:
 
 
 def _rung(oracle: AlarmsOracle, batch: pa.Table, version: int) -> Rows:
-    """Feed a batch to timers by the clock; return what they tell."""
+    """Feed a batch to processing-time timers; return their results."""
     now_ms = BATCH_MS * version
     in_order = sorted(batch.to_pylist(), key=lambda row: row["at"])
     return oracle.feed([(row["k"], row["v"], now_ms) for row in in_order], now_ms, [now_ms])
@@ -194,8 +194,8 @@ def sealed_columns(chance: Drawn, batches: int) -> Job:
 
 
 def timers(chance: Drawn, batches: int) -> Job:
-    """Draw a processor with timers by the clock and values that live for a while. Sometimes it is run with one or the
-    other of two initial states, or with one that comes when it joins the query.
+    """Draw a processor with processing-time timers and values with a TTL. Sometimes it gets one of two initial states,
+    or one when it joins the query.
     """
     operator = operator_of("alarms", ["k"], Alarms(), ("at",), ROWS)
     oracle = AlarmsOracle()
@@ -262,7 +262,7 @@ def sealed_events(chance: Drawn, batches: int) -> Job:
 
 
 def partitions(chance: Drawn, batches: int) -> Job:
-    """Draw one of the others whose state goes by the partitions that rows come in. Rows of initial state have none."""
+    """Draw another job, with state by the partition of the rows. Rows of the initial state have no partition."""
     draw = chance.choice([columns_of_keys, sealed_columns, caches, timers, events, sealed_events])
     job = draw(chance, batches)
     while job.initial:

@@ -1,5 +1,5 @@
-"""Lines of a query's history, each with what plain Python computes of it, and the operator who takes the query back to
-an earlier batch: a line goes on from a batch of another one with rows of its own.
+"""Lines of a query's history, each with the expected results, and the operator who rolls the query back: after a
+rollback a new line continues from an earlier batch with other rows.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Lines:
         return self.rows_of(line, version) % ERA
 
     def rows_of(self, line: int, version: int) -> int:
-        """Return what tells a batch's rows from those that other lines have, or had, under its number."""
+        """Return what distinguishes a batch's rows from those of other lines with the same batch id."""
         return self._origins[line][version] if version >= 0 else 0
 
     def check_delivery(self, store: str, rows: pa.Table, delivery: Delivery) -> None:
@@ -125,9 +125,10 @@ class Lines:
 
 
 class LinesHistory(History):
-    """A log that may be taken back: its lines begin where its records say so. By the commit id of a record, ``asked``
-    has where an operator's was to lead, and the operator; ``begun`` when it was begun: its age counts from there,
-    however long it is on its way; ``writers`` who has begun it.
+    """A log with rollbacks: a line of history begins where a record says so.
+
+    By commit id, ``asked`` has the target and operator of a rollback, ``begun`` the time at which the record was
+    created, and ``writers`` its writer.
     """
 
     lines: Lines
@@ -202,7 +203,7 @@ class LinesHistory(History):
         patch.setattr(Stacks, "replace", switched)
 
     def begins(self, commit_id: str) -> str:
-        """Note that a record is begun."""
+        """Record the time and the writer of a new record."""
         actor = self.schedule.scheduler.mine()
         self.begun[commit_id] = self.schedule.clock.seconds()
         if actor is not None:
@@ -210,16 +211,14 @@ class LinesHistory(History):
         return commit_id
 
     def kept_seconds(self, record: Record) -> float:
-        """Return for how long at least records are promised by who wrote this one: of those of before a driver goes by
-        when they were written, by the clock of who wrote them.
-        """
+        """Return how long the writer of this record promises older records at least, by its own clock."""
         skews = self.schedule.skews
         driver = getattr(self.writers.get(record.commit_id), "driver", None)
         retained_for = driver.settings.retained_for if driver else super().kept_seconds(record)
         return max(retained_for, 2 * log.SURE_SECONDS) - (max(skews) - min(skews)) / 1000
 
     def target_of(self, target: int | str, newest: int) -> int | None:
-        """Return the record that a batch, or a record by its number, stands for where ``newest`` is the last one."""
+        """Return the record of a batch id or record number, if ``newest`` is the last record."""
         if isinstance(target, str):
             return int(target.removeprefix("record:"))
         sequence: int | None = newest
@@ -250,7 +249,7 @@ class LinesHistory(History):
         assert len(snapshots) <= self.world.settings.key_groups * len(self.world.operators), "snapshots pile up"
 
     def _parsed(self, name: str, epoch: int) -> paths.ObjectName | None:
-        """Return what a name says, but of strays that no driver of this epoch can tell from those of a newer one."""
+        """Parse a name. Return ``None`` for strays that could belong to a newer driver."""
         parsed = paths.parse(name)
         return parsed if parsed is None or parsed.epoch < epoch or name not in self.strays else None
 
@@ -274,7 +273,7 @@ class LinesHistory(History):
 
 
 class Remedies:
-    """An operator who takes the query back, one process each time. ``world`` is the schedule."""
+    """An operator who rolls the query back, each time in a new process. ``world`` is the schedule."""
 
     def __init__(self, world: Any, folder: Path) -> None:
         self._world = world
@@ -307,7 +306,7 @@ class Remedies:
         return stamp
 
     def begins(self) -> bool:
-        """Let an operator come, now and then or where one has not come to the end of it; tell whether one does."""
+        """Start an operator sometimes, and always after an unfinished rollback; return whether one is at work."""
         share = 0.6 if self._lead_astray() else 0.2 if self._world.settings.retained_versions > 4 else 0.1
         if self.unfinished() or (self.begun < MOST_REMEDIES and self._world.often(share)):
             self._begin()
@@ -336,7 +335,7 @@ class Remedies:
         return actor is not None and not actor.done
 
     def _begin(self) -> None:
-        """Stop the query, but perhaps for what goes on unseen, and take it back."""
+        """Stop the query, except for work that continues unseen, and roll it back."""
         with self._world.scheduler.quiet():
             to = self._choose()
             is_lost = isinstance(to, int) and self._world.log_seen.refuses(to)  # who goes on might come to it
@@ -356,8 +355,8 @@ class Remedies:
         )
 
     def _begin_adopting(self) -> None:
-        """Stop the query, and have one with a checkpoint of its own take its state over, where that is at the batch
-        that Spark has committed last. Event time would begin anew.
+        """Stop the query, and let a query with another checkpoint adopt its state, if the newest record is the batch
+        that Spark committed last. Not for event time, which would restart.
         """
         world = self._world
         with world.scheduler.quiet():
@@ -379,7 +378,7 @@ class Remedies:
         self._actor = world.scheduler.spawn(name, "operator", Process(name), lambda: self._adopt(undelivered))
 
     def _adopt(self, undelivered: bool) -> None:
-        """Take the state over. Where its last output is not delivered that must be refused, and the query goes on."""
+        """Adopt the state. This must be refused if the last output was not delivered."""
         world = self._world
         checkpoint = self.checkpoint(f"query{self.begun}")
         previous = self.checkpoint()
@@ -397,8 +396,8 @@ class Remedies:
         world.step("state taken over")
 
     def _choose(self) -> int | str | None:
-        """Draw where to: a batch or a record before what Spark has committed, now and then one that is promised no
-        more. Where the last operator went before the end, it is what the log says.
+        """Draw the target: an earlier batch or record, sometimes one that is no longer promised. After an unfinished
+        rollback it is the version of the log.
         """
         history = self._world.log_seen
         history.look()
@@ -423,7 +422,7 @@ class Remedies:
         return f"record:{target.sequence}"
 
     def _led_elsewhere(self, newest: Record) -> list[int]:
-        """Return, now and then, the batches that must not lead where their newest record is: to a line given up."""
+        """Return, sometimes, batches whose newest record belongs to an abandoned line."""
         for batches, share in ((self._lead_astray(), 0.6), (self._given_up(newest), 0.3)):
             if batches and self._chance.random() < share:
                 return batches
@@ -446,7 +445,7 @@ class Remedies:
         return [v for v, sequence in newest_of.items() if history.target_of(v, newest) not in (sequence, None)]
 
     def _given_up(self, newest: Record) -> list[int]:
-        """Return the batches that a line given up has alone, if nobody is about to put another one of that number."""
+        """Return the batches that only an abandoned line has, if no put of such a batch is under way."""
         if any(actor.kind == "late put" for actor in self._world.scheduler.actors):
             return []
         records = self._world.log_seen.records.values()
@@ -488,7 +487,7 @@ class Remedies:
 
 
 class SlowReader:
-    """Who reads the newest state from the objects, at leisure, while the query goes on. ``world`` is the schedule."""
+    """A slow reader of the newest state, from the objects, while the query runs. ``world`` is the schedule."""
 
     def __init__(self, world: Any, folder: Path) -> None:
         self._world = world

@@ -1,5 +1,5 @@
-"""Processes that play schedules side by side, and tell in the order of their numbers: so a run is the same however many
-play it.
+"""Processes that play schedules in parallel and return results in the order of their numbers. So a run is the same for
+any number of processes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Player(Generic[Task]):
 
 
 class Players(Generic[Task, Answer]):
-    """So many processes that ``play``. ``died`` tells what to answer for a task whose process ended with a code."""
+    """Processes that ``play`` tasks. ``died`` returns the result of a task whose process ended with a code."""
 
     def __init__(
         self, processes: int, play: Callable[[Task], Answer], died: Callable[[Task, int | None], Answer]
@@ -110,9 +110,9 @@ def _end(player: _Player[Task]) -> None:
 
 
 def _works(pipe: Connection, inherited: list[Connection], index: int, play: Callable[[Task], Answer]) -> None:
-    """Play what is asked for until nobody asks any more: the pipes of the others would keep them from seeing that.
+    """Play tasks until the pipe is closed. The pipes of other processes are closed first, so that their end is seen.
 
-    Threads that take turns hand over in microseconds on one core, and wait for the other one to wake up on two.
+    Threads that take turns are fast on one core, and slow on two, which wake each other up.
     """
     for connection in inherited:
         connection.close()

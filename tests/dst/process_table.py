@@ -59,8 +59,8 @@ class ProcessTable:
         return f"{number} {started} {_MACHINE}"
 
     def _claimed(self, base: Path, owner: str, live: Collection[str], process: str = "") -> Folder:
-        """Claim a folder. One that a dead process has left is taken rather than a new one, whoever thinks it alive, but
-        where somebody stands still who claims one, or a disk refused.
+        """Claim a folder. The folder of a dead process is reused, unless another actor hangs while it claims one, or a
+        disk failed.
         """
         scheduler = self._world.scheduler
         began = self._world.scheduler.now

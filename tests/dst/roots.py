@@ -1,7 +1,7 @@
-"""The root of a query under fire as operators treat it: emptied and begun again, or restored from a copy of some
-batches ago, with Spark's checkpoint of that moment or one of both alone. Local copies stay on executors' disks.
+"""Operators who empty a root and start again, or restore it from an earlier copy, with Spark's checkpoint or one of
+both alone. Local copies stay on the executors' disks.
 
-What happens is drawn apart from all else: the history of a seed in which none of it comes is what it would be without.
+These events have their own random numbers, so that other histories of a seed do not change.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ class Roots:
         """The query that begins with no state."""
 
     def end(self) -> None:
-        """Remove what of a root lies on a disk."""
+        """Remove the files of a root."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def is_copied(self) -> bool:
-        """Whether somebody has copied the log of a query that runs, and is copying the rest."""
+        """Whether the log of the running query was copied and the rest is being copied."""
         return bool(self._comes) and self._copy is not None and self._beside
 
     def is_due(self) -> bool:
-        """Tell whether somebody is to come now."""
+        """Return whether an operator acts now."""
         world = self._world
         copy = self._copy
         if not self._comes or self.is_copied:
@@ -83,14 +83,14 @@ class Roots:
         return bool(world.committed >= min(batch, world.last - (copy is None))) and self._is_quiet()
 
     def _is_quiet(self) -> bool:
-        """Tell whether nothing is under way that comes first."""
+        """Return whether nothing else is under way."""
         world = self._world
         is_on_its_way = any(actor.kind == "late put" for actor in world.scheduler.actors)
         is_busy = is_on_its_way or world.remedies.at_work() or world.remedies.unfinished()
         return bool(world.log_seen.records) and not is_busy
 
     def _goes_on(self) -> bool:
-        """Tell whether a copy beside the query, which may take some batches, goes on to its second part."""
+        """Return whether a copy that takes several batches continues with its second part."""
         world = self._world
         copy = self._copy
         if copy is None or not self.is_copied:
@@ -101,7 +101,7 @@ class Roots:
         return bool(goes_on or world.committed >= world.last) and self._is_quiet()
 
     def begins(self) -> bool:
-        """Do what is due, or go on with it; tell whether that was anything."""
+        """Do or continue what is due; return whether there was anything."""
         if not (self._goes_on() or self.is_due()):
             return False
         with self._world.scheduler.quiet():
@@ -175,8 +175,8 @@ class Roots:
         self._copy = _Copy(log, newest.sequence, swept, lines, newest.query_id, rest, world.committed)
 
     def _end_copy(self) -> None:
-        """Copy the rest of the root beside the query, and then the checkpoint. A copy that is not whole must be said to
-        be none. One in whose midst the query was taken back, or over, is of two queries: it is taken again.
+        """Copy the rest of the root, then the checkpoint. Verification must report an incomplete copy. A copy during
+        which the query was rolled back or adopted is taken again.
         """
         world = self._world
         copy = self._copy
@@ -206,7 +206,7 @@ class Roots:
             aside.delete(aside.list(""))
 
     def _restore(self, copy: _Copy) -> None:
-        """Restore both, or one of them where the other is of the same line."""
+        """Restore root and checkpoint, or one of them if the other is of the same line."""
         world = self._world
         history = self._world.log_seen
         self._comes = ""
@@ -246,7 +246,7 @@ class Roots:
                     del sink.by_id[name]
 
     def _look(self, tail: Any, *, fits: bool) -> None:
-        """What was restored is whole, and whether the checkpoint fits is told."""
+        """Check that the restored root is complete, and that a checkpoint that does not match is reported."""
         world = self._world
         with world.scheduler.quiet():
             world.log_seen.look()

@@ -31,8 +31,8 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class S3InMemory:
-    """A server that has what ``inner`` has. ``store`` is how a query under fire reaches it. Some lists come in small
-    pages; now and then a put has to be sent again.
+    """An S3 server with the objects of ``inner``. ``store`` is the client of the query. Some lists have small pages,
+    and some puts must be repeated.
     """
 
     serving: ClassVar[S3InMemory | None] = None
@@ -50,7 +50,7 @@ class S3InMemory:
         self.store: ObjectStore = S3Store(_BUCKET, _ROOT, options)
 
     def plant(self, patch: pytest.MonkeyPatch) -> None:
-        """Answer from now on; who waits lets others go on."""
+        """Answer requests from now on. A waiting client lets other actors continue."""
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             patch.setenv(name, "simulated")
         patch.setattr(s3, "time", self)
@@ -67,7 +67,7 @@ class S3InMemory:
         return 0.0
 
     def answer(self, request: Any) -> AWSResponse:
-        """Return what the server says to a request."""
+        """Return the answer of the server to a request."""
         url = urlsplit(request.url)
         query = parse_qs(urlsplit(request.url).query, keep_blank_values=True)
         name = unquote(url.path).removeprefix(f"/{_BUCKET}").removeprefix(f"/{_ROOT}/")

@@ -81,7 +81,7 @@ class _Program(Process):
 
 
 class Schedule(World):
-    """One random history. ``history`` tells what happened, ``faults`` which fault met which step."""
+    """One random history. ``history`` lists the events, ``faults`` which fault met which step."""
 
     def __init__(
         self,
@@ -401,7 +401,7 @@ class Schedule(World):
         return [actor for actor in self.scheduler.actors if actor.kind in (*ON_EXECUTORS, *lone)]
 
     def _let_go(self) -> None:
-        """Let whoever hangs go on."""
+        """Let hanging actors continue."""
         for actor in self.scheduler.actors:
             actor.slow = 0.0
             actor.process.wake(self.scheduler.now)
@@ -409,7 +409,7 @@ class Schedule(World):
                 actor.until = 0.0
 
     def _change_executors(self, still: Sequence[str]) -> None:
-        """Let one go, those first that stand ``still``, and one come."""
+        """Remove an executor, hanging ones first, and add one."""
         live = [executor.id for executor in self.cluster.executors()]
         if len(live) > 1 and self.chance.random() < 0.5:
             name = self.chance.choice(still or live)
@@ -438,7 +438,7 @@ class Schedule(World):
         self.history.append(f"{self.scheduler.count:6} {named}")
 
     def step(self, label: str) -> None:
-        """Stop at a step, where others may go on and anything may happen."""
+        """Stop at a step, at which other actors may continue and faults may occur."""
         self.scheduler.step(label)
 
     # --- what befalls actors ------------------------------------------------------------------------------------------
@@ -469,7 +469,7 @@ class Schedule(World):
         return kind
 
     def _set_back(self, process: Process, by_ms: int) -> None:
-        """Set back a wall clock: this driver's, or that of those to come."""
+        """Set back a wall clock: this driver's, or that of later drivers."""
         if isinstance(process, _Program):
             process.clock.skew_ms -= by_ms
             self.skews.add(process.clock.skew_ms)
@@ -477,7 +477,7 @@ class Schedule(World):
             self.skew_ms -= by_ms
 
     def _crash(self, actor: Actor) -> None:
-        """End the driver; or a task alone, as where Python's worker dies, or the executor with all its tasks."""
+        """End the driver, a task (a Python worker that dies), or an executor with all its tasks."""
         if not actor.process.executor:
             self.stop(actor.process)
         elif self.chance.random() < 0.5:
@@ -535,7 +535,7 @@ class Schedule(World):
         self.holds(self.log_seen.look)
 
     def holds_told(self, commit_id: str) -> None:
-        """Look whether a record is committed, as somebody was told."""
+        """Check that a record is committed, as an actor was informed."""
         self.holds(partial(self.log_seen.check_told, commit_id))
 
     def _damages(self, name: str) -> None:
@@ -589,7 +589,7 @@ class Schedule(World):
             self.scheduler.broke(error)
 
     def _failed_beside(self, error: RiffleError) -> None:
-        """What goes on beside batches may be of a run that is over: what it reads may be gone."""
+        """Accept a failure of background work of an earlier run, whose objects may be deleted."""
         if not self.excuses.is_gone(error):
             self.check_expected(error)
 
@@ -607,9 +607,7 @@ class Schedule(World):
         self._check_links()
 
     def _check_links(self) -> None:
-        """Chains are no longer than snapshots leave them, where these are not held up, nor taken since the last commit:
-        the next one lists them.
-        """
+        """Chains are as short as snapshots make them, unless snapshots are delayed or not yet listed."""
         driver = self.programs[-1].driver
         links = self.settings.snapshot_chain_links + 1
         job = self.lines.jobs[-1]

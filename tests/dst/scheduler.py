@@ -1,7 +1,7 @@
-"""Actors that take turns: each is a thread that runs only while it holds the baton, and who has it next is drawn.
+"""Actors that take turns: each is a thread that runs only while it holds the baton, which is passed on at random.
 
-So everything that happens between two steps is one piece, and one seed gives one history. An actor stops at its steps
-(``step``), where something else may happen to it, at waits and at sleeps; time goes on by itself where all wait.
+Everything between two steps is atomic, and one seed gives one history. An actor stops at its steps (``step``), at
+which faults may occur, at waits and at sleeps. Time advances when all actors wait.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Process:
         self.asleep_until = self.slept = 0.0
 
     def sleep(self, second: float, seconds: float) -> None:
-        """Let its machine sleep: nobody in it goes on, and clocks of its own stand still."""
+        """Let its machine sleep: its actors and its monotonic clocks stop."""
         self.wake(second)
         self.asleep_until = second + seconds
         self.slept = self.slept + seconds
@@ -98,10 +98,10 @@ class Actor:
 
 
 class Scheduler:
-    """Runs actors until the first one, the conductor, ends or something is found broken (``failure``).
+    """Runs actors until the first one, the conductor, ends or a violation is found (``failure``).
 
-    ``at_step`` hears of each step and says what befalls it; ``switches`` is the share of steps at which another actor
-    goes on. ``died`` hears of actors that are killed.
+    ``at_step`` is called at each step and returns its fault. ``switches`` is the share of steps at which another actor
+    continues. ``died`` is called for actors that are killed.
     """
 
     def __init__(self, chance: random.Random, clock: ManualClock, switches: float) -> None:
@@ -164,7 +164,7 @@ class Scheduler:
                 actor.quiet -= 1
 
     def step(self, label: str) -> str | None:
-        """Stop at a step: somebody else may go on here, and something may befall this actor. Return what does."""
+        """Stop at a step: another actor may continue, and a fault may occur. Return the fault."""
         actor = self.mine()
         if actor is None:
             return None
@@ -188,7 +188,7 @@ class Scheduler:
         return befalls
 
     def sleep(self, seconds: float) -> None:
-        """Go on after so many seconds at the soonest."""
+        """Continue after at least this time."""
         actor = self.mine()
         if actor is None:
             return
@@ -196,14 +196,14 @@ class Scheduler:
         self._switch(actor)
 
     def hang(self) -> None:
-        """Go on only when somebody else lets this actor."""
+        """Continue only when another actor releases this one."""
         actor = self.mine()
         if actor is not None:
             actor.until = FOREVER
             self._switch(actor)
 
     def wait(self, ready: Callable[[], bool], seconds: float = FOREVER) -> bool:
-        """Wait for something, at most so many seconds; tell whether it is there."""
+        """Wait for a condition, at most so many seconds; return whether it is true."""
         actor = self.mine()
         if actor is None or ready():
             return ready()
@@ -224,8 +224,9 @@ class Scheduler:
             raise Killed
 
     def kill(self, actor: Actor) -> None:
-        """End an actor at the step where it is; nothing that it would do on its way out has an effect. Raises
-        ``Killed`` in that actor itself.
+        """End an actor at its current step. Nothing that it does while it ends has an effect.
+
+        Raises ``Killed`` in that actor.
         """
         if actor.done:
             return
@@ -309,9 +310,7 @@ class Scheduler:
 
 
 class TurnLock:
-    """A lock among actors; whoever finds it held lets others go on, and whoever leaves it may. Outside of a run there
-    is nobody to wait for.
-    """
+    """A lock among actors. Waiting and releasing let other actors continue. Outside of a run it has no effect."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

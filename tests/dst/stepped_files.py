@@ -117,7 +117,7 @@ class SteppedFiles:
             self._written[path] = self._scheduler.now
 
     def _check_alone(self, folder: Path) -> None:
-        """A member's folder goes only while whoever removes it holds it alone: else somebody may be in there."""
+        """A member's folder is removed only by an actor that holds its lock alone."""
         with self._scheduler.quiet(), suppress(FileNotFoundError), (folder / "owner").open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -126,8 +126,8 @@ class SteppedFiles:
             self._scheduler.broke(AssertionError(f"{folder.name} is removed by who does not hold it alone"))
 
     def _check_owned(self, actor: Actor, path: str) -> None:
-        """What is in a member's folder is for whose it is, and for who holds it alone: a task whose executor has lost
-        its folder is late.
+        """A member's folder is used only by its owner, or under an exclusive lock. A task whose executor lost the
+        folder is too late.
         """
         base, folder, *inside = path[len(self._prefix) :].rstrip("/").split("/")[:3]
         if not inside or inside[0] in {"owner", "process"} or not is_member(folder):
@@ -139,7 +139,7 @@ class SteppedFiles:
                 self._scheduler.broke(AssertionError(f"{actor.name} is at work in the folder of {owner}"))
 
     def _lock(self, actor: Actor, file: int, operation: int) -> None:
-        """Have whoever would wait for a lock wait for its turn instead."""
+        """Wait for a lock by giving other actors their turn."""
         if operation & fcntl.LOCK_NB or operation & fcntl.LOCK_UN:
             return
         self._scheduler.step("lock a folder")
@@ -257,7 +257,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 class InlinePool:
-    """Stands in for a pool of threads: what is submitted is done at once, by whoever submits it."""
+    """Replaces a thread pool: submitted work runs at once, in the same thread."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -282,11 +282,11 @@ class InlinePool:
         return [work(item) for item in items]
 
     def shutdown(self, *, cancel_futures: bool = False) -> None:
-        """Do nothing: nobody is at work."""
+        """Do nothing: no work is pending."""
 
 
 class _KeptByProcess(MutableMapping[Any, Any]):
-    """What each executor's process keeps in memory by itself, where all of them are simulated in one."""
+    """The memory of each executor's process, as all of them are simulated in one process."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -341,7 +341,7 @@ class _SimulatedTime:
 
 
 class _SimulatedTouch:
-    """Stands in for ``os`` where files are touched: with the simulation's time."""
+    """Replaces ``os`` for file times, with simulated time."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

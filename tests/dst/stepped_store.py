@@ -1,4 +1,4 @@
-"""An object store of which each call is a step: what befalls it there is what an object store can do to a client."""
+"""An object store in which each call is a step, with the faults that a real object store can have."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class SteppedStore:
         return befalls
 
     def _lasting(self, befalls: str | None) -> str | None:
-        """Return what befalls a call: where one failed, the next ones of the same actor may."""
+        """Return the fault of a call. After a failed call, the next calls of the same actor may fail, too."""
         actor = self._scheduler.mine()
         if actor is None:
             return befalls

@@ -64,7 +64,7 @@ def test_a_seed_plays_the_same_history_in_every_process() -> None:
 def test_a_history_that_fails_is_printed_with_what_plays_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A slot's changes that a commit leaves out are found by the first seed, and told."""
+    """A commit that omits a slot's changes fails the first seed, and the output has the command to replay it."""
     monkeypatch.setattr(driver, "changes_of", lambda manifest, receipts: changes_of(manifest, receipts[1:]))
     assert main(["--seed", "0", "--json"]) == 1
     output = capsys.readouterr()
@@ -73,7 +73,7 @@ def test_a_history_that_fails_is_printed_with_what_plays_it_again(
 
 
 def test_a_process_that_dies_or_stands_still_is_a_failure_of_its_seed() -> None:
-    """The others go on, and it is told what plays it again, and where it stood."""
+    """The other processes continue. The output has the replay command and the stack."""
     answer = subprocess.run(
         [sys.executable, "-c", _SOME_END], capture_output=True, text=True, timeout=120, cwd=CHECKOUT, check=False
     )
@@ -88,7 +88,7 @@ def test_a_process_that_dies_or_stands_still_is_a_failure_of_its_seed() -> None:
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("processes", [1, 3])
 def test_a_run_is_the_same_however_many_play_it(processes: int) -> None:
-    """Each task follows from the answers of just those that were so far before it, and these come in order."""
+    """The aims of each task depend only on results that precede it, in order."""
     count = RENEWED + 2 * AHEAD
     got = list[int]()
     by = set[int]()
@@ -104,7 +104,7 @@ def test_a_run_is_the_same_however_many_play_it(processes: int) -> None:
 
 
 def test_each_cell_of_steps_that_come_at_all_is_met_before_long() -> None:
-    """Also where a step comes seldom, or only after something befell another one; memory is bounded."""
+    """Also for rare steps and steps that need a fault before. Memory is bounded."""
     coverage = Coverage()
     for number in range(1200):
         seed, aims = aims_for(coverage, number)
@@ -115,7 +115,7 @@ def test_each_cell_of_steps_that_come_at_all_is_met_before_long() -> None:
 
 
 def _made_up(seed: int, aims: tuple[Aim, ...]) -> Told:
-    """Tell of a history of 40 steps, one in which ever less comes as more befalls it."""
+    """Return the result of a made-up history of 40 steps that has fewer steps the more faults it has."""
     chance = random.Random(seed)
     pending = list(aims)
     met = list[Aim]()

@@ -121,7 +121,7 @@ def test_bytes_that_changed_on_the_disk_are_not_believed(upkept: Upkept) -> None
     part = upkept.incoming()[0]
     part.write_bytes(b"\0" * part.stat().st_size)
     receipt = upkept.troubled(follows=follows)
-    assert "what had come of a snapshot before is not what the store has" in receipt.errors[0]
+    assert "RIFFLE-0510" in receipt.errors[0]
     assert paths.snapshot(STORE, 1, snapshot(upkept).id) not in receipt.errors[0]
     assert (upkept.incoming(), upkept.held(1), upkept.strays()) == ([], None, [])
     assert upkept.is_warm(upkept.run())
@@ -158,7 +158,7 @@ def test_a_disk_that_loses_what_it_was_just_given_is_told_as_one_that_refuses(
     monkeypatch.setattr(Path, "replace", replaced)
     receipt = upkept.troubled()
     assert len(receipt.errors) == 1
-    assert "a snapshot that was just fetched" in receipt.errors[0]
+    assert "RIFFLE-0384" in receipt.errors[0]
     assert "`local_dir`" in receipt.errors[0]
     assert paths.snapshot(STORE, 1, snapshot(upkept).id) not in receipt.errors[0]
     assert (upkept.incoming(), upkept.held(1), upkept.strays()) == ([], None, [])
@@ -217,7 +217,7 @@ def test_a_disk_that_loses_a_delta_it_just_took_holds_its_copies_up_and_no_other
     monkeypatch.setattr(stack_parts, "write_parts", lost)
     receipt = upkept.troubled()
     assert {kg for _, kg, _, _ in receipt.unfinished} == {1, 2}
-    assert all("just written is not there" in error for error in receipt.errors)
+    assert all("RIFFLE-0384" in error for error in receipt.errors)
     assert len(receipt.errors) == 2
     assert (STORE, 3, *upkept.place.entries[3].head) in receipt.copies
     assert upkept.is_warm(upkept.run())

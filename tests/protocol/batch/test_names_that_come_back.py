@@ -299,7 +299,7 @@ def test_upkeep_of_a_driver_that_is_gone_takes_no_snapshot_of_what_a_newer_one_w
     walk.batch(frozenset(), 0)
     receipts = upkeep(orders)
     assert all(snapshot.head.epoch == 1 for receipt in receipts for *_, snapshot in receipt.snapshots)
-    assert "a newer driver" in str([receipt.errors for receipt in receipts])
+    assert "RIFFLE-0464" in str([receipt.errors for receipt in receipts])
     cluster.upkeep = upkeep  # type: ignore[method-assign]
     for _ in range(4):
         walk.batch(frozenset(), 0)

@@ -99,30 +99,6 @@ def test_a_class_is_made_once_a_query(tmp_path: Path) -> None:
     assert all(len(one.seen) > 1 for one in asked if isinstance(one, Tenants))
 
 
-def test_a_function_is_an_assignor_as_it_is(tmp_path: Path) -> None:
-    """It hears of drains and pins, and what it leaves undone of these is done."""
-    views: list[View] = []
-
-    def first_come(before: View, _: AssignSettings) -> Assignment:
-        views.append(before)
-        home = min(member.id for member in before.members)
-        return Assignment({each.id: before.owners.get(each.id, home) for each in before.tasks})
-
-    world = Elastic(tmp_path, executors=THREE, assignor=first_come)
-    world.feed(3)
-    assert world.owned("1") == set(range(6))
-    world.driver.operations.drain("1")
-    world.driver.operations.pin(5, "3")
-    reports = world.settle()
-    assert views[-1].drained == {world.member("1")}
-    assert list(views[-1].pins.values()) == [world.member("3")]
-    assert world.owned("1") == set()
-    assert 5 in world.owned("3")
-    assert any("RIFFLE-0771" in w for report in reports for w in report.warnings)
-    assert [report.restores for report in reports] == [0] * len(reports), "they went warm"
-    world.check_state()
-
-
 class Hears(RebalanceListener):
     """Keeps what it hears."""
 

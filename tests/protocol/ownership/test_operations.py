@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from riffle_spark.settings import Settings
 from riffle_spark.spark.stateful import JobOperations
 from riffle_spark.testing import InlineBackground
 from tests.kit.simulated.elastic_world import Elastic
-from tests.kit.simulated.world import totals
 
 pytestmark = pytest.mark.usefixtures("names_in_order")
 THREE = ("1", "2", "3")
@@ -52,21 +50,6 @@ def test_a_drain_moves_everything_warm(tmp_path: Path, standbys: int) -> None:
     last = world.feed()
     assert (last.moves, last.restores) == ((), 0)
     world.check_state()
-
-
-@pytest.mark.parametrize("delay", [0, 300])
-def test_a_drain_and_a_loss_in_one_look_empty_a_member_of_caches(tmp_path: Path, delay: int) -> None:
-    """State that is not durable leaves the drained member, whether or not the lost one is waited for."""
-    operators, executors = [replace(totals(), durable=False)], ("1", "2", "3", "4")
-    world = Elastic(
-        tmp_path, executors=executors, operators=operators, key_groups=12, scheduled_rebalance_max_delay=delay
-    )
-    world.feed(3)
-    world.cluster.lose("1")
-    orders(world).drain("2")
-    world.settle()
-    assert world.holds("2") == (set(), set(), set())
-    assert world.owned("3") | world.owned("4") == set(range(12))
 
 
 def test_a_pinned_key_group_moves_warm_and_stays(tmp_path: Path) -> None:

@@ -130,24 +130,6 @@ def test_a_member_that_returns_in_time_gets_its_tasks_back(tmp_path: Path) -> No
     world.check_state()
 
 
-def test_tasks_wait_for_a_member_that_returned_until_it_is_within_the_lag(tmp_path: Path) -> None:
-    """While the returned member lags too much, its tasks stay where they are; it is the one that warms up."""
-    world = three(tmp_path)
-    lost = world.owned("1")
-    world.cluster.lose("1")
-    world.feed(2)
-    world.cluster.add("1b")
-    world.cluster.stalled = {"1b"}
-    world.feed(3)
-    assert world.owned("1b") == set()
-    assert world.holds("1b")[2] <= lost
-    assert world.holds("1b")[2]
-    world.cluster.stalled = set()
-    world.settle()
-    assert world.owned("1b") == lost
-    world.check_state()
-
-
 def test_after_the_delay_the_lost_tasks_are_shared_out_for_good(tmp_path: Path) -> None:
     """Who comes back after that is as good as any newcomer that happens to have copies."""
     world = three(tmp_path)

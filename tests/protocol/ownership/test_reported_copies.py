@@ -132,21 +132,6 @@ def test_lag_is_what_is_missing_and_cannot_be_had_locally(acts: list[str], chanc
 
 
 @given(ACTS, st.randoms(use_true_random=False))
-def test_a_copy_that_nobody_reported_counts_as_the_whole_state(acts: list[str], chance: random.Random) -> None:
-    """Whatever else is known: no report, no copy."""
-    past = Past(chance)
-    for act in acts:
-        past.act(act)
-        assert past.copies.lag("m2", ADDRESS, past.entry) == (
-            lag_without_copy(past.entry) if past.every else CopyLag(0, 0)
-        )
-        past.copies.remove_member(MEMBER)
-        assert past.copies.lag(MEMBER, ADDRESS, past.entry) == (
-            lag_without_copy(past.entry) if past.every else CopyLag(0, 0)
-        )
-
-
-@given(ACTS, st.randoms(use_true_random=False))
 def test_trails_are_forgotten_with_the_records_that_list_them(acts: list[str], chance: random.Random) -> None:
     """After all is forgotten only the chain is known: what is missing is on it, or everything is."""
     past = Past(chance)

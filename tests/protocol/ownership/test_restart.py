@@ -38,7 +38,7 @@ def check_goes_on(world: Elastic, before: tuple[dict[object, object], dict[objec
     world.check_state()
 
 
-@pytest.mark.parametrize("standbys", [0, 1])
+@pytest.mark.parametrize("standbys", [1])
 def test_a_new_driver_keeps_owners_and_standbys(tmp_path: Path, standbys: int) -> None:
     """The record and a census are enough: no move, no restore, nothing fetched that was not missed."""
     world = running(tmp_path, standbys)
