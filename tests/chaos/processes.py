@@ -18,7 +18,7 @@ LOOK_SECONDS = 0.1
 
 
 def send(pid: int, number: signal.Signals) -> bool:
-    """Send a signal; tell whether there was anybody to get it."""
+    """Send a signal; return whether the process existed."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
         return True
@@ -53,7 +53,7 @@ def busiest(pids: Iterable[int]) -> int | None:
 
 
 def holders(locks: Iterable[Path]) -> list[int]:
-    """Return who holds one of these files under an exclusive lock."""
+    """Return the processes that hold an exclusive lock on one of these files."""
     nodes = set()
     for path in locks:
         with suppress(OSError):

@@ -63,9 +63,9 @@ def command_of(plants: Sequence[Plant], schedules: int = 0) -> list[tuple[str, .
 def run_plants(
     plants: Sequence[Plant], processes: int, schedules: int = 0, seconds: float = SECONDS
 ) -> Iterator[Outcome]:
-    """Plant each bug in a copy of the checkout and run its tests there; yield the outcomes as they come.
+    """Plant each bug in a copy of the checkout and run its tests there; yield the outcomes.
 
-    The tests run once without a bug, too. Raises ``PlantError`` if they fail then, because they would find every bug.
+    The tests also run once without a bug. Raises ``PlantError`` if they fail then, because they would find every bug.
     """
     copies = Queue[Path]()
     with tempfile.TemporaryDirectory(prefix="riffle-planted-") as scratch, ThreadPoolExecutor(processes) as pool:

@@ -1,4 +1,4 @@
-"""Members that join one by one while warm-ups run: what runs goes on, and each new copy is fetched about once."""
+"""Members join one by one while warm-ups run: warm-ups continue, and each new copy is fetched about once."""
 
 from __future__ import annotations
 
