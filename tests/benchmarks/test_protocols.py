@@ -32,7 +32,7 @@ def played(world: World, policy: str) -> Outcome:
 
 
 def test_an_eager_rolling_bounce_of_three_takes_six_rebalances() -> None:
-    """Each member leaves and comes back, and each of both stops the whole group."""
+    """Each member leaves and returns, and each time the whole group stops."""
     world = read_world("rolling_bounce")
     done = played(world, "eager")
     assert done.rebalances == 6
@@ -48,13 +48,15 @@ def test_static_membership_bounces_without_a_rebalance() -> None:
 
 
 def test_static_membership_notices_a_loss_when_the_session_is_over() -> None:
-    """A member that does not come back: its tasks stand for the session's time-out, then one rebalance moves them."""
+    """The tasks of a member that does not return stop for the session timeout. Then one rebalance moves them."""
     done = played(made(events=[{"at": 60, "leave": ["m1"]}], protocol={"session_timeout": 45}), "static")
     assert (done.rebalances, done.moves, done.stopped["no owner"]) == (1, 4, 4 * 45)
 
 
 def test_a_loss_is_noticed_when_the_session_is_over_and_a_leave_at_once() -> None:
-    """Eager: until then nobody owns what a dead member had; who takes leave says so, and a rebalance follows."""
+    """With eager rebalancing a crashed member's tasks have no owner until the session times out. A shutdown is noticed
+    at once.
+    """
     protocol = {"session_timeout": 45}
     lost, left_outcome = (
         played(made(events=[{"at": 60, kind: ["m1"]}], protocol=protocol), "eager") for kind in ("lose", "leave")
@@ -90,7 +92,7 @@ def test_a_deferred_resolution_takes_three_rebalances_and_stops_nobody_else() ->
 
 
 def test_the_learner_scale_up_is_four_rebalances() -> None:
-    """S4 learns T1 while S5 comes and learns T3: 1 S4 joins, 2 S5 joins, 3 S4 has learned, 4 S5 has; all have one."""
+    """S4 joins, S5 joins, S4 has learned, S5 has learned. Then each member has one task."""
     world = made(
         members=[{"id": f"S{n}", **MEMBER} for n in (1, 2, 3)],
         tasks=[{"subtopology": "T", "count": 5, "state_bytes": 6e7, "row_bytes": 100, "rows_per_second": 1}],

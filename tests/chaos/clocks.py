@@ -1,4 +1,4 @@
-"""Clocks of hosts that can be told: a small library before libc's, built once a run."""
+"""Clocks of hosts that can be set: a small library in front of libc, built once per run."""
 
 from __future__ import annotations
 

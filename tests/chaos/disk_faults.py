@@ -29,7 +29,7 @@ COMMAND_TIMEOUT_SECONDS = 120.0
 
 
 class RefusingFolder(Fault):
-    """A member's folder gets a small file system of its own, which refuses; what lay under it comes back later."""
+    """Mount a small file system over a member's folder. Writes fail, and the original content returns later."""
 
     way: Literal["full", "read-only"] = "full"
 
@@ -103,7 +103,7 @@ class Asked(Fault):
         self._back: tuple[object, ...] = ()
 
     def asked(self, call: str, *arguments: object) -> bool:
-        """Ask, and tell whether it was done; a driver that is killed meanwhile does not answer."""
+        """Send a request; return whether it was done. A driver that is killed meanwhile does not answer."""
         answer = self.room.ask(self.query, call, *arguments)
         self.told = f"{self.query}: {call} {arguments}: {answer}"
         return bool(answer == "done")
@@ -117,7 +117,7 @@ class Asked(Fault):
         raise TimeoutError(f"{self.query} has not answered to {call} {arguments}")
 
     def member(self) -> str | None:
-        """Return a live member, if the driver says so."""
+        """Return a live member, if the driver reports one."""
         members = self.room.ask(self.query, "members")
         live = [identity for identity, _, state in members if state != "awaited"] if isinstance(members, list) else []
         return self.chance.choice(live) if live else None

@@ -12,7 +12,7 @@ __all__ = ["Drawn", "draw", "fewer_than"]
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A fault that is to come: its kind, how long to wait before it, and what it draws from itself."""
+    """A fault to inject: its kind, the pause before it, and its own random numbers."""
 
     kind: str
     pause_seconds: float

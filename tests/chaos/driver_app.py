@@ -35,7 +35,7 @@ POLL_SECONDS = 0.2
 
 
 class Told(NamedTuple):
-    """What the driver is told: where things are, and how much a batch may have."""
+    """The arguments of the driver: addresses, folders, and the size of a batch."""
 
     bootstrap: str
     topic: str
@@ -138,7 +138,7 @@ class Driver:
         return write
 
     def obey(self, path: Path) -> None:
-        """Do what each file says that appears in a folder, and say beside it what came of it."""
+        """Execute the request in each file that appears in a folder, and write the result beside it."""
         while True:
             for file in sorted(path.glob("*.json")):
                 answer = self._answer(json.loads(file.read_text()))

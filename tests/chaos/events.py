@@ -1,6 +1,4 @@
-"""The events of a chaos run, known beforehand: the same for the same seed, wherever they are made. Knows numbers. Does
-not know who sends or counts them.
-"""
+"""The events of a chaos run, generated from the seed."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How events come: so many a second over so many users, from a time on."""
+    """The rate of events, the number of users, and the first time."""
 
     seed: int
     rate: int

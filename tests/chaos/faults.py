@@ -26,8 +26,8 @@ SEEKING_SECONDS = 30.0
 
 
 class Fault(ABC):
-    """One fault in one room. ``inject`` tells whether there was anything to break; ``heal`` comes in any case, and
-    ``came`` tells after it whether somebody met the fault.
+    """One fault. ``inject`` returns whether there was something to break. ``heal`` is always called. ``came`` returns
+    afterwards whether the fault had an effect.
     """
 
     def __init__(self, room: Room, chance: random.Random) -> None:
@@ -40,11 +40,11 @@ class Fault(ABC):
         """Break it."""
 
     def heal(self) -> None:
-        """Let it be whole again; harmless where nothing was broken."""
+        """End the fault. Harmless if nothing was broken."""
         return
 
     def came(self) -> bool:
-        """Tell whether somebody met it, where that is not sure from the breaking alone."""
+        """Return whether the fault had an effect, if that is uncertain."""
         return True
 
 
@@ -126,7 +126,7 @@ class AnExecutor(Signalled):
 
 
 class AWorkerInASlot(Signalled):
-    """The Python worker that is busiest, where it is not at upkeep."""
+    """The busiest Python worker that is not at upkeep."""
 
     def victim(self) -> int | None:
         workers = [pid for executor in self.room.executors() for pid in python_workers(executor)]
@@ -161,7 +161,7 @@ class TheDriver(Fault):
 
 
 class AWorkerDaemon(Fault):
-    """SIGKILL to a worker of the cluster with its executors; it comes back on its folders."""
+    """SIGKILL to a worker of the cluster with its executors. It returns with its folders."""
 
     _index: int | None = None
 

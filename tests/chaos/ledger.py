@@ -1,4 +1,4 @@
-"""What was sent against what three queries told, delivery by delivery."""
+"""Compare the sent events with the deliveries of three queries."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Ledger:
         return Ledger(np.zeros(places, np.int64), np.zeros(places, np.int64))
 
     def add(self, places: Integers, counts: Integers, sums: Integers) -> None:
-        """Add to places, each as often as it stands there."""
+        """Add values to places, also repeated ones."""
         np.add.at(self.counts, places, counts)
         np.add.at(self.sums, places, sums)
 
@@ -83,7 +83,7 @@ class Verdict:
 
 
 def ledgers(plan: Plan, events: int) -> tuple[Ledger, Ledger]:
-    """Return what the first so many events come to, by user and by window; they are whole chunks."""
+    """Return the ledger of the first events by user and by window. Events are counted in whole chunks."""
     assert events % CHUNK == 0, events
     by_user = Ledger.empty(plan.users)
     by_window = Ledger.empty(0)
@@ -127,8 +127,8 @@ def _alike(calls: Sequence[Call]) -> bool:
 
 
 def compare(ledger: Ledger, calls: Sequence[Call], *, running: bool) -> Verdict:
-    """Compare what stands with the ledger. ``running``: each row is its place's total until then, and replaces the one
-    before; else each row is something more, and all are added up.
+    """Compare delivered rows with the ledger. With ``running`` each row is the total of its place and replaces the
+    previous one. Otherwise all rows are added.
     """
     delivered = standing(calls)
     totals = Ledger.empty(len(ledger.counts))

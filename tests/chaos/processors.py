@@ -16,7 +16,7 @@ PATIENCE_MS = 4_000
 
 
 class Visits(StatefulProcessor):
-    """Counts a user's events and adds up their amounts until a timer fires; then tells of them and forgets them."""
+    """Counts a user's events and sums their amounts until a timer fires, then returns and deletes them."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare one value of two fields."""

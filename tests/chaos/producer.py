@@ -61,7 +61,7 @@ def produce(bootstrap: str, topic: str, plan: Plan, stop: Path) -> tuple[int, fl
 
 
 def end_all_windows(bootstrap: str, topic: str, plan: Plan) -> None:
-    """Send an event of nobody's from the future to each partition: then every window before it is over."""
+    """Send an event from the future to each partition, so that every earlier window ends."""
     producer = _client(bootstrap)
     for partition in range(plan.partitions):
         value = b'{"user":-1,"amount":0}'

@@ -70,9 +70,9 @@ SETTINGS: Mapping[str, Any] = {
 
 
 def run_in_folder(name: str, play: Callable[[Path], bool], *, keep: bool = False) -> int:
-    """Play in a new folder, which goes if that tells that all is well, and else stays with its logs.
+    """Run in a new folder, which is deleted after success and kept with its logs otherwise.
 
-    Returns a command's exit code: 0 if all is well, 1 if not, 130 if it was interrupted.
+    Returns the exit code: 0 for success, 1 for a failure, 130 after an interruption.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -161,7 +161,7 @@ class Room:
         self._stack.callback(self._producer.stop)
 
     def stop_producer(self) -> dict[str, float]:
-        """Have it stop, and return what it says that it sent."""
+        """Stop the producer and return what it sent."""
         (self.folder / "stop").touch()
         code = self._producer.wait(SENT_SECONDS)
         if code:
@@ -262,7 +262,7 @@ class Room:
 
     @property
     def conf_file(self) -> Path:
-        """What our commands are told by: where the store is."""
+        """Write the settings file for our commands: the address of the store."""
         return self.folder / "riffle.toml"
 
     @property
@@ -313,6 +313,6 @@ class Room:
 
 
 def _reason(log: str) -> str:
-    """Return what a driver's log says of its end."""
+    """Return the end of a driver's log."""
     lines = [line for line in log.splitlines() if "Error" in line or "Exception" in line]
     return "\n".join(lines[-12:])[-LOG_TAIL:] or log[-LOG_TAIL:]

@@ -57,9 +57,7 @@ class Lane(threading.Thread):
             self._one(drawn)
 
     def _recovered(self, pause_seconds: float) -> bool:
-        """Wait until a batch of each query has been committed since, bounded: on a slow machine faults come slower.
-        Tell whether all is over.
-        """
+        """Wait, bounded, until each query has committed another batch; return whether the run has ended."""
         progress = self._progress()
         give_up = time.monotonic() + RECOVERY_SECONDS
         while not self.over.wait(pause_seconds) and time.monotonic() < give_up:
@@ -145,7 +143,7 @@ def wait(reached: Callable[[], bool], seconds: float, condition: str) -> float:
 
 
 def catch_up(room: Room, events: int, say: Say) -> bool:
-    """Wait, bounded, until every query has read all events; tell whether they have."""
+    """Wait, bounded, until each query has read all events; return whether they have."""
     try:
         took = wait(lambda: all(room.read_to(query) >= events for query in QUERIES), CATCH_UP_SECONDS, "all is read")
     except TimeoutError:
@@ -166,7 +164,7 @@ def verdicts(room: Room, events: int) -> dict[str, Verdict]:
 
 
 def settled_verdicts(room: Room, events: int, seconds: float = 90.0) -> dict[str, Verdict]:
-    """Wait, bounded, until timers and windows that are over have been told; return what there is then."""
+    """Wait, bounded, until all due timers and windows were delivered; return the verdicts."""
     give_up = time.monotonic() + seconds
     query_verdicts = verdicts(room, events)
     while not all(verdict.is_exact for verdict in query_verdicts.values()) and time.monotonic() < give_up:
@@ -176,8 +174,9 @@ def settled_verdicts(room: Room, events: int, seconds: float = 90.0) -> dict[str
 
 
 def committed_share(path: Path, reports_by_query: Mapping[str, Sequence[object]]) -> float:
-    """Return the share of the batches that Spark began, of the queries that note it, which told that they were
-    committed, be it by a run before. One that a killed driver did not come to tell of counts as not committed.
+    """Return the share of the started batches that were committed, for the queries that record both.
+
+    A batch of a killed driver counts as not committed.
     """
     began = {file.name: len(file.read_text().splitlines()) for file in path.iterdir()}
     return sum(len(reports_by_query[query]) for query in began) / max(1, sum(began.values()))

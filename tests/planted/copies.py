@@ -56,16 +56,16 @@ def command_of(plants: Sequence[Plant], schedules: int = 0) -> list[tuple[str, .
     if schedules or not tests:
         played = schedules or max(plant.schedules for plant in plants)
         return [(*SCHEDULES, str(played))]
-    most = max(plant.schedules for plant in plants)
-    return [(*PYTEST, *tests), *([(*SCHEDULES, str(most))] if most else [])]
+    schedules_max = max(plant.schedules for plant in plants)
+    return [(*PYTEST, *tests), *([(*SCHEDULES, str(schedules_max))] if schedules_max else [])]
 
 
 def run_plants(
     plants: Sequence[Plant], processes: int, schedules: int = 0, seconds: float = SECONDS
 ) -> Iterator[Outcome]:
-    """Plant each bug in a copy of the checkout and run its tests there; yield the outcomes as they come.
+    """Plant each bug in a copy of the checkout and run its tests there; yield the outcomes.
 
-    The tests run once without a bug, too. Raises ``PlantError`` if they fail then, because they would find every bug.
+    The tests also run once without a bug. Raises ``PlantError`` if they fail then, because they would find every bug.
     """
     copies = Queue[Path]()
     with tempfile.TemporaryDirectory(prefix="riffle-planted-") as scratch, ThreadPoolExecutor(processes) as pool:

@@ -1,4 +1,4 @@
-"""Planted bugs: patches of riffle_spark, each with comment lines in front that say which tests should find it."""
+"""Planted bugs: patches of riffle_spark whose header lines name the tests that should find them."""
 
 from __future__ import annotations
 

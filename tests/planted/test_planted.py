@@ -1,4 +1,4 @@
-"""Planted bugs apply to the code as it is, and ``./run planted`` tells found, lost and unusable ones apart."""
+"""Planted bugs apply to the code, and ``./run planted`` distinguishes found, lost and unusable ones."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_bug_is_found_and_a_patch_without_effect_is_not(tmp_path: Path, capsys
 def test_an_unusable_patch_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], header: str, first_line: str, message: str
 ) -> None:
-    """It says nothing about the tests, so it is neither found nor lost."""
+    """It is neither found nor lost."""
     write_comment(tmp_path, "bug", header, first_line)
     assert main([], tmp_path) == 2
     assert message in capsys.readouterr().err

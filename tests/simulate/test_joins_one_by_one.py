@@ -1,4 +1,4 @@
-"""Members that join one by one while warm-ups run: what runs goes on, and each new copy is fetched about once."""
+"""Members join one by one while warm-ups run: warm-ups continue, and each new copy is fetched about once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def joining(members: int, tasks: int, warmups: int, standbys: int, apart: int) -
 
 def copies(present: Assignment) -> set[tuple[TaskId, str]]:
     """Return the copies of owners and standbys."""
-    standby_copies = {(each, member) for each, members in present.standbys.items() for member in members}
+    standby_copies = {
+        (standby_task, member) for standby_task, members in present.standbys.items() for member in members
+    }
     return standby_copies | set(present.owners.items())
 
 

@@ -1,4 +1,4 @@
-"""Worlds played under policies: what each stops is what its description says, and nothing is lost under any."""
+"""Simulated worlds: what stops under each policy, which triggers fire, and no task is lost."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_work_outside_its_band_is_levelled_after_five_batches() -> None:
 
 
 def test_load_that_members_cannot_take_waits() -> None:
-    """Rows wait where a member's slots take in fewer than come, and are worked off when fewer come again."""
+    """Rows wait if slots process fewer rows than arrive, and are processed when fewer arrive."""
     slow = {**MEMBER, "rows_per_second": 50}
     world = made(
         members=[{"id": "m{}", "count": 3, **slow}],
@@ -102,7 +102,7 @@ ALL_GONE = (
 
 
 def drawn_worlds() -> st.SearchStrategy[World]:
-    """Draw worlds whose members come and go by chance, with a quiet end."""
+    """Draw worlds with random joins and losses, and a quiet end."""
     return st.builds(
         lambda seed, members, tasks, changes, standbys, racks, events: made(
             seed=seed,
@@ -196,7 +196,7 @@ def test_work_that_no_assignment_levels_is_looked_at_again_once_it_changed() -> 
     ],
 )
 def test_what_a_world_cannot_say_is_refused(world: Callable[[], World], message: str) -> None:
-    """The error names what is wrong, and where a name was meant, that one."""
+    """The error names the offending value, and the nearest known name."""
     with pytest.raises(Exception, match=message):
         world()
 

@@ -37,13 +37,13 @@ def changed(*changes: Callable[[Json], object], **config: object) -> Scenario:
 
 
 def owners(scenario: Scenario) -> dict[str, str]:
-    """Return who owns each task in the end."""
+    """Return the final owner of each task."""
     last = run(scenario)[-1].after.owners
     return {scenario.names[task]: owner for task, owner in last.items()}
 
 
 def one_round(scenario: Scenario) -> dict[str, str]:
-    """Return who owns each task after one assignment."""
+    """Return the owner of each task after one assignment."""
     done = assign(group_of(scenario).view(), scenario.settings)
     return {scenario.names[task]: owner for task, owner in done.owners.items()}
 
@@ -101,7 +101,7 @@ def test_the_assignor_of_a_file_decides() -> None:
 
 
 def test_excluded_members_and_pins_of_a_file_count() -> None:
-    """What is excluded owns nothing in the end, what is pinned stays where it is pinned to."""
+    """Excluded members own nothing in the end, and pinned tasks stay on their member."""
     assert "I1" not in owners(changed(exclude={"id": "I1"})).values()
     assert owners(changed(lambda file: file.update(pins={"0_2": "I1"})))["0_2"] == "I1"
     assert owners(changed(lambda file: file.update(pins={"0_2": "I2"})))["0_2"] == "I2"
@@ -186,7 +186,7 @@ def test_a_wrong_file_is_refused(mistake: Callable[[Json], object], message_id: 
 
 
 def test_a_stateful_task_needs_no_partitions_to_be_one() -> None:
-    """Who leaves partitions out means no stateless task; who lists them without a changelog does."""
+    """A task without partitions is stateful. One whose partitions include no changelog is stateless."""
 
     def leave_out(file: Json) -> None:
         for number, task in enumerate(file["tasks"]):
@@ -200,7 +200,7 @@ def test_a_stateful_task_needs_no_partitions_to_be_one() -> None:
 
 
 def test_the_command_names_the_file_and_the_place(tmp_path: Path) -> None:
-    """One file of many is wrong: which, and where in it, is in the message; a right one tells its assignor."""
+    """The message names the wrong file and the place in it. The output of a correct file names its assignor."""
     wrong = tmp_path / "wrong.json"
     right = tmp_path / "right.json"
     wrong.write_text(json.dumps({**CASE, "config": {**CASE["config"], "rebalance_enabled": "none"}}))

@@ -1,4 +1,4 @@
-"""Worked examples, a file each: what every round assigns, and why it differs from Kafka Streams where it does."""
+"""Worked examples, one file each: the assignment of each round, and why it differs from that of Kafka Streams."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_a_listener_hears_before_the_batch_and_its_trouble_stops_nothing(
     wait_for(lambda: len(job.reports) == 1, running)
     running.stop()
     assert heard.calls == [("assigned", 8)]
-    assert "on_assigned failed, and the query goes on: ValueError" in " ".join(job.reports[0].warnings)
+    assert "on_assigned of the rebalance listener failed: ValueError" in " ".join(job.reports[0].warnings)
 
 
 def test_what_cannot_work_is_refused_with_the_reason(job: StatefulJob, query: StreamingQuery) -> None:

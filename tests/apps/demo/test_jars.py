@@ -60,7 +60,7 @@ def test_an_altered_jar_is_refused(mirror: Path, tmp_path: Path) -> None:
 
 
 def test_fetching_tells_what_comes(mirror: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every module that is looked up and every jar that has come is told, and nothing where all is there."""
+    """Each module and each downloaded jar is printed. Nothing is printed if all jars exist."""
     ensure_jars()
     output = capsys.readouterr()
     assert not output.out

@@ -1,4 +1,4 @@
-"""The ledger tells lost from doubled, and a wrong sum from both."""
+"""The ledger distinguishes lost, doubled and wrong events."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_the_same_numbers_make_the_same_events() -> None:
 
 
 def test_a_ledger_is_read_as_written(tmp_path: Path) -> None:
-    """What comes back from the file equals what went in."""
+    """The file contains the same values."""
     ledger([1, 2], [3, 4]).write(tmp_path / "ledger.npz")
     assert compare(ledger([1, 2], [3, 4]), Ledger.read(tmp_path / "ledger.npz")) == Difference(0, 0, 0)
 
 
 def test_lost_and_doubled_do_not_cancel() -> None:
-    """An event lost for one key and one doubled for another are both told."""
+    """A lost event of one key and a doubled one of another are both reported."""
     assert compare(ledger([5, 5], [10, 10]), ledger([4, 7], [8, 14])) == Difference(lost=1, doubled=2, wrong_keys=2)
 
 
@@ -58,7 +58,7 @@ def test_the_last_batch_of_a_key_counts(tmp_path: Path) -> None:
 
 
 def test_minutes_are_those_of_the_first_partition(tmp_path: Path) -> None:
-    """Without those that are not over; counted are files that Spark lists, a minute that is told twice is doubled."""
+    """Only minutes that are over count. Files that Spark lists count, and a repeated minute is doubled."""
     expected = minutes_of(Events(np.zeros(600, np.int64), np.arange(600)), partitions=2)
     assert expected.counts.tolist() == [30] * (MINUTES - 2)
     assert expected.sums[:2].tolist() == [sum(range(0, 60, 2)), sum(range(60, 120, 2))]

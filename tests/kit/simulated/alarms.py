@@ -1,4 +1,4 @@
-"""A processor with timers and, by the clock, values that live for a while; and what must come of it in plain Python."""
+"""A processor with timers and values with a TTL, and its expected results in plain Python."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ MARKS = 3
 
 @dataclass(frozen=True)
 class Alarms:
-    """Sums what rows bring and registers a timer for each; a negative one forgets the key and its timers. A timer tells
-    what there is, halves the sum and registers the next one. Rows need columns ``v`` and, by event time, ``ts``.
+    """Sums values and registers a timer for each row. A negative value deletes the key and its timers. A timer returns
+    the state, halves the sum and registers the next timer. Rows need a column ``v`` and, for event time, ``ts``.
     """
 
     mode: TimeMode = "ProcessingTime"
@@ -144,8 +144,9 @@ class _Values:
 
 
 class AlarmsOracle:
-    """What ``Alarms`` must hold and tell. ``held`` has by key each element's value and when it is due, by variable and
-    name; ``timers`` are (when due, key).
+    """The expected state and output of ``Alarms``.
+
+    ``held`` has each value and its expiry by key, variable and name. ``timers`` are (time, key).
     """
 
     def __init__(self, mode: TimeMode = "ProcessingTime") -> None:
@@ -156,8 +157,8 @@ class AlarmsOracle:
         self.fired = self.expired = 0
 
     def feed(self, rows: Iterable[tuple[str, int, int]], now_ms: int, passes: Sequence[int]) -> list[dict[str, object]]:
-        """Take rows (key, value, what time it is to it) in their order, and let time come to that of each pass; return
-        what is told. ``fired`` and ``expired`` count what this batch did.
+        """Process rows (key, value, time) in their order, then the timers of each pass; return the output. ``fired``
+        and ``expired`` count what this batch did.
         """
         touched: dict[str, None] = {}
         for key, value, row_ms in rows:
@@ -181,7 +182,7 @@ class AlarmsOracle:
         return outputs
 
     def give(self, initial: Iterable[tuple[str, int]]) -> None:
-        """Take initial state: (key, sum), which comes before a batch's rows."""
+        """Set the initial state (key, sum), which precedes the rows of a batch."""
         for key, n in initial:
             variables = self.held.setdefault(key, {})
             variables["sum", 0] = (variables.get(("sum", 0), (0, None))[0] + n, None)

@@ -55,7 +55,7 @@ class Ran:
 
 
 class Elastic(World):
-    """A query of a few key-groups that every batch touches, over executors that come and go."""
+    """A query with a few key-groups that each batch touches. Its executors join and leave."""
 
     def __init__(
         self,

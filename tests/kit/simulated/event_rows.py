@@ -1,4 +1,6 @@
-"""Rows with an event time, what closes and forgets keys by a watermark, and what it must come to, in plain Python."""
+"""Rows with event time, operators that close and delete keys by a watermark, and their expected results in plain
+Python.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ DELAYS_MS = {"closed": 1_000, "once": 2_500, "alarms": 1_500}
 
 @dataclass(frozen=True)
 class Closed:
-    """Counts the rows of a key until none came for a while, and tells the count then: ``by`` the watermark, if any."""
+    """Counts the rows of a key until no row arrives for a while, then returns the count and the watermark (``by``)."""
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:  # noqa: ARG002 - columns are fixed
         """Declare a count and until when it may grow."""
@@ -86,7 +88,7 @@ def event_operators() -> list[Operator]:
 
 
 def drawn_events(chance: random.Random, version: int, early_ms: int) -> pa.Table:
-    """Draw a batch: order columns out of order, rows that come late, many of them just so or by a millisecond."""
+    """Draw a batch: unordered order columns and late rows, many of them exactly at the bound or by a millisecond."""
     newest = early_ms + 1_000 * version - chance.choices([0, 2_500, 9_000], [8, 1, 1])[0]
     rows = []
     for number in range(chance.choice([0, 1, 6, 15])):
@@ -124,7 +126,9 @@ class EventOracle:
         self.times = BatchTimes()
 
     def feed(self, stores: Sequence[str], table: pa.Table) -> dict[str, list[dict[str, object]]]:
-        """Take a batch by the operators of these stores; return what each is to tell. ``times`` are those of it."""
+        """Process a batch with the operators of these stores; return the expected output of each. ``times`` are its
+        times.
+        """
         rows = _in_order(table)
         reached = self._reached(stores, [ts for _, _, ts in rows])
         passes = sorted({self._watermark, reached}) if self._last_pass else [self._watermark]

@@ -29,7 +29,7 @@ def short_cycles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 def trusted_for(seconds: float, patch: pytest.MonkeyPatch) -> None:
-    """Let a driver look for its newest record again after so many seconds, and whoever sweeps keep twice as much."""
+    """Set after how long a driver checks its newest record again. Sweeps keep records twice as long."""
     for module in (log, upkeep):
         patch.setattr(module, "SURE_SECONDS", seconds)
 

@@ -1,4 +1,4 @@
-"""The invariants of the design as checks on a simulated query: I1 to I5. Each names itself where it fails."""
+"""Checks of the invariants I1 to I5 on a simulated query. A failure names its invariant."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ class History:
         self._looked_at = head
 
     def _there(self) -> dict[str, bytes] | None:
-        """Return the objects that are there, ``None`` where they are not in memory."""
+        """Return the existing objects, or ``None`` if they are not in memory."""
         memory = self.world.memory
         return dict(memory._objects.by_name) if isinstance(memory, MemoryStore) else None  # private: all at once
 
     def check_told(self, commit_id: str) -> None:
-        """I4: what somebody was told is committed is in the log's line, and not under a number that was swept."""
+        """I4: a record that was reported as committed is in the log, and not under a swept number."""
         self.look()
         is_known = any(record.commit_id == commit_id for record in self.records.values())
         assert is_known, "I4: somebody was told that a record is committed, and the log's line never had it"
@@ -138,7 +138,7 @@ class History:
             _check_entry(manifest.entry(*address), entry, new)
 
     def kept_seconds(self, record: Record) -> float:  # noqa: ARG002 - all drivers have the same settings here
-        """Return for how long at least records are promised by who wrote this one."""
+        """Return how long the writer of this record promises older records at least."""
         return self.world.settings.retained_for
 
     def _check_taken_back(self, old: Record, new: Record, after: Manifest) -> None:
@@ -277,7 +277,7 @@ class History:
         return checked
 
     def check_copy(self, folder: Path, address: Address, stack: Stack, contents: Contents) -> bool:
-        """I2: a copy of a durable store, if it can be read, holds exactly a committed version; tell whether it does."""
+        """I2: a readable copy of a durable store equals a committed version; return whether it is readable."""
         store, key_group = address
         operator = next(operator for operator in self.world.operators if operator.store == store)
         head = stack.head
@@ -356,7 +356,7 @@ def _check_entry(old: Entry, new: Entry, record: Record) -> None:
 def of_key_group(
     state: Mapping[object, tuple[object, ...]], key_group: int, total: int
 ) -> dict[object, tuple[object, ...]]:
-    """Return the part of a state that lies in one key-group."""
+    """Return the part of a state that belongs to a key-group."""
     if not state:
         return {}
     groups = keygroups.key_groups([pa.array(list(state), pa.string())], total).tolist()

@@ -1,4 +1,4 @@
-"""Queries whose rows come in partitions, and what they should come to."""
+"""Queries whose rows have partitions, and their expected state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def offsets(*counts: int) -> str:
 
 
 class Played:
-    """A query that plays drawn batches, and what it should come to."""
+    """A query that plays drawn batches, with its expected state."""
 
     def __init__(self, world: World, seed: int = 5) -> None:
         self.world = world
@@ -64,7 +64,7 @@ class Played:
 
 
 def owners(world: World) -> dict[str, str]:
-    """Return who owns what, by the newest record."""
+    """Return the owners in the newest record."""
     tail = world.log().tail
     assert tail is not None
     return dict(tail.owners)

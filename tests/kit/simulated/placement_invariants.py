@@ -32,7 +32,7 @@ OTHER_FILES = 300
 
 
 def view_now(world: World) -> tuple[View, frozenset[str]]:
-    """Return what the assignor would be told now, and which members are drained."""
+    """Return the assignor's present view, and the drained members."""
     stores = tuple(operator.store for operator in world.operators if operator.durable)
     second = world.clock.seconds()
     manifest = world.driver._log.manifest  # private: what the driver holds
@@ -90,8 +90,8 @@ def check_copies_bounded(world: World) -> None:
 
 
 def watch_the_cleaner(patch: pytest.MonkeyPatch) -> None:
-    """I9, at every clean-up: nothing goes that was reported and not answered, or that has a place, or has had one more
-    lately than the delay says; nor what is no more where it was then.
+    """I9, at every clean-up: no copy is removed that was reported and not answered, that is assigned, or that was
+    assigned within the delay. Removed copies are where they were.
     """
     unanswered: dict[int, set[tuple[str, Address]]] = {}
     needed: dict[int, Callable[[str, Address], bool]] = {}

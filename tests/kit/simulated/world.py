@@ -181,7 +181,7 @@ class World:
             raise Crash(step)
 
     def incoming(self, version: int, **changes: object) -> IncomingBatch:
-        """Return what Spark would say of a batch."""
+        """Return a batch as Spark would announce it."""
         fields = {
             "version": version,
             "query_id": self.query_id,
