@@ -28,3 +28,11 @@ def test_the_example_names_every_setting_with_its_default(tmp_path: Path) -> Non
 def test_every_file_can_be_used_as_it_is(path: Path) -> None:
     """Each file is accepted, and leaves the root to the job."""
     assert from_sources(toml=path).root is None
+
+
+def test_the_docs_name_two_users_of_each_setting() -> None:
+    """A setting that nobody changes should be a constant."""
+    page = (CHECKOUT / "docs" / "configuration.md").read_text()
+    section = page.partition("## Who changes a setting, and when\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)
+    assert [name for name, first, second in rows if first != second] == list(Settings.__dataclass_fields__)

@@ -24,7 +24,8 @@ __all__ = [
 
 _MEANINGS = "meanings"
 _OPERATOR = "operator"
-_KEY, _NO_KEY = "encryption_key", ("", "plain")
+_KEY = "encryption_key"
+_NO_KEY = ("", "plain")
 
 Result = TypeVar("Result")
 

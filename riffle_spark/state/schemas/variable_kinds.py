@@ -62,7 +62,8 @@ NO_ELEMENT: Final = -(2**63)
 NO_DUE: Final = -(2**63)
 """The due time of rows that are never due."""
 _SEED: Final = 42
-_KEY, _VALUE = "key", "value"
+_KEY = "key"
+_VALUE = "value"
 
 
 @dataclass(frozen=True)

@@ -173,3 +173,18 @@ def test_a_key_stored_as_minus_zero_fires_as_zero() -> None:
     store.batch(1.0)
     assert str(store.session.fire(5)) == "[(5, 1)]"
     assert str(store.session.keys(1)["k"].to_pylist()) == "[0.0]"
+
+
+def test_an_element_is_gone_at_the_very_time() -> None:
+    """As in Spark: an element that was written at 0 with a TTL of 100 ms is there at 99 and not at 100."""
+    store = Store(VALUE, LIST, MAP, indexed=True)
+    store.batch("a", now_ms=0)
+    store.value("v").update((1,))
+    store.list("l").append((1,))
+    store.map("m").update(("x",), (1,))
+    store.commit()
+    for now_ms, is_there in ((99, True), (100, False)):
+        store.batch("a", now_ms=now_ms)
+        assert (store.value("v").get() == (1,)) is is_there
+        assert list(store.list("l").get()) == [(1,)] * is_there
+        assert list(store.map("m").keys()) == [("x",)] * is_there

@@ -42,7 +42,7 @@ def test_a_list_that_is_torn_is_no_copy(place: Place, bytes_left: bytes) -> None
     place.bring()
     (path,) = place.folder.path.glob("stacks/totals/*.stack")
     path.write_bytes(bytes_left)
-    stack._cached_stacks.clear()  # as a process that begins
+    stack._cached_stacks.clear()  # private: as in a new process
     assert place.bring().restores == 1
     assert place.bring().restores == 0
 
@@ -55,7 +55,7 @@ def test_a_list_of_another_key_group_is_no_copy(place: Place) -> None:
     first, second = one.read_bytes(), two.read_bytes()
     one.write_bytes(second)
     two.write_bytes(first)
-    stack._cached_stacks.clear()  # as a process that begins
+    stack._cached_stacks.clear()  # private: as in a new process
     assert place.bring().restores == 2
 
 
