@@ -59,8 +59,8 @@ class CountFrames(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
         """Count the rows of one key."""
-        before = self._count.get()
-        count = (before[0] if before is not None else 0) + sum(len(frame) for frame in rows)
+        previous_count = self._count.get()
+        count = (previous_count[0] if previous_count is not None else 0) + sum(len(frame) for frame in rows)
         self._count.update((count,))
         yield pd.DataFrame({"key": [key[0]], "count": [count]})
 

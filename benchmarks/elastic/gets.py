@@ -36,12 +36,12 @@ class _Share(NamedTuple):
     threads: int
 
 
-def plain_gets(server: DiskS3Server, wanted: Iterable[Span], processes: int) -> float:
+def plain_gets(server: DiskS3Server, object_spans: Iterable[Span], processes: int) -> float:
     """Return the bytes a second that so many processes get at once, with the better of 8 and 16 threads each.
 
     What is wanted is got once, in as few ranges of at most 8 MB as there can be, and thrown away.
     """
-    spans = pieces(wanted)
+    spans = pieces(object_spans)
     return max(_rate(server, spans, processes, threads) for threads in THREADS)
 
 

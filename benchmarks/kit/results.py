@@ -103,8 +103,8 @@ def figures_in(printed: Mapping[str, object]) -> dict[str, Figure]:
 
     The object `repetitions`, if there is one, says of how many batches or calls a figure is made.
     """
-    told = printed.get("repetitions", {})
-    repetitions = told if isinstance(told, dict) else {}
+    printed_repetitions = printed.get("repetitions", {})
+    repetitions = printed_repetitions if isinstance(printed_repetitions, dict) else {}
     numbers = _numbers({name: value for name, value in printed.items() if name != "repetitions"})
     return {name: Figure(value, unit_of(name), repetitions.get(name, 1)) for name, value in numbers}
 

@@ -32,9 +32,9 @@ class Programs:
         self._classes = folder / "classes"
         (compiler,) = JARS.jars_of("compiler")
         self._libraries = {name: JARS.jars_of(name) for name in ("flink", "streams")}
-        every = [jar for jars in self._libraries.values() for jar in jars]
+        all_jars = [jar for jars in self._libraries.values() for jar in jars]
         command = [java_command(), "-jar", str(compiler), "-17", "-nowarn", "-proc:none", "-d", str(self._classes)]
-        command += ["-cp", _path(every), str(ROOM / "jobs")]
+        command += ["-cp", _path(all_jars), str(ROOM / "jobs")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
         if done.returncode != 0:
             raise UnavailableError(f"the Java programs cannot be compiled:\n{done.stderr[-2000:]}", where=str(ROOM))

@@ -100,8 +100,8 @@ class Chaos:
         }
         calls = sum(len(list((room.folder / "out" / q).glob("*/_SUCCESS"))) for q in QUERIES)
         batches = sum(committed.values())
-        wanted = [kind for kinds in self.families().values() for kind in kinds]
-        few = fewer_than(self._options.least, wanted, self._tally.happened)
+        required_kinds = [kind for kinds in self.families().values() for kind in kinds]
+        few = fewer_than(self._options.least, required_kinds, self._tally.happened)
         rate = sent["events"] / sent["seconds"]
         share = committed_share(room.folder / "begun", batch_reports)
         not_met = [f"{kind} happened {times} times" for kind, times in few.items()]

@@ -45,9 +45,9 @@ def python_workers(executor: int) -> list[int]:
 
 def busiest(pids: Iterable[int]) -> int | None:
     """Return the process that uses most processor time while one looks, if any does."""
-    before = {pid: _ticks(pid) for pid in pids}
+    ticks_before = {pid: _ticks(pid) for pid in pids}
     time.sleep(LOOK_SECONDS)
-    used = {pid: _ticks(pid) - ticks for pid, ticks in before.items()}
+    used = {pid: _ticks(pid) - ticks for pid, ticks in ticks_before.items()}
     busiest = max(used, key=lambda pid: used[pid], default=None)
     return busiest if busiest is not None and used[busiest] > 0 else None
 
@@ -59,8 +59,8 @@ def holders(locks: Iterable[Path]) -> list[int]:
         with suppress(OSError):
             nodes.add(path.stat().st_ino)
     lines = (line.split() for line in Path("/proc/locks").read_text().splitlines())
-    taken = (words for words in lines if words[1] == "FLOCK" and words[3] == "WRITE")
-    return [int(words[4]) for words in taken if int(words[5].rsplit(":", 1)[1]) in nodes]
+    exclusive_locks = (words for words in lines if words[1] == "FLOCK" and words[3] == "WRITE")
+    return [int(words[4]) for words in exclusive_locks if int(words[5].rsplit(":", 1)[1]) in nodes]
 
 
 def _arguments(pid: int) -> list[str]:

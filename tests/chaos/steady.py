@@ -106,9 +106,9 @@ def _files(folders: Iterable[Path]) -> int:
     return sum(len(names) for folder in folders for _, _, names in os.walk(folder))
 
 
-def filling_batches(given: Mapping[str, Any], trigger_seconds: float) -> int:
+def filling_batches(query_settings: Mapping[str, Any], trigger_seconds: float) -> int:
     """Return after how many batches all that is retained is there, by a query's settings."""
-    settings = Settings(**given)
+    settings = Settings(**query_settings)
     retained = max(settings.retained_versions, math.ceil(settings.retained_for / trigger_seconds))
     in_store = settings.retained_versions + retained + 2 * FULL_EVERY  # deletes come as seldom as full records
     return max(in_store, deltas._SPARE_FILES_MAX // SLOTS)  # private: no setting says it

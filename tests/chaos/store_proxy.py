@@ -130,8 +130,8 @@ class StoreProxy:
             server.request(command, path, body, headers)
             answer = server.getresponse()
             data = answer.read()
-        kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in _HOPS]
-        return _Answer(answer.status, kept, data, answer.getheader("Content-Length") or str(len(data)))
+        answer_headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in _HOPS]
+        return _Answer(answer.status, answer_headers, data, answer.getheader("Content-Length") or str(len(data)))
 
     def _serve(self, port: int) -> None:
         self._server = _Server(("127.0.0.1", port), _Handler, self)

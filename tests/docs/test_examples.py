@@ -72,13 +72,13 @@ def test_there_are_examples_and_those_that_are_only_shown_are_python() -> None:
 def test_every_setting_stands_in_the_configuration_page_with_its_default() -> None:
     """The page's tables name each setting of the code exactly once, and its default."""
     rows = [row for row in table_rows(CHECKOUT / "docs" / "configuration.md") if len(row) == 5 and row[1] != "default"]
-    told = {row[0].strip("`"): row[1] for row in rows if row[0].startswith("`")}
+    default_cells = {row[0].strip("`"): row[1] for row in rows if row[0].startswith("`")}
     assert sorted(row[0].strip("`") for row in rows if row[0].startswith("`")) == sorted(Settings.__dataclass_fields__)
     defaults = Settings()
-    values: dict[str, Any] = {name: _value(cell) for name, cell in told.items()}
+    values: dict[str, Any] = {name: _value(cell) for name, cell in default_cells.items()}
     assert Settings(**{name: value for name, value in values.items() if value}) == defaults
     assert {name for name, value in values.items() if not value} == {
-        name for name in told if getattr(defaults, name) in (None, ())
+        name for name in default_cells if getattr(defaults, name) in (None, ())
     }
 
 

@@ -96,11 +96,11 @@ def tidy(session: SparkSession, conf: Mapping[str, str]) -> None:
     """Leave a session as it was found: no query runs, and its configuration is what it was."""
     for query in session.streams.active:
         query.stop()
-    now = dict(session.conf.getAll)
-    for name in now.keys() - conf.keys():
+    current_conf = dict(session.conf.getAll)
+    for name in current_conf.keys() - conf.keys():
         session.conf.unset(name)
     for name in conf:
-        if now.get(name) != conf[name]:
+        if current_conf.get(name) != conf[name]:
             session.conf.set(name, conf[name])
 
 

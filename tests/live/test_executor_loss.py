@@ -215,7 +215,7 @@ def test_no_job_is_given_up_as_long_as_a_slot_computes(spark: SparkSession, tmp_
     inventory.await_executors(spark, settings_in(tmp_path), expected=2)
     compute(spark, 0)  # The first task of a new executor takes longer to start.
     watch = _Watch(spark, frozenset())
-    watch._cancelled = True  # as if jobs that waited had run on, whatever was cancelled
+    watch._cancelled = True  # private: as if jobs that waited had run on, whatever was cancelled
 
     def is_computing() -> bool:
         with suppress(Py4JError):  # A job that has just started may have no stages to read yet.
@@ -232,7 +232,7 @@ def test_no_job_is_given_up_as_long_as_a_slot_computes(spark: SparkSession, tmp_
         losing.start()
         compute(spark, 4)
         assert watch.lost == NOBODY
-        assert not watch._cancelled
+        assert not watch._cancelled  # private: what it noted
     losing.join()
     assert not spark.sparkContext.getLocalProperty(TAGS)
 
@@ -268,4 +268,4 @@ def test_a_look_that_fails_is_not_the_last(spark: SparkSession, monkeypatch: pyt
     monkeypatch.setattr(inventory, "connected", failing_once)
     watch = _Watch(spark, NOBODY)
     with watch.watched():
-        wait_for(lambda: watch._cancelled, "nothing runs, and somebody has gone")
+        wait_for(lambda: watch._cancelled, "nothing runs, and somebody has gone")  # private: what it noted

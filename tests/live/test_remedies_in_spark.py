@@ -245,9 +245,7 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
         ),
     ),
     "files without a checkpoint": Mistake(
-        "the query has no checkpoint location",
-        "option('checkpointLocation', ...)",
-        without_checkpoint,
+        "the query has no checkpoint location", "option('checkpointLocation', ...)", without_checkpoint
     ),
     "a memory sink without a name": Mistake(
         "the memory sink has no name for its table",
@@ -311,11 +309,7 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
         "use one of k, v, at",
         lambda place, mended: place.count("k" if mended else "kk"),
     ),
-    "timers without a watermark": Mistake(
-        "RIFFLE-0286",
-        'watermark=(column, "10 minutes")',
-        with_timers,
-    ),
+    "timers without a watermark": Mistake("RIFFLE-0286", 'watermark=(column, "10 minutes")', with_timers),
 }
 IN_ONE_PLACE: Mapping[str, Mistake[Place]] = {
     "state that is gone": Mistake("is empty", "--empty --execute", state_that_is_gone),

@@ -14,15 +14,7 @@ from pyspark.sql.streaming import StreamingQuery
 from riffle_spark import RebalanceListener, Stateful, StatefulJob, aggregate, count, sum_
 from riffle_spark.protocol.ownership.groups import task
 from riffle_spark.protocol.ownership.readiness import MemberState
-from tests.kit.streams.streaming import (
-    Feed,
-    Kept,
-    records,
-    running,
-    settings_in,
-    start,
-    wait_for,
-)
+from tests.kit.streams.streaming import Feed, Kept, records, running, settings_in, start, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 MASTER = "local-cluster[2,1,600]"

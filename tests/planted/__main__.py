@@ -94,8 +94,16 @@ def _table(packages: dict[str, dict[str, int]]) -> str:
     total = {key: sum(counts[key] for counts in packages.values()) for key in next(iter(packages.values()), {})}
     rows = [("package", "planted", "found", "not found", "found by earlier tests")]
     for package, counts in [*packages.items(), ("all", total)]:
-        planted, found, known, before = counts.values()
-        rows.append((package, str(planted), str(found), str(planted - found), f"{before} of {known}" if known else "-"))
+        planted, found_count, known_before, found_before = counts.values()
+        rows.append(
+            (
+                package,
+                str(planted),
+                str(found_count),
+                str(planted - found_count),
+                f"{found_before} of {known_before}" if known_before else "-",
+            )
+        )
     return "\n".join(f"{row[0]:<28}{row[1]:>8}{row[2]:>8}{row[3]:>11}{row[4]:>24}" for row in rows)
 
 

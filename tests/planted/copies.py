@@ -56,8 +56,8 @@ def command_of(plants: Sequence[Plant], schedules: int = 0) -> list[tuple[str, .
     if schedules or not tests:
         played = schedules or max(plant.schedules for plant in plants)
         return [(*SCHEDULES, str(played))]
-    most = max(plant.schedules for plant in plants)
-    return [(*PYTEST, *tests), *([(*SCHEDULES, str(most))] if most else [])]
+    schedules_max = max(plant.schedules for plant in plants)
+    return [(*PYTEST, *tests), *([(*SCHEDULES, str(schedules_max))] if schedules_max else [])]
 
 
 def run_plants(

@@ -50,7 +50,11 @@ def test_another_spark_replaces_the_pinned_one(lock: str, spark: str) -> None:
     versions = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", output, re.M))
     expected = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", usual, re.M))
     assert versions == {**expected, **({"pyspark": spark} if spark else {})}
-    assert all(PINNED.fullmatch(each.strip()) for each in output.replace("\\\n", " ").splitlines() if each[0] != "#")
+    assert all(
+        PINNED.fullmatch(package_line.strip())
+        for package_line in output.replace("\\\n", " ").splitlines()
+        if package_line[0] != "#"
+    )
     with pytest.raises(subprocess.CalledProcessError):
         printed([*functions, "pinned_versions 9.9.9"])
 

@@ -29,20 +29,20 @@ def _steps_up(source: ast.expr) -> int | None:
     return None
 
 
-def _plus(steps: int | None, more: int) -> int | None:
-    return None if steps is None else steps + more
+def _plus(steps: int | None, added: int) -> int | None:
+    return None if steps is None else steps + added
 
 
 def _outside(path: Path, text: str) -> list[str]:
     """Name every place of a file that leads out of the checkout, by folders or by a variable that names one."""
     depth = len(path.relative_to(CHECKOUT).parts)
-    found = []
+    problems = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.expr) and (_steps_up(node) or 0) > depth:
-            found.append(f"{path.relative_to(CHECKOUT)}:{node.lineno} climbs above the checkout")
+            problems.append(f"{path.relative_to(CHECKOUT)}:{node.lineno} climbs above the checkout")
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_foreign(node.value):
-            found.append(f"{path.relative_to(CHECKOUT)}:{node.lineno} asks for {node.value}")
-    return found
+            problems.append(f"{path.relative_to(CHECKOUT)}:{node.lineno} asks for {node.value}")
+    return problems
 
 
 def _is_foreign(name: str) -> bool:
@@ -55,7 +55,7 @@ def test_nothing_reads_outside_its_checkout(part: str) -> None:
     """No file climbs above the checkout, or asks a variable of ours for a folder that would have to lie elsewhere."""
     files = sorted((CHECKOUT / part).rglob("*.py"))
     assert files
-    assert [each for path in files for each in _outside(path, path.read_text())] == []
+    assert [problem for path in files for problem in _outside(path, path.read_text())] == []
 
 
 @pytest.mark.parametrize(

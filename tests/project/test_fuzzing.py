@@ -78,12 +78,12 @@ def read(decoder: Decoder, data: bytes) -> object:
 def test_every_file_that_reads_from_elsewhere_has_a_decoder_or_a_reason() -> None:
     """Whoever adds one comes by here; nobody adds a decoder of nothing."""
     package = CHECKOUT / "riffle_spark"
-    found = {
+    files = {
         str(path.relative_to(package).with_suffix(""))
         for path in package.rglob("*.py")
         if READS.search(path.read_text())
     }
-    assert found == set(READERS)
+    assert files == set(READERS)
     named = {name for reader in READERS.values() if not isinstance(reader, str) for name in reader}
     assert named | {"names", "answer of S3"} == set(DECODERS)
 

@@ -51,8 +51,8 @@ class Breach(NamedTuple):
 
 def _imports(contract: str, file: str, module: str) -> Breach:
     """Return a forbidden import. The tool names both modules."""
-    told = f"{PACKAGE}.{file.replace('/', '.')} -> {module} (l.{{}})"
-    return Breach(contract, file, f"import {module}", told)
+    report = f"{PACKAGE}.{file.replace('/', '.')} -> {module} (l.{{}})"
+    return Breach(contract, file, f"import {module}", report)
 
 
 def _calls(file: str, lines: str, name: str) -> Breach:
@@ -60,9 +60,9 @@ def _calls(file: str, lines: str, name: str) -> Breach:
     return Breach(CALLS, file, lines, f"{PACKAGE}/{file}.py:{{}}:{{}}: TID251 `{name}` is banned")
 
 
-def _data_flow(file: str, lines: str, told: str) -> Breach:
+def _data_flow(file: str, lines: str, report: str) -> Breach:
     """Return a violation that only this test finds."""
-    return Breach(DATA_FLOW, file, lines, f"{PACKAGE}/{file}.py:{{}} {told}")
+    return Breach(DATA_FLOW, file, lines, f"{PACKAGE}/{file}.py:{{}} {report}")
 
 
 BREACHES = [
@@ -120,18 +120,18 @@ def _by_contract(report: str) -> dict[str, str]:
 
 def breaches_below(folder: Path) -> list[str]:
     """Name each place of a package that reaches for an inner part of Spark and is not listed, or names an object."""
-    found = list[str]()
+    problems = list[str]()
     words = listed()
     page = set(_words(INTERNALS.read_text()))
     for path in sorted((folder / PACKAGE).rglob("*.py")):
         name = path.relative_to(folder).as_posix()
         tree = ast.parse(path.read_text())
-        mine = words.get(name, frozenset[str]())
-        found += [f"{name}:{line} reaches {part}" for line, part in _private(tree) if part not in mine]
-        called = _called(tree) if any(map(_JVM.match, mine)) else ()
-        found += [f"{name}:{line} calls {part}, which is not listed" for line, part in called if part not in page]
-        found += [f"{name}:{line} names an object" for line in _names_objects(tree) if name != NAMES]
-    return found
+        listed_words = words.get(name, frozenset[str]())
+        problems += [f"{name}:{line} reaches {part}" for line, part in _private(tree) if part not in listed_words]
+        called = _called(tree) if any(map(_JVM.match, listed_words)) else ()
+        problems += [f"{name}:{line} calls {part}, which is not listed" for line, part in called if part not in page]
+        problems += [f"{name}:{line} names an object" for line in _names_objects(tree) if name != NAMES]
+    return problems
 
 
 def _private(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -156,10 +156,10 @@ def _called(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def _names_objects(tree: ast.AST) -> Iterator[int]:
     """Yield the line of each text, but docstrings, that holds a part of an object's name."""
-    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         match node:
-            case ast.Constant(value=str(text)) if id(node) not in said and _OBJECT.search(text):
+            case ast.Constant(value=str(text)) if id(node) not in docstrings and _OBJECT.search(text):
                 yield node.lineno
 
 

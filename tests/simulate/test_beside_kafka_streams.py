@@ -63,7 +63,7 @@ def as_filed(filed: list[Anchor]) -> dict[str, list[Json]]:
 
 def _sound(name: str, number: int, phase: Json) -> list[str]:
     problems = [f"{name} phase {number}: {key}" for key in ("converged", "stable") if not phase[key]]
-    problems += [f"{name} phase {number}: {each}" for each in cast("list[str]", phase["broken"])]
+    problems += [f"{name} phase {number}: {property_}" for property_ in cast("list[str]", phase["broken"])]
     rounds = cast("dict[str, list[str]]", phase["broken_rounds"])
     return problems + [
         f"{name} phase {number} round {round_number}: {problem}"
@@ -75,11 +75,11 @@ def _sound(name: str, number: int, phase: Json) -> list[str]:
 def test_no_property_is_broken_in_any_round(plain: dict[str, list[Json]], as_filed: dict[str, list[Json]]) -> None:
     """Every round of every scenario is valid, caught up, bounded; every phase converges, balanced, and stays."""
     broken = [
-        each
+        problem
         for runs in (plain, as_filed)
         for name, phases in runs.items()
         for number, phase in enumerate(phases)
-        for each in _sound(name, number, phase)
+        for problem in _sound(name, number, phase)
     ]
     assert not broken, REPLAY + "\n".join(broken[:20])
 

@@ -38,7 +38,9 @@ def joining(members: int, tasks: int, warmups: int, standbys: int, apart: int) -
 
 def copies(present: Assignment) -> set[tuple[TaskId, str]]:
     """Return the copies of owners and standbys."""
-    standby_copies = {(each, member) for each, members in present.standbys.items() for member in members}
+    standby_copies = {
+        (standby_task, member) for standby_task, members in present.standbys.items() for member in members
+    }
     return standby_copies | set(present.owners.items())
 
 

@@ -12,7 +12,7 @@ from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from riffle_spark import Stateful, aggregate, arrow_function, count, sum_
+from riffle_spark import Stateful, aggregate, arrow_function, count, max_, sum_
 from riffle_spark.errors import ConfigError, ConflictError, UserFunctionError
 from riffle_spark.spark.engine.spark_batch import arity
 from tests.kit.streams.streaming import Feed, Kept, committed, run_to_end, settings_in
@@ -136,6 +136,15 @@ def test_a_sink_gets_what_it_asks_for() -> None:
     assert arity(print) == 2
     with pytest.raises(ConfigError, match="RIFFLE-0288"):
         Stateful("totals", "k", COUNTED).into(lambda frame: None)  # noqa: ARG005
+
+
+def test_an_aggregate_that_compares_collated_strings_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark does not compare them by their bytes."""
+    frame = spark.range(3).selectExpr("id k", "CAST(id AS STRING) COLLATE UTF8_LCASE c")
+    job = Stateful("most", "k", aggregate(most=max_("c")), settings=settings_in(tmp_path)).into(Kept())
+    with pytest.raises(ConfigError, match="collate UTF8_LCASE"):
+        job(frame, 0)
+    assert committed(f"file://{tmp_path}/state") == []
 
 
 def test_another_number_of_key_groups_is_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -251,15 +251,15 @@ def _child_ran(judge: Judge, seeds: Seeds, feed: Feed, outcome: Outcome) -> int:
     judge.report.seek(0)
     lines = [json.loads(line) for line in judge.report]
     number, length = _HEADER.unpack_from(board, 0)
-    for each in lines:
-        if "finding" in each:
-            outcome.findings.append(each["finding"])
-            outcome.kept_inputs.append(bytes.fromhex(each["input"]))
-            outcome.traces.append(each["trace"])
+    for entry in lines:
+        if "finding" in entry:
+            outcome.findings.append(entry["finding"])
+            outcome.kept_inputs.append(bytes.fromhex(entry["input"]))
+            outcome.traces.append(entry["trace"])
         else:
-            outcome.refused += each["refused"]
-            outcome.refusal = each["why"]
-            outcome.covered = each["covered"]
+            outcome.refused += entry["refused"]
+            outcome.refusal = entry["why"]
+            outcome.covered = entry["covered"]
     if hung or status:
         problem = hung or f"ended its process: {_ending(status)}"
         outcome.findings.append(f"{judge.decoder.name}, input {number} of seed {judge.seed}: {problem}")

@@ -123,8 +123,8 @@ def _bodies() -> list[bytes]:
 
 def _logs() -> list[bytes]:
     """Return the first records of a log, and a later piece of it that starts with a full record."""
-    found = [data for name, data in sorted(_archived().items()) if name.startswith("state/log/")]
-    records = [decode(data, "seed") for data in found]
+    log_records = [data for name, data in sorted(_archived().items()) if name.startswith("state/log/")]
+    records = [decode(data, "seed") for data in log_records]
     return [log for first in (0, records[-1].full) for log in small_logs(records[first : first + 5])]
 
 

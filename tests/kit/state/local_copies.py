@@ -51,13 +51,16 @@ def unremembered() -> Iterator[None]:
     """Look at copies as a process that has just begun does, and leave what this one knows of files as it is: what a
     look has found whole the product must not take for looked at.
     """
-    files, held, kept = part_files._files, part_files._decrypted, stack._cached_stacks  # private: what a process keeps
-    part_files._files, part_files._decrypted, stack._cached_stacks = (
-        OrderedDict(),
-        part_files._DecryptedRows(),
-        {},
-    )  # private: as above
+    names = ("_files", "_decrypted")
+    kept = {name: getattr(part_files, name) for name in names}
+    stacks = dict(stack._cached_stacks)  # private: what a process keeps
+    part_files._files = OrderedDict()  # private: as above
+    part_files._decrypted = part_files._DecryptedRows()  # private: as above
+    stack._cached_stacks.clear()  # private: as above
     try:
         yield
     finally:
-        part_files._files, part_files._decrypted, stack._cached_stacks = files, held, kept  # private: as above
+        for name, value in kept.items():
+            setattr(part_files, name, value)
+        stack._cached_stacks.clear()  # private: as above
+        stack._cached_stacks.update(stacks)  # private: as above

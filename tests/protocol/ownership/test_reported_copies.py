@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle_spark.messages.upkeep_orders import Census
@@ -85,7 +85,6 @@ class Past:
             self.copies._sealed.setdefault(MEMBER, deque()).append(self.every[-1].head.attempt)
 
 
-@settings(max_examples=500)  # one in a few hundred shortens a trail and then follows a copy from before
 @given(ACTS, st.randoms(use_true_random=False))
 def test_what_is_missing_leads_from_the_copy_to_the_head(acts: list[str], chance: random.Random) -> None:
     """The missing links begin after the copy's head, follow each other as they were committed and end at the head."""
@@ -102,6 +101,23 @@ def test_what_is_missing_leads_from_the_copy_to_the_head(acts: list[str], chance
             continue
         place = past.heads.index(head)
         assert list(missing) == past.every[place:]
+
+
+def test_a_shortened_trail_serves_no_copy_from_before_it() -> None:
+    """A link between that copy and the rest of the trail is forgotten."""
+    past = Past(random.Random(0))
+    past.batch()
+    past.snapshot()
+    past.copies.forget_trails(past.sequence)
+    past.copies.record_copy(MEMBER, ADDRESS, past.heads[-1])
+    past.batch()
+    past.snapshot()
+    sequence = past.sequence
+    past.batch()
+    past.snapshot()
+    assert past.copies.missing_links(MEMBER, ADDRESS, past.entry) == tuple(past.every[1:])
+    past.copies.forget_trails(sequence)
+    assert past.copies.missing_links(MEMBER, ADDRESS, past.entry) is None
 
 
 def test_a_census_tells_of_all_copies_that_there_are() -> None:

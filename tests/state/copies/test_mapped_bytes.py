@@ -68,8 +68,8 @@ def test_copies_of_one_task_that_do_not_fit_are_told_from_rows(tmp_path: Path) -
     most, (kind, said) = in_child(tmp_path, 100 * MIB, 1, 40)
     assert most < 100 * MIB
     assert kind == "NoRoomForCopies"
-    assert "the local copies of a slot do not fit" in said
-    assert "raise spark.executor.pyspark.memory" in said
+    assert "RIFFLE-0485" in said
+    assert "spark.executor.pyspark.memory" in said
     assert "maxOffsetsPerTrigger" not in said
 
 
@@ -143,4 +143,4 @@ def test_a_refused_thread_is_an_error_with_a_remedy() -> None:
     command = [sys.executable, "-c", REFUSED_THREAD_IN_CHILD]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100, check=True)
     assert "A Python worker cannot start a thread" in done.stdout
-    assert "raise spark.executor.pyspark.memory" in done.stdout
+    assert "Raise spark.executor.pyspark.memory" in done.stdout

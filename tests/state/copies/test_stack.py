@@ -111,6 +111,7 @@ def test_who_is_overtaken_by_another_process_writes_nothing(folder: Path) -> Non
     assert stacks.read(7) == stack(1, 1)
     assert not stacks.replace(7, stack(1, 1), stack(2, 1, 9))
     assert stacks.read(7) == stack(2, 1, 2)
+    assert not stacks.replace(7, None, stack(3, 3))
     assert len(list(folder.glob("stacks/totals/*"))) == 1
 
 
