@@ -178,7 +178,6 @@ class _SideRows:
 
     @property
     def is_new(self) -> BoolArray:
-        """Which rows are those of the batch."""
         return np.arange(len(self.owners)) >= self.stored_count
 
     def added(self, stays: BoolArray) -> Elements:

@@ -351,7 +351,6 @@ def _policy_of(settings: Settings) -> SnapshotPolicy:
 
 
 def _due_entries(policy: SnapshotPolicy, current: UpkeepInput) -> dict[Address, Entry]:
-    """Return the entries whose snapshot is due."""
     stores = {operator.store for operator in current.operators}
     return {
         address: entry

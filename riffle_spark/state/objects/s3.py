@@ -352,7 +352,6 @@ class _Patience:
         self.restart()
 
     def restart(self) -> None:
-        """Start both limits again."""
         self.sent = 0
         self.definite = 0
         """Number of requests whose answers mean that they have changed nothing."""
