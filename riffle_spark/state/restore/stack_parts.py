@@ -164,8 +164,8 @@ class StackParts:
     def merge_some(self, opened: Mapping[int, OpenStack]) -> None:
         """Merge stacks with many or large parts, up to a limit of bytes, but at least one. Raises ``DamagedCopy``.
 
-        If any stack has reached the size for a merge, stacks of half that size are merged too: stacks share files, and a
-        file is removed with its last stack.
+        If any stack has reached the size for a merge, stacks of half that size are merged too: stacks share files, and
+        a file is removed with its last stack.
         """
         if all(_merge_start(copy.stack.parts, _MERGED_SHARE) is None for copy in opened.values()):
             return
