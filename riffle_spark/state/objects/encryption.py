@@ -318,8 +318,7 @@ def read_key_source(source: str) -> str:
 def _warn_of_readers(path: str) -> None:
     """Warn once per process that other users can read a file of keys."""
     _logger.warning(
-        "[RIFFLE-0438] Every user of this machine can read the keys in %s.\n"
-        "  What to do: Run chmod o-r on this file.",
+        "[RIFFLE-0438] Every user of this machine can read the keys in %s.\n  What to do: Run chmod o-r on this file.",
         path,
     )
 
