@@ -128,7 +128,7 @@ def _run_ivy(path: Path, target: Path, total: int) -> str:
 
 
 def _tell(messages: Sequence[str], total: int) -> None:
-    """Tell what Ivy's newest line means: it looks a module up, or has fetched a jar."""
+    """Describe Ivy's newest line: it looks a module up, or has fetched a jar."""
     words = messages[-1].split()
     if words[:1] == ["found"] and len(words) > 1:
         print(f"  looking up {words[1]}", file=sys.stderr, flush=True)

@@ -42,7 +42,7 @@ class LiveView:
         return True
 
     def say(self, text: str) -> None:
-        """Tell something that happened."""
+        """Print an event."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def _table(self, run: Run) -> Table:

@@ -71,7 +71,7 @@ def test_a_key_in_two_partitions_has_two_states(tmp_path: Path) -> None:
     assert [row["last"] for row in world.delivered("tails")] == [[10], [10], [10, 10]]
 
 
-@pytest.mark.parametrize(("told", "dispatch"), zip([False, True], BY_PARTITION, strict=True))
+@pytest.mark.parametrize(("told", "dispatch"), list(zip([False, True], BY_PARTITION, strict=True)))
 def test_a_start_with_other_partitions_than_the_state_has_is_a_warning(
     tmp_path: Path, dispatch: str, told: bool
 ) -> None:

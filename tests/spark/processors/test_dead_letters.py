@@ -195,7 +195,7 @@ def test_a_letter_tells_the_row_and_what_was_raised(name: str) -> None:
         assert "101" not in warning, "what was raised may have rows' values in it, and a warning is logged"
 
 
-@pytest.mark.parametrize(("name", "poison"), zip(["groups", "rows", "pandas", "groups"], POISON, strict=True))
+@pytest.mark.parametrize(("name", "poison"), list(zip(["groups", "rows", "pandas", "groups"], POISON, strict=True)))
 def test_without_dead_letters_the_batch_fails(name: str, poison: str) -> None:
     """As ever: nothing is committed, and the error says what was raised."""
     with harness(name, dead_letters=False) as query:
