@@ -94,6 +94,7 @@ def _has_same_input(tail: Record, incoming: IncomingBatch) -> bool:
 
 def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError:
     """Return the error for a batch that does not continue the newest record, with the fitting rollback command."""
+
     def rollback_to(version: int) -> str:
         return command("rollback", "--execute", root=root, checkpoint="CHECKPOINT", to=version)
 
