@@ -158,6 +158,7 @@ def few_key_groups_warning(total: int, slots: int) -> str | None:
     """Return a warning if there are fewer than four key-groups per slot."""
     if total >= 4 * slots:
         return None
+    # Cause: The query has more executors or cores than its key-groups were planned for.
     return (
         f"[RIFFLE-0951] {total} key-groups cannot be balanced over {slots} slots. Use fewer slots, or at least "
         f"{4 * slots} key-groups. The number is fixed when the state is first written."

@@ -1,7 +1,7 @@
 """Find the cheapest target as a min-cost flow on a small network.
 
 Theory of operation (KIP-925, on a smaller network). The cost of a task depends only on the zone of the member (its
-rack), except on the few members where it costs no move. Tasks with the same costs form one class. The network is
+rack), except on the few members that need no move. Tasks with the same costs form one class. The network is
 
     class --cost of the zone--> (row, zone) --0--> (row, member) --> member
     class --cost without the move--> (row, member)               for the members of its free set, and for its copies
@@ -32,7 +32,7 @@ OUT = -1
 class TaskClass:
     """``count`` alike tasks of ``units`` units: edges to zones as (zone, cost, units), to members as (member, cost).
 
-    The units of several edges to one zone cost more and more.
+    If a class has several edges to the same zone, each costs more than the one before.
     """
 
     row: int

@@ -32,7 +32,7 @@ BuiltKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A new expression with other ones as parts. ``value`` is a name, names, an index or a literal."""
+    """A new expression with other expressions as parts. ``value`` is a name, names, an index or a literal."""
 
     kind: BuiltKind
     parts: "tuple[Value, ...]" = ()
@@ -70,32 +70,32 @@ def null_like(value: Value) -> Value:
 
 
 def choose(condition: Value, value: Value, otherwise: Value) -> Value:
-    """Return one expression if a condition is true, else the other."""
+    """Return ``value`` if a condition is true, else ``otherwise``."""
     return Built("if", (condition, value, otherwise))
 
 
 def struct(fields: Sequence[tuple[str, Value]]) -> Value:
-    """Return a struct with these fields. Names may repeat, as in Spark."""
+    """Return a struct of fields. Names may repeat, as in Spark."""
     return Built("struct", tuple(value for _, value in fields), tuple(name for name, _ in fields))
 
 
 def normalised(value: Value) -> Value:
-    """Return an expression whose equal floating-point numbers have equal bits, as Spark normalises keys."""
+    """Return an expression in which equal floating-point numbers have equal bits, as Spark normalises keys."""
     return Built("normalised", (value,))
 
 
 def without_collation(column: Column, value: Value) -> Value:
-    """Return a value of a column's type for Python workers, whose strings have no collation."""
+    """Return a value without collations, because strings of Python workers have none."""
     return Built("plain", (value,)) if column.has_collation else value
 
 
 def end_value(time: Column) -> Value:
-    """Return the value that is compared with the watermark: an event time, or the end of a window."""
+    """Return the value of a column that is compared with the watermark: an event time, or the end of a window."""
     return field_of(time.expression, 1) if time.is_struct else time.expression
 
 
 def with_columns(expression: Expression, columns: Mapping[int, Value]) -> Value:
-    """Return an expression whose columns are replaced by values, by column id."""
+    """Return an expression with values in place of columns. ``columns`` maps column ids to values."""
     if expression.kind == "AttributeReference":
         return columns.get(expression.id, expression)
     children = [with_columns(child, columns) for child in expression.children]
@@ -112,7 +112,7 @@ def cast_back(value: Value, column: Column) -> Value:
 def assemble_struct(values: Mapping[Position, Value], nulls: Mapping[Position, Value], column: Column) -> Value:
     """Return a column's value from the values of its fields.
 
-    ``values`` has the fields that are not structs, and ``nulls`` whether a struct is null, both by position.
+    By position, ``values`` has the fields that are not structs, and ``nulls`` the flags that a struct is null.
     """
     return _assemble(column.type, (), values, nulls, column)
 

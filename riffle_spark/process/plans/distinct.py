@@ -28,7 +28,7 @@ _EVENT_TIME: Final = "event_time"
 class DistinctRows:
     """The rows of a de-duplication: its keys, and its payload columns by their names in the rows.
 
-    ``time`` is the column by which rows are late. ``window_end`` is that column if it is not part of the output.
+    ``time`` is the column by which rows are late. ``window_end`` is this column if it is not part of the output.
     """
 
     keys: tuple[GroupingKey, ...]
@@ -77,7 +77,7 @@ def read_rows(node: PlanNode, output: Sequence[Column], random: Collection[int])
 
 
 def distinct_spec(node: PlanNode, rows: DistinctRows, schema: pa.Schema, used_stores: Collection[str]) -> DistinctSpec:
-    """Return the specification of a de-duplication whose slots get rows of this schema."""
+    """Return the specification of a de-duplication. Its slots get rows of ``schema``."""
     is_within = node.kind == _WITHIN_WATERMARK
     keys = pa.schema([schema.field(name) for name in rows.key_columns])
     output = pa.schema([schema.field(name) for name in rows.output_columns])
@@ -97,7 +97,7 @@ def _event_time(output: Sequence[Column]) -> Column | None:
 def _lateness(
     event_time: Column | None, keys: Sequence[GroupingKey], payload: Mapping[str, Column]
 ) -> tuple[TimeSpec | None, dict[str, Value]]:
-    """Return the column by which rows are late, and the end of a window if the output does not have it."""
+    """Return the column that decides which rows are late, and the end of a window if the output does not have it."""
     if event_time is None:
         return None, {}
     in_key = time_spec([key for key in keys if key.column is not None and key.column.id == event_time.id])

@@ -30,7 +30,7 @@ def read_group_keys(grouping: Sequence[Column], random: frozenset[int]) -> list[
 
 @dataclass(slots=True)
 class FunctionRows:
-    """The columns of the rows that slots get: first those of the key, then the function's arguments.
+    """The columns of the rows that slots get: first the key columns, then the function's arguments.
 
     A column of the key that is also an argument occurs once.
     """

@@ -1,11 +1,11 @@
 """A join of two streams as a stage: its keys, its conditions, and how long rows can still match.
 
-Rows of both sides go to the slots in one exchange. Each row has the columns of its own side, and nulls in the others.
-Conditions are evaluated in three places:
+Rows of both sides go to the slots in a single exchange. Each row has the columns of its own side, and nulls in the
+others. Conditions are evaluated in three places:
 
-1. Conditions on one side become a filter column of that side's rows.
+1. Conditions on a single side become a filter column of its rows.
 2. Comparisons of both sides are evaluated by slots.
-3. Other conditions are evaluated by Spark on joined rows, which only inner joins allow.
+3. Other conditions are evaluated by Spark on joined rows. Only inner joins allow this.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -65,8 +65,8 @@ class EquiJoin:
     """A join as Spark's optimiser splits it: columns, equi-keys, residual conditions, event times and eviction delays.
 
     ``event_time_key`` is the index of the key that is an event time. As in Spark, a column that the optimiser removed
-    below the join is not an event time. ``eviction_delays_ms`` say per side for how long after its event time a row can
-    still match, and are ``None`` if forever. ``used_columns`` are the ids of the columns that the query reads.
+    below the join is not an event time. ``eviction_delays_ms`` holds per side how long after its event time a row can
+    still match, or ``None`` if forever. ``used_columns`` are the ids of the columns that the query reads.
     """
 
     join_type: str
@@ -102,7 +102,9 @@ class MapSideRows:
     filter_column: str = _PASSES
 
     def __post_init__(self) -> None:
-        """Choose the columns. Refuses conditions that only Spark can evaluate if rows without a partner count."""
+        """Choose the columns of both sides.
+
+        Raises ``ConfigError`` if an outer or semi join has a condition that slots cannot evaluate."""
         join = self.join
         self.key_columns = [column for key in join.keys[0] for column in key.columns]
         self.spark_conditions = [
@@ -130,7 +132,7 @@ class MapSideRows:
             self.event_time = self._unique_name(_EVENT_TIME)
 
     def _key_attributes(self, side: int) -> dict[int, str]:
-        """Return the key columns of the attributes of a side that are keys without a change, by attribute id."""
+        """Return, by attribute id, the key column for each attribute of a side that is itself a join key."""
         pairs = zip(self.join.keys[side], self.join.keys[0], strict=True)
         return {
             key.expression.id: left_key.columns[0]
@@ -193,7 +195,7 @@ class MapSideRows:
         return self._add_column(side, expression.name if is_attribute else _COMPARED, expression)
 
     def side_columns(self, side: int) -> Iterator[tuple[str, Value]]:
-        """Yield the columns of one side's rows."""
+        """Yield the columns of a side's rows."""
         yield self.is_left, literal(side == 0)
         parts = [value for key in self.join.keys[side] for value in key.column_values().values()]
         yield from zip(self.key_columns, parts, strict=True)
@@ -222,7 +224,7 @@ class MapSideRows:
         return Built("plain", (sent,))
 
     def spec(self, schema: pa.Schema, used_stores: Collection[str]) -> stage_specs.JoinSpec:
-        """Return the specification of the join, whose slots get rows of this schema."""
+        """Return the specification of the join. Its slots get rows of ``schema``."""
         return stage_specs.JoinSpec(
             store_for("join", self.join.keys[0], used_stores),
             pa.schema([schema.field(name) for name in self.key_columns]),
@@ -236,7 +238,7 @@ class MapSideRows:
         )
 
     def _join_side(self, side: int, schema: pa.Schema) -> stage_specs.JoinSide:
-        """Return the specification of one side."""
+        """Return the specification of a side."""
         due: str | None = None
         delay_ms = self.join.eviction_delays_ms[side]
         if self.join.event_time_key is not None:
@@ -253,7 +255,7 @@ class MapSideRows:
         return stage_specs.JoinSide(output, payload, filter_column, due, delay_ms or 0, tuple(key_backed.items()))
 
     def stored_meanings(self) -> dict[str, str]:
-        """Return what each stored column holds, and the join type and comparisons.
+        """Return the meaning of each stored column, and the join type and comparisons.
 
         They are compared on restart to detect a changed query.
         """

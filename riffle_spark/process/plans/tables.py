@@ -45,8 +45,8 @@ def find_equalities(
 ) -> tuple[dict[str, Expression], list[Expression]]:
     """Return the stream's expression for each column of a table's key, and the join's other conditions.
 
-    ``columns`` are those of each side, for the table those of its changes. Raises ``ConfigError`` if the join has no
-    equality for a column of the key.
+    ``columns`` are the columns of each side; for the table, the columns of its changes. Raises ``ConfigError`` if the
+    join has no equality for a column of the key.
     """
     changes = {column.name: column for column in columns[table.side]}
     key_names = _key_names(table.latest, table.views, changes)
@@ -90,7 +90,7 @@ def _key_equality(
 
 @dataclass(frozen=True, slots=True)
 class TableJoin:
-    """A join with a table. ``columns`` and ``keys`` are those of each side, for the table those of its changes."""
+    """A join with a table. ``columns`` and ``keys`` are per side; for the table they are columns of its changes."""
 
     node: PlanNode
     table: Table
@@ -179,7 +179,7 @@ class TableRows:
         return is_complete
 
     def side_columns(self, side: int) -> Iterator[tuple[str, Value]]:
-        """Yield the columns of one side's rows."""
+        """Yield the columns of a side's rows."""
         table_side = self.join.table.side
         yield self.is_change, literal(side == table_side)
         parts = [value for key in self.join.keys[side] for value in key.column_values().values()]
@@ -191,7 +191,7 @@ class TableRows:
                 yield name, without_collation(columns[column_id], value if column_side == side else null_like(value))
 
     def spec(self, schema: pa.Schema, used_stores: Collection[str]) -> TableSpec:
-        """Return the specification of the join, whose slots get rows of this schema.
+        """Return the specification of the join. Its slots get rows of ``schema``.
 
         Raises ``ConfigError`` if the type of an order column has no order.
         """
@@ -213,14 +213,14 @@ class TableRows:
         return spec
 
     def meanings(self, spec: TableSpec) -> dict[str, str]:
-        """Return what each stored column holds, and the order of changes. They are compared on restart."""
+        """Return the meaning of each stored column, and the order of changes. They are compared on restart."""
         return {
             _ORDER: f"the last by {', '.join(spec.order_by)}",
             **{name: f"table {name}" for name in spec.table_columns.names},
         }
 
     def results(self, output: Sequence[Column]) -> tuple[list[tuple[Column, Value]], Value | None]:
-        """Return the columns of the join's output from the slots' rows, and the condition that these rows pass."""
+        """Return the join's output columns as expressions of the slots' rows, and the condition for rows that pass."""
         join = self.join
         columns = {column.id: column for side in join.columns for column in side}
         names = {**self.stored_columns, **self.stream_columns, **self.key_backed}

@@ -3,7 +3,7 @@
 Spark's own expressions do both ends:
 
 1. The map side projects each row to its key and to *one-row buffers*: each function's update of its initial values.
-   Spark folds these to almost nothing. ``count(*)``, for example, becomes the literal 1.
+   Spark folds them to almost nothing. ``count(*)``, for example, becomes the literal 1.
 2. The slots merge buffers by key.
 3. The evaluation computes each function's result from its merged buffers.
 """
@@ -189,7 +189,8 @@ def _function_results(
 ) -> Node:
     """Return a plan of the keys and the functions' results over a leaf of ``spec.output``.
 
-    A first projection restores keys and buffers. A second one applies Spark's evaluation expressions to the buffers.
+    A first projection restores keys and buffers. A second projection applies Spark's evaluation expressions to the
+    buffers.
     """
     catalyst = reader.catalyst
     leaf, leaf_columns = new_leaf(catalyst, spark_schema(spec.output))
@@ -221,7 +222,7 @@ def _function_results(
 
 
 def _restore_type(catalyst: Catalyst, column: Node, arrow_type: pa.DataType, attribute: Node) -> Node:
-    """Return a column in the type of an attribute. Only strings and intervals, also nested ones, can differ from it."""
+    """Return a column in the type of an attribute. Only strings and intervals can differ from it, also nested."""
     is_same = pa.types.is_primitive(arrow_type) and not pa.types.is_duration(arrow_type)
     return column if is_same else catalyst.restore_type(column, attribute.dataType())
 
@@ -295,7 +296,7 @@ class _MapSideRows:
         return [buffer for buffers in self._buffers for buffer in buffers]
 
     def _result_types(self) -> dict[int, pa.DataType]:
-        """Return what slots return for each function that is sent its argument, by the ``id`` of the function."""
+        """Return the types that slots return for functions that are sent their argument, by ``id`` of the function."""
         functions = [function for function in self.functions if function.sends_argument]
         if not functions:
             return {}

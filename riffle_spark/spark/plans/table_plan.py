@@ -22,7 +22,7 @@ __all__ = ["TablePlan", "read_table"]
 class TablePlan:
     """A stage that joins a stream with a table: its specification, and its map side and evaluation as pieces.
 
-    The holes of ``map_side`` are those of the left input and of the right one. ``meanings`` describe the stored columns
+    The holes of ``map_side`` are for the left and the right input. ``meanings`` describe the stored columns
     and their order.
     """
 

@@ -14,7 +14,7 @@ __all__ = ["TreeBuilder", "new_leaf"]
 
 
 def new_leaf(catalyst: Catalyst, schema: StructType) -> tuple[Node, Mapping[str, Node]]:
-    """Return a leaf without rows for a schema, which Spark's optimiser does not remove, and its columns by name."""
+    """Return a leaf without rows for a schema, and its columns by name. Spark's optimiser does not remove the leaf."""
     output = catalyst.attributes(schema)
     return catalyst.no_rows(output), dict(zip(schema.names, items(output), strict=True))
 
@@ -61,7 +61,7 @@ class TreeBuilder:
         return self.reader.catalyst.project([self.alias(name, value) for name, value in columns], child)
 
     def alias(self, name: str, value: Value, column: Expression | None = None) -> Node:
-        """Return a value as a named column, with the id of an existing column if one is given."""
+        """Return a value as a named column, with the id of ``column`` if it is given."""
         expression_id = None if column is None else self.reader.fetch(column.handle).exprId()
         return self.reader.catalyst.alias(self.expression(value), name, expression_id)
 

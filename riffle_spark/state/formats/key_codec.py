@@ -1,7 +1,7 @@
 """Encodes composite keys as bytes: the stored key.
 
 The bytes of two keys compare like the keys, column by column: nulls first, numbers by value, floats with one zero and
-with NaN last, strings by their UTF-8 bytes. No stored key is a prefix of another one.
+with NaN last, strings by their UTF-8 bytes. No stored key is a prefix of another.
 
 | column | bytes |
 | --- | --- |
@@ -53,7 +53,10 @@ def encode_keys(columns: Sequence[arrow.Column]) -> pa.LargeBinaryArray:
 
 
 def differing(left: pa.Table, right: pa.Table) -> npt.NDArray[np.int64]:
-    """Return the row numbers at which two tables of keys differ. Null equals null, NaN equals NaN, -0.0 equals 0.0."""
+    """Return the numbers of the rows that differ between two tables of keys.
+
+    Null equals null, NaN equals NaN, -0.0 equals 0.0.
+    """
     same = np.ones(left.num_rows, dtype=np.bool_)
     for columns in zip(left.columns, right.columns, strict=True):
         is_float = pa.types.is_floating(columns[0].type)

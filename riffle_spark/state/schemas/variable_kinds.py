@@ -1,4 +1,4 @@
-"""One state variable of a key: its kind, its fields, and the ids of its elements.
+"""A state variable of a key: its kind, its fields, and the ids of its elements.
 
 An element's *id* has 64 bits. It is the number of a list's element, the due time of a timer, the hash of a map key's
 stored bytes, and 0 for a value. Callers compare keys of maps that share a hash.
@@ -68,7 +68,7 @@ _VALUE = "value"
 
 @dataclass(frozen=True)
 class Variable:
-    """One declared state variable: the fields of its value and of a map's key, and the TTL of an element."""
+    """A declared state variable: the fields of its value and of a map's key, and the TTL of an element."""
 
     name: str
     kind: Kind
@@ -109,7 +109,7 @@ class Variable:
         return KeyEncoder(self.key.types)
 
     def canonical(self, structs: pa.StructArray) -> pa.StructArray:
-        """Return entries of a map whose keys contain maps, with these in canonical order."""
+        """Return entries of a map. Maps inside their keys are brought into canonical order."""
         key, value = structs.flatten()
         ordered = with_maps_in_order(key)
         if ordered is key:
@@ -148,6 +148,7 @@ class Variable:
         if self.key is None:
             return structs
         if [field.name for field in structs.type] != [_KEY, _VALUE] or structs.type[0].type != self.type[0].type:
+            # Cause: The code of the job changed the variable to or from a map, or changed the type of its map key.
             raise CorruptStateError(
                 f"Variable {self.name!r} was stored as {structs.type}, which does not fit {self.type}.",
                 remedy="Declare the variable as it is stored, or use another name.",
@@ -207,7 +208,7 @@ def encoded_keys(structs: pa.StructArray) -> pa.LargeBinaryArray:
 
 
 def id_of_key(encoded: bytes) -> int:
-    """Return the id of one entry with this stored key."""
+    """Return the id of the entry with this stored key."""
     bits = xxhash.xxh64_intdigest(encoded, seed=_SEED)
     signed = bits - (1 << 64) if bits >> 63 else bits
     return signed if signed != NO_ELEMENT else NO_ELEMENT + 1
