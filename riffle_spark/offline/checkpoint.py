@@ -164,6 +164,7 @@ class Checkpoint:
     def _restored(
         self, version: int, offsets: str | None, previous_offsets: str | None, *, runs_again: bool
     ) -> list[str]:
+        """Remove and write entries so that Spark runs batch ``version`` + 1 next, or ``version`` if ``runs_again``."""
         committed = version - 1 if runs_again and offsets is not None else version
         steps = self._remove_after("commits", committed) + self._remove_after("offsets", version)
         if version >= 0 and offsets is not None:
@@ -194,6 +195,7 @@ class Checkpoint:
         return [f"wrote {folder}/{batch}"]
 
     def _read(self, files: fs.FileSystem, name: str) -> str | None:
+        """Return the text of a file, or ``None`` if it does not exist."""
         if files.get_file_info(name).type is not fs.FileType.File:
             return None
         with files.open_input_stream(name) as stream:
@@ -208,6 +210,7 @@ class Checkpoint:
         return bytes(data).decode(errors="replace")
 
     def _files(self) -> tuple[fs.FileSystem, str]:
+        """Return pyarrow's file system of the location, and the path in it."""
         location = self.location.replace("s3a://", "s3://")
         if location.startswith("file:") or not _URI.match(location):  # like Spark: "%20" is not decoded
             files = fs.LocalFileSystem()

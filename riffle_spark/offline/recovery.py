@@ -375,6 +375,7 @@ def _stamp() -> Stamp:
 
 
 def _check_present(objects: ObjectStore, needed: Iterable[str]) -> None:
+    """Raise ``CorruptStateError`` if a needed object is missing."""
     names = sorted(needed)
     missing = [name for name, exists in zip(names, in_parallel(objects.exists, names), strict=True) if not exists]
     if missing:

@@ -192,6 +192,7 @@ def _count_by_key(objects: ObjectStore, tail: Record, manifest: Manifest) -> lis
 
 
 def _check_change(tail: Record, dispatch: str, total: int) -> None:
+    """Raise ``ConfigError`` for an unknown dispatch, an invalid number, or a change without effect."""
     if dispatch not in DISPATCHES:
         raise ConfigError(
             f"Unknown dispatch {dispatch!r}.",
@@ -270,6 +271,7 @@ class _Switch:
         )
 
     def _moved(self, schema: StoreSchema, entries: Mapping[int, Entry], new_shards: NewShards) -> dict[int, Entry]:
+        """Return the entries of a store in its new shards, each with a new snapshot."""
         reader = Reader(self.objects, self.keys)
         with scratch_folder() as folder:
             try:
@@ -291,6 +293,7 @@ class _Switch:
         return Entry(self._put(schema, key_group, schema.sealed(rows)), timer_ms=entry.timer_ms)
 
     def _put(self, schema: StoreSchema, shard: int, rows: pa.Table) -> Snapshot:
+        """Return the snapshot of a shard. With ``execute``, write its object."""
         attempt = f"{self.tail.epoch + 1}-{uuid.uuid4().hex}"
         head = Head(self.tail.version, attempt)
         data = part_codec.encode(rows, schema.due)

@@ -122,6 +122,7 @@ def source_of(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = 
 
 
 def _resolve(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool) -> Column | None:
+    """Return the column of a name, or the struct field of a dotted path. ``None`` if there is none."""
     whole = _match(name, rows.names, name, where, case_sensitive=case_sensitive)
     if whole is not None:
         return Column(whole, (whole,))

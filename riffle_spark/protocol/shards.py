@@ -150,6 +150,7 @@ def partitions_in(offsets: str | None) -> frozenset[Partition] | None:
 
 
 def _partitions_of(line: str) -> set[Partition] | None:
+    """Return the partitions in one source's offsets, or ``None`` if they do not name partitions."""
     try:
         topics = json.loads(line)
         if list(topics) == [HEARTBEAT] and isinstance(topics[HEARTBEAT], int):

@@ -109,6 +109,7 @@ def routed(
 
 
 def _with_initial(order: Order, rows: pa.Table, initial: pa.Table) -> pa.Table:
+    """Return the rows with the rows of an initial state, as a slot receives them."""
     state_type = pa.struct(list(initial.schema))
     states = cast_column(initial.to_struct_array().combine_chunks(), state_type)
     columns = [

@@ -124,6 +124,7 @@ def spans_of(ascending: npt.NDArray[np.int32]) -> tuple[tuple[int, int, int], ..
 
 
 def _check_own(order: Order, slot: int, of_row: npt.NDArray[np.int32]) -> None:
+    """Raise ``ConfigError`` if rows belong to key-groups of another slot."""
     own = np.zeros(order.total, dtype=bool)
     own[list(order.slots[slot])] = True
     foreign = of_row[~own[of_row]]

@@ -122,6 +122,7 @@ def _at_once(
 def _by_key_group(
     order: Order, rows: pa.Table, touched: TouchedKeys, state: pa.Table, has_state: BoolArray
 ) -> Iterator[tuple[int, Batch]]:
+    """Yield a batch per touched key-group, with the index of its first key among the touched keys."""
     by_group = np.argsort(touched.key_groups[touched.codes], kind="stable")
     rows = rows.take(by_group)
     codes = touched.codes[by_group]
@@ -143,6 +144,7 @@ def _batch(
     has_state: BoolArray,
     key_group: int | None,
 ) -> Batch:
+    """Return the argument of a call of the computation: rows, keys and state of one call."""
     return Batch(
         rows,
         codes,
@@ -184,6 +186,7 @@ def run_on_due(
 
 
 def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update]]) -> CallResult:
+    """Join the updates of several calls. Each comes with the index of its first key."""
     nothing = np.empty(0, dtype=np.int64)
     output_schema = without_letters(order.output)
     if not updates:

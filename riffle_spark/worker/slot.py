@@ -249,6 +249,7 @@ class _SlotState:
     entries: dict[int, Entry]
 
     def over_tables(self, schema: PlainColumns, compute: BlockComputation) -> SlotResult:
+        """Call a computation with the rows and the state of the touched keys, then with expired keys."""
         on_tables = partial(self._on_tables, schema, compute, self._stacks(schema))
         return with_letters(self.attempt.order, self.rows, self.touched, on_tables)
 
@@ -260,6 +261,7 @@ class _SlotState:
         rows: pa.Table,
         touched: TouchedKeys,
     ) -> SlotResult:
+        """Read the state of the touched keys, call the computation, and expire due keys."""
         attempt = self.attempt
         order = attempt.order
         with attempt.step("read"):
@@ -275,6 +277,7 @@ class _SlotState:
             return with_expired(order, schema, compute, stacks, self.entries, result, attempt.timed)
 
     def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> SlotResult:
+        """Run a processor over each key-group with rows or due elements, with its copy open for reading."""
         stacks = self._stacks(schema)
         order = self.attempt.order
 
@@ -287,6 +290,7 @@ class _SlotState:
         return with_letters(order, self.rows, self.touched, by_key)
 
     def over_elements(self, schema: VariableColumns, compute: ElementComputation) -> SlotResult:
+        """Call a computation once with the elements of all touched keys and all due elements."""
         stacks = self._stacks(schema)
         with self.attempt.step("compute"):
             return run_computation.run_on_elements(

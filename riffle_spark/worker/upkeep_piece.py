@@ -95,6 +95,7 @@ class _Piece:
             self.facts.update(disk=read_disk_use(folder.path), memory=memory_use())
 
     def _drop(self, folder: Folder) -> None:
+        """Remove the ordered copies, as far as the budget allows. A copy with another head than ordered stays."""
         incoming = IncomingSnapshots(folder.path)
         stacks = cache(folder.stacks)
         for index, drop in enumerate(self._order.drops):
@@ -115,6 +116,7 @@ class _Piece:
                 self._fail(address, error)
 
     def _follow(self, folder: Folder) -> None:
+        """Bring copies to the heads of their entries, and record the outcome per copy in the receipt."""
         order = self._order
         schemas = {store: schema_of_text(store, text) for store, text in order.schemas.items()}
         follower = Follower(

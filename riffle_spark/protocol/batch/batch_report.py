@@ -207,6 +207,7 @@ def _figures_by_store(receipts: Sequence[Receipt]) -> dict[str, StoreFigures]:
 
 
 def _dead_letter_warnings(receipts: Sequence[Receipt]) -> Iterator[str]:
+    """Yield a warning with the number and the first error of the dead letters of a batch, if there are any."""
     first = next((receipt for receipt in receipts if receipt.dead_rows), None)
     if first is not None:
         rows = sum(receipt.dead_rows for receipt in receipts)

@@ -154,6 +154,7 @@ class Driver:
             self._upkeep.change_settings(self._settings)
 
     def _enter(self, incoming: IncomingBatch, operators: Sequence[Operator]) -> Decision:
+        """Decide whether the batch runs or is a repeat. The first batch of a run reads the log and claims it."""
         is_new_run = self._run_id != incoming.run_id
         if self._log.unclear:
             self._settle(is_new_run=is_new_run)
@@ -305,6 +306,7 @@ class Driver:
         return self.ownership.layout_for(executors, self._log.manifest, durable_stores, home, self._clock.seconds())
 
     def _check_not_fenced(self) -> None:
+        """Raise ``FencedError`` if another driver has appended the next record."""
         if not self._log.next_is_absent():
             # Cause: Before its sink the driver checks the log, and found a record of another driver or of a command
             # that ran with --execute.

@@ -93,6 +93,8 @@ def _has_same_input(tail: Record, incoming: IncomingBatch) -> bool:
 
 
 def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError:
+    """Return the error for a batch that does not continue the newest record, with the fitting rollback command."""
+
     def rollback_to(version: int) -> str:
         return command("rollback", "--execute", root=root, checkpoint="CHECKPOINT", to=version)
 
@@ -176,6 +178,7 @@ def check_fixed(
 
 
 def _check_sealed_rows_have_sinks(tail: Record, operators: Sequence[Operator], root: str) -> None:
+    """Raise ``ConflictError`` if a committed batch has sealed output rows of a store without a sink."""
     if not tail.delivers_after_commit:
         return
     sealed_stores = {store for store, link in tail.outputs if link.rows}
@@ -191,6 +194,7 @@ def _check_sealed_rows_have_sinks(tail: Record, operators: Sequence[Operator], r
 
 
 def _check_same_state(tail: Record, settings: Settings, operators: Sequence[Operator], root: str) -> None:
+    """Raise an error if dispatch, key-groups, encryption or schemas of the settings differ from the state."""
     if tail.dispatch != settings.dispatch:
         options = {"partition_of": "MODULE:FUNCTION"} if tail.dispatch == "key_group" else {}
         raise ConfigError(

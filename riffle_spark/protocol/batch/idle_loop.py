@@ -111,6 +111,7 @@ class IdleLoop:
         return self._requests().to_json()
 
     def _requests(self) -> StoredRequests:
+        """Return the operator requests in effect and the awaited members."""
         orders = self._operations.requests
         lost, prior_owners = self._ownership.placement.awaited(self._ports.clock.seconds())
         changed = changed_settings(self._started_settings, orders.settings) if orders.settings else {}
@@ -189,6 +190,7 @@ class IdleLoop:
         return True
 
     def _append(self, tail: Record, clock_seconds: float) -> None:
+        """Append a record of kind ``orders`` with the operator requests and new snapshots."""
         manifest = self._log.manifest
         requests_before = dict(self._ports.objects.requests)
         snapshots = self._upkeep.snapshots(manifest, self._ownership)

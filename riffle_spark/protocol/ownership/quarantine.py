@@ -130,6 +130,7 @@ class Quarantine:
         return {t: members for t, members in quarantined.items() if members}
 
     def _of_task(self, t: TaskId, placed: Mapping[MemberId, set[TaskId]], situation: Situation) -> tuple[MemberId, ...]:
+        """Return the live members that should get no copy of a task."""
         owner = situation.present.owners.get(t)
         full = self._full
         names = {member for (_, member), leaving in self._leaving.items() if t in leaving}

@@ -88,6 +88,7 @@ class Setbacks:
         return {executor: order for executor, order in allowed.items() if order.has_work}
 
     def _allowed(self, executor: str, order: UpkeepOrder, clock_seconds: float) -> UpkeepOrder:
+        """Return the order without delayed work, with open drops first. A delayed executor gets no work."""
         drops = (*self._take_open_drops(executor, order), *order.drops)
         if self._executors.is_delayed(executor, clock_seconds) or self._overdue.is_delayed(executor, clock_seconds):
             self._open_drops[executor] = (order.epoch, order.member, drops)

@@ -206,6 +206,7 @@ class ElementRows:
         return is_older
 
     def _take(self, column_of: Callable[[ElementRun], pa.Array], rows: Indices) -> pa.Array:
+        """Return a column of the selected ``rows``, gathered from all runs."""
         if len(self._runs) == 1:
             return column_of(self._runs[0]).take(pa.array(self._places[0][rows]))
         pieces: list[pa.Array] = []

@@ -172,6 +172,7 @@ class PartFiles:
                 _close(path)
 
     def _verified(self, part: StackedPart) -> _File:
+        """Return the open file of a part. Raises ``DamagedCopy`` if the checksum of the part differs."""
         file = self._seen.get(part.file)
         if file is None:
             file = self._seen[part.file] = self._open(part.file)
@@ -188,6 +189,7 @@ class PartFiles:
             raise damaged("A file is truncated.", self._folder / part.file)
 
     def _open(self, name: str) -> _File:
+        """Return an open file, from the cache if it has not changed. Raises ``DamagedCopy`` if it cannot be read."""
         path = str(self._folder / name)
         signature = signature_of(path)
         cached = _files.get(path)

@@ -163,6 +163,7 @@ class Log:
         return data or b""
 
     def _read_newest(self, sequences: list[int]) -> tuple[Record, bytes]:
+        """Return the newest listed record and its bytes."""
         name = paths.record(sequences[-1])
         data = self._commits.get(name)
         if data is None:
@@ -195,6 +196,7 @@ class Log:
             )
 
     def _check_follows(self, newest: Record) -> None:
+        """Raise ``CorruptStateError`` if the newest record has another digest of the record before it."""
         if newest.sequence <= self.first:
             return
         previous = self._commits.get(paths.record(newest.sequence - 1))
@@ -356,6 +358,7 @@ class Log:
         return self.tail.sequence + 1 if self.tail else 0
 
     def _completed(self, draft: Record, manifest: Manifest) -> Record:
+        """Return a draft as the next record: numbered, with the digest of the tail, and full if it is due."""
         sequence = self._next_sequence()
         is_full = (
             self.tail is None

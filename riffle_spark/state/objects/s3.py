@@ -294,6 +294,7 @@ class S3Store:
         return _Failure(rule.action, s3_client.refused(call, rule, status, code, message))
 
     def _judge_exception(self, operation: str, error: Exception) -> RiffleError:
+        """Return the error of the store for an exception of boto3."""
         call = self._describe(operation, s3_client.SENDING.sent)
         if isinstance(error, _NO_CREDENTIALS):
             return s3_client.no_credentials(call, type(error).__name__)

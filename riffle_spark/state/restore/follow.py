@@ -108,6 +108,7 @@ class Follower:
             self.folds += follower.advance([copy for copy in copies if copy.address[0] == store and copy.error is None])
 
     def _restore(self, copies: Sequence[CopyProgress]) -> None:
+        """Fetch the snapshots of copies in ranges, and create the copies with complete snapshots."""
         complete: list[CopyProgress] = []
         fetching = prefetched(self._fetch, self._ranges(copies), lambda range_: range_.length)
         with closing(fetching):
