@@ -9,8 +9,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from riffle_spark.process.plans.built import Value, assemble_struct, choose, field_of, is_null, literal, normalised
 from riffle_spark.process.plans.columns import Column, catalog_name
+from riffle_spark.process.plans.new_expressions import (
+    Value,
+    assemble_struct,
+    choose,
+    field_of,
+    is_null,
+    literal,
+    normalised,
+)
 from riffle_spark.process.plans.plan_values import Expression
 from riffle_spark.process.plans.rules import check_key
 from riffle_spark.process.types.stage_specs import TimeSpec, free_name, store_name
@@ -18,7 +26,7 @@ from riffle_spark.state.log.paths import check_store_name
 
 __all__ = [
     "DistinctValues",
-    "Elements",
+    "ElementColumns",
     "GroupingKey",
     "KeyColumn",
     "Result",
@@ -131,7 +139,7 @@ class DistinctValues:
 
 
 @dataclass(frozen=True, slots=True)
-class Elements:
+class ElementColumns:
     """The element columns: columns of stored keys after the grouping columns, if functions have DISTINCT.
 
     They are the text of the function that counts a value, and the values of all functions.
@@ -163,7 +171,7 @@ def counts_distinct(function: Expression) -> bool:
 
 def read_elements(
     functions: Sequence[tuple[Expression, str, Sequence[KeyColumn]]], used_names: Sequence[str]
-) -> Elements:
+) -> ElementColumns:
     """Return the element columns for ``functions`` with DISTINCT: triples of expression, SQL and arguments.
 
     ``used_names`` are the names of the grouping columns. Raises ``ConfigError`` for values that cannot be keys.
@@ -180,7 +188,7 @@ def read_elements(
             if function.children[0].kind in _SKIPS_NULLS:
                 condition = choose(is_null(argument.expression), literal(False), condition)
         values.append(DistinctValues(sql, tuple(keys), condition))
-    return Elements(function_column, tuple(values))
+    return ElementColumns(function_column, tuple(values))
 
 
 def read_keys(grouping: Sequence[KeyColumn], results: Sequence[Result] = ()) -> list[GroupingKey]:

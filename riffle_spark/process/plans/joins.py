@@ -14,8 +14,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from riffle_spark.process.plans.built import (
-    Built,
+from riffle_spark.process.plans.columns import Column, catalog_name
+from riffle_spark.process.plans.grouping_keys import GroupingKey, store_for
+from riffle_spark.process.plans.new_expressions import (
+    NewExpression,
     Value,
     cast_back,
     end_value,
@@ -24,13 +26,11 @@ from riffle_spark.process.plans.built import (
     null_like,
     without_collation,
 )
-from riffle_spark.process.plans.columns import Column, catalog_name
-from riffle_spark.process.plans.grouping_keys import GroupingKey, store_for
 from riffle_spark.process.plans.plan_values import Expression, attribute_ids, same_expression
 from riffle_spark.process.plans.rules import refusal
 from riffle_spark.process.types import stage_specs
 
-__all__ = ["EquiJoin", "ExpressionFacts", "MapSideRows"]
+__all__ = ["EquiJoin", "ExpressionFacts", "JoinMapSide"]
 
 _IS_LEFT: Final = "is_left"
 _EVENT_TIME: Final = "event_time"
@@ -80,7 +80,7 @@ class EquiJoin:
 
 
 @dataclass(slots=True)
-class MapSideRows:
+class JoinMapSide:
     """The rows that both sides send to the slots, with a unique name for each column.
 
     ``payload`` are the columns of each side as expressions. ``output_names`` maps the ids of the join's columns to
@@ -212,7 +212,7 @@ class MapSideRows:
         if any(self.one_sided_conditions):
             conjunction: Value = literal(True)
             for condition in self.one_sided_conditions[side]:
-                conjunction = Built("and", (conjunction, condition))
+                conjunction = NewExpression("and", (conjunction, condition))
             yield self.filter_column, conjunction
 
     def _without_collation(self, value: Value, sent: Value) -> Value:
@@ -220,7 +220,7 @@ class MapSideRows:
             column = next((column for side in self.join.columns for column in side if column.id == value.id), None)
             if column is not None:
                 return without_collation(column, sent)
-        return Built("plain", (sent,))
+        return NewExpression("plain", (sent,))
 
     def spec(self, schema: pa.Schema, used_stores: Collection[str]) -> stage_specs.JoinSpec:
         """Return the specification of the join. Its slots get rows of ``schema``."""

@@ -54,7 +54,7 @@ REFUSED: Final = {
     ),
     "set": Refused(
         "intersect, except or subtract of streams is not supported, because riffle does not keep their state.",
-        "Join with the static side ('left_semi', 'left_anti') and use dropDuplicates.",
+        "Use dropDuplicates and a join: left_semi for intersect, left_anti with a static frame for except.",
         id="RIFFLE-0606",
     ),
     "unknown": Refused(

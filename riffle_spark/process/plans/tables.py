@@ -14,7 +14,10 @@ import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.merging.merged_picks import is_ordered
-from riffle_spark.process.plans.built import (
+from riffle_spark.process.plans.columns import Column
+from riffle_spark.process.plans.cut import LatestRows, Table
+from riffle_spark.process.plans.grouping_keys import GroupingKey, store_for
+from riffle_spark.process.plans.new_expressions import (
     Value,
     cast_back,
     choose,
@@ -25,14 +28,11 @@ from riffle_spark.process.plans.built import (
     with_columns,
     without_collation,
 )
-from riffle_spark.process.plans.columns import Column
-from riffle_spark.process.plans.cut import LatestRows, Table
-from riffle_spark.process.plans.grouping_keys import GroupingKey, store_for
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, conjuncts
 from riffle_spark.process.plans.rules import refusal
 from riffle_spark.process.types.stage_specs import TableSpec, free_name
 
-__all__ = ["TableJoin", "TableRows", "find_equalities"]
+__all__ = ["TableJoin", "TableMapSide", "find_equalities"]
 
 _OUTER: Final = ("LeftOuter", "RightOuter")
 _ANTI: Final = "LeftAnti"
@@ -110,7 +110,7 @@ class TableJoin:
 
 
 @dataclass(slots=True)
-class TableRows:
+class TableMapSide:
     """The rows that both sides send to the slots, with a unique name for each column.
 
     ``joined`` are the ids of the table's columns in the join. ``used_columns`` are the ids of the join's columns that

@@ -17,11 +17,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.plans.built import Value, leaf_column
 from riffle_spark.process.plans.columns import Column
 from riffle_spark.process.plans.cut import reads_clock
 from riffle_spark.process.plans.grouping_keys import (
-    Elements,
+    ElementColumns,
     GroupingKey,
     KeyColumn,
     Result,
@@ -31,6 +30,7 @@ from riffle_spark.process.plans.grouping_keys import (
     store_for,
     time_spec,
 )
+from riffle_spark.process.plans.new_expressions import Value, leaf_column
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, nodes_with_paths
 from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec, Literal
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
@@ -172,7 +172,9 @@ def _key_text(reader: PlanReader, key: GroupingKey, child: Node) -> str:
     return reader.sql(column.expression.children[0])
 
 
-def _read_elements(reader: PlanReader, parts: _Parts, random: frozenset[int], key_names: Sequence[str]) -> Elements:
+def _read_elements(
+    reader: PlanReader, parts: _Parts, random: frozenset[int], key_names: Sequence[str]
+) -> ElementColumns:
     """Return the columns for the values that functions with DISTINCT count once."""
     distinct = list[tuple[Expression, str, Sequence[KeyColumn]]]()
     for function in filter(counts_distinct, parts.functions):
@@ -235,7 +237,7 @@ class _MapSideRows:
     keys: Sequence[GroupingKey]
     functions: Sequence[PlannedFunction]
     child: Node
-    elements: Elements
+    elements: ElementColumns
     _buffers: list[list[Node]] = field(default_factory=list, init=False)
     """For each function its one-row buffers, or its argument."""
     _initialised: Node = field(init=False)

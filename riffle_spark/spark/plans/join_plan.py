@@ -13,7 +13,7 @@ from riffle_spark.process.plans import rules
 from riffle_spark.process.plans.columns import Column
 from riffle_spark.process.plans.cut import Hole
 from riffle_spark.process.plans.grouping_keys import GroupingKey, KeyColumn, read_keys
-from riffle_spark.process.plans.joins import EquiJoin, ExpressionFacts, MapSideRows
+from riffle_spark.process.plans.joins import EquiJoin, ExpressionFacts, JoinMapSide
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, conjuncts, walk
 from riffle_spark.process.types.stage_specs import JoinSpec
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
@@ -72,7 +72,7 @@ def read_join(
     output = [column for side in output_sides for column in side.columns]
     optimised, join = _read_equi_join(reader, node, inputs, output, used_columns)
     columns = {column.id: column for side in inputs for column in side.columns}
-    rows = MapSideRows(join, ExpressionFacts(reader.sql, partial(reader.field_json, columns=columns)))
+    rows = JoinMapSide(join, ExpressionFacts(reader.sql, partial(reader.field_json, columns=columns)))
     map_side, holes = _map_side(reader, optimised, inputs, rows)
     spec = rows.spec(arrow_schema(catalyst.frame(map_side)), used_stores)
     leaf, leaf_columns = new_leaf(catalyst, spark_schema(spec.output))
@@ -86,7 +86,7 @@ def read_join(
 
 
 def _map_side(
-    reader: PlanReader, optimised: PlanNode, inputs: Sequence[_JoinInput], rows: MapSideRows
+    reader: PlanReader, optimised: PlanNode, inputs: Sequence[_JoinInput], rows: JoinMapSide
 ) -> tuple[Node, tuple[Hole, ...]]:
     """Return the union of both sides' rows, with the pushed-down filters, and the positions of the leaves."""
     builder = TreeBuilder(reader)

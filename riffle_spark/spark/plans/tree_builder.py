@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from pyspark.sql.types import StructType
 
-from riffle_spark.process.plans.built import Built, Value
+from riffle_spark.process.plans.new_expressions import NewExpression, Value
 from riffle_spark.process.plans.plan_values import Expression
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, items
 from riffle_spark.spark.plans.plan_reader import PlanReader
@@ -36,7 +36,7 @@ class TreeBuilder:
             self._built[key] = self._build(value)
         return self._built[key]
 
-    def _build(self, value: Built) -> Node:
+    def _build(self, value: NewExpression) -> Node:
         if value.kind == "column":
             return self.columns[str(value.value)]
         catalyst = self.reader.catalyst
@@ -72,6 +72,6 @@ def _cache_key(value: Value) -> object:
     return (value.kind, tuple(map(_cache_key, value.parts)), type(value.value), value.value)
 
 
-def _struct_fields(value: Built, parts: Sequence[Node]) -> Sequence[tuple[str, Node]]:
+def _struct_fields(value: NewExpression, parts: Sequence[Node]) -> Sequence[tuple[str, Node]]:
     assert isinstance(value.value, tuple), "a struct has the names of its fields"
     return list(zip(map(str, value.value), parts, strict=True))

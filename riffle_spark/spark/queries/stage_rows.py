@@ -10,9 +10,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.plans.built import end_value
 from riffle_spark.process.plans.cut import Input
 from riffle_spark.process.plans.grouping_keys import find_event_time
+from riffle_spark.process.plans.new_expressions import end_value
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.engine.spark_batch import DeliverySink
 from riffle_spark.spark.job_operators import JobOperator

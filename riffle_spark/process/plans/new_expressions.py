@@ -8,7 +8,7 @@ from riffle_spark.process.plans.columns import Column
 from riffle_spark.process.plans.plan_values import Expression
 
 __all__ = [
-    "Built",
+    "NewExpression",
     "Value",
     "assemble_struct",
     "cast_back",
@@ -31,7 +31,7 @@ BuiltKind: TypeAlias = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class NewExpression:
     """A new expression with other expressions as parts. ``value`` is a name, names, an index or a literal."""
 
     kind: BuiltKind
@@ -39,54 +39,54 @@ class Built:
     value: object = None
 
 
-Value: TypeAlias = Expression | Built
+Value: TypeAlias = Expression | NewExpression
 Position: TypeAlias = tuple[int, ...]
 """The position of a field in a nested type: an index for each level."""
 
 
 def leaf_column(name: str) -> Value:
     """Return a column of the leaf."""
-    return Built("column", (), name)
+    return NewExpression("column", (), name)
 
 
 def field_of(struct: Value, index: int) -> Value:
     """Return a field of a struct."""
-    return Built("field", (struct,), index)
+    return NewExpression("field", (struct,), index)
 
 
 def is_null(value: Value) -> Value:
     """Return whether an expression is null."""
-    return Built("is_null", (value,))
+    return NewExpression("is_null", (value,))
 
 
 def literal(value: bool | int | str) -> Value:
     """Return a literal."""
-    return Built("literal", (), value)
+    return NewExpression("literal", (), value)
 
 
 def null_like(value: Value) -> Value:
     """Return a null with the type of another expression."""
-    return Built("null", (value,))
+    return NewExpression("null", (value,))
 
 
 def choose(condition: Value, value: Value, otherwise: Value) -> Value:
     """Return ``value`` if a condition is true, else ``otherwise``."""
-    return Built("if", (condition, value, otherwise))
+    return NewExpression("if", (condition, value, otherwise))
 
 
 def struct(fields: Sequence[tuple[str, Value]]) -> Value:
     """Return a struct of fields. Names may repeat, as in Spark."""
-    return Built("struct", tuple(value for _, value in fields), tuple(name for name, _ in fields))
+    return NewExpression("struct", tuple(value for _, value in fields), tuple(name for name, _ in fields))
 
 
 def normalised(value: Value) -> Value:
     """Return an expression in which equal floating-point numbers have equal bits, as Spark normalises keys."""
-    return Built("normalised", (value,))
+    return NewExpression("normalised", (value,))
 
 
 def without_collation(column: Column, value: Value) -> Value:
     """Return a value without collations, because strings of Python workers have none."""
-    return Built("plain", (value,)) if column.has_collation else value
+    return NewExpression("plain", (value,)) if column.has_collation else value
 
 
 def end_value(time: Column) -> Value:
@@ -101,12 +101,12 @@ def with_columns(expression: Expression, columns: Mapping[int, Value]) -> Value:
     children = [with_columns(child, columns) for child in expression.children]
     if all(new is old for new, old in zip(children, expression.children, strict=True)):
         return expression
-    return Built("changed", (expression, *children))
+    return NewExpression("changed", (expression, *children))
 
 
 def cast_back(value: Value, column: Column) -> Value:
     """Return a value from Python workers in the type of a column, if they lose its collation or its units."""
-    return Built("cast", (value, column.expression)) if column.has_collation or column.has_interval else value
+    return NewExpression("cast", (value, column.expression)) if column.has_collation or column.has_interval else value
 
 
 def assemble_struct(values: Mapping[Position, Value], nulls: Mapping[Position, Value], column: Column) -> Value:
@@ -130,7 +130,7 @@ def _assemble(
         original: Value = column.expression
         for index in path:
             original = field_of(original, index)
-        return Built("cast", (values[path], original))
+        return NewExpression("cast", (values[path], original))
     assert isinstance(data_type, Mapping), "only structs have fields"
     fields = [
         (str(field["name"]), _assemble(field["type"], (*path, index), values, nulls, column))
