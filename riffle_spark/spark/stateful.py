@@ -388,7 +388,6 @@ class StatefulJob(JobOperations):
         return self._running.lookup.where(key, store)
 
     def _loop_for(self, spark: SparkSession) -> RunningJob:
-        """Return the batch loop for a session, created if necessary."""
         if self._running is None or not self._running.is_of(spark):
             self._running = self._create_loop(spark)
             self._driver = self._running.driver
@@ -396,7 +395,6 @@ class StatefulJob(JobOperations):
         return self._running
 
     def _create_loop(self, spark: SparkSession) -> RunningJob:
-        """Create the batch loop for a session."""
         declared = [_job_operator(operator, sink) for operator, sink in self.parts]
         return RunningJob(declared, self.settings, spark, self._reached)
 
@@ -404,7 +402,6 @@ class StatefulJob(JobOperations):
         return self._running is not None and self._running.is_active()
 
     def _end_loop(self) -> None:
-        """End the background work. The next batch starts a new loop."""
         if self._running is not None:
             self._running.stop()
         self._running = None

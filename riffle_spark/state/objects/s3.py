@@ -357,7 +357,6 @@ class _Patience:
         self.restart()
 
     def restart(self) -> None:
-        """Start both limits again."""
         self.sent = 0
         self.definite = 0
         """Number of requests with an answer that proves that nothing was changed."""
