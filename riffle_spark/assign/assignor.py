@@ -7,7 +7,8 @@
 3. ``standby_target`` and ``plan_standbys``: the same for standbys.
 4. Tasks without state fill the remaining capacity.
 
-Pins and drains hold with every assignor. If another assignor breaks one, ``high_availability`` places these tasks.
+Pins and drains hold with every assignor. If another assignor breaks a pin or drain, ``high_availability`` places the
+task.
 """
 
 import functools
@@ -59,6 +60,7 @@ def assign(view: View, settings: AssignSettings) -> Assignment:
     {TaskId(group='counts', key_group=0): 'a', TaskId(group='counts', key_group=1): 'b'}
     """
     if view.tasks and not view.members:
+        # Cause: No executor of the query runs, or all of them were lost at once.
         raise ConfigError(
             "There is no live member to place tasks on.",
             remedy="Start an executor, then assign again.",
@@ -85,6 +87,7 @@ def _users_assignment(view: View, settings: AssignSettings, assignor: Assignor) 
     try:
         answer = assignor(view.read_only(), settings)
     except Exception as error:  # noqa: BLE001 - the user's code must not stop the query
+        # Cause: The user's own assignor failed. The last assignment stays, and only tasks without an owner are placed.
         problem = f"[RIFFLE-0770] The assignor raised {_error_text(error, name_of(assignor))}."
         return _last_or_default(view, settings, [problem])
     problems = refusals(view, answer, settings)
@@ -109,6 +112,7 @@ def _with_requests(view: View, answer: Assignment, settings: AssignSettings) -> 
         replace(view, tasks=tuple(task for task in view.tasks if task.id in broken)),
         replace(settings, max_warmup_replicas=max(settings.max_warmup_replicas - running, 0)),
     )
+    # Cause: An operator pinned a key-group or drained a member, and the user's own assignor did not obey.
     warning = (
         "[RIFFLE-0771] The assignor left tasks away from their pin or on a drained member. The default assignor places "
         f"them: {_listed(sorted(broken))}."
@@ -246,7 +250,7 @@ def _cached_assignor(path: str) -> Assignor:
 
 
 def _load_assignor(assignor: object) -> Assignor:
-    """Return a user's assignor: a function, an instance, or what a dotted path (``module.name``) names.
+    """Return a user's assignor: a function, an instance, or the object behind a dotted path (``module.name``).
 
     A class is instantiated. Raises ``ConfigError`` if this fails or the result cannot be called.
     """
@@ -285,7 +289,7 @@ def _imported(path: str) -> object:
 def _with_costs(view: View, settings: AssignSettings) -> tuple[AssignSettings, list[str]]:
     """Call the user's cost once for each task and member; return settings with these costs, and warnings.
 
-    Costs that raise are ignored, and so are those of a task that they allow nowhere.
+    If the cost raises, all costs are ignored. If it allows a task on no member, the costs of this task are ignored.
     """
     user_cost = settings.user_cost
     if user_cost is None:
@@ -300,6 +304,7 @@ def _with_costs(view: View, settings: AssignSettings) -> tuple[AssignSettings, l
     nowhere = [str(t.id) for t in view.tasks if all(costs[t.id, m] is None for m in able)]
     warnings = []
     if nowhere:
+        # Cause: user_cost returned None for every member that may own the task.
         warnings.append(f"[RIFFLE-0773] user_cost allows tasks on no member. It is ignored for {_listed(nowhere)}.")
     return replace(settings, user_cost=lambda task, member: costs[task.id, member.id]), warnings
 
@@ -319,7 +324,7 @@ def _error_text(error: Exception, name: str) -> str:
 
 
 def _with_ids_of(view: View, answer: Assignment) -> Assignment:
-    """Return a valid answer with the ids of the view. Equal ids may be NumPy numbers, which JSON refuses."""
+    """Return a valid answer with the ids of the view. Equal ids may be NumPy numbers, and JSON refuses these."""
     ids = {task.id: task.id for task in view.tasks}
     return replace(
         answer,

@@ -99,7 +99,7 @@ def _levelled_by_weight(board: Board, rows: AlikeTasks, target: Sequence[int], s
 
 
 def _own_bounds(demand: Demand) -> Bounds:
-    """Return the bounds of these tasks alone, without the base load of the members."""
+    """Return the bounds of the demand's tasks alone, without the base load of the members."""
     bounds = demand.bounds
     low = np.maximum(bounds.member_low - demand.base, 0)
     return replace(bounds, member_low=low, member_high=bounds.member_high - demand.base)
@@ -156,7 +156,7 @@ def _cheapest(
 
 
 class _ZoneCosts:
-    """The cost of owning a task in each zone: what the owner reads and the user's cost, then what standbys read."""
+    """The cost of owning a task in each zone: the owner's reads and the user's cost, then the standbys' reads."""
 
     def __init__(self, board: Board, rows: AlikeTasks, zones: Zones, settings: AssignSettings) -> None:
         self._board = board
@@ -233,6 +233,7 @@ def _classes(
 
 
 def _warm_members(board: Board, task: int) -> list[int]:
+    """Return the caught-up members that may own the task; none if members without a copy are as caught up."""
     if board.absent[task] == 0:
         return []
     return [m for m, rank in board.ranks[task].items() if rank == 0 and board.placeable[m]]
@@ -249,7 +250,7 @@ def _place_directly(target: list[int], tasks: list[int], room: dict[int, int]) -
 
 
 def _spread_in_zone(board: Board, target: list[int], tasks: list[int], room: dict[int, int]) -> None:
-    """Distribute tasks among the members of one zone: to members with a copy, else with groups spread."""
+    """Distribute tasks among the members of a zone: to members with a copy, else with groups spread."""
     for t, m in _copies_first(board, tasks, room):
         if target[t] == NOBODY and room[m]:
             target[t] = m

@@ -79,7 +79,7 @@ def read_scenario(path: Path, strategy: str | None = None) -> Scenario:
     except (OSError, zlib.error, *UNREADABLE) as broken:
         raise ConfigError(
             f"Not a scenario: {broken!r}.",
-            remedy="docs/assignor.md describes the format.",
+            remedy="Write the file in the format of docs/assignor.md.",
             where=str(path),
             id="RIFFLE-0255",
         ) from broken
@@ -125,7 +125,7 @@ def _task(part: Json) -> Task:
 
 
 def _has_changelog(task: Json) -> bool:
-    """Return whether a task has a changelog. A task without partitions in the file has one."""
+    """Return whether a task has a changelog. A task without partitions in the file counts as having one."""
     return task.get("partitions") is None or any(part["role"] == "changelog" for part in items_of(task, "partitions"))
 
 

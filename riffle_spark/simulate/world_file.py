@@ -1,6 +1,6 @@
 """Read a world from a JSON file: members, tasks, and events over time. docs/simulator.md describes the format.
 
-Random values are hashes of the seed and of what is drawn, so a world is the same on every machine.
+Random values are hashes of the seed and of the name of the draw, so a world is the same on every machine.
 """
 
 import json
@@ -133,7 +133,7 @@ def read_world(name: str, seed: int | None = None) -> World:
     except (OSError, *UNREADABLE) as broken:
         raise ConfigError(
             f"Not a world: {broken!r}.",
-            remedy="docs/simulator.md describes the format.",
+            remedy="Write the file in the format of docs/simulator.md.",
             where=str(path),
             id="RIFFLE-0263",
         ) from broken
@@ -186,7 +186,7 @@ def world_of(content: Json) -> World:
 
 
 def _checked(where: str, part: object, checks: Mapping[str, values.Check], required: Sequence[str]) -> Json:
-    """Return the parsed values of a JSON object, without those that are null."""
+    """Return the parsed values of a JSON object, without nulls."""
     if not isinstance(part, Mapping):
         raise TypeError(f"{where} is not an object with {', '.join(checks)}")
     check_known(f"field of {where}", part, tuple(checks), source=where, where=where)
@@ -220,7 +220,7 @@ def _members(part: Json, number: int) -> Iterator[WorldMember]:
 
 
 def _numbered(name: str, number: int) -> str:
-    """Replace the placeholders of a name. ``str.format`` would interpret more than these."""
+    """Replace ``{}`` and padded placeholders such as ``{:02}`` by a number. ``str.format`` would interpret more."""
     return _NUMBER.sub(lambda match: str(number).zfill(int(match[1] or 1)), name)
 
 
@@ -242,6 +242,7 @@ def _tasks(part: Json, number: int, seed: int) -> Iterator[WorldTask]:
 
 
 def _check_unique(names: Sequence[str], where: str) -> None:
+    """Raise ``ConfigError`` with ``where`` if a name is repeated."""
     if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
         raise ConfigError(
             f"The id {repeated[0]!r} is used twice.", remedy="Use a unique id.", where=where, id="RIFFLE-0266"

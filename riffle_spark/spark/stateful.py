@@ -103,7 +103,7 @@ class Stateful:
         self.initial_state_name = initial_state_name
         if watermark is not None and (isinstance(watermark, str) or len(watermark) != 2):
             raise ConfigError(
-                f"watermark = {watermark!r} is not a column and a delay",
+                f"watermark = {watermark!r} is not a column and a delay.",
                 remedy='Write watermark=("at", "10 minutes").',
                 where=store,
                 id="RIFFLE-0367",
@@ -113,7 +113,7 @@ class Stateful:
     def __call__(self, _batch: DataFrame, _batch_id: int) -> None:
         """Raise ``ConfigError``: an operator without a sink cannot run as the function of ``foreachBatch``."""
         raise ConfigError(
-            f"operator {self.store!r} has no sink",
+            f"Operator {self.store!r} has no sink.",
             remedy="Pass operator.into(sink) to foreachBatch.",
             where=self.store,
             id="RIFFLE-0368",
@@ -159,14 +159,14 @@ def together(*jobs: "StatefulJob", settings: Settings | None = None) -> "Statefu
     """
     check_settings(settings, "together")
     if not jobs:
-        raise ConfigError("together() got no operators", remedy=_TOGETHER, where="together", id="RIFFLE-0369")
+        raise ConfigError("together() got no operators.", remedy=_TOGETHER, where="together", id="RIFFLE-0369")
     for job in jobs:
         if not isinstance(job, StatefulJob):
-            raise ConfigError(f"expected a job, got {job!r}", remedy=_TOGETHER, where="together", id="RIFFLE-0370")
+            raise ConfigError(f"Expected a job, got {job!r}.", remedy=_TOGETHER, where="together", id="RIFFLE-0370")
     job_settings = [job.settings for job in jobs if job.settings is not None]
     if settings is None and any(each.given() != job_settings[0].given() for each in job_settings):
         raise ConfigError(
-            "the operators have different settings",
+            "The operators have different settings.",
             remedy="Pass the settings of all operators to together(..., settings=Settings(...)).",
             where="together",
             id="RIFFLE-0371",
@@ -223,8 +223,9 @@ class JobOperations:
         """
         driver = self._running_driver()
         if not self.paused:
+            # Cause: A running batch may read or write these copies.
             raise ConfigError(
-                "local copies cannot be removed while the query is not paused",
+                "Local copies cannot be removed while the query is not paused.",
                 remedy="Call pause() first, and resume() afterwards.",
                 id="RIFFLE-0372",
             )
@@ -291,11 +292,11 @@ class JobOperations:
     def _running_driver(self) -> Driver:
         if self._driver is None:
             raise ConfigError(
-                "the query has not run a batch yet", remedy="Retry after its first batch.", id="RIFFLE-0373"
+                "The query has not run a batch yet.", remedy="Retry after its first batch.", id="RIFFLE-0373"
             )
         if not self._is_active():
             raise ConfigError(
-                "the query is not running", remedy="Start it, and retry after its first batch.", id="RIFFLE-0374"
+                "The query is not running.", remedy="Start it, and retry after its first batch.", id="RIFFLE-0374"
             )
         return self._driver
 
@@ -304,7 +305,7 @@ class JobOperations:
 
 
 class StatefulJob(JobOperations):
-    """The function for ``foreachBatch`` that runs the operators of one query. Made by ``Stateful.into``.
+    """The function for ``foreachBatch`` that runs the operators of a query. Made by ``Stateful.into``.
 
     A job serves one query at a time.
 
@@ -333,14 +334,14 @@ class StatefulJob(JobOperations):
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(
-                    f"two operators use the store {name!r}",
+                    f"Two operators use the store {name!r}.",
                     remedy="Give each operator its own store name.",
                     where=name,
                     id="RIFFLE-0375",
                 )
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out the running driver, which cannot move to another process."""
+        """Leave out the running driver, because it cannot move to another process."""
         attributes = {name: value for name, value in self.__dict__.items() if name not in ("_gate", "_driver")}
         return {**attributes, "_running": None}
 
@@ -350,7 +351,7 @@ class StatefulJob(JobOperations):
         self.__dict__.update(state)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Run one micro-batch. Spark calls it."""
+        """Run a micro-batch. Spark calls this method."""
         try:
             with self._gate.batch(lambda: inventory.is_stopping(batch)):
                 report = self._loop_for(batch.sparkSession).process(batch, batch_id)
@@ -382,12 +383,11 @@ class StatefulJob(JobOperations):
         """
         if self._running is None:
             raise ConfigError(
-                "the query has not run a batch yet", remedy="Retry after its first batch.", id="RIFFLE-0376"
+                "The query has not run a batch yet.", remedy="Retry after its first batch.", id="RIFFLE-0376"
             )
         return self._running.lookup.where(key, store)
 
     def _loop_for(self, spark: SparkSession) -> RunningJob:
-        """Return the batch loop for a session, created if necessary."""
         if self._running is None or not self._running.is_of(spark):
             self._running = self._create_loop(spark)
             self._driver = self._running.driver
@@ -395,7 +395,6 @@ class StatefulJob(JobOperations):
         return self._running
 
     def _create_loop(self, spark: SparkSession) -> RunningJob:
-        """Create the batch loop for a session."""
         declared = [_job_operator(operator, sink) for operator, sink in self.parts]
         return RunningJob(declared, self.settings, spark, self._reached)
 
@@ -403,7 +402,6 @@ class StatefulJob(JobOperations):
         return self._running is not None and self._running.is_active()
 
     def _end_loop(self) -> None:
-        """End the background work. The next batch starts a new loop."""
         if self._running is not None:
             self._running.stop()
         self._running = None
@@ -440,7 +438,7 @@ def column_names(argument: str, columns: str | Sequence[str], store: str) -> tup
         names = None
     if names is None or not all(isinstance(name, str) for name in names):
         raise ConfigError(
-            f"{argument} = {columns!r} must be column names",
+            f"{argument} = {columns!r} must be column names.",
             remedy='Pass text or a list of texts. Make computed columns first: withColumn("k", ...).',
             where=store,
             id="RIFFLE-0377",
@@ -449,14 +447,14 @@ def column_names(argument: str, columns: str | Sequence[str], store: str) -> tup
 
 
 def key_names(columns: str | Sequence[str], store: str) -> tuple[str, ...]:
-    """Return the names of the key columns. Raise ``ConfigError`` if there are none, or one is named twice."""
+    """Return the names of the key columns. Raise ``ConfigError`` if there is no name, or a name is repeated."""
     names = column_names("key", columns, store)
     if not names:
-        raise ConfigError("key names no column", remedy="Name at least one column.", where=store, id="RIFFLE-0378")
+        raise ConfigError("The key has no column.", remedy="Name at least one column.", where=store, id="RIFFLE-0378")
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
         raise ConfigError(
-            f"key names column {duplicate!r} twice", remedy="Name it once.", where=store, id="RIFFLE-0379"
+            f"The key has column {duplicate!r} twice.", remedy="Name it once.", where=store, id="RIFFLE-0379"
         )
     return names
 
@@ -465,7 +463,7 @@ def check_compute(compute: object, store: str) -> None:
     """Raise ``ConfigError`` unless ``compute`` is a computation. A plain function is not."""
     if not callable(getattr(compute, "declare", None)):
         raise ConfigError(
-            f"compute = {compute!r} is not a computation",
+            f"compute = {compute!r} is not a computation.",
             remedy="Pass aggregate(...), or arrow_function(function, state=..., output=...) for your own function.",
             where=store,
             id="RIFFLE-0380",
@@ -478,7 +476,7 @@ def check_settings(settings: object, where: str) -> None:
         return
     if not isinstance(settings, Settings):
         raise ConfigError(
-            f"settings = {settings!r} is not a Settings object",
+            f"settings = {settings!r} is not a Settings object.",
             remedy="Pass Settings(root=..., ...).",
             where=where,
             id="RIFFLE-0381",

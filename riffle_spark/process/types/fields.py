@@ -25,9 +25,9 @@ def plain_records(names: Sequence[str]) -> type[Values]:  # noqa: ARG001 - a Rec
 
 
 class Fields:
-    """Converts tuples with the values of these fields. A written value reads back as if it had been stored.
+    """Converts tuples with a value for each field. A written value reads back as if it had been stored.
 
-    Most tuples need no change, which depends on the classes of their values alone. These *shapes* are remembered.
+    Most tuples need no change. That depends only on the classes of their values, so these *shapes* are remembered.
     """
 
     def __init__(self, schema: pa.Schema, record: RecordMaker = plain_records) -> None:
@@ -88,14 +88,14 @@ class Fields:
         )
 
     def columns(self, rows: Sequence[Values]) -> list[pa.Array]:
-        """Return normalized tuples as one array per field. Raises ``Misfit`` for a number that is out of range."""
+        """Return normalized tuples as an array per field. Raises ``Misfit`` for a number that is out of range."""
         if not rows:
             return [pa.array([], kind) for kind in self.schema.types]
         fields = enumerate(zip(self._to_arrow, self.schema, strict=True))
         return [_array([values[index] for values in rows], convert, field) for index, (convert, field) in fields]
 
     def structs(self, rows: Sequence[Values]) -> pa.StructArray:
-        """Return normalized tuples as one array of structs."""
+        """Return normalized tuples as an array of structs."""
         return pa.StructArray.from_arrays(self.columns(rows), fields=list(self.schema))
 
     def tuples(self, table: pa.Table) -> Iterator[Values]:
@@ -115,7 +115,7 @@ class Fields:
         return _convert_each(values, self._from_arrow) if self._converts_from_arrow else values
 
     def copy(self, values: Values) -> Values:
-        """Return the tuple with copies of lists and dictionaries, which users may modify."""
+        """Return the tuple with copies of lists and dictionaries, because users may modify them."""
         return _convert_each(values, self._copies) if self.can_change else values
 
     def to_arrow(self, values: Values) -> Values:

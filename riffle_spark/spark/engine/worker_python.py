@@ -69,6 +69,7 @@ def check_driver_packages() -> None:
             check()
         except ImportError as error:
             package = requirement.partition(">")[0]
+            # Cause: The package is missing, or older than PySpark requires.
             raise ConfigError(
                 f"PySpark does not accept the driver's {package}: {error}",
                 remedy=f"Run pip install '{requirement}' for the driver's Python.",

@@ -67,7 +67,7 @@ class StreamWriter(DataStreamWriter):
     ) -> StreamingQuery:
         """Start the query, as Spark's own ``start`` does.
 
-        Raises Spark's errors for queries that Spark refuses, and ``ConfigError`` for those that only riffle refuses.
+        Raises Spark's errors for queries that Spark refuses, and ``ConfigError`` for queries that only riffle refuses.
         """
         self._set_arguments(format, outputMode, partitionBy, queryName, options)
         return start_query(self._frame, WriterSettings(tuple(self._calls), path=path), self._options)
@@ -81,7 +81,7 @@ class StreamWriter(DataStreamWriter):
         queryName: str | None = None,  # noqa: N803
         **options: Any,
     ) -> StreamingQuery:
-        """Start the query into a table, which is created if it does not exist."""
+        """Start the query into a table. The table is created if it does not exist."""
         self._set_arguments(format, outputMode, partitionBy, queryName, options)
         return start_query(self._frame, WriterSettings(tuple(self._calls), table=tableName), self._options)
 
@@ -111,7 +111,7 @@ class StreamWriter(DataStreamWriter):
 
 
 class StreamFrame(ClassicFrame):
-    """A streaming ``DataFrame`` whose stateful operators run on riffle."""
+    """A streaming ``DataFrame`` with stateful operators that run on riffle."""
 
     @property
     def writeStream(self) -> StreamWriter:  # noqa: N802 - Spark's name
@@ -139,8 +139,6 @@ def _wrapped(result: object) -> object:
 
 
 def _wrap_result(method: Callable[..., object]) -> Callable[..., object]:
-    """Return a method whose result is wrapped."""
-
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> object:
         return _wrapped(method(self, *positional, **named))
@@ -149,7 +147,7 @@ def _wrap_result(method: Callable[..., object]) -> Callable[..., object]:
 
 
 def _keep_arguments(method: Callable[..., object], name: str) -> Callable[..., object]:
-    """Return a method of grouped data whose arguments are kept for the query's start."""
+    """Return a method of grouped data that keeps its arguments for the query's start."""
 
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> object:

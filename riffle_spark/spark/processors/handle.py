@@ -1,4 +1,4 @@
-"""Provide the ``StatefulProcessorHandle`` that a processor gets, which checks the phase of each call."""
+"""Provide the ``StatefulProcessorHandle`` of a processor. It checks the phase of each call."""
 
 # ruff: noqa: D102, N802, N803 - PySpark names and documents these methods
 

@@ -12,7 +12,7 @@ _TRIES = 5
 
 
 class RecordCommits:
-    """Puts and gets the records of one root."""
+    """Puts and gets the records of a root."""
 
     def __init__(self, store: ObjectStore, root: str) -> None:
         self._store = store
@@ -47,6 +47,7 @@ class RecordCommits:
                 raise self.fenced(record)
             damaged = stored
         first = failure.remedy if isinstance(failure, ConfigError) else "Make the store reachable."
+        # Cause: The store stopped answering during the commit.
         raise UnavailableError(
             f"It is unknown whether record {record.sequence} was committed to {self._root}.",
             remedy=f"{first} Then restart the query: it reads the record before it runs a batch.",
@@ -82,6 +83,7 @@ class RecordCommits:
 
     def fenced(self, record: Record) -> FencedError:
         """Return the error for a number that another driver's record has."""
+        # Cause: A second driver was started on this root, or a command with --execute ran on it.
         return FencedError(
             f"Another driver appended record {record.sequence} to {self._root}.",
             remedy="Stop this query: a newer driver owns its state.",

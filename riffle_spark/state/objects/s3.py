@@ -76,7 +76,7 @@ class S3Store:
         return {"ServerSideEncryption": "aws:kms", "BucketKeyEnabled": True, **key_id}
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """See ``ObjectStore.put_if_absent``.
+        """Write the object if its name is free. Return whether this call wrote it.
 
         If a request had no definite answer and its repeat is refused, raise ``UnavailableError``, because the object
         may exist.
@@ -89,6 +89,7 @@ class S3Store:
         except ConfigError as error:
             if not patience.is_unclear:
                 raise
+            # Cause: The first request may have written the object although its answer was lost.
             raise UnavailableError(
                 f"put_object had no answer, and its repeat failed: {error.problem}",
                 remedy=error.remedy,
@@ -98,7 +99,7 @@ class S3Store:
         return _status(answer) < 300
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
-        """See ``ObjectStore.get``. An interrupted body is requested again."""
+        """Return a range of the object, or ``None`` if it does not exist. An interrupted body is requested again."""
         store.check_range(start, length)
         if length == 0:
             return b"" if self.exists(name) else None
@@ -113,7 +114,7 @@ class S3Store:
                 self._wait(patience, self._unavailable("get_object", patience, str(error)))
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
-        """See ``ObjectStore.copy_to``. The rest of an interrupted body is requested again."""
+        """Pass a range of the object to ``write`` in pieces. Return its length, or ``None`` without an object."""
         store.check_range(start, length)
         if length == 0:
             return 0 if self.exists(name) else None
@@ -155,12 +156,12 @@ class S3Store:
         return body
 
     def exists(self, name: str) -> bool:
-        """See ``ObjectStore.exists``. S3 does not distinguish a missing bucket from a missing object here."""
+        """Return whether the object exists. S3 does not distinguish a missing bucket from a missing object here."""
         key = self.prefix + store.check_name(name)
         return _status(self._call("head_object", {"Key": key}, _Patience(self.options))) != 404
 
     def list(self, prefix: str) -> list[str]:
-        """See ``ObjectStore.list``. The markers of empty folders that S3 consoles create are left out."""
+        """Return the names that start with ``prefix``, sorted, without the folder markers of S3 consoles."""
         names: list[str] = []
         full_prefix = self.prefix + store.check_prefix(prefix)
         page: dict[str, str] = {}
@@ -178,7 +179,7 @@ class S3Store:
             page = {"ContinuationToken": token}
 
     def delete(self, names: Sequence[str]) -> None:
-        """See ``ObjectStore.delete``."""
+        """Delete the objects that exist."""
         keys = list(dict.fromkeys(self.prefix + store.check_name(name) for name in names))
         for first in range(0, len(keys), _BULK_DELETE_MAX):
             self._delete(keys[first : first + _BULK_DELETE_MAX])
@@ -235,7 +236,7 @@ class S3Store:
             self._wait(patience, reply.error, reply.cause)
 
     def _wait(self, patience: "_Patience", error: RiffleError, cause: Exception | None = None) -> None:
-        """Pause before one more request. Raise ``error`` if patience has ended."""
+        """Pause before the next request. Raise ``error`` if patience has ended."""
         if patience.sent >= self.options.s3_max_attempts:
             if patience.has_ended():
                 raise error from cause
@@ -252,12 +253,13 @@ class S3Store:
         if now - self._warned_at >= _WARNING_PERIOD_SECONDS:
             self._warned_at = now
             seconds = self.options.s3_patience_seconds
+            # Cause: The store does not answer, or asks for fewer requests.
             _logger.warning("[RIFFLE-0444] Retrying for %g s (s3_patience): %s", seconds, error)
 
     def _send(
         self, client: BaseClient, operation: str, parameters: Mapping[str, object], patience: "_Patience"
     ) -> "Answer | _Failure":
-        """Send one request, which botocore may repeat. Return the answer or the failure."""
+        """Send a request. botocore may repeat it. Return the answer or the failure."""
         payer = {"RequestPayer": "requester"} if self.options.s3_requester_pays else {}
         sending = s3_client.SENDING
         sending.requests = self.requests
@@ -292,6 +294,7 @@ class S3Store:
         return _Failure(rule.action, s3_client.refused(call, rule, status, code, message))
 
     def _judge_exception(self, operation: str, error: Exception) -> RiffleError:
+        """Return the error of the store for an exception of boto3."""
         call = self._describe(operation, s3_client.SENDING.sent)
         if isinstance(error, _NO_CREDENTIALS):
             return s3_client.no_credentials(call, type(error).__name__)
@@ -299,6 +302,7 @@ class S3Store:
             return s3_client.untrusted(call)
         if isinstance(error, _NO_ANSWER):
             return s3_client.unavailable(call, type(error).__name__)
+        # Cause: A parameter is invalid, so boto3 did not send the request.
         return ConfigError(
             f"Cannot send {operation}: {error}",
             remedy="Check `root`, `s3_endpoint` and `s3_region`.",
@@ -307,6 +311,7 @@ class S3Store:
         )
 
     def _invalid_answer(self, operation: str) -> ConfigError:
+        # Cause: Another service or a proxy answers at the endpoint.
         return ConfigError(
             f"The answer to {operation} is not a valid S3 answer.",
             remedy="Check `s3_endpoint`: the server must be S3.",
@@ -352,10 +357,9 @@ class _Patience:
         self.restart()
 
     def restart(self) -> None:
-        """Start both limits again."""
         self.sent = 0
         self.definite = 0
-        """Number of requests whose answers mean that they have changed nothing."""
+        """Number of requests with an answer that proves that nothing was changed."""
         self._started = time.monotonic()
 
     @property
@@ -364,7 +368,7 @@ class _Patience:
         return self.sent > self.definite
 
     def has_ended(self) -> bool:
-        """Tell whether ``s3_patience`` is over."""
+        """Return whether ``s3_patience`` is over."""
         return time.monotonic() - self._started >= self._seconds
 
 

@@ -1,4 +1,4 @@
-"""The interface to object storage, which every store implements in a module of its own.
+"""The interface to object storage. Every store implements it in a module of its own.
 
 To add a store: implement ``ObjectStore``, open it in ``open``, and add it to ``tests/state/objects``.
 """
@@ -30,7 +30,7 @@ PIECE_BYTES: Final = 256 << 10
 
 
 class ObjectStore(Protocol):
-    """Named, immutable objects of bytes below one root.
+    """Named, immutable objects of bytes below a root.
 
     - **Names** are relative paths with ``/``, made only by ``state.log.paths``. No part is empty or starts with a dot.
       Every method checks its names.
@@ -70,7 +70,7 @@ class ObjectStore(Protocol):
         ...
 
     def exists(self, name: str) -> bool:
-        """Tell whether the object exists, with one request."""
+        """Return whether the object exists, with one request."""
         ...
 
     def list(self, prefix: str) -> list[str]:
@@ -83,7 +83,7 @@ class ObjectStore(Protocol):
 
 
 class RequestCounts(dict[str, int]):
-    """Thread-safe counts of requests by kind. A pickled one starts from zero."""
+    """Thread-safe counts of requests by kind. A pickled object starts from zero."""
 
     def __init__(self) -> None:
         super().__init__(put=0, get=0, head=0, list=0, delete=0)
@@ -170,7 +170,7 @@ class StoreOptions:
     s3_connect_timeout_seconds: float = 5.0
     s3_read_timeout_seconds: float = 20.0
     s3_max_attempts: int = 4
-    """Attempts per call, the first one included."""
+    """Attempts per call, the first included."""
     s3_patience_seconds: float = Settings.s3_patience
     """How long a call is retried in any case, if a retry can help."""
     s3_max_connections: int = 16
