@@ -38,7 +38,9 @@ _CLASSES = {"Refused": "ConfigError", "Rule": "RefusedError", "conflict": _SEVER
 """The errors that are made from entries of tables, or that have the class of another error."""
 _POSITIONS = {"problem": 0, "remedy": 1}
 _EXIT_HEAD = "| class | meaning | exit code of `riffle` |\n| --- | --- | --- |\n"
-_SEVERAL_NOTE = "A command raises these errors with the class that fits their cause. The message contains the cause.\n\n"
+_SEVERAL_NOTE = (
+    "A command raises these errors with the class that fits their cause. The message contains the cause.\n\n"
+)
 _HEAD = "| id | message | cause | remedy |\n| --- | --- | --- | --- |\n"
 _INTRODUCTION = """\
 # Errors and warnings
