@@ -151,7 +151,7 @@ class Record:
     stale_stores: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def line(self) -> int:
+    def delivery_rollbacks(self) -> int:
         """The ``rollbacks`` in the batch's delivery id: those when the batch ran."""
         return self.rollbacks if self.delivers_as is None else self.delivers_as
 
@@ -214,8 +214,9 @@ def decode(data: bytes, name: str) -> Record:
     head, _, packed = data.partition(b"\n")
     try:
         header = json.loads(head)
-        assert header["magic"] == _MAGIC
-    except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
+        if header["magic"] != _MAGIC:
+            raise ValueError("another magic")
+    except (ValueError, KeyError, TypeError, RecursionError):
         # Cause: The object is empty or truncated, or another program wrote it.
         raise CorruptStateError(
             "This object is not a riffle log record.", remedy=_REMEDY, where=name, id="RIFFLE-0415"
