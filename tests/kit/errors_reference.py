@@ -33,10 +33,14 @@ _ID = re.compile(r"RIFFLE-\d{4}")
 _WARNING_ID = re.compile(r"\[(RIFFLE-\d{4})\] ")
 _CAUSE = re.compile(r"^\s*# Cause: (.*)$")
 _COMMENT = re.compile(r"^\s*# ?(.*)$")
-_CLASSES = {"Refused": "ConfigError", "Rule": "RefusedError"}
-"""The errors that are made from entries of tables."""
+_SEVERAL = "Several classes"
+_CLASSES = {"Refused": "ConfigError", "Rule": "RefusedError", "conflict": _SEVERAL, "type(error)": _SEVERAL}
+"""The errors that are made from entries of tables, or that have the class of another error."""
 _POSITIONS = {"problem": 0, "remedy": 1}
 _EXIT_HEAD = "| class | meaning | exit code of `riffle` |\n| --- | --- | --- |\n"
+_SEVERAL_NOTE = (
+    "A command raises these errors with the class that fits their cause. The message contains the cause.\n\n"
+)
 _HEAD = "| id | message | cause | remedy |\n| --- | --- | --- | --- |\n"
 _INTRODUCTION = """\
 # Errors and warnings
@@ -216,7 +220,8 @@ def page(found: list[Message]) -> str:
         )
         if rows:
             title = "Warnings" if name == WARNING else name
-            text += f"\n## {title}\n\n{_HEAD}" + "".join(rows)
+            note = _SEVERAL_NOTE if name == _SEVERAL else ""
+            text += f"\n## {title}\n\n{note}{_HEAD}" + "".join(rows)
     return text
 
 
