@@ -215,9 +215,7 @@ def decode(data: bytes, name: str) -> Record:
     header = _header_of_line(head)
     if header is None:
         # Cause: The object is empty or truncated, or another program wrote it.
-        raise CorruptStateError(
-            "This object is not a riffle log record.", remedy=_REMEDY, where=name, id="RIFFLE-0415"
-        )
+        raise CorruptStateError("This object is not a riffle log record.", remedy=_REMEDY, where=name, id="RIFFLE-0415")
     record_format = header.get("format")
     if type(record_format) is not int or not OLDEST_FORMAT <= record_format <= FORMAT:
         # Cause: A newer version of riffle-spark wrote the record.
