@@ -5,7 +5,8 @@ as an argument, or the text of a warning that starts with ``[RIFFLE-nnnn]``:
 
 1. Its class is the class that is called, or the class that the called function returns.
 2. Its template and its remedy are the arguments ``problem`` and ``remedy``. A variable is replaced by what is assigned
-   to it in the same function, a constant by its value. What only a run knows is shown in braces.
+   to it in the same function, a constant by its value. Values of a run are shown in braces. The remedy of a warning
+   follows "What to do:".
 3. Its cause is the comment ``# Cause: ...`` above the statement. A message without one states its cause itself.
 """
 
@@ -140,9 +141,14 @@ class Reader:
             for text in (node for node in _own_nodes(statement) if isinstance(node, ast.Constant | ast.JoinedStr)):
                 template = self.template(source, text, names)
                 if found := _WARNING_ID.match(template):
-                    problem = template[found.end() :]
+                    problem, _, remedy = template[found.end() :].partition("What to do: ")
                     yield Message(
-                        found[1], WARNING, problem, "", source.cause(statement.lineno), f"{place}:{text.lineno}"
+                        found[1],
+                        WARNING,
+                        problem.rstrip(),
+                        remedy,
+                        source.cause(statement.lineno),
+                        f"{place}:{text.lineno}",
                     )
 
     def _error(
