@@ -197,7 +197,6 @@ class _UnitFlow:
                 self._carry(member, units)
 
     def cancel_cycles(self) -> None:
-        """Cancel negative cycles until there is none."""
         rows, members = self.placed.shape
         sink = rows + members
         for _ in range(4 * int(self.placed.sum()) + 100):

@@ -95,7 +95,6 @@ def _cost_of(placement: Placement, settings: AssignSettings) -> int:
 
 
 def _memory_warnings(view: View, assignment: Assignment) -> list[str]:
-    """Warn of members that get more copies than fit."""
     sizes: Counter[MemberId] = Counter()
     for task in view.tasks:
         copies = (*assignment.standbys.get(task.id, ()), *assignment.warmups.get(task.id, ()))
@@ -123,7 +122,6 @@ def _filter_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
 
 
 def _tag_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
-    """Warn of tags in settings that no member has."""
     members = (*view.members, *view.awaited)
     for name, tags in (
         ("include", [tag for tag, _ in settings.include]),
@@ -138,7 +136,6 @@ def _tag_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
 
 
 def _standby_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
-    """Warn if there are too few members for the standbys."""
     count = len(view.members) + len(view.awaited)
     if settings.num_standbys >= count > 0 and any(task.kind == "stateful" for task in view.tasks):
         # Cause: Each standby of a key-group needs a member of its own, besides the owner.

@@ -103,7 +103,6 @@ class _Programme:
         return len(self._edges) - 1
 
     def _write_classes(self) -> None:
-        """Add the edges from every class to its zones and single members, and from zones to their members."""
         network = self._network
         places = self._places
         hubs: dict[tuple[int, int], int] = {}
@@ -125,7 +124,6 @@ class _Programme:
                     self._from_zone[row, m] = [self._column(edge)]
 
     def _write_places(self) -> None:
-        """Add the edges that bound each (row, member) and each member."""
         bounds = self._network.bounds
         places = self._places
         low = bounds.low.tolist()
@@ -140,7 +138,6 @@ class _Programme:
             self._column(_Edge(total, OUT, 0, least, highest))
 
     def flow(self) -> Flow:
-        """Solve the programme; return the units of every edge."""
         amounts = self._amounts().tolist()
         to_zone, direct, from_zone = (
             {key: amount for key, columns in edges.items() if (amount := sum(amounts[column] for column in columns))}

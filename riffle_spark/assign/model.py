@@ -161,16 +161,6 @@ class View:
     drained: frozenset[MemberId] = frozenset()
     quarantined: Mapping[TaskId, tuple[MemberId, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
-    @property
-    def homes(self) -> Mapping[TaskId, MemberId]:
-        """Return ``prior_owners`` under its earlier name."""
-        return self.prior_owners
-
-    @property
-    def shunned(self) -> Mapping[TaskId, tuple[MemberId, ...]]:
-        """Return ``quarantined`` under its earlier name."""
-        return self.quarantined
-
     def read_only(self) -> "View":
         """Return a copy with mappings that a user's assignor cannot change."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}

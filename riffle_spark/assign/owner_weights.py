@@ -73,7 +73,6 @@ class _Work:
         return min(allowed, key=lambda m: (self.ratio(m, self.weights[task]), m))
 
     def place(self, task: int, member: int) -> None:
-        """Place a task on a member, or move it there."""
         previous = self.target[task]
         if previous != NOBODY:
             self._load[previous] -= self.weights[task]
@@ -84,7 +83,6 @@ class _Work:
 
     @property
     def mean(self) -> float:
-        """The mean work per slot."""
         return sum(self._load) / sum(self._slots[m] for m in self.able)
 
     def is_within(self, settings: AssignSettings) -> bool:

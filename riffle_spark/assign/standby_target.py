@@ -161,7 +161,6 @@ def _caught_up_or(copies: Copies, task: int, lagging: int) -> int:
 
 
 def _fill_gaps(copies: Copies, task: int) -> None:
-    """Add the standbys that are missing."""
     board = copies.board
     while len(copies.standbys[task]) < copies.wanted:
         holders = copies.holders(task)

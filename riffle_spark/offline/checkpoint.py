@@ -244,7 +244,6 @@ class Checkpoint:
         )
 
     def _s3_client(self, options: StoreOptions) -> fs.S3FileSystem:
-        """Return Arrow's client of the S3-compatible server in ``options``."""
         check_endpoint(options.s3_endpoint or "")
         if "//***" in self.shown:
             raise ConfigError(

@@ -174,7 +174,6 @@ class _Runs:
             self.write()
 
     def write(self) -> None:
-        """Write the buffer as a run."""
         if not self._buffer:
             return
         rows = pa.concat_tables(self._buffer)
@@ -190,7 +189,6 @@ class _Runs:
         return [int(target) for target in np.unique(np.concatenate(targets))] if targets else []
 
     def rows_of(self, target: int) -> pa.Table:
-        """Return a target's rows of all runs."""
         batches: list[pa.RecordBatch] = []
         for run in self._runs:
             first, end = np.searchsorted(run.targets, [target, target + 1]).tolist()

@@ -212,8 +212,6 @@ def _check_change(tail: Record, dispatch: str, total: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Switch:
-    """A switch of the state of record ``tail``."""
-
     objects: ObjectStore
     tail: Record
     dispatch: str

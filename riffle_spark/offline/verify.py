@@ -63,7 +63,6 @@ class _Verification:
 
     @property
     def tail(self) -> Record | None:
-        """The newest record that could be read."""
         return self.records[max(self.records)] if self.records else None
 
 
@@ -299,7 +298,6 @@ def _worst(levels: Iterable[Level]) -> Level:
 def _check_snapshot(
     verification: _Verification, address: Address, snapshot: Snapshot, level: Level, schemas: Mapping[str, StoreSchema]
 ) -> str:
-    """Check a snapshot, and return its name."""
     name = paths.snapshot(*address, snapshot.id)
     data = verification.objects.get(name, 0, snapshot.length + 1)
     if data is None:

@@ -218,7 +218,6 @@ class Play:
         return {reason for _, reason, member in due if reason != "waited" or member not in self.live}
 
     def _handle_alarms(self) -> None:
-        """Rebalance once for all alarms that are due."""
         if self.live and self._due_reasons():
             self._rebalance()
 

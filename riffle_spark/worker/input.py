@@ -195,7 +195,6 @@ def on_time(order: Order, rows: pa.Table) -> tuple[pa.Table, dict[str, object]]:
 
 
 def _count_keys(order: Order, rows: pa.Table) -> int:
-    """Return the number of distinct keys."""
     hashes = rows.column(HASH).to_numpy().view(np.uint64)
     return len(_grouped(rows.select(order.key).combine_chunks(), hashes, rows.column(KEY_GROUP).to_numpy())[1])
 

@@ -88,8 +88,6 @@ def run_slot(
 
 
 class _Attempt:
-    """An attempt and its measurements for the receipt."""
-
     def __init__(self, order: Order, computation: Computation, executor: str, attempt_id: bytes) -> None:
         self.order = order
         self.schema = schema_of_text(order.store, order.schema)
@@ -218,7 +216,6 @@ class _Attempt:
         return entry_at(order.home, order.sequence, (order.store, key_group), order.entries[key_group].head)
 
     def receipt(self, slot: int, executor: str) -> Receipt:
-        """Return the receipt for the driver."""
         totals = self.reader.totals
         return Receipt(
             store=self.order.store,

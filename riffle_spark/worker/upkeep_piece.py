@@ -53,8 +53,6 @@ def run_upkeep(
 
 
 class _Piece:
-    """A piece of upkeep. It collects the fields of its receipt."""
-
     def __init__(self, order: UpkeepOrder, executor: str, random_bytes: Callable[[int], bytes], budget: Budget) -> None:
         self.errors: list[str] = []
         self.facts: dict[str, object] = {"ran": False}
@@ -204,7 +202,6 @@ class _Piece:
         self.errors.append(f"{address[0]}, key-group {address[1]}: {error}")
 
     def receipt(self, seconds: float) -> UpkeepReceipt:
-        """Return the receipt for the driver."""
         return UpkeepReceipt(
             self._executor,
             copies=tuple((*address, *head) for address, head in self._copies.items()),

@@ -179,7 +179,6 @@ class JoinMapSide:
         return None
 
     def _same_order_in_arrow(self, expression: Expression) -> bool:
-        """Return whether Arrow and Spark order an expression's values alike."""
         field_json = self.facts.field(expression)
         name = str(field_json["type"])
         return (name in _SAME_ORDER and "collate" not in catalog_name(field_json)) or name.startswith("decimal")
@@ -238,7 +237,6 @@ class JoinMapSide:
         )
 
     def _join_side(self, side: int, schema: pa.Schema) -> stage_specs.JoinSide:
-        """Return the specification of a side."""
         due: str | None = None
         delay_ms = self.join.eviction_delays_ms[side]
         if self.join.event_time_key is not None:

@@ -123,12 +123,10 @@ class _JsonReader:
     leaves: int = 0
 
     def plan(self, tree: Sequence[Mapping[str, object]]) -> PlanNode:
-        """Read a plan."""
         self.leaves = sum(not _child_count(body) for body in tree)
         return self._read(tree, None, self._node)
 
     def expression(self, tree: Sequence[Mapping[str, object]], access: Access) -> Expression:
-        """Read an expression."""
         return self._read(tree, access, _expression)
 
     def _read(

@@ -67,7 +67,6 @@ def find_equalities(
 
 
 def _key_names(latest: LatestRows, views: Sequence[PlanNode], changes: Mapping[str, Column]) -> dict[int, str]:
-    """Return the names of a table's key columns, by their ids in the join."""
     names = {changes[name].id: name for name in latest.key}
     for view in (view for view in views if view.kind == "Project"):
         columns = {column.id: _unaliased(column) for column in view.expressions.get("projectList", ())}
@@ -132,7 +131,6 @@ class TableMapSide:
     find_column: str = "found"
 
     def __post_init__(self) -> None:
-        """Choose the columns."""
         join = self.join
         side = join.table.side
         if [len(key.parts) for key in join.keys[0]] != [len(key.parts) for key in join.keys[1]]:

@@ -127,7 +127,6 @@ class Processing:
         self._call(self._processor.end, "close")
 
     def _process_key(self, index: int) -> None:
-        """Call the processor for a key."""
         key = self._keys[index]
         rows = next(self._rows)
         positions = self._grouped.positions

@@ -190,7 +190,6 @@ class DueTimers:
         return map_keys
 
     def _deletes(self, rows: DueElements, numbers: list[int], indices: Indices) -> DeltaRows:
-        """Return rows of the delta that delete elements of a variable."""
         variable = self._scope.schema.by_name[rows.variable]
         indexes = pa.array(rows.ids[indices]) if variable.kind == "list" else None
         deleted = np.ones(len(indices), dtype=np.bool_)

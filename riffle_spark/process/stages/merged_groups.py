@@ -182,8 +182,6 @@ class _GroupElements:
 
 @dataclass(frozen=True, slots=True)
 class _StoredFunction:
-    """A function, how it merges, and its state columns."""
-
     spec: FunctionSpec
     merge: MergeFunction
     fields: Sequence[pa.Field]

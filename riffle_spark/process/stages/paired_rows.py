@@ -178,7 +178,6 @@ class _SideRows:
 
     @property
     def is_new(self) -> BoolArray:
-        """A mask of the rows of the batch."""
         return np.arange(len(self.owners)) >= self.stored_count
 
     def added(self, stays: BoolArray) -> Elements:

@@ -126,22 +126,18 @@ class _Sessions:
 
     @staticmethod
     def of(state: pa.Table, spec: AggregateSpec) -> "_Sessions":
-        """Return the open sessions of all keys."""
         schema = _session_schema(spec)
         owners, _ = flatten_lists(one_array(state.column(schema.names[0])))
         columns = [_flatten(one_array(state.column(name)), owners) for name in schema.names]
         return _Sessions(owners, pa.Table.from_arrays(columns, schema=schema))
 
     def filter(self, mask: BoolArray) -> "_Sessions":
-        """Return the sessions that the mask selects."""
         return self if mask.all() else _Sessions(self.owners[mask], self.table.filter(pa.array(mask)))
 
     def times(self, column: str) -> Times:
-        """Return starts or ends as integers."""
         return _as_integers(self.table, column)
 
     def with_rows(self, batch: Batch, spec: AggregateSpec) -> "_Sessions":
-        """Return the sessions after the rows of a batch are added."""
         time = _time_of(spec)
         buffers = StoredBuffers.of(spec)
         open_count = len(self.owners)

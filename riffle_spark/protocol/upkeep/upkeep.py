@@ -360,7 +360,6 @@ def _policy_of(settings: Settings) -> SnapshotPolicy:
 
 
 def _due_entries(policy: SnapshotPolicy, current: UpkeepInput) -> dict[Address, Entry]:
-    """Return the entries with a due snapshot."""
     stores = {operator.store for operator in current.operators}
     return {
         address: entry

@@ -274,7 +274,6 @@ class _Watch:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Watch the jobs that this thread runs in the block."""
         with _watched_jobs(self._spark, self._tag, self._watch, self._ended):
             yield
 

@@ -139,8 +139,6 @@ def _wrapped(result: object) -> object:
 
 
 def _wrap_result(method: Callable[..., object]) -> Callable[..., object]:
-    """Return a method that wraps its result."""
-
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> object:
         return _wrapped(method(self, *positional, **named))

@@ -245,7 +245,6 @@ class _MapSideRows:
     _key_columns: list[Node] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        """Build the buffers of each function, and the key columns."""
         catalyst = self.reader.catalyst
         initial = list[Node]()
         for function in self.functions:
@@ -269,7 +268,6 @@ class _MapSideRows:
         self._key_columns = [builder.alias(name, value) for name, value in key_values]
 
     def function_specs(self) -> tuple[tuple[FunctionSpec, ...], pa.Schema]:
-        """Return the specification of each function, and the schema of the key columns."""
         catalyst = self.reader.catalyst
         pairs = list(zip(self.functions, self._buffers, strict=True))
         texts = [function.text for function, buffers in pairs for _ in buffers]

@@ -128,7 +128,6 @@ class GroupStates:
         self._unchanged: list[int] = []
 
     def __iter__(self) -> Iterator[GroupState]:
-        """Yield the state of each key."""
         for values in self._values:
             yield self._make_state(optionalValue=values, defined=values is not None)  # type: ignore[arg-type] # a Row is a tuple
 

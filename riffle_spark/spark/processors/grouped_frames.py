@@ -126,7 +126,6 @@ class GroupedFrames:
 
 
 def _changed_update(output: pa.Table, states: GroupStates) -> Update:
-    """Return the update for keys with rows."""
     changed, table = states.changed()
     return Update(output, changed, table, states.deleted())
 
@@ -204,7 +203,6 @@ def _fill_visible_nulls(rows: pa.Table) -> pa.Table:
 
 
 def _have_visible_nulls(rows: pa.Table, positions: Sequence[int]) -> list[bool]:
-    """Return for each key whether its rows have visible nulls."""
     counts = np.zeros(rows.num_rows + 1, np.int64)
     for column in rows.columns:
         if _has_visible_nulls(column):

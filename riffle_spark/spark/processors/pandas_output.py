@@ -82,7 +82,6 @@ class PandasOutput:
         return pa.table(arrays, schema=self._schema)
 
     def _positions_of(self, labels: list[object]) -> list[int]:
-        """Return the positions of the declared columns."""
         if not self._by_name or not any(isinstance(label, str) for label in labels):
             if len(labels) < len(self._schema):
                 raise IndexError(f"a frame has {len(labels)} columns, but {len(self._schema)} are declared")
@@ -124,7 +123,6 @@ class _Column:
         )
 
     def convert(self, arrays: list[Values]) -> pa.Array:
-        """Return the values of all arrays."""
         by_type: dict[object, list[int]] = {}
         for index, values in enumerate(arrays):
             by_type.setdefault(values.dtype, []).append(index)

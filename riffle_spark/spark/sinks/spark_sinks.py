@@ -106,7 +106,6 @@ def _earlier_entries(batch_id: int, interval: int) -> Iterator[str]:
 
 
 def _write_empty(files: Any, path: Any) -> None:
-    """Write a list entry without files."""
     stream = files.create(path, True)
     stream.write(bytearray(_EMPTY))
     stream.close()
@@ -182,7 +181,6 @@ def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
 
 
 def _scala_map(jvm: Any, items: Mapping[str, str]) -> Any:
-    """Return an immutable Scala map."""
     java_map = looked_up(jvm, "java.util.HashMap")()
     for name, value in items.items():
         java_map.put(name, value)

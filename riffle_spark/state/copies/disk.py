@@ -112,7 +112,6 @@ def refuse_network(base: Path) -> None:
 
 
 def _file_system(path: Path) -> str:
-    """Return the type of the file system that ``path`` is on, or an empty text if it is unknown."""
     try:
         mounts = [line.split(b" ")[1:3] for line in _MOUNTS.read_bytes().splitlines()]
     except OSError:

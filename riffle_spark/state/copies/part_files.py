@@ -280,7 +280,6 @@ class _DecryptedRows:
                     file.rows.pop(oldest_start, None)
 
     def remove(self, path: str, starts: Iterable[int]) -> None:
-        """Remove parts that were released."""
         with self._lock:
             self._bytes -= sum(self.sizes.pop((path, start), 0) for start in starts)
 

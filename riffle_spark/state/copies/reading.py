@@ -252,7 +252,6 @@ class _View:
         return self._encode(tuple([get(place) for get in self._keys]))
 
     def values(self, place: int) -> tuple[object, ...]:
-        """Return an entry's value."""
         return tuple([get(place) for get in self._values])
 
 

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark import columns as arrow
-from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import canonical_floats, check_key_type
 
 __all__ = ["differing", "encode_keys", "with_one_zero"]
@@ -32,8 +31,6 @@ Matrix: TypeAlias = npt.NDArray[np.uint8]
 
 def encode_keys(columns: Sequence[arrow.Column]) -> pa.LargeBinaryArray:
     """Return the stored key of every row, as a large binary array without nulls."""
-    if not columns:
-        raise ConfigError("A key needs at least one column.", remedy="Name the key columns.", id="RIFFLE-0395")
     pieces: list[pa.Array | pa.Scalar] = []
     fixed: list[Matrix] = []
     for position, column in enumerate(columns):

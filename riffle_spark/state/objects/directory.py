@@ -213,7 +213,6 @@ class DirectoryStore:
 
     @contextlib.contextmanager
     def _converted_errors(self, remedy: str = _READ_REMEDY) -> Iterator[None]:
-        """Convert the file system's errors."""
         try:
             yield
         except OSError as error:

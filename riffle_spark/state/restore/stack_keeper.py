@@ -50,8 +50,6 @@ def no_whole_entry(key_group: int) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Advance:
-    """A stack to advance, and its plan."""
-
     key_group: int
     stack: Stack | None
     plan: CopyPlan

@@ -15,7 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from riffle_spark.columns import byte_slices, one_array
-from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.errors import CorruptStateError
 from riffle_spark.keyhash import hash_bytes
 from riffle_spark.state.formats.arrow_schemas import (
     can_become,
@@ -78,18 +78,10 @@ class Variable:
 
     def check(self) -> None:
         """Raise ``ConfigError`` for fields that state cannot hold."""
-        if not len(self.value):
-            raise ConfigError(
-                "The state variable has no field.", remedy="Declare a field.", where=self.name, id="RIFFLE-0469"
-            )
         for kind in self.value.types:
             check_storable(kind)
         for field in self.key or ():
             check_map_key_type(f"{self.name}, map key {field.name}", field.type)
-        if self.key is not None and not len(self.key):
-            raise ConfigError(
-                "The map's key has no field.", remedy="Declare a field.", where=self.name, id="RIFFLE-0470"
-            )
 
     @property
     def column(self) -> str:

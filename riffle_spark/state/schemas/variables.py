@@ -231,7 +231,6 @@ class VariableColumns:
     def _has_shared_hashes(
         self, table: pa.Table, order: Numbers, hashes: npt.NDArray[np.uint64], sections: Numbers
     ) -> bool:
-        """Return whether two different keys of a section have the same hash."""
         left = order[:-1]
         right = order[1:]
         pairs = np.flatnonzero((hashes[left] == hashes[right]) & (sections[left] == sections[right]))
