@@ -354,11 +354,11 @@ class StatefulJob(JobOperations):
         """Run a micro-batch. Spark calls this method."""
         try:
             with self._gate.batch(lambda: inventory.is_stopping(batch)):
-                report = self._loop_for(batch.sparkSession).process(batch, batch_id)
+                report = self._start_or_continue(batch.sparkSession).process(batch, batch_id)
         except Exception as error:
             if isinstance(error, Stopped) or (is_interruption(error) and inventory.is_stopping(batch)):
                 _logger.info("batch %s was interrupted because the query stops", batch_id, exc_info=error)
-                self._end_loop()
+                self._stop_running_job()
                 raise Py4JJavaError from None
             worker_error = worker_python_error(error)
             if worker_error is not None:
@@ -387,21 +387,21 @@ class StatefulJob(JobOperations):
             )
         return self._running.lookup.where(key, store)
 
-    def _loop_for(self, spark: SparkSession) -> RunningJob:
+    def _start_or_continue(self, spark: SparkSession) -> RunningJob:
         if self._running is None or not self._running.is_of(spark):
-            self._running = self._create_loop(spark)
+            self._running = self._create_running_job(spark)
             self._driver = self._running.driver
             self._driver.ownership.placement.listener = self.listener
         return self._running
 
-    def _create_loop(self, spark: SparkSession) -> RunningJob:
+    def _create_running_job(self, spark: SparkSession) -> RunningJob:
         declared = [_job_operator(operator, sink) for operator, sink in self.parts]
         return RunningJob(declared, self.settings, spark, self._reached)
 
     def _is_active(self) -> bool:
         return self._running is not None and self._running.is_active()
 
-    def _end_loop(self) -> None:
+    def _stop_running_job(self) -> None:
         if self._running is not None:
             self._running.stop()
         self._running = None
@@ -418,15 +418,15 @@ class StatefulJob(JobOperations):
 
 def _job_operator(operator: Stateful, sink: Sink) -> JobOperator:
     return JobOperator(
-        operator.store,
-        operator.key,
-        operator.compute,
-        operator.order_by,
-        operator.durable,
-        sink,
-        operator.watermark,
-        operator.initial_state,
-        operator.initial_state_name,
+        store=operator.store,
+        key=operator.key,
+        compute=operator.compute,
+        order_by=operator.order_by,
+        durable=operator.durable,
+        sink=sink,
+        watermark=operator.watermark,
+        initial=operator.initial_state,
+        initial_name=operator.initial_state_name,
     )
 
 
