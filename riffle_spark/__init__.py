@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from riffle_spark.printable import escape_log_records
+from riffle_spark.log_lines import escape_log_records
 
 if TYPE_CHECKING:
     from riffle_spark.offline.recovery import adopt, rollback

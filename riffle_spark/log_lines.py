@@ -1,0 +1,25 @@
+"""Escape unprintable characters in the log of ``riffle_spark``, because logs are read in terminals."""
+
+import logging
+import traceback
+
+from riffle_spark.printable import LINE_BREAKS, escape_unprintable
+
+__all__ = ["escape_log_records"]
+
+
+def escape_log_records() -> None:
+    """Add the filter that escapes unprintable characters to the logger ``riffle_spark``. Idempotent."""
+    logging.getLogger("riffle_spark").addFilter(_escape)
+
+
+def _escape(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    escaped = escape_unprintable(message, LINE_BREAKS)
+    if escaped != message:
+        record.msg = escaped
+        record.args = ()
+    if record.exc_info and record.exc_text is None:  # handlers reuse exc_text and do not format the traceback again
+        trace = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
+        record.exc_text = escape_unprintable(trace, LINE_BREAKS)
+    return True
