@@ -1,7 +1,7 @@
 """Page views to sessions per user, with a function on Arrow: Kafka in, Parquet out.
 
-A session ends if a user's next view is more than 30 minutes after the last one. It is then written. Views are
-JSON: {"user_id": "u17", "page": "/home", "at": "2026-05-01T10:00:00Z"}; those without a user or a time are dropped.
+A session ends if a user's next view is more than 30 minutes after the last view. It is then written. Views are
+JSON: {"user_id": "u17", "page": "/home", "at": "2026-05-01T10:00:00Z"}; views without a user or a time are dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OUTPUT = pa.schema([("user_id", pa.string()), *SESSION])
 
 
 def sessions(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Close sessions that are over and keep each user's open one: columns only, no loop over rows."""
+    """Close ended sessions and keep each user's open session. Uses columns only, no loop over rows."""
     views = pa.table(
         {
             "user_id": rows["user_id"],

@@ -5,7 +5,8 @@
         --checkpoint s3a://bucket/checkpoints/totals --root s3://bucket/state/totals
 
 Events are JSON: {"user_id": "u17", "amount": 12}. All settings are in conf/riffle.toml or spark.riffle.*. With
---minutes-path a second query writes the totals of each minute, once it is over: one of Spark's, moved by one line.
+--minutes-path a second query writes the totals of each minute when the minute is over. It is a Spark query, moved by
+one line.
 """
 
 from __future__ import annotations

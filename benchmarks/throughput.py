@@ -1,4 +1,4 @@
-"""Running count and sum per key: ours, with state committed to an S3 server, against what Spark has built in.
+"""Running count and sum per key: ours, with state committed to an S3 server, compared with Spark's state stores.
 
 ./run bench throughput [--json] [--only rows,million,fixed,keys,encrypted,python] [--against REVISION [--rounds 2]]
 

@@ -1,4 +1,4 @@
-"""The times of a batch: processing time, watermark, and what its timers compare with."""
+"""The times of a batch: processing time, watermark, and the clock of its timers."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast, get_args
@@ -8,7 +8,7 @@ from riffle_spark.errors import ConfigError
 __all__ = ["TimeMode", "Times", "parse_time_mode"]
 
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
-"""What timers compare with, in Spark's words: nothing, the batch's time, or the watermark."""
+"""The clock of timers, in Spark's words: none, the batch's time, or the watermark."""
 
 
 def parse_time_mode(text: str) -> TimeMode:
@@ -29,7 +29,7 @@ def parse_time_mode(text: str) -> TimeMode:
 class Times:
     """The times of one batch, in milliseconds since the epoch.
 
-    ``last_pass_ms`` is the watermark of a second pass of timers, if there is one. Rows at or before ``late_ms`` are
+    ``last_pass_ms`` is the watermark of a second pass of timers, if any. Rows at or before ``late_ms`` are
     late.
     """
 

@@ -57,12 +57,12 @@ def is_text_or_bytes(kind: pa.DataType) -> bool:
 
 
 def fixed_width(kind: pa.DataType) -> int:
-    """Return the width of one value in bytes, 1 for a boolean."""
+    """Return the width of a value in bytes, 1 for a boolean."""
     return 1 if pa.types.is_boolean(kind) else kind.bit_width // 8
 
 
 def valid_mask(array: pa.Array) -> Mask | None:
-    """Return which values are not null, or ``None`` if no value is null."""
+    """Return a mask of the values that are not null, or ``None`` if no value is null."""
     if array.null_count == 0:
         return None
     mask: Mask = array.is_valid().to_numpy(zero_copy_only=False)

@@ -2,7 +2,7 @@
 
     RiffleError
     +-- ConfigError        fix the call, the setting or the job's code
-    |   +-- RefusedError        a store, or what is encrypted, needs rights or a key that this process lacks
+    |   +-- RefusedError        a store, or encrypted state, needs rights or a key that this process lacks
     |   +-- UserFunctionError   the user's function raised or broke its declaration
     +-- ConflictError      the call does not match the stored state: follow the remedy
     |   +-- Misplaced      a slot ran without its copies: reassign and run again (internal, retried)
@@ -47,7 +47,7 @@ UNREADABLE: Final = (
     AssertionError,
     EOFError,
 )
-"""What decoders raise for altered bytes. Readers convert it to ``CorruptStateError`` or ``ConfigError``."""
+"""The errors of decoders for altered bytes. Readers convert them to ``CorruptStateError`` or ``ConfigError``."""
 _NO_MEMORY = ("Cannot allocate memory", "not enough memory", "allocation_failed")
 """Texts of ``OSError`` that Arrow raises if the system, zstd or LZ4 could not allocate memory."""
 
@@ -101,7 +101,7 @@ class RiffleError(Exception):
 
 
 def _rebuild(kind: type[RiffleError], args: tuple[object, ...]) -> RiffleError:
-    """Unpickle an error without its constructor, whose parameters differ by subclass. The fields follow."""
+    """Unpickle an error without its constructor. Its parameters differ by subclass. The fields follow."""
     return kind.__new__(kind, *args)
 
 
@@ -122,7 +122,7 @@ class ConflictError(RiffleError):
 
 
 class Misplaced(ConflictError):
-    """A slot ran on an executor that lacks its copies while a live one has them."""
+    """A slot ran on an executor that lacks its copies, while another live executor has them."""
 
 
 class OutOfDate(ConflictError):

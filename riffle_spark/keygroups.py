@@ -4,9 +4,7 @@
 arrive. Both must always agree, so ``docs/key-groups.md`` specifies the hashed bytes of each type.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -18,7 +16,6 @@ from riffle_spark.errors import ConfigError
 from riffle_spark.keyhash import Words, hash_bytes, hash_ints, hash_longs, murmur3_int
 
 __all__ = [
-    "KeyGroupRanges",
     "check_key_type",
     "check_total",
     "few_key_groups_warning",
@@ -47,8 +44,6 @@ def key_groups(columns: Sequence[Column], total: int) -> npt.NDArray[np.int32]:
 
 def key_hashes(columns: Sequence[Column]) -> Words:
     """Return Spark's ``xxhash64(columns)`` of every row as unsigned bits. A null does not change the hash."""
-    if not columns:
-        raise ConfigError("A key needs at least one column.", remedy="Name the key columns.", id="RIFFLE-0116")
     hashes = np.full(len(columns[0]), SEED, dtype=np.uint64)
     for position, column in enumerate(columns):
         check_key_type(f"key column {position}", column.type)
@@ -100,8 +95,6 @@ def _hash_decimals(values: npt.NDArray[np.generic], precision: int, seeds: Words
 
 def spark_hash(columns: Sequence[str]) -> str:
     """Return the SQL expression for the same hash in Spark, of type long."""
-    if not columns:
-        raise ConfigError("A key needs at least one column.", remedy="Name the key columns.", id="RIFFLE-0117")
     return "xxhash64(" + ", ".join("`" + name.replace("`", "``") + "`" for name in columns) + ")"
 
 
@@ -144,8 +137,6 @@ def check_key_type(name: str, kind: pa.DataType) -> None:
 @lru_cache(maxsize=64)
 def slot_numbers(count: int) -> tuple[int, ...]:
     """Return for each of ``count`` partitions the smallest integer that Spark's hash partitioning maps to it."""
-    if count < 1:
-        raise ConfigError(f"Invalid number of slots: {count}.", remedy="Use at least one slot.", id="RIFFLE-0120")
     candidates = 16 * count
     while True:
         partitions, first = np.unique(murmur3_int(np.arange(candidates)) % count, return_index=True)
@@ -158,62 +149,8 @@ def few_key_groups_warning(total: int, slots: int) -> str | None:
     """Return a warning if there are fewer than four key-groups per slot."""
     if total >= 4 * slots:
         return None
+    # Cause: The query has more executors or cores than its key-groups were planned for.
     return (
         f"[RIFFLE-0951] {total} key-groups cannot be balanced over {slots} slots. Use fewer slots, or at least "
         f"{4 * slots} key-groups. The number is fixed when the state is first written."
     )
-
-
-@dataclass(frozen=True, slots=True)
-class KeyGroupRanges:
-    """A set of key-groups as sorted, inclusive ranges, such as ``0-63,70``."""
-
-    ranges: tuple[tuple[int, int], ...] = ()
-
-    def __post_init__(self) -> None:
-        edges = [edge for pair in self.ranges for edge in pair]
-        ends_meet = any(first[1] + 1 >= second[0] for first, second in zip(self.ranges, self.ranges[1:], strict=False))
-        if edges != sorted(edges) or ends_meet or (edges and edges[0] < 0):
-            raise ConfigError(
-                f"Ranges of key-groups are not sorted and separate: {self.ranges}.",
-                remedy="Use KeyGroupRanges.of.",
-                id="RIFFLE-0121",
-            )
-
-    @classmethod
-    def of(cls, key_groups: Iterable[int]) -> "KeyGroupRanges":
-        """Return the ranges of key-groups in any order, with or without repetitions."""
-        ranges: list[tuple[int, int]] = []
-        for group in sorted(set(key_groups)):
-            if ranges and ranges[-1][1] + 1 == group:
-                ranges[-1] = (ranges[-1][0], group)
-            else:
-                ranges.append((group, group))
-        return cls(tuple(ranges))
-
-    @classmethod
-    def parse(cls, text: str) -> "KeyGroupRanges":
-        """Parse the text that ``str`` returns. Raises ``ConfigError`` for other text."""
-        try:
-            ends = [part.partition("-") for part in text.split(",") if part]
-            return cls(tuple((int(first), int(last) if dash else int(first)) for first, dash, last in ends))
-        except ValueError as error:
-            raise ConfigError(
-                f"Invalid ranges of key-groups: {text!r}.", remedy="Use the form 0-63,70.", id="RIFFLE-0122"
-            ) from error
-
-    def __contains__(self, key_group: object) -> bool:
-        if not isinstance(key_group, (int, np.integer)):
-            return False
-        index = bisect_right(self.ranges, (int(key_group), TOTAL_MAX))
-        return index > 0 and int(key_group) <= self.ranges[index - 1][1]
-
-    def __iter__(self) -> Iterator[int]:
-        for first, last in self.ranges:
-            yield from range(first, last + 1)
-
-    def __len__(self) -> int:
-        return sum(last - first + 1 for first, last in self.ranges)
-
-    def __str__(self) -> str:
-        return ",".join(f"{first}-{last}" if first < last else f"{first}" for first, last in self.ranges)

@@ -8,7 +8,7 @@ __all__ = ["check_importable"]
 
 
 def check_importable(module: str, needed_by: str, remedy: str, where: str = "") -> None:
-    """Import a module of an optional package. Raises ``ConfigError`` that names what needs it if that fails."""
+    """Import a module of an optional package. If that fails, raises ``ConfigError`` with the feature that needs it."""
     try:
         import_module(module)
     except ImportError as error:

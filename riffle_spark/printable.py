@@ -13,7 +13,7 @@ LINE_BREAKS: Final = "\n\t"
 
 
 def escape_unprintable(text: str, keep: str = "") -> str:
-    r"""Escape each character that is not printable as JSON does, except those in ``keep``. JSON stays valid.
+    r"""Escape each character that is not printable as JSON does, except characters in ``keep``. JSON stays valid.
 
     >>> escape_unprintable("a\x1b[2J\n")
     'a\\u001b[2J\\n'

@@ -72,8 +72,9 @@ def is_private(path: Path) -> bool:
 
 
 def open_regular(path: Path | str) -> int:
-    """Open a regular file for reading and return its descriptor. Raises ``OSError`` for a FIFO or a device, which would
-    block.
+    """Open a regular file for reading and return its descriptor.
+
+    Raises ``OSError`` for a FIFO or a device, because they would block.
     """
     descriptor = os.open(path, _FILE)
     mode = os.fstat(descriptor).st_mode

@@ -47,7 +47,8 @@ REMOVED: Final = MappingProxyType(
 def check_not_removed(names: Iterable[object], source: str, prefix: str = "") -> None:
     """Raise ``ConfigError`` with all replacements if ``names`` contains removed settings.
 
-    ``source`` is the place that sets them, such as ``code`` or a file. ``prefix`` is what it writes before each name.
+    ``source`` is the place that sets them, such as ``code`` or a file. ``prefix`` is the text before each name in this
+    place.
     """
     removed = [name for name in names if isinstance(name, str) and name in REMOVED]
     if removed:

@@ -1,6 +1,6 @@
 """Validation of setting values, and the declaration of a setting.
 
-A check takes a value as a user wrote it and returns the parsed value. It raises ``ValueError`` whose text describes the
+A check takes a value as a user wrote it and returns the parsed value. It raises ``ValueError``. The text describes the
 allowed values; ``checked`` converts it to a ``ConfigError``. A ``Range`` is a check with a description for the docs.
 """
 

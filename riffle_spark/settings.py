@@ -40,7 +40,7 @@ CONF_PREFIX = "spark.riffle."
 DISPATCHES: Final = ("key_group", "partition", "hashed")
 _SHORTEST_PROBING_SECONDS = 60.0
 _STRATEGY_SYNONYMS: Final = {"NONE": "none", "min_traffic": "min_cost", "balanced_min_cost": "balance_subtopology"}
-"""The names that KIP-925 and Kafka use for these strategies."""
+"""The names of these strategies in KIP-925 and Kafka."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +224,7 @@ class Settings:
     # fmt: on
 
     def __new__(cls, /, **explicit: object) -> "Settings":
-        """Store which settings were passed: they override files and the Spark configuration even if they equal the
+        """Store the names of passed settings: they override files and the Spark configuration even if they equal the
         default. Raises ``ConfigError`` for an unknown name.
         """
         check_names(explicit, "code")
@@ -258,7 +258,7 @@ class Settings:
         return {name: getattr(self, name) for name in explicit}
 
     def but(self, /, **changes: object) -> "Settings":
-        """Return these settings with some of them changed. Raises ``ConfigError`` as the constructor does.
+        """Return these settings with changes. Raises ``ConfigError`` as the constructor does.
 
         Only settings that were passed before or are changed now count as explicit. ``dataclasses.replace`` would make
         all of them explicit, so that files and the Spark configuration had no effect.
@@ -308,7 +308,7 @@ def short_interval_warnings(settings: Settings) -> tuple[str, ...]:
 
 
 def read_toml(path: Path) -> dict[str, object]:
-    """Return the settings of a TOML file: those of its ``[riffle]`` table, or those at its top level.
+    """Return the settings of a TOML file: its ``[riffle]`` table, or its top level.
 
     Raises ``ConfigError`` if the file cannot be read, is not TOML, or has unknown names or wrong values.
     """
@@ -339,7 +339,7 @@ def from_sources(
 ) -> Settings:
     """Return the settings in effect: defaults < ``toml`` < ``conf`` (keys ``spark.riffle.*``) < ``code``.
 
-    ``spark.riffle.conf_file`` in ``conf`` names another TOML file, which must exist. ``toml`` may be missing. Raises
+    ``spark.riffle.conf_file`` in ``conf`` names another TOML file. It must exist. ``toml`` may be missing. Raises
     ``ConfigError`` for unknown names and wrong values.
     """
     conf_values = {

@@ -150,5 +150,5 @@ for act in (
     assert len(refused) == 2
     for line in refused:
         problem, remedy = line.split("|")
-        assert "the driver's Python has no pandas that PySpark accepts" in problem
+        assert "PySpark does not accept the driver's pandas" in problem
         assert "pip install 'pandas>=2.2,<3'" in remedy

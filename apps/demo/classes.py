@@ -1,7 +1,7 @@
 """Create an archive of the classes that Spark's JVMs load. Each JVM then starts in about half the time.
 
-``python -m apps.demo.classes`` makes it, in the environment that Spark is installed in and is good for: Java leaves an
-archive of other paths or of another Java aside, without a word.
+``python -m apps.demo.classes`` makes it in the environment in which Spark is installed. The archive is valid only
+there: Java silently ignores an archive of other paths or of another Java.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ ARCHIVE = Path(sys.prefix) / "riffle-classes.jsa"
 _SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 _SILENT = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 JVM_OPTIONS = f"{_SMALL} -XX:SharedArchiveFile={ARCHIVE} {_SILENT}"
-"""How Spark's JVMs are started that are to be there soon, with the archive or, where there is none, without it."""
+"""The options of Spark's JVMs for a fast start. They use the archive if it exists."""
 
 
 def make() -> None:
-    """Make the archive of what a small wrapped query loads, unless it is there."""
+    """Make the archive of the classes that a small wrapped query loads, unless it exists."""
     if ARCHIVE.exists():
         return
     fresh = ARCHIVE.with_suffix(f".{os.getpid()}")

@@ -21,8 +21,8 @@ BUILD_TIMEOUT_SECONDS = 900
 def ensure_gateway() -> Path:
     """Return the program, built on the first call (a minute or two, and a download of Go modules).
 
-    Raises ``ConfigError`` at once where it would have to be built and Go is missing, ``UnavailableError`` with the end
-    of Go's output if building fails.
+    Raises ``ConfigError`` at once if it has to be built and Go is missing, and ``UnavailableError`` with the end of
+    Go's output if the build fails.
     """
     folder = cache_folder() / "versitygw" / GATEWAY.rpartition("@")[2]
     program = folder / "versitygw"

@@ -25,7 +25,7 @@ _FETCHED = "[SUCCESSFUL ]"
 
 
 def spark_home() -> Path:
-    """The folder of the installed pyspark, which is a whole Spark."""
+    """The folder of the installed pyspark. It contains a complete Spark."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise ConfigError("pyspark is not installed", remedy="run ./run setup")
@@ -33,14 +33,17 @@ def spark_home() -> Path:
 
 
 def java_command() -> str:
-    """The java that JAVA_HOME names, else the one on the PATH."""
+    """The java program below JAVA_HOME, else the java program on the PATH."""
     home = os.environ.get("JAVA_HOME")
     return str(Path(home) / "bin" / "java") if home else "java"
 
 
 @dataclass(frozen=True, slots=True)
 class JarList:
-    """Jars that ``ivy.xml`` in a folder asks for and ``jars.sha256`` beside it lists, by Ivy's configurations."""
+    """The jars of a folder by Ivy's configurations.
+
+    ``ivy.xml`` requests them, and ``jars.sha256`` lists their checksums.
+    """
 
     content: str
     lists: Path
@@ -53,7 +56,7 @@ class JarList:
         return [folder / name for name in self._expected() if name.startswith(f"{configuration}/")]
 
     def ensure(self) -> Path:
-        """Fetch what is missing or altered, and return the folder that holds the jars."""
+        """Fetch missing or altered jars, and return the folder with the jars."""
         folder = cache_folder() / self.name
         with one_at_a_time(folder):
             if _broken(folder, self._expected()):
@@ -65,7 +68,7 @@ class JarList:
         return {name: digest for digest, name in (line.split() for line in lines)}
 
     def _fetch_into(self, folder: Path) -> None:
-        """Let Ivy retrieve into a fresh folder, and move in only what is as listed."""
+        """Let Ivy download into a new folder, and keep only jars with their listed checksums."""
         print(f"Fetching {self.content} into {folder} ({self.megabytes} MB, once)", file=sys.stderr)
         expected = self._expected()
         with tempfile.TemporaryDirectory(dir=folder, prefix="fetch-") as fresh:
@@ -92,12 +95,12 @@ def broker_jars() -> list[Path]:
 
 
 def connector_jars() -> list[Path]:
-    """What ``spark-submit --jars`` needs to read and write Kafka, checked."""
+    """The jars for ``spark-submit --jars`` to read and write Kafka, checked."""
     return _SERVERS.jars_of("connector")
 
 
 def ensure_jars() -> Path:
-    """Fetch what is missing or altered of both, and return the folder that holds the jars."""
+    """Fetch missing or altered jars of both, and return the folder with the jars."""
     return _SERVERS.ensure()
 
 
@@ -110,7 +113,7 @@ def _digest(path: Path) -> str:
 
 
 def _run_ivy(path: Path, target: Path, total: int) -> str:
-    """Return Ivy's output, and print meanwhile which jars were downloaded."""
+    """Return Ivy's output, and print the downloaded jars meanwhile."""
     pattern = f"{target}/[conf]/[artifact]-[revision](-[classifier]).[ext]"
     # A cache of its own: a pom without its jar in a shared one makes Ivy fail.
     command = [java_command(), "-cp", f"{spark_home()}/jars/*", "org.apache.ivy.Main", "-cache", f"{target}/ivy"]
@@ -128,7 +131,7 @@ def _run_ivy(path: Path, target: Path, total: int) -> str:
 
 
 def _tell(messages: Sequence[str], total: int) -> None:
-    """Tell what Ivy's newest line means: it looks a module up, or has fetched a jar."""
+    """Describe Ivy's newest line: a module is looked up, or a jar was fetched."""
     words = messages[-1].split()
     if words[:1] == ["found"] and len(words) > 1:
         print(f"  looking up {words[1]}", file=sys.stderr, flush=True)

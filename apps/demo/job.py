@@ -31,7 +31,7 @@ SPARE_ROWS = 100
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the job reads and writes, and where it runs."""
+    """The input, the output and the cluster of the job."""
 
     folder: Path
     topic: str
@@ -40,28 +40,28 @@ class Job:
 
     @property
     def report_file(self) -> Path:
-        """Where the job appends its batch reports."""
+        """The file to which the job appends its batch reports."""
         return self.folder / "reports.jsonl"
 
     @property
     def output(self) -> Path:
-        """Where the job writes each batch's totals."""
+        """The folder to which the job writes the totals of each batch."""
         return self.folder / "totals"
 
     @property
     def minutes(self) -> Path:
-        """Where its query of minutes writes those that are over."""
+        """The folder to which its windowed query writes completed minutes."""
         return self.folder / "minutes"
 
     def stage(self) -> str:
-        """How far it is, by what Spark has written into its folders."""
+        """Describe the progress by the files that Spark has written."""
         planned = [int(file.name) for file in (self.folder / "checkpoint" / "offsets").glob("[0-9]*")]
         if planned:
             return f"batch {max(planned)} is under way"
         return "the query starts" if (self.folder / "checkpoint").exists() else "the driver and the executors start"
 
     def submit(self, broker: KafkaBroker, store: S3Server, cluster: StandaloneCluster) -> Child:
-        """Start the job with the connector's jars at hand, so that starting downloads nothing."""
+        """Start the job with local jars of the connector, so that the start downloads nothing."""
         command = [str(spark_home() / "bin" / "spark-submit"), "--master", cluster.url]
         command += ["--jars", ",".join(map(str, connector_jars()))]
         for name, value in self._configuration(store).items():

@@ -13,15 +13,15 @@ __all__ = ["MINUTES", "Difference", "Events", "Ledger", "compare", "make_events"
 Integers = npt.NDArray[np.int64]
 SEED = 20_250_101
 MINUTES = 10
-"""Over how many minutes the events are spread."""
+"""The number of minutes over which the events are spread."""
 _OPEN = 2
-"""How many of these are not over for a query that waits a minute for late events."""
+"""The number of these minutes that stay open in a query with a watermark delay of one minute."""
 _MINUTE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Events in order: the number of each one's key, and its amount."""
+    """Events in order: the key number and the amount of each event."""
 
     keys: Integers
     amounts: Integers
@@ -29,7 +29,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """For every key, by its number: how many events it has, and the sum of their amounts."""
+    """The number of events and the sum of their amounts, by key number."""
 
     counts: Integers
     sums: Integers
@@ -43,12 +43,12 @@ class Ledger:
 
     @staticmethod
     def read(path: Path) -> Ledger:
-        """Read what ``write`` wrote."""
+        """Read a file of ``write``."""
         with np.load(path, allow_pickle=False) as file:
             return Ledger(file["counts"], file["sums"])
 
     def write(self, path: Path) -> None:
-        """Write it to one file, whole or not at all."""
+        """Write the ledger to one file, atomically."""
         partial = path.with_suffix(".partial.npz")
         np.savez(partial, counts=self.counts, sums=self.sums)
         partial.rename(path)
@@ -56,7 +56,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far a count of events is from the ledger: events lost, events doubled, keys whose count or sum is wrong."""
+    """The differences between counts and the ledger: lost and doubled events, keys with a wrong count or sum."""
 
     lost: int
     doubled: int
@@ -70,12 +70,12 @@ def make_events(events: int, keys: int) -> Events:
 
 
 def times_of(events: int) -> Integers:
-    """Return when each event happened, in milliseconds after the first."""
+    """Return the time of each event, in milliseconds after the first."""
     return np.arange(events, dtype=np.int64) * (MINUTES * _MINUTE_MS) // events
 
 
 def minutes_of(events: Events, partitions: int) -> Ledger:
-    """Count and sum the events of the first partition by minute, without those minutes that are not over."""
+    """Count and sum the events of the first partition by minute, without open minutes."""
     own_rows = slice(None, None, partitions)
     minutes = times_of(len(events.keys))[own_rows] // _MINUTE_MS
     expected_ledger = Ledger.of(Events(minutes, events.amounts[own_rows]), MINUTES)

@@ -18,7 +18,7 @@ COLUMNS = ("batch", "rows/s", "lag", "ms", "requests", "misplaced", "standbys", 
 
 
 class LiveView:
-    """A table that follows the run; where the output is no terminal, one line a batch."""
+    """A table that follows the run. If the output is not a terminal, one line per batch."""
 
     def __init__(self, console: Console, events: int) -> None:
         self._console = console
@@ -42,7 +42,7 @@ class LiveView:
         return True
 
     def say(self, text: str) -> None:
-        """Tell something that happened."""
+        """Print an event."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def _table(self, run: Run) -> Table:

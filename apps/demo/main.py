@@ -41,7 +41,7 @@ INTERRUPTED = 130
 
 
 class Demo:
-    """One run in one folder. What it starts is stopped with the stack."""
+    """A run in a folder. Its processes are stopped with the stack."""
 
     def __init__(self, options: argparse.Namespace, folder: Path, console: Console) -> None:
         self._events: int = options.events
@@ -100,7 +100,7 @@ class Demo:
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def _start_servers(self, stack: ExitStack) -> None:
-        """Start them side by side, and wait for the broker alone."""
+        """Start all servers in parallel, and wait only for the broker."""
         self._tell("Starting a Kafka broker, an S3 server, a Spark master and three workers")
         self._goes_on = lambda: "the Kafka broker starts"
         for server in (self._broker, self._store, self._cluster):
@@ -123,7 +123,7 @@ class Demo:
         return producer
 
     def _follow(self, job: Child, producer: Child) -> Run:
-        """Watch the reports until all events are in; meanwhile a worker joins, and another one is killed."""
+        """Watch the reports until all events are processed. Meanwhile start a worker and kill another."""
         reports = ReportFile(self._job.report_file)
         run = Run()
         last_news = time.monotonic()

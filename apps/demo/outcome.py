@@ -15,7 +15,7 @@ __all__ = ["Outcome", "outcome_of"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The figures of ``--json``, in its order, and how many keys and minutes have a wrong count or sum."""
+    """The figures of ``--json`` in order, and the numbers of keys and minutes with a wrong count or sum."""
 
     events: int
     keys: int
@@ -52,7 +52,7 @@ _NOT_FIGURES = ("wrong_keys", "wrong_minutes")
 
 
 def outcome_of(run: Run, ledger: Ledger, difference: Difference, of_minutes: Difference, seconds: float) -> Outcome:
-    """Put the figures together."""
+    """Combine the figures of the run."""
     return Outcome(
         events=int(ledger.counts.sum()),
         keys=len(ledger.counts),

@@ -1,8 +1,8 @@
-"""Send the demo's events to Kafka and write the ledger of what was sent.
+"""Send the demo's events to Kafka and write the ledger of the sent events.
 
     python -m apps.demo.producer BOOTSTRAP TOPIC EVENTS KEYS LEDGER MINUTES
 
-The ledgers of keys and minutes appear once the broker has acknowledged every event and counts as many as were sent.
+The ledgers of keys and minutes are written after the broker has acknowledged every event and reports the same number.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ MINUTE_MS = 60_000
 
 
 def produce(bootstrap: str, topic: str, events: Events) -> int:
-    """Send every event as JSON, spread over the topic's partitions and the last minutes, and wait until all are
-    acknowledged; return how many partitions there are.
+    """Send every event as JSON, and wait until all are acknowledged. Return the number of partitions.
+
+    Events are spread over the topic's partitions and the last minutes.
     """
     # Compressed batches are smaller to hand to the socket, which costs this client more than compressing them.
     producer = KafkaProducer(
@@ -51,12 +52,12 @@ def produce(bootstrap: str, topic: str, events: Events) -> int:
 
 
 def produced_by(producer: Child) -> str:
-    """Return how many events a producer process has sent, from its log."""
+    """Return the number of events that a producer process has sent, from its log."""
     return f"{int(producer.log_tail().rpartition(SENT)[2] or 0):,}"
 
 
 def held_by_broker(bootstrap: str, topic: str) -> int:
-    """Return how many events the broker has in a topic without deletions."""
+    """Return the number of events in a topic without deletions."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap)
     try:
         partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]

@@ -13,7 +13,7 @@ __all__ = ["Batch", "ReportFile", "Run"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the demo shows of one batch that ran. ``moves`` counts those before it, by role and reason."""
+    """The displayed figures of a batch. ``moves`` counts the moves before it, by role and reason."""
 
     version: int
     rows: int
@@ -32,7 +32,7 @@ class Batch:
 
     @property
     def rows_per_second(self) -> float:
-        """Rows over the batch's own time."""
+        """Rows per second of the batch's own time."""
         return self.rows / self.seconds if self.seconds else 0.0
 
 
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def rows(self) -> int:
-        """How many rows the committed batches held."""
+        """The number of rows in committed batches."""
         return sum(batch.rows for batch in self.batches)
 
     @property
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def rows_per_second(self) -> float:
-        """Rows over the time from the first such batch's start to the last one's end."""
+        """Rows per second from the start of the first batch with rows to the end of the last."""
         if not self.filled:
             return 0.0
         first = self.filled[0]
@@ -63,12 +63,12 @@ class Run:
 
     @property
     def requests_per_batch(self) -> float:
-        """Requests to the object store that the batches themselves made, on average over those with rows."""
+        """The average number of requests to the object store per batch with rows, without upkeep."""
         return sum(batch.requests for batch in self.filled) / max(len(self.filled), 1)
 
 
 class ReportFile:
-    """A file that a job appends one JSON line a batch to."""
+    """A file to which a job appends one JSON line per batch."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -76,7 +76,7 @@ class ReportFile:
         self._batches: dict[int, Batch] = {}
 
     def read(self) -> Run:
-        """Return the run with what was appended since the last call; a line still being written waits."""
+        """Return the run with the batches that were appended since the last call. An incomplete line is read later."""
         if self._path.exists():
             with self._path.open("rb") as file:
                 file.seek(self._offset)

@@ -26,7 +26,7 @@ class Waiting:
         self._thread = threading.Thread(target=self._run, name="waiting", daemon=True)
 
     def told(self) -> None:
-        """Be silent for as long again."""
+        """Restart the waiting time."""
         self._last = time.monotonic()
 
     def _run(self) -> None:

@@ -1,13 +1,7 @@
-"""Compute an assignment from a view of the members and tasks.
+"""Compute an assignment from a view of the members and tasks, with a built-in assignor or a user's own.
 
-``high_availability`` follows KIP-441 (warm-ups) and KIP-925 (racks), in these steps:
-
-1. ``owner_target``: the best owners if every copy had caught up.
-2. ``plan_owners``: the owners from now on, and the targets that warm up.
-3. ``standby_target`` and ``plan_standbys``: the same for standbys.
-4. Tasks without state fill the remaining capacity.
-
-Pins and drains hold with every assignor. If another assignor breaks one, ``high_availability`` places these tasks.
+Pins and drains hold with every assignor. If another assignor breaks a pin or drain, ``high_availability`` places the
+task. If a user's code raises an error or returns an invalid assignment, a warning reports it and the query continues.
 """
 
 import functools
@@ -20,15 +14,11 @@ from pathlib import PurePath
 from typing import cast
 
 from riffle_spark.assign.baselines import hash_assignor, sticky_assignor
-from riffle_spark.assign.board import NOBODY, WITH_STATE, WITHOUT_STATE, Board, board_of, is_allowed
-from riffle_spark.assign.explain import Placement, assignment_of, with_moves
+from riffle_spark.assign.board import is_allowed
+from riffle_spark.assign.explain import with_moves
+from riffle_spark.assign.high_availability import high_availability
 from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, MemberId, TaskId, View
-from riffle_spark.assign.owner_goals import Goals, name_of
-from riffle_spark.assign.owner_moves import OwnerPlan, plan_owners
-from riffle_spark.assign.owner_target import owner_target
-from riffle_spark.assign.racks import racks_count, save_traffic
-from riffle_spark.assign.standby_moves import plan_standbys
-from riffle_spark.assign.standby_target import standby_target
+from riffle_spark.assign.owner_goals import name_of
 from riffle_spark.assign.validity import refusals, tasks_with_broken_requests
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import SETTING_LINES, Settings
@@ -59,6 +49,7 @@ def assign(view: View, settings: AssignSettings) -> Assignment:
     {TaskId(group='counts', key_group=0): 'a', TaskId(group='counts', key_group=1): 'b'}
     """
     if view.tasks and not view.members:
+        # Cause: No executor of the query runs, or all of them were lost at once.
         raise ConfigError(
             "There is no live member to place tasks on.",
             remedy="Start an executor, then assign again.",
@@ -85,6 +76,7 @@ def _users_assignment(view: View, settings: AssignSettings, assignor: Assignor) 
     try:
         answer = assignor(view.read_only(), settings)
     except Exception as error:  # noqa: BLE001 - the user's code must not stop the query
+        # Cause: The user's own assignor failed. The last assignment stays, and only tasks without an owner are placed.
         problem = f"[RIFFLE-0770] The assignor raised {_error_text(error, name_of(assignor))}."
         return _last_or_default(view, settings, [problem])
     problems = refusals(view, answer, settings)
@@ -109,6 +101,7 @@ def _with_requests(view: View, answer: Assignment, settings: AssignSettings) -> 
         replace(view, tasks=tuple(task for task in view.tasks if task.id in broken)),
         replace(settings, max_warmup_replicas=max(settings.max_warmup_replicas - running, 0)),
     )
+    # Cause: An operator pinned a key-group or drained a member, and the user's own assignor did not obey.
     warning = (
         "[RIFFLE-0771] The assignor left tasks away from their pin or on a drained member. The default assignor places "
         f"them: {_listed(sorted(broken))}."
@@ -152,69 +145,6 @@ def _last_or_default(view: View, settings: AssignSettings, problems: Sequence[st
     return replace(assignment, warnings=(*(f"{problem} {effect}" for problem in problems), *assignment.warnings))
 
 
-def high_availability(view: View, settings: AssignSettings) -> Assignment:
-    """Return the assignment of KIP-441 and KIP-925 for this view."""
-    requested = settings
-    settings = _allowed_moves(view, settings)
-    racks = racks_count(view, settings)
-    board = board_of(view, WITH_STATE, settings)
-    goals = Goals(board, settings, racks=racks)
-    best_target = goals.improved(owner_target(board, settings, racks=racks))
-    # Owners that must not move get no target elsewhere, so that nothing warms up in vain.
-    owners_stay = goals.missed or requested.moves_at_once == 0
-    target = _unless_kept(board, best_target, replace(settings, rebalance_enable="none") if owners_stay else settings)
-    plan = plan_owners(board, target, settings)
-    if settings is not requested:
-        plan = _all_at_once(board, target, requested) or plan
-    copies = standby_target(board, plan, settings, racks=racks)
-    if racks and settings.rebalance_enable in ("all", "standbys"):
-        save_traffic(copies, settings)
-    standbys = plan_standbys(board, plan, copies, settings)
-    base = [0] * len(board.members)
-    for owner in plan.target:
-        base[owner] += 1
-    stateless = replace(board_of(view, WITHOUT_STATE, settings), base=tuple(base))
-    owners = _place_stateless(stateless, settings, racks=racks)
-    return assignment_of(view, Placement(board, plan, copies, standbys, stateless, owners, goals), settings)
-
-
-def _allowed_moves(view: View, settings: AssignSettings) -> AssignSettings:
-    """Return settings that only place tasks without an owner while there are any, unless the settings allow more."""
-    live = {member.id for member in view.members} | {member.id for member in view.awaited}
-    owned = sum(view.owners.get(task.id) in live for task in view.tasks)
-    if settings.allow_rebalance == "all_owned" and 0 < owned < len(view.tasks):
-        return replace(settings, moves_at_once=0, max_warmup_replicas=0)
-    return settings
-
-
-def _all_at_once(board: Board, target: Sequence[int], settings: AssignSettings) -> OwnerPlan | None:
-    """Return a plan that reaches the target in one rebalance, by standbys in sync that take over; ``None`` if none."""
-    plan = plan_owners(board, target, replace(settings, max_warmup_replicas=0))
-    moved = [t for t, m in enumerate(plan.owners) if board.owners[t] not in (NOBODY, m)]
-    in_sync = all(plan.owners[t] in board.standbys[t] and board.rank(t, plan.owners[t]) == 0 for t in moved)
-    return plan if in_sync and plan.owners == list(target) == plan.target else None
-
-
-def _unless_kept(board: Board, target: list[int], settings: AssignSettings) -> list[int]:
-    """Return the target, or the present owners if owners are not rebalanced."""
-    if settings.rebalance_enable in ("all", "owners"):
-        return target
-    return [
-        incumbent if incumbent >= 0 and board.placeable[incumbent] and board.pins[t] < 0 else target[t]
-        for t, incumbent in enumerate(board.incumbents)
-    ]
-
-
-def _place_stateless(board: Board, settings: AssignSettings, *, racks: bool) -> list[int]:
-    """Place the tasks without state around the target of the others, without warm-ups."""
-    if not board.tasks:
-        return []
-    free = replace(settings, rack_aware_assignment_traffic_cost=1, rack_aware_assignment_non_overlap_cost=0)
-    target = _unless_kept(board, owner_target(board, free, racks=racks), settings)
-    substitute = board.may_own.index(True)
-    return [m if board.live[m] else max(board.owners[t], substitute) for t, m in enumerate(target)]
-
-
 def assign_settings(settings: Settings, drained: Iterable[MemberId] = ()) -> AssignSettings:
     """Return the settings of a query that concern assignment. ``drained`` members are excluded."""
     loaded = with_loaded_assignor(settings)
@@ -246,7 +176,7 @@ def _cached_assignor(path: str) -> Assignor:
 
 
 def _load_assignor(assignor: object) -> Assignor:
-    """Return a user's assignor: a function, an instance, or what a dotted path (``module.name``) names.
+    """Return a user's assignor: a function, an instance, or the object behind a dotted path (``module.name``).
 
     A class is instantiated. Raises ``ConfigError`` if this fails or the result cannot be called.
     """
@@ -285,7 +215,7 @@ def _imported(path: str) -> object:
 def _with_costs(view: View, settings: AssignSettings) -> tuple[AssignSettings, list[str]]:
     """Call the user's cost once for each task and member; return settings with these costs, and warnings.
 
-    Costs that raise are ignored, and so are those of a task that they allow nowhere.
+    If the cost raises, all costs are ignored. If it allows a task on no member, the costs of this task are ignored.
     """
     user_cost = settings.user_cost
     if user_cost is None:
@@ -300,6 +230,7 @@ def _with_costs(view: View, settings: AssignSettings) -> tuple[AssignSettings, l
     nowhere = [str(t.id) for t in view.tasks if all(costs[t.id, m] is None for m in able)]
     warnings = []
     if nowhere:
+        # Cause: user_cost returned None for every member that may own the task.
         warnings.append(f"[RIFFLE-0773] user_cost allows tasks on no member. It is ignored for {_listed(nowhere)}.")
     return replace(settings, user_cost=lambda task, member: costs[task.id, member.id]), warnings
 
@@ -319,7 +250,7 @@ def _error_text(error: Exception, name: str) -> str:
 
 
 def _with_ids_of(view: View, answer: Assignment) -> Assignment:
-    """Return a valid answer with the ids of the view. Equal ids may be NumPy numbers, which JSON refuses."""
+    """Return a valid answer with the ids of the view. Equal ids may be NumPy numbers, and JSON refuses these."""
     ids = {task.id: task.id for task in view.tasks}
     return replace(
         answer,

@@ -1,4 +1,4 @@
-"""The assignors ``sticky`` and ``hash``, which use no warm-ups."""
+"""The assignors ``sticky`` and ``hash``, without warm-ups."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ _IGNORED = ("rebalance_enable", "moves_at_once", "goals", "hard_goals", "user_co
 def sticky_assignor(view: View, settings: AssignSettings) -> Assignment:
     """Return the assignment of the steps of Kafka's StickyAssignor, without waiting for copies.
 
-    1. A member that is back with its copies gets what it owned.
+    1. A member that is back with its copies gets the tasks that it owned.
     2. Every other owner that may stay keeps its tasks.
     3. The rest goes where copies are.
     4. Tasks move until the members are level. Pins are obeyed at once.
 
-    With a rack strategy the flow of ``owner_target`` replaces these steps. Its non-overlap cost then counts against the
+    With a rack strategy the flow of ``owner_target`` replaces the steps. Its non-overlap cost then counts against the
     present owner.
     """
     board = board_of(view, (*WITH_STATE, *WITHOUT_STATE), settings)
@@ -103,5 +103,6 @@ def _placed(view: View, board: Board, owners: list[int], settings: AssignSetting
     ignored = [name for name in _IGNORED if getattr(settings, name) != getattr(defaults, name)]
     if not ignored:
         return assignment
+    # Cause: The assignors sticky and hash follow only their own steps.
     warning = f"[RIFFLE-0775] The assignor {settings.assignor} ignores these settings: {', '.join(ignored)}."
     return replace(assignment, warnings=(*assignment.warnings, warning))

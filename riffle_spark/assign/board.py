@@ -65,7 +65,7 @@ class Board:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Members and tasks in the order of their ids, and the positions of all members and of the live ones."""
+    """Members and tasks in the order of their ids, and the positions of all and of the live members."""
 
     members: tuple[Member, ...]
     tasks: tuple[Task, ...]
@@ -127,7 +127,7 @@ def _order_of(view: View, kinds: Collection[Kind]) -> _Order:
 
 
 def _placeable(order: _Order, settings: AssignSettings) -> tuple[bool, ...]:
-    """Return which members the operator's filters allow; all members if none of the allowed ones is live."""
+    """Return a mask of the members that the operator's filters allow; of all if no allowed member is live."""
     allowed = tuple(is_allowed(member, settings) for member in order.members)
     is_any_there = any(may and member.id in order.live for may, member in zip(allowed, order.members, strict=True))
     return allowed if is_any_there else (True,) * len(allowed)
@@ -141,7 +141,7 @@ def is_allowed(member: Member, settings: AssignSettings) -> bool:
 
 
 def _ranks(view: View, order: _Order, settings: AssignSettings) -> list[tuple[dict[int, int], int]]:
-    """Return, by task, the rank of each member with a copy, and the rank of a member without one.
+    """Return, by task, the rank of each member with a copy, and the rank of a member without a copy.
 
     A member without a copy lacks the whole state. A pointer ranks just before that, an unknown lag after everything.
     """

@@ -1,6 +1,6 @@
 """Compute how many tasks of each group each member should have, with the fewest moves.
 
-Theory of operation. The tasks of one row (a group, or the part of it that may go to the same members) are alike. So the
+Theory of operation. The tasks of a row (a group, or the part of it that may go to the same members) are alike. So the
 question is a flow of units from rows to members with convex costs:
 
     cost of placed[row, member]  store_weight x excess outside [low, high]  +  stops made, for each task lost to others
@@ -110,11 +110,12 @@ class _UnitFlow:
         self._price_all()
 
     def _price_all(self) -> None:
+        """Compute the load of all members and all marginal costs."""
         self.load: Ints = self.demand.base + self.placed.sum(axis=0)
         self.marginals = _Marginals(*self._row_marginals(EVERYWHERE), *self._member_marginals(EVERYWHERE))
 
     def _row_marginals(self, places: Places) -> tuple[Ints, Ints]:
-        """Return the costs of one more and one less unit in each of these places."""
+        """Return the costs of one more and one less unit in each of ``places``."""
         demand = self.demand
         placed = self.placed[places]
         price = self.store_price
@@ -134,7 +135,7 @@ class _UnitFlow:
         return np.where(allowed, more_cost, FORBIDDEN), np.where(may_leave, less, FORBIDDEN)
 
     def _member_marginals(self, places: Places) -> tuple[Ints, Ints]:
-        """Return the costs of one more and one less unit on each member of these places."""
+        """Return the costs of one more and one less unit on each member of ``places``."""
         members = places[1]
         price = self.instance_price
         bounds = self.demand.bounds
@@ -196,7 +197,6 @@ class _UnitFlow:
                 self._carry(member, units)
 
     def cancel_cycles(self) -> None:
-        """Cancel negative cycles until there is none."""
         rows, members = self.placed.shape
         sink = rows + members
         for _ in range(4 * int(self.placed.sum()) + 100):

@@ -168,7 +168,7 @@ def _row_bounds(board: Board, rows: AlikeTasks, fair: Range) -> tuple[Ints, Ints
 
 
 def narrowed(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bounds: Bounds) -> list[FreeSet]:
-    """Narrow each free set of several members to one member with room, the smallest sets first."""
+    """Narrow each free set of several members to a single member with room, the smallest sets first."""
     slots = board.placeable_slots
     narrow = list(free_sets)
     owned = _count_by_row(rows, free_sets)

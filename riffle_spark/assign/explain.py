@@ -19,7 +19,7 @@ __all__ = ["Placement", "assignment_of", "balance_of", "spread_per_slot", "with_
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The results of all steps, by position: one board for tasks with state, one for tasks without."""
+    """The results of all steps, by position: a board for tasks with state, and a board for tasks without."""
 
     board: Board
     owners: OwnerPlan
@@ -95,12 +95,12 @@ def _cost_of(placement: Placement, settings: AssignSettings) -> int:
 
 
 def _memory_warnings(view: View, assignment: Assignment) -> list[str]:
-    """Warn of members that get more copies than fit."""
     sizes: Counter[MemberId] = Counter()
     for task in view.tasks:
         copies = (*assignment.standbys.get(task.id, ()), *assignment.warmups.get(task.id, ()))
         for member in (assignment.owners[task.id], *copies):
             sizes[member] += task.memory_bytes
+    # Cause: The members have too little disk or memory for all owners and standbys.
     return [
         f"[RIFFLE-0776] Member {member.id} gets {sizes[member.id]} bytes of state, but has room for "
         f"{member.memory_bytes}."
@@ -117,11 +117,11 @@ def _filter_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
             for name, pairs in (("include", settings.include), ("exclude", settings.exclude))
             if pairs
         ]
+        # Cause: All executors match exclude, or none of them matches include.
         yield f"[RIFFLE-0777] {' and '.join(filters)} allows no live member, so all members count."
 
 
 def _tag_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
-    """Warn of tags in settings that no member has."""
     members = (*view.members, *view.awaited)
     for name, tags in (
         ("include", [tag for tag, _ in settings.include]),
@@ -131,13 +131,14 @@ def _tag_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
     ):
         for tag in dict.fromkeys(tags):
             if members and all(member.attribute(tag) is None for member in members):
+                # Cause: The tag is misspelled, or no executor reports it.
                 yield f"[RIFFLE-0778] {name} has no effect for the tag {tag}, because no member has it."
 
 
 def _standby_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
-    """Warn if there are too few members for the standbys."""
     count = len(view.members) + len(view.awaited)
     if settings.num_standbys >= count > 0 and any(task.kind == "stateful" for task in view.tasks):
+        # Cause: Each standby of a key-group needs a member of its own, besides the owner.
         yield (
             f"[RIFFLE-0779] num_standbys = {settings.num_standbys}, but {count} members have room for only "
             f"{count - 1} besides the owner."

@@ -1,7 +1,7 @@
 """Find the cheapest target as a min-cost flow on a small network.
 
 Theory of operation (KIP-925, on a smaller network). The cost of a task depends only on the zone of the member (its
-rack), except on the few members where it costs no move. Tasks with the same costs form one class. The network is
+rack), except on the few members that need no move. Tasks with the same costs form one class. The network is
 
     class --cost of the zone--> (row, zone) --0--> (row, member) --> member
     class --cost without the move--> (row, member)               for the members of its free set, and for its copies
@@ -32,7 +32,7 @@ OUT = -1
 class TaskClass:
     """``count`` alike tasks of ``units`` units: edges to zones as (zone, cost, units), to members as (member, cost).
 
-    The units of several edges to one zone cost more and more.
+    If a class has several edges to the same zone, each costs more than the one before.
     """
 
     row: int
@@ -103,7 +103,6 @@ class _Programme:
         return len(self._edges) - 1
 
     def _write_classes(self) -> None:
-        """Add the edges from every class to its zones and single members, and from zones to their members."""
         network = self._network
         places = self._places
         hubs: dict[tuple[int, int], int] = {}
@@ -125,7 +124,6 @@ class _Programme:
                     self._from_zone[row, m] = [self._column(edge)]
 
     def _write_places(self) -> None:
-        """Add the edges that bound each (row, member) and each member."""
         bounds = self._network.bounds
         places = self._places
         low = bounds.low.tolist()
@@ -140,7 +138,6 @@ class _Programme:
             self._column(_Edge(total, OUT, 0, least, highest))
 
     def flow(self) -> Flow:
-        """Solve the programme; return the units of every edge."""
         amounts = self._amounts().tolist()
         to_zone, direct, from_zone = (
             {key: amount for key, columns in edges.items() if (amount := sum(amounts[column] for column in columns))}
@@ -149,6 +146,7 @@ class _Programme:
         return Flow(to_zone, direct, from_zone)
 
     def _amounts(self) -> Ints:
+        """Solve the programme with SciPy. Return the units of every edge as an array."""
         check_importable(
             "scipy.optimize",
             "an assignment by racks or by user_cost",

@@ -64,7 +64,7 @@ class TaskId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a copy of a task reads, in parts.
+    """The input of a copy of a task, in parts.
 
     Attributes: total: the number of parts. local: by rack, how many parts have a replica there. unit: how many parts
         make one whole; 1 if a part is a Kafka partition. later: whether it is read only after the copy takes over.
@@ -86,7 +86,7 @@ NO_TRAFFIC: Final = Traffic()
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task.
+    """A task.
 
     Attributes:
         id: its group and key-group.
@@ -113,7 +113,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member: the folder of an executor.
+    """A member: the folder of an executor.
 
     Attributes:
         id: the name of the folder.
@@ -161,18 +161,8 @@ class View:
     drained: frozenset[MemberId] = frozenset()
     quarantined: Mapping[TaskId, tuple[MemberId, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
-    @property
-    def homes(self) -> Mapping[TaskId, MemberId]:
-        """Return ``prior_owners`` under its earlier name."""
-        return self.prior_owners
-
-    @property
-    def shunned(self) -> Mapping[TaskId, tuple[MemberId, ...]]:
-        """Return ``quarantined`` under its earlier name."""
-        return self.quarantined
-
     def read_only(self) -> "View":
-        """Return a copy whose mappings a user's assignor cannot change."""
+        """Return a copy with mappings that a user's assignor cannot change."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         values["lags"] = {task: MappingProxyType(dict(lags)) for task, lags in self.lags.items()}
         mappings = {name: MappingProxyType(dict(value)) for name, value in values.items() if isinstance(value, Mapping)}
@@ -195,9 +185,9 @@ class AssignSettings:
 
     ``include`` and ``exclude`` are (tag, value) pairs; ``id`` and ``rack`` are tags, too. ``forced_awareness`` maps a
     tag to all the values it should have. ``instance_balance`` and ``store_balance`` are the weights of the two
-    balances; 0 switches one off. ``moves_at_once`` limits the owner moves of one assignment, except forced ones.
-    ``goals`` are in order, built-in goals by name; empty for the assignor's own order. If one of ``hard_goals`` is
-    missed, no owner moves.
+    balances; 0 switches one off. ``moves_at_once`` limits the owner moves of an assignment, except forced ones.
+    ``goals`` are in order, built-in goals by name; empty for the assignor's own order. If a goal of ``hard_goals``
+    is missed, no owner moves.
     """
 
     acceptable_recovery_lag: int = 10_000
@@ -235,7 +225,7 @@ class AssignSettings:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One change of an assignment.
+    """A change of an assignment.
 
     Attributes:
         task: the task that moves.
@@ -277,7 +267,7 @@ class Assignment:
         target: the owner of every task in the end.
         moves: the changes, with their reasons.
         needs_probe: whether to assign again when warm-ups have caught up.
-        probe_reason: what has yet to move.
+        probe_reason: the tasks that have yet to move, in words.
         cost: the cost of reading across racks in the target.
         balance: how even the assignment is.
         warnings: texts for the batch report.

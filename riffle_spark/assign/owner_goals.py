@@ -33,7 +33,7 @@ _MAX_TRIES: Final = 50_000
 
 
 class Goals:
-    """The goals of one assignment in order: those in the settings, then the rest of the assignor's own.
+    """The goals of an assignment in order: the goals in the settings, then the rest of the assignor's own.
 
     ``warnings`` describe missed goals and errors of a user's goal. ``missed`` are the hard goals that are missed.
     """
@@ -81,6 +81,7 @@ class Goals:
             found_target = self._target()
             self._keep_aims(found_target)
         except _GoalError as failed:
+            # Cause: The user's own goal raised an error, or did not return a whole number.
             self.warnings.append(f"[RIFFLE-0781] {failed}. The goals are ignored.")
             self._goals = []
             return target
@@ -185,10 +186,13 @@ class Goals:
         self.missed = tuple(name for name in self._hard if missed.get(name))
         for name, by in missed.items():
             if by and name in self._hard:
+                # Cause: The members, the filters or goals with precedence leave no placement that meets the goal.
                 self.warnings.append(f"[RIFFLE-0782] The hard goal {name} is missed by {by}, so no owner moves.")
             elif by and name not in ("rack", "user"):
+                # Cause: The members, the filters or goals with precedence leave no placement that meets the goal.
                 self.warnings.append(f"[RIFFLE-0783] The goal {name} is missed by {by} in the best target found.")
         if self._tries <= 0:
+            # Cause: The query has many tasks and members, or its goals conflict. The best target so far is used.
             self.warnings.append(f"[RIFFLE-0784] The search for goals stopped after {_MAX_TRIES} tries.")
 
 

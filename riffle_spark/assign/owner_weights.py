@@ -3,8 +3,8 @@
 Theory of operation.
 
 1. Nothing moves while every member's work per slot is within ``balance_band`` of the mean.
-2. Otherwise one task moves from the heaviest to the lightest member, or two tasks are exchanged, whichever levels the
-   two members most. This repeats until all members are within the band, or nothing helps.
+2. Otherwise one task moves from the heaviest to the lightest member, or two tasks are exchanged. The change that
+   levels the two members most is made. This repeats until all members are within the band, or nothing helps.
 3. If places have costs, the cheapest of the changes that bring both members into the band is made.
 """
 
@@ -73,7 +73,6 @@ class _Work:
         return min(allowed, key=lambda m: (self.ratio(m, self.weights[task]), m))
 
     def place(self, task: int, member: int) -> None:
-        """Place a task on a member, or move it there."""
         previous = self.target[task]
         if previous != NOBODY:
             self._load[previous] -= self.weights[task]
@@ -84,7 +83,6 @@ class _Work:
 
     @property
     def mean(self) -> float:
-        """The mean work per slot."""
         return sum(self._load) / sum(self._slots[m] for m in self.able)
 
     def is_within(self, settings: AssignSettings) -> bool:
@@ -108,6 +106,7 @@ class _Work:
         return False
 
     def _level(self, heavy: int, light: int, limit: float, cost: Callable[[int, int], int]) -> bool:
+        """Make the move or exchange that levels two members most, at the lowest cost. Return whether there was one."""
         best: tuple[float, int, float, int, int, int] | None = None
         for t in sorted(self._held[heavy]):
             for u in (NOBODY, *sorted(self._held[light])):

@@ -1,7 +1,7 @@
 """Compute the cost of reading across racks, and move standbys to where it is lower (KIP-925).
 
 KIP-925 swaps pairs of standbys while that helps. Without tags the choice is a flow from tasks to racks, and the result
-is exact. With tags, whose values must stay apart, pairs are swapped.
+is exact. With tags, equal values must stay apart, so pairs are swapped.
 """
 
 from collections import defaultdict
@@ -27,7 +27,7 @@ TIE = 64
 class Zones:
     """Sets of members that cost the same for any task: racks, or single members with a user's costs.
 
-    ``of`` is the zone of each member (-1: none). ``members`` and ``racks`` are those of each zone.
+    ``of`` is the zone of each member (-1: none). ``members`` and ``racks`` are lists per zone.
     """
 
     of: tuple[int, ...]
@@ -176,7 +176,7 @@ class _StandbyCosts:
         return sum(m != owner and not board.is_quarantined(task, m) for m in self._zones.members[zone])
 
     def read(self, task: int, zone: int) -> int:
-        """Return what a standby in a zone reads across racks, in units of the flow's cost."""
+        """Return the cost of a standby's reads across racks in a zone, in units of the flow's cost."""
         traffic = self._copies.board.tasks[task].standby_traffic
         return traffic.parts_read_across(self._zones.racks[zone]) * self._weight // traffic.unit
 

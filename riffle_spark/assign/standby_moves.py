@@ -1,7 +1,7 @@
 """Move standbys from the present to their target.
 
-Standbys are the next most caught-up members after the owner. If the target is not one of them, it warms up, unless
-owners need all warm-ups. A running warm-up of a standby has precedence over a new one of an owner.
+Standbys are the next most caught-up members after the owner. If the target is not among them, it warms up, unless
+owners need all warm-ups. A running warm-up of a standby has precedence over a new warm-up of an owner.
 
 A standby that is a pointer needs no copy. It is at its target at once and never warms up. Its member keeps no copy, so
 a target that warms up to become the owner is not a standby meanwhile.
@@ -28,7 +28,7 @@ class StandbyPlan:
 
 
 def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: AssignSettings) -> StandbyPlan:
-    """Decide which members keep and which members warm up a copy of each task now."""
+    """Return the members that keep and the members that warm up a copy of each task now."""
     tasks = range(len(board.tasks))
     standbys = [_standbys(board, t, plan, copies, settings) for t in tasks]
     missing = [_missing_standbys(board, t, plan.owners[t], copies, standbys[t]) for t in tasks]
@@ -52,7 +52,7 @@ def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: Assig
 def _missing_standbys(
     board: Board, task: int, owner: int, copies: Copies, standbys: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Return (rank, member) of each target standby that is not one of ``standbys`` yet, sorted."""
+    """Return (rank, member) of each target standby that is not among ``standbys`` yet, sorted."""
     missing = [m for m in copies.standbys[task] if m not in standbys and m != owner and board.live[m]]
     return sorted((board.rank(task, m), m) for m in missing)
 
@@ -60,9 +60,10 @@ def _missing_standbys(
 def _owner_warmups(
     board: Board, plan: OwnerPlan, standbys: Sequence[Sequence[int]], limit: int, reserved: int
 ) -> list[list[int]]:
-    """Warm up what owners need. If there is room, keep copies that are ready and wait for other moves.
+    """Start the warm-ups that owners need. If there is room, keep copies that are ready and wait for other moves.
 
-    Running warm-ups have precedence: new ones of owners get no room that ``reserved`` running ones of standbys need.
+    Running warm-ups have precedence: ``reserved`` is the room for running warm-ups of standbys, which new warm-ups of
+    owners do not take.
     """
     warmups: list[list[int]] = [[] for _ in board.tasks]
     needed = [t for t in plan.warm if plan.target[t] not in standbys[t]]

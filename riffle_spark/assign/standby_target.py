@@ -27,7 +27,7 @@ TAKEN = 1 << 60
 
 
 class Copies:
-    """The owners and standbys being placed: who holds what, and how loaded each member is."""
+    """The owners and standbys being placed: the holders of each task, and the load of each member."""
 
     def __init__(self, board: Board, target: Sequence[int], settings: AssignSettings, *, racks: bool) -> None:
         self.board = board
@@ -47,7 +47,10 @@ class Copies:
         self.low, self.high = self._ranges(racks=racks)
 
     def _ranges(self, *, racks: bool) -> tuple[list[int], list[int]]:
-        """Return how many copies each member should have: anything within one a slot where racks are to be saved."""
+        """Return how many copies each member should have.
+
+        If ``racks`` count, the range is one copy per slot wide, so that copies can move to save reads.
+        """
         total = len(self.owners) + self.wanted * len(self.stateful)
         limits = [len(self.owners) if slots else 0 for slots in self.slots]
         crowded = any(load > len(self.stateful) for load in self.load) or total > sum(limits) or self.wanted == 0
@@ -96,7 +99,7 @@ class Copies:
         return lightest
 
     def order(self, task: int, member: int) -> tuple[int, bool, int, int, float, int]:
-        """Return the key by which members that could take a standby are sorted, best first."""
+        """Return the sort key of a member that could take a standby. The best member is first."""
         holders = self.holders(task)
         return (
             self.spread.tag_conflicts(member, holders),
@@ -130,7 +133,7 @@ def standby_target(board: Board, plan: OwnerPlan, settings: AssignSettings, *, r
 
 
 def _keep_standbys(copies: Copies, task: int) -> None:
-    """Leave standbys where they are, those closest to caught up first."""
+    """Leave standbys in place, the closest to caught up first."""
     board = copies.board
     present = sorted(board.standbys[task], key=lambda m: (board.rank(task, m), m))
     for member in present:
@@ -148,7 +151,7 @@ def _may_be_added(copies: Copies, task: int, member: int) -> bool:
 
 def _caught_up_or(copies: Copies, task: int, lagging: int) -> int:
     """Return a member whose caught-up copy is not a standby and shares no more tags with the others than the lagging
-    one. Return the lagging one if there is none.
+    member. Return the lagging member if there is none.
     """
     holders = copies.holders(task)
     conflicts = copies.spread.tag_conflicts
@@ -158,7 +161,6 @@ def _caught_up_or(copies: Copies, task: int, lagging: int) -> int:
 
 
 def _fill_gaps(copies: Copies, task: int) -> None:
-    """Add the standbys that are missing."""
     board = copies.board
     while len(copies.standbys[task]) < copies.wanted:
         holders = copies.holders(task)
@@ -213,6 +215,7 @@ def level(copies: Copies, members: Sequence[int]) -> bool:
 
 
 def _level_once(copies: Copies, members: Sequence[int]) -> bool:
+    """Move one standby from a fuller to an emptier member. Return whether that was possible."""
     load = copies.load
     low = copies.low
     high = copies.high
@@ -246,7 +249,7 @@ def _movable(copies: Copies, giver: int, taker: int) -> int | None:
 
 
 def may_move(copies: Copies, task: int, giver: int, taker: int) -> bool:
-    """Return whether a standby may move from giver to taker, which must not share more tags with the others."""
+    """Return whether a standby may move from giver to taker. The taker must not share more tags with the others."""
     holders = copies.holders(task)
     other_holders = [m for m in holders if m != giver]
     if taker in holders or not copies.board.may_own[taker] or copies.board.is_quarantined(task, taker):

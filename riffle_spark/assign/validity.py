@@ -95,6 +95,8 @@ def refusals(view: View, answer: object, settings: AssignSettings) -> tuple[str,
             problems = (*_type_problems(answer), *violations(view, answer, settings))
         except Exception as error:  # noqa: BLE001 - a field of a wrong type may raise anything
             problems = (f"it cannot be read: {type(error).__name__}: {error}",)
+    # Cause: The user's own assignor returned this. The last assignment stays, and only tasks without an owner are
+    # placed.
     return tuple(f"[RIFFLE-0774] The answer of the assignor is not valid: {problem}." for problem in problems)
 
 

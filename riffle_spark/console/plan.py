@@ -75,7 +75,6 @@ def plan_command(
 
 
 def _scenarios(paths: tuple[Path, ...], strategy: str | None, root_options: Mapping[str, object]) -> Iterator[Scenario]:
-    """Yield the scenarios of files, or that of a root."""
     root = cast("str | None", root_options["root"])
     if root_options["add_racks"] and not root_options["add"]:
         raise click.UsageError("--add-rack requires --add.")

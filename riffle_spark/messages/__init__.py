@@ -1,1 +1,1 @@
-"""What driver and executors say to each other. Plain data."""
+"""The messages between driver and executors. Plain data."""

@@ -64,6 +64,7 @@ def reading(message: str) -> Iterator[None]:
     try:
         yield
     except UNREADABLE as error:
+        # Cause: The driver and an executor run different versions of riffle-spark.
         raise ConflictError(
             f"Cannot read {message} between driver and executors: {type(error).__name__}.",
             remedy="Install the same version of riffle-spark on the driver and all executors, then restart the query. "
@@ -81,7 +82,7 @@ class Watermark(NamedTuple):
 
 
 class LateRule(NamedTuple):
-    """Which rows or keys are late by the watermark of the batch before, and are dropped.
+    """The rule for rows or keys that are late by the watermark of the batch before, and are dropped.
 
     Rows are late by an event-time column, keys by a timestamp column of the key, such as the end of a window.
     ``Receipt.late_rows`` counts rows or distinct keys.
@@ -114,7 +115,7 @@ class Home:
 
     @classmethod
     def from_json(cls, text: str) -> "Home":
-        """Return what ``to_json`` wrote."""
+        """Return the location from the text of ``to_json``."""
         with reading("the location of state"):
             body = json.loads(text)
             return cls(**{**body, "options": StoreOptions(**body["options"]), "live": frozenset(body["live"])})
@@ -122,13 +123,13 @@ class Home:
 
 @dataclass(frozen=True)
 class Order:
-    """One operator's batch: everything that its slots need, except the computation.
+    """The batch of an operator: everything that its slots need, except the computation.
 
     ``slots`` maps a slot's number to its key-groups. ``schema`` is the store's as the log stores it, ``key`` names its
     columns. Rows are routed by the columns ``routed_by``, or by all key columns. With ``by_key`` a row's key-group is
     the hash of its key, otherwise it stands for the row's partition.
 
-    ``entries`` are cut to their last links, which are enough for owners. A slot that needs more reads record
+    ``entries`` are cut to their last links. They are enough for owners. A slot that needs more reads record
     ``sequence`` of the log. So an order stays small however long the chains are. ``newest``: the driver has just seen
     that its base is the newest record, so a copy beyond it belongs to an abandoned attempt and is restored.
     ``standbys`` names, by key-group, members with a copy that could take over at once: a slot without a copy stops.
@@ -137,7 +138,7 @@ class Order:
     the column with the partition number that rows are counted by.
 
     Rows whose event time is not after ``late_watermark_ms`` are late and dropped, by ``watermark`` or by the rule
-    ``late``. With ``whole`` the computation gets all keys of the slot's key-groups, not only those with rows; with
+    ``late``. With ``whole`` the computation gets all keys of the slot's key-groups, not only keys with rows; with
     ``keyless`` it gets the one key 0. Timers of event time are due by ``watermark_ms``, and in the last batch also by
     ``last_pass_ms``. Timers of processing time are due by ``time_ms``. With ``initial``, rows have one more column: the
     columns of the initial state, null for other rows.
@@ -179,7 +180,7 @@ class Order:
 
     @property
     def routing(self) -> tuple[str, ...]:
-        """The columns whose hash is a row's key-group."""
+        """The columns of which the hash gives a row's key-group."""
         return self.routed_by or self.key
 
     @property
@@ -213,7 +214,7 @@ class Order:
 
     @classmethod
     def from_json(cls, text: str, slot: int | None = None) -> "Order":
-        """Return the order that ``to_json`` wrote; for one slot, only with the entries of its key-groups."""
+        """Return the order from the text of ``to_json``. For one slot, it has only the entries of its key-groups."""
         with reading("an order"):
             return cls._read(text, slot)
 
@@ -256,7 +257,7 @@ def fields_of(message: Any) -> dict[str, object]:
 
 
 class Part(NamedTuple):
-    """One key-group's part of a sealed delta, and the time of its earliest timer afterwards (ms)."""
+    """A key-group's part of a sealed delta, and the time of its earliest timer afterwards (ms)."""
 
     key_group: int
     start: int
@@ -268,15 +269,16 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What one attempt of one slot did. Seconds are of a monotonic clock, bytes as sent to or received from the store.
+    """The results and figures of an attempt of a slot.
 
-    ``rows`` counts all rows received, ``late_rows`` those dropped, or keys (``LateRule``). ``timers_fired`` and
-    ``expired`` count timers and elements of state that were due. ``event_time_max_ms`` is the newest event time of all
-    rows. ``dead_rows`` counts dead letters, which are not in ``output_rows``; ``dead_example`` is the error of one.
-    ``missing`` are key-groups without a copy here that a standby has. ``partition_rows`` are (key-group, partition
-    number, rows). ``received`` are the columns key-group and rows; ``user_times`` the columns key-group and
-    microseconds in the user's code, if measured. ``disk`` is the used share and size in bytes of the member's disk,
-    ``memory`` the bytes used by the Python worker and the bytes free. ``error`` is as in ``error_fields``.
+    Seconds are of a monotonic clock, bytes as sent to or received from the store. ``rows`` counts all rows received,
+    ``late_rows`` the dropped rows or keys (``LateRule``). ``timers_fired`` and ``expired`` count timers and elements of
+    state that were due. ``event_time_max_ms`` is the newest event time of all rows. ``dead_rows`` counts dead letters;
+    they are not in ``output_rows``. ``dead_example`` is the error of one. ``missing`` are key-groups without a copy
+    here that a standby has. ``partition_rows`` are (key-group, partition number, rows). ``received`` are the columns
+    key-group and rows; ``user_times`` the columns key-group and microseconds in the user's code, if measured. ``disk``
+    is the used share and size in bytes of the member's disk, ``memory`` the bytes used by the Python worker and the
+    bytes free. ``error`` is as in ``error_fields``.
     """
 
     store: str
@@ -340,7 +342,7 @@ class Receipt:
 def error_fields(error: RiffleError) -> tuple[str, str, str, str, str]:
     """Return an error's class, problem, remedy, place and id for a receipt.
 
-    The class is the nearest one in ``riffle_spark.errors``, because the driver may not know a user's subclass.
+    The class is the nearest class in ``riffle_spark.errors``, because the driver may not know a user's subclass.
     """
     public = next(kind for kind in type(error).__mro__ if kind.__module__ == RiffleError.__module__)
     return public.__name__, error.problem, error.remedy, error.where, error.id

@@ -22,7 +22,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """One copy to bring to its entry's head. It folds the links it lacks, or is fetched as a whole.
+    """A copy to bring to its entry's head. It folds the links it lacks, or is fetched as a whole.
 
     The entry is cut at the head that the copy was reported at, or whole. A copy at another head uses the log's record.
     """
@@ -34,7 +34,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """One copy to remove, if it is still at ``head``; ``None`` for any head."""
+    """A copy to remove, if it is still at ``head``; ``None`` for any head."""
 
     store: str
     key_group: int
@@ -43,7 +43,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOrder:
-    """One key-group of one store to snapshot, at its entry's head or at the newer head of its copy."""
+    """A key-group of a store to snapshot, at its entry's head or at the newer head of its copy."""
 
     store: str
     key_group: int
@@ -52,14 +52,14 @@ class SnapshotOrder:
 
 @dataclass(frozen=True)
 class UpkeepOrder:
-    """The upkeep of one executor in one piece, most urgent first: drops, follows, snapshots.
+    """A piece of upkeep of an executor, most urgent first: drops, follows, snapshots.
 
     ``member`` is the folder (empty: any that the executor has). The piece starts nothing new after ``seconds`` and
     fetches at most ``fetch_bytes`` (``None``: no limit). It continues a half-fetched snapshot where the last piece
     stopped. No copy is started while the disk's used share is above ``disk_limit``. ``sequence`` is the record of the
-    entries, ``schemas`` are those of the stores in the log. ``wipe`` first removes all copies and files of the member.
-    ``measure`` only measures the disk. A piece that has not ended ``timeout_seconds`` after its ``seconds`` is given
-    up.
+    entries, ``schemas`` are the schemas of the stores in the log. ``wipe`` first removes all copies and files of the
+    member. ``measure`` only measures the disk. A piece that has not ended ``timeout_seconds`` after its ``seconds`` is
+    given up.
     """
 
     home: Home
@@ -112,14 +112,14 @@ class UpkeepOrder:
 
 @dataclass(frozen=True, slots=True)
 class UpkeepReceipt:
-    """What one piece did.
+    """The results of a piece of upkeep.
 
     ``copies`` are (store, key-group, version, attempt) of copies that are now at that head. ``missing`` are copies that
-    do not exist; ``damaged`` are those of them that were removed because a file was damaged. ``unfinished`` are (store,
-    key-group, bytes fetched, bytes to fetch); ``failed`` are those of them that had an error or must not be started.
-    ``snapshots`` were written, ``failed_snapshots`` failed. The last ``drops_left`` drops and ``snapshots_left``
-    snapshots were not started. If the piece did not run (``ran``), ``errors`` explain why, or it is ``overdue`` and its
-    outcome is unknown. ``disk`` and ``memory`` are as in a slot's receipt.
+    do not exist; ``damaged`` are the missing copies that were removed because a file was damaged. ``unfinished`` are
+    (store, key-group, bytes fetched, bytes to fetch); ``failed`` are the unfinished copies that had an error or must
+    not be started. ``snapshots`` were written, ``failed_snapshots`` failed. The last ``drops_left`` drops and
+    ``snapshots_left`` snapshots were not started. If the piece did not run (``ran``), ``errors`` explain why, or it is
+    ``overdue`` and its outcome is unknown. ``disk`` and ``memory`` are as in a slot's receipt.
     """
 
     executor: str
@@ -165,6 +165,7 @@ class UpkeepReceipt:
 
 def overdue_receipt(executor: str, seconds: float) -> UpkeepReceipt:
     """Return the receipt of a piece that had not ended after ``seconds``."""
+    # Cause: The Python worker of the piece hangs, or its disk does not answer.
     warning = (
         f"[RIFFLE-0787] A piece of upkeep had not ended after {seconds:g} s and was given up.\n"
         "  What to do: Check the disk and processes of that executor. If they are slow, raise `upkeep_timeout`."

@@ -20,7 +20,7 @@ _SOURCE_ENTRY = re.compile(r"/sources/([0-9]{1,9})/([0-9]{1,18})(?:\.compact)?\Z
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _METADATA_BYTES_MAX = 1 << 16
 _ENTRY_BYTES_MAX = 1 << 28
-"""Limit for an offset-log entry. Those of a hundred thousand Kafka partitions have some MB."""
+"""Limit for an offset-log entry. The entry of a hundred thousand Kafka partitions has some MB."""
 _NO_OFFSET = "-"
 """Spark's text for a source without an offset: the source starts at its usual beginning."""
 _COMMIT = 'v1\n{"nextBatchWatermarkMs":%d}'
@@ -28,7 +28,7 @@ _COMMIT = 'v1\n{"nextBatchWatermarkMs":%d}'
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint folder, by path or URI (``file:``, ``s3:``, ``hdfs:``: what pyarrow supports).
+    """A checkpoint folder, by path or by a URI that pyarrow supports (``file:``, ``s3:``, ``hdfs:``).
 
     ``options`` name an S3-compatible server. All methods raise ``UnavailableError`` if the file system fails.
     """
@@ -45,6 +45,7 @@ class Checkpoint:
         """Return the id of the query. Raises ``ConfigError`` if there is no checkpoint."""
         query_id = self.find_query_id()
         if query_id is None:
+            # Cause: The path is wrong, or the query has never started.
             raise ConfigError(
                 f"{self.shown} is not a checkpoint of a streaming query.",
                 remedy="Give the folder that is set as checkpointLocation. Starting the query once creates it.",
@@ -67,7 +68,7 @@ class Checkpoint:
             return None
 
     def next_batch(self) -> int:
-        """Return the id of the batch that Spark runs next: the last planned one unless it is committed.
+        """Return the id of the batch that Spark runs next: the last planned batch unless it is committed.
 
         Commits after the last planned batch, as in a copy that took one folder after the other, are ignored.
         """
@@ -140,7 +141,7 @@ class Checkpoint:
         Later entries are removed newest first, so that a crash leaves a visible gap. Correct files stay. A commit that
         has to be written gets the watermark that Spark stored with the offsets. Spark also reads the entry of the batch
         before, so ``previous_offsets`` are written if the checkpoint moves forward. With ``runs_again`` the batch
-        before is the last committed one, and Spark runs ``version`` again.
+        before is the last committed batch, and Spark runs ``version`` again.
         """
         return self._reached(lambda: self._restored(version, offsets, previous_offsets, runs_again=runs_again))
 
@@ -163,6 +164,7 @@ class Checkpoint:
     def _restored(
         self, version: int, offsets: str | None, previous_offsets: str | None, *, runs_again: bool
     ) -> list[str]:
+        """Remove and write entries so that Spark runs batch ``version`` + 1 next, or ``version`` if ``runs_again``."""
         committed = version - 1 if runs_again and offsets is not None else version
         steps = self._remove_after("commits", committed) + self._remove_after("offsets", version)
         if version >= 0 and offsets is not None:
@@ -193,6 +195,7 @@ class Checkpoint:
         return [f"wrote {folder}/{batch}"]
 
     def _read(self, files: fs.FileSystem, name: str) -> str | None:
+        """Return the text of a file, or ``None`` if it does not exist."""
         if files.get_file_info(name).type is not fs.FileType.File:
             return None
         with files.open_input_stream(name) as stream:
@@ -207,6 +210,7 @@ class Checkpoint:
         return bytes(data).decode(errors="replace")
 
     def _files(self) -> tuple[fs.FileSystem, str]:
+        """Return pyarrow's file system of the location, and the path in it."""
         location = self.location.replace("s3a://", "s3://")
         if location.startswith("file:") or not _URI.match(location):  # like Spark: "%20" is not decoded
             files = fs.LocalFileSystem()
@@ -218,7 +222,7 @@ class Checkpoint:
             files, base = self._file_system_of_uri(location)
         if not base.strip("/"):
             raise ConfigError(
-                f"{self.shown!r} names no folder.",
+                f"The checkpoint {self.shown!r} has no folder in its path.",
                 remedy="Give the folder that is set as checkpointLocation.",
                 where="--checkpoint",
                 id="RIFFLE-0127",
@@ -240,7 +244,6 @@ class Checkpoint:
         )
 
     def _s3_client(self, options: StoreOptions) -> fs.S3FileSystem:
-        """Return Arrow's client of the S3-compatible server in ``options``."""
         check_endpoint(options.s3_endpoint or "")
         if "//***" in self.shown:
             raise ConfigError(
@@ -288,9 +291,9 @@ def _watermark_in(offsets: str) -> int:
 
 
 def describe_missing_entries(offsets: str | None, newest_entries: Mapping[int, int]) -> str:
-    """Return which file sources lack log entries that an offset-log entry needs, or an empty text.
+    """Describe the file sources that lack log entries for an offset-log entry. Empty text if none does.
 
-    ``newest_entries`` are those of ``Checkpoint.newest_source_entries``. Spark numbers a source that is read twice
+    ``newest_entries`` is the result of ``Checkpoint.newest_source_entries``. Spark numbers a source that is read twice
     once, but its offset appears twice. So from the first repeated offset on, an offset may belong to any source with
     a number up to its own.
     """

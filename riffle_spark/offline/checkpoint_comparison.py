@@ -32,6 +32,7 @@ def describe_mismatch(
 def _describe_batch_mismatch(
     checkpoint: Checkpoint, root: str, tail: Record, records: Mapping[int, Record]
 ) -> tuple[str, str] | None:
+    """Return problem and remedy if the next batch of a checkpoint does not continue the state, else ``None``."""
     batch = checkpoint.next_batch()
     forward = f"move the checkpoint to the state's batch: {rollback_command(root, checkpoint, tail.version)}"
     if batch == tail.version and tail.offsets is not None and checkpoint.offsets(batch) not in (None, tail.offsets):

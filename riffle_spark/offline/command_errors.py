@@ -14,7 +14,7 @@ __all__ = ["machine_clocks", "translated_errors"]
 def translated_errors(log: Log, action: str, conflict: type[RiffleError] = FencedError) -> Iterator[None]:
     """Translate errors of a command that reads a root and appends one record.
 
-    ``action`` is what the command does, as an infinitive. A query that continued meanwhile has taken the record's
+    ``action`` is the action of the command, as an infinitive. A query that continued meanwhile has taken the record's
     number or deleted objects that the command reads. That raises ``conflict``. If the store failed after the record may
     have been written, the error says so.
     """

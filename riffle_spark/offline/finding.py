@@ -14,7 +14,7 @@ Level = Literal["state", "rollback", "unread", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem of an object, store or checkpoint."""
+    """A problem of an object, store or checkpoint."""
 
     level: Level
     where: str
@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The result of one `riffle verify`. ``version`` is the newest batch whose record can be read."""
+    """The result of `riffle verify`. ``version`` is the newest batch whose record can be read."""
 
     records: int
     objects: int

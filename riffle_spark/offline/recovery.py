@@ -56,7 +56,7 @@ def adopt(
 
     Args:
         root: where the state is stored.
-        checkpoint: the ``checkpointLocation`` of the new query, which must have been started once.
+        checkpoint: the ``checkpointLocation`` of the new query. The query must have been started once.
         options: how to reach the object store.
         empty: allow a root without state, and fix its number of key-groups and dispatch.
         key_groups: with ``empty``, the number of key-groups.
@@ -66,7 +66,7 @@ def adopt(
         execute: change the root. Without it nothing is changed.
 
     Returns:
-        The steps, and the offsets at which the query must start.
+        The steps, and the offsets from which the query must start.
 
     Raises:
         ConfigError: the root has no state, the checkpoint is invalid or belongs to the same query, or it is unknown
@@ -130,6 +130,7 @@ def _adopt_draft(base: Record, stamp: Stamp, query_id: str, version: int) -> Rec
 def _check_state(root: str, log: Log, *, empty: bool) -> None:
     """Raise ``ConfigError`` unless the root has state, or has none and ``empty`` is set."""
     if log.tail is None and not empty:
+        # Cause: --root is wrong, or the query has not committed a batch yet.
         raise ConfigError(
             f"{root} holds no state.",
             remedy="Correct --root, or use --empty to start without state.",
@@ -179,6 +180,7 @@ def _check_not_run(log: Log, tail: Record, spark: Checkpoint, version: int, root
         )
     for record in [tail] if tail.query_id == query_id else current_line(log, tail):
         if record.query_id == query_id and record.rollbacks == tail.rollbacks and record.version > version:
+            # Cause: The checkpoint was restored from an older backup.
             raise ConfigError(
                 f"Query {query_id} ran batch {record.version} on this state, but its checkpoint is at batch {version}. "
                 "Rows would be counted twice.",
@@ -200,10 +202,11 @@ def _check_delivered(tail: Record, query_id: str, spark: Checkpoint, root: str, 
         )
     if is_confirmed or next_batch > tail.version or not any(link.rows for _, link in tail.outputs):
         return
+    # Cause: With `deliver_after_commit` the sink gets a batch after its commit. The query stopped in between.
     raise ConfigError(
         f"The output of batch {tail.version} may be undelivered, and only query {tail.query_id} can deliver it.",
         remedy="Start that query once more, then pass its checkpoint with --previous CHECKPOINT. Or check that the "
-        f"sink has delivery {tail.query_id}/{tail.line}/{tail.version}, and pass --delivered.",
+        f"sink has delivery {tail.query_id}/{tail.delivery_rollbacks}/{tail.version}, and pass --delivered.",
         where=root,
         id="RIFFLE-0138",
     )
@@ -241,6 +244,7 @@ def rollback(
     spark = Checkpoint(checkpoint, options)
     tail = log.open(broken=True)
     if tail is None:
+        # Cause: --root is wrong, or the query has not committed a batch yet.
         raise ConfigError(
             f"{root} holds no state.",
             remedy="Correct --root.",
@@ -292,23 +296,23 @@ def _rollback_draft(target: Record, tail: Record, query_id: str, *, runs_again: 
         target=target.sequence,
         promised=tail.promised,
         members=tail.members,
-        delivers_as=target.line if runs_again else None,
+        delivers_as=target.delivery_rollbacks if runs_again else None,
         orders=tail.orders if same_key_groups else without_key_groups(tail.orders),
     )
 
 
 def _is_intact(log: Log, tail: Record) -> bool:
-    """Return whether ``tail`` is the newest record itself, whose promise then holds.
+    """Return whether ``tail`` is the newest record itself. Then its promise holds.
 
-    If the newest one is damaged, ``tail`` is an older one. The damaged one may have let objects go, so their presence
-    is checked again once the rollback's record keeps other drivers out.
+    If the newest record is damaged, ``tail`` is an older record. The damaged record may have released objects, so their
+    presence is checked again once the rollback's record keeps other drivers out.
     """
     return any(record.commit_id == tail.commit_id for record in read_intact(log, [tail.sequence]).values())
 
 
 @contextmanager
 def _half_done_errors(target: Record, way_back: str) -> Iterator[None]:
-    """Add what was done to an error of a rollback whose record is already in the log."""
+    """Describe the finished steps in an error of a rollback that is already in the log."""
     try:
         yield
     except (CorruptStateError, RefusedError, UnavailableError) as error:
@@ -340,6 +344,7 @@ def _check_sources(spark: Checkpoint, target: Record, root: str) -> None:
     """Raise ``ConfigError`` if a file source's log ends before ``target``: it cannot be moved forward."""
     missing = describe_missing_entries(target.offsets, spark.newest_source_entries())
     if missing:
+        # Cause: A file source lists the files that it has read in the checkpoint. This list ends before that batch.
         raise ConfigError(
             f"{spark.shown} cannot move to batch {target.version} (record {target.sequence}): {missing}.",
             remedy="Restore a newer checkpoint, or find an older batch that fits: "
@@ -370,9 +375,11 @@ def _stamp() -> Stamp:
 
 
 def _check_present(objects: ObjectStore, needed: Iterable[str]) -> None:
+    """Raise ``CorruptStateError`` if a needed object is missing."""
     names = sorted(needed)
     missing = [name for name, exists in zip(names, in_parallel(objects.exists, names), strict=True) if not exists]
     if missing:
+        # Cause: A person or a lifecycle rule deleted them, or the batch is no longer retained.
         raise CorruptStateError(
             f"{len(missing)} objects of this batch's state are missing.",
             remedy="Choose a newer batch.",

@@ -1,4 +1,4 @@
-"""Move one store's state to other shards.
+"""Move a store's state to other shards.
 
 Theory of operation:
 
@@ -47,7 +47,7 @@ _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
 class SharedKey(Exception):
-    """A key has state in two shards that would become one. ``key`` shows its columns."""
+    """A key has state in two shards that would be merged. ``key`` shows its columns."""
 
     def __init__(self, key: str, shards: tuple[int, int]) -> None:
         super().__init__(key, shards)
@@ -79,7 +79,7 @@ def resharded(
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Create a private temporary folder, for rows that are not encrypted in it. Remove it and abandoned ones.
+    """Create a private temporary folder, for rows that are not encrypted in it. Remove it and abandoned folders.
 
     A folder's owner holds a lock, so folders of killed processes are recognised, also across containers. Raises
     ``ConfigError`` if the disk refuses.
@@ -174,7 +174,6 @@ class _Runs:
             self.write()
 
     def write(self) -> None:
-        """Write the buffer as a run."""
         if not self._buffer:
             return
         rows = pa.concat_tables(self._buffer)
@@ -190,7 +189,6 @@ class _Runs:
         return [int(target) for target in np.unique(np.concatenate(targets))] if targets else []
 
     def rows_of(self, target: int) -> pa.Table:
-        """Return a target's rows of all runs."""
         batches: list[pa.RecordBatch] = []
         for run in self._runs:
             first, end = np.searchsorted(run.targets, [target, target + 1]).tolist()
@@ -215,7 +213,7 @@ def _write_run(path: Path, rows: pa.Table) -> npt.NDArray[np.int32]:
 
 
 def read_state(schema: StoreSchema, key_group: int, entry: Entry, reader: Reader, folder: Path) -> pa.Table:
-    """Return one shard's whole state with a snapshot's columns, in no particular order. Uses files in ``folder``."""
+    """Return the whole state of a shard with a snapshot's columns, in no particular order. Uses files in ``folder``."""
     with tempfile.TemporaryDirectory(dir=folder) as copy_folder:
         states = restored(schema, {key_group: entry}, reader, Path(copy_folder))
         return states.get(key_group, schema.part_schema().empty_table())

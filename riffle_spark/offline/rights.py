@@ -26,6 +26,7 @@ def iam_policy(
         _check_key(kms_key, partition)
     scheme, _, place = normalised(root).partition("://")
     if scheme != "s3" or set("*?$") & set(place):
+        # Cause: The root is not in S3, or has characters that an IAM policy reads as wildcards.
         raise ConfigError(
             f"Cannot make a policy for root {root}.",
             remedy="Use a root in S3 without *, ? and $.",
@@ -61,6 +62,7 @@ def _check_key(kms_key: str, partition: str) -> None:
     """Raise ``ConfigError`` for an alias or key id: IAM grants rights on a key by its ARN only."""
     match = _KEY_ARN.match(kms_key)
     if match is None or match[1] != partition:
+        # Cause: IAM grants rights on a key by its ARN only, not by a key id or an alias.
         raise ConfigError(
             f"{kms_key!r} is not the ARN of a key in AWS partition {partition}.",
             remedy=f"Use arn:{partition}:kms:REGION:ACCOUNT:key/ID, as aws kms describe-key --key-id alias/NAME prints "

@@ -48,6 +48,7 @@ def offsets_before(log: Log, target: Record) -> str | None:
 
 def _promised_record(log: Log, tail: Record, sequence: int) -> Record:
     if not tail.promised <= sequence <= tail.sequence:
+        # Cause: Retention deleted the older records.
         raise ConfigError(
             f"Cannot roll back to record {sequence}: only records {tail.promised} to {tail.sequence} are retained.",
             remedy="Choose one of these records. Raise retained_versions to keep more in future.",
@@ -67,6 +68,7 @@ def _newest_record_of(log: Log, tail: Record, version: int) -> Record:
             return record
         versions.add(record.version)
     retained = f"between {min(versions)} and {max(versions)}" if versions else "none"
+    # Cause: Retention deleted the records of this batch, or they are damaged.
     raise ConfigError(
         f"Cannot roll back to batch {version}: no intact record of it is retained. Retained batches: {retained}.",
         remedy="Choose a retained batch. Raise retained_versions to keep more in future.",
@@ -76,7 +78,7 @@ def _newest_record_of(log: Log, tail: Record, version: int) -> Record:
 
 
 def current_line(log: Log, tail: Record) -> Iterator[Record]:
-    """Yield the intact records from ``tail`` back, without those that a rollback gave up.
+    """Yield the intact records from ``tail`` back, without records that a rollback discarded.
 
     Reads records by number, because a LIST that lags might omit a rollback. Reads ahead in growing blocks.
     """
@@ -94,7 +96,7 @@ def current_line(log: Log, tail: Record) -> Iterator[Record]:
 
 
 def _fitting_records(log: Log, sequences: Sequence[int]) -> Iterator[tuple[int, Record]]:
-    """Yield the intact records, with their numbers, whose full record is intact and fits."""
+    """Yield the intact records with an intact and fitting full record, and their numbers."""
     records = read_intact(log, sequences)
     fulls = records | read_intact(log, sorted({record.full for record in records.values()} - {*sequences}))
     for sequence in sequences:

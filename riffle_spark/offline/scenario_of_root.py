@@ -56,9 +56,10 @@ def sizes_of_root(root: str, options: StoreOptions | None = None) -> RootState:
 def scenario_of_root(root: str, settings: Settings, changes: Changes, options: StoreOptions | None = None) -> Scenario:
     """Return the scenario of the query below a root, with ``changes`` as an event.
 
-    ``settings`` are the query's: the log stores only those that were changed live. There are at least as many standbys
-    as the newest record lists. Owners have their copies. Standbys count as caught up, because the log does not store
-    lags. Raises ``ConfigError`` for a root without state or members, for ``hashed`` dispatch, and for unknown names.
+    ``settings`` are the query's: the log stores only settings that were changed live. There are at least as many
+    standbys as the newest record lists. Owners have their copies. Standbys count as caught up, because the log does not
+    store lags. Raises ``ConfigError`` for a root without state or members, for ``hashed`` dispatch, and for unknown
+    names.
     """
     log, tail = _open_log(root, options)
     if tail.dispatch == "hashed":
@@ -94,7 +95,7 @@ def scenario_of_root(root: str, settings: Settings, changes: Changes, options: S
 
 
 def _task_names(tail: Record, tasks: Sequence[Task]) -> dict[TaskId, str]:
-    """Return the name of each task: its key-group or partition, and its group unless there is only one."""
+    """Return the name of each task: its key-group or partition, and its group if there are several."""
     names = {}
     for task in tasks:
         name = str(task.id.key_group)
@@ -109,6 +110,7 @@ def _open_log(root: str, options: StoreOptions | None) -> tuple[Log, Record]:
     log = Log(open_store(root, options or StoreOptions()), root)
     tail = log.open()
     if tail is None:
+        # Cause: --root is wrong, or the query has not committed a batch yet.
         raise ConfigError(
             f"{root} holds no state.", remedy="Name the root of a query that has run.", where=root, id="RIFFLE-0151"
         )
@@ -116,7 +118,7 @@ def _open_log(root: str, options: StoreOptions | None) -> tuple[Log, Record]:
 
 
 def recorded_members(log: Log, tail: Record) -> tuple[RecordedMember, ...]:
-    """Return the members of the newest full record, and later owners and standbys, of which only the name is known."""
+    """Return the members of the newest full record, and later owners and standbys, known only by name."""
     full = tail if tail.full == tail.sequence else log.read(tail.full)
     members = {member.id: member for member in (tail.members or full.members)}
     standbys = {holder for holders in tail.standbys.values() for holder in holders}
@@ -126,7 +128,7 @@ def recorded_members(log: Log, tail: Record) -> tuple[RecordedMember, ...]:
 
 
 def _groups(tail: Record, settings: Settings, root: str) -> Groups:
-    """Return the co-location groups of the root's stores and of the caches in ``settings``, which the log omits.
+    """Return the co-location groups of the root's stores and of the caches in ``settings``. The log omits caches.
 
     Raises ``ConfigError`` if the owners in the log have other groups.
     """

@@ -79,7 +79,7 @@ def switch_dispatch(
 
     Raises:
         ConfigError: the root has no state, or the switch is impossible.
-        ConflictError: a key has state in two partitions that would become one, or the query continued meanwhile.
+        ConflictError: a key has state in two partitions that would be merged, or the query continued meanwhile.
 
     Example:
         >>> switch_dispatch("s3://bucket/state/visits", "key_group", key_groups=512)  # doctest: +SKIP
@@ -90,6 +90,7 @@ def switch_dispatch(
     log = Log(objects, root, machine_clocks)
     tail = log.open()
     if tail is None:
+        # Cause: --root is wrong, or the query has not committed a batch yet.
         raise ConfigError(
             f"{root} holds no state.",
             remedy="Correct --root. A new query needs no switch: set dispatch before its first batch.",
@@ -132,6 +133,7 @@ def switch_keys(
     log = Log(objects, root, machine_clocks)
     tail = log.open()
     if tail is None:
+        # Cause: --root is wrong, or the query has not committed a batch yet.
         raise ConfigError(f"{root} holds no state.", remedy="Correct --root.", where=root, id="RIFFLE-0155")
     with translated_errors(log, "count the parts of the state by key", ConflictError):
         steps = _count_by_key(objects, tail, log.manifest)
@@ -190,6 +192,7 @@ def _count_by_key(objects: ObjectStore, tail: Record, manifest: Manifest) -> lis
 
 
 def _check_change(tail: Record, dispatch: str, total: int) -> None:
+    """Raise ``ConfigError`` for an unknown dispatch, an invalid number, or a change without effect."""
     if dispatch not in DISPATCHES:
         raise ConfigError(
             f"Unknown dispatch {dispatch!r}.",
@@ -201,7 +204,7 @@ def _check_change(tail: Record, dispatch: str, total: int) -> None:
     if (tail.dispatch, tail.total) == (dispatch, total):
         raise ConfigError(
             f"The state already has dispatch {dispatch} with {total} key-groups.",
-            remedy="Start the query.",
+            remedy="Start the query, because nothing needs to be switched.",
             where="--to",
             id="RIFFLE-0158",
         )
@@ -209,8 +212,6 @@ def _check_change(tail: Record, dispatch: str, total: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Switch:
-    """One switch of the state of record ``tail``."""
-
     objects: ObjectStore
     tail: Record
     dispatch: str
@@ -268,6 +269,7 @@ class _Switch:
         )
 
     def _moved(self, schema: StoreSchema, entries: Mapping[int, Entry], new_shards: NewShards) -> dict[int, Entry]:
+        """Return the entries of a store in its new shards, each with a new snapshot."""
         reader = Reader(self.objects, self.keys)
         with scratch_folder() as folder:
             try:
@@ -289,6 +291,7 @@ class _Switch:
         return Entry(self._put(schema, key_group, schema.sealed(rows)), timer_ms=entry.timer_ms)
 
     def _put(self, schema: StoreSchema, shard: int, rows: pa.Table) -> Snapshot:
+        """Return the snapshot of a shard. With ``execute``, write its object."""
         attempt = f"{self.tail.epoch + 1}-{uuid.uuid4().hex}"
         head = Head(self.tail.version, attempt)
         data = part_codec.encode(rows, schema.due)

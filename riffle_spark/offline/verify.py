@@ -31,7 +31,7 @@ __all__ = ["Finding", "Verified", "verify"]
 
 _RESTORE = "Restore it from a backup, or roll back to a batch that does not need it (riffle rollback)."
 _GAP_MAX = 100
-"""Records looked for or reported one by one in a gap of the log's numbers."""
+"""Limit of records that are looked for or reported individually in a gap of the log's numbers."""
 
 
 class _Part(NamedTuple):
@@ -44,7 +44,7 @@ class _Part(NamedTuple):
 
 @dataclass(slots=True)
 class _Verification:
-    """The root, what was read of it, and the findings so far."""
+    """The root, the parts of it that were read, and the findings so far."""
 
     objects: ObjectStore
     names: Sequence[str]
@@ -63,7 +63,6 @@ class _Verification:
 
     @property
     def tail(self) -> Record | None:
-        """The newest record that could be read."""
         return self.records[max(self.records)] if self.records else None
 
 
@@ -109,7 +108,7 @@ def verify(
 
 
 def _read_log(verification: _Verification, root: str) -> None:
-    """Read all records, and note what does not belong to the log."""
+    """Read all records, and note foreign objects in the log."""
     names = verification.names
     sequences = sorted(s for s in map(paths.record_sequence, names) if s is not None)
     foreign = [name for name in names if paths.parse(name) is None and paths.record_sequence(name) is None]
@@ -161,7 +160,7 @@ def _read_record(verification: _Verification, sequence: int) -> CorruptStateErro
 
 
 def _lost_below(verification: _Verification, first: int, tail: Record | None) -> set[int]:
-    """Return the records before the log's first one that the newest one promises, or that other records need."""
+    """Return the records before the log's first that the newest record promises, or that other records need."""
     if tail is None:
         return set()
     promised = [record for record in verification.records.values() if record.sequence >= tail.promised]
@@ -270,7 +269,7 @@ def _check_links(
     levels: Mapping[_Part, Level],
     schemas: Mapping[str, StoreSchema],
 ) -> None:
-    """Check the parts of one run, with one GET."""
+    """Check the parts of a run, with one GET."""
     try:
         fetched = reader.fetched(run)
     except CorruptStateError as error:
@@ -299,7 +298,6 @@ def _worst(levels: Iterable[Level]) -> Level:
 def _check_snapshot(
     verification: _Verification, address: Address, snapshot: Snapshot, level: Level, schemas: Mapping[str, StoreSchema]
 ) -> str:
-    """Check a snapshot, and return its name."""
     name = paths.snapshot(*address, snapshot.id)
     data = verification.objects.get(name, 0, snapshot.length + 1)
     if data is None:

@@ -1,4 +1,4 @@
-"""Users' computations as computations on a store: the store's columns, and what a slot does with each kind."""
+"""Users' computations as computations on a store: the store's columns, and a slot's calls for each kind."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class SlotState(Protocol[Result_co]):
-    """The input of one slot and the state of its keys."""
+    """The input of a slot and the state of its keys."""
 
     def over_tables(self, schema: PlainColumns, compute: BlockComputation) -> Result_co:
         """Read the state of all touched keys and call ``compute`` once, or once per key-group if so declared.
@@ -42,7 +42,7 @@ class SlotState(Protocol[Result_co]):
         ...
 
     def over_elements(self, schema: VariableColumns, compute: ElementComputation) -> Result_co:
-        """Read the elements of all touched keys and those that are due, and call ``compute`` once."""
+        """Read the elements of all touched keys and all due elements, and call ``compute`` once."""
         ...
 
 
@@ -80,11 +80,12 @@ class _BlockStore:
 
 
 def check_names(store: str, names: Iterable[str], reserved: Collection[str] = ()) -> None:
-    """Raise ``ConfigError`` for column names that are reserved: internal ones, and these."""
+    """Raise ``ConfigError`` for reserved column names: internal names, and ``reserved``."""
     for name in names:
         if name in reserved or name.lower().startswith(_RESERVED_PREFIX):
+            # Cause: riffle stores columns of its own under such names.
             raise ConfigError(
-                f"Column name {name!r} is reserved",
+                f"Column name {name!r} is reserved.",
                 remedy="Rename the column.",
                 where=store,
                 id="RIFFLE-0194",
@@ -97,14 +98,14 @@ def _check_due(store: str, key: pa.Schema, declared: Declared, due: str) -> None
     type = columns.field(due).type if due in columns.names else None
     if type is None or not can_be_due(type):
         raise ConfigError(
-            f"due = {due!r} is a column of type {type}" if type else f"due = {due!r} is not a state or key column",
+            f"due = {due!r} is a column of type {type}." if type else f"due = {due!r} is not a state or key column.",
             remedy="Use a column of timestamps (ms, us or ns), or of milliseconds as pa.int64().",
             where=store,
             id="RIFFLE-0195",
         )
     if declared.time_mode == "None":
         raise ConfigError(
-            f"due = {due!r} is set, but time_mode is not",
+            f"due = {due!r} is set, but time_mode is not.",
             remedy="Set time_mode to 'EventTime' (the watermark) or 'ProcessingTime' (the batch's time).",
             where=store,
             id="RIFFLE-0196",
@@ -151,7 +152,7 @@ def on_store(compute: Computation, store: str) -> StoreComputation:
     if isinstance(compute, BlockComputation):
         return _BlockStore(compute)
     raise ConfigError(
-        f"compute = {compute!r} is not a computation",
+        f"compute = {compute!r} is not a computation.",
         remedy="Pass aggregate(...), arrow_function(...), or an object with declare and __call__, over_elements or "
         "processing.",
         where=store,

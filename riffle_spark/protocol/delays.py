@@ -28,7 +28,7 @@ class Delays(Generic[Key]):
         self._delays: dict[Key, _Delay] = {}
 
     def record_failure(self, key: Key, now: float) -> float:
-        """Record one more failure; return the delay in seconds."""
+        """Record a failure; return the delay in seconds."""
         delay = self._delays.get(key)
         if delay and self._forgotten_after is not None and now > delay.until + self._forgotten_after:
             self.forget(key)

@@ -2,7 +2,7 @@
 
 1. Upper and lower case are the same unless ``spark.sql.caseSensitive`` is set.
 2. ``s.x`` is field x of column s, unless a column has that whole name.
-3. Spark allows several columns of one name. Inside, each gets a unique name.
+3. Spark allows several columns with the same name. Inside, each gets a unique name.
 """
 
 import re
@@ -19,7 +19,7 @@ _PARTS = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 
 
 class Column(NamedTuple):
-    """A column of an operator: its inner name, and its path: a column, or fields below one."""
+    """A column of an operator: its inner name, and its path: a column, or a column and fields below it."""
 
     name: str
     path: tuple[str, ...]
@@ -37,11 +37,14 @@ class Input(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Return whether all columns are those of the input, under their names."""
+        """Return whether all columns are columns of the input, under their names."""
         return not self.fields and all(inner == name for inner, name in self.shown.items())
 
     def with_fields(self, columns: Sequence[Column]) -> "Input":
-        """Return the input with those of ``columns`` that are struct fields. Raises ``ConfigError`` for equal names."""
+        """Return the input with the struct fields among ``columns`` as columns.
+
+        Raises ``ConfigError`` for equal names.
+        """
         added = [column for column in dict.fromkeys(columns) if column.path[1:] and column not in self.fields]
         check_fields([*self.fields, *added])
         kinds = [pa.field(column.name, _type_of(self.rows, column.path)) for column in added]
@@ -49,12 +52,12 @@ class Input(NamedTuple):
 
 
 def is_same_name(first: str, second: str, *, case_sensitive: bool) -> bool:
-    """Return whether two names are the same to Spark, which compares them in lower case (``ß`` is not ``SS``)."""
+    """Return whether two names are the same to Spark. Spark compares them in lower case (``ß`` is not ``SS``)."""
     return first == second or (not case_sensitive and first.lower() == second.lower())
 
 
 def check_fields(columns: Collection[Column]) -> None:
-    """Raise ``ConfigError`` for two fields of one name."""
+    """Raise ``ConfigError`` for two fields with the same name."""
     names = [column.name for column in columns]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -79,7 +82,7 @@ def input_of(rows: pa.Schema) -> Input:
 
 
 def column_of(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = False) -> Column:
-    """Return the column of this name. Raises ``ConfigError`` if there is none, or more than one."""
+    """Return the column of this name. Raises ``ConfigError`` if there is none, or if there are several."""
     column = find_column(name, rows, where, case_sensitive=case_sensitive)
     if column is None:
         raise ConfigError(
@@ -92,7 +95,7 @@ def column_of(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = 
 
 
 def find_column(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = False) -> Column | None:
-    """Return the column of this name, if there is one. Raises ``ConfigError`` if there is more than one."""
+    """Return the column of this name, or ``None``. Raises ``ConfigError`` if there are several."""
     column = _resolve(name, rows, where, case_sensitive=case_sensitive)
     if column is not None and column.path[1:] and column.name in rows.names:
         raise ConfigError(
@@ -105,9 +108,9 @@ def find_column(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool 
 
 
 def source_of(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = False) -> Column | None:
-    """Return the column of this name, if there is one, under an inner name that no column has.
+    """Return the column of this name, or ``None``, under an inner name that no column has.
 
-    It is read but not shown to the user. Raises ``ConfigError`` if there is more than one.
+    It is read but not shown to the user. Raises ``ConfigError`` if there are several.
     """
     column = _resolve(name, rows, where, case_sensitive=case_sensitive)
     if column is None or not column.path[1:]:
@@ -119,6 +122,7 @@ def source_of(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = 
 
 
 def _resolve(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool) -> Column | None:
+    """Return the column of a name, or the struct field of a dotted path. ``None`` if there is none."""
     whole = _match(name, rows.names, name, where, case_sensitive=case_sensitive)
     if whole is not None:
         return Column(whole, (whole,))
@@ -135,14 +139,14 @@ def _resolve(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool) ->
 
 
 def _parts(name: str) -> list[str]:
-    """Return the parts of a name between dots; text in backticks is one part. An invalid name has none."""
+    """Return the parts of a name between dots; text in backticks is a single part. An invalid name has none."""
     parts = [quoted.replace("``", "`") or plain for quoted, plain in _PARTS.findall(name)]
     is_whole_name = ".".join(match.group() for match in _PARTS.finditer(name)) == name
     return parts if is_whole_name else []
 
 
 def _match(part: str, names: Sequence[str], name: str, where: str, *, case_sensitive: bool) -> str | None:
-    """Return which of ``names`` is the same to Spark. Raises ``ConfigError`` if several are."""
+    """Return the element of ``names`` that is the same name to Spark. Raises ``ConfigError`` if several are."""
     matches = [candidate for candidate in names if is_same_name(candidate, part, case_sensitive=case_sensitive)]
     if len(matches) > 1:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Describe one stateful operator after its input is known."""
+"""Describe a stateful operator after its input is known."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ TIMERS: Final = "timers"
 
 @dataclass(frozen=True)
 class Operator:
-    """A store, its computation, and what the computation declared for the input.
+    """A store, its computation, and the declarations of the computation for the input.
 
     A store that is not ``durable`` is a cache: it has no objects, and is empty wherever there is no copy. ``read_by``
     is the column with the partition number that rows are counted by. ``watermark`` makes rows late by our own
@@ -60,14 +60,14 @@ class Operator:
 
     @property
     def results(self) -> Mapping[str, str]:
-        """What the state of each result holds, and the time mode of a store of variables; nothing for user code."""
+        """The meaning of each result's state, and the time mode of a store of variables. Empty for user code."""
         if self.declared.variables is None or self.declared.time_mode == "None":
             return self.declared.meanings
         return {**self.declared.meanings, TIMERS: f"times by {self.declared.time_mode}"}
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """The input columns whose values it compares, except those of ``order_by``."""
+        """The input columns that it compares by value, without the columns of ``order_by``."""
         return self.compute.compared if isinstance(self.compute, NamesColumns) else ()
 
     @property
@@ -164,7 +164,7 @@ def operator_of(
 
 
 def _check_order_type(name: str, kind: pa.DataType, store: str) -> None:
-    """Raise ``ConfigError`` for an ``order_by`` column with lists or maps, which Arrow cannot sort."""
+    """Raise ``ConfigError`` for an ``order_by`` column with lists or maps, because Arrow cannot sort them."""
     if any(pa.types.is_nested(inner) and not pa.types.is_struct(inner) for inner in _with_inner(kind)):
         raise ConfigError(
             f"order_by cannot use column {name!r} of type {kind}.",
@@ -192,7 +192,7 @@ def _on_columns(
 
 
 def _check_repeated(store: str, declared: Declared, rows: pa.Schema) -> None:
-    """Raise ``ConfigError`` if a function on Arrow tables would get two columns of one name."""
+    """Raise ``ConfigError`` if a function on Arrow tables would get two columns with the same name."""
     twice = sorted({name for name in rows.names if rows.names.count(name) > 1})
     if twice and declared.columns is None and declared.variables is None:
         raise ConfigError(

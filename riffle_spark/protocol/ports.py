@@ -42,7 +42,7 @@ RacksOf = Callable[[Sequence[tuple[str, str, "str | None"]]], Mapping[str, "str 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Executor:
-    """One live executor: Spark's id, its host, and how many tasks it runs at once (``cores``)."""
+    """A live executor: Spark's id, its host, and how many tasks it runs at once (``cores``)."""
 
     id: str
     host: str
@@ -51,9 +51,9 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class IncomingBatch:
-    """One micro-batch as Spark passes it to the driver. Times are milliseconds since the epoch.
+    """A micro-batch as Spark passes it to the driver. Times are milliseconds since the epoch.
 
-    ``offsets`` is the entry of Spark's offset log as text, ``offsets_before`` the one of the batch before, if this is
+    ``offsets`` is the entry of Spark's offset log as text, ``offsets_before`` the entry of the batch before, if this is
     the first batch of a run. ``input_digest`` is a digest of the rows if the offset log cannot be read. ``run_id``
     changes with each start of the query. ``watermark_ms`` is Spark's watermark. With ``available_now`` the query ends
     with the available rows; ``last_pass_ms`` is then the watermark of this batch's own rows, computed by the driver.
@@ -78,7 +78,7 @@ class IncomingBatch:
 
 @dataclass(frozen=True, slots=True)
 class SlotPlace:
-    """One slot: its number, the executor that should run it, and the key-groups it serves."""
+    """A slot: its number, the executor that should run it, and the key-groups it serves."""
 
     number: int
     executor: str
@@ -209,7 +209,7 @@ class Cluster(Protocol):
         ...
 
     def planned(self, executors: Sequence[str]) -> frozenset[str]:
-        """Return which of these lost executors were removed on purpose."""
+        """Return the lost executors that were removed on purpose."""
         ...
 
 
@@ -217,7 +217,7 @@ class Background(Protocol):
     """Work beside the batches. Each piece runs once, some time after it was submitted."""
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Submit one piece of work."""
+        """Submit a piece of work."""
         ...
 
     def collect(self) -> Sequence[object]:

@@ -1,4 +1,4 @@
-"""Check that the receipts of a batch are complete, and compute what they change in the manifest."""
+"""Check that the receipts of a batch are complete, and compute their changes of the manifest."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -75,6 +75,7 @@ def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
             continue
         exact = work.recount(store)
         if exact != received[store]:
+            # Cause: The source, or a step before the operator, returned other rows when Spark computed the input again.
             raise errors.ConflictError(
                 f"{exact} rows were routed to store {store!r}, but its slots received {received[store]}.",
                 remedy="Restart the query. Nothing was committed. If it happens again, make the source return the same "
@@ -103,7 +104,7 @@ def outputs_of(receipts: Sequence[Receipt]) -> tuple[tuple[str, Link], ...]:
 
 
 def no_disk_left(error: errors.LocalDiskError) -> errors.LocalDiskError:
-    """Return the error of a batch for which every executor's disk refuses, made from the last one."""
+    """Return the error of a batch for which every executor's disk refuses, made from the last error."""
     return errors.LocalDiskError(
         f"The local disk of every executor refuses: {error.problem}",
         remedy=f"{error.remedy} Or add an executor. Then restart the query. Nothing was committed.",
@@ -115,7 +116,7 @@ def no_disk_left(error: errors.LocalDiskError) -> errors.LocalDiskError:
 def lost_place(
     version: int, runs: int, error: StaleRows | errors.Misplaced | errors.OutOfDate, lost: Collection[str], root: str
 ) -> errors.UnavailableError:
-    """Return the error of a batch whose runs all failed, by the last error and the executors ``lost`` meanwhile."""
+    """Return the error of a batch after all runs failed, by the last error and the executors ``lost`` meanwhile."""
     problem = f"Batch {version} lost its place in each of {runs} runs: {error}"
     if isinstance(error, StaleRows):
         problem = f"Batch {version} lost rows in each of {runs} runs while its sink read them: {error}"

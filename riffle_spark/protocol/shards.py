@@ -46,6 +46,7 @@ class Shards:
     def number_of(self, partition: object) -> int:
         """Return the shard of a (topic, partition). Raises ``ConfigError`` if it is not registered."""
         if partition not in self.partitions:
+            # Cause: The call names a partition of which no batch had rows.
             raise ConfigError(
                 f"The query has not read the partition {partition!r}.",
                 remedy="Pass a (topic, partition) that it has read.",
@@ -62,6 +63,7 @@ class Shards:
         new = sorted(set(partitions) - set(self.partitions))
         for topic, partition in new:
             if not 0 <= partition <= PARTITION_MAX:
+                # Cause: The column `partition` has a value outside this range.
                 raise ConfigError(
                     f"Topic {topic!r} cannot have a partition {partition}.",
                     remedy=f"Number the partitions of a topic from 0 to {PARTITION_MAX}, as Kafka does.",
@@ -69,6 +71,7 @@ class Shards:
                     id="RIFFLE-0240",
                 )
         if len(self) + len(new) > total:
+            # Cause: The topics have more partitions than the state was planned for.
             raise ConfigError(
                 f"{len(self) + len(new)} partitions are more than key_groups = {total}.",
                 remedy="Stop the query, raise the number in its state (riffle dispatch --root ROOT --to MODE "
@@ -147,6 +150,7 @@ def partitions_in(offsets: str | None) -> frozenset[Partition] | None:
 
 
 def _partitions_of(line: str) -> set[Partition] | None:
+    """Return the partitions in one source's offsets, or ``None`` if they do not name partitions."""
     try:
         topics = json.loads(line)
         if list(topics) == [HEARTBEAT] and isinstance(topics[HEARTBEAT], int):

@@ -48,7 +48,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The capacity for a load. ``bound_by`` is what determines the number of machines: cores or memory.
+    """The capacity for a load. ``bound_by`` determines the number of machines: cores or memory.
 
     ``disk_bytes`` and ``written_bytes_per_second`` are totals of the cluster, including standbys.
     """

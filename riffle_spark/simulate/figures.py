@@ -21,7 +21,7 @@ Json = dict[str, object]
 
 
 def single_of(scenario: Scenario, group: Group, assignment: Assignment) -> Json:
-    """Return the figures of one assignment."""
+    """Return the figures of an assignment."""
     settings = scenario.settings
     return {
         "probing_rebalance_needed": assignment.needs_probe,
@@ -155,7 +155,7 @@ def _imbalance(group: Group, owners: Mapping[TaskId, MemberId]) -> float:
 
 
 def net_moves(start: Group, last: Assignment) -> int:
-    """Count the stateful tasks whose live owner has changed at the end."""
+    """Count the stateful tasks with another live owner at the end."""
     return sum(owner != last.owners[task] for task, owner in _stateful_owners(start).items())
 
 
@@ -172,7 +172,7 @@ def fewest_moves(start: Group) -> int:
 
 
 def moves_of(rounds: Sequence[Round], settings: AssignSettings) -> Json:
-    """Count the moves of these rounds and the records that they restore."""
+    """Count the moves of ``rounds`` and the records that they restore."""
     counts: Counter[str] = Counter()
     for round_ in rounds:
         kinds = {task.id: task for task in round_.before.tasks}
@@ -188,6 +188,7 @@ def moves_of(rounds: Sequence[Round], settings: AssignSettings) -> Json:
 
 
 def _count_restores(round_: Round, kinds: Mapping[TaskId, Task], acceptable: int, counts: Counter[str]) -> None:
+    """Add the records that the copies of a round lack, and the copies that were placed on lagging members."""
     placed: list[tuple[TaskId, tuple[MemberId, ...], bool]]
     placed = [(task, (owner,), True) for task, owner in round_.assignment.owners.items()]
     placed += [(task, members, False) for task, members in round_.assignment.standbys.items()]

@@ -84,7 +84,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One assignment and the group before it."""
+    """An assignment and the group before it."""
 
     before: Group
     assignment: Assignment

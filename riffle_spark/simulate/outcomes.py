@@ -23,7 +23,7 @@ _MB: Final = 1e6
 
 @dataclass(slots=True)
 class Outcome:
-    """The figures of one simulation. The lists, from ``seconds`` on, have one element per batch.
+    """The figures of a simulation. The lists, from ``seconds`` on, have one element per batch.
 
     ``stopped`` holds task-seconds by cause. ``longest`` is the longest time in seconds that one task was stopped.
     ``rows_waiting`` is the largest backlog. ``assigned`` counts calls of the assignor. ``unowned`` counts batches in

@@ -1,6 +1,6 @@
 """Play a world under a policy, batch by batch: ownership, fetched bytes, and how long each task is stopped.
 
-The policy decides placement, and ``Rules`` decide when to assign. All tasks run in one batch. A task is stopped while
+The policy decides placement, and ``Rules`` decide when to assign. Each batch runs all tasks. A task is stopped while
 no live member owns it, while its batch runs again, while its owner fetches its state, and while the owner of any other
 task fetches.
 """
@@ -125,7 +125,7 @@ class Play:
         )
 
     def measure(self) -> MeasuredWorld:
-        """Return what a running query would know of copies, disks, memory and racks after this batch."""
+        """Return the measurements after this batch of copies, disks, memory and racks, as of a running query."""
         view = self.view()
         rate = self._rate
         members = {member.member.id: member for member in self.world.members}
@@ -218,7 +218,6 @@ class Play:
         return {reason for _, reason, member in due if reason != "waited" or member not in self.live}
 
     def _handle_alarms(self) -> None:
-        """Rebalance once for all alarms that are due."""
         if self.live and self._due_reasons():
             self._rebalance()
 
@@ -254,7 +253,7 @@ class Play:
         return any(triggers)
 
     def _lags_of_copies(self) -> tuple[list[int], dict[tuple[TaskId, MemberId], int]]:
-        """Return the lags of copies that become owners, and those of standbys that are behind."""
+        """Return the lags of copies that become owners, and the lags of standbys that are behind."""
         warmup_lags: list[int] = []
         standby_lags: dict[tuple[TaskId, MemberId], int] = {}
         for t, m, purpose, place in self.copies.fetching.rows():
@@ -315,7 +314,7 @@ class Play:
         return stopped
 
     def _process_rows(self, stopped: Floats, seconds: float) -> None:
-        """Add the batch's rows to the backlog and process what the members have time for."""
+        """Add the batch's rows to the backlog and process as many as the members have time for."""
         self._backlog += self._rate * self.world.load_factor(self.now) * seconds
         owner = self.copies.owner
         ready = np.where(stopped < seconds, self._backlog, 0.0)

@@ -26,7 +26,7 @@ class Policy:
 
 
 def assign_by(name: str) -> Assign:
-    """Return the assignor with this name, whatever the settings of the world name."""
+    """Return the assignor ``name``. It ignores the assignor in the settings of the world."""
 
     def assign_with(view: View, settings: AssignSettings) -> Assignment:
         return assign(view, replace(settings, assignor=name))

@@ -13,7 +13,7 @@ __all__ = ["Rules", "rules_of"]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What causes an assignment without a change of members.
+    """The causes of an assignment without a change of members.
 
     Without ``of_members`` disks, memory and racks are ignored, and each standby that falls behind is a trigger.
     """
@@ -27,5 +27,5 @@ class Rules:
 
 
 def rules_of(world: World) -> Rules:
-    """Return all triggers of a running query, for one simulation of a world."""
+    """Return all triggers of a running query, for a simulation of a world."""
     return Rules(of_members=WorldRules(world))

@@ -101,7 +101,7 @@ class WorldEvent:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A world file. ``members`` are all members of the simulation, ``present`` those at its start.
+    """A world file. ``members`` are all members of the simulation, ``present`` the members at its start.
 
     ``every`` is the duration of a batch in seconds. ``swing`` is the daily variation of the load. ``protocol`` holds
     durations in seconds (``PROTOCOL``). ``policies`` are played by default, or all if it is empty. ``marks`` are the
@@ -146,10 +146,10 @@ class FetchedCopies(NamedTuple):
 
     @classmethod
     def of(cls, rows: list[tuple[int, int, int, float]], new: Set[tuple[int, int]] = frozenset()) -> "FetchedCopies":
-        """Return the copies of rows, in the order in which members fetch them.
+        """Return the copies of rows, in the order of fetching.
 
-        ``new`` are the (task, member) without any copy. Owners are first. Then existing copies advance before new ones
-        are fetched, as in ``state/restore/follow.py``. Otherwise a new copy would make all others fall behind.
+        ``new`` are the (task, member) without any copy. Owners are first. Then existing copies advance before new
+        copies are fetched, as in ``state/restore/follow.py``. Otherwise a new copy would make all others fall behind.
         """
         ordered = sorted(rows, key=lambda row: (row[1], row[2] != OWNED and row[:2] in new, row[2], row[0]))
         task, member, purpose = (np.array([row[n] for row in ordered], np.int64) for n in range(3))
@@ -233,13 +233,13 @@ class WorldCopies:
         self._settle()
 
     def _take_place(self, t: int, m: int, places: dict[tuple[int, int], float]) -> float:
-        """Remove a copy from ``places`` and from the unused ones; return its place, or that of an empty copy."""
+        """Remove a copy from ``places`` and from the unused copies. Return its place, or the place of an empty copy."""
         empty_place = float(self.changed[t] - self.size[t])
         unused, _ = self.unused[m].pop(t, (empty_place, 0.0))
         return max(empty_place, places.pop((t, m), unused))
 
     def _settle(self) -> None:
-        """Mark owners as synced whose copies lack nothing."""
+        """Mark owners with complete copies as synced."""
         done = (self.fetching.purpose == OWNED) & (self.changed[self.fetching.task] <= self.fetching.place + 1e-6)
         self.synced[self.fetching.task[done]] = True
         self.fetching = self.fetching.select(~done)

@@ -1,6 +1,6 @@
 """Apply a running query's rules about disks, memory, racks and slow standbys to a played world.
 
-The rules are those of ``protocol/ownership``. This module translates a world into what they expect: tasks by position
+The rules are the code of ``protocol/ownership``. This module translates a world into its input: tasks by position
 become tasks of one co-location group, and sizes and lags are the world's instead of a log's.
 """
 
@@ -29,10 +29,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWorld:
-    """What a running query would know after a batch. Tasks are numbers: their positions in the world.
+    """The measurements of a running query after a batch. Tasks are numbers: their positions in the world.
 
     ``bytes`` are the sizes of the tasks' state, ``memory`` the bytes of memory that they take. ``disks`` are the share
-    in use and the bytes of each member's disk; ``memories`` the bytes of memory that are taken, and those left.
+    in use and the bytes of each member's disk; ``memories`` the bytes of memory in use and left.
     """
 
     view: View
@@ -48,7 +48,7 @@ class MeasuredWorld:
 
 @dataclass(frozen=True)
 class WorldSituation(Situation):
-    """A situation whose copies and sizes are a world's, not those of a log."""
+    """A situation with the copies and sizes of a world, not of a log."""
 
     sizes: Mapping[int, int] = field(default_factory=dict)
     lags: Mapping[TaskId, Mapping[MemberId, Lag]] = field(default_factory=dict)
@@ -83,11 +83,11 @@ class WorldRules:
 
     @property
     def emptied(self) -> frozenset[MemberId]:
-        """The members from whose disks all copies that no assignment needs are removed."""
+        """The members with full disks. All copies there that no assignment needs are removed."""
         return self._quarantine.emptied
 
     def applies(self, slow: _Lags) -> bool:
-        """Return whether any of these triggers can fire. ``slow`` are the standbys that fell behind for long."""
+        """Return whether any trigger of this class can fire. ``slow`` are the standbys that fell behind for long."""
         self._had_slow_standby = self._had_slow_standby or bool(slow)
         return self._is_measured or self._had_slow_standby
 

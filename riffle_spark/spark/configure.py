@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.2
 
 
 def configure(builder: SparkSession.Builder, *, kafka: bool = True) -> SparkSession.Builder:
-    """Set what placement needs when the Spark context starts, and add the matching Kafka connector.
+    """Set the Spark configuration that placement needs, and add the matching Kafka connector.
 
     Values that you have set are kept. If such a value hinders placement, a warning names it. Under ``spark-submit``,
     packages must be passed on its command line (``--packages``); a warning prints the argument.
@@ -53,6 +53,8 @@ def configure(builder: SparkSession.Builder, *, kafka: bool = True) -> SparkSess
         if name not in conf:
             builder = builder.config(name, value)
         elif conf[name] != value:
+            # Cause: With another value Spark may run slots on other executors than planned, or upkeep may delay
+            # batches.
             _logger.warning("[RIFFLE-0271] %s = %s hinders placement. Set it to %s.", name, conf[name], value)
     return _add_connector(builder, conf) if kafka else builder
 
@@ -73,6 +75,7 @@ def _add_connector(builder: SparkSession.Builder, conf: dict[str, str]) -> Spark
     if "spark-sql-kafka" in packages or "spark-sql-kafka" in conf.get(_JARS, ""):
         return builder
     if _is_submitted():
+        # Cause: spark-submit starts the JVM before configure runs, so configure cannot add packages.
         _logger.warning("[RIFFLE-0272] Kafka needs the argument --packages %s of spark-submit.", connector())
         return builder
     return builder.config(_PACKAGES, ",".join(filter(None, [packages, connector()])))
@@ -90,13 +93,13 @@ def connector(version: str = pyspark.__version__) -> str:
 def warm_up(spark: SparkSession, settings: Settings | None = None) -> threading.Thread:
     """Start Python workers on the executors in the background, so that the first batch need not wait for them.
 
-    Call it as soon as there is a session. Each worker imports what a slot needs and opens a client of the store. The
-    thread ends when as many executors are ready as a start waits for, or after ``initial_rebalance_delay`` seconds.
+    Call it as soon as there is a session. Each worker imports the modules of a slot and opens a client of the store.
+    The thread ends when as many executors are ready as a start waits for, or after ``initial_rebalance_delay`` seconds.
     Errors are logged at level debug and have no effect on the query.
 
     Args:
         spark: The session of the query.
-        settings: Settings of the query. Unset ones are read from ``spark.riffle.*`` and ``conf/riffle.toml``.
+        settings: Settings of the query. Unset settings are read from ``spark.riffle.*`` and ``conf/riffle.toml``.
 
     Returns:
         The thread. Join it to wait for the workers.

@@ -92,7 +92,7 @@ class Beats(DataSourceStreamReader):
         return {HEARTBEAT: 0}
 
     def latestOffset(self) -> dict[str, int]:  # noqa: N802
-        """Return the time of the last beat, which never decreases."""
+        """Return the time of the last beat. It never decreases."""
         clock_ms = time.time_ns() // 1_000_000
         self._newest_ms = max(self._newest_ms, clock_ms - clock_ms % self._every_ms)
         return {HEARTBEAT: self._newest_ms}
@@ -110,7 +110,7 @@ def _interval_ms(options: Mapping[str, str]) -> int:
     every_ms = interval_ms(options.get(_EVERY, "1 second"), "heartbeat")
     if every_ms < 1:
         raise ConfigError(
-            f"the heartbeat interval is {every_ms} ms",
+            f"The heartbeat interval is {every_ms} ms.",
             remedy="Use at least 1 millisecond.",
             where="heartbeat",
             id="RIFFLE-0306",
@@ -129,7 +129,7 @@ def interval_ms(text: str, where: str) -> int:
     lengths = [_UNITS_MS.get(unit) or _UNITS_MS.get(unit.removesuffix("s")) for _, unit in parts]
     if not parts or None in lengths:
         raise ConfigError(
-            f"{text!r} is not an interval",
+            f"{text!r} is not an interval.",
             remedy="Write a number and a unit: milliseconds, seconds, minutes, hours, days or weeks.",
             where=where,
             id="RIFFLE-0307",

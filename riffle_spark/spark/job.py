@@ -37,7 +37,7 @@ _LONGEST_LOOK_SECONDS = 60.0
 
 
 class RunningJob:
-    """The batch loop of one job in this process.
+    """The batch loop of a job in this process.
 
     ``watermark_source`` is ``spark`` if the query uses Spark's own ``withWatermark`` (``IncomingBatch``). In that case
     ``tick`` starts batches without rows, and ``side_output`` receives late rows.
@@ -92,7 +92,7 @@ class RunningJob:
     def stop(self) -> None:
         """Cancel all upkeep and wait up to 5 seconds for its end. Idempotent.
 
-        Pending deletes are dropped. The next driver's scan finds these objects.
+        Pending deletes are dropped. The next driver's scan finds the objects.
         """
         self._pulse.stop(_STOP_SECONDS)
         if self._tick is not None:
@@ -100,6 +100,7 @@ class RunningJob:
         self._background.stop()
         self._cluster.stop()
         if not self._background.ended(_STOP_SECONDS):
+            # Cause: A piece of upkeep hangs, for example on a disk or a store that does not answer.
             _logger.warning(
                 "[RIFFLE-0308] Upkeep has not ended %g s after the stop. It can no longer change state.", _STOP_SECONDS
             )
@@ -178,6 +179,7 @@ class RunningJob:
             self.driver.between_batches(executors)
         except Exception as error:  # noqa: BLE001 - a failure between batches must not fail the query
             self._failures.record_failure(_LOOK, seconds)
+            # Cause: The housekeeping of an idle query failed, for example because the store did not answer.
             _logger.warning("[RIFFLE-0309] Work between batches failed and is retried later: %s", error)
         else:
             self._failures.forget(_LOOK)
@@ -193,4 +195,5 @@ class RunningJob:
                 with Path(self._settings.report_file).open("a") as file:
                     file.write(report.to_json() + "\n")
         except OSError as error:
+            # Cause: The file's folder is missing, read-only or full. The batch itself is committed.
             _logger.warning("[RIFFLE-0310] Cannot append the batch report to report_file: %s", error)

@@ -30,7 +30,7 @@ _last_calls: dict[str, _Call] = {}
 
 
 class JobCalls:
-    """The calls of one job with its state below ``root``. Batches without a query are not checked."""
+    """The calls of a job with its state below ``root``. Batches without a query are not checked."""
 
     def __init__(self, root: str) -> None:
         self._root = normalised(root)
@@ -38,8 +38,9 @@ class JobCalls:
     def check(self, batch: DataFrame, incoming: IncomingBatch) -> None:
         """Raise ``ConfigError`` for rows that would be skipped as a repeat of a batch that this run has committed.
 
-        These are rows of another job on the same root, or other rows of this job. The same frame may be passed again,
-        for example by a user's retry. Also raise it for a query's batch in a thread that does not know the query.
+        Such rows belong to another job on the same root, or are other rows of this job. The same frame may be passed
+        again, for example by a user's retry. Also raise it for a query's batch in a thread that does not know the
+        query.
         """
         if incoming.query_id == DIRECT:
             _check_no_query(batch)
@@ -57,15 +58,17 @@ class JobCalls:
         if last is None or not has_query or (last.run_id, last.version) != (incoming.run_id, incoming.version):
             return
         if last.job is not self:
+            # Cause: The second job would find the batch committed, and skip its rows as a repeat.
             raise ConfigError(
-                f"two jobs of this query have their state in {self._root}",
+                f"Two jobs of this query have their state in {self._root}.",
                 remedy="Make one job of both with riffle_spark.together(...). If you retry, reuse the job.",
                 where="foreachBatch",
                 id="RIFFLE-0311",
             )
         if not last.frame.sameSemantics(batch):
+            # Cause: A second frame with the same batch id looks like a repeat of the committed batch, which is skipped.
             raise ConfigError(
-                f"the job got two frames for batch {last.version}, and the rows of the second would be lost",
+                f"The job got two frames for batch {last.version}, and the rows of the second would be lost.",
                 remedy="Pass their union, or give each frame a job with its own root. If you retry, reuse the frame.",
                 where="foreachBatch",
                 id="RIFFLE-0650",
@@ -77,8 +80,9 @@ def _check_no_query(batch: DataFrame) -> None:
     session = handles.session(batch.sparkSession)
     executions = session.sharedState().activeStreamingQueries().values()
     if any(each is not None and each.sparkSessionForStream().equals(session) for each in executions):
+        # Cause: Spark keeps the query of a batch in local properties of the thread, and other threads lack them.
         raise ConfigError(
-            "the job was called in a thread that does not know the query of its batch",
+            "The job was called in a thread that does not know the query of its batch.",
             remedy="Call the job in the thread of foreachBatch, or start the thread with "
             "pyspark.inheritable_thread_target(spark).",
             where="foreachBatch",

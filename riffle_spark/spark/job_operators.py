@@ -26,13 +26,13 @@ _PARTITION = "partition"
 
 @dataclass(frozen=True)
 class JobOperator:
-    """One operator of a job, as declared, and its sink.
+    """An operator of a job, as declared, and its sink.
 
     ``late`` and ``shift_ms`` (``Operator``) are for jobs that use Spark's watermark, ``watermark`` for other jobs.
     ``shown`` maps input columns to the names that a processor sees; ``None`` shows all. ``reads`` is set if the
-    operator reads the results of another one instead of the batch. An operator whose results only another operator
-    reads has no ``sink``. ``closes`` is false if its state never ends, so that it needs no batch without rows.
-    ``dead_letters`` receives the rows of keys for which its function failed; without it they fail the batch.
+    operator reads the results of another one instead of the batch. An operator has no ``sink`` if only another
+    operator reads its results. ``closes`` is false if its state never ends, so that it needs no batch without rows.
+    ``dead_letters`` receives the rows of failed keys; without it they fail the batch.
     """
 
     store: str
@@ -105,13 +105,13 @@ class JobOperators:
         return replace(operator, read_by=self._read_by(rows), delivers=delivers)
 
     def _read_by(self, rows: pa.Schema) -> str | None:
-        """Return the column by which slots count rows per source partition, if racks are known."""
+        """Return the column for counting rows per source partition, if racks are known."""
         counts = self._weights.racks_of and self._settings.dispatch == "key_group"
         return _PARTITION if counts and _PARTITION in rows.names else None
 
 
 def _operator(declared: JobOperator, batch: DataFrame, rows: pa.Schema, source: WatermarkSource) -> Operator:
-    """Return an operator on a batch. Event-time timers use the batch's watermark unless the operator declares one."""
+    """Return an operator on a batch. Event-time timers use the batch's watermark unless it declares one."""
     case_sensitive = routing.is_case_sensitive(batch.sparkSession)
     operator = operator_of(
         declared.store, declared.key, declared.compute, declared.order_by, rows, case_sensitive=case_sensitive

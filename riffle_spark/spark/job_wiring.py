@@ -71,7 +71,7 @@ def wire_job(
 
 
 def _check_settings(settings: Settings, stores: Sequence[str]) -> None:
-    """Warn about settings that are risky or have no effect. Raise ``ConfigError`` if one names an unknown store."""
+    """Warn about settings that are risky or have no effect. Raise ``ConfigError`` for unknown ``store_groups``."""
     for warning in short_interval_warnings(settings):
         _logger.warning("%s", warning)
     unused = settings_without_effect(settings)
@@ -89,11 +89,12 @@ def settings_of(spark: SparkSession, code_settings: Settings | None) -> Settings
 
 
 def home_of(spark: SparkSession, settings: Settings) -> Home:
-    """Return where state is stored. Raise ``ConfigError`` if there is no root, or executors cannot reach it."""
+    """Return the root, its options and the local folder. Raise ``ConfigError`` if executors cannot reach the root."""
     root = settings.root
     if not root or root.startswith("memory:"):
+        # Cause: root is not set, or is in the memory of the driver.
         raise ConfigError(
-            f"root = {root!r} cannot be reached by all executors",
+            f"root = {root!r} cannot be reached by all executors.",
             remedy="Set root (spark.riffle.root) to s3://bucket/prefix, or to file:///folder on one machine.",
             where="root",
             id="RIFFLE-0313",

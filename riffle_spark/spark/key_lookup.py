@@ -1,4 +1,4 @@
-"""Look up which member processes a key."""
+"""Look up the member that processes a key."""
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.protocol.operator import Operator
@@ -18,13 +18,14 @@ class KeyLookup:
         self._operators = operators
 
     def where(self, key: object, store: str | None) -> KeyPlace:
-        """Return where a key is processed. Raise ``ConfigError`` for an invalid key, or one without an owner."""
+        """Return where a key is processed. Raise ``ConfigError`` for an invalid key, or a key without an owner."""
         placement = self._placement
         number = self._number_of(key, store)
         place = None if number is None else placement.place_of(placement.task_of(number, store))
         if place is None:
+            # Cause: Owners are chosen when the first batch runs.
             raise ConfigError(
-                f"key {key!r} has no owner yet", remedy="Retry after the query's first batch.", id="RIFFLE-0314"
+                f"Key {key!r} has no owner yet.", remedy="Retry after the query's first batch.", id="RIFFLE-0314"
             )
         return place
 
@@ -41,7 +42,7 @@ class KeyLookup:
         names = [operator.store for operator in operators]
         if store is None and len({operator.schema.key for operator in operators}) > 1:
             raise ConfigError(
-                "the query's stores have different keys", remedy=f"Name one of {', '.join(names)}.", id="RIFFLE-0315"
+                "The query's stores have different keys.", remedy=f"Name one of {', '.join(names)}.", id="RIFFLE-0315"
             )
         check_known("store", [] if store is None else [store], names, source="where(key, store)")
         return next((operator for operator in operators if store in (None, operator.store)), None)

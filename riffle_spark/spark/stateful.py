@@ -14,6 +14,7 @@ from riffle_spark.protocol.batch.driver import Driver
 from riffle_spark.protocol.ownership.readiness import KeyPlace, MemberState, Readiness
 from riffle_spark.protocol.ownership.rebalance import RebalanceListener, check_listener
 from riffle_spark.settings import Settings, short_interval_warnings
+from riffle_spark.spark.arguments import check_compute, check_settings, column_names, key_names
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.background import Gate, Stopped
 from riffle_spark.spark.engine.jvm import Py4JJavaError, is_interruption
@@ -23,16 +24,11 @@ from riffle_spark.spark.heartbeat import interval_ms
 from riffle_spark.spark.job import RunningJob
 from riffle_spark.spark.job_operators import JobOperator
 from riffle_spark.state.log.paths import check_store_name
-from riffle_spark.state.objects.open import normalised
 
 __all__ = [
     "JobOperations",
     "Stateful",
     "StatefulJob",
-    "check_compute",
-    "check_settings",
-    "column_names",
-    "key_names",
     "together",
 ]
 
@@ -103,7 +99,7 @@ class Stateful:
         self.initial_state_name = initial_state_name
         if watermark is not None and (isinstance(watermark, str) or len(watermark) != 2):
             raise ConfigError(
-                f"watermark = {watermark!r} is not a column and a delay",
+                f"watermark = {watermark!r} is not a column and a delay.",
                 remedy='Write watermark=("at", "10 minutes").',
                 where=store,
                 id="RIFFLE-0367",
@@ -113,7 +109,7 @@ class Stateful:
     def __call__(self, _batch: DataFrame, _batch_id: int) -> None:
         """Raise ``ConfigError``: an operator without a sink cannot run as the function of ``foreachBatch``."""
         raise ConfigError(
-            f"operator {self.store!r} has no sink",
+            f"Operator {self.store!r} has no sink.",
             remedy="Pass operator.into(sink) to foreachBatch.",
             where=self.store,
             id="RIFFLE-0368",
@@ -159,14 +155,14 @@ def together(*jobs: "StatefulJob", settings: Settings | None = None) -> "Statefu
     """
     check_settings(settings, "together")
     if not jobs:
-        raise ConfigError("together() got no operators", remedy=_TOGETHER, where="together", id="RIFFLE-0369")
+        raise ConfigError("together() got no operators.", remedy=_TOGETHER, where="together", id="RIFFLE-0369")
     for job in jobs:
         if not isinstance(job, StatefulJob):
-            raise ConfigError(f"expected a job, got {job!r}", remedy=_TOGETHER, where="together", id="RIFFLE-0370")
+            raise ConfigError(f"Expected a job, got {job!r}.", remedy=_TOGETHER, where="together", id="RIFFLE-0370")
     job_settings = [job.settings for job in jobs if job.settings is not None]
     if settings is None and any(each.given() != job_settings[0].given() for each in job_settings):
         raise ConfigError(
-            "the operators have different settings",
+            "The operators have different settings.",
             remedy="Pass the settings of all operators to together(..., settings=Settings(...)).",
             where="together",
             id="RIFFLE-0371",
@@ -223,8 +219,9 @@ class JobOperations:
         """
         driver = self._running_driver()
         if not self.paused:
+            # Cause: A running batch may read or write these copies.
             raise ConfigError(
-                "local copies cannot be removed while the query is not paused",
+                "Local copies cannot be removed while the query is not paused.",
                 remedy="Call pause() first, and resume() afterwards.",
                 id="RIFFLE-0372",
             )
@@ -291,11 +288,11 @@ class JobOperations:
     def _running_driver(self) -> Driver:
         if self._driver is None:
             raise ConfigError(
-                "the query has not run a batch yet", remedy="Retry after its first batch.", id="RIFFLE-0373"
+                "The query has not run a batch yet.", remedy="Retry after its first batch.", id="RIFFLE-0373"
             )
         if not self._is_active():
             raise ConfigError(
-                "the query is not running", remedy="Start it, and retry after its first batch.", id="RIFFLE-0374"
+                "The query is not running.", remedy="Start it, and retry after its first batch.", id="RIFFLE-0374"
             )
         return self._driver
 
@@ -304,7 +301,7 @@ class JobOperations:
 
 
 class StatefulJob(JobOperations):
-    """The function for ``foreachBatch`` that runs the operators of one query. Made by ``Stateful.into``.
+    """The function for ``foreachBatch`` that runs the operators of a query. Made by ``Stateful.into``.
 
     A job serves one query at a time.
 
@@ -333,14 +330,14 @@ class StatefulJob(JobOperations):
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(
-                    f"two operators use the store {name!r}",
+                    f"Two operators use the store {name!r}.",
                     remedy="Give each operator its own store name.",
                     where=name,
                     id="RIFFLE-0375",
                 )
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out the running driver, which cannot move to another process."""
+        """Leave out the running driver, because it cannot move to another process."""
         attributes = {name: value for name, value in self.__dict__.items() if name not in ("_gate", "_driver")}
         return {**attributes, "_running": None}
 
@@ -350,14 +347,14 @@ class StatefulJob(JobOperations):
         self.__dict__.update(state)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Run one micro-batch. Spark calls it."""
+        """Run a micro-batch. Spark calls this method."""
         try:
             with self._gate.batch(lambda: inventory.is_stopping(batch)):
-                report = self._loop_for(batch.sparkSession).process(batch, batch_id)
+                report = self._start_or_continue(batch.sparkSession).process(batch, batch_id)
         except Exception as error:
             if isinstance(error, Stopped) or (is_interruption(error) and inventory.is_stopping(batch)):
                 _logger.info("batch %s was interrupted because the query stops", batch_id, exc_info=error)
-                self._end_loop()
+                self._stop_running_job()
                 raise Py4JJavaError from None
             worker_error = worker_python_error(error)
             if worker_error is not None:
@@ -382,28 +379,25 @@ class StatefulJob(JobOperations):
         """
         if self._running is None:
             raise ConfigError(
-                "the query has not run a batch yet", remedy="Retry after its first batch.", id="RIFFLE-0376"
+                "The query has not run a batch yet.", remedy="Retry after its first batch.", id="RIFFLE-0376"
             )
         return self._running.lookup.where(key, store)
 
-    def _loop_for(self, spark: SparkSession) -> RunningJob:
-        """Return the batch loop for a session, created if necessary."""
+    def _start_or_continue(self, spark: SparkSession) -> RunningJob:
         if self._running is None or not self._running.is_of(spark):
-            self._running = self._create_loop(spark)
+            self._running = self._create_running_job(spark)
             self._driver = self._running.driver
             self._driver.ownership.placement.listener = self.listener
         return self._running
 
-    def _create_loop(self, spark: SparkSession) -> RunningJob:
-        """Create the batch loop for a session."""
+    def _create_running_job(self, spark: SparkSession) -> RunningJob:
         declared = [_job_operator(operator, sink) for operator, sink in self.parts]
         return RunningJob(declared, self.settings, spark, self._reached)
 
     def _is_active(self) -> bool:
         return self._running is not None and self._running.is_active()
 
-    def _end_loop(self) -> None:
-        """End the background work. The next batch starts a new loop."""
+    def _stop_running_job(self) -> None:
         if self._running is not None:
             self._running.stop()
         self._running = None
@@ -420,68 +414,13 @@ class StatefulJob(JobOperations):
 
 def _job_operator(operator: Stateful, sink: Sink) -> JobOperator:
     return JobOperator(
-        operator.store,
-        operator.key,
-        operator.compute,
-        operator.order_by,
-        operator.durable,
-        sink,
-        operator.watermark,
-        operator.initial_state,
-        operator.initial_state_name,
+        store=operator.store,
+        key=operator.key,
+        compute=operator.compute,
+        order_by=operator.order_by,
+        durable=operator.durable,
+        sink=sink,
+        watermark=operator.watermark,
+        initial=operator.initial_state,
+        initial_name=operator.initial_state_name,
     )
-
-
-def column_names(argument: str, columns: str | Sequence[str], store: str) -> tuple[str, ...]:
-    """Return the column names in an argument, one or several. Raise ``ConfigError`` for anything but text."""
-    try:
-        names = (columns,) if isinstance(columns, str) else tuple(columns)
-    except TypeError:
-        names = None
-    if names is None or not all(isinstance(name, str) for name in names):
-        raise ConfigError(
-            f"{argument} = {columns!r} must be column names",
-            remedy='Pass text or a list of texts. Make computed columns first: withColumn("k", ...).',
-            where=store,
-            id="RIFFLE-0377",
-        )
-    return names
-
-
-def key_names(columns: str | Sequence[str], store: str) -> tuple[str, ...]:
-    """Return the names of the key columns. Raise ``ConfigError`` if there are none, or one is named twice."""
-    names = column_names("key", columns, store)
-    if not names:
-        raise ConfigError("key names no column", remedy="Name at least one column.", where=store, id="RIFFLE-0378")
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None:
-        raise ConfigError(
-            f"key names column {duplicate!r} twice", remedy="Name it once.", where=store, id="RIFFLE-0379"
-        )
-    return names
-
-
-def check_compute(compute: object, store: str) -> None:
-    """Raise ``ConfigError`` unless ``compute`` is a computation. A plain function is not."""
-    if not callable(getattr(compute, "declare", None)):
-        raise ConfigError(
-            f"compute = {compute!r} is not a computation",
-            remedy="Pass aggregate(...), or arrow_function(function, state=..., output=...) for your own function.",
-            where=store,
-            id="RIFFLE-0380",
-        )
-
-
-def check_settings(settings: object, where: str) -> None:
-    """Raise ``ConfigError`` unless ``settings`` is ``None``, or ``Settings`` with a valid root or none."""
-    if settings is None:
-        return
-    if not isinstance(settings, Settings):
-        raise ConfigError(
-            f"settings = {settings!r} is not a Settings object",
-            remedy="Pass Settings(root=..., ...).",
-            where=where,
-            id="RIFFLE-0381",
-        )
-    if settings.root:
-        normalised(settings.root)

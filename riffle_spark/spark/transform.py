@@ -55,7 +55,7 @@ class TransformWithState:
         )
 
     def processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
-        """Return the processing of one slot. See ``ProcessorComputation``."""
+        """Return the processing of a slot in a batch. ``where`` is the place in its errors."""
         processor = SparkProcessor(self.processor, schema.variables, schema.key.names, times)
         return Processing(schema, declared_with_rows(schema), processor, self._form(times), times, where=where)
 
@@ -225,7 +225,7 @@ def _check_processor(processor: StatefulProcessor) -> StatefulProcessor:
     missing = [name for name in _METHODS if not callable(getattr(processor, name, None))]
     if missing or isinstance(processor, type):
         raise ConfigError(
-            f"processor = {processor!r} is not a StatefulProcessor object",
+            f"processor = {processor!r} is not a StatefulProcessor object.",
             remedy="Pass an object of a subclass of pyspark.sql.streaming.StatefulProcessor.",
             where="processor",
             id="RIFFLE-0382",
@@ -243,7 +243,7 @@ def _check_modes(output_mode: str, time_mode: str) -> TimeMode:
     """Return the time mode. Raise ``ConfigError`` for an unknown output mode or time mode."""
     if output_mode.lower() not in _OUTPUT_MODES:
         raise ConfigError(
-            f"output_mode = {output_mode!r} is not supported for a processor",
+            f"output_mode = {output_mode!r} is not supported for a processor.",
             remedy=f"Use {' or '.join(_OUTPUT_MODES)}.",
             where="output_mode",
             id="RIFFLE-0383",

@@ -65,7 +65,7 @@ def riffle_root(tmp_path: Path) -> Settings:
 
 @pytest.fixture(scope="session")
 def riffle_spark_session() -> "Iterator[SparkSession]":
-    """Return one small session for all tests of the run: two cores in this process, configured for placement.
+    """Return a small session for all tests of the run: two cores in this process, configured for placement.
 
     An active session is returned unchanged and not stopped.
     """

@@ -1,4 +1,4 @@
-"""Run one operator batch by batch in a test, without Spark.
+"""Run an operator batch by batch in a test, without Spark.
 
 Everything but Spark is real: routing, local copies, deltas, the log, snapshots. State is stored in memory and in a
 folder that is removed with the harness.
@@ -50,7 +50,7 @@ Key = tuple[object, ...]
 
 
 class Declared(Protocol):
-    """What a harness reads from an operator, such as ``riffle_spark.Stateful``."""
+    """The interface of an operator for a harness. ``riffle_spark.Stateful`` has it."""
 
     store: str
     key: tuple[str, ...]
@@ -74,7 +74,7 @@ class Configured(Protocol):
 
 
 class Harness:
-    """Runs one operator of a query, batch by batch. Use it as a context manager.
+    """Runs an operator of a query, batch by batch. Use it as a context manager.
 
     Time passes only by ``advance``. Event time follows the operator's watermark, or ``advance_watermark``. With
     ``late``, or if ``watermark_source`` is set to ``"spark"``, only ``advance_watermark`` moves the watermark: the next
@@ -90,9 +90,10 @@ class Harness:
         now_ms: the time of the first batch (milliseconds since the epoch).
         initial: initial state for a processor.
         initial_name: the name of the initial state.
-        spark_conf: Spark settings that conversions of a processor use. Without it they are those of the active session,
+        spark_conf: Spark settings that conversions of a processor use. Without it the active session's settings are
+        used,
             or the defaults of the installed Spark.
-        late: which rows are late, as in a query with Spark's watermark.
+        late: the rule for late rows, as in a query with Spark's watermark.
         dead_letters: keep rows on which the function fails in ``letters`` instead of failing the batch.
         settings: settings of the query, such as ``key_groups=4``.
 
@@ -250,7 +251,7 @@ class Harness:
         self.restart()
 
     def restart(self, initial: pa.Table | None = None, initial_name: str = USUAL_INITIAL, **settings: object) -> None:
-        """Restart the query, with changed settings and another initial state if one is given."""
+        """Restart the query, with changed settings and, if given, another initial state."""
         if initial is not None:
             self._operator = with_initial(self._operator, initial.schema, initial_name)
             self._initial = {self._operator.store: initial}
@@ -354,7 +355,7 @@ def _input_table(rows: pa.Table | Iterable[Row], schema: pa.Schema) -> pa.Table:
 
 
 def _under(conf: Mapping[str, str] | None, compute: Computation) -> Computation:
-    """Return the computation with these Spark settings, if it depends on any."""
+    """Return the computation with these Spark settings, if it depends on them."""
     if conf is None or not isinstance(compute, Configured):
         return compute
     return compute.with_conf(conf)

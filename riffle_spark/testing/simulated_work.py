@@ -1,4 +1,4 @@
-"""One simulated micro-batch: routed rows, attempts of slots, and a sink."""
+"""A simulated micro-batch: routed rows, attempts of slots, and a sink."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ Step = Literal["before run", "after seal", "after sink", "after record"]
 
 @dataclass(frozen=True)
 class Attempt:
-    """One execution of one slot: its order, input rows and executor. ``run`` may be called at any later time."""
+    """An execution of a slot: its order, input rows and executor. ``run`` may be called at any later time."""
 
     order: Order
     computation: Computation
@@ -109,6 +109,7 @@ def routed(
 
 
 def _with_initial(order: Order, rows: pa.Table, initial: pa.Table) -> pa.Table:
+    """Return the rows with the rows of an initial state, as a slot receives them."""
     state_type = pa.struct(list(initial.schema))
     states = cast_column(initial.to_struct_array().combine_chunks(), state_type)
     columns = [
@@ -125,7 +126,7 @@ def _with_initial(order: Order, rows: pa.Table, initial: pa.Table) -> pa.Table:
 
 
 class SimWork:
-    """One micro-batch's rows on a ``SimCluster``. Implements ``protocol.ports.Work``.
+    """The rows of a micro-batch on a ``SimCluster``. Implements ``protocol.ports.Work``.
 
     Parameters:
         cluster: the executors.
@@ -133,10 +134,10 @@ class SimWork:
         operators: the operators of the query.
         sinks: the sink of each store.
         perform: runs an attempt and returns the result that counts. A test may run it twice, later or not at all.
-        lose_block: a store whose result is computed again before the sink reads it.
+        lose_block: a store. Its result is computed again before the sink reads it.
         initial: initial state by store.
 
-    ``drained`` counts the calls of ``drain``, ``partition_reads`` those of ``partitions``.
+    ``drained`` counts the calls of ``drain``, ``partition_reads`` the calls of ``partitions``.
     """
 
     def __init__(

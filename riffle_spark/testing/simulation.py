@@ -1,7 +1,7 @@
 """A query without Spark in one process: its executors, clock and background work.
 
-Slots and driver are real and use real local copies. Only Spark's parts are simulated: which rows are routed to which
-slot, when an attempt runs, and which attempt's result counts (``simulated_work``).
+Slots and driver are real and use real local copies. Only Spark's parts are simulated: the routing of rows to
+slots, the time of an attempt, and the choice of the attempt that counts (``simulated_work``).
 
     cluster = SimCluster(home_of("memory://mine", folder), store)
     cluster.add("1")
@@ -111,7 +111,7 @@ class InlineBackground:
 
 
 class InlineLock:
-    """A lock for one thread, which fails instead of waiting if it is held."""
+    """A lock for one thread. It fails instead of waiting if it is held."""
 
     def __init__(self) -> None:
         self.held = False
@@ -140,9 +140,9 @@ class SimCluster:
         random_bytes: returns the random bytes that name attempts.
         stalled: executors that run no upkeep.
         silent: executors that answer no census.
-        frozen: executors whose pieces of upkeep never end. ``clock`` moves to their deadline, and all answers are lost.
-        disks: by executor, a function that returns the used share of its disk and the disk's bytes.
-        memories: by executor, a function that returns the bytes its Python worker uses and the bytes left.
+        frozen: executors on which pieces of upkeep never end. ``clock`` moves to their deadline, and all answers are
+        lost. disks: by executor, a function that returns the used share of its disk and the disk's bytes. memories: by
+        executor, a function that returns the bytes its Python worker uses and the bytes left.
     """
 
     def __init__(self, home: Home, store: ObjectStore, random_bytes: RandomBytes = os.urandom) -> None:
@@ -159,7 +159,7 @@ class SimCluster:
         self.clock = ManualClock()
 
     def add(self, name: str, cores: int = 1) -> None:
-        """Start an executor. It takes over the folder of a lost executor if there is one."""
+        """Start an executor. It takes over the folder of a lost executor, if any."""
         self._live[name] = Executor(name, f"host-{name}", cores)
 
     def lose(self, name: str, *, disk: bool = False, planned: bool = False) -> None:
@@ -206,5 +206,5 @@ class SimCluster:
         return self.with_usage(UpkeepReceipt.from_json(receipt.to_json()))
 
     def planned(self, executors: Sequence[str]) -> frozenset[str]:
-        """Return which of the executors were removed on purpose."""
+        """Return the executors that were removed on purpose."""
         return frozenset(executors) & self._dismissed

@@ -1,1 +1,1 @@
-"""What runs on executors: slots, censuses and pieces of upkeep."""
+"""The work of executors: slots, censuses and pieces of upkeep."""

@@ -22,7 +22,7 @@ _TAG = "RIFFLE_TAG_"
 
 
 def take_census(order: CensusOrder, executor: str) -> Census:
-    """Return this executor's report, and tidy its folder, which is created if it has none.
+    """Return this executor's report, and tidy its folder. Create the folder if it has none.
 
     Removes copies that are not whole, files that dead processes left, and files that the listed keys do not open.
     Folders of other roots are not touched. A failure is reported in ``error``. So is a disk that refuses a small file,
@@ -59,7 +59,7 @@ def rack_of_environment(environment: Mapping[str, str] = os.environ) -> str | No
 
 
 def tags_of_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the values of ``RIFFLE_TAG_<NAME>`` by lower-case name, without empty ones."""
+    """Return the values of ``RIFFLE_TAG_<NAME>`` by lower-case name, without empty values."""
     return {
         name[len(_TAG) :].lower(): value
         for name, value in sorted(environment.items())

@@ -84,7 +84,7 @@ class _Trials:
             keys = np.setdiff1d(keys, list(new_failures))
 
     def _failures_by_halves(self, keys: Numbers, failed: FailedKeys) -> dict[int, Failure]:
-        """Return which keys fail if the error named none, by running one half of them at a time."""
+        """Return the keys that fail, if the error named none: run one half of the keys at a time."""
         if len(keys) <= 1:
             return {int(key): Failure.of(failed.__cause__ or failed) for key in keys}
         self.run(keys[:0])  # raises an error that no row causes before each key is tried
@@ -92,7 +92,7 @@ class _Trials:
         return {**self.run(keys[:half])[0], **self.run(keys[half:])[0]}
 
     def _only(self, keys: Numbers) -> tuple[TouchedKeys, Numbers, npt.NDArray[np.bool_]]:
-        """Return what the rows of these keys touch, the indices of the keys, and which rows they have."""
+        """Return the touched state of the rows of these keys, the indices of the keys, and the mask of their rows."""
         is_included = np.isin(self._touched.codes, keys) | self._is_initial
         if is_included.all():
             return self._touched, np.arange(len(self._touched.hashes)), is_included
@@ -102,7 +102,7 @@ class _Trials:
 def _letters(
     order: Order, rows: pa.Table, codes: Numbers, touched: TouchedKeys, failed: dict[int, Failure]
 ) -> pa.StructArray:
-    """Return the dead letters for rows, whose keys have these numbers."""
+    """Return the dead letters for rows, given the numbers of their keys."""
     letter_type = order.output.field(LETTER).type
     dead = np.array(sorted(failed))
     places = pa.array(np.searchsorted(dead, codes))

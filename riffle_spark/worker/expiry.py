@@ -42,7 +42,7 @@ def with_expired(
 ) -> SlotResult:
     """Return a slot's result after its due keys, with the next due time of each changed key-group.
 
-    ``stacks`` and ``entries`` are those of the touched key-groups and of key-groups with due keys.
+    ``stacks`` and ``entries`` are of the touched key-groups and of key-groups with due keys.
     """
     first_ms = {key_group: first_ms_of(entry.timer_ms) for key_group, entry in entries.items()}
     changes = result.changes
@@ -138,7 +138,7 @@ def _first_due(
 ) -> dict[int, int | None]:
     """Return when each changed key-group is due next, ``None`` for never.
 
-    No rows are read if no older row is due before the changed ones. Otherwise the batch, or an earlier one, may have
+    No rows are read if no older row is due before the changed rows. Otherwise the batch, or an earlier one, may have
     moved or deleted that row, so the rows are read.
     """
     spans = spans_of(changes.key_groups)
@@ -161,7 +161,7 @@ def _first_due(
 
 
 def _run(schema: PlainColumns, table: pa.Table) -> Run:
-    """Return one key-group's changes as a run."""
+    """Return a key-group's changes as a run."""
     rows = cast_table(table.select(schema.row_schema.names), schema.row_schema).combine_chunks().to_batches()[0]
     deleted = table.column(part_codec.DELETED).to_numpy()
     due = due_times(rows.column(schema.due), deleted)

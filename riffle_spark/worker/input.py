@@ -33,7 +33,7 @@ __all__ = [
 
 _CHECKED_KEYS = 256
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number, so that one key in several shards gets distant marks."""
+"""An odd number, so that the same key in several shards gets distant marks."""
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _LARGEST = 2**63 - 1
 
@@ -124,6 +124,7 @@ def spans_of(ascending: npt.NDArray[np.int32]) -> tuple[tuple[int, int, int], ..
 
 
 def _check_own(order: Order, slot: int, of_row: npt.NDArray[np.int32]) -> None:
+    """Raise ``ConfigError`` if rows belong to key-groups of another slot."""
     own = np.zeros(order.total, dtype=bool)
     own[list(order.slots[slot])] = True
     foreign = of_row[~own[of_row]]
@@ -142,6 +143,7 @@ def _check_hash(order: Order, keys: pa.Table, hashes: Hashes, key_groups: npt.ND
     own = keygroups.key_hashes(keys.columns)
     routed = keygroups.key_groups([keys.column(name) for name in order.routing], order.total)
     if not (np.array_equal(own, hashes) and np.array_equal(routed, key_groups[: len(own)])):
+        # Cause: Python cannot hash this type or collation as Spark does.
         raise ConfigError(
             "Spark and riffle hash these keys differently.",
             remedy="Cast the key columns to string without a collation, binary, a number, date or timestamp.",
@@ -151,7 +153,7 @@ def _check_hash(order: Order, keys: pa.Table, hashes: Hashes, key_groups: npt.ND
 
 
 def with_stored(schema: PlainColumns, touched: TouchedKeys, stacks: Mapping[int, OpenStack]) -> TouchedKeys:
-    """Return the touched keys and all other keys in the stacks, which have no rows."""
+    """Return the touched keys and all other keys in the stacks. The others have no rows."""
     names = schema.key.names
     groups = sorted(stacks)
     stored = [merge_runs(stacks[key_group].runs, names, schema.row_schema, bottom=True) for key_group in groups]
@@ -171,7 +173,7 @@ def with_stored(schema: PlainColumns, touched: TouchedKeys, stacks: Mapping[int,
 def read_state(
     schema: PlainColumns, touched: TouchedKeys, stacks: Mapping[int, OpenStack]
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-    """Return the state of each touched key, nulls if it has none, and which keys have state."""
+    """Return the state of each touched key, nulls if it has none, and a mask of the keys with state."""
     wanted_keys = [RequestedKeys(start, end, stacks[kg].runs) for kg, start, end in touched.spans if kg in stacks]
     rows, has_state = look_up(wanted_keys, touched.hashes, touched.keys, schema.row_schema)
     return rows.select(schema.state.names), has_state
@@ -193,13 +195,12 @@ def on_time(order: Order, rows: pa.Table) -> tuple[pa.Table, dict[str, object]]:
 
 
 def _count_keys(order: Order, rows: pa.Table) -> int:
-    """Return the number of distinct keys."""
     hashes = rows.column(HASH).to_numpy().view(np.uint64)
     return len(_grouped(rows.select(order.key).combine_chunks(), hashes, rows.column(KEY_GROUP).to_numpy())[1])
 
 
 def _event_times(order: Order, rows: pa.Table, times: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the event times, null for rows of initial state, which have one if the time is part of the key."""
+    """Return the event times, null for rows of initial state, unless the time is part of the key."""
     if order.initial is None:
         return times
     return pc.if_else(rows.column(INITIAL).is_valid(), pa.scalar(None, times.type), times)

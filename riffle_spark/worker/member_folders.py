@@ -42,7 +42,7 @@ _folders: dict[tuple[Path, str], Folder] = {}
 _manifests: dict[tuple[str, str, int], Manifest] = {}
 _keys: dict[str, tuple[str, Keys]] = {}
 _cleaned_for: dict[Path, frozenset[tuple[str, bytes]]] = {}
-"""By folder, the list of keys whose unreadable files were removed."""
+"""By folder, the list of keys for which unreadable files were removed."""
 _stores: dict[tuple[str, StoreOptions], ObjectStore] = {}
 LOCAL_EXECUTOR = "driver"
 """Spark's id of the executor in local mode. It is also used if ``/proc`` cannot be read."""
@@ -51,7 +51,7 @@ _FLAG = b"--executor-id"
 
 
 def folder_of(home: Home, executor: str) -> Folder:
-    """Return this executor's folder for the root, claiming one if it has none yet."""
+    """Return this executor's folder for the root. Claim a folder if it has none yet."""
     base = (
         Path(home.local_dir or default_local_dir(executor_environment())) / f"{root_id(home.root)}-{home.log_id[:12]}"
     )
@@ -63,7 +63,7 @@ def folder_of(home: Home, executor: str) -> Folder:
 
 
 def store_of(home: Home) -> ObjectStore:
-    """Return this process's store of the root, whose connections are kept between batches."""
+    """Return this process's store of the root. Its connections are kept between batches."""
     store = _stores.get((home.root, home.options))
     return use_store(home, open_store(home.root, home.options)) if store is None else store
 
@@ -98,7 +98,7 @@ def keys_in(source: str | None, region: str | None) -> Keys | None:
 
 
 def drop_unreadable(folder: Folder, keys: Keys | None, *, anew: bool = False) -> list[Address]:
-    """Remove local files whose key, or ``plain``, is no longer listed; return the copies that used them.
+    """Remove local files with a key, or ``plain``, that is no longer listed; return the copies that used them.
 
     Checks all files once, and again if the list has changed or with ``anew``.
     """
@@ -137,7 +137,7 @@ def options_of(settings: Settings) -> StoreOptions:
 
 
 def manifest_at(home: Home, sequence: int) -> Manifest:
-    """Return the manifest of the log's record ``sequence``. The last one read is kept."""
+    """Return the manifest of the log's record ``sequence``. The last manifest is cached."""
     name = (home.root, home.log_id, sequence)
     if name not in _manifests:
         log = Log(store_of(home), home.root)
@@ -147,7 +147,7 @@ def manifest_at(home: Home, sequence: int) -> Manifest:
 
 
 def entry_at(home: Home, sequence: int, address: Address, head: Head) -> Entry:
-    """Return a key-group's entry in the log's record ``sequence``, which has this ``head``.
+    """Return a key-group's entry in the log's record ``sequence``. It has this ``head``.
 
     The kept manifest may be outdated: a root that was restored from a backup reuses numbers under the same log id.
     """

@@ -59,7 +59,7 @@ class Timed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """The joined results of one slot's calls. Keys are given as indices of the slot's touched keys.
+    """The joined results of a slot's calls. Keys are given as indices of the slot's touched keys.
 
     ``busy`` has the key-groups that were called one by one, and how long each call took (µs).
     """
@@ -122,6 +122,7 @@ def _at_once(
 def _by_key_group(
     order: Order, rows: pa.Table, touched: TouchedKeys, state: pa.Table, has_state: BoolArray
 ) -> Iterator[tuple[int, Batch]]:
+    """Yield a batch per touched key-group, with the index of its first key among the touched keys."""
     by_group = np.argsort(touched.key_groups[touched.codes], kind="stable")
     rows = rows.take(by_group)
     codes = touched.codes[by_group]
@@ -143,6 +144,7 @@ def _batch(
     has_state: BoolArray,
     key_group: int | None,
 ) -> Batch:
+    """Return the argument of a call of the computation: rows, keys and state of one call."""
     return Batch(
         rows,
         codes,
@@ -184,6 +186,7 @@ def run_on_due(
 
 
 def _join(order: Order, state_schema: pa.Schema, updates: list[tuple[int, Update]]) -> CallResult:
+    """Join the updates of several calls. Each comes with the index of its first key."""
     nothing = np.empty(0, dtype=np.int64)
     output_schema = without_letters(order.output)
     if not updates:
@@ -230,7 +233,7 @@ def run_by_key(
     entries: Mapping[int, Entry],
     timed: Timed,
 ) -> SlotResult:
-    """Run a processor over the touched key-groups and those of ``entries`` that have something due.
+    """Run a processor over the touched key-groups and over key-groups of ``entries`` with due timers or elements.
 
     Raises ``UserFunctionError`` with the processor's error.
     """
@@ -256,7 +259,7 @@ def _by_copy(
 ) -> tuple[dict[int, Outcome], list[int]]:
     """Process key-group by key-group; return the outcomes and the time of each (µs).
 
-    ``hashes`` are the ones in sealed parts.
+    ``hashes`` are the hashes in sealed parts.
     """
     spans = {key_group: (start, end) for key_group, start, end in touched.spans}
     outcomes: dict[int, Outcome] = {}
@@ -384,7 +387,7 @@ def _wide_rows(
 
 
 def _ranks(owners: block.IndexArray) -> npt.NDArray[np.int64]:
-    """Return the index of each element among those of its owner."""
+    """Return the index of each element among the elements of its owner."""
     by_owner = np.argsort(owners, kind="stable")
     ranks = np.empty(len(owners), np.int64)
     ranks[by_owner] = np.arange(len(owners)) - positions_of(np.bincount(owners))[owners[by_owner]]
@@ -403,7 +406,7 @@ def _element_timers(columns: ElementColumns, update: block.ElementUpdate) -> dic
 
 
 def due_key_groups(order: Order, slot: int) -> tuple[int, ...]:
-    """Return the slot's key-groups with a due timer, element or key, ascending, including those of a last pass.
+    """Return the slot's key-groups with a due timer, element or key, ascending, including key-groups of a last pass.
 
     A computation on the whole store gets all its key-groups.
     """

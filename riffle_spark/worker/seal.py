@@ -1,4 +1,4 @@
-"""Seal what an attempt changed: one object with one part per key-group."""
+"""Seal the changes of an attempt: one object with one part per key-group."""
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
@@ -60,7 +60,7 @@ class SlotResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SealedDelta:
-    """The bytes of one delta and the ranges of its parts. Empty if nothing changed; then nothing is put."""
+    """The bytes of a delta and the ranges of its parts. Empty if nothing changed; then nothing is put."""
 
     name: str
     data: bytes
@@ -82,10 +82,10 @@ def seal(
     keys: Keys | None = None,
     lost: Set[int] = frozenset(),
 ) -> SealedDelta:
-    """Return the delta of one attempt, with the output rows last if they are sealed too.
+    """Return the delta of an attempt, with the output rows last if they are sealed too.
 
     ``due`` names the due column, and ``keys`` encrypt the parts. Key-groups in ``lost`` that did not change get a part
-    without rows, so that old copies of what was lost are behind it and are not used. Parts that one member will read
+    without rows, so that old copies of lost state are behind it and are not used. Parts that one member will read
     are adjacent, so that one ranged GET reads them all; otherwise key-groups ascend.
     """
     changed = dict(changes.parts())

@@ -1,6 +1,6 @@
 """Run one slot of one batch on local copies; return its output rows and a receipt.
 
-The steps are those of docs/architecture.md:
+docs/architecture.md explains the steps:
 
 1. Bring the touched copies to the head that the driver named.
 2. Read their state and compute in memory.
@@ -69,7 +69,7 @@ def run_slot(
 
     ``rows`` is the slot's input with the routing columns. A ``RiffleError`` (of the user's function, a copy or the
     store) is returned in the receipt, without rows, because Spark's retry of the task would not help. Work that can
-    wait is passed to ``later``, which may run it between batches.
+    wait is passed to ``later``. It may run between batches.
     """
     attempt_id = random_bytes(16)
     attempt = None
@@ -88,8 +88,6 @@ def run_slot(
 
 
 class _Attempt:
-    """One attempt and what it measures for its receipt."""
-
     def __init__(self, order: Order, computation: Computation, executor: str, attempt_id: bytes) -> None:
         self.order = order
         self.schema = schema_of_text(order.store, order.schema)
@@ -167,7 +165,7 @@ class _Attempt:
         return output
 
     def tidy(self) -> None:
-        """Merge stacks of many files and remove unused files of deltas. The next batch retries what fails."""
+        """Merge stacks of many files and remove unused files of deltas. The next batch retries failed work."""
         try:
             with self.folder.used():
                 for merge in self.merges:
@@ -188,14 +186,16 @@ class _Attempt:
         return self.compute.run(order.store, order.schema, _SlotState(self, rows, touched, entries))
 
     def _check_placed(self, entries: dict[int, Entry]) -> None:
-        """Raise ``Misplaced`` if there is no copy here but one on a standby, which would not have to fetch it."""
+        """Raise ``Misplaced`` if a key-group has no copy here, but a standby elsewhere has a copy."""
         on_standbys = {kg: entry for kg, entry in entries.items() if self._has_standby_elsewhere(kg)}
         local = self.folder.key_groups(self.order.store) if on_standbys else set()
         missing = tuple(kg for kg, entry in on_standbys.items() if kg not in local and not self._is_buildable(entry))
         if missing:
             self.facts["missing"] = missing
+            # Cause: Spark ran the slot on another executor than planned.
             raise Misplaced(
-                f"{len(missing)} key-groups have no copy here but one on a standby, the first is {missing[0]}.",
+                f"{len(missing)} key-groups have no copy on this executor, but one on a standby. The first is "
+                f"{missing[0]}.",
                 where=f"member {self.folder.member}",
                 id="RIFFLE-0483",
             )
@@ -216,7 +216,6 @@ class _Attempt:
         return entry_at(order.home, order.sequence, (order.store, key_group), order.entries[key_group].head)
 
     def receipt(self, slot: int, executor: str) -> Receipt:
-        """Return the receipt for the driver."""
         totals = self.reader.totals
         return Receipt(
             store=self.order.store,
@@ -239,7 +238,7 @@ class _Attempt:
 
 @dataclass(frozen=True, slots=True)
 class _SlotState:
-    """The input of one attempt and its state. Implements ``SlotState``."""
+    """The input and the state of an attempt. Implements ``SlotState``."""
 
     attempt: _Attempt
     rows: pa.Table
@@ -247,6 +246,7 @@ class _SlotState:
     entries: dict[int, Entry]
 
     def over_tables(self, schema: PlainColumns, compute: BlockComputation) -> SlotResult:
+        """Call a computation with the rows and the state of the touched keys, then with expired keys."""
         on_tables = partial(self._on_tables, schema, compute, self._stacks(schema))
         return with_letters(self.attempt.order, self.rows, self.touched, on_tables)
 
@@ -258,6 +258,7 @@ class _SlotState:
         rows: pa.Table,
         touched: TouchedKeys,
     ) -> SlotResult:
+        """Read the state of the touched keys, call the computation, and expire due keys."""
         attempt = self.attempt
         order = attempt.order
         with attempt.step("read"):
@@ -273,6 +274,7 @@ class _SlotState:
             return with_expired(order, schema, compute, stacks, self.entries, result, attempt.timed)
 
     def over_readings(self, schema: VariableColumns, processing: Callable[[Times, str], Processing]) -> SlotResult:
+        """Run a processor over each key-group with rows or due elements, with its copy open for reading."""
         stacks = self._stacks(schema)
         order = self.attempt.order
 
@@ -285,6 +287,7 @@ class _SlotState:
         return with_letters(order, self.rows, self.touched, by_key)
 
     def over_elements(self, schema: VariableColumns, compute: ElementComputation) -> SlotResult:
+        """Call a computation once with the elements of all touched keys and all due elements."""
         stacks = self._stacks(schema)
         with self.attempt.step("compute"):
             return run_computation.run_on_elements(
@@ -303,7 +306,7 @@ class _SlotState:
 
 
 def beyond_memory(problem: str) -> ConfigError:
-    """Return the error for a slot whose rows, or the results on them, exceed the memory of its Python worker."""
+    """Return the error for a slot with rows or results that exceed the memory of its Python worker."""
     return ConfigError(
         f"A slot's rows do not fit into its Python worker: {problem}.",
         remedy="Have a batch take fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), raise "

@@ -53,8 +53,6 @@ def run_upkeep(
 
 
 class _Piece:
-    """One piece of upkeep, which collects the fields of its receipt."""
-
     def __init__(self, order: UpkeepOrder, executor: str, random_bytes: Callable[[int], bytes], budget: Budget) -> None:
         self.errors: list[str] = []
         self.facts: dict[str, object] = {"ran": False}
@@ -75,7 +73,11 @@ class _Piece:
         folder = folder_of(self._order.home, self._executor)
         self.facts["member"] = folder.member
         if self._order.member not in {"", folder.member}:
-            raise OutOfDate(f"The order is for member {self._order.member}, this is {folder.member}.", id="RIFFLE-0487")
+            # Cause: The executor claimed another folder after the driver planned this work.
+            raise OutOfDate(
+                f"The order is for member {self._order.member}, but this executor has member {folder.member}.",
+                id="RIFFLE-0487",
+            )
         with folder.used(), folder.locked_for_upkeep():
             self.facts["ran"] = True
             if self._order.wipe:
@@ -91,6 +93,7 @@ class _Piece:
             self.facts.update(disk=read_disk_use(folder.path), memory=memory_use())
 
     def _drop(self, folder: Folder) -> None:
+        """Remove the ordered copies, as far as the budget allows. A copy with another head than ordered stays."""
         incoming = IncomingSnapshots(folder.path)
         stacks = cache(folder.stacks)
         for index, drop in enumerate(self._order.drops):
@@ -111,6 +114,7 @@ class _Piece:
                 self._fail(address, error)
 
     def _follow(self, folder: Folder) -> None:
+        """Bring copies to the heads of their entries, and record the outcome per copy in the receipt."""
         order = self._order
         schemas = {store: schema_of_text(store, text) for store, text in order.schemas.items()}
         follower = Follower(
@@ -148,7 +152,7 @@ class _Piece:
         )
 
     def _has_room(self, folder: Folder) -> bool:
-        """Whether the disk has room for one more copy. Reports a full disk once."""
+        """Whether the disk has room for another copy. Reports a full disk once."""
         share = read_disk_use(folder.path).used_share
         if share > self._order.disk_limit and not self._is_disk_full:
             self._is_disk_full = True
@@ -198,7 +202,6 @@ class _Piece:
         self.errors.append(f"{address[0]}, key-group {address[1]}: {error}")
 
     def receipt(self, seconds: float) -> UpkeepReceipt:
-        """Return the receipt for the driver."""
         return UpkeepReceipt(
             self._executor,
             copies=tuple((*address, *head) for address, head in self._copies.items()),
@@ -212,7 +215,7 @@ class _Piece:
 
 
 def take_snapshot(order: SnapshotOrder, keeper: StackKeeper, objects: ObjectStore, attempt: str) -> Snapshot:
-    """Put a snapshot of one key-group from the copy of ``keeper``, under the name of ``attempt``, and return it.
+    """Put a snapshot of a key-group from the copy of ``keeper``, under the name of ``attempt``, and return it.
 
     Restores a damaged or missing copy first.
     """

@@ -82,5 +82,5 @@ def test_a_file_that_is_no_scenario_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     done = _run("--scenario", tmp_path / "x.json")
     assert done.exit_code == 1
-    assert "not a scenario" in done.output
+    assert "RIFFLE-0254" in done.output
     assert "x.json" in done.output

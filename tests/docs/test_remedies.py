@@ -78,140 +78,114 @@ def foreign(rows: pa.Table, state: pa.Table) -> Any:
 MISTAKES: Mapping[str, Mistake[Path]] = {
     "unknown setting": Mistake(
         "RIFFLE-0480",
-        "",
         lambda folder, mended: read_settings(folder, "num_standbys = 1" if mended else "num_standby = 1"),
     ),
     "bad value": Mistake(
         "RIFFLE-0249",
-        "",
         lambda _, mended: Settings(num_standbys=0 if mended else -1),
     ),
     "bad choice": Mistake(
         "RIFFLE-0249",
-        "",
         lambda _, mended: Settings(dispatch="partition" if mended else "partitions"),
     ),
     "local folder by URL": Mistake(
         "RIFFLE-0249",
-        "",
         lambda _, mended: Settings(local_dir="/mnt/nvme/riffle" if mended else "s3://bucket/local"),
     ),
     "no result": Mistake(
         "RIFFLE-0174",
-        "",
         lambda _, mended: aggregate(total=sum_("amount")) if mended else aggregate(),
     ),
     "a column's name for a function": Mistake(
         "RIFFLE-0175",
-        "",
         lambda _, mended: aggregate(total=sum_("amount") if mended else "amount"),  # type: ignore[arg-type]
     ),
     "no key": Mistake(
         "RIFFLE-0378",
-        "",
         lambda _, mended: operator(key=["user"] if mended else []),
     ),
     "a function for a computation": Mistake(
         "RIFFLE-0380",
-        "",
         lambda _, mended: totals_by(zero_for_all) if mended else operator(compute=zero_for_all),
     ),
     "no operators": Mistake(
         "RIFFLE-0369",
-        "",
         lambda _, mended: together(*[operator().into(print)] * mended),
     ),
     "a store's name with a space": Mistake(
         "RIFFLE-0410",
-        "",
         lambda _, mended: operator(store="my_totals" if mended else "my totals"),
     ),
     "settings by a dictionary": Mistake(
         "RIFFLE-0381",
-        "",
         lambda _, mended: operator(settings=Settings(root="file:///state") if mended else {"root": "file:///state"}),
     ),
     "state by a list of names": Mistake(
         "RIFFLE-0163",
-        "",
         lambda _, mended: totals_by(zero_for_all, STATE if mended else ["total"]),
     ),
     "a function of rows alone": Mistake(
         "RIFFLE-0166",
-        "",
         lambda _, mended: totals_by(zero_for_all if mended else lambda rows: rows),  # type: ignore[arg-type,misc]
     ),
     "no such key column": Mistake(
         "RIFFLE-0229",
-        "",
         lambda _, mended: feed(operator(key="user" if mended else "usr")),
     ),
     "no such aggregated column": Mistake(
         "RIFFLE-0176",
-        "",
         lambda _, mended: feed(operator(compute=aggregate(paid=sum_("amount" if mended else "amnt")))),
     ),
     "a sum of text": Mistake(
         "RIFFLE-0177",
-        "",
         lambda _, mended: operator_on_text(pa.int64() if mended else pa.string()),
     ),
     "a key of lists": Mistake(
         "RIFFLE-0119",
-        "",
         lambda _, mended: feed(operator(key="user" if mended else "tags")),
     ),
     "a pandas frame returned": Mistake(
         "RIFFLE-0199",
-        "",
         lambda _, mended: feed(
             totals_by(lambda rows, _: (totals(rows) if mended else totals(rows).to_pandas(), totals(rows)))
         ),
     ),
     "one table returned": Mistake(
         "RIFFLE-0169",
-        "",
         lambda _, mended: feed(totals_by(lambda rows, _: (totals(rows), totals(rows)) if mended else totals(rows))),
     ),
     "other columns returned": Mistake(
         "RIFFLE-0200",
-        "",
         lambda _, mended: feed(totals_by(lambda rows, _: (totals(rows) if mended else rows, totals(rows)))),
     ),
     "a key twice": Mistake(
         "RIFFLE-0171",
-        "",
         lambda _, mended: feed(
             totals_by(lambda rows, state: tuple(map(once, twice(rows, state))) if mended else twice(rows, state))
         ),
     ),
     "another key": Mistake(
         "RIFFLE-0170",
-        "",
         lambda _, mended: feed(totals_by(zero_for_all if mended else foreign)),
     ),
     "a sink of one argument": Mistake(
         "RIFFLE-0288",
-        "",
         lambda _, mended: operator().into(
             (lambda frame, _: frame.collect()) if mended else (lambda frame: frame.collect())
         ),
     ),
     "two operators of one store": Mistake(
         "RIFFLE-0375",
-        "",
         lambda _, mended: together(
             operator().into(print), operator(store="others" if mended else "totals").into(print)
         ),
     ),
     "an operator without a sink": Mistake(
         "RIFFLE-0370",
-        "",
         lambda _, mended: together(operator().into(print) if mended else operator()),  # type: ignore[arg-type]
     ),
     "settings that differ": Mistake(
         "RIFFLE-0371",
-        "",
         lambda _, mended: together(
             operator(settings=Settings(num_standbys=1)).into(print),
             operator(store="others", settings=Settings(num_standbys=2)).into(print),
@@ -220,7 +194,6 @@ MISTAKES: Mapping[str, Mistake[Path]] = {
     ),
     "a delay in words": Mistake(
         "RIFFLE-0307",
-        "",
         lambda _, mended: operator(watermark=("at", "10 minutes" if mended else "ten minutes")),
     ),
 }

@@ -124,14 +124,14 @@ class Excuses:
         if any(_SIMULATED.search(cause.problem) for cause in _chain(error)):
             return True
         of_log = {
-            "the query went on while its log was read": history.records,
-            "a LIST of the log shows a newest record that is gone": history.swept,
-            f"a LIST of the log does not show record {sequence}, which is there": history.swept,
-            f"record {sequence} was swept while its scan waited": history.swept,
+            "RIFFLE-0402": history.records,
+            "RIFFLE-0405": history.swept,
+            "RIFFLE-0244": history.swept,
+            "RIFFLE-0245": history.swept,
         }
-        if error.problem in of_log:
-            return sequence in of_log[error.problem]
-        if error.problem == "a record comes with other bytes each time":
+        if error.id in of_log:
+            return sequence in of_log[error.id]
+        if error.id == "RIFFLE-0404":
             return self._is_damaged(error.where)
         return tried is not None and self._was_given_up(error, tried.work)
 
@@ -147,7 +147,7 @@ class Excuses:
         return last in work.gave_up[max(work.gave_up)]
 
     def _conflicts(self, error: ConflictError, actor: Actor, tried: Tried | None) -> bool:
-        if error.problem.startswith("the query went on while a command tried to switch the state"):
+        if error.problem.startswith("The query continued while a command tried to switch the state"):
             return self._is_fenced(error.where, actor)
         if tried is None:
             return False

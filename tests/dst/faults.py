@@ -93,6 +93,7 @@ def impossible(kind: str, step: str) -> str | None:
         "late effect": (word == "put", "nothing is put"),
         "refused disk": (on_files and word != "lock", "no file is used"),
         "flipped byte": (reads, "no bytes of state are read"),
+        "truncated": (reads, "no bytes of state are read"),
         "missing": (
             word == "get" and object_kind in {"delta", "snapshot"},
             "no object that the log lists is asked for",

@@ -5,7 +5,8 @@ as an argument, or the text of a warning that starts with ``[RIFFLE-nnnn]``:
 
 1. Its class is the class that is called, or the class that the called function returns.
 2. Its template and its remedy are the arguments ``problem`` and ``remedy``. A variable is replaced by what is assigned
-   to it in the same function, a constant by its value. What only a run knows is shown in braces.
+   to it in the same function, a constant by its value. Values of a run are shown in braces. The remedy of a warning
+   follows "What to do:".
 3. Its cause is the comment ``# Cause: ...`` above the statement. A message without one states its cause itself.
 """
 
@@ -33,10 +34,14 @@ _ID = re.compile(r"RIFFLE-\d{4}")
 _WARNING_ID = re.compile(r"\[(RIFFLE-\d{4})\] ")
 _CAUSE = re.compile(r"^\s*# Cause: (.*)$")
 _COMMENT = re.compile(r"^\s*# ?(.*)$")
-_CLASSES = {"Refused": "ConfigError", "Rule": "RefusedError"}
-"""The errors that are made from entries of tables."""
+_SEVERAL = "Several classes"
+_CLASSES = {"Refused": "ConfigError", "Rule": "RefusedError", "conflict": _SEVERAL, "type(error)": _SEVERAL}
+"""The errors that are made from entries of tables, or that have the class of another error."""
 _POSITIONS = {"problem": 0, "remedy": 1}
 _EXIT_HEAD = "| class | meaning | exit code of `riffle` |\n| --- | --- | --- |\n"
+_SEVERAL_NOTE = (
+    "A command raises these errors with the class that fits their cause. The message contains the cause.\n\n"
+)
 _HEAD = "| id | message | cause | remedy |\n| --- | --- | --- | --- |\n"
 _INTRODUCTION = """\
 # Errors and warnings
@@ -145,9 +150,14 @@ class Reader:
             for text in (node for node in _own_nodes(statement) if isinstance(node, ast.Constant | ast.JoinedStr)):
                 template = self.template(source, text, names)
                 if found := _WARNING_ID.match(template):
-                    problem = template[found.end() :]
+                    problem, _, remedy = template[found.end() :].partition("What to do: ")
                     yield Message(
-                        found[1], WARNING, problem, "", source.cause(statement.lineno), f"{place}:{text.lineno}"
+                        found[1],
+                        WARNING,
+                        problem.rstrip(),
+                        remedy,
+                        source.cause(statement.lineno),
+                        f"{place}:{text.lineno}",
                     )
 
     def _error(
@@ -225,7 +235,8 @@ def page(found: list[Message]) -> str:
         )
         if rows:
             title = "Warnings" if name == WARNING else name
-            text += f"\n## {title}\n\n{_HEAD}" + "".join(rows)
+            note = _SEVERAL_NOTE if name == _SEVERAL else ""
+            text += f"\n## {title}\n\n{note}{_HEAD}" + "".join(rows)
     return text
 
 

@@ -93,7 +93,7 @@ def test_an_own_assignor_decides_and_is_mended_where_it_leaves_a_drained_member_
     played.job.reconfigure(exclude=f"id={first}")
     played.feed_until(lambda ran: _executor(played, first) not in ran.values())
     reports = list(played.job.reports)[before:]
-    assert any("on a drained member" in warning for report in reports for warning in report.warnings)
+    assert any("RIFFLE-0771" in warning for report in reports for warning in report.warnings)
     assert sum(report.restores for report in reports) == 0, "it went warm"
     played.check_where()
     played.job.reconfigure(exclude="")

@@ -200,73 +200,59 @@ def in_memory(place: Place, name: str) -> None:
 MISTAKES: Mapping[str, Mistake[Place]] = {
     "no root": Mistake(
         "RIFFLE-0313",
-        "file:///folder on one machine",
         lambda place, mended: place.count(root=place.root if mended else None),
     ),
     "a root that is a path": Mistake(
         "RIFFLE-0442",
-        "file:///path",
         lambda place, mended: place.count(root=f"{'file://' if mended else ''}{place.folder}/state"),
     ),
     "a setting in Spark that is unknown": Mistake(
-        "Unknown setting 'num_standby'",
-        "Did you mean 'num_standbys'? Correct it in the Spark configuration (spark.riffle.num_standby)",
+        "RIFFLE-0480",
         lambda place, mended: set_in_spark(place, "num_standby", "0", ("num_standbys", "0") if mended else None),
     ),
     "a setting in Spark of a wrong value": Mistake(
-        "num_standbys = 'none' is not allowed. It must be an integer of at least 0",
-        "Correct it in the Spark configuration (spark.riffle.num_standbys)",
+        "RIFFLE-0249",
         lambda place, mended: set_in_spark(place, "num_standbys", "none", ("num_standbys", "0") if mended else None),
     ),
     "a static frame": Mistake(
-        "riffle_spark.on",
-        "give it the frame that spark.readStream...load() returned",
+        "RIFFLE-0304",
         lambda place, mended: place.events() if mended else riffle_spark.on(place.spark.range(3), root=place.root),
     ),
     "a continuous trigger": Mistake(
-        "trigger(continuous=...) runs no batches",
-        "use one of availableNow, once, processingTime",
+        "RIFFLE-0339",
         lambda place, mended: place.collect(
             place.events().groupBy("k").count(), **({"once": True} if mended else {"continuous": "1 second"})
         ),
     ),
     "files in complete mode": Mistake(
-        "outputMode('complete')",
-        "use outputMode('append') with a watermark",
+        "RIFFLE-0357",
         lambda place, mended: place.save(
             by_ten(place.events()), "append" if mended else "complete", f"{place.folder}/out"
         ),
     ),
     "files without a path": Mistake(
-        "have no path",
-        "name it: start(path)",
+        "RIFFLE-0358",
         lambda place, mended: place.save(
             by_ten(place.events()), "append", *([f"{place.folder}/out"] if mended else [])
         ),
     ),
-    "files without a checkpoint": Mistake(
-        "the query has no checkpoint location", "option('checkpointLocation', ...)", without_checkpoint
-    ),
+    "files without a checkpoint": Mistake("RIFFLE-0340", without_checkpoint),
     "a memory sink without a name": Mistake(
-        "the memory sink has no name for its table",
-        "name the query: queryName(...)",
+        "RIFFLE-0359",
         lambda place, mended: in_memory(place, f"table{next(_numbers)}" if mended else ""),
     ),
     "a sink of one argument": Mistake(
-        "cannot be called with two or three arguments",
-        "sink(frame, batch_id)",
+        "RIFFLE-0288",
         lambda place, mended: place.into(collect_rows if mended else DataFrame.collect),
     ),
     "a percentile": Mistake(
-        "percentile",
-        "percentile_approx for percentile and median",
+        "RIFFLE-0623",
         lambda place, mended: place.collect(
             place.events().groupBy("k").agg((F.percentile_approx if mended else F.percentile)("v", 0.5))
         ),
     ),
     "two roots": Mistake(
-        "the query reads frames of several roots",
-        "the same root for all streams of a query",
+        "RIFFLE-0188",
         lambda place, mended: place.collect(
             place.events().join(
                 place.events("" if mended else f"{place.root}2").select("k", F.col("v").alias("w")), "k"
@@ -275,29 +261,25 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
         ),
     ),
     "late rows without a watermark": Mistake(
-        "late_rows is set, but this query never drops late rows",
-        "put withWatermark before the stateful operator",
+        "RIFFLE-0344",
         lambda place, mended: place.collect(
             late_counts(place.events(late_rows=f"{place.folder}/late"), watermark=mended), "update"
         ),
     ),
     "dead letters without a function": Mistake(
-        "dead_letters is set, but the query has no function",
-        "leave dead_letters out",
+        "RIFFLE-0346",
         lambda place, mended: place.collect(
             place.events(**({} if mended else {"dead_letters": f"{place.folder}/dead"})).groupBy("k").count()
         ),
     ),
     "dispatch by partition without its columns": Mistake(
         "RIFFLE-0284",
-        "Select the source's columns as `topic` and `partition`",
         lambda place, mended: place.count(
             dispatch="partition", columns=["k", "v", *(["topic", "partition"] if mended else [])]
         ),
     ),
     "dispatch by partition of a wrapped query": Mistake(
-        "dispatch = partition routes rows by topic and partition",
-        "group by topic and partition too",
+        "RIFFLE-0326",
         lambda place, mended: place.collect(
             place.events(settings=Settings(dispatch="partition", key_groups=8))
             .groupBy(*(["topic", "partition"] if mended else []), "k")
@@ -305,20 +287,17 @@ MISTAKES: Mapping[str, Mistake[Place]] = {
         ),
     ),
     "a key column that is not there": Mistake(
-        "The input has no column 'kk'",
-        "use one of k, v, at",
+        "RIFFLE-0229",
         lambda place, mended: place.count("k" if mended else "kk"),
     ),
-    "timers without a watermark": Mistake("RIFFLE-0286", 'watermark=(column, "10 minutes")', with_timers),
+    "timers without a watermark": Mistake("RIFFLE-0286", with_timers),
 }
 IN_ONE_PLACE: Mapping[str, Mistake[Place]] = {
-    "state that is gone": Mistake("is empty", "--empty --execute", state_that_is_gone),
-    "a new checkpoint": Mistake("or the query has a new checkpoint", "Give each query its own root", new_checkpoint),
-    "another number of key-groups": Mistake("key_groups = 16, but the state", "--key-groups 16", other_key_groups),
-    "another key": Mistake("has another schema", "use another store name", other_key),
-    "another key of a wrapped query": Mistake(
-        "the query no longer has store 'aggregate.k'", "option('riffle.accept', 'aggregate.k')", other_key_on
-    ),
+    "state that is gone": Mistake("RIFFLE-0209", state_that_is_gone),
+    "a new checkpoint": Mistake("RIFFLE-0210", new_checkpoint),
+    "another number of key-groups": Mistake("RIFFLE-0219", other_key_groups),
+    "another key": Mistake("RIFFLE-0223", other_key),
+    "another key of a wrapped query": Mistake("RIFFLE-0330", other_key_on),
 }
 
 

@@ -133,7 +133,7 @@ def test_an_empty_variable_names_no_checkpoint(filled: World, tmp_path: Path, ch
     conf.write_text("s3_endpoint = 'http://127.0.0.1:9'\n")
     for arguments in commands(filled.home.root, checkpoint, conf):
         done, said = shown_by(*arguments)
-        assert (done.exit_code, "names no folder" in said) == (2, True), said
+        assert (done.exit_code, " no folder" in said) == (2, True), said
         assert "adopt --root" not in said, "that would give the state away"
         assert [line for line in said.splitlines() if line.startswith("state")] == []
 

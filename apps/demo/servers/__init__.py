@@ -1,4 +1,4 @@
-"""Real servers as separate processes of this one, which end when it ends, however it ends."""
+"""Real servers as child processes. They end with this process, even if it is killed."""
 
 from apps.demo.servers.child import Child, Launch, free_port
 from apps.demo.servers.cluster import JVM_OPTIONS, StandaloneCluster, WorkerSize

@@ -32,7 +32,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def listens(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a connection to the port is taken; cheaper than asking with a client of the server's own."""
+    """Return whether the port accepts a connection. This is cheaper than a request of the server's client."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((host, port)) == 0
@@ -49,7 +49,7 @@ class Launch(NamedTuple):
 
 
 class Child:
-    """A running command. It ends with ``stop``, with ``kill``, or with this process, however this process ends."""
+    """A running command. It ends with ``stop``, with ``kill``, or with this process, even if this process is killed."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -71,7 +71,7 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether the command, or anything it started, still runs."""
+        """Whether the command, or a process that it started, still runs."""
         return self._guard.poll() is None
 
     def pids(self) -> list[int]:
@@ -102,12 +102,12 @@ class Child:
             raise self._failure(f"ended with code {self._guard.returncode}")
 
     def ask_to_stop(self) -> None:
-        """Begin the end, without waiting for it: SIGTERM, then SIGKILL after the grace time."""
+        """Start to stop it, without waiting: SIGTERM, then SIGKILL after the grace time."""
         if self.alive:
             self._guard.send_signal(signal.SIGTERM)
 
     def stop(self) -> None:
-        """End it and all it started; bounded by the grace time."""
+        """Stop it and all processes that it started, within the grace time."""
         self.ask_to_stop()
         try:
             self._guard.wait(self._launch.grace_seconds + END_SECONDS)
@@ -116,7 +116,7 @@ class Child:
         self._close_input()
 
     def kill(self) -> None:
-        """SIGKILL to the command and all it started, as when a machine dies."""
+        """Send SIGKILL to the command and all its processes, as in a crash of the machine."""
         kill(self.pids())
         try:
             self._guard.wait(END_SECONDS)

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster whose workers have hosts of their own."""
+"""A standalone Spark cluster. Each worker has its own host address."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ appender.console.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 
 @dataclass(frozen=True, slots=True)
 class WorkerSize:
-    """What one worker offers to executors."""
+    """The resources of a worker for executors."""
 
     cores: int = 1
     memory_mb: int = 1024
@@ -40,7 +40,8 @@ class WorkerSize:
 class StandaloneCluster(Server):
     """A master on 127.0.0.1 and workers on 127.0.0.2, 127.0.0.3 and so on, each with its own local folders.
 
-    ``environments`` are what workers, and so their executors, have beside that, in turn: the racks of their hosts, say.
+    ``environments`` are additional variables of workers and their executors, assigned in turn, such as the rack of a
+    host.
     """
 
     def __init__(
@@ -62,55 +63,55 @@ class StandaloneCluster(Server):
 
     @property
     def url(self) -> str:
-        """What Spark calls the master."""
+        """The URL of the master."""
         return f"spark://{MASTER_HOST}:{self._port}"
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The address of every worker ever started, in order; a worker's index is its place here."""
+        """The addresses of all workers in order of their start. The index of a worker is its position."""
         return tuple(_host(index) for index in range(len(self._workers)))
 
     def start(self) -> None:
-        """Begin to start the master and the first workers; workers keep asking until the master answers."""
+        """Start the master and the first workers without waiting. Workers retry until the master answers."""
         ports = ["--host", MASTER_HOST, "--port", str(self._port), "--webui-port", str(self._web_port)]
         self._master = self._spark_class("master", ["org.apache.spark.deploy.master.Master", *ports], {})
         for _ in range(self._first_workers):
             self.start_worker()
 
     def wait_until_ready(self) -> None:
-        """Wait until every worker that was not ended on purpose is registered, and no other."""
+        """Wait until exactly the workers that were not stopped on purpose are registered."""
         assert self._master is not None, "start it first"
         self._master.wait_until(self._has_all_workers, START_TIMEOUT_SECONDS)
 
     def add_worker(self) -> int:
-        """Start one more worker on the next address, wait until it is registered, and return its index."""
+        """Start another worker on the next address, wait until it is registered, and return its index."""
         index = self.start_worker()
         self.wait_until_ready()
         return index
 
     def start_worker(self) -> int:
-        """Begin to start one more worker on the next address, and return its index."""
+        """Start another worker on the next address without waiting, and return its index."""
         self._workers.append(self._new_worker(len(self._workers)))
         return len(self._workers) - 1
 
     def kill_worker(self, index: int) -> None:
-        """SIGKILL to a worker and everything on it, as when its machine dies."""
+        """Send SIGKILL to a worker and all its processes, as in a crash of its machine."""
         self._ended.add(index)
         self._workers[index].kill()
 
     def return_worker(self, index: int) -> None:
-        """Start a worker anew on the address and the folders of one that is gone, and wait until it is registered."""
+        """Restart a lost worker on its address and folders, and wait until it is registered."""
         self._ended.remove(index)
         self._workers[index] = self._new_worker(index)
         self.wait_until_ready()
 
     def stop_worker(self, index: int) -> None:
-        """End a worker and its executors in good order."""
+        """Stop a worker and its executors with SIGTERM."""
         self._ended.add(index)
         self._workers[index].stop()
 
     def stop(self) -> None:
-        """End all of it, side by side."""
+        """Stop all processes in parallel."""
         children = [*self._workers, *([self._master] if self._master else [])]
         for child in children:
             child.ask_to_stop()
@@ -118,7 +119,7 @@ class StandaloneCluster(Server):
             child.stop()
 
     def local_folder(self, index: int) -> Path:
-        """Where a worker's executors keep local files; it outlives them."""
+        """Return the folder for local files of a worker's executors. It outlives them."""
         return self._folder / f"worker-{index}" / "local"
 
     def _new_worker(self, index: int) -> Child:
@@ -141,10 +142,10 @@ class StandaloneCluster(Server):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What its processes and its clients run with: no settings of the machine, few log lines, small heaps.
+        """Return the environment of the cluster and its clients: no settings of the machine, small heaps.
 
-        The folder of settings is not there: Java leaves an archive of classes aside where the class path begins with a
-        folder that has files.
+        The folder of settings does not exist, because Java ignores an archive of classes if the class path starts with
+        a folder that has files.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         logging = self._folder / "log4j2.properties"
@@ -168,7 +169,10 @@ class StandaloneCluster(Server):
         return self.registered_workers() == len(running)
 
     def registered_workers(self) -> int:
-        """How many workers the master counts as alive; it notices a killed one at once, by its connection."""
+        """The number of workers that the master lists as alive.
+
+        It notices a killed worker at once, by its connection.
+        """
         try:
             with urllib.request.urlopen(f"http://{MASTER_HOST}:{self._web_port}/json/", timeout=2) as answer:
                 return int(json.load(answer)["aliveworkers"])

@@ -1,11 +1,10 @@
-"""Runs one command and leaves nothing of it behind.
+"""Run a command, and remove all its processes at the end.
 
     guard.py GRACE_SECONDS COMMAND...
 
-Its end comes in three ways: the command ends, SIGTERM, or the end of standard input, which is how the death of the
-process that started it shows, however sudden. Then the command gets SIGTERM, GRACE_SECONDS to obey, and whatever is
-left of it and of what it started gets SIGKILL. Orphans stay within reach because this process is their reaper. It
-imports the standard library alone, to start in no time.
+The guard ends when the command ends, on SIGTERM, or at the end of standard input: that shows that the parent process
+has died. Then the command gets SIGTERM and has GRACE_SECONDS to end. All remaining processes get SIGKILL. Orphans are
+found because this process is their subreaper. The guard imports only the standard library, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def _live_parent(process: Path) -> int:
 
 
 def kill(pids: list[int]) -> None:
-    """SIGKILL to each that is still there."""
+    """Send SIGKILL to each process that still exists."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -55,7 +54,7 @@ def kill(pids: list[int]) -> None:
 
 
 def _sweep() -> None:
-    """Kill until nothing is left below this process; bounded, since a killed process can start nothing new."""
+    """Kill until this process has no descendants. This ends, because a killed process starts no other."""
     for _ in range(SWEEP_ROUNDS):
         remaining = descendants(os.getpid())
         if not remaining:

@@ -1,4 +1,4 @@
-"""A Kafka broker in KRaft mode, alone or beside others."""
+"""A Kafka broker in KRaft mode, alone or in a cluster."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ message.max.bytes=33554432
 
 
 class KafkaBroker(Server):
-    """One broker on a free loopback port, its logs and data in a folder of its own, in a rack if it is given one.
+    """A broker on a free loopback port, with its own folder for logs and data, and optionally a rack.
 
-    ``joins`` names the broker before it in the same cluster: ids count up from 1, the first one controls. ``secured``
-    are protocols by the names of further listeners, and ``properties`` further lines that set them up.
+    ``joins`` is the previous broker of the same cluster: ids count up from 1, and the first broker is the controller.
+    ``secured`` maps the names of further listeners to protocols, and ``properties`` are further lines of their
+    settings.
     """
 
     def __init__(
@@ -73,15 +74,15 @@ class KafkaBroker(Server):
 
     @property
     def bootstrap(self) -> str:
-        """What clients call ``bootstrap.servers``."""
+        """The value of ``bootstrap.servers`` for clients."""
         return f"127.0.0.1:{self._port}"
 
     def bootstrap_of(self, listener: str) -> str:
-        """Return the same for one of the further listeners."""
+        """Return the address of a further listener."""
         return f"127.0.0.1:{self._ports[listener]}"
 
     def start(self) -> None:
-        """Begin to start."""
+        """Start without waiting."""
         self._folder.mkdir(parents=True, exist_ok=True)
         properties = self._folder / "server.properties"
         is_first = self._node == 1
@@ -103,12 +104,12 @@ class KafkaBroker(Server):
         self._child = Child(Launch("the Kafka broker", command, self._folder / "kafka.log", grace_seconds=2))
 
     def wait_until_ready(self) -> None:
-        """Wait until it answers an administrator."""
+        """Wait until it answers an admin client."""
         assert self._child is not None, "start it first"
         self._child.wait_until(self._answers, START_TIMEOUT_SECONDS)
 
     def stop(self) -> None:
-        """End the process; its topics stay in the folder."""
+        """Stop the process. Its topics stay in the folder."""
         if self._child is not None:
             self._child.stop()
 

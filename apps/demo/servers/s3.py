@@ -21,7 +21,7 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "demo", "AWS_SECRET_ACCESS_KEY": "demo-secre
 
 
 class ClientArguments(TypedDict):
-    """How boto3 spells an address and credentials."""
+    """The arguments of boto3 for an address and credentials."""
 
     endpoint_url: str
     aws_access_key_id: str
@@ -30,7 +30,10 @@ class ClientArguments(TypedDict):
 
 
 class S3Server(Server):
-    """One server with one bucket, on a free loopback port, in memory. ``environment`` is what its clients need."""
+    """A server with one bucket, on a free loopback port, in memory.
+
+    ``environment`` has the variables for its clients.
+    """
 
     def __init__(self, folder: Path, bucket: str = "riffle") -> None:
         self.bucket = bucket
@@ -41,25 +44,25 @@ class S3Server(Server):
         self._child: Child | None = None
 
     def start(self) -> None:
-        """Begin to start."""
+        """Start without waiting."""
         self._child = Child(Launch("the S3 server", self._command(), self._log, grace_seconds=1))
 
     def _command(self) -> list[str]:
         return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self._port)]
 
     def wait_until_ready(self) -> None:
-        """Wait until the bucket is there."""
+        """Wait until the bucket exists."""
         assert self._child is not None, "start it first"
         self._child.wait_until(self._has_made_bucket, START_TIMEOUT_SECONDS)
 
     def stop(self) -> None:
-        """End the process, and with it what it keeps in memory."""
+        """Stop the process. Its objects in memory are lost."""
         if self._child is not None:
             self._child.stop()
 
     @property
     def client_arguments(self) -> ClientArguments:
-        """What ``boto3.client("s3", ...)`` needs to reach it."""
+        """The arguments of ``boto3.client("s3", ...)`` for this server."""
         return {
             "endpoint_url": self.endpoint,
             "aws_access_key_id": CREDENTIALS["AWS_ACCESS_KEY_ID"],
@@ -68,7 +71,7 @@ class S3Server(Server):
         }
 
     def measure(self, prefix: str) -> tuple[int, int]:
-        """How many objects lie below a prefix, and their bytes."""
+        """Return the number and the bytes of the objects below a prefix."""
         with closing(boto3.client("s3", **self.client_arguments)) as client:
             pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=f"{prefix}/")
             sizes = [stored["Size"] for page in pages for stored in page.get("Contents", ())]
@@ -88,9 +91,9 @@ class S3Server(Server):
 
 
 class DiskS3Server(S3Server):
-    """The same over plain files in its folder, which outlive it: a server that big objects and bandwidth need.
+    """A server on plain files in its folder, for large objects and high bandwidth. The files outlive it.
 
-    Built with Go on first use; raises ``ConfigError`` where Go is missing.
+    It is built with Go on first use. Raises ``ConfigError`` if Go is missing.
     """
 
     def __init__(self, folder: Path, bucket: str = "riffle") -> None:

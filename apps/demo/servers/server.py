@@ -12,19 +12,19 @@ Self = TypeVar("Self", bound="Server")
 
 
 class Server(ABC):
-    """A context manager over ``start``, ``wait_until_ready`` and ``stop``, which may also be called one by one."""
+    """A context manager over ``start``, ``wait_until_ready`` and ``stop``. They may also be called individually."""
 
     @abstractmethod
     def start(self) -> None:
-        """Begin to start, so that several servers can start beside each other."""
+        """Start without waiting, so that several servers can start in parallel."""
 
     @abstractmethod
     def wait_until_ready(self) -> None:
-        """Wait, bounded, until it serves; raise UnavailableError with the end of its log if it does not."""
+        """Wait until the server is ready, up to a limit. Raises ``UnavailableError`` with the end of its log."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End it and all it started; harmless when it has not started."""
+        """Stop the server and all its processes. Does nothing if it has not started."""
 
     def __enter__(self: Self) -> Self:
         try:

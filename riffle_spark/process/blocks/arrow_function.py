@@ -44,7 +44,7 @@ def arrow_function(
 ) -> "ArrowFunction":
     """Declare a stateful function on Arrow tables. It is called once for each key-group with rows in a batch.
 
-    ``function(rows, state)`` or ``function(rows, state, context)`` gets the rows of one key-group, in the order of the
+    ``function(rows, state)`` or ``function(rows, state, context)`` gets the rows of a key-group, in the order of the
     operator's order columns, and the state of their keys: key and state columns, one row per key with state. It returns
     ``(output, new_state)`` or ``(output, new_state, deleted)``. ``new_state`` has the key and state columns of the keys
     to write, and ``deleted`` the key columns of those to delete. Other keys keep their state. The function must be
@@ -83,14 +83,14 @@ def arrow_function(
     for name, schema in (("state", state), ("output", output)):
         if not isinstance(schema, pa.Schema):
             raise ConfigError(
-                f"arrow_function({name}=...) is a {type(schema).__name__}, not a pyarrow.Schema",
+                f"arrow_function({name}=...) is a {type(schema).__name__}, not a pyarrow.Schema.",
                 remedy=f"Pass an Arrow schema: {name}=pa.schema([('total', pa.int64())]).",
                 id="RIFFLE-0163",
             )
     mode = parse_time_mode(time_mode)
     if (expired is not None or mode != "None") and due is None:
         raise ConfigError(
-            "arrow_function() has time_mode or expired, but no due column",
+            "arrow_function() has time_mode or expired, but no due column.",
             remedy="Name the column: due='until'. Or leave out time_mode and expired.",
             id="RIFFLE-0164",
         )
@@ -100,10 +100,12 @@ def arrow_function(
 
 
 def _argument_count(role: str, function: Callable[..., object], parameters: Sequence[str]) -> int:
-    """Return how many of these arguments the function takes: all, or all but the last. Raises ``ConfigError``."""
+    """Return the number of arguments that the function takes: all ``parameters``, or all but the last.
+
+    Raises ``ConfigError`` if it takes neither."""
     if not callable(function):
         raise ConfigError(
-            f"arrow_function(): {role} is a {type(function).__name__}, not a function",
+            f"arrow_function(): {role} is a {type(function).__name__}, not a function.",
             remedy="Pass a function.",
             id="RIFFLE-0165",
         )
@@ -116,7 +118,7 @@ def _argument_count(role: str, function: Callable[..., object], parameters: Sequ
         return count
     raise ConfigError(
         f"{function_name(function)}{signature} cannot be called with {len(parameters) - 1} or {len(parameters)} "
-        "arguments",
+        "arguments.",
         remedy=f"Define it as function({', '.join(parameters[:-1])}) or function({', '.join(parameters)}).",
         id="RIFFLE-0166",
     )
@@ -141,13 +143,13 @@ class ArrowFunction:
             repeated = sorted({name for name in names if names.count(name) > 1})
             if repeated:
                 raise ConfigError(
-                    f"The {schema} has more than one column named {', '.join(repeated)}",
+                    f"The {schema} has more than one column named {', '.join(repeated)}.",
                     remedy="Use each name once. The state schema does not include the key columns.",
                     id="RIFFLE-0167",
                 )
         if not self.state.names:
             raise ConfigError(
-                "The state has no column",
+                "The state has no column.",
                 remedy="Declare at least one, such as ('seen', pa.bool_()).",
                 id="RIFFLE-0168",
             )
@@ -180,7 +182,7 @@ class ArrowFunction:
         return Update(output, changed, new_state.select(self.state.names), removed[batch.has_state[removed]])
 
     def expired(self, batch: Batch) -> Update:
-        """Call the function for expired keys, if there is one. Raises ``UserFunctionError`` like ``__call__``."""
+        """Call the function for expired keys, if it is set. Raises ``UserFunctionError`` like ``__call__``."""
         where = _where(batch)
         returned: object = self.output.empty_table()
         if self.on_expired is not None:
@@ -217,7 +219,7 @@ def _context(batch: Batch) -> Context:
 def _shape_error(returned: object, expected: str, where: str) -> UserFunctionError:
     shape = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
     return UserFunctionError(
-        f"The function returned {shape}",
+        f"The function returned {shape}.",
         remedy=f"Return {expected} as Arrow tables.",
         where=where,
         id="RIFFLE-0169",
@@ -229,8 +231,10 @@ def _key_places(keys: pa.Table, encoded: pa.Array, table: str, where: str) -> In
     places = pc.index_in(encode_keys(keys.columns), value_set=encoded)
     if places.null_count:
         unknown = pc.index(places.is_null(), True).as_py()
+        # Cause: The function returned a key that has neither a row nor state in this call, such as a key of another
+        # call.
         raise UserFunctionError(
-            f"The {table} has a key that is not in the input of the call: {_key_text(keys, unknown)}",
+            f"The {table} has a key that is not in the input of the call: {_key_text(keys, unknown)}.",
             remedy="Return only keys of the given rows.",
             where=where,
             id="RIFFLE-0170",
@@ -239,7 +243,7 @@ def _key_places(keys: pa.Table, encoded: pa.Array, table: str, where: str) -> In
     repeated = np.flatnonzero(np.bincount(indices, minlength=len(encoded))[indices] > 1)
     if len(repeated):
         raise UserFunctionError(
-            f"The {table} has a key twice: {_key_text(keys, int(repeated[0]))}",
+            f"The {table} has a key twice: {_key_text(keys, int(repeated[0]))}.",
             remedy="Return one row per key.",
             where=where,
             id="RIFFLE-0171",
@@ -251,7 +255,7 @@ def _check_disjoint(changed: IndexArray, removed: IndexArray, keys: pa.Table, wh
     both = np.intersect1d(changed, removed)
     if len(both):
         raise UserFunctionError(
-            f"A key is in the new state and in the deleted keys: {_key_text(keys, int(both[0]))}",
+            f"A key is in the new state and in the deleted keys: {_key_text(keys, int(both[0]))}.",
             remedy="Return it in one of the two.",
             where=where,
             id="RIFFLE-0172",

@@ -1,4 +1,4 @@
-"""The interface of computations on Arrow blocks: what they declare, and the input and result of one call."""
+"""The interface of computations on Arrow blocks: their declarations, and the input and result of a call."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a computation declares for its input.
+    """The declarations of a computation for its input.
 
     state: the state columns, without the key's.
     output: all columns of the result.
@@ -49,9 +49,9 @@ class Declared:
     whole: whether each batch needs all stored keys, as complete output does. The cost grows with the store.
     keyless: whether the key is one integer column that is 0 in all rows. Its key is part of each batch, also without
         rows.
-    routed_by: the first columns of the key, if rows are routed by these alone. All keys that share them are in one
+    routed_by: the first columns of the key, if rows are routed by them alone. All keys that share them are in the same
         key-group. The other key columns of a ``keyless`` computation are null in its key.
-    meanings: what the state of each result holds. State with another meaning is not continued.
+    meanings: by result, the meaning of its stored values. State with another meaning is not continued.
     """
 
     state: pa.Schema
@@ -69,13 +69,13 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The input of one call.
+    """The input of a call.
 
-    rows: the input rows with their key columns, in the declared order if there is one.
+    rows: the input rows with their key columns, in the declared order, if any.
     codes: per row the index of its key in ``keys``.
     keys: each key once. Every key has a row, unless the computation asked for ``whole`` or ``keyless``.
     state: the state of ``keys``, row by row; nulls for keys without state.
-    has_state: which keys have state.
+    has_state: a mask of the keys with state.
     time_ms, watermark_ms: the time of the batch and the watermark that earlier batches produced. Neither is a clock.
     key_group: the key-group, or ``None`` if the call has several.
     collects: if it accepts the error of a key, a function that is called key by key continues with the other keys and
@@ -101,7 +101,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The result of one call.
+    """The result of a call.
 
     ``output`` are the rows for the sink. ``changed`` and ``deleted`` are indices into the batch's keys. Row i of
     ``state`` is the new state of key ``changed[i]``. Keys in neither keep their state.
@@ -132,11 +132,11 @@ class NamesColumns(Computation, Protocol):
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """The names of columns whose values are compared with each other."""
+        """The names of the columns with values that are compared with each other."""
         ...
 
     def on(self, names: Mapping[str, str]) -> Computation:
-        """Return the computation with other column names; ``names`` maps those of ``sources`` to the input's."""
+        """Return the computation with other column names. ``names`` maps the names in ``sources`` to the input's."""
         ...
 
 
@@ -163,17 +163,17 @@ class ExpiringComputation(BlockComputation, Protocol):
 
 @runtime_checkable
 class PlainExpiry(BlockComputation, Protocol):
-    """A computation that may write each key once and ignore its expiry, so that expired keys are only counted."""
+    """A computation that may write each key once and emit nothing when it expires. Such keys are only counted."""
 
     @property
     def forgets(self) -> bool:
-        """Whether this instance does so."""
+        """Whether this instance ignores the expiry of its keys."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """Elements of one variable: the index of each one's key, its values, and its due time (ms, or ``NO_DUE``)."""
+    """Elements of a variable: per element the index of its key, its values, and its due time (ms, or ``NO_DUE``)."""
 
     owners: IndexArray
     values: pa.Table
@@ -182,7 +182,7 @@ class Elements:
 
 @dataclass(frozen=True, slots=True)
 class ElementBatch:
-    """The input of one call on elements.
+    """The input of a call on elements.
 
     ``rows``, ``codes`` and ``keys`` are as in ``Batch``. ``elements`` holds by variable all elements of keys with rows,
     and the due elements of other keys. The latter are the last of ``keys``. Elements are due if their time is at or
@@ -199,7 +199,7 @@ class ElementBatch:
 
 @dataclass(frozen=True, slots=True)
 class ElementUpdate:
-    """The result of one call on elements, by variable.
+    """The result of a call on elements, by variable.
 
     ``added`` are new elements, appended to the lists of their keys. ``changed`` holds places in the given elements and
     their new values; their due times stay. ``removed`` holds places of elements to delete. Other elements stay.
@@ -215,7 +215,7 @@ class ElementUpdate:
 class ElementComputation(Computation, Protocol):
     """A stateful computation whose keys have lists of many elements, as declared variables.
 
-    A batch reads the elements of touched keys and writes only what changed.
+    A batch reads the elements of touched keys and writes only the changes.
     """
 
     def over_elements(self, batch: ElementBatch) -> ElementUpdate:

@@ -1,4 +1,4 @@
-"""Errors of a user function for single keys. They are collected so that one more run finds all dead letters."""
+"""Errors of a user function for single keys. They are collected, so a single repeated run finds all dead letters."""
 
 import sys
 import traceback

@@ -1,4 +1,4 @@
-"""Number the keys of a batch, and fold the values of each key to one result."""
+"""Number the keys of a batch, and fold the values of each key to a result."""
 
 from decimal import Decimal
 from itertools import pairwise
@@ -36,7 +36,7 @@ def add_floats(old: pa.Array, codes: IndexArray, values: pa.Array) -> pa.Array:
 
 
 def add_exactly(old: pa.Array, codes: IndexArray, values: pa.Array) -> tuple[pa.Array, BoolArray]:
-    """Add int64 or decimal128 values of one scale. Return the sums, and which of them do not fit the type.
+    """Add int64 or decimal128 values of one scale. Return the sums, and a mask of the sums that do not fit the type.
 
     Numbers are split into words of 32 bits and added in 64 bits. The carry is computed once at the end, so only the
     final sum must fit.
@@ -64,7 +64,7 @@ def _words(array: pa.Array) -> list[npt.NDArray[np.int64]]:
 
 
 def exceeds_precision(values: pa.Array, type: pa.DataType) -> BoolArray:
-    """Return which decimals have more digits before the point than the type, which may be their own type."""
+    """Return a mask of the decimals with more digits before the point than ``type`` has."""
     if not pa.types.is_decimal(type):
         return np.zeros(len(values), dtype=np.bool_)
     bounds = (Decimal((sign, (9,) * type.precision, -type.scale)) for sign in (1, 0))
@@ -99,7 +99,7 @@ def in_memory_type(type: pa.DataType) -> pa.DataType:
 
 
 def _neutral(for_smallest: bool, type: pa.DataType) -> float | int:
-    """Return the number that no value loses to. ``fmin`` prefers every number to NaN."""
+    """Return the neutral number of the fold, which every value replaces. ``fmin`` prefers every number to NaN."""
     if pa.types.is_floating(type):
         return float("nan") if for_smallest else float("-inf")
     top: int = 2 ** (type.bit_width - 1) - 1
@@ -133,7 +133,7 @@ def _null_without_values(result: pa.Array, old: pa.Array, codes: IndexArray) -> 
 
 
 def true_mask(array: pa.Array) -> BoolArray:
-    """Return which booleans are true, as a new array. Nulls are not."""
+    """Return a new mask of the booleans that are true. Nulls count as false."""
     return np.array(pc.fill_null(array, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 

@@ -1,1 +1,1 @@
-"""How the buffers of aggregate functions merge, key by key, as columns."""
+"""Aggregate functions on columns: the buffers of rows are merged into the state of their keys."""

@@ -1,4 +1,4 @@
-"""The running aggregates of one column that ``aggregate(...)`` declares.
+"""The running aggregates of a column that ``aggregate(...)`` declares.
 
 Each computes with a ``MergeFunction``. It turns a column into one-row buffers, and stores fewer columns than Spark's
 function if its own rules allow it. A sum that does not fit fails the batch, so decimals need no flag. A picked value is
@@ -40,7 +40,7 @@ _NUMBERS = "integers, float, double, decimal"
 
 @dataclass(frozen=True, slots=True)
 class Accumulator(ABC):
-    """One aggregate of one input column (without a column, of the rows); ``function`` is its public name."""
+    """An aggregate of an input column (without a column, of the rows); ``function`` is its public name."""
 
     function: str
     column: str | None
@@ -56,7 +56,7 @@ class Accumulator(ABC):
         return str(self)
 
     def on(self, names: Mapping[str, str]) -> "Accumulator":
-        """Return the same aggregate of the column that ``names`` has for this one."""
+        """Return the same aggregate of another column: ``names`` maps the present column to it."""
         return self if self.column is None else replace(self, column=names.get(self.column, self.column))
 
     @abstractmethod
@@ -156,8 +156,9 @@ def _add(accumulator: Accumulator, values: pa.Array, old: Columns, groups: Group
 
 def _overflow_error(accumulator: Accumulator, type: pa.DataType, where: str) -> UserFunctionError:
     wider = "double, or a decimal with fewer digits after the point" if types.is_decimal(type) else "decimal(38, 0)"
+    # Cause: The total of a key exceeds int64, or for decimals the type with ten more digits than the column.
     return UserFunctionError(
-        f"{accumulator} does not fit {type}",
+        f"{accumulator} does not fit {type}.",
         remedy=f"Cast column {accumulator.column!r} to {wider} before the operator, and use a new store name.",
         where=where,
         id="RIFFLE-0173",
@@ -188,14 +189,14 @@ class Extreme(Accumulator):
 
 @dataclass(frozen=True, slots=True)
 class Pick(Accumulator):
-    """The first or the latest value by the order of the rows, which may be null; with ``ignore_nulls`` not null."""
+    """The first or the latest value by the order of the rows. It may be null, except with ``ignore_nulls``."""
 
     ignore_nulls: bool
     latest: bool
 
     @property
     def meaning(self) -> str:
-        """See ``Accumulator``."""
+        """Return the function with all arguments: its name, the column and ``ignore_nulls``."""
         return f"{self.function}({self.column!r}, ignore_nulls={self.ignore_nulls})"
 
     def state_types(self, type: pa.DataType) -> Mapping[str, pa.DataType]:

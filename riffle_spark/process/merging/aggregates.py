@@ -38,12 +38,12 @@ def aggregate(**columns: Accumulator) -> "Aggregates":
     """
     if not columns:
         raise ConfigError(
-            "aggregate() has no columns", remedy="Name a result: aggregate(total=sum_('amount')).", id="RIFFLE-0174"
+            "aggregate() has no columns.", remedy="Name a result: aggregate(total=sum_('amount')).", id="RIFFLE-0174"
         )
     for name, accumulator in columns.items():
         if not isinstance(accumulator, Accumulator):
             raise ConfigError(
-                f"aggregate({name}=...) is a {type(accumulator).__name__}, not an aggregate function",
+                f"aggregate({name}=...) is a {type(accumulator).__name__}, not an aggregate function.",
                 remedy=f"Use a function of riffle_spark: {name}=sum_('amount'), or count, min_, max_, mean, first, "
                 "last.",
                 id="RIFFLE-0175",
@@ -176,18 +176,18 @@ class Aggregates:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """See ``NamesColumns``."""
+        """The names of the input columns of all aggregates, each once."""
         columns = (accumulator.column for _, accumulator in self.columns)
         return tuple(dict.fromkeys(column for column in columns if column is not None))
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """See ``NamesColumns``."""
+        """The names of the input columns of ``min_`` and ``max_``."""
         extremes = (accumulator.column for _, accumulator in self.columns if isinstance(accumulator, Extreme))
         return tuple(column for column in extremes if column is not None)
 
     def on(self, names: Mapping[str, str]) -> "Aggregates":
-        """See ``NamesColumns``."""
+        """Return the aggregates of other columns: ``names`` maps the present columns to them."""
         return Aggregates(tuple((result, accumulator.on(names)) for result, accumulator in self.columns))
 
     def declare(self, key: pa.Schema, rows: pa.Schema) -> Declared:
@@ -230,7 +230,7 @@ def _source_type(name: str, accumulator: Accumulator, rows: pa.Schema) -> pa.Dat
     if rows.names.count(column) != 1:
         problem = "no" if column not in rows.names else "more than one"
         raise ConfigError(
-            f"{accumulator}: the input has {problem} column {column!r}",
+            f"{accumulator}: the input has {problem} column {column!r}.",
             remedy=f"Use one of {', '.join(rows.names)}.",
             where=where,
             id="RIFFLE-0176",
@@ -238,7 +238,7 @@ def _source_type(name: str, accumulator: Accumulator, rows: pa.Schema) -> pa.Dat
     type = rows.field(column).type
     if not accumulator.state_types(type):
         raise ConfigError(
-            f"{accumulator} does not support column {column!r} of type {type}",
+            f"{accumulator} does not support column {column!r} of type {type}.",
             remedy=f"Cast the column. Supported are {accumulator.supported_types}.",
             where=where,
             id="RIFFLE-0177",
@@ -249,8 +249,9 @@ def _source_type(name: str, accumulator: Accumulator, rows: pa.Schema) -> pa.Dat
 def _check_unique(names: list[str], table: str) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
+        # Cause: aggregate stores a mean in the columns NAME_sum and NAME_count, and a count or sum in NAME.
         raise ConfigError(
-            f"The {table} has more than one column named {', '.join(repeated)}",
+            f"The {table} has more than one column named {', '.join(repeated)}.",
             remedy="Rename the aggregate. Its name must not be a key column or another aggregate's NAME_sum or "
             "NAME_count.",
             id="RIFFLE-0178",

@@ -1,6 +1,22 @@
 """The interface of aggregate functions: how the buffers of many groups merge.
 
-A *buffer* is what one of Spark's aggregate functions keeps while it reads rows: one or more columns. A row's *one-row
+Theory of operation. Functions are vectorised: each call has the rows of all groups of a batch, as columns, and the
+number of the group per row. For ``avg(x)`` of the rows (a, 1.0), (b, 5.0), (a, 3.0), where group 0 is a and group 1 b:
+
+============ ====================================== ========================== ===================================
+step         input                                  result                     called
+============ ====================================== ========================== ===================================
+Spark        the rows                               sum [1, 5, 3],             in the query's plan
+                                                    count [1, 1, 1]
+``fold``     these, codes [0, 1, 0], no old state   sum [4, 5], count [2, 1]   per batch
+``merge``    states, codes                          one state per group        when groups are joined (sessions)
+``finish``   the state                              the columns to evaluate    per emitted group
+============ ====================================== ========================== ===================================
+
+A state is stored between batches, so functions return new columns and keep nothing. Group numbers hold for one call
+only.
+
+A *buffer* holds the intermediate state of a Spark aggregate function in one or more columns. A row's *one-row
 buffer* is the function's update expression over its initial values. One-row buffers and buffers of many rows merge in
 the same way.
 """
@@ -23,7 +39,7 @@ Columns: TypeAlias = Sequence[pa.Array]
 class Groups:
     """The group of each row.
 
-    ``codes`` holds the group's number per row, from 0 to ``size`` - 1. Rows are in the declared order, if there is one.
+    ``codes`` holds the group's number per row, from 0 to ``size`` - 1. Rows are in the declared order, if any.
     A group may have no row. ``group_text`` names a group in error messages.
     """
 
@@ -32,7 +48,7 @@ class Groups:
     group_text: Callable[[int], str] = "group {}".format
 
     def codes_with_state(self) -> IndexArray:
-        """Return the codes of the old state, one row per group, followed by those of the rows."""
+        """Return the codes of the old state, one row per group, followed by the codes of the rows."""
         return np.concatenate([np.arange(self.size, dtype=np.int64), self.codes])
 
     def drop_nulls(self, values: pa.Array) -> tuple[IndexArray, pa.Array]:
@@ -41,10 +57,10 @@ class Groups:
 
 
 class MergeFunction(Protocol):
-    """How the buffers of one aggregate function merge. Implementations are picklable and have no state of their own."""
+    """How the buffers of an aggregate function merge. Implementations are picklable and have no state of their own."""
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Return the types of the state columns for buffers of these types; empty if the types are not supported."""
+        """Return the types of the state columns for these types of buffers; empty if they are not supported."""
         ...
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
@@ -56,7 +72,7 @@ class MergeFunction(Protocol):
         ...
 
     def merge(self, states: Columns, groups: Groups) -> list[pa.Array]:
-        """Merge the states of several groups into one state per group of ``groups``.
+        """Merge states into a single state per group of ``groups``.
 
         The default folds states as if they were rows. Functions whose state differs from a row's buffer override it.
         """
@@ -71,12 +87,12 @@ class MergeFunction(Protocol):
 
 
 def are_valid(array: pa.Array) -> BoolArray:
-    """Return which values are not null, as a new array."""
+    """Return a new mask of the values that are not null."""
     return np.array(array.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def pick_places(codes: IndexArray, size: int, places: IndexArray, latest: bool) -> IndexArray:
-    """Return per group the first or the latest of these ascending places in ``codes``; -1 if it has none."""
+    """Return per group the first or the latest of the ascending ``places`` in ``codes``; -1 without a place."""
     picked = np.full(size, -1, dtype=np.int64)
     if len(places) == len(codes):
         picked[codes if latest else codes[::-1]] = places if latest else places[::-1]

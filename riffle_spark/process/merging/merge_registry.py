@@ -30,7 +30,7 @@ def _overflow(options: Mapping[str, str]) -> merged_sums.Overflow:
 
 
 def _quantiles(options: Mapping[str, str]) -> MergeFunction:
-    """Read ``percentages``, which is one number or a list of numbers in brackets."""
+    """Read ``percentages``: a number, or a list of numbers in brackets."""
     text = options.get("percentages", "0.5")
     numbers = tuple(float(number) for number in text.strip("[]").split(", ") if number)
     percentages = numbers if text.startswith("[") else numbers[0]
@@ -87,9 +87,10 @@ def merge_function(
     options: Iterable[tuple[str, str]] = (),
     user_function: object | None = None,
 ) -> MergeFunction:
-    """Return how buffers of these types merge in Spark's function of this class, or in a ``UserAggregate``.
+    """Return the merge function for Spark's aggregate class ``name`` with these types of buffers.
 
-    ``options`` are those of a ``FunctionSpec``. Raises ``ConfigError`` if the function or the types are not supported.
+    ``options`` are described in ``FunctionSpec``. ``user_function`` is the ``UserAggregate`` if a user wrote the
+    function. Raises ``ConfigError`` if the function or the types are not supported.
     """
     if user_function is not None:
         assert isinstance(user_function, UserAggregate)
@@ -98,13 +99,13 @@ def merge_function(
         merge = _MERGES[name](dict(options))
     else:
         raise ConfigError(
-            f"Spark's aggregate function {name} is not supported in stateful queries",
+            f"Spark's aggregate function {name} is not supported in stateful queries.",
             remedy=f"Use another function, or user_aggregate. Supported: {', '.join(_MERGES)}.",
             id="RIFFLE-0179",
         )
     if not merge.state_types(buffers):
         raise ConfigError(
-            f"Spark's aggregate function {name} is not supported with buffers of {', '.join(map(str, buffers))}",
+            f"Spark's aggregate function {name} is not supported with buffers of {', '.join(map(str, buffers))}.",
             remedy="Cast its input to another type.",
             id="RIFFLE-0180",
         )

@@ -45,7 +45,7 @@ class MergedSet(MergeFunction):
     max_length: int
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the list. Equal values are found by their order, so the type must have one."""
+        """Keep the list. Equal values are found by sorting, so the type must have an order."""
         return [pa.list_(buffers[0])] if len(buffers) == 1 and is_ordered(buffers[0]) else ()
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
@@ -82,21 +82,21 @@ class MergedText(MergedList):
 
 
 def _lists_as_rows(lists: pa.Array, groups: Groups) -> tuple[Columns, Columns, Groups]:
-    """Return the arguments with which ``fold`` builds the lists of groups without state."""
+    """Return arguments for ``fold`` that present the elements of all lists as rows, and no old state."""
     owners, values = flatten_lists(lists)
     nulls = pa.nulls(groups.size, lists.type)
     return [values], [nulls], Groups(groups.codes[owners], groups.size, groups.group_text)
 
 
 def _all_values(rows: pa.Array, old: pa.Array, groups: Groups) -> tuple[IndexArray, pa.Array]:
-    """Return the group and the value of all stored values, followed by those of the rows."""
+    """Return the group and the value of all stored values, followed by the group and the value of each row."""
     owners, stored = flatten_lists(old)
     codes, values = groups.drop_nulls(rows)
     return np.concatenate([owners, codes]), pa.concat_arrays([stored, values])
 
 
 def flatten_lists(lists: pa.Array) -> tuple[IndexArray, pa.Array]:
-    """Return the values of all lists, with the index of each one's list. Null lists have no values."""
+    """Return the values of all lists, with the index of the list of each value. Null lists have no values."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     return np.repeat(np.arange(len(lists), dtype=np.int64), lengths), lists.flatten()
 
@@ -114,6 +114,7 @@ def build_lists(owners: IndexArray, values: pa.Array, groups: Groups, max_length
 def _check_lengths(lengths: IndexArray, groups: Groups, max_length: int) -> None:
     if not len(lengths) or lengths.max() <= max_length:
         return
+    # Cause: collect_list, collect_set and similar functions keep all values of a key in its state.
     raise UserFunctionError(
         f"The list of one key has {lengths.max()} values, but the limit is {max_length}.",
         remedy="Collect fewer values, for example per window. A list is read and written as a whole with its key.",

@@ -48,7 +48,7 @@ class MergedMoments(MergeFunction):
 
 
 def _shift_moment(order: int, part_moments: Sequence[Floats], powers: Sequence[Floats]) -> Floats:
-    """Return a moment of parts about another point; ``powers`` are those of the distance to it."""
+    """Return a moment of parts about another point. ``powers`` holds the powers of the distance to that point."""
     total = powers[order] * part_moments[0]
     for power in range(order - 1):
         total += comb(order, power) * powers[power] * part_moments[order - power]
@@ -80,14 +80,14 @@ class MergedCoMoments(MergeFunction):
 
 @dataclass(frozen=True, slots=True)
 class MergedRegression(MergeFunction):
-    """RegrSlope and RegrIntercept: the moments of pairs, followed by those of x."""
+    """RegrSlope and RegrIntercept: the moments of pairs, followed by the moments of x."""
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep both."""
+        """Keep the columns of both."""
         return _doubles(buffers, 7)
 
     def fold(self, rows: Columns, old: Columns, groups: Groups) -> list[pa.Array]:
-        """Merge each of the two."""
+        """Merge the moments of pairs, then the moments of x."""
         pairs = MergedCoMoments(squares=False).fold(rows[:4], old[:4], groups)
         return [*pairs, *MergedMoments(order=2).fold(rows[4:], old[4:], groups)]
 

@@ -1,4 +1,4 @@
-"""Aggregate functions that pick one row's buffer.
+"""Aggregate functions that pick the buffer of a row.
 
 First and Last pick by the order of rows; ``any_value`` is First. Max, Min, MaxBy and MinBy pick by Spark's order of
 values; ``every`` is Min and ``some`` is Max.
@@ -31,7 +31,7 @@ _TOP = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class MergedPick(MergeFunction):
-    """First or Last: a value of any type, which may be null, and whether it is set.
+    """First or Last: a value of any type, also null, and whether it is set.
 
     The second column of a row is false if the row does not count: its value is an ignored null, or it was filtered out.
     """
@@ -96,8 +96,8 @@ def _with_first_zeros(extremes: pa.Array, rows: pa.Array, old: pa.Array, groups:
 
 @dataclass(frozen=True, slots=True)
 class MergedExtremeBy(MergeFunction):
-    """MaxBy or MinBy: a value of any type and its order value. Rows without an order value are ignored. Of equal ones
-    the later row wins.
+    """MaxBy or MinBy: a value of any type and its order value. Rows without an order value are ignored. If order
+    values are equal, the later row wins.
     """
 
     greatest: bool
@@ -113,7 +113,7 @@ class MergedExtremeBy(MergeFunction):
 
 
 def _take_places(old: pa.Array, rows: pa.Array, places: IndexArray) -> pa.Array:
-    """Return the values at these places in ``old`` followed by ``rows``; null for -1."""
+    """Return the values at ``places`` in the concatenation of ``old`` and ``rows``; null for -1."""
     is_row = places >= len(old)
     new = rows.take(pa.array(places[is_row] - len(old)))
     if len(new) == len(places):

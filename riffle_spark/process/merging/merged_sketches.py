@@ -145,7 +145,7 @@ class MergedQuantiles(MergeFunction):
         return [pa.ListArray.from_arrays(offsets, results, mask=pa.array(is_null))]
 
     def _compact(self, owners: IndexArray, items: pa.Array, groups: Groups) -> pa.Array:
-        """Return lists of items in which no level has too many."""
+        """Return the lists after compaction: no level has too many items."""
         values, item_levels = items.flatten()
         levels = item_levels.to_numpy().astype(np.int64)
         places = np.arange(len(items), dtype=np.int64)
@@ -161,7 +161,7 @@ class MergedQuantiles(MergeFunction):
         return build_lists(owners, pa.StructArray.from_arrays(columns, fields=list(items.type)), groups, _VALUES_MAX)
 
     def _is_crowded(self, owners: IndexArray, levels: npt.NDArray[np.int64], size: int) -> BoolArray:
-        """Return which items are at a level that has too many items in their group."""
+        """Return a mask of the items at a level with too many items of their group."""
         highest = np.zeros(size, dtype=np.int64)
         np.maximum.at(highest, owners, levels)
         group_levels, places, counts = np.unique(owners * 64 + levels, return_inverse=True, return_counts=True)
@@ -177,7 +177,9 @@ def _promote(
     crowded: IndexArray,
     counts: npt.NDArray[np.uint64],
 ) -> tuple[IndexArray, IndexArray]:
-    """Return which crowded items move up a level, and which stay for lack of a neighbour. The others are dropped.
+    """Return masks of the crowded items that move up a level, and of those that stay because they have no neighbour.
+
+    All other crowded items are dropped.
 
     ``counts`` holds the number of values that each group represents.
     """
@@ -192,6 +194,6 @@ def _promote(
 
 
 def bit_lengths(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """Return the bit length of each number. It is computed in halves, which doubles hold exactly."""
+    """Return the bit length of each number. It is computed in halves, because doubles hold these exactly."""
     high, low = (np.frexp(half.astype(np.float64))[1] for half in (numbers >> np.uint64(32), numbers & _LOW_HALF))
     return np.where(high > 0, high + 32, low).astype(np.int64)

@@ -24,7 +24,7 @@ __all__ = ["MergedAverage", "MergedBits", "MergedCount", "MergedProduct", "Merge
 
 @dataclass(frozen=True, slots=True)
 class MergedCount(MergeFunction):
-    """Count: one int64."""
+    """Count: an int64."""
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
         """Keep the count."""
@@ -47,7 +47,7 @@ class MergedSum(MergeFunction):
     overflow: Overflow
 
     def state_types(self, buffers: Sequence[pa.DataType]) -> Sequence[pa.DataType]:
-        """Keep the sum, and the flag if there is one."""
+        """Keep the sum and, if present, the flag."""
         if list(buffers[1:]) == [pa.bool_()]:
             return buffers if _is_exact(buffers[0]) else ()
         may_be_exact = self.overflow == "ANSI" or not pa.types.is_decimal(buffers[0])
@@ -159,7 +159,7 @@ def _combine(operation: np.ufunc, neutral: float, rows: pa.Array, old: pa.Array,
 def _add_or_null(
     rows: pa.Array, row_overflowed: BoolArray, old: pa.Array, overflowed: BoolArray, groups: Groups
 ) -> pa.Array:
-    """Add exactly, from 0. A sum is null if it does not fit its type or if one of its parts overflowed before."""
+    """Add exactly, from 0. A sum is null if it does not fit its type or if a part of it overflowed before."""
     sums, is_null = add_exactly(old, *groups.drop_nulls(rows))
     is_null |= overflowed
     is_null[groups.codes[row_overflowed]] = True
@@ -177,8 +177,9 @@ def _zero(type: pa.DataType) -> pa.Scalar:
 def _check_overflow(overflows: BoolArray, type: pa.DataType, groups: Groups) -> None:
     if not overflows.any():
         return
+    # Cause: The sum of a key exceeds the type of the sum. In ANSI mode that is an error, as in Spark.
     raise UserFunctionError(
-        f"[ARITHMETIC_OVERFLOW] A sum does not fit {type}",
+        f"[ARITHMETIC_OVERFLOW] A sum does not fit {type}.",
         remedy="Use try_sum or try_avg, which return null instead, or cast the column to a decimal. "
         "With spark.sql.ansi.enabled=false sums of integers wrap.",
         where=groups.group_text(int(np.argmax(overflows))),

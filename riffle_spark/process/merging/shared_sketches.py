@@ -70,7 +70,7 @@ class HashSketch(MergeFunction):
         return [pc.fill_null(state[0], _empty_sketch(self.register_bits))]
 
     def _sketches(self, coupons: npt.NDArray[np.uint32]) -> list[bytes]:
-        """Return the fewest sketches that have these coupons."""
+        """Pack coupons into as few sketches as possible."""
         size = 3 * 2**self.register_bits // 32 if self.register_bits >= _SET_REGISTER_BITS else _LIST_MAX
         if len(coupons) > size:  # The union will have registers, which keep the highest rank each.
             register = coupons & np.uint32(2**self.register_bits - 1)
@@ -119,7 +119,7 @@ def sketches_library() -> ModuleType:
         import datasketches
     except ImportError as error:
         raise ConfigError(
-            "hll_sketch_agg and hll_union_agg need the Python package datasketches, which is not installed",
+            "hll_sketch_agg and hll_union_agg need the Python package datasketches, which is not installed.",
             remedy="Run pip install 'datasketches>=5.0' in the Python of the driver and of every executor, or use "
             "approx_count_distinct, which needs no package.",
             id="RIFFLE-0183",
@@ -147,9 +147,9 @@ def _unite(
     *,
     are_own: bool = False,
 ) -> pa.Array:
-    """Return the union of each group's old sketch and its new ones; ``owners`` ascend.
+    """Return the union of each group's old and new sketches; ``owners`` ascend.
 
-    With ``are_own`` the sketches were made here, so a single one needs no check.
+    With ``are_own`` the sketches were made here, so a single sketch needs no check.
     """
     library = sketches_library()  # A missing library must fail the first batch, not the first union.
     touched, firsts, counts = np.unique(owners, return_index=True, return_counts=True)
@@ -181,6 +181,7 @@ def _union(library: ModuleType, sketches: Sequence[bytes], where: str, may_diffe
     try:
         parsed = [library.hll_sketch.deserialize(sketch) for sketch in sketches]
     except (IndexError, RuntimeError, ValueError) as error:
+        # Cause: The column holds other bytes, or a truncated sketch.
         raise UserFunctionError(
             f"[HLL_INVALID_INPUT_SKETCH_BUFFER] An input of hll_union_agg is not an HLL sketch: {error}",
             remedy="Pass sketches from hll_sketch_agg, hll_union_agg or another program with Apache DataSketches.",
@@ -191,7 +192,7 @@ def _union(library: ModuleType, sketches: Sequence[bytes], where: str, may_diffe
     other_bits = next((sketch.lg_config_k for sketch in parsed if sketch.lg_config_k != bits), bits)
     if other_bits != bits and not may_differ:
         raise UserFunctionError(
-            f"[HLL_UNION_DIFFERENT_LG_K] Sketches have different lgConfigK values: {bits} and {other_bits}",
+            f"[HLL_UNION_DIFFERENT_LG_K] Sketches have different lgConfigK values: {bits} and {other_bits}.",
             remedy="Use hll_union_agg(column, true), which takes the smallest of them.",
             where=where,
             id="RIFFLE-0185",

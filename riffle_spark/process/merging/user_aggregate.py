@@ -54,7 +54,7 @@ class UserAggregate(Protocol):
 
     @property
     def rows(self) -> str:
-        """The arguments of the function in DDL, one column each."""
+        """The arguments of the function in DDL, a column for each."""
         ...
 
     @property
@@ -72,7 +72,7 @@ class UserAggregate(Protocol):
         ...
 
     def update(self, state: pa.Table, rows: pa.Table, groups: IndexArray) -> pa.Table:
-        """Return the state of all groups after these rows.
+        """Return the state of all groups after the rows are added.
 
         ``state`` has one row per group. ``groups`` holds, per row of ``rows``, the index of its group's row in
         ``state``. Return a table with the columns of ``state`` and the same order of groups.
@@ -80,7 +80,7 @@ class UserAggregate(Protocol):
         ...
 
     def merge(self, state: pa.Table, others: pa.Table, groups: IndexArray) -> pa.Table:
-        """Return the state of all groups after these other states, for example when two sessions become one.
+        """Return the state of all groups merged with ``others``, for example when two sessions join.
 
         ``groups`` holds, per row of ``others``, the index of its group's row in ``state``.
         """
@@ -132,7 +132,7 @@ class MergedByUser(MergeFunction):
         return [one_array(table.column(0))]
 
     def whole(self, columns: Sequence[pa.Array]) -> object:
-        """Return the result of one group that has all of these rows."""
+        """Return the result of a single group that consists of all rows."""
         null = pa.nulls(1, pa.struct(list(self._schema(self.function.state))))
         arguments = pa.StructArray.from_arrays(columns, list(map(str, range(len(columns)))))
         state = self.fold([arguments], [null], Groups(np.zeros(len(arguments), dtype=np.int64), 1))
@@ -185,8 +185,9 @@ class MergedByUser(MergeFunction):
 
     def _check_row_count(self, table: pa.Table, group_count: int, method: str) -> None:
         if table.num_rows != group_count:
+            # Cause: The method left out groups without rows in this call, or returned a group twice.
             raise UserFunctionError(
-                f"{self._name}.{method} returned {table.num_rows} rows for {group_count} groups",
+                f"{self._name}.{method} returned {table.num_rows} rows for {group_count} groups.",
                 remedy="Return one row per group, in the order of the given state.",
                 where=self._name,
                 id="RIFFLE-0187",
@@ -218,11 +219,11 @@ class TopRows:
         return {"top": []}
 
     def update(self, state: pa.Table, rows: pa.Table, groups: IndexArray) -> pa.Table:
-        """Keep the greatest of the old rows and these."""
+        """Keep the greatest of the old and the new rows."""
         return self._greatest(state, one_array(pa.chunked_array(rows.to_struct_array())), groups)
 
     def merge(self, state: pa.Table, others: pa.Table, groups: IndexArray) -> pa.Table:
-        """Keep the greatest of the rows of all states."""
+        """Keep the greatest rows of all states."""
         owners, rows = flatten_lists(one_array(others["top"]))
         return self._greatest(state, rows, groups[owners])
 

@@ -1,8 +1,8 @@
 """Cut a query's plan at its stateful nodes.
 
-1. Below the lowest stateful nodes are the query's *inputs*, which Spark's own streaming query runs.
+1. Below the lowest stateful nodes are the query's *inputs*. Spark's own streaming query runs them.
 2. Each stateful node becomes a *stage*.
-3. Between stages, and above the last one, are *pieces*: plans that are applied to the results of each batch.
+3. Between stages, and above the last stage, are *pieces*: plans that are applied to the results of each batch.
 
 Marks are filters in the plan. They show that a query belongs to riffle, and carry the root of its state.
 """
@@ -46,6 +46,7 @@ __all__ = [
     "table_of",
 ]
 
+# Cause: The frame was derived outside riffle, for example by spark.sql over a view, and was not wrapped again.
 _WRAPPED: Final = (
     "[RIFFLE-0600] This frame was wrapped by riffle_spark.on, but Spark was about to run its query alone, with its own "
     "state. What to do: start the query from riffle_spark.on(that_frame)."
@@ -121,7 +122,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """The position in a piece that the result of a stage takes."""
+    """The position in a piece for the result of a stage."""
 
     path: Path
     stage: int
@@ -129,7 +130,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class PlanPiece:
-    """A plan with holes. They hold the nodes of the stages, whose attributes the results of a batch have.
+    """A plan with holes for the results of stages. Until then a hole holds the node of its stage.
 
     ``clocks`` are the positions of the nodes that read the current time.
     """
@@ -139,7 +140,7 @@ class PlanPiece:
     clocks: tuple[Path, ...]
 
     def nodes(self) -> list[PlanNode]:
-        """Return the nodes of the piece, without those in its holes."""
+        """Return the nodes of the piece, without the nodes in its holes."""
         return [node for _, node in _nodes_outside(self.plan, self.holes)]
 
 
@@ -166,7 +167,7 @@ class Stage:
 
     @property
     def pieces(self) -> list[PlanPiece]:
-        """The pieces that it reads the results of other stages through."""
+        """The pieces between this stage and the earlier stages that it reads."""
         return [part for part in self.below if isinstance(part, PlanPiece)]
 
 
@@ -174,7 +175,7 @@ class Stage:
 class CutPlan:
     """A query's plan without its marks, and its parts. Inputs and stages are numbered from the sources on.
 
-    ``root`` is ``""`` if no mark has one. Without stages ``top`` is the whole plan and has no hole.
+    ``root`` is ``""`` if no mark has a root. Without stages ``top`` is the whole plan and has no hole.
     """
 
     plan: PlanNode
@@ -290,7 +291,7 @@ def _all_attribute_ids(expressions: Iterator[Expression]) -> frozenset[int]:
 
 
 def _topmost_stateful(plan: PlanNode) -> Iterator[Path]:
-    """Yield the positions of the stateful nodes that have no other one above them."""
+    """Yield the positions of the stateful nodes without a stateful node above them."""
     waiting: list[tuple[Path, PlanNode]] = [((), plan)]
     while waiting:
         path, node = waiting.pop()
@@ -315,7 +316,7 @@ def _check_streams(piece: PlanPiece) -> None:
 
 
 def table_of(node: PlanNode) -> Table | None:
-    """Return the table that a node joins a stream with, if any. Of two tables it is the right one."""
+    """Return the table that a node joins with a stream, if any. If both sides are tables, return the right side."""
     for side in (1, 0) if node.kind == "Join" else ():
         views = list[PlanNode]()
         child = node.children[side]
@@ -351,13 +352,13 @@ def _latest_of(node: PlanNode) -> LatestRows | None:
 
 
 def _raise_error(message: str, data: str) -> str:
-    """Return a condition in SQL that raises an error with data in brackets, which are read from the plan again."""
+    """Return a condition in SQL that raises an error. ``data`` is in brackets, and is read from the plan again."""
     quoted = f"{message} [{data}]".replace("\\", "\\\\").replace("'", "\\'")
     return f"raise_error('{quoted}') is null"
 
 
 def _match_error(node: PlanNode, pattern: re.Pattern[str]) -> re.Match[str] | None:
-    """Return the match of the error text that a filter raises, if it raises one that matches."""
+    """Return the match of ``pattern`` with the error text that a filter raises, or ``None``."""
     for condition in node.expressions.get("condition", ()) if node.kind == "Filter" else ():
         if condition.kind == "IsNull" and condition.children[0].kind == "RaiseError":
             texts = [str(part.fields["value"]) for part in walk_expression(condition) if part.kind == "Literal"]

@@ -10,14 +10,14 @@ from typing import Final
 
 import pyarrow as pa
 
-from riffle_spark.process.plans.built import Value, end_value, without_collation
 from riffle_spark.process.plans.columns import Column, quoted_name
 from riffle_spark.process.plans.grouping_keys import GroupingKey, KeyColumn, read_keys, store_for, time_spec
+from riffle_spark.process.plans.new_expressions import Value, end_value, without_collation
 from riffle_spark.process.plans.plan_values import PlanNode
 from riffle_spark.process.plans.rules import refusal
 from riffle_spark.process.types.stage_specs import DistinctSpec, TimeSpec, free_name
 
-__all__ = ["DistinctRows", "distinct_spec", "read_rows"]
+__all__ = ["DistinctMapSide", "distinct_spec", "read_rows"]
 
 _WITHIN_WATERMARK: Final = "DeduplicateWithinWatermark"
 _KNOWN_UNTIL: Final = "known_until"
@@ -25,10 +25,10 @@ _EVENT_TIME: Final = "event_time"
 
 
 @dataclass(frozen=True, slots=True)
-class DistinctRows:
+class DistinctMapSide:
     """The rows of a de-duplication: its keys, and its payload columns by their names in the rows.
 
-    ``time`` is the column by which rows are late. ``window_end`` is that column if it is not part of the output.
+    ``time`` is the column by which rows are late. ``window_end`` is this column if it is not part of the output.
     """
 
     keys: tuple[GroupingKey, ...]
@@ -54,7 +54,7 @@ class DistinctRows:
         return {**keys, **payload, **self.window_end}
 
 
-def read_rows(node: PlanNode, output: Sequence[Column], random: Collection[int]) -> DistinctRows:
+def read_rows(node: PlanNode, output: Sequence[Column], random: Collection[int]) -> DistinctMapSide:
     """Return the rows of a de-duplication with this output, with keys in the order of the columns.
 
     ``random`` are the ids of columns that differ if a batch runs again.
@@ -73,11 +73,13 @@ def read_rows(node: PlanNode, output: Sequence[Column], random: Collection[int])
         if column.id not in key_ids:
             payload[free_name(column.name, [*key_names, *payload])] = column
     time, window_end = _lateness(_event_time(columns), keys, payload)
-    return DistinctRows(keys, payload, time, window_end)
+    return DistinctMapSide(keys, payload, time, window_end)
 
 
-def distinct_spec(node: PlanNode, rows: DistinctRows, schema: pa.Schema, used_stores: Collection[str]) -> DistinctSpec:
-    """Return the specification of a de-duplication whose slots get rows of this schema."""
+def distinct_spec(
+    node: PlanNode, rows: DistinctMapSide, schema: pa.Schema, used_stores: Collection[str]
+) -> DistinctSpec:
+    """Return the specification of a de-duplication. Its slots get rows of ``schema``."""
     is_within = node.kind == _WITHIN_WATERMARK
     keys = pa.schema([schema.field(name) for name in rows.key_columns])
     output = pa.schema([schema.field(name) for name in rows.output_columns])
@@ -97,7 +99,7 @@ def _event_time(output: Sequence[Column]) -> Column | None:
 def _lateness(
     event_time: Column | None, keys: Sequence[GroupingKey], payload: Mapping[str, Column]
 ) -> tuple[TimeSpec | None, dict[str, Value]]:
-    """Return the column by which rows are late, and the end of a window if the output does not have it."""
+    """Return the column that decides which rows are late, and the end of a window if the output does not have it."""
     if event_time is None:
         return None, {}
     in_key = time_spec([key for key in keys if key.column is not None and key.column.id == event_time.id])

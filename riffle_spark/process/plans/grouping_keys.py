@@ -9,8 +9,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from riffle_spark.process.plans.built import Value, assemble_struct, choose, field_of, is_null, literal, normalised
 from riffle_spark.process.plans.columns import Column, catalog_name
+from riffle_spark.process.plans.new_expressions import (
+    Value,
+    assemble_struct,
+    choose,
+    field_of,
+    is_null,
+    literal,
+    normalised,
+)
 from riffle_spark.process.plans.plan_values import Expression
 from riffle_spark.process.plans.rules import check_key
 from riffle_spark.process.types.stage_specs import TimeSpec, free_name, store_name
@@ -18,7 +26,7 @@ from riffle_spark.state.log.paths import check_store_name
 
 __all__ = [
     "DistinctValues",
-    "Elements",
+    "ElementColumns",
     "GroupingKey",
     "KeyColumn",
     "Result",
@@ -104,7 +112,7 @@ class GroupingKey:
         return {part.column: _part_value(self.expression, part) for part in self.parts}
 
     def assemble(self, columns: Mapping[str, Value]) -> Value:
-        """Return it as an expression of its key columns."""
+        """Return the grouping expression, assembled from its key columns."""
         assert self.column is not None, "an aggregate without grouping columns has no key in its results"
         values = {part.path: columns[part.column] for part in self.parts if not part.is_null_flag}
         nulls = {part.path: columns[part.column] for part in self.parts if part.is_null_flag}
@@ -115,7 +123,7 @@ class GroupingKey:
 
 @dataclass(frozen=True, slots=True)
 class DistinctValues:
-    """The values that a function with DISTINCT counts, as key columns, and the condition that a row has one.
+    """The values that a function with DISTINCT counts, as key columns. ``condition`` is true for rows with a value.
 
     ``function`` is the function in SQL.
     """
@@ -126,15 +134,15 @@ class DistinctValues:
 
     @property
     def columns(self) -> list[str]:
-        """The names of their columns."""
+        """The names of the key columns of the values."""
         return [column for key in self.keys for column in key.columns]
 
 
 @dataclass(frozen=True, slots=True)
-class Elements:
-    """The columns that stored keys have after the grouping columns, if functions have DISTINCT.
+class ElementColumns:
+    """The element columns: columns of stored keys after the grouping columns, if functions have DISTINCT.
 
-    These are the text of the function that a value counts for, and the values of all functions.
+    They are the text of the function that counts a value, and the values of all functions.
     """
 
     function_column: str
@@ -147,11 +155,11 @@ class Elements:
 
     @property
     def names(self) -> list[str]:
-        """The names of the columns."""
+        """The names of the element columns; none without DISTINCT."""
         return [self.function_column, *(column for key in self.keys for column in key.columns)] if self.values else []
 
     def column_values(self) -> dict[str, Value]:
-        """Return the columns of values as expressions of a row, then the condition of each function."""
+        """Return the value columns as expressions of a row, followed by the condition of each function."""
         columns = {name: value for key in self.keys for name, value in key.column_values().items()}
         return columns | {f"passes {index}": value.condition for index, value in enumerate(self.values)}
 
@@ -163,8 +171,8 @@ def counts_distinct(function: Expression) -> bool:
 
 def read_elements(
     functions: Sequence[tuple[Expression, str, Sequence[KeyColumn]]], used_names: Sequence[str]
-) -> Elements:
-    """Return the columns for functions with DISTINCT. Each is given as expression, SQL and arguments.
+) -> ElementColumns:
+    """Return the element columns for ``functions`` with DISTINCT: triples of expression, SQL and arguments.
 
     ``used_names`` are the names of the grouping columns. Raises ``ConfigError`` for values that cannot be keys.
     """
@@ -180,11 +188,11 @@ def read_elements(
             if function.children[0].kind in _SKIPS_NULLS:
                 condition = choose(is_null(argument.expression), literal(False), condition)
         values.append(DistinctValues(sql, tuple(keys), condition))
-    return Elements(function_column, tuple(values))
+    return ElementColumns(function_column, tuple(values))
 
 
 def read_keys(grouping: Sequence[KeyColumn], results: Sequence[Result] = ()) -> list[GroupingKey]:
-    """Return the keys of a stage. Without grouping columns there is one constant key.
+    """Return the keys of a stage. Without grouping columns it is a single constant key.
 
     Raises ``ConfigError`` for columns that cannot be keys.
     """
@@ -226,7 +234,7 @@ def read_key(grouped: KeyColumn, results: Sequence[Result], used_names: Sequence
 
 
 def find_event_time(columns: Sequence[Column]) -> Column | None:
-    """Return the column by which rows are late: a session window if there is one, else the first with a watermark."""
+    """Return the column that decides which rows are late: a session window, else the first column with a watermark."""
     timed = [
         column for column in columns if column.expression.kind == "AttributeReference" and column.delay_ms is not None
     ]
@@ -235,7 +243,7 @@ def find_event_time(columns: Sequence[Column]) -> Column | None:
 
 
 def store_for(stage_kind: str, keys: Sequence[GroupingKey], used_stores: Collection[str]) -> str:
-    """Return the name of a stage's store: the name in a key's metadata, else one from its kind and its keys.
+    """Return the name of a stage's store: the name in a key's metadata, else a name made of kind and keys.
 
     Raises ``ConfigError`` for an invalid name.
     """
@@ -245,7 +253,7 @@ def store_for(stage_kind: str, keys: Sequence[GroupingKey], used_stores: Collect
 
 
 def time_spec(keys: Sequence[GroupingKey]) -> TimeSpec | None:
-    """Return the event time by which keys expire: that of a session, else of the first key with a watermark."""
+    """Return the event time that expires keys: the session window's, else that of the first key with a watermark."""
     timed = [key for key in keys if key.window == "session"] or [key for key in keys if key.delay_ms is not None]
     if not timed:
         return None
@@ -254,7 +262,7 @@ def time_spec(keys: Sequence[GroupingKey]) -> TimeSpec | None:
 
 
 def without_ids(name: str) -> str:
-    """Return a name without column ids, which differ in each start.
+    """Return a name without column ids, because ids differ in each start.
 
     Spark puts ids into the names of ``rollup`` columns and of ``HAVING`` conditions.
     """

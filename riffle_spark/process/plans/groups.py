@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from riffle_spark.process.plans.built import Value, end_value, without_collation
 from riffle_spark.process.plans.columns import Column, catalog_name, quoted_name
 from riffle_spark.process.plans.grouping_keys import GroupingKey, KeyColumn, read_keys
+from riffle_spark.process.plans.new_expressions import Value, end_value, without_collation
 from riffle_spark.process.plans.plan_values import Expression
 from riffle_spark.process.plans.rules import refusal
 from riffle_spark.process.types.stage_specs import free_name
 
-__all__ = ["FunctionRows", "read_group_keys"]
+__all__ = ["FunctionMapSide", "read_group_keys"]
 
 _EVENT_TIME: Final = "event_time"
 _SPECIAL: Final = re.compile(r"\W")
@@ -29,8 +29,8 @@ def read_group_keys(grouping: Sequence[Column], random: frozenset[int]) -> list[
 
 
 @dataclass(slots=True)
-class FunctionRows:
-    """The columns of the rows that slots get: first those of the key, then the function's arguments.
+class FunctionMapSide:
+    """The columns of the rows that slots get: first the key columns, then the function's arguments.
 
     A column of the key that is also an argument occurs once.
     """

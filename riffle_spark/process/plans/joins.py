@@ -1,11 +1,11 @@
 """A join of two streams as a stage: its keys, its conditions, and how long rows can still match.
 
-Rows of both sides go to the slots in one exchange. Each row has the columns of its own side, and nulls in the others.
-Conditions are evaluated in three places:
+Rows of both sides go to the slots in a single exchange. Each row has the columns of its own side, and nulls in the
+others. Conditions are evaluated in three places:
 
-1. Conditions on one side become a filter column of that side's rows.
+1. Conditions on a single side become a filter column of its rows.
 2. Comparisons of both sides are evaluated by slots.
-3. Other conditions are evaluated by Spark on joined rows, which only inner joins allow.
+3. Other conditions are evaluated by Spark on joined rows. Only inner joins allow this.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -14,8 +14,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from riffle_spark.process.plans.built import (
-    Built,
+from riffle_spark.process.plans.columns import Column, catalog_name
+from riffle_spark.process.plans.grouping_keys import GroupingKey, store_for
+from riffle_spark.process.plans.new_expressions import (
+    NewExpression,
     Value,
     cast_back,
     end_value,
@@ -24,13 +26,11 @@ from riffle_spark.process.plans.built import (
     null_like,
     without_collation,
 )
-from riffle_spark.process.plans.columns import Column, catalog_name
-from riffle_spark.process.plans.grouping_keys import GroupingKey, store_for
 from riffle_spark.process.plans.plan_values import Expression, attribute_ids, same_expression
 from riffle_spark.process.plans.rules import refusal
 from riffle_spark.process.types import stage_specs
 
-__all__ = ["EquiJoin", "ExpressionFacts", "MapSideRows"]
+__all__ = ["EquiJoin", "ExpressionFacts", "JoinMapSide"]
 
 _IS_LEFT: Final = "is_left"
 _EVENT_TIME: Final = "event_time"
@@ -65,8 +65,8 @@ class EquiJoin:
     """A join as Spark's optimiser splits it: columns, equi-keys, residual conditions, event times and eviction delays.
 
     ``event_time_key`` is the index of the key that is an event time. As in Spark, a column that the optimiser removed
-    below the join is not an event time. ``eviction_delays_ms`` say per side for how long after its event time a row can
-    still match, and are ``None`` if forever. ``used_columns`` are the ids of the columns that the query reads.
+    below the join is not an event time. ``eviction_delays_ms`` holds per side how long after its event time a row can
+    still match, or ``None`` if forever. ``used_columns`` are the ids of the columns that the query reads.
     """
 
     join_type: str
@@ -80,7 +80,7 @@ class EquiJoin:
 
 
 @dataclass(slots=True)
-class MapSideRows:
+class JoinMapSide:
     """The rows that both sides send to the slots, with a unique name for each column.
 
     ``payload`` are the columns of each side as expressions. ``output_names`` maps the ids of the join's columns to
@@ -102,7 +102,9 @@ class MapSideRows:
     filter_column: str = _PASSES
 
     def __post_init__(self) -> None:
-        """Choose the columns. Refuses conditions that only Spark can evaluate if rows without a partner count."""
+        """Choose the columns of both sides.
+
+        Raises ``ConfigError`` if an outer or semi join has a condition that slots cannot evaluate."""
         join = self.join
         self.key_columns = [column for key in join.keys[0] for column in key.columns]
         self.spark_conditions = [
@@ -130,7 +132,7 @@ class MapSideRows:
             self.event_time = self._unique_name(_EVENT_TIME)
 
     def _key_attributes(self, side: int) -> dict[int, str]:
-        """Return the key columns of the attributes of a side that are keys without a change, by attribute id."""
+        """Return, by attribute id, the key column for each attribute of a side that is itself a join key."""
         pairs = zip(self.join.keys[side], self.join.keys[0], strict=True)
         return {
             key.expression.id: left_key.columns[0]
@@ -177,7 +179,6 @@ class MapSideRows:
         return None
 
     def _same_order_in_arrow(self, expression: Expression) -> bool:
-        """Return whether Arrow and Spark order an expression's values alike."""
         field_json = self.facts.field(expression)
         name = str(field_json["type"])
         return (name in _SAME_ORDER and "collate" not in catalog_name(field_json)) or name.startswith("decimal")
@@ -193,7 +194,7 @@ class MapSideRows:
         return self._add_column(side, expression.name if is_attribute else _COMPARED, expression)
 
     def side_columns(self, side: int) -> Iterator[tuple[str, Value]]:
-        """Yield the columns of one side's rows."""
+        """Yield the columns of a side's rows."""
         yield self.is_left, literal(side == 0)
         parts = [value for key in self.join.keys[side] for value in key.column_values().values()]
         yield from zip(self.key_columns, parts, strict=True)
@@ -211,7 +212,7 @@ class MapSideRows:
         if any(self.one_sided_conditions):
             conjunction: Value = literal(True)
             for condition in self.one_sided_conditions[side]:
-                conjunction = Built("and", (conjunction, condition))
+                conjunction = NewExpression("and", (conjunction, condition))
             yield self.filter_column, conjunction
 
     def _without_collation(self, value: Value, sent: Value) -> Value:
@@ -219,10 +220,10 @@ class MapSideRows:
             column = next((column for side in self.join.columns for column in side if column.id == value.id), None)
             if column is not None:
                 return without_collation(column, sent)
-        return Built("plain", (sent,))
+        return NewExpression("plain", (sent,))
 
     def spec(self, schema: pa.Schema, used_stores: Collection[str]) -> stage_specs.JoinSpec:
-        """Return the specification of the join, whose slots get rows of this schema."""
+        """Return the specification of the join. Its slots get rows of ``schema``."""
         return stage_specs.JoinSpec(
             store_for("join", self.join.keys[0], used_stores),
             pa.schema([schema.field(name) for name in self.key_columns]),
@@ -236,7 +237,6 @@ class MapSideRows:
         )
 
     def _join_side(self, side: int, schema: pa.Schema) -> stage_specs.JoinSide:
-        """Return the specification of one side."""
         due: str | None = None
         delay_ms = self.join.eviction_delays_ms[side]
         if self.join.event_time_key is not None:
@@ -253,7 +253,7 @@ class MapSideRows:
         return stage_specs.JoinSide(output, payload, filter_column, due, delay_ms or 0, tuple(key_backed.items()))
 
     def stored_meanings(self) -> dict[str, str]:
-        """Return what each stored column holds, and the join type and comparisons.
+        """Return the meaning of each stored column, and the join type and comparisons.
 
         They are compared on restart to detect a changed query.
         """

@@ -2,8 +2,8 @@
 
 1. Each value has a number, its *handle*. ``PlanReader`` finds the JVM object behind a value by its handle.
 2. Handles are given in reading order, so equal JSON gives equal values.
-3. A changed plan keeps the handles of its nodes. ``is_original`` says whether a node still has the children that Spark
-   gave it.
+3. A changed plan keeps the handles of its nodes. ``is_original`` is true while a node has the children that Spark gave
+   it.
 """
 
 import json
@@ -87,13 +87,13 @@ class PlanNode:
 
     @property
     def all_expressions(self) -> Iterator[Expression]:
-        """The expressions of this node, without those below them."""
+        """The expressions of this node, without their own child expressions."""
         for expressions in self.expressions.values():
             yield from expressions
 
     @property
     def is_unary(self) -> bool:
-        """Whether the class of the node always has exactly one child."""
+        """Whether the class of the node always has a single child."""
         return len(self.children) == 1 and self.fields.get("child") == 0
 
     @property
@@ -111,7 +111,7 @@ class PlanNode:
 
 @dataclass(slots=True)
 class _JsonReader:
-    """Reads the JSON of one plan, and notes how each object is reached in the JVM.
+    """Reads the JSON of a plan, and notes how each object is reached in the JVM.
 
     It never recurses, so only Spark limits the depth of a plan. ``leaves`` counts the plan's unread leaves. The last
     leaf is read first.
@@ -123,12 +123,10 @@ class _JsonReader:
     leaves: int = 0
 
     def plan(self, tree: Sequence[Mapping[str, object]]) -> PlanNode:
-        """Read a plan."""
         self.leaves = sum(not _child_count(body) for body in tree)
         return self._read(tree, None, self._node)
 
     def expression(self, tree: Sequence[Mapping[str, object]], access: Access) -> Expression:
-        """Read an expression."""
         return self._read(tree, access, _expression)
 
     def _read(
@@ -178,7 +176,7 @@ class _JsonReader:
         return kind.startswith("Streaming") or self.is_stream(self.leaves)
 
     def _field_expressions(self, value: object, parent: int, name: str, kind: str) -> tuple[Expression, ...] | None:
-        """Return the expressions in a field: a single one, an option, a list, or a list of lists."""
+        """Return the expressions in a field: a single expression, an option, a list, or a list of lists."""
         if not isinstance(value, list) or not value:
             return None
         if _is_tree(value):
@@ -224,7 +222,7 @@ def parse_plan(
 
 
 def _child_access(body: Mapping[str, object], handle: int, index: int) -> Access:
-    """Return how a child is reached: by its own method if it has one, else by its index in ``children``."""
+    """Return how a child is reached: by a method of its own if possible, else by its index in ``children``."""
     methods = (name for name in _CHILD_METHODS if body.get(name) == index and not isinstance(body[name], bool))
     method = next(methods, None)
     return (handle, "children", index) if method is None else (handle, method, None)

@@ -1,7 +1,7 @@
-"""The rules that refuse what riffle cannot run in a wrapped query.
+"""The rules that refuse unsupported terms in a wrapped query.
 
-Each refusal has Spark's term, the reason and an alternative. Spark's own checker runs first, so what Spark refuses is
-refused in Spark's words.
+Each refusal has Spark's term, the reason and an alternative. Spark's own checker runs first, so terms that Spark
+refuses are refused in Spark's words.
 """
 
 import re
@@ -54,7 +54,7 @@ REFUSED: Final = {
     ),
     "set": Refused(
         "intersect, except or subtract of streams is not supported, because riffle does not keep their state.",
-        "Join with the static side ('left_semi', 'left_anti') and use dropDuplicates.",
+        "Use dropDuplicates and a join: left_semi for intersect, left_anti with a static frame for except.",
         id="RIFFLE-0606",
     ),
     "unknown": Refused(
@@ -265,7 +265,7 @@ def check_key(field: Mapping[str, object], type_name: str, sql: str, *, is_rando
     """Raise ``ConfigError`` for an expression that cannot be a key.
 
     ``field`` is the JSON of a column with its type, ``type_name`` is Spark's name of the type, and ``sql`` is the
-    expression. ``is_random`` says whether its value differs if a batch runs again.
+    expression. ``is_random`` is true if its value differs when a batch runs again.
     """
     if _is_user_defined(field):
         check_columns([field], "key", where=_KEY_CALLS)

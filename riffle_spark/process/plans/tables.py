@@ -14,7 +14,10 @@ import pyarrow as pa
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.process.merging.merged_picks import is_ordered
-from riffle_spark.process.plans.built import (
+from riffle_spark.process.plans.columns import Column
+from riffle_spark.process.plans.cut import LatestRows, Table
+from riffle_spark.process.plans.grouping_keys import GroupingKey, store_for
+from riffle_spark.process.plans.new_expressions import (
     Value,
     cast_back,
     choose,
@@ -25,14 +28,11 @@ from riffle_spark.process.plans.built import (
     with_columns,
     without_collation,
 )
-from riffle_spark.process.plans.columns import Column
-from riffle_spark.process.plans.cut import LatestRows, Table
-from riffle_spark.process.plans.grouping_keys import GroupingKey, store_for
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, conjuncts
 from riffle_spark.process.plans.rules import refusal
 from riffle_spark.process.types.stage_specs import TableSpec, free_name
 
-__all__ = ["TableJoin", "TableRows", "find_equalities"]
+__all__ = ["TableJoin", "TableMapSide", "find_equalities"]
 
 _OUTER: Final = ("LeftOuter", "RightOuter")
 _ANTI: Final = "LeftAnti"
@@ -45,8 +45,8 @@ def find_equalities(
 ) -> tuple[dict[str, Expression], list[Expression]]:
     """Return the stream's expression for each column of a table's key, and the join's other conditions.
 
-    ``columns`` are those of each side, for the table those of its changes. Raises ``ConfigError`` if the join has no
-    equality for a column of the key.
+    ``columns`` are the columns of each side; for the table, the columns of its changes. Raises ``ConfigError`` if the
+    join has no equality for a column of the key.
     """
     changes = {column.name: column for column in columns[table.side]}
     key_names = _key_names(table.latest, table.views, changes)
@@ -67,7 +67,6 @@ def find_equalities(
 
 
 def _key_names(latest: LatestRows, views: Sequence[PlanNode], changes: Mapping[str, Column]) -> dict[int, str]:
-    """Return the names of a table's key columns, by their ids in the join."""
     names = {changes[name].id: name for name in latest.key}
     for view in (view for view in views if view.kind == "Project"):
         columns = {column.id: _unaliased(column) for column in view.expressions.get("projectList", ())}
@@ -90,7 +89,7 @@ def _key_equality(
 
 @dataclass(frozen=True, slots=True)
 class TableJoin:
-    """A join with a table. ``columns`` and ``keys`` are those of each side, for the table those of its changes."""
+    """A join with a table. ``columns`` and ``keys`` are per side; for the table they are columns of its changes."""
 
     node: PlanNode
     table: Table
@@ -111,7 +110,7 @@ class TableJoin:
 
 
 @dataclass(slots=True)
-class TableRows:
+class TableMapSide:
     """The rows that both sides send to the slots, with a unique name for each column.
 
     ``joined`` are the ids of the table's columns in the join. ``used_columns`` are the ids of the join's columns that
@@ -132,7 +131,6 @@ class TableRows:
     find_column: str = "found"
 
     def __post_init__(self) -> None:
-        """Choose the columns."""
         join = self.join
         side = join.table.side
         if [len(key.parts) for key in join.keys[0]] != [len(key.parts) for key in join.keys[1]]:
@@ -179,7 +177,7 @@ class TableRows:
         return is_complete
 
     def side_columns(self, side: int) -> Iterator[tuple[str, Value]]:
-        """Yield the columns of one side's rows."""
+        """Yield the columns of a side's rows."""
         table_side = self.join.table.side
         yield self.is_change, literal(side == table_side)
         parts = [value for key in self.join.keys[side] for value in key.column_values().values()]
@@ -191,7 +189,7 @@ class TableRows:
                 yield name, without_collation(columns[column_id], value if column_side == side else null_like(value))
 
     def spec(self, schema: pa.Schema, used_stores: Collection[str]) -> TableSpec:
-        """Return the specification of the join, whose slots get rows of this schema.
+        """Return the specification of the join. Its slots get rows of ``schema``.
 
         Raises ``ConfigError`` if the type of an order column has no order.
         """
@@ -213,14 +211,14 @@ class TableRows:
         return spec
 
     def meanings(self, spec: TableSpec) -> dict[str, str]:
-        """Return what each stored column holds, and the order of changes. They are compared on restart."""
+        """Return the meaning of each stored column, and the order of changes. They are compared on restart."""
         return {
             _ORDER: f"the last by {', '.join(spec.order_by)}",
             **{name: f"table {name}" for name in spec.table_columns.names},
         }
 
     def results(self, output: Sequence[Column]) -> tuple[list[tuple[Column, Value]], Value | None]:
-        """Return the columns of the join's output from the slots' rows, and the condition that these rows pass."""
+        """Return the join's output columns as expressions of the slots' rows, and the condition for rows that pass."""
         join = self.join
         columns = {column.id: column for side in join.columns for column in side}
         names = {**self.stored_columns, **self.stream_columns, **self.key_backed}

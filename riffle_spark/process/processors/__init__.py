@@ -1,1 +1,1 @@
-"""Computations that see one key at a time: the state, timers and calls of a ``StatefulProcessor``."""
+"""Computations that are called key by key: the state, timers and calls of a ``StatefulProcessor``."""

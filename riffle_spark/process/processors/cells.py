@@ -52,7 +52,7 @@ def declare_all(schema: VariableColumns, record: RecordMaker = plain_records) ->
 
 @dataclass(slots=True)
 class Scope:
-    """One key-group in one batch: its copy, the batch's time, its number of keys, and the number of the current key."""
+    """A key-group in a batch: its copy, the batch's time, its number of keys, and the number of the current key."""
 
     schema: VariableColumns
     reading: Reading
@@ -73,7 +73,7 @@ class Scope:
 
 
 class DeltaRows(NamedTuple):
-    """Rows of a delta, all of one variable: the number of each row's key, whether it deletes, and its values.
+    """Rows of a delta for a single variable: the number of each row's key, whether it deletes, and its values.
 
     A deleting row without an element (no index, no struct) clears the variable of its key.
     """
@@ -92,7 +92,7 @@ def with_nulls(structs: pa.StructArray, count: int) -> pa.StructArray:
 
 
 def last_are_deleted(count: int, deleted_count: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of ``count`` rows in which the last ``deleted_count`` are true."""
+    """Return a mask of ``count`` rows: true for the last ``deleted_count`` rows."""
     mask = np.zeros(count, dtype=np.bool_)
     mask[count - deleted_count :] = True
     return mask
@@ -101,7 +101,7 @@ def last_are_deleted(count: int, deleted_count: int) -> npt.NDArray[np.bool_]:
 class ReadAhead(Generic[_Element]):
     """Reads the elements of a variable for windows of keys.
 
-    A window has ``window_min`` keys, and each next one twice as many while keys are requested in order. ``decode``
+    A window has ``window_min`` keys, and each next window twice as many while keys are requested in order. ``decode``
     returns one element per row.
     """
 
@@ -156,7 +156,7 @@ class ReadAhead(Generic[_Element]):
         return window
 
     def _decode_in_pieces(self, window: FoundElements) -> Iterator[_Element]:
-        """Yield the elements of one key that has many."""
+        """Yield the elements of a key with many elements."""
         for start in range(0, window.ends[-1], ELEMENTS_MAX):
             names = None if window.names is None else window.names.slice(start, ELEMENTS_MAX)
             yield from self._decode(window.rows.select(slice(start, start + ELEMENTS_MAX)), names)

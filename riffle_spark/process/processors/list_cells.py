@@ -1,7 +1,7 @@
-"""The list states of one key-group in one batch.
+"""The list states of a key-group in a batch.
 
-Appending does not read the list. The index of an element only has to be above those before it. It is looked up when the
-delta is made.
+Appending does not read the list. The index of an element only has to be above the indexes of earlier elements. It
+is looked up when the delta is made.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ __all__ = ["ListCells"]
 
 
 class ListCells:
-    """One list variable: the elements of the current key are tuples, in the order in which they were added."""
+    """A list variable: the elements of the current key are tuples, in insertion order."""
 
     def __init__(self, scope: cells.Scope, declared: cells.DeclaredVariable) -> None:
         self._scope = scope
@@ -45,7 +45,7 @@ class ListCells:
         return number not in self._cleared and self._stored.has_any(number)
 
     def put(self, elements: Iterable[object]) -> None:
-        """Replace all elements. Raises ``Misfit`` for one that does not fit."""
+        """Replace all elements. Raises ``Misfit`` for an element that does not fit."""
         rows = self._fields.normalize_all(elements)
         self.clear()
         self._added[self._scope.current_key] = rows
@@ -56,7 +56,7 @@ class ListCells:
         self._added.setdefault(self._scope.current_key, []).append(row)
 
     def extend(self, elements: Iterable[object]) -> None:
-        """Add several elements. Raises ``Misfit`` for one that does not fit, and adds none."""
+        """Add several elements, or none: raises ``Misfit`` if an element does not fit."""
         rows = self._fields.normalize_all(elements)
         self._added.setdefault(self._scope.current_key, []).extend(rows)
 
@@ -90,7 +90,7 @@ class ListCells:
         return [cells.DeltaRows(self._variable.name, numbers, deleted, structs, indexes, dues)]
 
     def _indexes(self, added: Sequence[tuple[int, list[Values]]], counts: Offsets) -> Offsets:
-        """Return the index of each row; ``counts`` are the rows per key. Those of cleared keys are unused."""
+        """Return the index of each row. ``counts`` holds the rows per key. Counts of cleared keys are unused."""
         first = np.zeros(len(counts), np.int64)
         numbers = np.array([number for number, _ in added], np.int64)
         has_stored = np.flatnonzero(~np.isin(numbers, list(self._cleared)))

@@ -1,4 +1,4 @@
-"""The map states of one key-group in one batch.
+"""The map states of a key-group in a batch.
 
 Map keys are compared and ordered by their stored bytes.
 """
@@ -17,7 +17,7 @@ __all__ = ["MapCells"]
 
 
 class _Entry(NamedTuple):
-    """One entry of a map: the bytes of its key, its key, and its value (``None`` if it was removed)."""
+    """An entry of a map: the bytes of its key, its key, and its value (``None`` if it was removed)."""
 
     encoded_key: bytes
     key: Values
@@ -25,7 +25,7 @@ class _Entry(NamedTuple):
 
 
 class MapCells:
-    """One map variable: the entries of the current key are tuples by tuples."""
+    """A map variable: a mapping of tuples to tuples for the current key."""
 
     def __init__(self, scope: cells.Scope, declared: cells.DeclaredVariable) -> None:
         assert declared.key is not None, "a map has a key"

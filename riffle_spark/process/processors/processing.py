@@ -1,4 +1,4 @@
-"""One slot's processor over its key-groups in one batch.
+"""One slot's processor over its key-groups in a batch.
 
 The order of calls is Spark's, with key-groups in place of partitions:
 
@@ -41,7 +41,7 @@ _OWN_MODULES: Final = "riffle_spark."
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one key-group: its part of the delta, its next due time, fired timers and expired elements."""
+    """The result of a key-group: its part of the delta, its next due time, fired timers and expired elements."""
 
     changes: pa.Table
     timer_ms: int | None
@@ -50,7 +50,7 @@ class Outcome:
 
 
 class Processing:
-    """Runs a processor over one slot's input; ``where`` is the place in its errors.
+    """Runs a processor over a slot's input; ``where`` is the place in its errors.
 
     If ``collects`` accepts an error of a key, processing continues with the other keys. Then ``output`` raises
     ``FailedKeys``, and no other result counts.
@@ -87,7 +87,7 @@ class Processing:
         self._states = None if states is None else self._form.states(states, grouped.state_positions)
 
     def key_group(self, count: int, copy: CopyRuns = CopyRuns()) -> Outcome:
-        """Process the next ``count`` keys of the input, all of one key-group, and the key-group's due timers.
+        """Process the next ``count`` keys of the input, all from the same key-group, and its due timers.
 
         Raises ``UserFunctionError`` if the processor raises.
         """
@@ -127,7 +127,6 @@ class Processing:
         self._call(self._processor.end, "close")
 
     def _process_key(self, index: int) -> None:
-        """Call the processor for one key."""
         key = self._keys[index]
         rows = next(self._rows)
         positions = self._grouped.positions
@@ -176,7 +175,7 @@ class Processing:
             raise self._as_riffle_error(error, step) from error
 
     def _call_for_all(self, call: Callable[[], _Result], step: str) -> _Result:
-        """Call what concerns all keys. Its error is not that of a known key."""
+        """Call a method that concerns all keys. Its error belongs to no known key."""
         try:
             return self._call(call, step)
         except UserFunctionError as error:
@@ -193,11 +192,13 @@ class Processing:
     def _user_error(self, error: Exception, step: str) -> UserFunctionError:
         if isinstance(error, NotText):
             problem = f"Cannot convert the processor's input: {error}"
+            # Cause: A value cannot be converted to Python, for example a string that is not UTF-8.
             return UserFunctionError(problem, remedy=error.remedy, where=self._where, id="RIFFLE-0192")
         if isinstance(error, Misfit):
             text = str(error)
         else:
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+        # Cause: The processor's own code raised the error. Nothing of the batch was committed.
         return UserFunctionError(
             f"The processor raised {type(error).__name__}, {step}:\n{text}",
             remedy=failure_remedy(error, "processor"),
@@ -227,5 +228,5 @@ class ProcessorComputation(Computation, Protocol):
     """A computation by a processor. It declares variables."""
 
     def processing(self, schema: VariableColumns, times: Times, where: str) -> Processing:
-        """Return the processing of one slot in one batch; ``where`` is the place in its errors."""
+        """Return the processing of a slot in a batch; ``where`` is the place in its errors."""
         ...

@@ -1,4 +1,4 @@
-"""The interface of user processors and of row forms, and the input of one slot by key."""
+"""The interface of user processors and of row forms, and the input of a slot by key."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +28,7 @@ class Processor(Protocol):
         ...
 
     def initial(self, key: Key, state: object) -> None:
-        """Process one initial state of a key."""
+        """Process an initial state of a key."""
         ...
 
     def rows(self, key: Key, rows: Iterator[object]) -> Iterable[object]:
@@ -56,7 +56,7 @@ class Form(Protocol):
         ...
 
     def rows(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
-        """Yield per key an iterator over its rows, which are between two positions."""
+        """Yield per key an iterator over its rows. The rows of a key are between two neighbouring positions."""
         ...
 
     def states(self, states: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[object]]:
@@ -64,7 +64,7 @@ class Form(Protocol):
         ...
 
     def collect(self, output: Iterable[object]) -> None:
-        """Collect the output of one call, to its end."""
+        """Collect the output of a call, to its end."""
         ...
 
     def output(self) -> pa.Table:

@@ -1,7 +1,7 @@
-"""The state of one key-group in one batch: its keys, the cells of its variables, and its delta.
+"""The state of a key-group in a batch: its keys, the cells of its variables, and its delta.
 
-A session reads one head and never sees another batch. Writes stay in the cells, and ``changes`` makes one table of
-them. Keys are numbered: first the keys of the input, then those that only have something due.
+A session reads one head and never sees another batch. Writes stay in the cells, and ``changes`` makes a table of
+them. Keys are numbered: first the keys of the input, then the keys with only due timers or elements.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ _CELLS: Final[dict[str, type[ValueCells] | type[ListCells] | type[MapCells]]] = 
 
 
 class Session:
-    """The state of one key-group's keys in one batch.
+    """The state of a key-group's keys in a batch.
 
     ``keys`` holds each key once, and key i has number i. ``cells`` holds the cells of each variable by name.
     """
@@ -66,12 +66,12 @@ class Session:
     def fire(self, until_ms: int) -> list[tuple[int, int]]:
         """Return (due time, number of the key) of all timers due at or before this time, in order of time.
 
-        As in Spark, timers that are registered while these fire are not included.
+        As in Spark, timers that are registered during the calls of fired timers are not included.
         """
         return self._due.timers(until_ms)
 
     def expire(self) -> int:
-        """Remove all elements whose TTL is over, and return how many."""
+        """Remove all elements with an expired TTL, and return their number."""
         assert self._expired is None, "elements expire once"
         self._expired = self._due.elements(self.cells)
         return sum(len(piece.numbers) for piece in self._expired)
@@ -88,7 +88,7 @@ class Session:
         return pa.concat_tables([_rows(piece, keys, schema) for piece in pieces])
 
     def next_due_ms(self) -> int | None:
-        """Return a time before which nothing of this key-group is due; ``None`` if nothing ever is."""
+        """Return a lower bound of the next due time of this key-group; ``None`` if nothing will ever be due."""
         written = [self.timers.earliest_ms(), *(cells.earliest_ms() for cells in self.cells.values())]
         return min((due for due in [self._due.next_ms(self.cells), *written] if due is not None), default=None)
 
@@ -99,7 +99,7 @@ class Session:
 
 
 def _rows(piece: DeltaRows, keys: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows of one variable in the delta's schema."""
+    """Return rows of a variable in the delta's schema."""
     count = len(piece.numbers)
     columns = dict(zip(keys.column_names, keys.take(pa.array(piece.numbers, pa.int64())).columns, strict=True))
     columns[VARIABLE] = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, dtype=np.int8)), [piece.variable])

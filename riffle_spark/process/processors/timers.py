@@ -1,4 +1,4 @@
-"""The timers of one key-group in one batch, and the search for due timers and expired elements."""
+"""The timers of a key-group in a batch, and the search for due timers and expired elements."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Protocol
@@ -69,7 +69,7 @@ class Timers:
 
 
 class Replaceable(Protocol):
-    """The cells of one variable."""
+    """The cells of a variable."""
 
     def is_replaced(self, number: int, element: bytes) -> bool:
         """Return whether the stored element was overwritten or removed."""
@@ -110,7 +110,7 @@ class DueTimers:
         return sorted(due, key=lambda timer: (timer[0], self._encoded[timer[1]]))
 
     def elements(self, cells: Mapping[str, Replaceable]) -> list[DeltaRows]:
-        """Return the deletes of all expired elements that were not written in this batch."""
+        """Return rows of the delta that delete all expired elements that were not written in this batch."""
         self._advance(self._scope.now_ms)
         pieces = []
         for rows in self._expired_elements:
@@ -156,7 +156,7 @@ class DueTimers:
                 yield due_ms
 
     def _advance(self, until_ms: int) -> list[DueElements]:
-        """Read on to this time and return what is due. Expired elements are also kept for later."""
+        """Read on to this time and return the due rows. Expired elements are also kept for ``elements``."""
         if until_ms < self._from_ms:
             return []
         due = self._scope.reading.due(self._from_ms, until_ms)
@@ -190,7 +190,6 @@ class DueTimers:
         return map_keys
 
     def _deletes(self, rows: DueElements, numbers: list[int], indices: Indices) -> DeltaRows:
-        """Return the deletes of these elements of one variable."""
         variable = self._scope.schema.by_name[rows.variable]
         indexes = pa.array(rows.ids[indices]) if variable.kind == "list" else None
         deleted = np.ones(len(indices), dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""The value states of one key-group in one batch."""
+"""The value states of a key-group in a batch."""
 
 from riffle_spark.process.processors.cells import DeclaredVariable, DeltaRows, Scope, last_are_deleted, with_nulls
 from riffle_spark.process.types.fields import Values
@@ -13,7 +13,7 @@ WINDOW_ROWS = 1 << 30
 
 
 class ValueCells:
-    """One value variable: the value of the current key is a tuple or ``None``."""
+    """A value variable: the value of the current key is a tuple or ``None``."""
 
     def __init__(self, scope: Scope, declared: DeclaredVariable) -> None:
         self._scope = scope
@@ -71,7 +71,7 @@ class ValueCells:
         return [DeltaRows(self._variable.name, numbers + removed, deleted, structs, dues=dues)]
 
     def _read(self, number: int) -> Values | None:
-        """Read the values of this key and those after it. Values that are already known stay."""
+        """Read the values of this key and of the next keys. Values that are already known stay."""
         scope = self._scope
         end = min(number + WINDOW, scope.key_count)
         window = scope.reading.elements(self._variable.name, number, end, scope.now_ms, WINDOW_ROWS)

@@ -1,1 +1,1 @@
-"""What the stages of a query compute on a slot."""
+"""The computations of a query's stages on a slot."""

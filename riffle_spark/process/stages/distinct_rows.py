@@ -1,4 +1,4 @@
-"""De-duplication on a slot: the first row of each key passes, as long as the key is stored.
+"""De-duplication on a slot: the first row of each key passes. Others are dropped while the key is stored.
 
 The state of a key is the key itself, and within the watermark its due time: the time of the row that passed plus the
 delay. Expired keys are deleted without output.
@@ -44,7 +44,7 @@ class DistinctRows:
         return Declared(state, spec.output, columns, per_key_group=False, time_mode=mode, due=spec.due)
 
     def __call__(self, batch: Batch) -> Update:
-        """Emit the first rows of new keys, and store these keys."""
+        """Emit the first rows of new keys, and store the keys."""
         first = pick_places(batch.codes, batch.keys.num_rows, np.arange(batch.rows.num_rows), latest=False)
         new = np.flatnonzero(~batch.has_state)
         passed = batch.rows.take(pa.array(first[new]))
@@ -55,11 +55,11 @@ class DistinctRows:
 
     @property
     def forgets(self) -> bool:
-        """See ``PlainExpiry``: a key is written once."""
+        """Whether expired keys are only counted. They always are, because they have no output."""
         return self.spec.due is not None
 
     def _due_times(self, rows: pa.Table) -> pa.Array:
-        """Return the due times of these rows' keys. As in Spark, a null time is 1970-01-01."""
+        """Return the due times of the keys of rows. As in Spark, a null time is 1970-01-01."""
         time = self.spec.time
         assert time is not None, "a stored due time needs a watermark"
         times = one_array(rows.column(time.column)).cast(pa.int64())

@@ -1,4 +1,4 @@
-"""Aggregates on a slot: the buffers of rows are merged into those of their keys.
+"""Aggregates on a slot: the buffers of rows are merged into the buffers of their keys.
 
 The computation is made from a plan's specification and the query's output mode, and is a ``BlockComputation``::
 
@@ -37,8 +37,8 @@ OutputMode: TypeAlias = Literal["update", "append", "complete"]
 class MergedGroups:
     """A ``BlockComputation`` of an aggregate.
 
-    Update mode emits the keys of a batch's rows and append mode those that expire. Complete mode emits all stored keys,
-    which never expire. An aggregate without grouping columns is emitted in each batch.
+    Update mode emits the keys of a batch's rows, and append mode the keys that expire. Complete mode emits all stored
+    keys, and they never expire. An aggregate without grouping columns is emitted in each batch.
     """
 
     spec: AggregateSpec
@@ -64,7 +64,7 @@ class MergedGroups:
         )
 
     def __call__(self, batch: Batch) -> Update:
-        """Merge the rows' buffers into those of their keys."""
+        """Merge the rows' buffers into the buffers of their keys."""
         groups = Groups(batch.codes, batch.keys.num_rows, batch.key_text)
         state = StoredBuffers.of(self.spec).fold(batch.rows, batch.state, groups)
         touched = np.flatnonzero(np.bincount(batch.codes, minlength=groups.size))
@@ -182,8 +182,6 @@ class _GroupElements:
 
 @dataclass(frozen=True, slots=True)
 class _StoredFunction:
-    """A function, how it merges, and its state columns."""
-
     spec: FunctionSpec
     merge: MergeFunction
     fields: Sequence[pa.Field]
@@ -225,7 +223,7 @@ class StoredBuffers:
         return pa.schema([field for function in self.functions for field in function.fields])
 
     def fold(self, rows: pa.Table, old: pa.Table, groups: Groups) -> pa.Table:
-        """Return the state after these rows. ``old`` has nulls for new groups."""
+        """Return the state after the rows are added. ``old`` has nulls for new groups."""
         return self.fold_rows_of(lambda _: (rows, groups), old)
 
     def fold_rows_of(self, rows_of: Callable[[str | None], tuple[pa.Table, Groups]], old: pa.Table) -> pa.Table:
@@ -248,7 +246,7 @@ class StoredBuffers:
         return pa.Table.from_arrays(columns, schema=self.schema)
 
     def finish(self, state: pa.Table) -> list[pa.Array]:
-        """Return the output columns of groups: buffers, or results of functions whose rows carry arguments."""
+        """Return the output columns of groups: buffers, or the results of functions with arguments in the rows."""
         columns = list[pa.Array]()
         for function in self.functions:
             columns += function.merge.finish(function.state_columns(state))

@@ -41,7 +41,7 @@ Pairs = tuple[IndexArray, IndexArray]
 
 @dataclass(frozen=True, slots=True)
 class PairedRows:
-    """An ``ElementComputation`` of a join in append mode, the only one that Spark has."""
+    """An ``ElementComputation`` of a join in append mode, the only mode of Spark's joins."""
 
     spec: JoinSpec
 
@@ -100,7 +100,7 @@ class PairedRows:
         return pa.schema(fields)
 
     def _side_rows(self, name: str, batch: ElementBatch) -> "_SideRows":
-        """Return all rows of a side: those that are stored, followed by those of the batch."""
+        """Return all rows of a side: the stored rows, followed by the rows of the batch."""
         side = self._side(name)
         schema = self._element_schema(name)
         stored = batch.elements[name]
@@ -129,7 +129,7 @@ class PairedRows:
         )
 
     def _pairs(self, left: "_SideRows", right: "_SideRows") -> Iterator[Pairs]:
-        """Yield the new pairs: new left rows with all right rows, then stored left rows with new right ones."""
+        """Yield the new pairs: new left rows with all right rows, then stored left rows with new right rows."""
         for places in _places_of_same_key(left, left.is_new, right, right.can_match):
             yield self._matching(left, right, places)
         for right_places, left_places in _places_of_same_key(right, right.is_new, left, ~left.is_new):
@@ -155,13 +155,13 @@ class PairedRows:
         return pa.table([columns[name] for name in schema.names], schema=schema)
 
     def _stays(self, name: str, side: "_SideRows") -> BoolArray:
-        """Return which rows remain stored."""
+        """Return a mask of the rows that remain stored."""
         return ~side.leaves & ~side.has_partner if self.spec.semi and name == LEFT else ~side.leaves
 
 
 @dataclass(frozen=True, slots=True)
 class _SideRows:
-    """The rows of one side. The first ``stored_count`` are stored, the others are those of the batch.
+    """The rows of a side. The first ``stored_count`` are stored, the others are new in the batch.
 
     ``had_partner`` is the state before the batch. ``has_partner`` is updated while pairs are found.
     """
@@ -178,7 +178,6 @@ class _SideRows:
 
     @property
     def is_new(self) -> BoolArray:
-        """Which rows are those of the batch."""
         return np.arange(len(self.owners)) >= self.stored_count
 
     def added(self, stays: BoolArray) -> Elements:
@@ -241,5 +240,5 @@ def _due_ms(side: JoinSide, rows: pa.Table) -> npt.NDArray[np.int64]:
 
 
 def _mask(column: pa.Array | pa.ChunkedArray) -> BoolArray:
-    """Return which booleans are true. Nulls are not."""
+    """Return a mask of the booleans that are true. Nulls count as false."""
     return true_mask(one_array(column))

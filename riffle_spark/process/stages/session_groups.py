@@ -1,8 +1,8 @@
-"""Aggregates over session windows on a slot: rows and open sessions of a key that overlap or touch become one session.
+"""Aggregates over session windows on a slot: rows and open sessions of a key that overlap or touch are joined.
 
-The open sessions of a key are one row of state: lists of starts, of ends and of each buffer, and the earliest end,
-which is the key's due time. A session leaves when the watermark passes its end, so the lists are short if event time is
-orderly. Each row starts as a session of its own, from its time to its time plus the gap.
+The open sessions of a key are a single row of state: lists of starts, of ends and of each buffer, and the key's due
+time, which is the earliest end. A session leaves when the watermark passes its end, so the lists are short if event
+time is orderly. Each row starts as a session of its own, from its time to its time plus the gap.
 """
 
 from collections.abc import Iterator
@@ -119,29 +119,25 @@ def _due_field(spec: AggregateSpec) -> pa.Field:
 
 @dataclass(frozen=True, slots=True)
 class _Sessions:
-    """Sessions in the order of key and start: the index of each one's key, and a row of start, end and buffers."""
+    """Sessions in the order of key and start: per session the index of its key, and a row of start, end and buffers."""
 
     owners: IndexArray
     table: pa.Table
 
     @staticmethod
     def of(state: pa.Table, spec: AggregateSpec) -> "_Sessions":
-        """Return the open sessions of all keys."""
         schema = _session_schema(spec)
         owners, _ = flatten_lists(one_array(state.column(schema.names[0])))
         columns = [_flatten(one_array(state.column(name)), owners) for name in schema.names]
         return _Sessions(owners, pa.Table.from_arrays(columns, schema=schema))
 
     def filter(self, mask: BoolArray) -> "_Sessions":
-        """Return the sessions that the mask selects."""
         return self if mask.all() else _Sessions(self.owners[mask], self.table.filter(pa.array(mask)))
 
     def times(self, column: str) -> Times:
-        """Return starts or ends as integers."""
         return _as_integers(self.table, column)
 
     def with_rows(self, batch: Batch, spec: AggregateSpec) -> "_Sessions":
-        """Return the sessions after these rows."""
         time = _time_of(spec)
         buffers = StoredBuffers.of(spec)
         open_count = len(self.owners)
@@ -184,7 +180,7 @@ class _JoinedIntervals:
 
 
 def _join_intervals(owners: IndexArray, starts: Times, ends: Times) -> _JoinedIntervals:
-    """Join the intervals of each owner that overlap or touch. Intervals touch if one starts where another ends."""
+    """Join the intervals of each owner that overlap or touch. They touch if the end of one is the start of another."""
     combined_starts, combined_ends = _with_owner(owners, starts, ends)
     order = np.argsort(combined_starts)  # The order of equal starts does not matter.
     reach = np.maximum.accumulate(combined_ends[order])

@@ -1,7 +1,7 @@
 """The join of a stream with a table on a slot.
 
 The table keeps the last row per key. Each row of the stream is joined in its own batch with the row that the table then
-has. The changes of a batch apply before its other rows, in whatever order they arrive. So a batch that runs again has
+has. The changes of a batch apply before its other rows, in any order of arrival. So a batch that runs again has
 the same result.
 """
 
@@ -69,7 +69,7 @@ class TableRows:
         return np.lexsort((_ranks(table, others), places >= stored_count, _ranks(table, order_by)))
 
     def _join(self, rows: pa.Table, places: IndexArray, table: pa.Table) -> pa.Table:
-        """Return rows of the stream, joined with the rows at these places of the table."""
+        """Return rows of the stream, each joined with the row of the table at its place in ``places``."""
         spec = self.spec
         is_emitted: BoolArray = places >= (_NO_MATCH if spec.keeps_unmatched else 0)
         rows = rows.filter(pa.array(is_emitted))

@@ -20,6 +20,7 @@ def call_user_function(function: Callable[..., object], arguments: tuple[object,
     except Exception as error:
         frames = error.__traceback__.tb_next if error.__traceback__ else None
         text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+        # Cause: The function's own code raised the error. Nothing of the batch was committed.
         raise UserFunctionError(
             f"{function_name(function)} raised {type(error).__name__}:\n{text}",
             remedy=failure_remedy(error, "function"),
@@ -41,7 +42,7 @@ def conform(table: object, schema: pa.Schema, role: str, where: str) -> pa.Table
     """
     if not isinstance(table, pa.Table):
         raise UserFunctionError(
-            f"The {role} is a {type(table).__module__}.{type(table).__qualname__}, not a pyarrow.Table",
+            f"The {role} is a {type(table).__module__}.{type(table).__qualname__}, not a pyarrow.Table.",
             remedy="Return Arrow tables. If there is nothing to return, use schema.empty_table().",
             where=where,
             id="RIFFLE-0199",
@@ -62,7 +63,7 @@ def conform(table: object, schema: pa.Schema, role: str, where: str) -> pa.Table
 def _conform_column(column: pa.ChunkedArray, field: pa.Field, role: str, where: str) -> pa.ChunkedArray:
     if column.null_count and not field.nullable:
         raise UserFunctionError(
-            f"Column {field.name!r} of the {role} has nulls, but is declared not null",
+            f"Column {field.name!r} of the {role} has nulls, but is declared not null.",
             remedy="Fill them, or declare the column nullable.",
             where=where,
             id="RIFFLE-0201",
@@ -70,6 +71,7 @@ def _conform_column(column: pa.ChunkedArray, field: pa.Field, role: str, where: 
     try:
         return cast_column(column, field.type)
     except pa.ArrowInvalid as error:
+        # Cause: A value is too large for the declared type, or would lose digits in it.
         raise UserFunctionError(
             f"Column {field.name!r} of the {role} has values that {field.type} cannot hold: {error}",
             remedy=f"Round or cast the column to {field.type} in the function.",

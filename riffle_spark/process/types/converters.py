@@ -35,7 +35,8 @@ def converter_of(kind: pa.DataType, record: RecordMaker) -> Converter:
         return _maps(kind, record)
     if types.is_struct(kind):
         return _structs(kind, record)
-    raise ConfigError(f"State cannot keep type {kind}", remedy="Declare a type of Spark.", id="RIFFLE-0203")
+    # Cause: The Arrow type has no equal among the types of Spark.
+    raise ConfigError(f"State cannot keep type {kind}.", remedy="Declare a type of Spark.", id="RIFFLE-0203")
 
 
 def accept_null(normalize: Convert, field: pa.Field) -> Convert:

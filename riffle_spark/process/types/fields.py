@@ -25,9 +25,9 @@ def plain_records(names: Sequence[str]) -> type[Values]:  # noqa: ARG001 - a Rec
 
 
 class Fields:
-    """Converts tuples with the values of these fields. A written value reads back as if it had been stored.
+    """Converts tuples with a value for each field. A written value reads back as if it had been stored.
 
-    Most tuples need no change, which depends on the classes of their values alone. These *shapes* are remembered.
+    Most tuples need no change. That depends only on the classes of their values, so these *shapes* are remembered.
     """
 
     def __init__(self, schema: pa.Schema, record: RecordMaker = plain_records) -> None:
@@ -58,6 +58,7 @@ class Fields:
         return [self.normalize(row) for row in values]
 
     def _checked(self, values: object) -> Values:
+        """Return the normalized tuple, and remember its shape if tuples of this shape need no change."""
         if not isinstance(values, tuple | list):
             values = self._as_tuple(values)
         if len(values) != len(self._normalizers):
@@ -88,14 +89,14 @@ class Fields:
         )
 
     def columns(self, rows: Sequence[Values]) -> list[pa.Array]:
-        """Return normalized tuples as one array per field. Raises ``Misfit`` for a number that is out of range."""
+        """Return normalized tuples as an array per field. Raises ``Misfit`` for a number that is out of range."""
         if not rows:
             return [pa.array([], kind) for kind in self.schema.types]
         fields = enumerate(zip(self._to_arrow, self.schema, strict=True))
         return [_array([values[index] for values in rows], convert, field) for index, (convert, field) in fields]
 
     def structs(self, rows: Sequence[Values]) -> pa.StructArray:
-        """Return normalized tuples as one array of structs."""
+        """Return normalized tuples as an array of structs."""
         return pa.StructArray.from_arrays(self.columns(rows), fields=list(self.schema))
 
     def tuples(self, table: pa.Table) -> Iterator[Values]:
@@ -115,7 +116,7 @@ class Fields:
         return _convert_each(values, self._from_arrow) if self._converts_from_arrow else values
 
     def copy(self, values: Values) -> Values:
-        """Return the tuple with copies of lists and dictionaries, which users may modify."""
+        """Return the tuple with copies of lists and dictionaries, because users may modify them."""
         return _convert_each(values, self._copies) if self.can_change else values
 
     def to_arrow(self, values: Values) -> Values:
@@ -139,6 +140,7 @@ def _array(values: Sequence[object], convert: Convert | None, field: pa.Field) -
 
 
 def _fits(value: object, kind: pa.DataType) -> bool:
+    """Return whether Arrow can store a value in a type."""
     try:
         pa.array([value], kind)
     except (pa.ArrowInvalid, OverflowError):

@@ -1,4 +1,4 @@
-"""Decide which Spark types state can keep, by the position of the column.
+"""Check that state can keep a Spark type at the position of a column.
 
 Types are read from Spark's JSON. An error names the user's column, the type as Spark writes it, and the remedy.
 """
@@ -39,9 +39,9 @@ _REMEDIES: Final[Mapping[str, str]] = {
 
 
 def _type_error(path: str, type_name: str, remedy: str, where: str = "") -> ConfigError:
-    """Return the error for a column, or a part of one, whose type state cannot keep."""
+    """Return the error for a column, or a part of a column, with a type that state cannot keep."""
     return ConfigError(
-        f"Column {path!r} has type {type_name}, which state cannot keep", remedy=remedy, where=where, id="RIFFLE-0204"
+        f"Column {path!r} has type {type_name}, which state cannot keep.", remedy=remedy, where=where, id="RIFFLE-0204"
     )
 
 
@@ -51,12 +51,13 @@ def refuse_void(path: str, where: str = "") -> ConfigError:
 
 
 def remedy_for(name: str, path: str, position: Position) -> str | None:
-    """Return the remedy if state cannot keep this type of one name; ``None`` if it can."""
+    """Return the remedy if state cannot keep the type called ``name``; ``None`` if it can."""
     reason = _reason(name.lower(), position)
     return None if reason is None else _REMEDIES[reason].format(path)
 
 
 def _reason(name: str, position: Position) -> str | None:
+    """Return the key of the remedy for a type that cannot be stored at a position, or ``None`` if it can."""
     collation = _COLLATED.fullmatch(name)
     if collation is not None:
         is_plain = position == "value" or collation[1].upper() == _BINARY
@@ -118,7 +119,7 @@ def check_columns(
     where: str = "",
     display_names: Mapping[str, str] | None = None,
 ) -> None:
-    """Raise ``ConfigError`` for the first column whose type state cannot keep.
+    """Raise ``ConfigError`` for the first column with a type that state cannot keep.
 
     ``fields`` are the fields of a struct type's JSON. ``display_names`` maps internal column names to the user's names.
     """

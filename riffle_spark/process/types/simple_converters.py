@@ -1,6 +1,6 @@
 """Converters between Python values and Arrow for types that are not nested.
 
-They accept what Spark accepts for the type, and return what Spark returns: timestamps as naive times of the machine's
+They accept the same values as Spark, and return the same values: timestamps as naive times of the machine's
 zone, decimals with all digits of their scale. They raise ``Misfit`` if Spark would silently turn a value into null.
 """
 
@@ -47,12 +47,12 @@ class Misfit(Exception):
 
 
 class Converter(NamedTuple):
-    """How values of one type convert. Nulls are handled by the caller.
+    """The conversions of values of a type. Nulls are handled by the caller.
 
-    unchanged: the Python classes whose values ``normalize`` returns unchanged.
-    normalize: checks a value from a user and returns what reads back from the store. Raises ``Misfit``.
+    unchanged: the Python classes of values that ``normalize`` returns unchanged.
+    normalize: checks a value from a user and returns the value that reads back from the store. Raises ``Misfit``.
     to_arrow: converts a normalized value to the argument of ``pa.array``; ``None`` if they are the same.
-    from_arrow: converts a value of ``to_pylist`` to a normalized one; ``None`` if they are the same.
+    from_arrow: converts a value of ``to_pylist`` to a normalized value; ``None`` if they are the same.
     copy: copies a value that a user could modify; ``None`` if the value is immutable.
     """
 
@@ -121,6 +121,7 @@ def _singles(kind: pa.DataType) -> Converter:
 
 
 def _exactly(value: int, kind: pa.DataType) -> float:
+    """Return an integer as a float. Raise ``Misfit`` if the float differs."""
     try:
         number = float(value)
     except OverflowError:

@@ -96,7 +96,7 @@ class _Token(NamedTuple):
 
 
 def schema_of_ddl(text: str) -> pa.Schema:
-    """Return the schema of a DDL text: columns, or a single type, whose column is named ``value``.
+    """Return the schema of a DDL text: columns, or a single type, as a column named ``value``.
 
     A single struct is its fields. Raises ``ConfigError`` with the position of the problem.
     """
@@ -120,7 +120,7 @@ def schema_of_fields(fields: list[pa.Field], where: str) -> pa.Schema:
     names = [field.name for field in fields]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated or not names:
-        problem = f"The schema has repeated columns: {', '.join(repeated)}" if repeated else "The schema has no column"
+        problem = f"The schema repeats columns: {', '.join(repeated)}." if repeated else "The schema has no column."
         raise ConfigError(
             problem, remedy="Declare at least one column, and each once.", where=where[:200], id="RIFFLE-0205"
         )
@@ -155,7 +155,7 @@ def _tokens(text: str) -> Iterator[_Token]:
 
 
 class _Parser:
-    """A recursive-descent parser of one DDL text."""
+    """A recursive-descent parser of a DDL text."""
 
     def __init__(self, text: str) -> None:
         self._tokens = list(_tokens(text))
@@ -166,10 +166,11 @@ class _Parser:
         return self._whole(self._columns)
 
     def only_type(self) -> pa.DataType:
-        """Parse the whole text as one type."""
+        """Parse the whole text as a type."""
         return self._whole(self._type)
 
     def _whole(self, parse: Callable[[], _Result]) -> _Result:
+        """Parse with a method, and check that no text is left."""
         try:
             result = parse()
         except RecursionError:
@@ -183,7 +184,7 @@ class _Parser:
         return self._tokens[self._index]
 
     def _take(self, *texts: str) -> bool:
-        """Consume the next token if it is one of these signs or words."""
+        """Consume the next token if it is among the given signs or words."""
         is_next = self._next.kind in ("sign", "word") and self._next.text.lower() in texts
         self._index += is_next
         return is_next
@@ -295,7 +296,7 @@ class _Parser:
 
 
 def schema_of_json(text: str) -> pa.Schema:
-    """Return the schema of a ``StructType``'s JSON. Another type becomes one column named ``value``.
+    """Return the schema of a ``StructType``'s JSON. Another type becomes a column named ``value``.
 
     Raises ``ConfigError`` if the text cannot be parsed or state cannot keep a type.
     """
@@ -343,10 +344,10 @@ def decimal_of(*digits: int) -> pa.DataType:
 
 
 def list_of(kind: pa.DataType, *, nullable: bool = True) -> pa.DataType:
-    """Return the array type of these elements."""
+    """Return the array type of elements of a type."""
     return pa.list_(pa.field("element", kind, nullable=nullable))
 
 
 def map_of(key: pa.DataType, value: pa.DataType, *, nullable: bool = True) -> pa.DataType:
-    """Return the map type of these keys and values."""
+    """Return the map type of two types."""
     return pa.map_(pa.field("key", key, nullable=False), pa.field("value", value, nullable=nullable))

@@ -34,7 +34,7 @@ _REFUSED = re.compile(r"[^a-z0-9._-]+|\.\.+")
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """One column of an aggregate function's buffer, of a single row or of all rows of a key.
+    """A column of an aggregate function's buffer, of a single row or of all rows of a key.
 
     ``literal`` is set if each row's buffer has this value. Rows do not carry such a column. ``meaning`` is the function
     in SQL and Spark's name of the buffer. Columns with different meanings are never taken for each other.
@@ -48,13 +48,13 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class FunctionSpec:
-    """One aggregate function.
+    """An aggregate function.
 
     ``function`` is the name of Spark's class, and ``buffers`` are in Spark's order. If rows carry the function's
-    ``argument`` (or its hash) in place of one-row buffers, ``buffers`` has one column: the function's result, or the
-    struct that Spark evaluates. ``options`` are constructor arguments by Spark's names: ``evalMode``, ``ignoreNulls``,
-    ``delimiter``, ``relativeSD``. ``distinct`` is set if the function counts each value once. It is the value of the
-    first element column (see ``AggregateSpec``) in the rows for this function. ``user_function`` is a
+    ``argument`` (or its hash) in place of one-row buffers, ``buffers`` has a single column: the function's result, or
+    the struct that Spark evaluates. ``options`` are constructor arguments by Spark's names: ``evalMode``,
+    ``ignoreNulls``, ``delimiter``, ``relativeSD``. ``distinct`` is set if the function counts each value once. It is
+    the value of the first element column (see ``AggregateSpec``) in the rows for this function. ``user_function`` is a
     ``UserAggregate``, and its argument is a struct of its columns.
     """
 
@@ -72,13 +72,13 @@ class FunctionSpec:
 
     @property
     def row_buffers(self) -> tuple[Buffer, ...]:
-        """The inputs that rows carry: those that are not literals."""
+        """The inputs that rows carry, which are all except literals."""
         return tuple(buffer for buffer in self.inputs if buffer.literal is None)
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSpec:
-    """The event time by which a stage's keys expire.
+    """The event time that expires a stage's keys.
 
     Key column ``column`` is compared with the watermark, which is ``delay_ms`` behind the newest row. Without a delay
     there is no watermark, and sessions never end. For windows ``kind`` is ``time`` or ``session``, and ``start`` is the
@@ -93,7 +93,7 @@ class TimeSpec:
 
 @dataclass(frozen=True, slots=True)
 class AggregateSpec:
-    """An aggregate of one store.
+    """An aggregate of a store.
 
     Keys never expire without ``time``. With ``keyless`` the query has no grouping columns: its one key column is an
     integer that is 0 in all rows.
@@ -123,7 +123,7 @@ class AggregateSpec:
 
     @property
     def routing_key(self) -> pa.Schema:
-        """The columns by which rows are routed. Both ends of a session are left out, because sessions grow."""
+        """The columns that route rows. Both ends of a session are left out, because sessions grow."""
         ends = (self.time.start, self.time.column) if self.time and self.time.kind == "session" else ()
         return pa.schema([field for field in self.keys if field.name not in ends])
 
@@ -142,8 +142,8 @@ class AggregateSpec:
 class DistinctSpec:
     """De-duplication: the first row of each key passes.
 
-    ``output`` are the columns of rows that pass, keys first. ``time`` is the column by which rows are late; without it
-    rows are never late. ``due`` is the column by which keys expire: a key column, or a state column with the time of
+    ``output`` are the columns of rows that pass, keys first. Rows are late by column ``time``; without it they
+    are never late. Keys expire by column ``due``: a key column, or a state column with the time of
     the first row plus the delay. Without it keys never expire.
     """
 
@@ -177,10 +177,10 @@ class GroupsSpec:
 
 @dataclass(frozen=True, slots=True)
 class JoinSide:
-    """One input of a stream-stream join.
+    """An input of a stream-stream join.
 
-    ``output`` are its columns in joined rows. ``key_backed`` maps those that have the value of a key column to that
-    column. ``buffered`` are the columns of its stored rows: the other output columns, and those that are compared.
+    ``output`` are its columns in joined rows. ``key_backed`` maps output columns with the value of a key column to this
+    key column. ``buffered`` are the columns of its stored rows: the other output columns, and compared columns.
     Rows for which the boolean column ``filter_column`` is not true match nothing. Rows leave the buffer when the
     watermark reaches column ``due`` plus ``eviction_delay_ms``. Without ``due`` they stay forever.
     """
@@ -195,7 +195,7 @@ class JoinSide:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A condition between a column of the left row and one of the right row, as an Arrow function (``less_equal``)."""
+    """A comparison of a column of the left row with one of the right row, by an Arrow function (``less_equal``)."""
 
     left: str
     function: str
@@ -206,10 +206,10 @@ class Comparison:
 class JoinSpec:
     """A join of two streams.
 
-    Rows of both sides arrive in one table. Column ``is_left`` is true for the left side, and columns of the other side
-    are null. ``outer`` names the sides whose unmatched rows are emitted. With ``semi`` each left row is emitted once,
-    when it first matches. ``event_time`` is the column by which rows of both sides are late. Null keys are equal, so
-    the caller leaves out rows that must not match.
+    Rows of both sides arrive in the same table. Column ``is_left`` is true for the left side, and columns of the other
+    side are null. ``outer`` names the sides with unmatched rows in the output. With ``semi`` each left row is emitted
+    once, when it first matches. Rows of both sides are late by column ``event_time``. Null keys are equal, so the
+    caller leaves out rows that must not match.
     """
 
     store: str
@@ -224,13 +224,13 @@ class JoinSpec:
 
     @property
     def output(self) -> pa.Schema:
-        """The columns of joined rows; those of the left side with ``semi``."""
+        """The columns of joined rows; with ``semi`` only the left side's columns."""
         sides = (self.left,) if self.semi else (self.left, self.right)
         return pa.schema([field.with_nullable(True) for side in sides for field in side.output])
 
     @property
     def due_columns(self) -> tuple[str, ...]:
-        """The columns of input rows by which rows leave the buffers."""
+        """The columns of input rows that decide when rows leave the buffers."""
         return tuple(dict.fromkeys(side.due for side in (self.left, self.right) if side.due is not None))
 
 
@@ -238,7 +238,7 @@ class JoinSpec:
 class TableSpec:
     """A join of a stream with a table that keeps the last row per key.
 
-    Rows of the stream and changes of the table arrive in one table. Column ``is_change`` is true for changes, and
+    Rows of the stream and changes of the table arrive in the same table. Column ``is_change`` is true for changes, and
     columns that a row does not have are null. ``stream_columns`` and ``table_columns`` are without the key.
     ``order_by`` names the columns that order the changes of a key. Output column ``match_column`` is true if the table
     had a row for the key. Rows of the stream without a match are emitted only with ``keeps_unmatched``.
@@ -275,7 +275,7 @@ def store_name(kind: str, keys: Iterable[str], used_names: Mapping[str, object] 
 
 
 def stage_kind(store: str) -> str:
-    """Return the kind of stage in a store's name. Kinds that may replace each other in a query are one kind."""
+    """Return the kind of stage in a store's name. Kinds that may replace each other count as the same kind."""
     kind = store.partition(".")[0]
     return _KINDS.get(kind, kind)
 

@@ -14,7 +14,7 @@ __all__ = ["acceptance_warnings"]
 
 
 def acceptance_warnings(tail: Record | None, operators: Sequence[Operator], accepted: Sequence[str]) -> Iterator[str]:
-    """Yield a warning per name in ``accepted`` without effect, and per accepted result whose meaning changes.
+    """Yield a warning per name in ``accepted`` without effect, and per accepted result with a changed meaning.
 
     ``tail`` is the newest record before the start, ``None`` if the root is empty. The report of the first batch warns
     of stores that continue without rows, so they cause no warning here.
@@ -61,7 +61,7 @@ def _accepted(names: Iterable[str], accepted: Sequence[str]) -> list[str]:
 
 
 def _unneeded(accepted: Sequence[str], needed_names: Iterable[str]) -> list[str]:
-    """Return the elements of ``accepted`` that belong to no needed name."""
+    """Return the names in ``accepted`` that this start does not need."""
     accepted_text = _joined(accepted)
     for name in sorted(needed_names, key=len, reverse=True):
         accepted_text = accepted_text.replace(_joined([name]), ",")

@@ -49,7 +49,7 @@ _SUMMED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
-    """The figures of the slots of one store in a batch. The fields are those of ``BatchReport``."""
+    """The figures of the slots of one store in a batch. ``BatchReport`` defines the fields."""
 
     rows: int = 0
     keys: int = 0
@@ -86,9 +86,9 @@ class BatchReport:
         output_rows: rows for the sink.
         timers_fired: timers that were due.
         expired: state elements or keys that were due.
-        watermark_ms: the watermark after the batch. Timers use it from the next batch on, but those of a query with
+        watermark_ms: the watermark after the batch. Timers use it from the next batch on, but timers of a query with
             Spark's watermark used it in this batch.
-        slots: the number of slots; ``slots_that_wrote`` counts those that sealed a delta.
+        slots: the number of slots; ``slots_that_wrote`` counts the slots that sealed a delta.
         runs: how often the slots ran. ``misplaced_runs`` ended early because a slot had no copy and a standby had one.
         plan_fallbacks: operators whose plan Spark made again although their columns had not changed.
         placed: whether slots were placed on named executors; ``misses`` counts slots that ran elsewhere.
@@ -98,11 +98,11 @@ class BatchReport:
             the growth over the last ten batches.
         executor_seconds: ``slot_seconds`` per executor. ``executor_steps`` splits them into ``decode`` (``touch``),
             ``user_code`` (``user``), ``state`` (``fold read compute``) and ``commit`` (``seal put``).
-        probes_run: probing rebalances that ran; ``probes_skipped`` counts those that were not needed.
+        probes_run: probing rebalances that ran; ``probes_skipped`` counts the probes that were not needed.
         ran_on: slots per executor id.
         moves: one mapping per move with ``key_group role from to from_executor to_executor reason goal``, with
             dispatch by partition also ``topic`` and ``partition``, and in a named co-location group ``group``.
-        requests: requests of the batch to the object store by kind; ``upkeep_requests`` counts those of upkeep.
+        requests: requests of the batch to the object store by kind; ``upkeep_requests`` counts the requests of upkeep.
         sealed_bytes: bytes of the sealed deltas.
         fetched_bytes: bytes fetched from the object store, ``fetched_snapshot_bytes`` of them from snapshots.
         restores: copies that slots restored; ``folds`` counts merged stacks. Fields with ``upkeep_`` are the same of
@@ -207,6 +207,7 @@ def _figures_by_store(receipts: Sequence[Receipt]) -> dict[str, StoreFigures]:
 
 
 def _dead_letter_warnings(receipts: Sequence[Receipt]) -> Iterator[str]:
+    """Yield a warning with the number and the first error of the dead letters of a batch, if there are any."""
     first = next((receipt for receipt in receipts if receipt.dead_rows), None)
     if first is not None:
         rows = sum(receipt.dead_rows for receipt in receipts)
@@ -232,6 +233,7 @@ def _store_warnings(tail: Record, operators: Sequence[Operator]) -> Iterator[str
             f"renamed, stop the query, roll back to batch {version} (riffle rollback), and restore its name."
         )
     for store in sorted(tail.schemas.keys() - durable - stale.keys() - (left_out if added else set())):
+        # Cause: The operator was removed from the query, or is no longer durable.
         yield (
             f"[RIFFLE-0811] Store {store!r} gets no rows from batch {version + 1} on.\n  What to do: If that is not "
             f"intended, stop the query, roll back to batch {version} (riffle rollback), and start it with this store "
@@ -264,6 +266,7 @@ def _column_warnings(operator: Operator, schema_text: Mapping[str, str], tail: R
         *(f"{name} is dropped" for name in sorted(stored - declared)),
     ]
     if changes:
+        # Cause: The declared columns or variables of the store differ from the stored ones.
         yield (
             f"[RIFFLE-0813] Store {operator.store!r} changes in batch {tail.version + 1}: {', '.join(changes)}.\n"
             f"  What to do: If a column was renamed, stop the query, roll back to batch {tail.version} (riffle "
@@ -275,7 +278,7 @@ def _column_warnings(operator: Operator, schema_text: Mapping[str, str], tail: R
 class SlotPlacement:
     """The slots of a batch and the members they were placed on.
 
-    ``by_name`` is false if slots were placed by hash. See ``BatchReport`` for ``plan_fallbacks``.
+    ``by_name`` is false if slots were placed by hash. ``BatchReport`` defines ``plan_fallbacks``.
     """
 
     layout: SlotLayout

@@ -1,4 +1,4 @@
-"""One query's driver: runs every micro-batch from Enter to its report.
+"""The driver of a query: runs every micro-batch from Enter to its report.
 
 The steps are numbered as in docs/architecture.md: 0 enter, 1 observe, 2 assign, 3 to 5 run, 6 deliver, 7 commit, 8
 upkeep.
@@ -33,7 +33,7 @@ __all__ = ["Driver", "DriverPorts"]
 
 
 class Driver:
-    """Runs one query's micro-batches, one at a time."""
+    """Runs the micro-batches of a query one after the other."""
 
     def __init__(self, settings: Settings, home: Home, ports: DriverPorts) -> None:
         settings = with_loaded_assignor(settings)
@@ -65,7 +65,7 @@ class Driver:
         """Run one micro-batch to its commit, or skip it if it is a repeat; return the report.
 
         Raises ``ConflictError`` with the remedy if the batch does not fit the log, ``FencedError`` if a newer driver
-        took over, ``UnavailableError``, and what the user's code or the sink raise. Then nothing of the batch is
+        took over, ``UnavailableError``, and errors of the user's code or the sink. Then nothing of the batch is
         committed. Only after an error that the commit is unclear may it be; the next call reads the log first.
         """
         if self._fenced and self._run_id == incoming.run_id:
@@ -143,7 +143,7 @@ class Driver:
                 self.ownership.copies.known.remove_member(member)
 
     def _apply_requests(self) -> None:
-        """Apply live settings that were changed, and let upkeep retry what it gave up if an operator made a request."""
+        """Apply live settings that were changed, and let upkeep retry abandoned work if an operator made a request."""
         orders = self.operations.requests
         if orders.revision != self._requests_applied:
             self._requests_applied = orders.revision
@@ -154,6 +154,7 @@ class Driver:
             self._upkeep.change_settings(self._settings)
 
     def _enter(self, incoming: IncomingBatch, operators: Sequence[Operator]) -> Decision:
+        """Decide whether the batch runs or is a repeat. The first batch of a run reads the log and claims it."""
         is_new_run = self._run_id != incoming.run_id
         if self._log.unclear:
             self._settle(is_new_run=is_new_run)
@@ -211,7 +212,9 @@ class Driver:
         tail = self._log.tail
         assert tail is not None
         if tail.delivers_after_commit:
-            work.deliver_sealed(tail.outputs, _delivery(tail.query_id, tail.line, tail.version, tail.time_ms or 0))
+            work.deliver_sealed(
+                tail.outputs, _delivery(tail.query_id, tail.delivery_rollbacks, tail.version, tail.time_ms or 0)
+            )
 
     def _run(
         self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work, batch: BatchMeasures
@@ -305,7 +308,10 @@ class Driver:
         return self.ownership.layout_for(executors, self._log.manifest, durable_stores, home, self._clock.seconds())
 
     def _check_not_fenced(self) -> None:
+        """Raise ``FencedError`` if another driver has appended the next record."""
         if not self._log.next_is_absent():
+            # Cause: Before its sink the driver checks the log, and found a record of another driver or of a command
+            # that ran with --execute.
             raise FencedError(
                 f"Another driver has appended to {self._home.root}.",
                 remedy="Stop this query, because a newer driver owns its state.",

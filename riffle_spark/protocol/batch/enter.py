@@ -32,7 +32,7 @@ _PARTITIONS_SHOWN = 3
 
 
 class Decision(Enum):
-    """What the driver does with a batch."""
+    """The driver's decision about a batch."""
 
     RUN = "run"
     REPEAT = "repeat"
@@ -47,6 +47,7 @@ def decide(tail: Record | None, incoming: IncomingBatch, root: str, settings: Se
     if tail is None:
         if incoming.version > 0:
             options = {"checkpoint": "CHECKPOINT", "key_groups": settings.key_groups, "dispatch": settings.dispatch}
+            # Cause: The objects of the state were deleted, or `root` points to another place.
             raise ConflictError(
                 f"Spark's checkpoint is at batch {incoming.version}, but {root} is empty.",
                 remedy="Point `root` at the state of this checkpoint. To start with empty state, run: "
@@ -92,6 +93,8 @@ def _has_same_input(tail: Record, incoming: IncomingBatch) -> bool:
 
 
 def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError:
+    """Return the error for a batch that does not continue the newest record, with the fitting rollback command."""
+
     def rollback_to(version: int) -> str:
         return command("rollback", "--execute", root=root, checkpoint="CHECKPOINT", to=version)
 
@@ -104,6 +107,8 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
             id="RIFFLE-0211",
         )
     if incoming.version > tail.version:
+        # Cause: The root was restored from an older backup, or a rollback was interrupted before it changed the
+        # checkpoint.
         return ConflictError(
             f"Spark starts batch {incoming.version}, but the state in {root} is at batch {tail.version}. Batches are "
             "missing.",
@@ -112,6 +117,7 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
             id="RIFFLE-0212",
         )
     if incoming.version == tail.version:
+        # Cause: The checkpoint was restored from before this batch, and the source has had new data since.
         return ConflictError(
             f"Spark repeats batch {incoming.version} with other input than {root} has committed.",
             remedy=f"Take the state back to the batch before: {rollback_to(incoming.version - 1)}",
@@ -150,7 +156,7 @@ def check_fixed(
 ) -> None:
     """Raise unless settings, operators and the encryption ``key`` fit each other and the stored state.
 
-    Raises ``ConfigError``, ``ConflictError`` for a repeat whose sealed rows no sink would receive, and
+    Raises ``ConfigError``, ``ConflictError`` for a repeat with sealed rows that no sink would receive, and
     ``CorruptStateError`` for operator requests that cannot be read. The driver calls this before its claim, because a
     claim would fence a driver that works.
     """
@@ -172,6 +178,7 @@ def check_fixed(
 
 
 def _check_sealed_rows_have_sinks(tail: Record, operators: Sequence[Operator], root: str) -> None:
+    """Raise ``ConflictError`` if a committed batch has sealed output rows of a store without a sink."""
     if not tail.delivers_after_commit:
         return
     sealed_stores = {store for store, link in tail.outputs if link.rows}
@@ -187,6 +194,7 @@ def _check_sealed_rows_have_sinks(tail: Record, operators: Sequence[Operator], r
 
 
 def _check_same_state(tail: Record, settings: Settings, operators: Sequence[Operator], root: str) -> None:
+    """Raise an error if dispatch, key-groups, encryption or schemas of the settings differ from the state."""
     if tail.dispatch != settings.dispatch:
         options = {"partition_of": "MODULE:FUNCTION"} if tail.dispatch == "key_group" else {}
         raise ConfigError(
@@ -218,7 +226,7 @@ def _check_same_state(tail: Record, settings: Settings, operators: Sequence[Oper
 
 
 def check_stale(tail: Record, stores: Iterable[str], accepted: Container[str], root: str) -> None:
-    """Raise ``ConflictError`` if one of these durable stores lacks rows of earlier batches and is not accepted."""
+    """Raise ``ConflictError`` if a durable store lacks rows of earlier batches and is not accepted."""
     for store in stores:
         last_version = tail.stale_stores.get(store)
         if last_version is None or store in accepted:
@@ -239,7 +247,7 @@ def check_stale(tail: Record, stores: Iterable[str], accepted: Container[str], r
 
 
 def stale_rows(last_version: int) -> str:
-    """Return which rows a stale store has, as a clause. ``last_version`` is -1 in state that was adopted."""
+    """Describe the rows that a stale store has, as a clause. ``last_version`` is -1 in state that was adopted."""
     return f"has the rows up to batch {last_version}" if last_version >= 0 else "lacks rows from before the first batch"
 
 
@@ -250,13 +258,14 @@ def check_schemas(
 
     - The stored schema cannot be read with the declared one. The error shows both.
     - A result has another meaning than its stored state and is not ``accepted``.
-    - A wrapped query has taken the store over. It may store more columns, which would be dropped.
+    - A wrapped query has taken the store over. It may store more columns, and they would be dropped.
     """
     for operator in operators:
         schema_text = stored.get(operator.store)
         if schema_text is None:
             continue
         if operator.meanings is None and meanings_in(schema_text):
+            # Cause: A `Stateful` job was started on state that a wrapped query has taken over.
             raise ConfigError(
                 f"The state of store {operator.store!r} belongs to a query that riffle_spark.on has wrapped.",
                 remedy="Continue with that query, roll back to before it took the store over (riffle rollback), or use "
@@ -265,6 +274,7 @@ def check_schemas(
                 id="RIFFLE-0222",
             )
         if not operator.schema.can_read(schema_text):
+            # Cause: The code of the job changed key or state columns after the state was written.
             raise ConfigError(
                 f"The state of store {operator.store!r} has another schema.\n  stored:   {schema_text['text']}"
                 f"\n  declared: {operator.schema.to_text()['text']}",
@@ -294,6 +304,7 @@ def _check_results(operator: Operator, stored: Mapping[str, str], accepted: Cont
                 if name == TIMERS
                 else "Give the result another name, so that it starts without stored values."
             )
+            # Cause: The code of the job changed the function, the input column or the time mode under this name.
             raise ConfigError(
                 f"The state has {stored_meaning} under {name!r}, but the job declares {meaning}.",
                 remedy=f"{alternative} Or set accept = {name!r} to continue with the stored values.",
@@ -303,6 +314,7 @@ def _check_results(operator: Operator, stored: Mapping[str, str], accepted: Cont
         stored_names = (old for old, old_meaning in stored.items() if is_same(old_meaning, meaning))
         old_name = next((old for old in stored_names if old not in operator.results), None)
         if old_name is not None:
+            # Cause: The code of the job gave a result another name.
             raise ConfigError(
                 f"The state has {meaning} under {old_name!r}, but the job names it {name!r}.",
                 remedy=f"Keep the name {old_name!r} and rename the output column. Or set accept = {name!r} to start it "

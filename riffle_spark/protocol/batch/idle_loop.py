@@ -39,7 +39,7 @@ _RECORD = "record"
 
 
 class IdleLoop:
-    """One driver's housekeeping between batches. ``settings`` are those of the start of the query."""
+    """Housekeeping of a driver between batches. ``settings`` are the settings at the start of the query."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class IdleLoop:
     def begin(self, tail: Record | None) -> None:
         """Take over the requests in the newest record before this driver's claim.
 
-        Requests made to this driver are newer than those in its own record. If another driver ran in between, its
-        record is newer.
+        Requests made to this driver are newer than the requests in its own record. If another driver ran in between,
+        its record is newer.
         """
         recorded = read_requests(tail.orders) if tail else StoredRequests()
         settings, refused_settings = apply_stored_settings(self._started_settings, recorded.settings)
@@ -94,11 +94,13 @@ class IdleLoop:
         )
         self._operations.take_over(orders, alone=has_run)
         if dropped_pins := [task_name(task) for task in recorded.pins if task not in pins]:
+            # Cause: `store_groups` or the stores of the query have changed since the pins were set.
             placement.warn(
                 f"[RIFFLE-0802] Dropped the pins {', '.join(dropped_pins)}, because their co-location groups no longer "
                 "exist.\n  What to do: Pin the key-groups again under their present group, if they should stay pinned."
             )
         if in_effect := _requests_in_effect(replace(recorded, pins=pins), refused_settings):
+            # Cause: The log keeps operator requests, so that a restart of the driver does not undo them.
             placement.warn(
                 f"[RIFFLE-0803] Requests made to an earlier driver are still in effect: {in_effect}.\n"
                 "  What to do: Undrain, unpin or reconfigure what should end."
@@ -109,6 +111,7 @@ class IdleLoop:
         return self._requests().to_json()
 
     def _requests(self) -> StoredRequests:
+        """Return the operator requests in effect and the awaited members."""
         orders = self._operations.requests
         lost, prior_owners = self._ownership.placement.awaited(self._ports.clock.seconds())
         changed = changed_settings(self._started_settings, orders.settings) if orders.settings else {}
@@ -133,7 +136,7 @@ class IdleLoop:
         return LostMember(living, min(lost_at, self._ports.clock.seconds()), planned=False)
 
     def batch_ended(self) -> None:
-        """Note the end of a batch, whose upkeep may still be open."""
+        """Note the end of a batch. Its upkeep may still be open."""
         self._batch_ended_at = self._ports.clock.seconds()
         self._has_open_upkeep = True
 
@@ -187,6 +190,7 @@ class IdleLoop:
         return True
 
     def _append(self, tail: Record, clock_seconds: float) -> None:
+        """Append a record of kind ``orders`` with the operator requests and new snapshots."""
         manifest = self._log.manifest
         requests_before = dict(self._ports.objects.requests)
         snapshots = self._upkeep.snapshots(manifest, self._ownership)

@@ -1,4 +1,4 @@
-"""Initial states by name: which of them the next batch loads, and how its record lists them.
+"""Choose the initial states that the next batch loads, by name, and list them in its record.
 
 Theory of operation.
 
@@ -78,7 +78,10 @@ def loaded(tail: Record, operators: Sequence[Operator]) -> dict[str, tuple[str, 
 
 
 def check_initial(tail: Record | None, dispatch: str, operators: Sequence[Operator]) -> None:
-    """Raise ``ConfigError`` if initial state is due and state is dispatched by partition, which it does not have."""
+    """Raise ``ConfigError`` if initial state is due and state is dispatched by partition.
+
+    Initial state has no partition.
+    """
     if dispatch == "key_group":
         return
     for operator in operators:

@@ -20,7 +20,7 @@ _LINKS_SENT = 2
 
 @dataclass(frozen=True)
 class BatchRun:
-    """What the orders of one run of a batch share.
+    """The common parts of the orders of one run of a batch.
 
     ``number`` is 1 for the first run. ``caches`` are the entries of stores that are not durable.
     """
@@ -86,7 +86,7 @@ def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
 
 
 def _due_watermark_ms(run: BatchRun, operator: Operator) -> int | None:
-    """Return the watermark by which keys are due: the batch's if it is Spark's, else that of the newest record."""
+    """Return the watermark by which keys are due: the batch's if the query uses Spark's, else the newest record's."""
     by_spark = run.incoming.watermark_source == "spark"
     return _shifted_ms(run.incoming.watermark_ms if by_spark else run.tail.watermark_ms, operator.shift_ms)
 
@@ -102,7 +102,7 @@ class CacheEntries:
         self.entries: dict[Address, Entry] = {}
 
     def forget(self) -> None:
-        """Make all caches start empty, because they may lack a batch or have one that was rolled back."""
+        """Make all caches start empty, because they may lack a batch, or contain a batch that was rolled back."""
         self.entries.clear()
 
     def committed(self, receipts: Iterable[Receipt]) -> None:

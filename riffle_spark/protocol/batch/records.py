@@ -73,7 +73,7 @@ def batch_record(
     after_commit: bool,
     key: str = "",
 ) -> Record:
-    """Return the draft that commits a batch whose parts are encrypted with ``key``.
+    """Return the draft that commits a batch with parts encrypted with ``key``.
 
     It keeps the schemas of stores that this batch does not use.
     """
@@ -115,7 +115,7 @@ def _placement_fields(ownership: Ownership) -> dict[str, object]:
 
 
 def _stale_stores(tail: Record, used_stores: Collection[str]) -> dict[str, int]:
-    """Return the stores that the batch after ``tail`` does not use, each with the last version whose rows it has."""
+    """Return the stores that the batch after ``tail`` does not use, each with the newest version of its rows."""
     return {
         store: tail.stale_stores.get(store, tail.version) for store in sorted(tail.schemas.keys() - set(used_stores))
     }
@@ -150,7 +150,7 @@ def watermark_fields(
 ) -> dict[str, object]:
     """Return the event-time fields of a batch's record.
 
-    If the query uses Spark's watermark, that of this batch makes rows late in the next one.
+    If the query uses Spark's watermark, this batch's watermark makes rows late in the next batch.
     """
     if incoming.watermark_source == "spark":
         spark_watermark_ms = incoming.watermark_ms or 0

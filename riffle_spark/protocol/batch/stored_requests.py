@@ -35,8 +35,8 @@ class AwaitedMember:
 class StoredRequests:
     """Requests in effect: drained members, pins by task, at most ``slots`` per executor, and changed live settings.
 
-    ``slots`` is ``None`` for one slot per core. ``awaited`` are lost members, and ``prior_owners`` names the member to
-    which each of their tasks returns. ``unknown_fields`` were written by a later version and are kept.
+    ``slots`` is ``None`` for one slot per core. ``awaited`` are lost members, and ``prior_owners`` names the member
+    that gets each of their tasks back. ``unknown_fields`` were written by a later version and are kept.
     """
 
     drained: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class StoredRequests:
         }
 
     def differs_from(self, recorded: "StoredRequests") -> bool:
-        """Whether these requests deserve a record of their own. Homes alone do not: they change with every return."""
+        """Whether the requests need a record of their own. Prior owners alone do not: they change with every return."""
         return replace(self, prior_owners={}) != replace(recorded, prior_owners={})
 
 
@@ -86,6 +86,7 @@ def read_requests(orders: Mapping[str, object]) -> StoredRequests:
             unknown_fields={name: value for name, value in orders.items() if name not in _FIELDS},
         )
     except (TypeError, ValueError) as error:
+        # Cause: A newer version of riffle-spark wrote the record.
         raise CorruptStateError(
             f"The newest record has operator requests that cannot be read: {error}.",
             remedy="Run the version of riffle-spark that wrote the record, or a newer one.",
@@ -137,7 +138,7 @@ def _awaited_member(name: str, row: object) -> AwaitedMember:
 
 
 def changed_settings(started: Settings, current: Settings) -> dict[str, object]:
-    """Return, as JSON, the live settings that differ from those at the start. Functions are left out."""
+    """Return, as JSON, the live settings that were changed since the start. Functions are left out."""
     changed: dict[str, object] = {}
     for name in sorted(LIVE):
         if getattr(current, name) != getattr(started, name):

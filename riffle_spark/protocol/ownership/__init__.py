@@ -1,1 +1,1 @@
-"""Who owns what: members, copies, triggers, and from owners to slots."""
+"""Ownership of key-groups: members, copies, triggers, and from owners to slots."""

@@ -1,4 +1,4 @@
-"""Track the copies on members' disks: their heads, how far they lag, and which are idle."""
+"""Track the copies on members' disks: their heads, their lags, and the idle copies."""
 
 from collections.abc import Mapping, Sequence
 
@@ -49,7 +49,7 @@ class CopyTracking:
     ) -> None:
         """Record the copies that slots advanced, the deltas they sealed, and the links that snapshots replaced.
 
-        ``manifest`` is the one before the batch.
+        ``manifest`` is the manifest before the batch.
         """
         self.known.record_receipts(receipts, manifest)
         self.known.record_snapshots(record.sequence, manifest, changes)

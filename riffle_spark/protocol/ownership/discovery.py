@@ -1,6 +1,6 @@
 """Update the members from the live executors before a batch, and take a census of new executors.
 
-An executor whose local disk refused is set aside for a while, and so is one whose census failed.
+An executor is set aside for a while if its local disk refused, or if its census failed.
 """
 
 from collections import deque
@@ -53,10 +53,10 @@ class Discovery:
         )
 
     def any_usable(self, executors: Sequence[Executor], now: float) -> bool:
-        """Return whether an executor is left whose disk has not refused in this batch.
+        """Return whether the disk of at least one executor has not refused in this batch.
 
-        If all are set aside, those that refused before this batch are tried once more. If none is left, all failures
-        are forgotten.
+        If all are set aside, the executors that refused before this batch are tried once more. If none is left, all
+        failures are forgotten.
         """
         if any(not self._aside.is_delayed(executor.id, now) for executor in executors):
             return True
@@ -68,7 +68,7 @@ class Discovery:
         return bool(earlier)
 
     def start_batch(self) -> None:
-        """Forget which disks refused in the committed batch."""
+        """Forget the disks that refused in the committed batch."""
         self._refused.clear()
 
     def forget(self) -> None:
@@ -82,7 +82,7 @@ class Discovery:
     def look(
         self, executors: Sequence[Executor], membership: Membership, copies: ReportedCopies, home: Home, now: float
     ) -> list[MemberChanges]:
-        """Bring members and copies up to date; return what changed, in order."""
+        """Bring members and copies up to date; return the changes, in order."""
         membership.executors = tuple(executors)
         reassigned = membership.reassign_folders(executors)
         departed = membership.departed(executors)
@@ -180,6 +180,7 @@ class Discovery:
 
 
 def _no_census(executor: str, reason: str) -> str:
+    # Cause: The executor did not answer the census in time, or cannot use its folder for local copies.
     return f"[RIFFLE-0768] Executor {executor} cannot take part yet: {reason}"
 
 

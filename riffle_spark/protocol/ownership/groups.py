@@ -1,7 +1,7 @@
-"""Co-location groups: the stores of a query whose key-groups have the same owner.
+"""Co-location groups: sets of stores of a query. Key-groups of stores in a set have the same owner.
 
 Each key-group of each group is a task. All stores of a group share that task. Key-groups of the same number in two
-groups are two tasks, which may have different owners, because the rows of each store are routed separately.
+groups are two tasks. They may have different owners, because the rows of each store are routed separately.
 """
 
 from collections.abc import Iterable, Mapping
@@ -50,7 +50,7 @@ class Groups:
         return cls({store: group_of.get(store, GROUP) for store in stores})
 
     def merged_with(self, groups: "Groups") -> "Groups":
-        """Return these groups and those of other stores."""
+        """Return these groups and the groups of other stores."""
         return Groups({**self.of_stores, **groups.of_stores})
 
     @property
@@ -70,6 +70,7 @@ class Groups:
         if self.of_stores and store is not None:  # Before the first batch no store is known.
             check_known("store", [store], self.of_stores, source="store")
         if store is None and len(self.names) > 1:
+            # Cause: A call such as pin() or where() needs a group, and got no store.
             raise ConfigError(
                 f"The query has several co-location groups: {', '.join(self.names)}.",
                 remedy=f"Name one of the stores {', '.join(self.of_stores)}.",
@@ -87,11 +88,11 @@ class Groups:
         return [TaskId(group, key_group) for group in self.names for key_group in numbers]
 
     def stores_of(self, group: str, stores: Iterable[str]) -> tuple[str, ...]:
-        """Return those of ``stores`` that are in a group."""
+        """Return the elements of ``stores`` that are in a group."""
         return tuple(store for store in stores if self.of(store) == group)
 
     def restrict(self, by_task: Mapping[TaskId, _T]) -> dict[TaskId, _T]:
-        """Return the items whose task is in one of these groups."""
+        """Return the items of tasks that belong to a group of the query."""
         names = self.names
         return {t: value for t, value in by_task.items() if t.group in names}
 

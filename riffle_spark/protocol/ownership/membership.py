@@ -1,4 +1,4 @@
-"""Track the members of a query: which executor uses which folder, which left, and which may return.
+"""Track the members of a query: the folder of each executor, lost members, and members that may return.
 
 Theory of operation.
 
@@ -61,7 +61,7 @@ class LostMember:
 class MemberChanges:
     """Members that joined, left or returned since the last look.
 
-    ``duplicates`` are executors whose folder is a copy of another member's, with that member. Their census is refused.
+    ``duplicates`` maps executors to the member of which their folder is a copy. Their censuses are refused.
     """
 
     joined: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class Membership:
             self._heirs[member] = executor
 
     def reassign_folders(self, executors: Sequence[Executor]) -> MemberChanges:
-        """Give members whose executor is dead to the executor that uses their folder."""
+        """Give the members of dead executors to the executors that use their folders."""
         by_id = {executor.id: executor for executor in executors}
         self._displaced = {member: names & by_id.keys() for member, names in self._displaced.items()}
         heirs = {member: by_id[heir] for member, heir in self._heirs.items() if heir in by_id and member in self.live}
@@ -122,17 +122,17 @@ class Membership:
         return MemberChanges(returned=tuple(returned))
 
     def without_census(self, executors: Iterable[Executor]) -> list[Executor]:
-        """Return the executors whose census has not named a member yet."""
+        """Return the executors without a member: their censuses are not complete."""
         named = {member.executor.id for member in self.live.values() if member.counted}
         return [executor for executor in executors if executor.id not in named]
 
     def departed(self, executors: Sequence[Executor]) -> list[LiveMember]:
-        """Return the members whose executor is not among the live ones."""
+        """Return the members whose executor is not live."""
         alive = {executor.id for executor in executors}
         return [member for _, member in sorted(self.live.items()) if member.executor.id not in alive]
 
     def remove(self, members: Iterable[LiveMember], now: float, planned: frozenset[str]) -> MemberChanges:
-        """Remove members from the live ones; ``planned`` are executors that were removed on purpose."""
+        """Remove lost members from the live members. ``planned`` are executors that were removed on purpose."""
         removed = list(members)
         for member in removed:
             del self.live[member.id]

@@ -1,4 +1,4 @@
-"""Accept and check what operators request of a running query.
+"""Accept and check the requests of operators to a running query.
 
 Requests may arrive from any thread. The driver applies them before the next batch or, without batches, at its next
 look.
@@ -32,7 +32,7 @@ class OperatorRequests:
 
 
 class Operations:
-    """The requests in effect, and the checks of new ones.
+    """The requests in effect, and the checks of new requests.
 
     Every method may be called from any thread. A request is checked and stored under one lock.
     """
@@ -174,7 +174,7 @@ class Operations:
         return self._change(change_settings).settings or settings
 
     def take_over(self, requests: OperatorRequests, *, alone: bool) -> None:
-        """Apply the requests of an earlier driver, ``alone`` or below those that this driver has received itself."""
+        """Apply the requests of an earlier driver, ``alone`` or below this driver's own requests."""
 
         def merge(own: OperatorRequests) -> OperatorRequests:
             if alone:

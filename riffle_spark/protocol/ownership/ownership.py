@@ -2,9 +2,9 @@
 
 - ``Membership``: live and lost executors, their disks and memory. ``Discovery`` keeps it up to date.
 - ``Placement``: owners, standbys, warm-ups and slots, and the triggers of a new assignment.
-- ``CopyTracking``: the copies that exist, how far they lag, and which are idle.
+- ``CopyTracking``: the copies that exist, their lags, and the idle copies.
 
-The facade has the steps that touch more than one of them. For everything else callers use the part itself.
+The facade has the steps that touch several parts. For everything else callers use the part itself.
 """
 
 from collections.abc import Mapping, Sequence

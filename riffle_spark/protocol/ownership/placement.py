@@ -1,4 +1,4 @@
-"""Decide which member owns each task, which keep standbys and warm-ups, and which slots serve a batch.
+"""Decide the owner, standbys and warm-ups of each task, and the slots that serve a batch.
 
 The assignment changes only on a trigger. Otherwise owners, slots and even the layout object are those of the batch
 before.
@@ -33,7 +33,7 @@ class Placement:
     """The present assignment, the slots that follow from it, and the triggers that change it.
 
     ``groups`` are the co-location groups of the query's stores. ``shards`` are the partitions that key-groups stand
-    for; they are ``None`` unless dispatch is by partition. ``settings`` are those in force.
+    for; they are ``None`` unless dispatch is by partition. ``settings`` are the settings in force.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Placement:
     def situation(
         self, manifest: Manifest, stores: tuple[str, ...], now: float, key_groups: Collection[int] | None = None
     ) -> Situation:
-        """Return what the next assignment depends on, for durable ``stores`` and by default all key-groups."""
+        """Return the inputs of the next assignment, for durable ``stores`` and by default all key-groups."""
         if key_groups is None:
             key_groups = range(self.settings.key_groups if self.shards is None else len(self.shards))
         requests = self._operations.requests
@@ -147,7 +147,7 @@ class Placement:
         return readiness.place_of(task, self.present, self._membership, self._partitions)
 
     def ready_standbys(self, manifest: Manifest, store: str) -> dict[int, tuple[MemberId, ...]]:
-        """Return, by key-group of a store, the live standbys whose copy could take over at once."""
+        """Return, by key-group of a store, the live standbys that could take over at once."""
         situation = self.situation(manifest, (store,), 0.0, ())
         ready = readiness.ready_standbys(situation, self.settings.acceptable_recovery_lag)
         return {t.key_group: members for t, members in ready.items()}
@@ -199,7 +199,7 @@ class Placement:
         return present, slots.layout_of(live, present.owners, self.groups, requests.slots, self.shards)
 
     def _report(self, previous: Assignment, situation: Situation, layout: SlotLayout) -> None:
-        """Report to the listener and the next batch report what an assignment changed."""
+        """Report the changes of an assignment to the listener and in the next batch report."""
         names = self._membership.executor_names()
         moves = moves_of(previous.owners, self.present, names, situation.partitions)
         warnings = list(self.present.warnings)

@@ -1,4 +1,4 @@
-"""Remember which tasks lost members owned, until the members are back or given up."""
+"""Remember the tasks of lost members until the members return or are given up."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -20,7 +20,7 @@ class PriorOwners:
         self._standbys: dict[TaskId, MemberId] = {}
 
     def among(self, members: Collection[MemberId]) -> dict[TaskId, MemberId]:
-        """Return the tasks whose prior owner is one of ``members``."""
+        """Return the tasks with a prior owner in ``members``."""
         return {t: owner for t, owner in self.owners.items() if owner in members}
 
     def followers(self, task: TaskId) -> tuple[str, str]:
@@ -40,11 +40,11 @@ class PriorOwners:
         self.owners.update(owners)
 
     def give_up(self, awaited: Collection[MemberId], live: Collection[MemberId]) -> bool:
-        """Forget the tasks of members that are no longer awaited; return whether the last assignment waited for one."""
+        """Forget the tasks of members that are no longer awaited; return whether the last assignment awaited one."""
         self.owners = self.among({*awaited, *live})
         self._standbys = {t: member for t, member in self._standbys.items() if member in awaited}
         return bool(self.awaited - {*awaited, *live})
 
     def forget_returned(self, present: Assignment) -> None:
-        """Forget the tasks whose prior owner owns them again."""
+        """Forget the tasks that their prior owners own again."""
         self.owners = {t: owner for t, owner in self.owners.items() if present.owners.get(t) != owner}

@@ -1,4 +1,4 @@
-"""Quarantine members from copies: those with full disks or little memory, and standbys that never catch up."""
+"""Quarantine members with full disks or little memory, and standbys that never catch up, from copies."""
 
 from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
@@ -23,7 +23,7 @@ _Full: TypeAlias = tuple[_Kind, MemberId]
 
 
 class Quarantine:
-    """Which members should get no copy of which task."""
+    """The pairs of task and member for which no copy should be placed."""
 
     def __init__(self) -> None:
         self._marks: dict[_Full, int] = {}
@@ -44,12 +44,12 @@ class Quarantine:
 
     @property
     def emptied(self) -> frozenset[MemberId]:
-        """The members whose disk exceeds the high mark."""
+        """The members with a disk above the high mark."""
         return frozenset(m for (kind, m), mark in self._marks.items() if kind == "disk" and mark >= _HIGH)
 
     @property
     def flooded(self) -> frozenset[MemberId]:
-        """The members whose disk exceeds the flood mark."""
+        """The members with a disk above the flood mark."""
         return frozenset(member for (_, member), mark in self._marks.items() if mark >= _FLOOD)
 
     @property
@@ -70,7 +70,7 @@ class Quarantine:
     def update_marks(self, situation: Situation, settings: Settings) -> bool:
         """Compare members' disks and memory with their marks; return whether another assignment is due.
 
-        A member beyond a high mark gives up some copies, and more of them once these are gone, until it is below.
+        A member beyond a high mark gives up some copies. When they are removed it gives up more, until it is below.
         """
         members = situation.members
         last_marks = self._marks
@@ -102,7 +102,7 @@ class Quarantine:
         return changed
 
     def add_slow(self, standbys: Mapping[_Copy, int], situation: Situation) -> bool:
-        """Add standbys whose lag keeps growing; return whether one is new and another member could replace it."""
+        """Add standbys whose lag keeps growing; return whether a new one can be replaced by another member."""
         live = situation.members.live
         present = situation.present.standbys
         lags = {copy: situation.lag(copy[1], copy[0]) for copy in self._slow if copy[1] in live}
@@ -130,6 +130,7 @@ class Quarantine:
         return {t: members for t, members in quarantined.items() if members}
 
     def _of_task(self, t: TaskId, placed: Mapping[MemberId, set[TaskId]], situation: Situation) -> tuple[MemberId, ...]:
+        """Return the live members that should get no copy of a task."""
         owner = situation.present.owners.get(t)
         full = self._full
         names = {member for (_, member), leaving in self._leaving.items() if t in leaving}
@@ -143,7 +144,7 @@ class Quarantine:
         return tuple(sorted(names & placed.keys()))
 
     def _alternatives(self, t: TaskId, situation: Situation) -> list[MemberId]:
-        """Return the members that could take a standby of a task and do better than those that fall behind."""
+        """Return the members that could keep a standby of a task better than the members that fall behind."""
         avoided = {*self._full, *(member for _, member in self._slow), *situation.drained}
         avoided |= {situation.present.owners.get(t, ""), *situation.present.standbys.get(t, ())}
         return sorted(situation.members.live.keys() - avoided)

@@ -32,7 +32,7 @@ _BATCHES_OF_A_TREND = 10
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """How far one standby or warm-up is behind the head of its key-group.
+    """The lag of a standby or warm-up behind the head of its key-group.
 
     Attributes:
         key_group: the number of the key-group.
@@ -65,7 +65,7 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """One member of a running query.
+    """A member of a running query.
 
     Attributes:
         id: the name of the member's folder.
@@ -166,7 +166,10 @@ class LagTrend:
 def place_of(
     t: TaskId, present: Assignment, members: Membership, partitions: Sequence[tuple[str, int]] = ()
 ) -> KeyPlace | None:
-    """Return the place of a task, ``None`` while it has no live owner. ``partitions`` are those of key-groups."""
+    """Return the place of a task, ``None`` while it has no live owner.
+
+    ``partitions`` are the partitions of key-groups.
+    """
     owner = present.owners.get(t)
     member = members.live.get(owner or "")
     if owner is None or member is None:
@@ -203,9 +206,9 @@ def _of_role(
 
 
 def ready_standbys(situation: Situation, acceptable: int) -> dict[TaskId, tuple[MemberId, ...]]:
-    """Return, by task, the live standbys whose copies could take over at once; pointers cannot.
+    """Return, by task, the live standbys that could take over at once. Pointers cannot.
 
-    A task whose owner is known to have no copy is left out: its owner fetches one, instead of stopping again and again.
+    A task is left out if its owner is known to have no copy: the owner fetches one, instead of stopping repeatedly.
     """
     ready: dict[TaskId, tuple[MemberId, ...]] = {}
     for t, members in situation.present.standbys.items():
@@ -224,7 +227,7 @@ def _total_lag(situation: Situation, member: MemberId, t: TaskId) -> CopyLag:
 
 
 def _pointers(situation: Situation, member: MemberId, t: TaskId) -> tuple[tuple[str, str, int], ...]:
-    """Return what a pointer standby holds: the newest snapshot of each store, unless it has a copy of it."""
+    """Return the pointers of a standby: the newest snapshot of each store of which it has no copy."""
     heads = situation.copies.of_member(member)
     return tuple(
         (store, entry.snapshot.id, entry.snapshot.head.version)

@@ -1,4 +1,4 @@
-"""Report what an assignment changed, to batch reports and to a user's listener."""
+"""Report the changes of an assignment to batch reports and to a user's listener."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ co-location group ``group``."""
 
 
 class RebalanceListener:
-    """Receives the key-groups that change their owner, before the batch in which they do; override what you need.
+    """Receives the key-groups that change their owner, before the batch in which they do.
 
-    The driver calls ``on_lost``, ``on_revoked`` and ``on_assigned`` in this order, each with its moves: dictionaries
-    with ``key_group``, ``role``, ``from``, ``to``, ``from_executor``, ``to_executor``, ``reason`` and ``goal``. With
-    dispatch by partition they have ``topic`` and ``partition`` instead of ``key_group``. An exception of a method
-    becomes a warning in the batch report, and the query continues.
+    Override the methods you need. The driver calls ``on_lost``, ``on_revoked`` and ``on_assigned`` in this order, each
+    with its moves: dictionaries with ``key_group``, ``role``, ``from``, ``to``, ``from_executor``, ``to_executor``,
+    ``reason`` and ``goal``. With dispatch by partition they have ``topic`` and ``partition`` instead of ``key_group``.
+    An exception of a method becomes a warning in the batch report, and the query continues.
 
     >>> class Counter(RebalanceListener):
     ...     moved = 0
@@ -35,7 +35,7 @@ class RebalanceListener:
     """
 
     def on_lost(self, moves: Sequence[MoveFields]) -> None:
-        """Receive the moves of key-groups whose owner is lost."""
+        """Receive the moves of key-groups that lost their owner."""
 
     def on_revoked(self, moves: Sequence[MoveFields]) -> None:
         """Receive the moves of key-groups that a live owner gives up."""
@@ -45,7 +45,7 @@ class RebalanceListener:
 
 
 def check_listener(listener: object) -> None:
-    """Raise ``ConfigError`` if a listener lacks one of the methods."""
+    """Raise ``ConfigError`` if a listener lacks a method."""
     methods = [name for name in vars(RebalanceListener) if name.startswith("on_")]
     is_complete = all(callable(getattr(listener, name, None)) for name in methods)
     if listener is not None and (isinstance(listener, type) or not is_complete):
@@ -58,7 +58,7 @@ def check_listener(listener: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """What assignments changed since the last report: moves with their reasons, and warnings."""
+    """The changes by assignments since the last report: moves with their reasons, and warnings."""
 
     moves: tuple[MoveFields, ...] = ()
     warnings: tuple[str, ...] = ()

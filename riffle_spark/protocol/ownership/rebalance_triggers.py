@@ -1,4 +1,4 @@
-"""Decide after each batch whether a new assignment is due, and what the assignor uses.
+"""Decide after each batch whether a new assignment is due, and fix the inputs of the assignor.
 
 Between batches only probes count. The other triggers count batches in a row (``Patience``), or compare disks, memory
 and lags with their marks (``Quarantine``). Each assignment resets them.
@@ -36,7 +36,7 @@ class RebalanceTriggers:
         return self.probes.due(situation.present, warming, patience, situation.now)
 
     def is_due_after_batch(self, situation: Situation, readiness: Iterable[Readiness], settings: Settings) -> bool:
-        """Update every trigger that counts batches; return whether one of them fired."""
+        """Update every trigger that counts batches; return whether any fired."""
         present = situation.present
         settled = not present.warmups and not present.needs_probe
         slots = slots_to_level(situation.members.live, settings, situation.drained)
@@ -49,7 +49,7 @@ class RebalanceTriggers:
         return any(fired)
 
     def _fall_behind(self, situation: Situation, readiness: Iterable[Readiness], settings: Settings) -> bool:
-        """Quarantine standbys whose lag keeps growing. One that has no copy yet is still being restored."""
+        """Quarantine standbys with a lag that keeps growing. A standby without a copy is still being restored."""
         if uses_pointers(settings):
             return self.quarantine.add_slow({}, situation)
         standbys = (r for r in readiness if r.role == "standby" and situation.has_copy(r.member, r.task))
@@ -64,7 +64,10 @@ class RebalanceTriggers:
         return self._measured.reads_across(traffic, situation.present.owners, _racks(situation), settled=settled)
 
     def start_assignment(self, situation: Situation, *, is_requested: bool) -> None:
-        """Fix what the next assignment uses. A series of probing rebalances uses one measurement of traffic."""
+        """Fix the inputs of the next assignment.
+
+        A series of probing rebalances uses the same measurement of traffic.
+        """
         if is_requested:
             self.quarantine.forgive()
         if not situation.present.needs_probe or not self._measured.traffic:
@@ -77,7 +80,7 @@ class RebalanceTriggers:
         return replace(situation, traffic=self._measured.traffic, quarantined=self.quarantine.of(situation))
 
     def record_assignment(self, assignment: Assignment, situation: Situation, settings: Settings) -> None:
-        """Record an assignment and what it could not improve, and count batches from zero."""
+        """Record an assignment and the values that it could not improve, and count batches from zero."""
         slots = slots_to_level(situation.members.live, settings, situation.drained)
         self._measured.record_assignment(assignment.target, slots, _racks(situation), settings.balance_band)
         self.probes.record_assignment(assignment, situation.now)

@@ -1,4 +1,4 @@
-"""Track where every reported copy is, and what it lacks.
+"""Track the place and the lag of every reported copy.
 
 Theory of operation.
 
@@ -25,7 +25,7 @@ _SEALED_REMEMBERED = 256
 
 
 class CopyLag(NamedTuple):
-    """What a copy lacks: changed records, and bytes in the object store."""
+    """The lag of a copy: changed records, and bytes in the object store."""
 
     records: int
     bytes: int
@@ -35,7 +35,7 @@ LEVEL = CopyLag(0, 0)
 
 
 def lag_without_copy(entry: Entry) -> CopyLag:
-    """Return what a member without a copy lacks: the whole state."""
+    """Return the lag of a member without a copy: the whole state."""
     snapshot = entry.snapshot
     records = (snapshot.rows if snapshot else 0) + sum(link.rows for link in entry.chain)
     return CopyLag(records, (snapshot.length if snapshot else 0) + entry.chain_bytes)
@@ -82,7 +82,7 @@ class ReportedCopies:
         self._trails.clear()
 
     def keep_members(self, members: Collection[str]) -> None:
-        """Forget the copies in folders that are not the folder of one of ``members``."""
+        """Forget the copies in folders of other members than ``members``."""
         for by_member in (self._heads, self._sealed):
             for member in by_member.keys() - members:
                 del by_member[member]
@@ -143,7 +143,7 @@ class ReportedCopies:
         return None if removed is None else (*removed, *entry.chain)
 
     def lag(self, member: str, address: Address, entry: Entry) -> CopyLag:
-        """Return what a member's copy lacks: the whole state if it has no copy that can follow."""
+        """Return the lag of a member's copy: the whole state if it has no copy that can follow."""
         links = self.missing_links(member, address, entry)
         if links is None:
             return lag_without_copy(entry)

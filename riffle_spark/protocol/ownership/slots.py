@@ -16,7 +16,7 @@ from riffle_spark.settings import SETTING_LINES, Settings
 __all__ = ["hashed_assignment", "hashed_layout", "layout_of", "settings_without_effect", "slots_to_level"]
 
 _Cut: TypeAlias = tuple[LiveMember, tuple[int, ...]]
-"""One slot: its member, and the key-groups it serves."""
+"""A slot: its member, and the key-groups it serves."""
 
 
 def layout_of(
@@ -51,7 +51,7 @@ def _layout_of_group(
 
 
 def _layout(members: Mapping[str, LiveMember], cuts: Iterable[_Cut], shards: Shards | None) -> SlotLayout:
-    """Return the layout of the slots that serve something; of one empty slot if none does."""
+    """Return the layout of the slots that serve a key-group, or of one empty slot if no slot does."""
     serving = [(member, part) for member, part in cuts if part]
     if not serving:
         serving = [(min(members.values(), key=lambda member: member.executor), ())]
@@ -76,7 +76,7 @@ def settings_without_effect(settings: Settings) -> tuple[str, ...]:
 def slots_to_level(
     members: Mapping[MemberId, LiveMember], settings: Settings, drained: Collection[MemberId]
 ) -> dict[MemberId, int]:
-    """Return the slots of the members that work is levelled among: those that may own tasks in the end."""
+    """Return the slots of the members over which work is levelled: the members that may own tasks in the end."""
     filters = AssignSettings(include=settings.include, exclude=settings.exclude)
     cores = {name: member.executor.cores for name, member in members.items() if name not in drained}
     return {name: count for name, count in cores.items() if is_allowed(members[name].member(), filters)} or cores

@@ -31,7 +31,7 @@ _TRAFFIC_LEAST = 0.05
 
 @dataclass(slots=True)
 class Probes:
-    """Counts the probes that ran and that were skipped, and decides when the next one is due."""
+    """Counts the probes that ran and that were skipped, and decides when the next probe is due."""
 
     run: int = 0
     skipped: int = 0
@@ -52,8 +52,8 @@ class Probes:
     def due(self, assignment: Assignment, lags: Iterable[int], settings: tuple[int, float], now: float) -> bool:
         """Return whether to probe now.
 
-        ``lags`` are those of all running warm-ups, ``settings`` the acceptable recovery lag and the probing interval in
-        seconds. A probe is due if all warm-ups have caught up, or if the interval has passed and one of them has.
+        ``lags`` are the lags of all running warm-ups, ``settings`` the acceptable recovery lag and the probing interval
+        in seconds. A probe is due if all warm-ups have caught up, or if the interval has passed and one of them has.
         Without warm-ups it is due after an assignment that moved something, or if the interval has passed.
         """
         if not assignment.needs_probe:
@@ -72,7 +72,7 @@ class Probes:
 
 
 class Patience:
-    """Counts batches in a row with the same observation, which becomes a trigger after some of them."""
+    """Counts batches in a row with the same observation. After enough batches it becomes a trigger."""
 
     def __init__(self) -> None:
         self._outside = 0
@@ -80,7 +80,7 @@ class Patience:
         self._growing: dict[_Copy, tuple[int, int]] = {}
 
     def count_outside_band(self, outside: bool) -> bool:
-        """Count a batch whose work is outside the band; return whether enough batches in a row were."""
+        """Count a batch with work outside the band; return whether enough batches in a row were outside."""
         self._outside = self._outside + 1 if outside else 0
         return self._outside >= _BATCHES_OUTSIDE_BAND
 
@@ -90,7 +90,7 @@ class Patience:
         return self._across >= _BATCHES_READING_ACROSS
 
     def count_growing_lags(self, lags: Mapping[_Copy, int]) -> dict[_Copy, int]:
-        """Count a batch with these lags of standbys; return those that have grown in enough batches in a row."""
+        """Count a batch with these lags of standbys; return the lags that have grown in enough batches in a row."""
         growing: dict[_Copy, tuple[int, int]] = {}
         for standby, lag in lags.items():
             last_lag, times = self._growing.get(standby, (lag, 0))
@@ -128,14 +128,14 @@ def outside_band(
 
 @dataclass(frozen=True, slots=True)
 class ReadAcross:
-    """Shares of all rows: what owners read across racks, and the minimum with each task in its best rack."""
+    """Shares of all rows: the rows that owners read across racks, and the minimum with each task in its best rack."""
 
     present: float = 0.0
     least: float = 0.0
 
     @property
     def excess(self) -> float:
-        """What better racks could save, without regard to balance."""
+        """The share that better racks could save, without regard to balance."""
         return self.present - self.least
 
     def is_outside(self, last_excess: float) -> bool:
@@ -147,7 +147,7 @@ class ReadAcross:
 def read_across(
     traffic: Mapping[TaskId, Traffic], owners: Mapping[TaskId, MemberId], racks: Mapping[MemberId, str | None]
 ) -> ReadAcross:
-    """Return what ``owners`` read across racks; zero if a member's rack is unknown."""
+    """Return the share that ``owners`` read across racks; zero if a member's rack is unknown."""
     total = sum(task_traffic.total for task_traffic in traffic.values())
     if not total or None in racks.values():
         return ReadAcross()
@@ -158,7 +158,7 @@ def read_across(
 
 
 class Measured:
-    """Measured work and traffic that may need another assignment, and what the last assignment could not improve.
+    """Measured work and traffic that may need another assignment, and the values that the last could not improve.
 
     ``traffic`` is the traffic that assignments use. It stays the same during a series of probing rebalances.
     """
@@ -214,7 +214,10 @@ class Measured:
         racks: Mapping[MemberId, str | None],
         band: float,
     ) -> None:
-        """Keep what an assignment cannot improve once its target is reached. Warn once of a key-group too heavy."""
+        """Keep what an assignment cannot improve once its target is reached.
+
+        Warn once of a key-group that is too heavy.
+        """
         self._last_excess = read_across(self.traffic, target, racks).excess
         if not self._uses_new_weights:
             return

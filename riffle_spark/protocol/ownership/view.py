@@ -185,7 +185,7 @@ def _pointers(
     lags: Mapping[model.TaskId, Mapping[model.MemberId, model.Lag]],
     live: frozenset[model.MemberId],
 ) -> dict[model.TaskId, tuple[model.MemberId, ...]]:
-    """Return the standbys that have no copy but know which snapshot to fetch."""
+    """Return the standbys that have no copy, only a pointer to a snapshot."""
     pointers = {t: tuple(m for m in members if m not in lags.get(t, {})) for t, members in present.standbys.items()}
     return _restricted(pointers, live)
 
@@ -193,7 +193,8 @@ def _pointers(
 def _tasks(situation: Situation, needs: Mapping[model.TaskId, int]) -> tuple[model.Task, ...]:
     """Return the assignor's tasks.
 
-    A standby reads from the object store, which belongs to no rack. Its traffic is what it will read as the owner.
+    A standby reads from the object store, and the store belongs to no rack. Its traffic is its future traffic as the
+    owner.
     """
     partitions = dict(enumerate(situation.partitions))
     tasks = []

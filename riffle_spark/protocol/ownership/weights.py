@@ -1,4 +1,4 @@
-"""Measure what each key-group costs: its work, its memory, and where its rows come from.
+"""Measure the costs of each key-group: its work, its memory, and the racks of its rows.
 
 Theory of operation.
 
@@ -62,7 +62,10 @@ class Weights:
         self._partition_rows: dict[TaskId, dict[int, float]] = {}
 
     def record_batch(self, receipts: Sequence[Receipt], manifest: Manifest, groups: Groups) -> None:
-        """Record a batch by its receipts. ``manifest`` is the one before it, ``groups`` are those of the stores."""
+        """Record a batch by its receipts.
+
+        ``manifest`` is the manifest before it, ``groups`` are the groups of the stores.
+        """
         work: dict[TaskId, float] = {}
         rows: dict[TaskId, float] = {}
         times: dict[TaskId, float] = {}
@@ -105,7 +108,7 @@ class Weights:
         """Return the time in the user's code by key-group, as far as it counts.
 
         If a slot did not measure it by key-group, it is shared out like the typical times before, at first by rows.
-        Over batches with different key-groups this finds the ones that need long.
+        Over batches with different key-groups this finds the slow key-groups.
         """
         key_groups, rows = receipt.received
         times: dict[int, float] = dict(zip(*receipt.user_times, strict=True))

@@ -1,4 +1,4 @@
-"""Background work that belongs to one claim of the log, done in short pieces."""
+"""Background work of a claim of the log, done in short pieces."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator

@@ -1,4 +1,4 @@
-"""Which objects and records may be deleted, and their deletion while the driver is the newest."""
+"""Choose the objects and records that may be deleted, and delete them while the driver is the newest."""
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
@@ -17,7 +17,7 @@ _DELETES_PER_REQUEST = 1_000
 
 
 class Retention:
-    """Follows one driver's commits and decides which objects and records may be deleted.
+    """Follows a driver's commits and finds the objects and records that may be deleted.
 
     Retained are the newest ``versions`` records, and all that are at most ``for_ms`` milliseconds old.
     """
@@ -37,7 +37,7 @@ class Retention:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The number of records and the milliseconds for which records are retained."""
+        """The number of retained records, and the milliseconds for which each is retained."""
         return self._versions, self._for_ms
 
     def set_limits(self, versions: int, for_ms: int) -> None:
@@ -61,7 +61,7 @@ class Retention:
         self._first_kept = first
 
     def committed(self, record: Record, manifest: Manifest, changes: dict[Address, Entry], now_ms: int) -> None:
-        """Note which objects a new record replaced. ``manifest`` is the one before its ``changes``."""
+        """Note the objects that a new record replaced. ``manifest`` is the manifest before its ``changes``."""
         self._records.append((record.sequence, now_ms, record.full))
         outputs = {link.object for _, link in record.outputs}
         added = Counter(link.object for entry in changes.values() for link in entry.chain)
@@ -85,7 +85,7 @@ class Retention:
         self._retired.extend((sequence, name) for name in names)
 
     def swept(self, oldest: int, kept_from: int) -> None:
-        """Note that records before ``oldest`` are no longer retained, and those before ``kept_from`` are deleted."""
+        """Note that records before ``oldest`` are not retained, and records before ``kept_from`` are deleted."""
         while self._records and self._records[0][0] < oldest:
             self._records.popleft()
         self._first_kept = max(self._first_kept, kept_from)
@@ -129,7 +129,7 @@ def orphans(
     """Return the objects among ``names`` that no retained record lists and that a driver of ``epoch`` may delete.
 
     1. Objects of older epochs.
-    2. Deltas of its own epoch for versions before ``version``, whose batch is committed without them.
+    2. Deltas of its own epoch for versions before ``version``: its batch is committed without them.
     3. Snapshots of its own epoch that are not in ``may_be_listed``. ``None`` means that any may still be listed.
 
     Objects of newer epochs and unknown names are never returned.

@@ -56,9 +56,9 @@ class Rounds:
         self.arrived: deque[UpkeepReceipt] = deque()
 
     def submit(self, orders: Mapping[str, UpkeepOrder], bandwidth: int) -> None:
-        """Submit a plan. It replaces a plan that is not started, and the one that runs after its present round.
+        """Submit a plan. It replaces a plan that is not started, and a running plan after its present round.
 
-        ``bandwidth`` limits what an executor fetches, in bytes per second; 0 for no limit.
+        ``bandwidth`` limits the bytes per second that an executor fetches; 0 for no limit.
         """
         orders = self.setbacks.without_delayed(orders, self._clock.seconds())
         with self._lock:
@@ -77,7 +77,7 @@ class Rounds:
         self.setbacks.forget()
 
     def is_running(self) -> bool:
-        """Whether a plan runs or is about to."""
+        """Whether a plan runs or is about to run."""
         with self._lock:
             return self._running
 
@@ -104,6 +104,7 @@ class Rounds:
             if any(receipt.overdue for receipt in receipts):
                 break
             self._background.rest(_RETRY_SECONDS)
+        # Cause: The executors were lost, do not answer, or reported failures of upkeep.
         raise UnavailableError(
             f"Upkeep did not run on executors {', '.join(sorted(remaining))}.",
             remedy="Read their warnings, and call this again.",
@@ -135,7 +136,7 @@ class Rounds:
     def _run_plan(self, orders: dict[str, UpkeepOrder], bandwidth: int) -> set[Address]:
         """Run rounds until the plan is finished, makes no progress, or a newer plan exists.
 
-        Returns the snapshots of the last round, which a plan made in the meantime may order again.
+        Returns the snapshots of the last round. A plan made in the meantime may order them again.
         """
         period = _PIECE_SECONDS
         taken_addresses = set[Address]()
@@ -168,7 +169,7 @@ class Rounds:
 
 
 def _with_drops_of(waiting: Mapping[str, UpkeepOrder], orders: Mapping[str, UpkeepOrder]) -> dict[str, UpkeepOrder]:
-    """Return the new orders with the drops of those that they replace, because nothing else remembers these copies.
+    """Return the new orders with the drops of the replaced orders, because nothing else remembers these copies.
 
     If an executor has another folder now, its old drops are left out: the copies there may be needed.
     """
@@ -192,7 +193,7 @@ def _without_taken(orders: Mapping[str, UpkeepOrder], taken_addresses: Set[Addre
 
 
 def _unfinished(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepReceipt]) -> dict[str, UpkeepOrder]:
-    """Return what is left of the orders of executors that made progress and are not finished.
+    """Return the remaining orders of executors that made progress and are not finished.
 
     Failed work is not left, so every round fetches, folds or shortens the plan. If a piece was overdue, the receipts of
     other executors are lost, and their orders are left.

@@ -1,4 +1,4 @@
-"""Scan a root for what earlier drivers left behind: records that are too old, and objects that no record lists."""
+"""Scan a root for leftovers of earlier drivers: records that are too old, and objects that no record lists."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _BEHIND_RECORDS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """The ``oldest`` retained record, and the first record that it needs; earlier ones are deleted.
+    """The ``oldest`` retained record, and the first record that it needs. Earlier records are deleted.
 
     ``is_complete`` means that the scan also deleted orphans.
     """
@@ -49,7 +49,7 @@ class OldestRetained:
 def find_oldest_retained(
     objects: ObjectStore, first: int, tail: Record, versions: int, for_ms: int
 ) -> Steps[OldestRetained]:
-    """Find the oldest retained record of a log from ``first`` to ``tail``, which the next record may promise."""
+    """Find the oldest retained record of a log from ``first`` to ``tail``. The next record may promise it."""
     oldest, _ = yield from _oldest_retained(Log(objects, ""), first, tail, versions, tail.written_ms - for_ms)
     return OldestRetained(oldest.sequence)
 
@@ -63,7 +63,7 @@ def scan(
     first: int | None = None,
     own_snapshots: Callable[[], Collection[str] | None] = lambda: None,
 ) -> Steps[ScanResult]:
-    """Delete what no retained record needs and no living driver may still list.
+    """Delete objects that no retained record needs and no living driver may still list.
 
     Retained are the newest ``versions`` records, all records that are at most ``for_ms`` older than ``tail``, and
     those that ``tail`` promises. ``tail`` is the driver's newest record, ``first`` the first record it knows.
@@ -131,6 +131,7 @@ def _tail_not_listed(objects: ObjectStore, tail: Record, newest: int) -> Unavail
     """Return why a LIST, in which ``newest`` is the last record, does not show ``tail``."""
     name = paths.record(tail.sequence)
     if objects.exists(name):
+        # Cause: The store's LIST lags behind its writes.
         return UnavailableError(
             f"A LIST of the log does not show record {tail.sequence}, which exists.",
             remedy="Wait until the store's LIST is up to date. Until then nothing is deleted from the root.",
@@ -140,6 +141,7 @@ def _tail_not_listed(objects: ObjectStore, tail: Record, newest: int) -> Unavail
     later = Log(objects, "").find(newest) if newest > tail.sequence else None
     if later is None or later.epoch != tail.epoch:
         return _fenced(tail.sequence, "was deleted by another driver")
+    # Cause: Retention of this driver deleted the record before the scan had its turn.
     return UnavailableError(
         f"Record {tail.sequence} was deleted while its scan waited.",
         remedy="Do nothing, because the next scan uses a newer record.",
@@ -149,7 +151,7 @@ def _tail_not_listed(objects: ObjectStore, tail: Record, newest: int) -> Unavail
 
 
 def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms: int) -> Steps[tuple[Record, bool]]:
-    """Find the first record that is recent enough or one of the newest, and whether the search was complete.
+    """Find the first record that is recent or among the newest, and whether the search was complete.
 
     The times of records that were written after ``tail`` by their own clock are unreliable. Such a record is retained
     if the next reliable one is.
@@ -182,6 +184,7 @@ def _records_after(log: Log, tail: Record, deletes: Deletes) -> Iterator[Record]
 
 
 def _fenced(sequence: int, reason: str) -> FencedError:
+    # Cause: A second driver was started on this root, or a rollback ran on it.
     return FencedError(
         f"Record {sequence} {reason}.",
         remedy="Stop this query, because a newer driver owns its state.",
@@ -191,7 +194,7 @@ def _fenced(sequence: int, reason: str) -> FencedError:
 
 
 class Scans:
-    """Submits one driver's scans when they are due. Times are seconds of a monotonic clock."""
+    """Submits the scans of a driver when they are due. Times are seconds of a monotonic clock."""
 
     def __init__(self, objects: ObjectStore, work: ClaimWork, taken_snapshots: TakenSnapshots) -> None:
         self._objects = objects

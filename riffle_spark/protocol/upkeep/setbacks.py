@@ -1,4 +1,4 @@
-"""What upkeep failed at, and when it is tried again.
+"""Failed work of upkeep, and its next tries.
 
 Theory of operation.
 
@@ -31,7 +31,7 @@ _NAMES_SHOWN = 5
 
 
 class _Work(NamedTuple):
-    """One copy or snapshot that a member was ordered to bring up to date or to take."""
+    """A copy that a member was ordered to bring up to date, or a snapshot to take."""
 
     member: str
     kind: str
@@ -88,6 +88,7 @@ class Setbacks:
         return {executor: order for executor, order in allowed.items() if order.has_work}
 
     def _allowed(self, executor: str, order: UpkeepOrder, clock_seconds: float) -> UpkeepOrder:
+        """Return the order without delayed work, with open drops first. A delayed executor gets no work."""
         drops = (*self._take_open_drops(executor, order), *order.drops)
         if self._executors.is_delayed(executor, clock_seconds) or self._overdue.is_delayed(executor, clock_seconds):
             self._open_drops[executor] = (order.epoch, order.member, drops)
@@ -112,7 +113,7 @@ class Setbacks:
     def record_results(
         self, orders: Mapping[str, UpkeepOrder], receipts: Iterable[UpkeepReceipt], clock_seconds: float
     ) -> None:
-        """Record which work of these orders succeeded and failed."""
+        """Record the work of these orders as succeeded or failed."""
         with self._lock:
             for receipt in receipts:
                 order = orders.get(receipt.executor)
@@ -139,7 +140,7 @@ class Setbacks:
             self._open_drops[executor] = (order.epoch, order.member, drops)
 
     def _take_open_drops(self, executor: str, order: UpkeepOrder) -> tuple[Drop, ...]:
-        """Return an executor's open drops. Those of another epoch or folder are dropped: the copies may be needed."""
+        """Return an executor's open drops. Drops of another epoch or folder are forgotten: the copies may be needed."""
         epoch, member, drops = self._open_drops.pop(executor, (order.epoch, order.member, ()))
         return drops if (epoch, member) == (order.epoch, order.member) else ()
 
@@ -194,6 +195,7 @@ def _snapshotting(member: str, snapshot: SnapshotOrder) -> _Work:
 def _given_up_warning(executor: str, given_up: list[_Work]) -> str:
     names = [f"{work.kind} of {work.store}, key-group {work.key_group}" for work in given_up[:_NAMES_SHOWN]]
     suffix = f" and {len(given_up) - _NAMES_SHOWN} more" if len(given_up) > _NAMES_SHOWN else ""
+    # Cause: Every retry of this work failed. The errors are in earlier warnings of the same executor.
     return (
         f"[RIFFLE-0816] Upkeep on executor {executor} failed {_TRIES} times and gives up: {'; '.join(names)}{suffix}.\n"
         "  What to do: Fix the cause in its warnings, then call `job.request_rebalance()` to try again."

@@ -1,4 +1,4 @@
-"""When a snapshot is due, which snapshots were taken, and a warning about chains that no snapshot shortens."""
+"""Choose the snapshots that are due, track the taken ones, and warn of chains that no snapshot shortens."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,6 +105,7 @@ class LongChains:
         self._next_ms = record.written_ms + _WARN_AGAIN_MS
         names = [f"{store} {key_group}" for store, key_group in list(self._since_version)[:_NAMES_SHOWN]]
         suffix = ", ..." if len(self._since_version) > _NAMES_SHOWN else ""
+        # Cause: Snapshots of these key-groups failed, so each restore of them reads many deltas.
         return [
             f"[RIFFLE-0815] {len(self._since_version)} key-groups have chains {_TOO_LONG_FACTOR} times longer than "
             f"allowed, the first since batch {min(self._since_version.values())}: {', '.join(names)}{suffix}.\n"
@@ -113,7 +114,7 @@ class LongChains:
 
 
 class TakenSnapshots:
-    """A cluster that records which snapshots its receipts name. Implements ``protocol.ports.Cluster``.
+    """A cluster that records the snapshots that its receipts name. Implements ``protocol.ports.Cluster``.
 
     ``lost`` counts snapshots that were ordered and that no receipt names or leaves for later.
     """
@@ -126,7 +127,7 @@ class TakenSnapshots:
         self.lost = 0
 
     def upkeep(self, orders: Mapping[str, UpkeepOrder]) -> list[UpkeepReceipt]:
-        """See ``Cluster.upkeep``."""
+        """Run upkeep, and record the snapshots that its receipts name."""
         receipts: list[UpkeepReceipt] = []
         with self._lock:
             self._running_calls += 1
@@ -144,11 +145,11 @@ class TakenSnapshots:
             self.lost += max(0, ordered - sum(len(receipt.snapshots) + receipt.snapshots_left for receipt in receipts))
 
     def census(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
-        """See ``Cluster.census``."""
+        """Return the censuses of the executors that answered."""
         return self._cluster.census(executors, order)
 
     def planned(self, executors: Sequence[str]) -> frozenset[str]:
-        """See ``Cluster.planned``."""
+        """Return the lost executors that were removed on purpose."""
         return self._cluster.planned(executors)
 
     def may_be_listed(self) -> frozenset[str] | None:
@@ -162,6 +163,6 @@ class TakenSnapshots:
             self._names.difference_update(names)
 
     def forget_before(self, epoch: int) -> None:
-        """Forget snapshots of earlier epochs, which no record will list."""
+        """Forget snapshots of earlier epochs: no record will list them."""
         with self._lock:
             self._names = {name for name in self._names if (parsed := paths.parse(name)) and parsed.epoch >= epoch}

@@ -39,7 +39,7 @@ _CATCH_UP_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class UpkeepInput:
-    """What upkeep is planned for. ``record`` is the newest one; ``operators`` are the durable ones."""
+    """The input of a plan. ``record`` is the newest record; ``operators`` are the durable operators."""
 
     record: Record
     manifest: Manifest
@@ -50,7 +50,7 @@ class UpkeepInput:
 
 @dataclass(frozen=True, slots=True)
 class UpkeepFacts:
-    """What upkeep did since the last report: ``requests`` by kind, ``done`` sums of bytes and copies, ``warnings``."""
+    """The results of upkeep since the last report. ``done`` are sums of bytes and copies."""
 
     requests: Mapping[str, int]
     done: Mapping[str, int]
@@ -58,7 +58,7 @@ class UpkeepFacts:
 
 
 class Upkeep:
-    """Plans one driver's upkeep and collects its results."""
+    """Plans the upkeep of a driver and collects its results."""
 
     def __init__(
         self, settings: Settings, objects: ObjectStore, background: Background, rounds: Rounds, clock: Clock
@@ -96,7 +96,7 @@ class Upkeep:
     def start(self, first: int | None, tail: Record, manifest: Manifest, *, follows_claim: bool = False) -> None:
         """Start with the record ``tail`` and forget snapshots, deletes and scans of before.
 
-        ``first`` is the log's first record; ``None`` for the one already known. ``follows_claim`` means that the driver
+        ``first`` is the log's first record; ``None`` if it is already known. ``follows_claim`` means that the driver
         before committed nothing.
         """
         first = self._retention.first if first is None else first
@@ -138,6 +138,7 @@ class Upkeep:
             self._warn_of_failure(error)
 
     def _warn_of_failure(self, error: object) -> None:
+        # Cause: The error names the cause. Batches are not affected.
         self._warnings[f"[RIFFLE-0817] Upkeep failed and will be retried: {error}"] += 1
 
     def snapshots(self, manifest: Manifest, ownership: Ownership) -> dict[Address, Entry]:
@@ -158,14 +159,17 @@ class Upkeep:
     def promise(self, sequence: int) -> int:
         """Return the promise of record ``sequence``: the oldest record that a rollback may return to.
 
-        It is raised only with records that deletes follow, and to what a search or scan found. Until then old records
-        stay available.
+        It is raised only with records that deletes follow, and to the result of a search or scan. Until then old
+        records stay available.
         """
         oldest = self._retention.oldest_after(sequence, self._now_ms) if sequence >= self._next_sweep else 0
         return min(max(self._promised, self._oldest_found, oldest), sequence)
 
     def committed(self, record: Record, manifest: Manifest, changes: dict[Address, Entry]) -> None:
-        """Note a commit. Objects that it replaced may be deleted later. ``manifest`` is the one before ``changes``."""
+        """Note a commit.
+
+        Objects that it replaced may be deleted later. ``manifest`` is the manifest before ``changes``.
+        """
         self._deletes.committed(record)
         self._promised = record.promised
         self._retention.committed(record, manifest, changes, self._now_ms)
@@ -226,7 +230,10 @@ class Upkeep:
     def _snapshot_orders(
         self, due_entries: Mapping[Address, Entry], current: UpkeepInput
     ) -> dict[MemberId, list[SnapshotOrder]]:
-        """Return the snapshots that each owner takes next. Those with the oldest base come first, so none starves."""
+        """Return the snapshots that each owner takes next.
+
+        Snapshots with the oldest base come first, so none starves.
+        """
         placement = current.ownership.placement
         setbacks = self._rounds.setbacks
         unlisted = {address for address, _ in self._taken}
@@ -315,10 +322,12 @@ class Upkeep:
             folds=receipt.folds,
             restores=receipt.restores,
         )
+        # Cause: The error names the cause. Batches are not affected.
         self._warnings.update(
             f"[RIFFLE-0818] Upkeep on executor {receipt.executor} failed and will be retried: {error}"
             for error in receipt.errors
         )
+        # Cause: The disk or another process altered the file after it was written.
         self._warnings.update(
             f"[RIFFLE-0819] Executor {receipt.executor} removed its damaged copy of {store}, key-group {key_group}. It "
             "is restored when it is needed.\n  What to do: If this happens again, check that executor's disk."
@@ -326,7 +335,7 @@ class Upkeep:
         )
 
     def take_facts(self) -> UpkeepFacts:
-        """Return what was done since the last call, for the report."""
+        """Return the results since the last call, for the report."""
         sent = Counter(self._objects.requests)
         requests = self._requests + sent - self._requests_before
         warnings = tuple(f"{text} ({count} times)" if count > 1 else text for text, count in self._warnings.items())
@@ -339,7 +348,7 @@ class Upkeep:
 
 
 def _retention_limits(settings: Settings) -> tuple[int, int]:
-    """Return the least number of retained records, and the milliseconds for which all are retained.
+    """Return the least number of retained records, and the milliseconds for which all records are retained.
 
     An earlier driver may assume for ``SURE_SECONDS`` that its newest record exists.
     """
@@ -351,7 +360,6 @@ def _policy_of(settings: Settings) -> SnapshotPolicy:
 
 
 def _due_entries(policy: SnapshotPolicy, current: UpkeepInput) -> dict[Address, Entry]:
-    """Return the entries whose snapshot is due."""
     stores = {operator.store for operator in current.operators}
     return {
         address: entry
@@ -363,8 +371,8 @@ def _due_entries(policy: SnapshotPolicy, current: UpkeepInput) -> dict[Address, 
 def follow_orders(ownership: Ownership, manifest: Manifest, stores: Iterable[str]) -> dict[MemberId, list[Follow]]:
     """Return the copies that each member has to advance or fetch so that standbys and warm-ups follow the log.
 
-    Pointer standbys hold no copies, except those that will become the owner. Warm-ups come first, because owners wait
-    for them.
+    Pointer standbys hold no copies, except the standbys that will become the owner. Warm-ups come first, because owners
+    wait for them.
     """
     placement = ownership.placement
     known_copies = ownership.copies.known

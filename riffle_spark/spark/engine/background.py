@@ -22,7 +22,8 @@ _LONGEST_WAIT_SECONDS = 600.0
 
 
 def _warn(work: str, error: BaseException) -> None:
-    """Log an error that would have ended a thread silently, such as ``SystemExit``, with its traceback."""
+    """Log an error of background work, with its traceback. Otherwise it would end the thread silently."""
+    # Cause: A background thread raised an error. Batches continue.
     _logger.warning("[RIFFLE-0273] %s failed with %r and is retried later.", work, error, exc_info=error)
 
 
@@ -54,7 +55,7 @@ class Alarm:
         self._stopped = False
 
     def set(self, until_ms: int) -> None:
-        """Set the time of the call, in place of an earlier one."""
+        """Set the time of the call. It replaces an earlier time."""
         seconds = min((until_ms - self._clock.wall_ms()) / 1000, _LONGEST_WAIT_SECONDS)
         with self._lock:
             if self._timer is not None:
@@ -72,6 +73,7 @@ class Alarm:
                 self._timer.cancel()
 
     def _wake(self, until_ms: int) -> None:
+        """Call the function if its time has come, else set the timer again. Retry after an error."""
         if self._clock.wall_ms() < until_ms:
             self.set(until_ms)
             return
@@ -105,7 +107,7 @@ class Pulse:
             self._thread.start()
 
     def stop(self, seconds: float) -> bool:
-        """Make no more calls. Wait for the current one and return whether it ended in time. Idempotent."""
+        """Make no more calls. Wait for the current call and return whether it ended in time. Idempotent."""
         self._stopped.set()
         return self.ended(seconds)
 
@@ -145,7 +147,7 @@ class BackgroundThread:
         self._thread: threading.Thread | None = None
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Add a piece of work. The first one starts the thread. After ``stop`` it is dropped."""
+        """Add a piece of work. The first piece starts the thread. After ``stop`` it is dropped."""
         with self._changed:
             if self._stopped.is_set():
                 return
@@ -176,7 +178,7 @@ class BackgroundThread:
         return threading.Lock()
 
     def stop(self) -> None:
-        """Drop waiting work and end the thread after the current piece, for which ``ended`` waits. Idempotent."""
+        """Drop waiting work, and end the thread after the current piece of work. Idempotent. Use ``ended`` to wait."""
         with self._changed:
             self._stopped.set()
             self._work.clear()
@@ -215,7 +217,7 @@ class Stopped(Exception):
 
 
 class Gate:
-    """Admits one batch at a time, and none while it is closed. Any thread may call its methods."""
+    """Admits one batch at a time, and no batch while it is closed. Any thread may call its methods."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -262,8 +264,9 @@ class Gate:
         """
         with self._changed:
             if not self._changed.wait_for(lambda: not self._inside, seconds):
+                # Cause: The call needs the pause between two batches, and the current batch is slow or its sink waits.
                 raise UnavailableError(
-                    f"the current batch did not end within {seconds:g} s",
+                    f"The current batch did not end within {seconds:g} s.",
                     remedy="Retry after the batch.",
                     id="RIFFLE-0274",
                 )

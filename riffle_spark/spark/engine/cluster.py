@@ -65,7 +65,7 @@ class SparkCluster:
         return [*receipts, *(overdue_receipt(executor, seconds) for executor in overdue)]
 
     def warm(self, executors: Sequence[Executor], home: Home, timeout_seconds: float) -> None:
-        """Start a Python worker per core of each live executor, and import what a slot needs.
+        """Start a Python worker per core of each live executor, and import the modules of a slot.
 
         A task that takes longer than ``timeout_seconds`` is cancelled.
         """
@@ -75,11 +75,11 @@ class SparkCluster:
             self._run(ids, lambda _: warm_function(home), str, deadline, every_core=True)
 
     def planned(self, executors: Sequence[str]) -> frozenset[str]:
-        """Return which of these lost executors were removed on purpose."""
+        """Return the lost executors that were removed on purpose."""
         return inventory.planned(self._spark, executors)
 
     def stop(self, seconds: float = _STOP_SECONDS) -> None:
-        """Start no more jobs, cancel the current ones, and wait up to ``seconds`` for their end. Idempotent."""
+        """Start no more jobs, cancel the current jobs, and wait up to ``seconds`` for their end. Idempotent."""
         self._jobs.stop(seconds)
 
     def _run(
@@ -91,7 +91,7 @@ class SparkCluster:
         *,
         every_core: bool = False,
     ) -> list[T]:
-        """Run a function on each of these executors that is live, or on each of its cores. Return the parsed answers.
+        """Run a function on each live executor of ``executor_ids``, or on each of its cores. Return the parsed answers.
 
         Return none if a task was overdue.
         """
@@ -117,8 +117,9 @@ class SparkCluster:
                 return []
             worker_error = worker_python_error(error)
             reason = "no core was free" if deadline.passed else str(worker_error or error).strip().split("\n")[0]
+            # Cause: A census, upkeep or warm-up failed on an executor, for example because the executor was lost.
             raise UnavailableError(
-                f"a job on the executors failed: {reason}",
+                f"A job on the executors failed: {reason}",
                 remedy=getattr(worker_error, "remedy", ""),
                 where=UPKEEP_POOL,
                 id="RIFFLE-0275",

@@ -1,4 +1,4 @@
-"""Read from Spark's JVM what executors exist or are gone, and what identifies a micro-batch and its sources."""
+"""Read from Spark's JVM: live and removed executors, and the identity and sources of a micro-batch."""
 
 import json
 import re
@@ -81,7 +81,7 @@ def executors(spark: SparkSession) -> tuple[Executor, ...]:
 
 @dataclass(slots=True)
 class _ApplicationCache:
-    """Facts that are constant during the life of an application, or of one of its executors."""
+    """Facts that are constant during the life of an application, or of an executor."""
 
     application: str
     excludes: bool
@@ -163,8 +163,8 @@ def _is_dynamic(spark: SparkSession) -> bool:
 def await_executors(spark: SparkSession, settings: Settings, expected: int = 1) -> tuple[Executor, ...]:
     """Wait up to ``initial_rebalance_delay`` for the expected number of executors. Return the live ones.
 
-    If there is none, request one from dynamic allocation, which starts executors only for waiting tasks. Raise
-    ``UnavailableError`` if none starts.
+    If there is none, request an executor from dynamic allocation, because it starts executors only for waiting tasks.
+    Raise ``UnavailableError`` if none starts.
     """
     deadline = time.monotonic() + settings.initial_rebalance_delay
     live = executors(spark)
@@ -174,8 +174,9 @@ def await_executors(spark: SparkSession, settings: Settings, expected: int = 1) 
         time.sleep(_POLL_SECONDS)
         live = executors(spark)
     if not live:
+        # Cause: The cluster has no free cores or memory for executors, or executors fail when they start.
         raise UnavailableError(
-            f"no executor started within {settings.initial_rebalance_delay:g} s",
+            f"No executor started within {settings.initial_rebalance_delay:g} s.",
             remedy="Check the cluster's resources, or raise initial_rebalance_delay.",
             where="initial_rebalance_delay",
             id="RIFFLE-0276",
@@ -184,7 +185,7 @@ def await_executors(spark: SparkSession, settings: Settings, expected: int = 1) 
 
 
 def _executor(context: Any, name: str) -> Executor | None:
-    """Return an executor's host and slots, which never change, or ``None`` if it just started or ended.
+    """Return an executor's host and slots, or ``None`` if it just started or ended. Both never change.
 
     The number of slots is Spark's number of concurrent tasks, by ``spark.task.cpus`` and other resources of a task.
     """
@@ -277,8 +278,9 @@ def _offset_entry(context: Any, execution: Any, batch_id: int) -> str:
 def _connect_facts(batch: DataFrame, batch_id: int, now_ms: int) -> IncomingBatch:
     active = batch.sparkSession.streams.active
     if len(active) > 1:
+        # Cause: On Spark Connect a batch does not show its query, so a session may run only one.
         raise ConfigError(
-            f"with Spark Connect it is unknown which of the session's {len(active)} queries a batch belongs to",
+            f"With Spark Connect it is unknown which of the session's {len(active)} queries a batch belongs to.",
             remedy="Create a separate session for each query: SparkSession.builder.remote(URL).create().",
             id="RIFFLE-0277",
         )
@@ -320,7 +322,7 @@ def _items(seq: Any) -> list[Any]:
 
 
 def planned(spark: SparkSession, executors: Iterable[str]) -> frozenset[str]:
-    """Return which of these executors, which no longer get tasks, were removed on purpose."""
+    """Return the executors that were removed on purpose. ``executors`` are executors that no longer get tasks."""
     deadline = time.monotonic() + _REASON_WAIT_SECONDS
     return frozenset(name for name in executors if was_planned(reason_of(spark, name, deadline)))
 

@@ -90,7 +90,7 @@ def session(spark: SparkSession) -> Any:
 
 @contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
-    """Make a session the active one of this thread within the block. A caller's own thread has none."""
+    """Make a session the active session of this thread within the block. Threads of a caller have none."""
     sessions = looked_up(context(spark)._jvm, "org.apache.spark.sql.classic.SparkSession")
     previous = sessions.getActiveSession()
     sessions.setActiveSession(session(spark))
@@ -101,7 +101,7 @@ def active(spark: SparkSession) -> Iterator[None]:
 
 
 def session_conf(spark: SparkSession) -> dict[str, str]:
-    """Return a session's configuration in one call. PySpark's ``conf.getAll`` makes two calls per setting."""
+    """Return a session's configuration in a single call. PySpark's ``conf.getAll`` makes two calls per setting."""
     text = str(session(spark).conf().getAll().mkString(_SEPARATOR))
     pairs = (line.partition(" -> ") for line in text.split(_SEPARATOR) if line)
     return {key: value for key, _, value in pairs}
@@ -175,7 +175,7 @@ def frame_of(spark: SparkSession, plan: Any) -> DataFrame:
 
 
 def looked_up(jvm: Any, name: str, member: str = "") -> Any:
-    """Return a class of the JVM, or one of its static members. Each is looked up once per JVM.
+    """Return a class of the JVM, or a static member of it. Each is looked up once per JVM.
 
     Py4J asks the JVM for each part of a dotted name, and Spark then searches its jars.
     """
@@ -187,7 +187,7 @@ def looked_up(jvm: Any, name: str, member: str = "") -> Any:
 
 
 def first_class(jvm: Any, names: tuple[str, ...]) -> Any:
-    """Return the first of these classes that exists, looked up once per JVM because a Py4J error costs 80 calls."""
+    """Return the first class in ``names`` that exists. It is looked up once per JVM: a Py4J error costs 80 calls."""
     cache = _cache_of(jvm)
     if ("class", names) not in cache:
         for_name = looked_up(jvm, "java.lang.Class", "forName")
@@ -209,7 +209,7 @@ def _cache_of(jvm: Any) -> dict[object, Any]:
 
 
 def scala_seq(jvm: Any, items: list[Any]) -> Any:
-    """Return a Scala Seq of items that are not ``None``. Many items are passed in fewer calls than one each."""
+    """Return a Scala Seq of items that are not ``None``. Many items are passed in fewer calls than there are items."""
     nil = looked_up(jvm, _NIL, _MODULE)
     if len(items) <= _CALLS_FOR_MANY:
         sequence = nil
@@ -266,7 +266,7 @@ def removals_since(spark: SparkSession, seconds: float) -> list[str]:
 
 
 class Py4JJavaError(Exception):
-    """An error whose traceback Spark recognises as an interruption of ``foreachBatch``."""
+    """An error that Spark recognises, by its traceback, as an interruption of ``foreachBatch``."""
 
     def __str__(self) -> str:
         return "An error occurred while calling foreachBatch.\n: java.lang.InterruptedException: the query was stopped"
@@ -276,12 +276,12 @@ Py4JJavaError.__module__ = "py4j.protocol"
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Return whether an error, or one of its causes, is Spark's interruption of the batch."""
+    """Return whether an error, or a cause of it, is Spark's interruption of the batch."""
     return any(mentions(error, name) for name in _INTERRUPTIONS)
 
 
 def mentions(error: BaseException, text: str) -> bool:
-    """Return whether the message of an error, or of one of its causes, contains a text."""
+    """Return whether the message of an error, or of a cause of it, contains a text."""
     visited: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:

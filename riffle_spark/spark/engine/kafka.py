@@ -25,7 +25,7 @@ _LIMITS = ("request_timeout_ms", "bootstrap_timeout_ms")
 
 
 class KafkaSource(NamedTuple):
-    """The Kafka cluster and topics of a query, and the options of its source with which to connect."""
+    """The Kafka cluster and topics of a query, and the connection options of its source."""
 
     servers: str
     topics: tuple[str, ...]
@@ -45,6 +45,7 @@ def kafka_of(batch: DataFrame) -> KafkaSource | None:
         servers = sources[0][_BOOTSTRAP]
         topics = {topic for options in sources if options[_BOOTSTRAP] == servers for topic in _topics(options, batch)}
     except Exception as error:  # noqa: BLE001 - racks are an optimisation, so no error may fail the batch
+        # Cause: Spark did not return the options of the source. Placement ignores the racks of the input.
         _logger.warning("[RIFFLE-0278] Cannot read the query's Kafka options: %s", str(error).split("\n")[0])
         return None
     return KafkaSource(servers, tuple(sorted(topics)), sources[0])
@@ -95,9 +96,9 @@ def partition_racks(
 ) -> dict[tuple[str, int], tuple[str, ...]]:
     """Return the racks of all replicas by (topic, partition), without duplicates and sorted.
 
-    ``options`` are those of the Kafka source: the client logs in and encrypts as the source does. It waits at most
-    ``seconds`` to connect, and for each of three answers. Partitions are left out, with a warning, if Kafka cannot be
-    reached, refuses the credentials or lacks the topic, or if only Java's client can connect.
+    ``options`` are the options of the Kafka source: the client logs in and encrypts as the source does. It waits at
+    most ``seconds`` to connect, and for each of three answers. Partitions are left out, with a warning, if Kafka cannot
+    be reached, refuses the credentials or lacks the topic, or if only Java's client can connect.
     """
     servers = [server.strip() for server in bootstrap.split(",")]
     try:
@@ -105,6 +106,8 @@ def partition_racks(
         racks = {int(_field(broker, "broker_id", "node_id")): broker["rack"] or None for broker in brokers}
         return dict(_partition_racks(described, racks))
     except Exception as error:  # noqa: BLE001 - racks are an optimisation, so no error may fail the batch
+        # Cause: Kafka did not answer or refused the login, or only Java's client supports the source's options.
+        # Placement ignores the racks of the input.
         _logger.warning("[RIFFLE-0279] Cannot read the racks of %s at %s: %s", ", ".join(topics), bootstrap, error)
         return {}
 
@@ -151,6 +154,8 @@ def _partition_racks(
     for topic in described:
         name = str(_field(topic, "name", "topic"))
         if topic["error_code"]:
+            # Cause: Kafka has no such topic, or the user may not describe it. Placement ignores the racks of this
+            # topic.
             _logger.warning(
                 "[RIFFLE-0280] Cannot read the racks of topic %s: Kafka error code %s", name, topic["error_code"]
             )

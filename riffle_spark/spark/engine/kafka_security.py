@@ -21,7 +21,7 @@ _PEM, _JKS = b"-----BEGIN", b"\xfe\xed\xfe\xed"
 
 
 def security_of(options: Mapping[str, str]) -> dict[str, object]:
-    """Return the client arguments of kafka-python for the options of a source, whose names are in lower case.
+    """Return the client arguments of kafka-python for the options of a source, with names in lower case.
 
     Raise ``ConfigError`` for an option that this client does not support.
 
@@ -141,8 +141,9 @@ def _read_store(data: bytes, options: Mapping[str, str], kind: str) -> tuple[byt
 
 
 def _refused(problem: str, remedy: str) -> ConfigError:
+    # Cause: riffle reads the racks of partitions with Python's client, which connects with the options of the source.
     return ConfigError(
-        f"Python's Kafka client does not support {problem}",
+        f"Python's Kafka client does not support {problem}.",
         remedy=f"Configure the source with {remedy}.",
         where="kafka",
         id="RIFFLE-0281",

@@ -4,7 +4,7 @@ Theory of operation. A plan consists of a leaf with the batch's rows, a leaf wit
 them and the result: a projection, a count, an exchange and the call of Python. These nodes depend only on the columns.
 
 1. The first batch makes the plan through PySpark. Its nodes are kept, without the sort by slot, because a partition has
-   the rows of one slot.
+   the rows of a single slot.
 2. Each later batch copies the nodes on top of a new leaf and calls Python with a new function.
 3. A new layout replaces the leaf of slots, the array with the slot of each key-group, and the number of partitions of
    the exchange. So the batch after a loss needs no planning either.
@@ -53,7 +53,7 @@ class PlanFrame(NamedTuple):
 
 
 class PlacedSlots(NamedTuple):
-    """A layout: a frame whose partition i is slot i, the number of slots, and a function for the slot of each key-group
+    """A layout: a frame with slot i in partition i, the number of slots, and a function for the slot of each key-group
     as JSON.
     """
 
@@ -83,7 +83,7 @@ class KeptPlans:
         output: StructType,
         plan_by_spark: Callable[[], PlanFrame],
     ) -> PlanFrame:
-        """Return the result of a batch, from the kept plan or else from ``plan_by_spark``, whose plan is then kept.
+        """Return the result of a batch, from the kept plan, or else from ``plan_by_spark``. Its plan is then kept.
 
         A batch that is not a plain RDD leaves the kept plan unchanged.
         """
@@ -124,7 +124,7 @@ def _try(name: str, call: Callable[[], T]) -> T | None:
 
 
 class _KeptPlan:
-    """The nodes of one plan, and the arguments of the nodes that each batch makes anew."""
+    """The nodes of a plan, and the arguments of the nodes that each batch makes anew."""
 
     def __init__(self, slots: PlacedSlots, frame: DataFrame) -> None:
         """Take a frame of ``cogrouped`` apart. Raise ``LookupError`` if its plan has another form."""
@@ -146,7 +146,7 @@ class _KeptPlan:
     def planned(
         self, slots: PlacedSlots, batch: DataFrame, rows: Any, function: object, output: StructType
     ) -> PlanFrame:
-        """Return the result for a batch with these rows. Raise ``LookupError`` if the function is broadcast."""
+        """Return the result for the rows of a batch. Raise ``LookupError`` if the function is broadcast."""
         if slots.frame is not self._placed.frame:
             self._move(slots)
         nodes = self._copied(rows)
@@ -163,7 +163,7 @@ class _KeptPlan:
     def _move(self, slots: PlacedSlots) -> None:
         """Replace the layout: the slots, the look-up of their numbers and the exchange.
 
-        Raise ``LookupError`` if one of these nodes has another form.
+        Raise ``LookupError`` if a node has another form.
         """
         placed = slots.frame._jdf.queryExecution().analyzed()
         output, _, name, _, *rest = _elements(self._slots)
@@ -227,7 +227,7 @@ def _rows_of(batch: DataFrame) -> Any:
 
 
 def _udf_arguments(udf: Any) -> tuple[list[Any], list[Any]]:
-    """Return the arguments of a ``PythonUDF`` without its function, and those of the function without its code."""
+    """Return the arguments of a ``PythonUDF`` without its function, and the function's arguments without its code."""
     function = udf.func()
     environment = [function.envVars(), function.pythonIncludes(), function.pythonExec(), function.pythonVer()]
     arguments = [udf.name(), udf.dataType(), udf.children(), udf.evalType(), udf.udfDeterministic(), udf.resultId()]

@@ -21,7 +21,7 @@ _ROW: Final = "org.apache.spark.sql.catalyst.InternalRow"
 
 
 def placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
-    """Return the layout as a one-column DataFrame whose partition i holds slot i's number and prefers its executor.
+    """Return the layout as a DataFrame: partition i holds the number of slot i, and prefers its executor.
 
     The number of calls to the JVM does not depend on the number of slots. Raise the JVM's error if this version of
     Spark lacks such a plan. The caller then uses ``hash_placed``.
@@ -37,7 +37,7 @@ def placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
 
 
 def _located_rdd(spark: SparkSession, jvm: Any, layout: SlotLayout) -> Any:
-    """Return an RDD with one row per partition. Numbers and executors are passed to the JVM as one text each."""
+    """Return an RDD with one row per partition. The JVM gets all numbers as one text, and all executors, too."""
     rows = _wrapped(jvm, _number_rows(spark, jvm, [slot.number for slot in layout.slots]))
     row_class = handles.looked_up(jvm, "java.lang.Class", "forName")(_ROW)
     tag = handles.looked_up(jvm, "scala.reflect.ClassTag$", "MODULE$").apply(row_class)
@@ -49,7 +49,7 @@ def _located_rdd(spark: SparkSession, jvm: Any, layout: SlotLayout) -> Any:
 
 
 def _number_rows(spark: SparkSession, jvm: Any, numbers: Sequence[int]) -> Any:
-    """Return a Java array of Spark's internal rows, each with one number."""
+    """Return a Java array of Spark's internal rows with a number each."""
     text = handles.looked_up(jvm, "org.apache.spark.sql.Encoders", "STRING")()
     lines = handles.session(spark).createDataset(_lines(jvm, list(map(str, numbers))), text)
     frame = lines.selectExpr(handles.scala_seq(jvm, ["cast(value as int)"]))
@@ -109,4 +109,5 @@ class PlacedFrames:
     def _disable_placement(self, reason: str) -> None:
         self.placeable = False
         level = logging.DEBUG if self._silent else logging.WARNING
+        # Cause: Spark Connect has no JVM handle, or this version of Spark lacks a private class that placement needs.
         _logger.log(level, "[RIFFLE-0653] Slots are placed by hash, which costs time but keeps results: %s", reason)

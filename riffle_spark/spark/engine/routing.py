@@ -53,15 +53,15 @@ _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
 
 def arrow_schema(frame: DataFrame, where: str = "", shown: Mapping[str, str] | None = None) -> pa.Schema:
-    """Return the Arrow schema in which a Python worker gets a frame's rows. See ``arrow_of``."""
+    """Return the Arrow schema of a frame's rows in a Python worker. Arguments and errors are those of ``arrow_of``."""
     return arrow_of(frame.schema, where, shown)
 
 
 def arrow_of(schema: T.StructType, where: str = "", shown: Mapping[str, str] | None = None) -> pa.Schema:
     """Return the Arrow schema of a Spark schema.
 
-    ``shown`` maps internal column names to the user's names. Raise ``ConfigError`` for the first column whose type
-    cannot be stored.
+    ``shown`` maps internal column names to the user's names. Raise ``ConfigError`` for the first column with a
+    type that cannot be stored.
     """
     check_columns(schema.jsonValue()["fields"], where=where, display_names=shown)
     return pa.schema([_arrow_field(field, where, shown or {}) for field in schema])
@@ -73,7 +73,7 @@ def _arrow_field(field: T.StructField, where: str, shown: Mapping[str, str]) -> 
     except (PySparkTypeError, ValueError) as refused:  # pyarrow raises the latter
         name = shown.get(field.name, field.name)
         raise ConfigError(
-            f"column {name!r} has type {field.dataType.simpleString()}, which Spark cannot pass to Python",
+            f"Column {name!r} has type {field.dataType.simpleString()}, which Spark cannot pass to Python.",
             remedy=f"Cast it before the operator: CAST({name} AS STRING).",
             where=where,
             id="RIFFLE-0282",
@@ -91,7 +91,7 @@ def _spark_field(field: pa.Field) -> T.StructField:
         return from_arrow_schema(pa.schema([field])).fields[0]
     except PySparkTypeError as refused:
         raise ConfigError(
-            f"column {field.name!r} has type {field.type}, which Spark does not have",
+            f"Column {field.name!r} has type {field.type}, which Spark does not have.",
             remedy="Declare another type for the output column, such as pa.int64() or pa.string(), and cast to it.",
             id="RIFFLE-0283",
         ) from refused
@@ -133,7 +133,7 @@ def prepared(batch: DataFrame, operators: Sequence[Operator]) -> DataFrame:
 
 
 def with_initial(batch: DataFrame, order: Order, initial: DataFrame) -> DataFrame:
-    """Return the rows that an order needs, followed by those of its initial state, which have only keys."""
+    """Return the rows that an order needs, followed by the rows of its initial state. These have only keys."""
     names = order.rows.names
     types = {field.name: field.dataType for field in batch.schema.fields}
     keys = set(order.key)
@@ -155,7 +155,8 @@ def partition_columns(batch: DataFrame) -> tuple[str, str]:
         return paths[0], paths[1]
     present = ", ".join(f"{path} {kind.simpleString()}" for path, kind in zip(paths, types, strict=True))
     raise ConfigError(
-        f"dispatch by partition needs columns topic (string) and partition (int), the batch has {present or 'none'}",
+        f"Dispatch by partition needs columns topic (string) and partition (int), but the batch has "
+        f"{present or 'none'}.",
         remedy="Select the source's columns as `topic` and `partition`, or keep dispatch = key_group.",
         where="dispatch",
         id="RIFFLE-0284",
@@ -181,13 +182,14 @@ def is_case_sensitive(spark: SparkSession) -> bool:
 def partitions_of(batch: DataFrame, limit: int) -> list[Partition]:
     """Return the distinct (topic, partition) of the rows, at most ``limit``. Runs one job over the input.
 
-    Raise ``ConfigError`` if one is null.
+    Raise ``ConfigError`` if a topic or partition is null.
     """
     topic, partition = partition_columns(batch)
     rows = batch.selectExpr(topic, f"cast({partition} as long)").distinct().limit(limit).collect()
     if any(value is None for row in rows for value in row):
+        # Cause: With dispatch by partition, every row needs the topic and partition that it came from.
         raise ConfigError(
-            f"{' or '.join(PARTITION_COLUMNS)} is null in a row",
+            f"{' or '.join(PARTITION_COLUMNS)} is null in a row.",
             remedy="Drop such rows, or give them a constant topic and partition.",
             where="dispatch",
             id="RIFFLE-0285",
@@ -196,7 +198,7 @@ def partitions_of(batch: DataFrame, limit: int) -> list[Partition]:
 
 
 def _shard(shards: Shards, columns: tuple[str, str]) -> str:
-    """Return the SQL of a row's shard: a look-up by partition in one literal array per topic.
+    """Return the SQL of a row's shard: a look-up by partition in a literal array per topic.
 
     A row of an unregistered partition raises an error that names the partition.
     """
@@ -227,15 +229,15 @@ def quoted(name: str) -> str:
 
 
 def watermark_in(schema: T.StructType, store: str) -> Watermark:
-    """Return the watermark of the first timestamp column on which ``withWatermark`` set one.
+    """Return the watermark of the first timestamp column that has one from ``withWatermark``.
 
-    Raise ``ConfigError`` if there is none.
+    Raise ``ConfigError`` if no column has one.
     """
     for field in schema.fields:
         if _DELAY in (field.metadata or {}) and isinstance(field.dataType, (T.TimestampType, T.TimestampNTZType)):
             return Watermark(field.name, int(field.metadata[_DELAY]))
     raise ConfigError(
-        "the operator has event-time timers, but no timestamp column of its input has a watermark",
+        "The operator has event-time timers, but no timestamp column of its input has a watermark.",
         remedy="Call withWatermark on the events and keep that column, or pass the operator "
         'watermark=(column, "10 minutes"). A union has the watermark of its first frame.',
         where=store,

@@ -1,4 +1,4 @@
-"""Compute a digest of a frame's rows, which identifies a repeated batch if there are no offsets."""
+"""Compute a digest of a frame's rows. It identifies a repeated batch if there are no offsets."""
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F

@@ -1,4 +1,4 @@
-"""Run the slots of one micro-batch on a Spark cluster, and deliver their results to sinks."""
+"""Run the slots of a micro-batch on a Spark cluster, and deliver their results to sinks."""
 
 import inspect
 import json
@@ -47,7 +47,7 @@ class DeliverySink(Protocol):
     """A sink that gets the ``Delivery`` instead of ids."""
 
     def deliver(self, rows: DataFrame, delivery: Delivery) -> None:
-        """Write the rows of one delivery."""
+        """Write the rows of a delivery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ _LINK = "version long, attempt string, start long, length long, checksum string,
 
 
 class SparkWork:
-    """Implements ``protocol.ports.Work`` for one call of ``foreachBatch``.
+    """Implements ``protocol.ports.Work`` for a call of ``foreachBatch``.
 
     ``reads`` has the inputs of the stores that read results of other stores, or a part of the batch. All others read
     the batch.
@@ -106,7 +106,7 @@ class SparkWork:
         return self._frames.placeable
 
     def executors(self) -> Sequence[Executor]:
-        """Return the live executors, sorted by id. Wait for one if there is none."""
+        """Return the live executors, sorted by id. If there is none, wait for the first."""
         return inventory.await_executors(self._batch.sparkSession, self._settings)
 
     def partitions(self, limit: int) -> Sequence[Partition]:
@@ -140,13 +140,14 @@ class SparkWork:
         return receipts
 
     def _input(self, order: Order, receipts: Sequence[Receipt]) -> DataFrame:
-        """Return the rows of an order that reads results, whose receipts are passed, or a part of the batch."""
+        """Return the rows of an order that reads a part of the batch, or results of other stages by their receipts."""
         reads = self._reads[order.store]
         answers = {store: self._rows(store, receipts) for store in reads.after}
         frame = reads.frame(self._batch, answers, order.time_ms)
         return routing.prepared(frame, [self._operators[order.store]])
 
     def _run(self, layout: SlotLayout, order: Order, *, several: bool) -> list[Receipt]:
+        """Run the slots of an order, store their result, and return their receipts."""
         channel = _receipt_channel(self._batch.sparkSession)
         try:
             result = StoredResult(self._planned(layout, order, channel), several=several)
@@ -156,6 +157,7 @@ class SparkWork:
         return [Receipt.from_json(text) for text in result.receipts(accumulated, len(order.slots))]
 
     def _planned(self, layout: SlotLayout, order: Order, channel: ReceiptChannel | None) -> PlanFrame:
+        """Return the frame of the slots of an order, from a kept plan if possible."""
         output = routing.spark_schema(result_schema(order.output))
         compute = self._operators[order.store].compute
         function = slot_function(order, compute, routing.arrow_of(output), channel)
@@ -180,6 +182,7 @@ class SparkWork:
         return self._plan_fallbacks
 
     def _result(self, layout: SlotLayout, order: Order, function: SlotFunction, output: StructType) -> PlanFrame:
+        """Return the frame of an order's slots, planned by PySpark: routed rows, cogrouped with the placed slots."""
         counted_rows = self._route(layout, order).observe(_ROWS, F.expr("count(1) as rows"))
         slots = self._frames.frame(self._batch.sparkSession, layout)
         result = handles.cogrouped(slots, counted_rows.repartition(len(layout.slots), SLOT), SLOT, function, output)
@@ -242,11 +245,12 @@ class SparkWork:
                 self._sinks.late(late_ms, delivery)
 
     def _watermark_before(self, version: int) -> int:
-        """Return Spark's watermark (ms) of the previous batch, which decides the late rows of batch ``version``."""
+        """Return Spark's watermark (ms) of the previous batch. It decides which rows of batch ``version`` are late."""
         entry = inventory.offsets_before(self._batch, version)
         return 0 if entry is None else int(json.loads(entry.split("\n")[1])["batchWatermarkMs"])
 
     def _give(self, store: str, rows: DataFrame, delivery: Delivery) -> None:
+        """Pass the rows to the sink of a store."""
         sink = self._sinks.of_stores[store]
         if isinstance(sink, DeliverySink):
             sink.deliver(rows, delivery)
@@ -276,7 +280,7 @@ def arity(sink: Sink) -> int:
     """
     if not callable(sink):
         raise ConfigError(
-            f"the sink {sink!r} is not a function",
+            f"The sink {sink!r} is not a function.",
             remedy="Write sink(frame, batch_id).",
             where="into",
             id="RIFFLE-0287",
@@ -290,7 +294,7 @@ def arity(sink: Sink) -> int:
             signature.bind(*range(count))
             return count
     raise ConfigError(
-        f"the sink {getattr(sink, '__qualname__', sink)!s}{signature} cannot be called with two or three arguments",
+        f"The sink {getattr(sink, '__qualname__', sink)!s}{signature} cannot be called with two or three arguments.",
         remedy="Write sink(frame, batch_id) or sink(frame, batch_id, delivery_id).",
         where="into",
         id="RIFFLE-0288",
@@ -298,7 +302,7 @@ def arity(sink: Sink) -> int:
 
 
 def sealed_rows(spark: SparkSession, home: Home, store: str, links: Sequence[Link], output: pa.Schema) -> DataFrame:
-    """Return the output rows of a store in the linked parts. Each part is read by one task on an executor."""
+    """Return the output rows of a store in the linked parts. Each part is read by a task on an executor."""
     schema = routing.spark_schema(output)
     if not links:
         return spark.createDataFrame([], schema)
@@ -332,8 +336,9 @@ def _cast_to_output(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     try:
         return cast_table(rows, schema)
     except (ValueError, pa.ArrowNotImplementedError) as error:
+        # Cause: With deliver_after_commit the sink first gets the sealed output of the newest committed batch.
         raise ConfigError(
-            f"a committed batch has undelivered rows with the columns {', '.join(rows.column_names)}, but the query "
+            f"A committed batch has undelivered rows with the columns {', '.join(rows.column_names)}, but the query "
             f"now returns {', '.join(schema.names)}: {error}",
             remedy="Run the previous version of the query until the batch is delivered. Then start this one.",
             where="output",
@@ -342,7 +347,7 @@ def _cast_to_output(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _with_letter_column(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return sealed rows with a column of dead letters exactly if the schema has one.
+    """Return sealed rows with the dead-letter column of the schema, or without any if the schema has none.
 
     Raise ``ConfigError`` if there are dead letters but the query has no sink for them.
     """
@@ -351,8 +356,9 @@ def _with_letter_column(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     if LETTER in schema.names or LETTER not in rows.column_names:
         return rows
     if rows.column(LETTER).null_count < rows.num_rows:
+        # Cause: With deliver_after_commit the dead letters of the newest committed batch are delivered first.
         raise ConfigError(
-            "a committed batch has undelivered dead letters, but dead_letters is not set",
+            "A committed batch has undelivered dead letters, but dead_letters is not set.",
             remedy="Start the query with dead_letters until the batch is delivered.",
             where="dead_letters",
             id="RIFFLE-0290",

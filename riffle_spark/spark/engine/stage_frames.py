@@ -76,7 +76,7 @@ class StoredResult:
         self.frame = result.frame.localCheckpoint(eager=eager, storageLevel=level)
 
     def receipts(self, accumulated: list[str], slots: int) -> list[str]:
-        """Return the receipts that tasks sent by accumulator if there is one per slot, else those in the result.
+        """Return the receipts that tasks sent by accumulator if there is one per slot, else the receipts in the result.
 
         A task sends none if it finds its partition computed by another task that failed afterwards.
         """
@@ -85,11 +85,11 @@ class StoredResult:
         return [row[0] for row in self.frame.where(F.col(RECEIPT).isNotNull()).select(RECEIPT).collect()]
 
     def rows(self, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
-        """Return the output rows of these attempts."""
+        """Return the output rows of ``attempts``."""
         return rows_of(self.frame, attempts, output)
 
     def letters(self, attempts: Sequence[str]) -> DataFrame:
-        """Return the dead letters of these attempts."""
+        """Return the dead letters of ``attempts``. Reading a row of another attempt fails."""
         ours = self.frame.selectExpr("*", _mark(attempts)).where(f"if({_OURS}, {LETTER} is not null, {_FAILS})")
         return ours.selectExpr(f"if({_OURS}, {LETTER}, {_FAILS}) as {LETTER}").select(f"{LETTER}.*")
 
@@ -109,11 +109,12 @@ class StoredResult:
             handles.release(self.frame)
         except Exception as error:  # noqa: BLE001 - the JVM may raise any error, which must not hide that of the batch
             level = logging.DEBUG if handles.is_interruption(error) else logging.WARNING
+            # Cause: The JVM did not drop the blocks. They take memory and disk of executors until Spark cleans them up.
             _logger.log(level, "[RIFFLE-0654] Cannot release the result of a batch: %s", error)
 
 
 def rows_of(result: DataFrame, attempts: Sequence[str], output: pa.Schema) -> DataFrame:
-    """Return the output rows of these attempts. Reading a row of another attempt fails, so none is delivered.
+    """Return the output rows of ``attempts``. Reading a row of another attempt fails, so no such row is delivered.
 
     Each column fails, too, because Spark may evaluate a sink's filter on a column before the filter on attempts.
     """

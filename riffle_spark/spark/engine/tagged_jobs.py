@@ -3,8 +3,8 @@
 Theory of operation of ``Losses``. Spark reserves the tasks of a dead executor for it during ``spark.locality.wait``, in
 one stage after the other, although other executors are idle.
 
-1. While a batch's slots run, a thread compares the executors that the batch uses with those that are connected.
-2. Once one is gone and none of the batch's tasks runs any more, the thread cancels the jobs.
+1. While a batch's slots run, a thread compares the executors that the batch uses with the connected executors.
+2. Once an executor is gone and none of the batch's tasks runs any more, the thread cancels the jobs.
 3. The batch is run again on the other executors.
 4. After 10 seconds the thread stops looking, because a repeated run would take longer than the wait.
 """
@@ -88,7 +88,7 @@ class TaggedJobs:
                 self._ended.notify_all()
 
     def stop(self, seconds: float) -> None:
-        """Start no more jobs, and cancel the current ones for up to ``seconds``. Idempotent, from any thread."""
+        """Start no more jobs, and cancel the current jobs for up to ``seconds``. Idempotent, from any thread."""
         self._stopped = True
         deadline = time.monotonic() + seconds
         with self._ended:
@@ -106,6 +106,7 @@ class TaggedJobs:
 
     @contextmanager
     def _marked(self) -> Iterator[None]:
+        """Run this thread's jobs with the tag and in the pool, and restore the thread's own pool afterwards."""
         if not handles.is_classic(self._spark):
             self._spark.addTag(self._tag)
             try:
@@ -126,7 +127,7 @@ class TaggedJobs:
 
 
 class Deadline:
-    """Cancels the jobs of a block once one of their tasks has run for ``seconds``.
+    """Cancels the jobs of a block once a task of them has run for ``seconds``.
 
     ``passed`` is true once jobs were cancelled. ``overdue`` names the executors of such tasks.
     """
@@ -179,7 +180,7 @@ def _watched_jobs(spark: SparkSession, tag: str, watch: Callable[[], None], ende
 
 
 class Losses:
-    """Watches the runs of one batch for lost executors. The last of ``runs`` is not cancelled."""
+    """Watches the runs of a batch for lost executors. The last of ``runs`` is not cancelled."""
 
     def __init__(self, spark: SparkSession, runs: int) -> None:
         self._spark = spark
@@ -201,8 +202,9 @@ class Losses:
             except Exception as error:
                 if not watch.caused(error):
                     raise
+                # Cause: Spark lost these executors, for example with their machine. The batch runs again on the others.
                 raise Misplaced(
-                    f"executors {', '.join(sorted(watch.lost))} were lost while slots ran",
+                    f"Executors {', '.join(sorted(watch.lost))} were lost while slots ran.",
                     where="executors",
                     id="RIFFLE-0291",
                 ) from error
@@ -211,7 +213,7 @@ class Losses:
     def _explained_memory(self) -> Iterator[None]:
         """Raise an error with a remedy if Python or executors ran out of memory.
 
-        Spark itself only reports what was lost with the executors.
+        Spark itself only reports the lost tasks and blocks.
         """
         try:
             yield
@@ -250,6 +252,7 @@ def _loss_error(error: Exception, removals: Sequence[str]) -> RiffleError | None
     lost = [reason for reason in removals if not inventory.was_planned(reason)]
     if is_ours or len(lost) < _MIN_REPEATED_REMOVALS or not _LOST.search(str(error)):
         return None
+    # Cause: A machine, a container or the network failed. Executors may also have run out of memory without a report.
     return UnavailableError(
         f"{len(lost)} executors were lost during a batch, the last one because: {lost[-1]}",
         remedy=f"Restart the query. If the same batch loses executors again: {_MEMORY_REMEDY}",
@@ -271,7 +274,6 @@ class _Watch:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Watch the jobs that this thread runs in the block."""
         with _watched_jobs(self._spark, self._tag, self._watch, self._ended):
             yield
 

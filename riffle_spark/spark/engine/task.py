@@ -54,7 +54,7 @@ class RunReceipts(AccumulatorParam[dict[str, list[str]]]):
     """Collects receipts by run id."""
 
     def zero(self, value: dict[str, list[str]]) -> dict[str, list[str]]:  # noqa: ARG002 - as pyspark calls it
-        """Return the value with which a task starts."""
+        """Return the initial value of a task."""
         return {}
 
     def addInPlace(  # noqa: N802 - as pyspark calls it
@@ -141,7 +141,7 @@ def _run_after_result(work: Callable[[], None]) -> None:
 
 
 def _prepare_next_task(kind: str) -> None:
-    """Change the state of the process so that its next task, of whatever kind, starts faster."""
+    """Change the state of the process so that its next task, of any kind, starts faster."""
     _forget_zip_directories()
     _freeze_after_first(kind)
     connection = _connection()
@@ -150,7 +150,7 @@ def _prepare_next_task(kind: str) -> None:
 
 
 def _connection() -> socket.socket | None:
-    """Return the socket from which this task reads its rows, a local variable of pyspark's daemon."""
+    """Return the socket with the rows of this task. It is a local variable of pyspark's daemon."""
     frame = inspect.currentframe()
     while frame is not None:
         candidate = frame.f_locals.get("sock") if frame.f_code.co_name == _TASK_FUNCTION else None
@@ -161,7 +161,7 @@ def _connection() -> socket.socket | None:
 
 
 def _acknowledge_at_once(connection: socket.socket) -> None:
-    """Acknowledge the next packet at once (``TCP_QUICKACK``, which only Linux has).
+    """Acknowledge the next packet at once (``TCP_QUICKACK``, on Linux only).
 
     1. The JVM sends a task's command. It holds back the few rows of a small task until that is acknowledged.
     2. The kernel expects a socket that has just sent data to send more, so it delays the acknowledgement by 40 ms.
@@ -183,9 +183,9 @@ def _forget_zip_directories() -> None:
 
 
 def _freeze_after_first(kind: str) -> None:
-    """Exclude what is alive after a process's first task of a kind from garbage collection: modules and clients.
+    """After a process's first task of a kind, exclude all live objects from garbage collection: modules and clients.
 
-    A Python worker collects all garbage after each task, which takes 60 to 190 ms for the imported modules. Later tasks
+    A Python worker collects all garbage after each task. That takes 60 to 190 ms for the imported modules. Later tasks
     do not freeze, so that garbage is collected.
     """
     if kind not in _frozen_kinds:
@@ -220,7 +220,7 @@ def _upkeep(text: str) -> str:
 def warm_function(home: Home) -> Answering:
     """Return the function for ``mapInArrow`` on a placed frame that opens the store's client.
 
-    What a slot imports is imported with this module.
+    The imports of a slot are imported with this module.
     """
     text = home.to_json()
     return lambda batches: _answers(batches, lambda _: _warm(text))
@@ -232,6 +232,7 @@ def _warm(home_json: str) -> str:
 
 
 def _answers(batches: Iterator[pa.RecordBatch], answer: Callable[[int], str]) -> Iterator[pa.RecordBatch]:
+    """Yield a row with the answer for each slot in the input."""
     for batch in batches:
         for slot in batch.column(0).to_pylist():
             yield pa.record_batch({"answer": [answer(slot)]})

@@ -1,13 +1,13 @@
 """Provide a stream without rows that makes Spark run a batch when something is due although no rows arrive.
 
-Theory of operation. Spark runs a batch without data for its own stateful operators whenever the watermark has moved.
-It does not do so for ``foreachBatch``. Therefore a wrapped query has one more source: a ``MemoryStream`` that never has
-a row.
+Theory of operation. Spark runs a batch without data for its own stateful operators whenever the watermark has moved. It
+does not do so for ``foreachBatch``. Therefore a wrapped query has an additional source: a ``MemoryStream`` that never
+has a row.
 
-1. Adding nothing to the stream is a new offset. Spark plans one more batch for it, with its own id, offset entry and
+1. Adding nothing to the stream is a new offset. Spark plans another batch for it, with its own id, offset entry and
    watermark. That works inside ``foreachBatch``, and in the same run under ``availableNow``.
 2. Rows that arrive meanwhile are in the same batch.
-3. One tick is made before each start of a query. ``RunningJob`` passes it each batch::
+3. A tick is made before each start of a query. ``RunningJob`` passes it each batch::
 
     tick = Tick(spark, checkpoint)
     rows = tick.beside(rows)  # the input united with the tick, which is the query's last source
@@ -58,7 +58,7 @@ _RETRY_MS = 1_000
 
 
 class Tick:
-    """The stream without rows of one start of a query.
+    """The stream without rows of a start of a query.
 
     ``checkpoint`` is the query's. ``by_clock`` is true if something of the query is due by processing time. Then a
     restart runs a batch at once, because the due time is unknown. With ``once`` there is no tick: as in Spark, due keys
@@ -81,6 +81,8 @@ class Tick:
         """
         reached = self._reached(frame)
         if reached is None:
+            # Cause: A foreachBatch job made the checkpoint. Spark fixes the number of sources in it, so no tick can be
+            # added.
             _logger.warning("[RIFFLE-0295] The checkpoint was started without a tick, so due keys wait for rows.")
             return frame
         self._stream = _stream(frame)
@@ -99,7 +101,7 @@ class Tick:
             self._stream.addData(handles.scala_seq(_jvm(self._spark), []))
 
     def after(self, batch: DataFrame, incoming: IncomingBatch, clock_ms: int | None, *, by_watermark: bool) -> None:
-        """Schedule the next batch at the end of a batch, if one is due.
+        """Schedule the next batch at the end of a batch, if anything is due.
 
         It is due at once if the rows moved the watermark and ``by_watermark`` is true, or else at ``clock_ms``, the
         first due time by processing time. A failure is logged once, because the batch is committed.
@@ -115,6 +117,7 @@ class Tick:
             if handles.is_interruption(error):
                 raise
             if not self._has_warned:
+                # Cause: The JVM refused the call. Timers and windows end with the next batch that has rows.
                 _logger.warning("[RIFFLE-0296] Cannot read Spark's watermark. Due keys wait for rows.", exc_info=error)
             self._has_warned = True
 
@@ -123,6 +126,7 @@ class Tick:
         self._alarm.stop()
 
     def _ring(self) -> None:
+        """Start a batch by the clock. An error is only logged, because the JVM may be shutting down."""
         try:
             self.now()
         except Exception as error:  # noqa: BLE001 - a JVM that shuts down may raise any error
@@ -131,14 +135,15 @@ class Tick:
     def _reached(self, frame: DataFrame) -> tuple[int, bool] | None:
         """Return the tick's offset in the newest entry of Spark's offset log, and whether a batch is due at once.
 
-        A batch is due if the newest one is committed and moved the watermark. Return ``None`` if the entry has no tick.
-        A stream with another offset would make Spark go back, or never stop.
+        A batch is due if the newest batch is committed and moved the watermark. Return ``None`` if the entry has no
+        tick. A stream with another offset would make Spark go back, or never stop.
         """
         try:
             return _reached(self._spark, self._checkpoint, _sources(frame), by_clock=self._by_clock)
         except Exception as error:
+            # Cause: The newest entry of Spark's offset log is damaged, unreachable, or from another query.
             raise UnavailableError(
-                f"cannot read Spark's checkpoint: {error}",
+                f"Cannot read Spark's checkpoint: {error}",
                 remedy="Make the checkpoint readable. It must be the query's own, started with riffle_spark.on.",
                 where=self._checkpoint,
                 id="RIFFLE-0297",
@@ -175,8 +180,9 @@ def query_id_in(spark: SparkSession, checkpoint: str) -> str | None:
         metadata = reader.read(path, handles.session(spark).sessionState().newHadoopConf())
         return str(metadata.get().id()) if metadata.isDefined() else None
     except Exception as error:
+        # Cause: The file metadata in the checkpoint's folder is damaged or unreachable.
         raise UnavailableError(
-            f"cannot read Spark's checkpoint: {error}",
+            f"Cannot read Spark's checkpoint: {error}",
             remedy="Make the checkpoint's folder readable, and restart the query.",
             where=checkpoint,
             id="RIFFLE-0298",
@@ -195,7 +201,7 @@ def _kind(node: Any) -> str:
 
 
 def _newest(spark: SparkSession, names: Sequence[str], path: str) -> tuple[int, list[str]] | None:
-    """Return the newest batch id in one of Spark's logs, and the lines of its entry."""
+    """Return the newest batch id in a log of Spark's checkpoint, and the lines of its entry."""
     log = _class_named(spark, names)
     count = _class(spark, names).getConstructors()[0].getParameterCount()
     spark_log = log(*[handles.session(spark), path, False][:count])
@@ -231,7 +237,7 @@ def _class_named(spark: SparkSession, names: Sequence[str]) -> Any:
 
 
 def _class(spark: SparkSession, names: Sequence[str]) -> Any:
-    """Return the first of these classes that exists."""
+    """Return the first class in ``names`` that exists."""
     return handles.first_class(_jvm(spark), tuple(names))
 
 

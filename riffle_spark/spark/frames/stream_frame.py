@@ -16,6 +16,7 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
+from riffle_spark.spark.arguments import check_settings
 from riffle_spark.spark.engine import jvm, spark_batch
 from riffle_spark.spark.engine.worker_python import check_driver_packages
 from riffle_spark.spark.plans.plan_nodes import analysed, function_id
@@ -24,7 +25,6 @@ from riffle_spark.spark.queries.query_start import explain_query, start_query
 from riffle_spark.spark.queries.stream_options import Place, StreamOptions, latest_rows, marked, options_in
 from riffle_spark.spark.sinks.sink_choice import side_sink
 from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
-from riffle_spark.spark.stateful import check_settings
 from riffle_spark.state.objects.open import normalised
 
 __all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "latest", "on"]
@@ -67,7 +67,7 @@ class StreamWriter(DataStreamWriter):
     ) -> StreamingQuery:
         """Start the query, as Spark's own ``start`` does.
 
-        Raises Spark's errors for queries that Spark refuses, and ``ConfigError`` for those that only riffle refuses.
+        Raises Spark's errors for queries that Spark refuses, and ``ConfigError`` for queries that only riffle refuses.
         """
         self._set_arguments(format, outputMode, partitionBy, queryName, options)
         return start_query(self._frame, WriterSettings(tuple(self._calls), path=path), self._options)
@@ -81,7 +81,7 @@ class StreamWriter(DataStreamWriter):
         queryName: str | None = None,  # noqa: N803
         **options: Any,
     ) -> StreamingQuery:
-        """Start the query into a table, which is created if it does not exist."""
+        """Start the query into a table. The table is created if it does not exist."""
         self._set_arguments(format, outputMode, partitionBy, queryName, options)
         return start_query(self._frame, WriterSettings(tuple(self._calls), table=tableName), self._options)
 
@@ -111,7 +111,7 @@ class StreamWriter(DataStreamWriter):
 
 
 class StreamFrame(ClassicFrame):
-    """A streaming ``DataFrame`` whose stateful operators run on riffle."""
+    """A streaming ``DataFrame`` with stateful operators that run on riffle."""
 
     @property
     def writeStream(self) -> StreamWriter:  # noqa: N802 - Spark's name
@@ -139,8 +139,6 @@ def _wrapped(result: object) -> object:
 
 
 def _wrap_result(method: Callable[..., object]) -> Callable[..., object]:
-    """Return a method whose result is wrapped."""
-
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> object:
         return _wrapped(method(self, *positional, **named))
@@ -149,7 +147,7 @@ def _wrap_result(method: Callable[..., object]) -> Callable[..., object]:
 
 
 def _keep_arguments(method: Callable[..., object], name: str) -> Callable[..., object]:
-    """Return a method of grouped data whose arguments are kept for the query's start."""
+    """Return a method of grouped data that keeps its arguments for the query's start."""
 
     @functools.wraps(method)
     def call(self: object, *positional: object, **named: object) -> object:

@@ -3,7 +3,7 @@
 Spark's own expressions do both ends:
 
 1. The map side projects each row to its key and to *one-row buffers*: each function's update of its initial values.
-   Spark folds these to almost nothing. ``count(*)``, for example, becomes the literal 1.
+   Spark folds them to almost nothing. ``count(*)``, for example, becomes the literal 1.
 2. The slots merge buffers by key.
 3. The evaluation computes each function's result from its merged buffers.
 """
@@ -17,11 +17,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.plans.built import Value, leaf_column
 from riffle_spark.process.plans.columns import Column
 from riffle_spark.process.plans.cut import reads_clock
 from riffle_spark.process.plans.grouping_keys import (
-    Elements,
+    ElementColumns,
     GroupingKey,
     KeyColumn,
     Result,
@@ -31,6 +30,7 @@ from riffle_spark.process.plans.grouping_keys import (
     store_for,
     time_spec,
 )
+from riffle_spark.process.plans.new_expressions import Value, leaf_column
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, nodes_with_paths
 from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec, Literal
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
@@ -172,7 +172,9 @@ def _key_text(reader: PlanReader, key: GroupingKey, child: Node) -> str:
     return reader.sql(column.expression.children[0])
 
 
-def _read_elements(reader: PlanReader, parts: _Parts, random: frozenset[int], key_names: Sequence[str]) -> Elements:
+def _read_elements(
+    reader: PlanReader, parts: _Parts, random: frozenset[int], key_names: Sequence[str]
+) -> ElementColumns:
     """Return the columns for the values that functions with DISTINCT count once."""
     distinct = list[tuple[Expression, str, Sequence[KeyColumn]]]()
     for function in filter(counts_distinct, parts.functions):
@@ -189,7 +191,8 @@ def _function_results(
 ) -> Node:
     """Return a plan of the keys and the functions' results over a leaf of ``spec.output``.
 
-    A first projection restores keys and buffers. A second one applies Spark's evaluation expressions to the buffers.
+    A first projection restores keys and buffers. A second projection applies Spark's evaluation expressions to the
+    buffers.
     """
     catalyst = reader.catalyst
     leaf, leaf_columns = new_leaf(catalyst, spark_schema(spec.output))
@@ -221,7 +224,7 @@ def _function_results(
 
 
 def _restore_type(catalyst: Catalyst, column: Node, arrow_type: pa.DataType, attribute: Node) -> Node:
-    """Return a column in the type of an attribute. Only strings and intervals, also nested ones, can differ from it."""
+    """Return a column in the type of an attribute. Only strings and intervals can differ from it, also nested."""
     is_same = pa.types.is_primitive(arrow_type) and not pa.types.is_duration(arrow_type)
     return column if is_same else catalyst.restore_type(column, attribute.dataType())
 
@@ -234,7 +237,7 @@ class _MapSideRows:
     keys: Sequence[GroupingKey]
     functions: Sequence[PlannedFunction]
     child: Node
-    elements: Elements
+    elements: ElementColumns
     _buffers: list[list[Node]] = field(default_factory=list, init=False)
     """For each function its one-row buffers, or its argument."""
     _initialised: Node = field(init=False)
@@ -242,7 +245,6 @@ class _MapSideRows:
     _key_columns: list[Node] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        """Build the buffers of each function, and the key columns."""
         catalyst = self.reader.catalyst
         initial = list[Node]()
         for function in self.functions:
@@ -266,7 +268,6 @@ class _MapSideRows:
         self._key_columns = [builder.alias(name, value) for name, value in key_values]
 
     def function_specs(self) -> tuple[tuple[FunctionSpec, ...], pa.Schema]:
-        """Return the specification of each function, and the schema of the key columns."""
         catalyst = self.reader.catalyst
         pairs = list(zip(self.functions, self._buffers, strict=True))
         texts = [function.text for function, buffers in pairs for _ in buffers]
@@ -295,7 +296,7 @@ class _MapSideRows:
         return [buffer for buffers in self._buffers for buffer in buffers]
 
     def _result_types(self) -> dict[int, pa.DataType]:
-        """Return what slots return for each function that is sent its argument, by the ``id`` of the function."""
+        """Return the types that slots return for functions that are sent their argument, by ``id`` of the function."""
         functions = [function for function in self.functions if function.sends_argument]
         if not functions:
             return {}

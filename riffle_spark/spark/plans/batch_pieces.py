@@ -1,4 +1,4 @@
-"""Pieces of a query in the JVM: plans with holes, which are filled with the rows of each batch.
+"""Pieces of a query in the JVM: plans with holes, to be filled with the rows of each batch.
 
 A piece keeps the nodes that Spark has analysed. Expressions that ask for the time get the time of the batch.
 """
@@ -21,7 +21,7 @@ __all__ = ["FrameRows", "Piece", "StageResults", "read_piece"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece whose holes hold the nodes of the stages, so that types and names are known before the first batch."""
+    """A piece with the nodes of stages in its holes, so that types and names are known before the first batch."""
 
     reader: PlanReader
     values: PlanPiece
@@ -46,7 +46,7 @@ class Piece:
         return self.reader.build(find_node(self.values.plan, hole.path))
 
     def fill(self, results: Mapping[int, Node], time_ms: int | None = None) -> Node:
-        """Return the plan over the results of stages, which have the attributes of the stages' nodes.
+        """Return the plan over the results of stages. They have the attributes of the stages' nodes.
 
         ``results`` maps the number of a stage to its result. ``time_ms`` is the time of the batch. The plan reads no
         other clock, so a batch that runs again gives the same rows.
@@ -73,9 +73,9 @@ def _path_to_leaf(plan: PlanNode) -> Iterator[int]:
 
 
 class FrameRows:
-    """Projects the frame of each batch to the same attributes, those of a piece's leaf.
+    """Projects the frame of each batch to the attributes of a piece's leaf.
 
-    The projection is kept for frames with equal output, as those of sinks are.
+    The projection is kept for frames with equal output, such as the frames of sinks.
     """
 
     def __init__(self, catalyst: Catalyst, attributes: Node) -> None:
@@ -84,7 +84,7 @@ class FrameRows:
         self._last: tuple[Node, Node] | None = None
 
     def project(self, frame: DataFrame) -> Node:
-        """Return the plan of a frame's rows. Its columns are those of the attributes, in the same order."""
+        """Return the plan of a frame's rows. It has a column per attribute, in the same order."""
         plan = plan_nodes.analysed(frame)
         output = plan.output()
         if self._last is not None and self._last[0].equals(output):
@@ -100,14 +100,14 @@ class FrameRows:
 
 
 class StageResults:
-    """Evaluates what the slots of a stage return, and fills the pieces above with it, the nearest first."""
+    """Evaluates the rows that the slots of a stage return, and fills the pieces above with it, nearest first."""
 
     def __init__(self, evaluation: Piece, *above: Piece) -> None:
         self._pieces = (evaluation, *above)
         self._rows: FrameRows | None = None
 
     def plan(self, slot_rows: DataFrame, time_ms: int) -> Node:
-        """Return the plan of one batch's results. The result of each piece fills all holes of the next one."""
+        """Return the plan of a batch's results. The result of each piece fills all holes of the next one."""
         if self._rows is None:
             evaluation = self._pieces[0]
             (hole,) = evaluation.holes

@@ -68,7 +68,7 @@ def cut_query(frame: DataFrame) -> CutQuery:
 
 
 def read_query(frame: DataFrame) -> tuple[PlanReader, PlanNode]:
-    """Return a frame's plan in the form in which it is cut, and the reader that knows its handles.
+    """Return a frame's plan, prepared for cutting, and the reader that knows its handles.
 
     As in Spark, the plans that ``WITH`` names are inlined, and ``SELECT DISTINCT`` becomes an aggregate.
     """
@@ -101,7 +101,7 @@ def check_plan(query: CutQuery, mode: str) -> None:
 
 
 def _with_static_tables(plan: PlanNode, mode: str) -> Iterator[tuple[PlanNode, str]]:
-    """Yield a plan whose tables are static frames, then the plans of the tables' changes, each with its output mode.
+    """Yield a plan with static frames in place of tables, then the plans of the changes, each with its output mode.
 
     A stream joins a table as it would join a static frame. The changes of a table are never in complete mode.
     """
@@ -124,7 +124,7 @@ def _with_static_tables(plan: PlanNode, mode: str) -> Iterator[tuple[PlanNode, s
 
 
 def _count_all(plan: PlanNode) -> PlanNode:
-    """Return a plan whose aggregate functions have no DISTINCT."""
+    """Return a plan without DISTINCT in its aggregate functions."""
 
     def without_distinct(node: PlanNode) -> PlanNode:
         if not any(map(_has_distinct, node.all_expressions)):

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from riffle_spark.process.plans.built import cast_back, leaf_column
 from riffle_spark.process.plans.distinct import distinct_spec, read_rows
+from riffle_spark.process.plans.new_expressions import cast_back, leaf_column
 from riffle_spark.process.plans.plan_values import PlanNode
 from riffle_spark.process.types.stage_specs import DistinctSpec
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from riffle_spark.process.plans.grouping_keys import store_for
-from riffle_spark.process.plans.groups import FunctionRows, read_group_keys
+from riffle_spark.process.plans.groups import FunctionMapSide, read_group_keys
 from riffle_spark.process.plans.plan_values import PlanNode
 from riffle_spark.process.types.spark_schemas import schema_of_json
 from riffle_spark.process.types.stage_specs import GroupsSpec
@@ -57,7 +57,7 @@ def read_groups(reader: PlanReader, stage: PlanNode, stage_kind: str, used_store
     else:
         grouping = list(columns[: int(str(stage.fields["groupingAttributesLen"]))])
     keys = read_group_keys(grouping, reader.random_columns(child))
-    rows = FunctionRows(keys, by_id)
+    rows = FunctionMapSide(keys, by_id)
     rows.add_arguments(stage.expressions["functionExpr"][0].children)
     event_time = rows.add_event_time(columns)
     map_side = TreeBuilder(reader).project(rows.values.items(), leaf)

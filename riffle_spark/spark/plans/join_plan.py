@@ -13,7 +13,7 @@ from riffle_spark.process.plans import rules
 from riffle_spark.process.plans.columns import Column
 from riffle_spark.process.plans.cut import Hole
 from riffle_spark.process.plans.grouping_keys import GroupingKey, KeyColumn, read_keys
-from riffle_spark.process.plans.joins import EquiJoin, ExpressionFacts, MapSideRows
+from riffle_spark.process.plans.joins import EquiJoin, ExpressionFacts, JoinMapSide
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, conjuncts, walk
 from riffle_spark.process.types.stage_specs import JoinSpec
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
@@ -34,8 +34,8 @@ _WATERMARK_MS: Final = 1_700_000_000_000
 class JoinPlan:
     """A stage that joins two streams: its specification, and its map side and evaluation as pieces.
 
-    The holes of ``map_side`` are those of the left input and of the right one. ``meanings`` describe what each stored
-    column holds. They differ if a changed join could not continue with the stored rows.
+    The holes of ``map_side`` are for the left and the right input. ``meanings`` describe the stored columns. They
+    differ if a changed join could not continue with the stored rows.
     """
 
     spec: JoinSpec
@@ -46,7 +46,7 @@ class JoinPlan:
 
 @dataclass(frozen=True, slots=True)
 class _JoinInput:
-    """One side of a join: a leaf with its output, its columns, and its plan below the join."""
+    """A side of a join: a leaf with its output, its columns, and its plan below the join."""
 
     leaf: Node
     columns: Sequence[Column]
@@ -63,7 +63,7 @@ def read_join(
 
     ``used_stores`` are the names of the query's other stores. ``used_columns`` are the ids of the join's columns that
     the query reads, the others become null; ``None`` means all. Raises ``ConfigError`` for columns that cannot be keys,
-    for conditions that only Spark can evaluate if rows without a partner count, and for an invalid store name.
+    for conditions of an outer or semi join that slots cannot evaluate, and for an invalid store name.
     """
     catalyst = reader.catalyst
     plans = [reader.fetch(child.handle) for child in node.children]
@@ -72,7 +72,7 @@ def read_join(
     output = [column for side in output_sides for column in side.columns]
     optimised, join = _read_equi_join(reader, node, inputs, output, used_columns)
     columns = {column.id: column for side in inputs for column in side.columns}
-    rows = MapSideRows(join, ExpressionFacts(reader.sql, partial(reader.field_json, columns=columns)))
+    rows = JoinMapSide(join, ExpressionFacts(reader.sql, partial(reader.field_json, columns=columns)))
     map_side, holes = _map_side(reader, optimised, inputs, rows)
     spec = rows.spec(arrow_schema(catalyst.frame(map_side)), used_stores)
     leaf, leaf_columns = new_leaf(catalyst, spark_schema(spec.output))
@@ -86,7 +86,7 @@ def read_join(
 
 
 def _map_side(
-    reader: PlanReader, optimised: PlanNode, inputs: Sequence[_JoinInput], rows: MapSideRows
+    reader: PlanReader, optimised: PlanNode, inputs: Sequence[_JoinInput], rows: JoinMapSide
 ) -> tuple[Node, tuple[Hole, ...]]:
     """Return the union of both sides' rows, with the pushed-down filters, and the positions of the leaves."""
     builder = TreeBuilder(reader)
@@ -143,7 +143,7 @@ def _read_equi_join(
 def _optimised_join(
     reader: PlanReader, node: PlanNode, inputs: Sequence[_JoinInput], used: Sequence[Column]
 ) -> tuple[PlanNode, Node]:
-    """Return the optimised join over the inputs' leaves, and Spark's equi-keys of it. Refuses a join without any."""
+    """Return the optimised join over the inputs' leaves, and its equi-keys. Raises ``ConfigError`` without any."""
     catalyst = reader.catalyst
     plan = reader.fetch(node.handle).withNewChildren(catalyst.seq([join_input.leaf for join_input in inputs]))
     plan = catalyst.project([reader.fetch(column.expression.handle) for column in used], plan)
@@ -157,7 +157,7 @@ def _optimised_join(
 
 
 def _read_side_keys(reader: PlanReader, expressions: Node, join_input: _JoinInput) -> list[GroupingKey]:
-    """Return the keys of one side. Their JVM expressions are read as those of an aggregate."""
+    """Return the keys of a side. Their JVM expressions are read as grouping expressions of an aggregate."""
     catalyst = reader.catalyst
     aggregate = catalyst.class_named("plans.logical.Aggregate")
     plan = aggregate(expressions, catalyst.seq([]), join_input.leaf, catalyst.none())
@@ -168,7 +168,7 @@ def _read_side_keys(reader: PlanReader, expressions: Node, join_input: _JoinInpu
 def key_columns(
     reader: PlanReader, expressions: Sequence[Expression], columns: Sequence[Column], leaf: Node, plan: Node
 ) -> list[KeyColumn]:
-    """Return the keys of one side as columns: an attribute with its metadata, or an expression named by its SQL."""
+    """Return the keys of a side as columns: an attribute with its metadata, or an expression named by its SQL."""
     catalyst = reader.catalyst
     by_id = {column.id: column for column in columns}
     random = reader.random_columns(plan)
@@ -185,7 +185,7 @@ def key_columns(
 
 
 def _event_time_column(join_input: _JoinInput, child: PlanNode) -> Column | None:
-    """Return the column of event time that the optimiser leaves below one side of a join, if any."""
+    """Return the column of event time that the optimiser leaves below a side of a join, if any."""
     while child.kind == "Filter":
         (child,) = child.children
     output = child.expressions.get("projectList") or child.expressions.get("output") or ()

@@ -1,4 +1,4 @@
-"""Change the expressions of one plan node: the current time, and aggregate functions with DISTINCT."""
+"""Change the expressions of a plan node: the current time, and aggregate functions with DISTINCT."""
 
 from collections.abc import Callable
 from typing import Final
@@ -17,7 +17,7 @@ _EXPRESSION: Final = "org.apache.spark.sql.catalyst.expressions.Expression"
 
 
 def set_current_time(catalyst: Catalyst, plan: Node, time_ms: int) -> Node:
-    """Return one plan node whose expressions take ``time_ms`` as the current time. Its children stay the same."""
+    """Return a plan node with ``time_ms`` as the current time in its expressions. Its children stay the same."""
 
     def time_literal(expression: Node) -> Node | None:
         if kind(expression) not in CLOCKS:
@@ -30,7 +30,7 @@ def set_current_time(catalyst: Catalyst, plan: Node, time_ms: int) -> Node:
 
 
 def count_all_values(catalyst: Catalyst, plan: Node) -> Node:
-    """Return one plan node whose aggregate functions have no DISTINCT. Its children stay the same."""
+    """Return a plan node without DISTINCT in its aggregate functions. Its children stay the same."""
 
     def without_distinct(expression: Node) -> Node | None:
         if not plan_nodes.is_distinct(expression):

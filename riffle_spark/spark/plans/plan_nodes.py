@@ -1,4 +1,4 @@
-"""Catalyst plans and expressions in Spark's JVM, and a factory for new ones."""
+"""Catalyst plans and expressions in Spark's JVM, and a factory for new nodes."""
 
 import json
 import re
@@ -95,7 +95,7 @@ class Catalyst:
         return self._lookup(f"{_CATALYST}.{name}$", _MODULE)
 
     def construct(self, name: str, *arguments: object) -> Node:
-        """Return a new instance of a class. Further parameters, which differ between Spark versions, are ``False``."""
+        """Return a new instance of a class. Further parameters differ by Spark version and are ``False``."""
         java_class = self._lookup("java.lang.Class", "forName")(f"{_CATALYST}.{name}")
         count = int(java_class.getConstructors()[0].getParameterCount())
         return self.class_named(name)(*[*arguments, *[False] * count][:count])
@@ -126,11 +126,11 @@ class Catalyst:
         return self.class_named("plans.logical.Project")(output, child)
 
     def filter(self, condition: Node, child: Node) -> Node:
-        """Return a plan's rows for which a condition is true."""
+        """Return a plan with only the rows that fulfil a condition."""
         return self.class_named("plans.logical.Filter")(condition, child)
 
     def alias(self, expression: Node, name: str | Node, expression_id: Node | None = None) -> Node:
-        """Return an expression as a named column, with a given expression id or a new one."""
+        """Return an expression as a named column, with the given expression id or a new id."""
         column_id = expression_id or self.object_named("expressions.NamedExpression").newExprId()
         arguments = (expression, name, column_id, self.seq([]), self.none(), self.seq([]))
         return self.class_named("expressions.Alias")(*arguments)
@@ -172,14 +172,14 @@ class Catalyst:
         return self.if_else(condition, self.null(otherwise), otherwise)
 
     def if_else(self, condition: Node, value: Node, otherwise: Node) -> Node:
-        """Return one expression if a condition is true, else the other."""
+        """Return ``value`` if a condition is true, else ``otherwise``."""
         return self.class_named("expressions.If")(condition, value, otherwise)
 
     def expand(self, rows: Sequence[Sequence[Node]], names: Sequence[str], child: Node) -> Node:
         """Return a plan that makes several rows of each row of a plan.
 
-        Each item of ``rows`` lists the columns of one such row. The last column is a condition: rows for which it is
-        not true are dropped, and so is the column.
+        Each item of ``rows`` lists the columns of such a row. The last column is a condition. Rows are dropped unless
+        it is true, and the column is always dropped.
         """
         output = [
             self.alias(self.null(column), name).toAttribute() for column, name in zip(rows[0], names, strict=True)
@@ -202,7 +202,7 @@ class Catalyst:
         return self.class_named("expressions.CreateNamedStruct")(self.seq(names_and_values))
 
     def normalised(self, expression: Node) -> Node:
-        """Return an expression whose equal floating-point numbers have equal bits, as Spark normalises keys."""
+        """Return an expression in which equal floating-point numbers have equal bits, as Spark normalises keys."""
         return self.object_named("optimizer.NormalizeFloatingNumbers").normalize(expression)
 
     def value_hash(self, expression: Node) -> Node:
@@ -246,7 +246,7 @@ class Catalyst:
         return invoke(instance, "query", function.dataType(), arguments, self.seq([]), False, False, True)
 
     def rows(self, output: Node, rdd: Node) -> Node:
-        """Return a plan that reads an RDD of internal rows with these attributes."""
+        """Return a plan that reads an RDD of internal rows. ``output`` holds their attributes."""
         if "partitioning" not in self._shared:
             self._shared["partitioning"] = self.class_named("plans.physical.UnknownPartitioning")(0)
         partitioning = self._shared["partitioning"]
@@ -259,7 +259,7 @@ class Catalyst:
         return self.object_named("types.DataTypeUtils").toAttributes(jvm_schema)
 
     def computed(self, plan: Node) -> DataFrame:
-        """Return a frame whose plan is only an RDD of a plan's rows.
+        """Return a frame over the rows of a plan, as an RDD without the plan.
 
         Spark plans the rows now and computes them when the frame is read.
         """

@@ -1,6 +1,6 @@
 """Read Spark's plans into values, and build changed values in the JVM again.
 
-Each plan is read in one call of the JVM. The object behind a value is fetched from the JVM only if it is used.
+Each plan is read by a single call of the JVM. The object behind a value is fetched from the JVM only if it is used.
 """
 
 import json
@@ -31,7 +31,7 @@ _ATTRIBUTE: Final = "AttributeReference"
 
 @dataclass(slots=True)
 class PlanReader:
-    """Reads the plans of one query, and finds their JVM objects by handle."""
+    """Reads the plans of a query, and finds their JVM objects by handle."""
 
     catalyst: Catalyst
     _objects: dict[int, Node] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class PlanReader:
         return self.fetch(node.handle) if node.is_original else self._built[id(node)][1]
 
     def build_on(self, node: PlanNode, children: Sequence[Node]) -> Node:
-        """Return one node in the JVM with other children."""
+        """Return a node in the JVM with other children."""
         original = self.fetch(node.handle)
         if node.edit == "no_rows":
             return self.catalyst.no_rows(original.output())
@@ -113,7 +113,8 @@ class PlanReader:
     ) -> Node:
         """Return a plan in the JVM with other JVM nodes at some positions, and with some of its own nodes changed.
 
-        No position of ``results`` may be below another one. ``changes`` are applied once the node has its children.
+        No position of ``results`` may be below another position. ``changes`` are applied once the node has its
+        children.
         """
         built = dict(results)
         changes = changes or {}
@@ -143,7 +144,7 @@ class PlanReader:
     def random_columns(self, plan: Node) -> frozenset[int]:
         """Return the ids of a plan's columns that differ if a batch runs again.
 
-        These are projections to an expression that is not deterministic, or that reads another such column.
+        Such a column is projected from an expression that is not deterministic, or that reads another such column.
         """
         if plan.deterministic():
             return frozenset()

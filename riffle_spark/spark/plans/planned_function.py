@@ -1,4 +1,4 @@
-"""One aggregate function of Spark's plan: its arguments, buffers and result, and users' own aggregate functions."""
+"""An aggregate function of Spark's plan: its arguments, buffers and result, and users' own aggregate functions."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -120,7 +120,7 @@ class PlannedFunction:
         return self.reader.catalyst.estimate_distinct(self.function, column) if self.is_hashed else column
 
     def check_types(self, columns: Mapping[int, Column]) -> None:
-        """Raise ``ConfigError`` for an argument that state stores or compares, and whose type does not allow that."""
+        """Raise ``ConfigError`` for an argument with a type that state cannot store or compare."""
         for position, argument in enumerate(self.arguments):
             argument_field = self.reader.field_json(argument, columns)
             is_compared = (self.kind, position) in _COMPARED
@@ -141,7 +141,7 @@ class PlannedFunction:
         return self._attributes
 
     def filtered(self, expression: Node, otherwise: Node) -> Node:
-        """Return an expression for rows that pass the function's filter, and another one for all others."""
+        """Return an expression for rows that pass the function's filter, and ``otherwise`` for all other rows."""
         if len(self.value.children) == 1:
             return expression
         return self.reader.catalyst.if_else(self.reader.fetch(self.value.children[1].handle), expression, otherwise)
@@ -161,8 +161,8 @@ class PlannedFunction:
     ) -> FunctionSpec:
         """Return its specification.
 
-        ``types`` are the types of the columns that slots get, and ``literals`` their values if these are the same in
-        all rows. ``slot_type`` is the type of the column that slots return, if they get the argument.
+        ``types`` are the types of the columns that slots get, and ``literals`` the values of columns that are the same
+        in all rows. ``slot_type`` is the type of the column that slots return, if they get the argument.
         """
         options = tuple(_merge_options(self.kind, self.function))
         if slot_type is not None:
@@ -184,7 +184,7 @@ class PlannedFunction:
 def named_functions(
     reader: PlanReader, functions: Sequence[Expression], results: Sequence[Expression], used_names: Sequence[str]
 ) -> list[PlannedFunction]:
-    """Return functions with names: that of the result which is the function alone, else the function's SQL."""
+    """Return functions with names: the alias if a result is the function alone, else the function's SQL."""
     result_names = {
         result.children[0].id: result.name
         for result in reversed(results)
@@ -206,7 +206,7 @@ def named_functions(
 
 
 def _sql(reader: PlanReader, value: Expression, aggregate: UserAggregate | None) -> str:
-    """Return a function in SQL. Spark's own SQL of a Python function has ids, which differ in each run."""
+    """Return a function in SQL. Spark's own SQL of a Python function has ids that differ in each run."""
     if aggregate is None:
         return reader.sql(value)
     called = value.children[0]
@@ -260,7 +260,7 @@ def user_aggregate(function: UserAggregate) -> Callable[..., SparkColumn]:
     methods ``init``, ``update``, ``merge`` and ``finish``, as ``UserAggregate`` describes.
 
     In a wrapped query slots keep the aggregate's state from batch to batch. In any other query it is a pandas function
-    that gets all rows of a group at once. Raises ``ConfigError`` for an object without these attributes and methods.
+    that gets all rows of a group at once. Raises ``ConfigError`` for an object that lacks one.
 
     >>> geometric_mean = riffle_spark.user_aggregate(GeometricMean())  # doctest: +SKIP
     >>> events.groupBy("sensor").agg(geometric_mean("reading"))  # doctest: +SKIP
@@ -290,10 +290,10 @@ def user_aggregate(function: UserAggregate) -> Callable[..., SparkColumn]:
 
 
 def top_k(most: int, rows: str) -> Callable[..., SparkColumn]:
-    """Return an aggregate function whose result is a list of each group's greatest rows, as structs.
+    """Return an aggregate function for the greatest rows of each group, as a list of structs.
 
     Parameters: ``most`` is the number of rows, at least 1. ``rows`` names the columns that the function is called with,
-    and their types, in DDL. Rows are compared by the first column, then by the next one. Null is less than all values.
+    and their types, in DDL. Rows are compared by the first column, then by the next. Null is less than all values.
 
     Raises ``ConfigError`` if ``most`` is less than 1.
 

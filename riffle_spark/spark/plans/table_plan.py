@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from riffle_spark.process.plans.cut import Hole, table_of
 from riffle_spark.process.plans.grouping_keys import read_keys
 from riffle_spark.process.plans.plan_values import PlanNode
-from riffle_spark.process.plans.tables import TableJoin, TableRows, find_equalities
+from riffle_spark.process.plans.tables import TableJoin, TableMapSide, find_equalities
 from riffle_spark.process.types.stage_specs import TableSpec
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Piece, read_piece
@@ -22,7 +22,7 @@ __all__ = ["TablePlan", "read_table"]
 class TablePlan:
     """A stage that joins a stream with a table: its specification, and its map side and evaluation as pieces.
 
-    The holes of ``map_side`` are those of the left input and of the right one. ``meanings`` describe the stored columns
+    The holes of ``map_side`` are for the left and the right input. ``meanings`` describe the stored columns
     and their order.
     """
 
@@ -61,7 +61,7 @@ def read_table(
     )
     join = TableJoin(node, table, columns, (left_keys, right_keys), residual_conditions)
     table_output = reader.read_output(reader.fetch(node.children[table.side].handle))[1]
-    rows = TableRows(join, [column.id for column in table_output], used_columns)
+    rows = TableMapSide(join, [column.id for column in table_output], used_columns)
     map_side, holes = _map_side(reader, rows, [leaf for leaf, _ in sides])
     catalyst = reader.catalyst
     spec = rows.spec(arrow_schema(catalyst.frame(map_side)), used_stores)
@@ -69,7 +69,7 @@ def read_table(
     return TablePlan(spec, rows.meanings(spec), read_piece(reader, map_side, holes), evaluation)
 
 
-def _map_side(reader: PlanReader, rows: TableRows, leaves: list[Node]) -> tuple[Node, tuple[Hole, ...]]:
+def _map_side(reader: PlanReader, rows: TableMapSide, leaves: list[Node]) -> tuple[Node, tuple[Hole, ...]]:
     """Return the union of both sides' rows over their leaves, and the positions of the leaves."""
     builder = TreeBuilder(reader)
     inputs = list[Node]()
@@ -82,7 +82,7 @@ def _map_side(reader: PlanReader, rows: TableRows, leaves: list[Node]) -> tuple[
     return reader.catalyst.construct("plans.logical.Union", reader.catalyst.seq(inputs)), tuple(holes)
 
 
-def _evaluation(reader: PlanReader, node: PlanNode, rows: TableRows, spec: TableSpec) -> Node:
+def _evaluation(reader: PlanReader, node: PlanNode, rows: TableMapSide, spec: TableSpec) -> Node:
     """Return the plan from the slots' rows to the join's output, under the join's attributes."""
     leaf, leaf_columns = new_leaf(reader.catalyst, spark_schema(spec.output))
     builder = TreeBuilder(reader, leaf_columns)

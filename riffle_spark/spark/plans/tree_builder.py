@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from pyspark.sql.types import StructType
 
-from riffle_spark.process.plans.built import Built, Value
+from riffle_spark.process.plans.new_expressions import NewExpression, Value
 from riffle_spark.process.plans.plan_values import Expression
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, items
 from riffle_spark.spark.plans.plan_reader import PlanReader
@@ -14,7 +14,7 @@ __all__ = ["TreeBuilder", "new_leaf"]
 
 
 def new_leaf(catalyst: Catalyst, schema: StructType) -> tuple[Node, Mapping[str, Node]]:
-    """Return a leaf without rows for a schema, which Spark's optimiser does not remove, and its columns by name."""
+    """Return a leaf without rows for a schema, and its columns by name. Spark's optimiser does not remove the leaf."""
     output = catalyst.attributes(schema)
     return catalyst.no_rows(output), dict(zip(schema.names, items(output), strict=True))
 
@@ -36,7 +36,7 @@ class TreeBuilder:
             self._built[key] = self._build(value)
         return self._built[key]
 
-    def _build(self, value: Built) -> Node:
+    def _build(self, value: NewExpression) -> Node:
         if value.kind == "column":
             return self.columns[str(value.value)]
         catalyst = self.reader.catalyst
@@ -61,7 +61,7 @@ class TreeBuilder:
         return self.reader.catalyst.project([self.alias(name, value) for name, value in columns], child)
 
     def alias(self, name: str, value: Value, column: Expression | None = None) -> Node:
-        """Return a value as a named column, with the id of an existing column if one is given."""
+        """Return a value as a named column, with the id of ``column`` if it is given."""
         expression_id = None if column is None else self.reader.fetch(column.handle).exprId()
         return self.reader.catalyst.alias(self.expression(value), name, expression_id)
 
@@ -72,6 +72,6 @@ def _cache_key(value: Value) -> object:
     return (value.kind, tuple(map(_cache_key, value.parts)), type(value.value), value.value)
 
 
-def _struct_fields(value: Built, parts: Sequence[Node]) -> Sequence[tuple[str, Node]]:
+def _struct_fields(value: NewExpression, parts: Sequence[Node]) -> Sequence[tuple[str, Node]]:
     assert isinstance(value.value, tuple), "a struct has the names of its fields"
     return list(zip(map(str, value.value), parts, strict=True))

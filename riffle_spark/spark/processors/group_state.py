@@ -1,8 +1,8 @@
 """Convert the state of groups between columns and PySpark's ``GroupState``, for ``applyInPandasWithState``.
 
 The columns of a key are the fields of its state and, with timeouts, its due time and whether it has a state: a function
-may leave a timeout without a state. Spark calls a key whose timeout is *before* the current time. A due column is
-reached *at* its time. So it is one millisecond later.
+may leave a timeout without a state. Spark calls a key if its timeout is *before* the current time. A due column is
+reached *at* its time. So the due time is a millisecond later than the timeout.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +37,7 @@ _AFTER_MS = 1
 
 @dataclass(frozen=True, slots=True)
 class StateColumns:
-    """The stored columns of a key: those of its timeout, if it has one, and the fields of its state.
+    """The stored columns of a key: the columns of its timeout, if it has one, and the fields of its state.
 
     ``timeout`` is Spark's name of the timeout.
     """
@@ -50,7 +50,7 @@ class StateColumns:
     def of(key: Iterable[str], state: pa.Schema, timeout: str) -> "StateColumns":
         """Return the columns of a state's fields. A duplicate name gets a number appended.
 
-        The names of the timeout columns do not depend on those of the state.
+        The names of the timeout columns do not depend on the fields of the state.
         """
         names = list(key)
         timeout_fields = list[pa.Field]()
@@ -128,7 +128,6 @@ class GroupStates:
         self._unchanged: list[int] = []
 
     def __iter__(self) -> Iterator[GroupState]:
-        """Yield the state of each key."""
         for values in self._values:
             yield self._make_state(optionalValue=values, defined=values is not None)  # type: ignore[arg-type] # a Row is a tuple
 
@@ -159,7 +158,7 @@ class GroupStates:
         return np.array(self._changed, np.int64), self._columns.table(self._changed_states)
 
     def deleted(self) -> IndexArray:
-        """Return the indexes of keys whose state was deleted."""
+        """Return the indexes of keys with deleted state."""
         deleted = np.array(self._deleted, np.int64)
         return deleted[self._batch.has_state[deleted]]
 

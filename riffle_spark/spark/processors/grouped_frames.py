@@ -1,6 +1,6 @@
 """Run a user's function for ``applyInPandasWithState`` on a slot: it gets each key's rows as DataFrames, and its state.
 
-One table is read, the function is called key by key, and one table is written. Frames are slices of one large frame,
+A table is read, the function is called key by key, and a table is written. Frames are slices of one large frame,
 because a frame from a table of its own takes ten times as long. Spark makes the frame of each key on its own. That is
 visible in integer and boolean columns with nulls, so keys with such nulls get frames of their own.
 """
@@ -63,7 +63,7 @@ class GroupedFrames:
         return self._call(batch, frames, _changed_update, has_timed_out=False)
 
     def expired(self, batch: Batch) -> Update:
-        """Call the function for each key that has timed out, with one empty frame."""
+        """Call the function for each key that has timed out, with an empty frame."""
         frames = ([_empty_frame(self._names)] for _ in range(batch.keys.num_rows))
         return self._call(batch, frames, _remaining_update, has_timed_out=True)
 
@@ -77,7 +77,7 @@ class GroupedFrames:
     ) -> Update:
         """Call the function for each key. Return the update for its output and the new states.
 
-        If the batch collects errors, the keys after a failing one are still called.
+        If the batch collects errors, the function is still called for keys after a failing key.
         """
         options = self._options()
         has_watermark = self.spec.event_time is not None
@@ -126,7 +126,6 @@ class GroupedFrames:
 
 
 def _changed_update(output: pa.Table, states: GroupStates) -> Update:
-    """Return the update for keys with rows."""
     changed, table = states.changed()
     return Update(output, changed, table, states.deleted())
 
@@ -163,7 +162,7 @@ class FramesByKey:
             yield self._frame(self._rows.slice(first, min(self._rows_max, stop - first)))
 
     def _slices(self, rows: pa.Table, positions: Sequence[int]) -> Iterator[Iterator[pd.DataFrame]]:
-        """Yield the frames of keys as slices of one frame. Keys with visible nulls get frames of their own."""
+        """Yield the frames of keys as slices of a single frame. Keys with visible nulls get frames of their own."""
         filled = _fill_visible_nulls(rows)
         slices = pandas_form.Slices(self._frame(filled))
         has_nulls = _have_visible_nulls(rows, positions) if filled is not rows else ()
@@ -185,7 +184,7 @@ def _frame_of(series: Sequence[pd.Series], rows: pa.Table) -> pd.DataFrame:
 
 
 def _empty_frame(names: Sequence[str]) -> pd.DataFrame:
-    """Return a frame without rows, which Spark passes for a timeout."""
+    """Return a frame without rows. Spark passes it for a timeout."""
     return pd.DataFrame(columns=pd.Index(names))
 
 
@@ -204,7 +203,6 @@ def _fill_visible_nulls(rows: pa.Table) -> pa.Table:
 
 
 def _have_visible_nulls(rows: pa.Table, positions: Sequence[int]) -> list[bool]:
-    """Return for each key whether its rows have visible nulls."""
     counts = np.zeros(rows.num_rows + 1, np.int64)
     for column in rows.columns:
         if _has_visible_nulls(column):
@@ -257,6 +255,7 @@ def _type_error(expected: str, value: object, prefix: str = "") -> PySparkTypeEr
 
 def _user_error(error: Exception, key: Key | None, store: str) -> UserFunctionError:
     if isinstance(error, NotText):
+        # Cause: A value cannot be converted to pandas, for example a string that is not UTF-8.
         return UserFunctionError(
             f"Cannot convert the input of the function: {error}",
             remedy=error.remedy,
@@ -265,6 +264,7 @@ def _user_error(error: Exception, key: Key | None, store: str) -> UserFunctionEr
         )
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
     place = "while its output was converted" if key is None else f"for key {key!r}"
+    # Cause: The function's own code raised the error. Nothing of the batch was committed.
     return UserFunctionError(
         f"The function raised {type(error).__name__} {place}:\n{trace}",
         remedy=failure_remedy(error, "function"),

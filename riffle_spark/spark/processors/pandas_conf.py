@@ -27,7 +27,7 @@ _BYTES = re.compile(r"\s*(-?\d+)\s*(?:([kmgtp])?i?b?)\s*", re.IGNORECASE)
 
 
 def pandas_options(conf: Mapping[str, str], version: str = pyspark.__version__) -> dict[str, object]:
-    """Return the options for these settings. Other options have the default of this version of Spark."""
+    """Return the options for the settings in ``conf``. Other options have the default of Spark ``version``."""
     release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     options: dict[str, object] = {"safe": False} if release < (4, 1) else {"safe": True, "bytes_max": _BYTES_MAX}
     for name, setting in SETTINGS.items():

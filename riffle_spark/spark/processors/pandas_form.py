@@ -18,9 +18,9 @@ __all__ = ["PandasForm", "PandasOptions", "Slices", "frame_of", "series_of"]
 
 
 class PandasForm:
-    """A ``Form`` of DataFrames: one per key, or several if a key has more rows than fit into one.
+    """A ``Form`` of DataFrames: one per key, or several if a key has more rows than a frame may have.
 
-    Types are those of PySpark 4.1 and newer: 64-bit integers and floats, and floats also for integers if there are
+    Types are as in PySpark 4.1 and newer: 64-bit integers and floats, and floats also for integers if there are
     nulls among the rows that are converted together.
     """
 
@@ -79,7 +79,7 @@ class PandasForm:
 
 
 def frame_of(rows: pa.Table, timezone: str) -> pd.DataFrame:
-    """Return the frame that PySpark passes to a processor for these rows, with an index from 0."""
+    """Return the frame that PySpark passes to a processor for ``rows``, with an index from 0."""
     named = zip(rows.column_names, rows.columns, strict=True)
     columns = {index: _widened(series_of(name, column, timezone)) for index, (name, column) in enumerate(named)}
     frame = pd.DataFrame(columns, index=pd.RangeIndex(rows.num_rows))
@@ -110,7 +110,7 @@ def _widened(series: pd.Series) -> pd.Series:
 
 
 class Slices:
-    """Frames of consecutive rows of one frame, each with an index from 0.
+    """Frames of consecutive rows of a frame, each with an index from 0.
 
     A slice takes about 25 microseconds with the public methods of pandas, and 6 with its private ones. The public
     methods are used if a version of pandas lacks the private ones.

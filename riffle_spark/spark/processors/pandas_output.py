@@ -1,7 +1,7 @@
-"""Convert many small DataFrames to one Arrow table, as PySpark converts results.
+"""Convert many small DataFrames to an Arrow table, as PySpark converts results.
 
 An Arrow table per frame takes 100 microseconds, and concatenating frames takes 25 per frame. So the columns are kept as
-arrays. Arrays of one type are joined and converted together at the end.
+arrays. Arrays of the same type are joined and converted together at the end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -82,7 +82,6 @@ class PandasOutput:
         return pa.table(arrays, schema=self._schema)
 
     def _positions_of(self, labels: list[object]) -> list[int]:
-        """Return the positions of the declared columns."""
         if not self._by_name or not any(isinstance(label, str) for label in labels):
             if len(labels) < len(self._schema):
                 raise IndexError(f"a frame has {len(labels)} columns, but {len(self._schema)} are declared")
@@ -96,7 +95,7 @@ class PandasOutput:
 def _copied_columns(frame: pd.DataFrame) -> Sequence[Values]:
     """Return copies of the columns' values, because the processor may change its frame.
 
-    Columns that pandas stores as one array are copied together. Otherwise each column is copied.
+    Columns that pandas stores in a single array are copied together. Otherwise each column is copied.
     """
     blocks: Any = getattr(getattr(frame, "_mgr", None), "blocks", ())
     if len(blocks) == 1 and _is_in_order(blocks[0], frame.shape[1]):
@@ -113,7 +112,7 @@ def _is_in_order(block: Any, columns: int) -> bool:
 
 
 class _Column:
-    """Converts one column. Arrays of the same type are converted together."""
+    """Converts a column. Arrays of the same type are converted together."""
 
     def __init__(self, field: pa.Field, timezone: str, coercion: Mapping[str, Any], *, safe: bool) -> None:
         self._field = field
@@ -124,7 +123,6 @@ class _Column:
         )
 
     def convert(self, arrays: list[Values]) -> pa.Array:
-        """Return the values of all arrays."""
         by_type: dict[object, list[int]] = {}
         for index, values in enumerate(arrays):
             by_type.setdefault(values.dtype, []).append(index)

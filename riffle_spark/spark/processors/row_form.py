@@ -25,7 +25,7 @@ RowMaker: TypeAlias = Callable[[Iterable[object]], Row]
 class RowForm:
     """A ``Form`` of ``Row`` objects. Output rows are matched with the schema ``output`` by name.
 
-    As in PySpark, the values are those that Arrow converts to Python.
+    As in PySpark, Arrow converts the values to Python.
     """
 
     def __init__(self, output: pa.Schema) -> None:
@@ -70,7 +70,7 @@ class RowForm:
         return []
 
     def _by_name(self, rows: list[Row]) -> list[list[object]]:
-        """Return the columns as PySpark does: a missing field is null, and an undeclared one is dropped."""
+        """Return the columns as PySpark does: a missing field is null, and an undeclared field is dropped."""
         dictionaries = [row.asDict(True) for row in rows]
         return [[fields.get(name) for fields in dictionaries] for name in self._output.names]
 
@@ -88,7 +88,7 @@ class EventTimeForm:
         self.collect = form.collect
 
     def output(self) -> pa.Table:
-        """See ``Form``. Raise Spark's error for a row that is not after the watermark."""
+        """Return and clear the collected output. Raise Spark's error for a row that is not after the watermark."""
         table = self._form.output()
         times_us = table.column(self._column).drop_null().cast(pa.int64()).to_numpy()
         if len(times_us) and times_us.min() <= self._watermark_ms * _PER_MS:
@@ -101,13 +101,13 @@ def _objects(rows: pa.Table) -> list[Row]:
 
 
 def _pieces(rows: pa.Table) -> Iterator[Row]:
-    """Yield the rows of one key, converted piece by piece."""
+    """Yield the rows of a key, converted piece by piece."""
     for start in range(0, rows.num_rows, ROWS_MAX):
         yield from _objects(rows.slice(start, ROWS_MAX))
 
 
 def row_maker(names: Sequence[str]) -> RowMaker:
-    """Return a function that makes a row with these fields from its values.
+    """Return a function that makes a row with the fields ``names`` from its values.
 
     The rows have a subclass of ``Row`` of their own. It holds the field names, so that they are not set on every row,
     and finds fields without a search unless a method of ``Row`` has the same name.

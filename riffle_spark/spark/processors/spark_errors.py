@@ -131,7 +131,7 @@ def empty_list(name: str) -> PySparkException:
 
 
 def emitted_late(time_us: int, watermark_ms: int) -> PySparkException:
-    """Return the error for an output row whose event time is not after the watermark."""
+    """Return the error for an output row with an event time that is not after the watermark."""
     return PySparkRuntimeError(
         f"[EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED] Previous node emitted a row with eventTime={time_us} which "
         f"is older than current_watermark_value={watermark_ms}\nThis can lead to correctness issues in the stateful "
@@ -170,7 +170,7 @@ def _error(doing: str, name: str, message: str, sql_state: str = "42802") -> PyS
 
 
 class _StandIn:
-    """Replaces the cells of one variable. Every method raises Spark's error."""
+    """Replaces the cells of a variable. Every method raises Spark's error."""
 
     def __init__(self, kind: Kind, name: str) -> None:
         self._kind = kind

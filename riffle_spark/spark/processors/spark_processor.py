@@ -23,7 +23,7 @@ __all__ = ["Declaration", "SparkProcessor", "declare", "declared_with_rows"]
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """The state variables that a processor's ``init`` declares, and the names whose state it deletes."""
+    """The state variables that a processor's ``init`` declares, and the names of the variables that it deletes."""
 
     variables: tuple[Variable, ...]
     deleted: tuple[str, ...]
@@ -47,7 +47,7 @@ def declared_with_rows(schema: VariableColumns) -> tuple[DeclaredVariable, ...]:
 
 
 class SparkProcessor:
-    """A ``Processor`` that calls a copy of the user's processor. One is made per slot and batch.
+    """A ``Processor`` that calls a copy of the user's processor. Each slot of each batch has its own copy.
 
     As in Spark, the attributes of a processor do not reach another slot or batch.
     """
@@ -66,8 +66,10 @@ class SparkProcessor:
         """Run ``init``. Raise ``ConfigError`` if it declares other variables than on the driver."""
         self._processor.init(self._handle)
         if self._handle.variables != self._variables:
+            # Cause: init depends on something that differs between processes, such as the environment, a file or the
+            # time.
             raise ConfigError(
-                f"init declared {_listed(self._handle.variables)}, but on the driver {_listed(self._variables)}",
+                f"init declared {_listed(self._handle.variables)}, but on the driver {_listed(self._variables)}.",
                 remedy="Declare the same state variables in every call of init.",
                 id="RIFFLE-0321",
             )

@@ -81,7 +81,7 @@ class GroupsStage:
 
     @property
     def late(self) -> LateRule | None:
-        """Which rows are too late. As in Spark, none are unless its timers use event time."""
+        """The rule for late rows. As in Spark, no row is late unless its timers use event time."""
         column = self.plan.spec.event_time
         return None if column is None or self.time_mode != "EventTime" else LateRule(column, "rows")
 
@@ -107,6 +107,7 @@ class GroupsStage:
     def of_processor(self) -> Computation:
         """Return the computation of a processor. Raises ``ConfigError`` if the frame was not wrapped at its call."""
         if not self.arguments:
+            # Cause: riffle needs the arguments of the call, and Spark's plan holds them only in a serialised form.
             raise ConfigError(
                 f"{plan_nodes.kind(self.plan.node)} was called on a frame that was not wrapped yet.",
                 remedy="Wrap the frame with riffle_spark.on before groupBy(...).transformWithState...",
@@ -137,7 +138,7 @@ class GroupsStage:
         return pandas_options({setting: str(value) for setting, value in values.items() if value is not None})
 
     def _function(self) -> Callable[..., object]:
-        """Return the function that gets frames: the original one, or PySpark's pickled copy."""
+        """Return the function that gets frames: the original function, or PySpark's pickled copy."""
         if self.arguments:
             function: Callable[..., object] = self.arguments["func"]
         else:

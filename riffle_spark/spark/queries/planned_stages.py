@@ -47,12 +47,12 @@ class PlannedStage:
     """A stage of any kind, as read from its plan.
 
     ``map_side`` makes the slots' rows from the input, ``evaluation`` makes the node's output from the rows that slots
-    return. ``late`` says which rows are too late. ``meanings`` describe the stored columns. ``buffers`` are the stored
+    return. ``late`` is the rule for late rows. ``meanings`` describe the stored columns. ``buffers`` are the stored
     columns of an aggregate with one row per key. ``description`` is printed by ``explain``. ``by_clock`` is set if
-    something is due by processing time. ``initial`` and ``shown`` are those of a processor (``JobOperator``).
+    something is due by processing time. ``initial`` and ``shown`` belong to a processor (``JobOperator``).
 
-    ``shift_ms`` (at most 0) says how much older than the watermark the results of the stage may be. The watermark of
-    later stages is shifted by it. ``closes`` is set if some of its state ends with event time.
+    ``shift_ms`` (at most 0) is the distance from the watermark to the oldest possible result of the stage. The
+    watermark of later stages is shifted by it. ``closes`` is set if some of its state ends with event time.
     """
 
     stage: cut.Stage
@@ -79,7 +79,7 @@ class PlannedStage:
 
     @property
     def source_stages(self) -> tuple[int, ...]:
-        """The numbers of the stages whose results it reads. Empty if it reads only inputs."""
+        """The numbers of the stages that it reads results of. Empty if it reads only inputs."""
         pieces = [part for part in self.below if isinstance(part, batch_pieces.Piece)]
         return tuple(hole.stage for piece in pieces for hole in piece.holes)
 

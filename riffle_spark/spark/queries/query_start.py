@@ -187,7 +187,7 @@ def _checkpoint(spark: SparkSession, writer_settings: WriterSettings) -> str:
 
 
 def _settings(spark: SparkSession, root: str, settings: Settings | None, checkpoint: str) -> Settings:
-    """Return the settings with a root: the configured one, or a folder in the checkpoint.
+    """Return the settings with a root: the configured root, or a folder in the checkpoint.
 
     Raises ``ConfigError`` if no root is set and the checkpoint cannot hold the state.
     """
@@ -196,6 +196,7 @@ def _settings(spark: SparkSession, root: str, settings: Settings | None, checkpo
         folder = checkpoint if ":/" in checkpoint else spark_sinks.qualified_path(spark, checkpoint)
         scheme, _, path = folder.partition(":")
         if scheme not in _ROOTS or (scheme == "file" and inventory.has_executors(spark)):
+            # Cause: Without a root, state is stored in the checkpoint. This needs S3, or a local disk in local mode.
             raise ConfigError(
                 f"The query has no root, and its checkpoint {folder} cannot hold the state.",
                 remedy="Set riffle_spark.on(events, root='s3://bucket/prefix') or spark.riffle.root.",

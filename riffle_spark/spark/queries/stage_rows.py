@@ -10,9 +10,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.plans.built import end_value
 from riffle_spark.process.plans.cut import Input
 from riffle_spark.process.plans.grouping_keys import find_event_time
+from riffle_spark.process.plans.new_expressions import end_value
 from riffle_spark.protocol.ports import Delivery
 from riffle_spark.spark.engine.spark_batch import DeliverySink
 from riffle_spark.spark.job_operators import JobOperator
@@ -35,7 +35,7 @@ class StageRows:
     """The rows of a stage that does not read the batch as it is (``StageInput``).
 
     They are the rows in column ``batch_column``, if several stages read inputs, or the results of other stages under
-    the pieces between, or both: one for each side of a join.
+    the pieces between, or both, each for a side of a join.
     """
 
     def __init__(self, stages: Sequence[PlannedStage], stage: PlannedStage, batch_column: str | None) -> None:
@@ -77,7 +77,7 @@ def inputs_of(stages: Sequence[PlannedStage]) -> list[DataFrame]:
 
 
 def _input_plan(stage: PlannedStage) -> plan_nodes.Node:
-    """Return the plan of a stage's rows from inputs: one side of a join whose other side reads results."""
+    """Return the plan of a stage's rows from inputs: a side of a join if the other side reads results."""
     build = stage.map_side.reader.build
     inputs = {side: build(part.plan) for side, part in enumerate(stage.below) if isinstance(part, Input)}
     plan = stage.map_side.fill({**_leaves(stage.map_side), **inputs})
@@ -90,7 +90,7 @@ def _leaves(piece: batch_pieces.Piece) -> dict[int, plan_nodes.Node]:
 
 
 def input_of(stages: Sequence[PlannedStage]) -> DataFrame:
-    """Return the rows of all stages that read inputs as one stream.
+    """Return the rows of all stages that read inputs as a single stream.
 
     If several do, each row has a struct column per stage, and is in the column of its own stage.
     """
@@ -164,7 +164,7 @@ class LateRows:
         return plan_nodes.Catalyst(batch.sparkSession).computed(self._map_side.plan(batch, time_ms))
 
     def deliver(self, batch: DataFrame, late_ms: int, delivery: Delivery) -> None:
-        """Deliver the rows of a batch whose event time is at or before ``late_ms``."""
+        """Deliver the rows of a batch with an event time at or before ``late_ms``."""
         plan = self._catalyst.project(self._columns, self._rows.project(batch))
         rows = plan_nodes.Catalyst(batch.sparkSession).frame(plan)
         late = rows.where(f"{_LATE_BY} <= timestamp_millis({late_ms})")
@@ -172,7 +172,7 @@ class LateRows:
 
 
 def _event_time_of(stage: PlannedStage) -> plan_nodes.Node | None:
-    """Return the event time by which a stage's input rows are late, as an expression, or ``None`` if none is."""
+    """Return the event time that decides which input rows of a stage are late, or ``None`` if none can be late."""
     reader = stage.map_side.reader
     node = stage.stage.node
     _, columns = reader.read_output(reader.fetch(node.handle).child())

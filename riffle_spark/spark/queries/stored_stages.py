@@ -26,7 +26,7 @@ TAKE_OVER: Final = "riffle.take_over"
 
 
 def check_mode(stages: Sequence[PlannedStage], stored: Mapping[str, Mapping[str, str]], mode: str) -> None:
-    """Raise ``ConfigError`` if windows were stored in complete mode and ``mode`` is another one, or the reverse.
+    """Raise ``ConfigError`` if windows were stored in complete mode and ``mode`` is not complete, or the reverse.
 
     Sessions are stored alike in every mode.
     """
@@ -73,6 +73,7 @@ def check_stored(
     _check_new_stores(sorted(stores - stored.keys()), unused, accepted)
     _check_numbered_stores(sorted(stores ^ stored.keys()), stores & stored.keys(), accepted)
     for store in unused:
+        # Cause: The operator was removed, or its kind or keys changed.
         _logger.warning(
             "[RIFFLE-0329] The query no longer uses store %s. Its state stays in the root and takes space there.", store
         )
@@ -84,11 +85,12 @@ def _is_listed(name: str, option: str) -> bool:
 
 
 def _check_new_stores(new: Sequence[str], unused: Sequence[str], accepted: str) -> None:
-    """Refuse a new store if one of its kind became unused. Most likely only the keys changed."""
+    """Refuse a new store if a store of its kind became unused. Most likely only the keys changed."""
     for store in new:
         same_kind = (name for name in unused if stage_kind(name) == stage_kind(store))
         earlier = next((name for name in same_kind if not _is_listed(name, accepted)), None)
         if "." in store and earlier is not None:
+            # Cause: A store is named by its operator's kind and keys, so changed keys make a new, empty store.
             raise ConfigError(
                 f"The query no longer has store {earlier!r}, and this store of the same kind would start without "
                 "state.",
@@ -101,11 +103,12 @@ def _check_new_stores(new: Sequence[str], unused: Sequence[str], accepted: str) 
 
 
 def _check_numbered_stores(changed: Sequence[str], continued: Set[str], accepted: str) -> None:
-    """Refuse to add or remove one of several stages of one kind and key. Only their order names their stores."""
+    """Refuse to add or remove a stage if others have the same kind and key. Only their order names their stores."""
     for store in changed:
         same_name = (name for name in continued if unnumbered_name(name) == unnumbered_name(store))
         other = next(same_name, None)
         if other is not None and not _is_listed(store, accepted):
+            # Cause: Stores of operators with equal kind and keys are numbered by the order of the operators.
             raise ConfigError(
                 "Operators of the same kind and keys were added or removed, so the state of store "
                 f"{other!r} may belong to another operator.",
@@ -124,6 +127,7 @@ def _check_take_over(stage: PlannedStage, schema: StoreSchema, accepted: str, ta
     unlisted = [name for name in state.names if name in stage.meanings and not _is_listed(name, taken_over)]
     if unlisted:
         meanings = ", ".join(f"{name} is {stage.meanings[name]}" for name in unlisted)
+        # Cause: A Stateful operator does not store the SQL of its results, so they cannot be compared with the query.
         raise ConfigError(
             "The state was written by a Stateful operator, so the meaning of its columns is unknown.",
             remedy=f"Set option({TAKE_OVER!r}, {','.join(unlisted)!r}) to continue it, if {meanings}.",
@@ -174,6 +178,7 @@ def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: st
                     f"Group by {stored[name]}, or set option({ACCEPT!r}, {name!r}) to continue with the stored keys, "
                     f"or give the key another alias and set option({ACCEPT!r}, {stage.store!r}) to start empty."
                 )
+            # Cause: The expression of a grouping column, or the function or argument of a result, was changed.
             raise ConfigError(
                 f"Column {name!r} holds {stored[name]} in the stored state, but the query now computes {meaning}.",
                 remedy=remedy,
@@ -183,6 +188,7 @@ def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: st
     new = sorted(stage.meanings.keys() - stored.keys() - set(stage.keys.names)) if stored else []
     missing = [name for name in new if not _is_listed(name, accepted)]
     if missing and stage.stage.kind in ("join", "table"):
+        # Cause: The query now reads more columns of the join than when the rows were stored.
         raise ConfigError(
             f"Stored rows of the join have no {', '.join(missing)}, which the query now reads.",
             remedy="Name a new store to start without state, or set "
@@ -192,10 +198,12 @@ def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: st
         )
     _check_aliases(stage, stored, accepted)
     for name in new:
+        # Cause: A result or variable was added to the query.
         _logger.warning(
             "[RIFFLE-0336] Column %s (%s) of store %s is new and starts empty.", name, stage.meanings[name], stage.store
         )
     for name in sorted(stored.keys() - stage.meanings.keys()):
+        # Cause: A result or variable was removed from the query.
         _logger.warning(
             "[RIFFLE-0337] Column %s (%s) of store %s is no longer used and is dropped.",
             name,
@@ -205,10 +213,11 @@ def _check_meanings(stage: PlannedStage, stored: Mapping[str, str], accepted: st
 
 
 def _check_aliases(stage: PlannedStage, stored: Mapping[str, str], accepted: str) -> None:
-    """Refuse a result whose stored values have another alias. It would start empty, but Spark would continue."""
+    """Refuse a result with stored values under another alias. It would start empty, but Spark would continue."""
     unused = {meaning: name for name, meaning in stored.items() if name not in stage.meanings}
     for name, meaning in stage.meanings.items():
         if name not in stored and not _is_listed(name, accepted) and meaning in unused:
+            # Cause: Stored columns are found by the alias of the result, so a renamed result would start empty.
             raise ConfigError(
                 f"The result stored as {unused[meaning]!r} ({meaning}) is now called {name!r}.",
                 remedy=f"Keep the alias and rename the result in a select after it, or set option({ACCEPT!r}, "

@@ -100,7 +100,6 @@ def options_in(frame: DataFrame) -> StreamOptions:
 
 
 def _check_same(name: str, difference: str, values: Sequence[object]) -> None:
-    """Raise ``ConfigError`` if the values that are set differ."""
     set_values = [value for value in values if value is not None]
     if any(value != set_values[0] for value in set_values):
         raise ConfigError(

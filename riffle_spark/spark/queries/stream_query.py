@@ -54,9 +54,9 @@ class StreamJob(StatefulJob):
 
     def end(self) -> None:
         """End the job's threads after the query has ended."""
-        self._end_loop()
+        self._stop_running_job()
 
-    def _create_loop(self, spark: SparkSession) -> RunningJob:
+    def _create_running_job(self, spark: SparkSession) -> RunningJob:
         return RunningJob(self.operators, self.settings, spark, self._reached, "spark", self._tick, self._late_rows)
 
     def _call_on_report(self, report: BatchReport) -> None:
@@ -121,7 +121,7 @@ class StreamQuery(StreamingQuery):
     def _progress(self, progress: dict[str, Any]) -> StreamingQueryProgress:
         """Return Spark's progress with the figures of the report of the same batch.
 
-        Spark also reports progress when no batch was due. Then the figures of state are those of the last batch.
+        Spark also reports progress when no batch was due. Then the figures of state are from the last batch.
         """
         reports = reversed(self.job.reports)
         report = next((report for report in reports if report.version <= progress["batchId"]), None)
@@ -134,7 +134,7 @@ class StreamQuery(StreamingQuery):
     def _state_operator(self, operator: JobOperator, report: BatchReport) -> dict[str, object]:
         """Return a stage's figures in the form of Spark's state operators.
 
-        ``numRowsTotal`` counts the rows in the store's parts, which is at least the number of keys. Times are sums over
+        ``numRowsTotal`` counts the rows in the store's parts. There is at least a row per key. Times are sums over
         all slots.
         """
         figures = report.by_store.get(operator.store, StoreFigures())

@@ -107,7 +107,7 @@ def check_recovery(spark: SparkSession, writer_settings: WriterSettings, checkpo
 
 
 def check_spark_query(writer_settings: WriterSettings) -> None:
-    """Raise ``ConfigError`` for settings that need a delivery id, which queries without stateful operators lack."""
+    """Raise ``ConfigError`` for settings that need a delivery id. Queries without stateful operators have none."""
     if writer_settings.option(DELIVERY_ID) is not None:
         raise ConfigError(
             f"Option {DELIVERY_ID} is set, but Spark itself runs this query, because it has no stateful operator.",
@@ -142,7 +142,7 @@ def _by_function(method: str, function: Any, writer_settings: WriterSettings) ->
 
 
 def _files(frame: DataFrame, writer_settings: WriterSettings, source: str, path: str | None) -> Give:
-    """Return Spark's own file sink, which writes each batch once."""
+    """Return Spark's own file sink. It writes each batch once."""
     if writer_settings.mode != "append":
         raise ConfigError(
             f"outputMode({writer_settings.mode!r}) is not supported for {source} files, because written files "

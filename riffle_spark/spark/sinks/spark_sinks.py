@@ -1,7 +1,7 @@
 """Spark's own sinks, called with each batch: files, rows in memory, and ``foreach``.
 
 Spark's file sink lists its files by batch and skips a batch that it has already written. After a rollback it would
-also skip new batches with repeated numbers, so these are refused here.
+also skip new batches with repeated numbers, so they are refused here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -96,9 +96,9 @@ def line_folder(delivery: Delivery) -> str:
 
 
 def _earlier_entries(batch_id: int, interval: int) -> Iterator[str]:
-    """Yield the list entries before a table's first batch, which readers need if it is not batch 0.
+    """Yield the list entries before a table's first batch. Readers need them if it is not batch 0.
 
-    Spark reads all entries from the last compacted one on.
+    Spark reads the last compacted entry and all entries after it.
     """
     first = max(batch_id // interval * interval - 1, 0)
     for batch in range(first, batch_id):
@@ -106,7 +106,6 @@ def _earlier_entries(batch_id: int, interval: int) -> Iterator[str]:
 
 
 def _write_empty(files: Any, path: Any) -> None:
-    """Write a list entry without files."""
     stream = files.create(path, True)
     stream.write(bytearray(_EMPTY))
     stream.close()
@@ -182,7 +181,6 @@ def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
 
 
 def _scala_map(jvm: Any, items: Mapping[str, str]) -> Any:
-    """Return an immutable Scala map."""
     java_map = looked_up(jvm, "java.util.HashMap")()
     for name, value in items.items():
         java_map.put(name, value)

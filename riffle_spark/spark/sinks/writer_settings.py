@@ -88,7 +88,7 @@ class WriterSettings:
 
     @property
     def options(self) -> dict[str, str]:
-        """The options. If names differ only in case, the last one counts."""
+        """The options. If names differ only in case, the last counts."""
         options = dict[str, tuple[str, str]]()
         for call in self.calls:
             pairs = [_pair(*call.positional, **call.named)] if call.method == "option" else []
@@ -97,7 +97,7 @@ class WriterSettings:
         return dict(options.values())
 
     def option(self, name: str) -> str | None:
-        """Return an option by its name, which is not case-sensitive."""
+        """Return an option by its name. Case is ignored."""
         return next((value for key, value in self.options.items() if key.lower() == name.lower()), None)
 
     @property

@@ -61,7 +61,7 @@ def _lock(file: TextIO) -> None:
 
 
 def is_free(owner: Path, live: Collection[str]) -> bool:
-    """Tell whether a folder's owner is dead: it is not among the ``live`` owners, or its process has ended here."""
+    """Return whether a folder's owner is dead: it is not among the ``live`` owners, or its process has ended here."""
     if owner.read_text(errors="replace") not in live:
         return True
     try:
@@ -143,7 +143,7 @@ def process_name(pid: int) -> str:
 
 
 def is_dead(name: str) -> bool:
-    """Tell whether the process of that name has certainly ended."""
+    """Return whether the process of that name has certainly ended."""
     words = name.split()
     if len(words) != 3 or not words[0].isdecimal() or words[2] != _namespace():
         return False

@@ -66,7 +66,7 @@ def default_local_dir(environment: Mapping[str, str]) -> str:
 
 
 def is_refusal(error: OSError) -> bool:
-    """Tell whether an error of a local file means that its disk refuses to work."""
+    """Return whether an error of a local file means that its disk refuses to work."""
     return error.errno in _REFUSALS
 
 
@@ -112,7 +112,6 @@ def refuse_network(base: Path) -> None:
 
 
 def _file_system(path: Path) -> str:
-    """Return the type of the file system that ``path`` is on, or an empty text if it is unknown."""
     try:
         mounts = [line.split(b" ")[1:3] for line in _MOUNTS.read_bytes().splitlines()]
     except OSError:
@@ -137,6 +136,7 @@ class DamagedCopy(CorruptStateError):
 
 def damaged(problem: object, where: Path | str) -> DamagedCopy:
     """Return the error for a copy that cannot be read."""
+    # Cause: The disk or another process altered the file after it was written.
     return DamagedCopy(
         f"A local copy is damaged: {problem}",
         remedy="Do nothing. The copy is rebuilt from the store.",
@@ -162,7 +162,7 @@ class IncomingFile(NamedTuple):
 
 
 def is_member(name: str) -> bool:
-    """Tell whether a folder's name is a member's."""
+    """Return whether a folder's name is a member's."""
     return _MEMBER.match(name) is not None
 
 

@@ -173,7 +173,7 @@ def _current_rows(
 
 
 def _next_ms(reading: Reading, from_ms: int) -> int:
-    """Return a time from ``from_ms`` on before which nothing is due.
+    """Return a time at or after ``from_ms``. Nothing is due before it.
 
     An element that was removed before its time may be the reason. Then the next look finds nothing, which is harmless.
     """

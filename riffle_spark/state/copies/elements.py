@@ -1,4 +1,4 @@
-"""Rows of variables in parts: which of them are current, and how several parts merge.
+"""Rows of variables in parts: find the current rows, and merge parts.
 
 Theory of operation.
 
@@ -139,7 +139,7 @@ class ElementRows:
         return self._all_ids[self.picked]
 
     def select(self, which: Mask | Indices | slice) -> "ElementRows":
-        """Return some of these rows."""
+        """Return a selection of these rows."""
         return ElementRows(self._runs, self._places, self._all_owners, self._all_ids, self.picked[which])
 
     def column(self, column_of: Callable[[ElementRun], pa.Array]) -> pa.Array:
@@ -159,7 +159,7 @@ class ElementRows:
         return numbers
 
     def deleted(self) -> Mask:
-        """Tell which rows only remove their element."""
+        """Return a mask of the rows that only remove their element."""
         return self.numbers(lambda run: run.deleted, np.bool_(False))
 
     def dues(self) -> Indices:
@@ -193,7 +193,7 @@ class ElementRows:
         return np.flatnonzero((owners[1:] == owners[:-1]) & (ids[1:] == ids[:-1])) + 1
 
     def _cleared(self, order: Indices) -> Mask:
-        """Tell which rows, in this order, are older than the newest row that clears their owner."""
+        """Return a mask of the rows, in this order, that are older than the newest row that clears their owner."""
         owners = self._all_owners[order]
         ids = self._all_ids[order]
         heads = np.flatnonzero(np.append(True, owners[1:] != owners[:-1])) if len(owners) else order
@@ -206,6 +206,7 @@ class ElementRows:
         return is_older
 
     def _take(self, column_of: Callable[[ElementRun], pa.Array], rows: Indices) -> pa.Array:
+        """Return a column of the selected ``rows``, gathered from all runs."""
         if len(self._runs) == 1:
             return column_of(self._runs[0]).take(pa.array(self._places[0][rows]))
         pieces: list[pa.Array] = []

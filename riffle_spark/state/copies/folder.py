@@ -1,7 +1,7 @@
 """A member's folder on the local disk: its owner, its locks, and the paths of its copies.
 
     <local_dir>/<root id>/<member>/owner                     the owning executor: "<application>/<executor>"
-                                  /stacks/<store>/<0042>     which parts make up a copy
+                                  /stacks/<store>/<0042>     the parts of a copy
                                   /stacks/<store>/<0042>.*   parts of it: snapshots and merged parts
                                   /sealed/<version>-<attempt> the deltas that this member sealed, as bytes
                                   /fetched/<version>-<attempt>.* parts of deltas that others sealed
@@ -9,7 +9,7 @@
 
 Theory of operation.
 
-1. A folder outlives its executor. A new executor takes over a folder whose owner is dead. It writes its own id to the
+1. A folder outlives its executor. A new executor takes over the folder of a dead owner. It writes its own id to the
    ``owner`` file under an exclusive, non-blocking lock.
 2. Every use holds a shared lock and first checks that ``owner`` names the user. So two executors never use one folder,
    and a late task of a dead executor stops before it does anything.
@@ -55,7 +55,7 @@ _ADVANCING: Final = "advancing"
 
 
 class Folder:
-    """One member's folder. ``member`` is the name of the folder and of the member."""
+    """The folder of a member. ``member`` is the name of the folder and of the member."""
 
     def __init__(self, path: Path, owner: str) -> None:
         self.path = path
@@ -78,6 +78,7 @@ class Folder:
                 fcntl.flock(file, fcntl.LOCK_SH)
                 owner = file.read()
             if owner != self._owner:
+                # Cause: The other executor started while this one seemed to have ended.
                 raise OutOfDate(
                     "Another executor has taken over this executor's folder.", where=str(self.path), id="RIFFLE-0386"
                 )
@@ -92,6 +93,7 @@ class Folder:
             yield
         except OSError as error:
             if not (self.path / "owner").exists():
+                # Cause: A person or a tool deleted the folder below `local_dir`.
                 raise OutOfDate(
                     "This executor's folder is gone from its disk.", where=str(self.path), id="RIFFLE-0387"
                 ) from error
@@ -106,13 +108,14 @@ class Folder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                # Cause: The task has not ended by its deadline, and its Python worker could not be killed.
                 raise OutOfDate(
                     "Another upkeep task still runs in this folder.", where=str(self.path), id="RIFFLE-0388"
                 ) from None
             yield
 
     def tidy(self, added_before: float) -> bool:
-        """Remove what dead processes of this owner left unfinished. Return ``False`` if the folder was in use.
+        """Remove unfinished files of dead processes of this owner. Return ``False`` if the folder was in use.
 
         Partly fetched snapshots are kept if they were added to since ``added_before`` (Unix time, seconds).
         """
@@ -135,7 +138,7 @@ class Folder:
             yield
 
     def is_of_owner(self) -> bool:
-        """Tell whether the folder exists and belongs to its owner."""
+        """Return whether the folder exists and belongs to its owner."""
         try:
             return (self.path / "owner").read_text(errors="replace") == self._owner
         except OSError:
@@ -158,7 +161,10 @@ class Folder:
         return [(store, key_group) for store in self.stores() for key_group in self.stacks(store).key_groups()]
 
     def drop(self, store: str, key_group: int, stacks: Stacks | None = None) -> None:
-        """Remove a key-group's copy, if there is one. ``stacks`` are the store's, if they were listed before."""
+        """Remove a key-group's copy, if it exists.
+
+        ``stacks`` are the stacks of the store, if they were listed before.
+        """
         with self._on_disk():
             (stacks or self.stacks(store)).drop(key_group)
 
@@ -168,7 +174,7 @@ class Folder:
             shutil.rmtree(path, ignore_errors=True)
 
     def keep_sealed(self, version: int, attempt: str, data: bytes) -> bool:
-        """Write a sealed delta to a local file. Return ``False`` if the disk refuses, which is harmless."""
+        """Write a sealed delta to a local file. Return ``False`` if the disk refuses. This is harmless."""
         path = self.sealed / f"{version}-{attempt}"
         part = path.with_suffix(".part")
         try:
@@ -192,7 +198,7 @@ class Folder:
                     probe.unlink()
 
     def sealed_file(self, version: int, attempt: str) -> Path:
-        """Return the path of an attempt's sealed delta, which may not exist."""
+        """Return the path of an attempt's sealed delta. The file may not exist."""
         return self.sealed / f"{version}-{attempt}"
 
     def new_fetched_file(self, version: int, attempt: str) -> Path:
@@ -201,7 +207,7 @@ class Folder:
         return self.fetched / f"{version}-{attempt}.{uuid.uuid4().hex}"
 
     def sealed_attempts(self) -> tuple[str, ...]:
-        """Return the attempts whose sealed deltas are here, sorted."""
+        """Return the attempts with a sealed delta in the folder, sorted."""
         return tuple(sorted(file.attempt for file in sealed_files(self.sealed)))
 
     def remove_unused_deltas(self) -> None:
@@ -260,7 +266,7 @@ class Folder:
         return sorted(files, key=_age, reverse=True)
 
     def _can_remove_deltas(self) -> bool:
-        """Tell whether no task holds ``deltas_kept``. Files that tasks write after this call are new ones."""
+        """Return whether no task holds ``deltas_kept``. Files that tasks write after this call are new."""
         try:
             with (self.path / _ADVANCING).open("rb") as file:  # not created here, so a full disk does not matter
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -272,7 +278,7 @@ class Folder:
 
 
 def _age(file: SealedFile) -> tuple[int, int]:
-    """Return (epoch, version), by which deltas are ordered."""
+    """Return (epoch, version), the order of deltas."""
     return int(file.attempt.partition("-")[0]), file.version
 
 
@@ -285,7 +291,7 @@ def _read_header(path: Path, size_bytes: int) -> bytes:
 
 
 def claim(base: Path, owner: str, live: Collection[str], process: str = "") -> Folder:
-    """Return the folder of ``owner`` below ``base``: its own, else the most recently used free one, else a new one.
+    """Return the folder of ``owner`` below ``base``: its own, else the most recently used free one, else a new folder.
 
     A folder is free if its owner is not among the ``live`` owners that the driver sees, or if the owner's process has
     ended on this machine. No free folder is taken while another process holds the lock of all claims. ``process`` is
@@ -350,7 +356,10 @@ def _create(base: Path, owner: str, process: str) -> Folder:
 
 
 def _sign(folder: Path, owner: str, process: str) -> Folder:
-    """Write the owner's process and then the owner. With the old process, which has ended, it would be free at once."""
+    """Write the owner's process and then the owner.
+
+    With the ended process of the old owner the folder would be free at once.
+    """
     (folder / "process").write_text(process)
     (folder / "owner").write_text(owner)
     return Folder(folder, owner)
@@ -361,7 +370,7 @@ def _new_name() -> str:
 
 
 def _take_over(path: Path, owner: str, live: Collection[str], process: str) -> bool:
-    """Write ``owner`` into a free folder and remove what its last owner left unfinished, unless it is in use."""
+    """Write ``owner`` into a free folder and remove unfinished files of its last owner, unless it is in use."""
     with lock_exclusively(path) as is_locked:
         if not is_locked or not is_free(path, live):
             return False

@@ -3,7 +3,7 @@
 Theory of operation.
 
 1. No byte of a file is used before this process has verified its part's checksum, and again after the file's signature
-   has changed. The process may verify what it writes itself while it writes. So damage by a disk, a crash or a person
+   has changed. The process may verify its own files while it writes them. So damage by a disk, a crash or a person
    is found before the next read. The copy is then dropped and restored from the store.
 2. Files never change, so no reader waits. A mapped file that was deleted remains readable until it is unmapped.
 3. The address space of a process may be limited, and each mapped file takes some of it. Then files that this task does
@@ -115,7 +115,7 @@ class PartFiles:
         return None if is_delta else data
 
     def is_intact(self, part: StackedPart) -> bool:
-        """Tell whether a part exists and has its checksum."""
+        """Return whether a part exists and has its checksum."""
         try:
             self._verified(part)
         except DamagedCopy:
@@ -137,7 +137,7 @@ class PartFiles:
 
     def unverify(self, parts: Iterable[StackedPart]) -> None:
         """Verify parts again when they are used next. Call this before merging them: the merged part gets a checksum of
-        its own, which would hide bytes that the disk has lost meanwhile.
+        its own, and would hide bytes that the disk has lost meanwhile.
         """
         for part in parts:
             file = _files.get(f"{self._folder}/{part.file}")
@@ -154,7 +154,7 @@ class PartFiles:
                 _decrypted.remove(path, [part.start])
 
     def verify(self, part: StackedPart) -> bool:
-        """Read a part again and tell whether it has its checksum."""
+        """Read a part again. Return whether it has its checksum."""
         try:
             with (self._folder / part.file).open("rb") as file:
                 if part.start + part.length > os.fstat(file.fileno()).st_size:
@@ -172,6 +172,7 @@ class PartFiles:
                 _close(path)
 
     def _verified(self, part: StackedPart) -> _File:
+        """Return the open file of a part. Raises ``DamagedCopy`` if the checksum of the part differs."""
         file = self._seen.get(part.file)
         if file is None:
             file = self._seen[part.file] = self._open(part.file)
@@ -188,6 +189,7 @@ class PartFiles:
             raise damaged("A file is truncated.", self._folder / part.file)
 
     def _open(self, name: str) -> _File:
+        """Return an open file, from the cache if it has not changed. Raises ``DamagedCopy`` if it cannot be read."""
         path = str(self._folder / name)
         signature = signature_of(path)
         cached = _files.get(path)
@@ -264,7 +266,7 @@ class _DecryptedRows:
         self._lock = Lock()
 
     def add(self, path: str, start: int, size: int) -> None:
-        """Add an opened part, and release the oldest ones while all of them together are too large."""
+        """Add an opened part, and release the oldest parts while all together are too large."""
         with self._lock:
             self._bytes += size - self.sizes.pop((path, start), 0)
             self.sizes[path, start] = size
@@ -278,7 +280,6 @@ class _DecryptedRows:
                     file.rows.pop(oldest_start, None)
 
     def remove(self, path: str, starts: Iterable[int]) -> None:
-        """Remove parts that were released."""
         with self._lock:
             self._bytes -= sum(self.sizes.pop((path, start), 0) for start in starts)
 
@@ -318,6 +319,7 @@ def runs_of(table: pa.Table, schema: StoreSchema) -> tuple[Run, ...]:
         return schema.either(partial(_plain_runs, table), partial(element_runs, table))
     except (pa.ArrowException, *UNREADABLE) as error:
         raise_if_memory(error)
+        # Cause: The checksum matches, so the part was written like this. It was not damaged later.
         raise CorruptStateError(
             f"The columns of a part do not fit store {schema.store!r}: {error!r}",
             remedy="Restore the root from a backup, or roll back to an intact version (riffle rollback).",
@@ -338,7 +340,10 @@ def merge_rows(runs: Sequence[Run], schema: StoreSchema, *, bottom: bool) -> pa.
 
 
 def read_all_rows(runs: Sequence[Run], schema: StoreSchema) -> pa.Table:
-    """Return all rows of a copy, given its runs, with the columns of ``part_schema``."""
+    """Return the current rows of a copy from its runs, newest run first, with the columns of ``part_schema``.
+
+    Replaced and deleted rows are left out.
+    """
     rows = merge_rows(runs, schema, bottom=True)
     return schema.either(
         lambda columns: cast_table(rows.select(columns.part_schema().names), schema.part_schema()),
@@ -372,7 +377,7 @@ _next_address: dict[str, Address] = {}
 
 def scrub(folder: Folder, size_bytes: int = _SCRUB_BYTES) -> list[Address]:
     """Verify about ``size_bytes`` of a member's stacks, but at least one key-group, from where the last call ended.
-    Return the key-groups whose damaged copies were dropped.
+    Return the key-groups of dropped, damaged copies.
     """
     stacks = {store: folder.stacks(store) for store in folder.stores()}
     addresses = [(store, key_group) for store in stacks for key_group in stacks[store].key_groups()]

@@ -46,8 +46,8 @@ _Get: TypeAlias = Callable[[int], object]
 class CopyRuns:
     """A key-group's copy: its runs, newest first.
 
-    Nothing in them is due before ``first_ms``; ``None`` means never. ``hashes`` are those of the requested keys, if
-    they are known.
+    Nothing in them is due before ``first_ms``; ``None`` means never. ``hashes`` are the hashes of the requested keys,
+    if they are known.
     """
 
     runs: Sequence[Run] = ()
@@ -60,8 +60,9 @@ class CopyRuns:
 
 
 class FoundElements(NamedTuple):
-    """Elements of consecutive keys. Those of the first key end at ``ends[0]``, and so on. ``names`` are the stored keys
-    of a map's entries.
+    """Elements of consecutive keys.
+
+    The elements of the first key end at ``ends[0]``, and so on. ``names`` are the stored keys of a map's entries.
     """
 
     ends: list[int]
@@ -107,7 +108,7 @@ class Reading:
         """Return the current elements that are not expired of the keys from ``first`` up to ``last``.
 
         Return fewer keys, but at least one, if they have more than ``elements_max`` rows. Elements of a key are sorted
-        by id, those of a map by stored key.
+        by id, elements of a map by stored key.
         """
         ranges = [Ranges(starts[first:last], ends[first:last]) for starts, ends in self._spans_of(variable)]
         counts = sum((ends - starts for starts, ends in ranges), np.zeros(last - first, np.int64))
@@ -143,7 +144,7 @@ class Reading:
         return entries.get(number, name, now_ms)
 
     def next_indexes(self, variable: str, numbers: Indices) -> Indices:
-        """Return an index greater than all present ones for the lists of some keys."""
+        """Return an index greater than all present indices, for the lists of some keys."""
         indexes = np.zeros(len(numbers), np.int64)
         is_open = np.ones(len(numbers), np.bool_)
         for run, (starts, ends) in zip(self._runs[variable], self._spans_of(variable), strict=True):
@@ -184,7 +185,7 @@ class Reading:
 
 
 def _are_newest(runs: Sequence[ElementRun], number: int, places: Indices) -> Mask:
-    """Tell which rows of a run are not replaced, deleted or cleared in a newer run."""
+    """Return a mask of the rows of a run that are not replaced, deleted or cleared in a newer run."""
     run = runs[number]
     are_newest = np.ones(len(places), np.bool_)
     keys = pa.Table.from_batches([run.rows.take(pa.array(places))])
@@ -213,7 +214,7 @@ def _bisect_ranges(ids: Ids, starts: Offsets, ends: Offsets, targets: Ids) -> In
 
 
 def _have_same_entry(newer: ElementRun, rows: Indices, ends: Offsets, run: ElementRun, places: Indices) -> Mask:
-    """Tell which rows of a map have the same map key as the rows with their id in a newer run."""
+    """Return a mask of the rows of a map whose map key equals that of the row with their id in a newer run."""
     names = encoded_keys(structs_of(run).take(pa.array(places)))
     newer_names = encoded_keys(structs_of(newer).take(pa.array(rows)))
     same: Mask = pc.equal(names, newer_names).to_numpy(zero_copy_only=False)
@@ -251,7 +252,6 @@ class _View:
         return self._encode(tuple([get(place) for get in self._keys]))
 
     def values(self, place: int) -> tuple[object, ...]:
-        """Return an entry's value."""
         return tuple([get(place) for get in self._values])
 
 
@@ -274,7 +274,10 @@ class _Entries:
         self._end = np.concatenate([key_numbers[:0], *ends])[order].tolist()
 
     def get(self, number: int, name: bytes, now_ms: int) -> tuple[object, ...] | None:
-        """Return the value of a key's entry by its stored key, or ``None`` if there is none."""
+        """Return the value of a map entry: of key ``number``, by the entry's stored map key.
+
+        ``None`` if absent or expired.
+        """
         if not self._runs:
             return None
         element_id = id_of_key(name)

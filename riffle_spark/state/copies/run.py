@@ -67,7 +67,7 @@ class Run:
     first_ms: int = field(default=-NEVER_MS, kw_only=True)
 
     def are_gone(self, rows: Indices) -> Mask:
-        """Tell which of some rows are deleted or expired."""
+        """Return a mask of the rows that are deleted or expired."""
         deleted = np.zeros(len(rows), dtype=np.bool_) if self.deleted is None else self.deleted[rows]
         return deleted if self.due is None else deleted | self.due.before(self.first_ms, rows)
 
@@ -83,7 +83,7 @@ class RequestedKeys(NamedTuple):
 def look_up(groups: Sequence[RequestedKeys], hashes: Hashes, keys: pa.Table, rows: pa.Schema) -> tuple[pa.Table, Mask]:
     """Return the newest row of each key, in the order of ``keys`` with nulls for absent keys, and which keys exist.
 
-    ``hashes`` are those of ``keys``. ``rows`` are the columns of the runs.
+    ``hashes`` are the hashes of ``keys``. ``rows`` are the columns of the runs.
     """
     places: list[Indices] = [np.empty(0, dtype=np.int64)]
     batches: list[pa.RecordBatch] = []
@@ -126,7 +126,7 @@ def _find_hashes(group: RequestedKeys, hashes: Hashes) -> Iterable[tuple[Run, In
 def _find_colliding_key(
     groups: Sequence[RequestedKeys], place: int, hashes: Hashes, keys: pa.Table, rows: pa.Schema
 ) -> tuple[pa.RecordBatch, bool]:
-    """Return the newest row of a key whose hash another key has too, and whether it is deleted or absent."""
+    """Return the newest row of a key that shares its hash with another key, and whether it is deleted or absent."""
     (runs,) = (group.runs for group in groups if group.start <= place < group.end)
     key = encode_keys(keys.slice(place, 1).columns)[0]
     for run in runs:
@@ -178,7 +178,7 @@ def _newest(hashes: Hashes, keys: pa.Table) -> Indices:
 
 
 def _first_rows(order: Indices, hashes: Hashes, keys: pa.Table, key_groups: npt.NDArray[np.int32]) -> Indices:
-    """Return the rows of an order by key-group and hash that are the first ones of their key."""
+    """Return the first row of each key, in an order by key-group and hash."""
     is_first = _differ_from_previous(hashes[order], key_groups[order])
     repeated = np.flatnonzero(~is_first)
     if not len(repeated):
@@ -192,7 +192,7 @@ def _first_rows(order: Indices, hashes: Hashes, keys: pa.Table, key_groups: npt.
 
 
 def _differ_from_previous(*columns: npt.NDArray[np.generic]) -> Mask:
-    """Tell which rows differ from the previous row. The first one does."""
+    """Return a mask of the rows that differ from the row before. The first row counts as different."""
     differ = np.ones(len(columns[0]), dtype=np.bool_)
     differ[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return differ
@@ -250,8 +250,8 @@ def first_due_ms(schema: PlainColumns, groups: Sequence[RunsOfKeyGroup]) -> dict
 def known_first_ms(hashes: Hashes, least_ms: int, below: RunsOfKeyGroup) -> int | None:
     """Return when the first row of a key-group is due, or ``None`` if that cannot be known without comparing keys.
 
-    ``hashes`` are those of the key-group's changes, which are due from ``least_ms`` on. The first due row of the older
-    runs ``below`` is current if no newer row has its hash.
+    ``hashes`` are the hashes of the key-group's changes. The changes are due from ``least_ms`` on. The first due row of
+    the older runs ``below`` is current if no newer row has its hash.
     """
     positions = [_due(run).position(below.first_ms) for run in below.runs]
     first_ms = _next_candidate_ms(below, positions)

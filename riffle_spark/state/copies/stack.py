@@ -1,6 +1,6 @@
 """The parts of each key-group's local copy, and the small files that list them.
 
-    <0042>.<number>-<copy>.stack       a list of parts; the one with the highest number is current
+    <0042>.<number>-<copy>.stack       a list of parts; the list with the highest number is current
     <0042>.<unique>.part               a part that this member merged for this key-group
     <0042>.<unique>.<snapshot id>.part a snapshot of this key-group
 
@@ -10,10 +10,10 @@ Theory of operation. A copy is a stack of parts, oldest first. A row hides the r
    the old list is deleted, so a reader finds one or the other without waiting. A torn list fails its checksum and is
    ignored.
 2. Nothing is synced or renamed. Replacing a file makes file systems write it out at once, which takes 4 ms.
-3. A part that no list names may be one that another process is about to list. It is deleted only while no process uses
+3. Another process may be about to list a part that no list names. It is deleted only while no process uses
    the folder (``abandoned``).
-4. If two processes replace the same list, one of them succeeds. It holds a non-blocking lock on the old list until the
-   new one is written and the old one deleted. The new name follows from the old one, so it can be created only once.
+4. If two processes replace the same list, only one succeeds. It holds a non-blocking lock on the old list until the
+   new list is written and the old list deleted. The new name follows from the old name, so it can be created only once.
 """
 
 import errno
@@ -39,7 +39,7 @@ from riffle_spark.state.schemas.history import FIRST
 __all__ = ["LIST", "PART", "STACKS", "Signature", "Stack", "StackedPart", "Stacks", "signature_of"]
 
 Signature = tuple[int, int, int, int]
-"""A file's inode, size, and last changes of content and inode (ns). Every write to a file changes one of them."""
+"""A file's inode, size, and last changes of content and inode (ns). Every write to a file changes at least one."""
 _CACHED_LISTS_MAX = 65_536
 _TRIES = 3
 _FORMAT = 2
@@ -134,7 +134,7 @@ class Stacks:
         return self._listed()[key_group][-1]
 
     def _listed(self) -> dict[int, list[str]]:
-        """Return the names of the lists by key-group, newest last."""
+        """Return the names of the list files (``.stack``) on the disk by key-group, newest last."""
         if self._names is None:
             self._names = {}
             with suppress(FileNotFoundError, NotADirectoryError):
@@ -144,7 +144,7 @@ class Stacks:
         return self._names
 
     def has(self, key_group: int) -> bool:
-        """Tell whether a key-group has a list on the disk, even if it cannot be read."""
+        """Return whether a key-group has a list on the disk, even if it cannot be read."""
         names = self._listed().get(key_group)
         if names and not os.path.exists(self._path + names[-1]):  # noqa: PTH110 - half the time
             self.refresh()  # another process has replaced or dropped it
@@ -176,7 +176,7 @@ class Stacks:
         return stack
 
     def replace(self, key_group: int, expected: Stack | None, stack: Stack) -> bool:
-        """Replace the key-group's stack, if it still is ``expected``, and delete the files that only the old one used.
+        """Replace the stack of a key-group if it still is ``expected``. Delete the files that only the old stack used.
 
         Return ``False`` and change nothing if another process has replaced it first. Raises ``OSError`` if the disk
         refuses; the files that only the new stack would have used are then deleted.
@@ -254,7 +254,7 @@ class Stacks:
                 os.unlink(self._path + name)  # noqa: PTH108 - half the time of Path.unlink
 
     def replace_parts(self, key_group: int, parts: Sequence[StackedPart], merged: StackedPart) -> Stack | None:
-        """Replace adjacent parts by the one that they were merged into, and return the new stack.
+        """Replace adjacent parts by their merged part, and return the new stack.
 
         Return ``None`` and change nothing if the stack no longer holds these parts.
         """
@@ -269,7 +269,7 @@ class Stacks:
         return None
 
     def drop(self, key_group: int) -> None:
-        """Delete a key-group's stack, if there is one, with the files that only it used."""
+        """Delete a key-group's stack, if it exists, with the files that only it used."""
         for _ in range(_TRIES):
             self.has(key_group)  # lists the folder again if another process has replaced the list
             names = self._listed().get(key_group, [])
@@ -305,7 +305,7 @@ def _checksum(body: bytes) -> bytes:
 
 
 def _is_possible(part: StackedPart) -> bool:
-    """Tell whether a part can be a range of a file below the member's folder."""
+    """Return whether a part can be a range of a file below the member's folder."""
     numbers = part[4:]
     return (
         _FILE.match(part.file) is not None

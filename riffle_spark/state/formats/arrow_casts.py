@@ -21,7 +21,7 @@ __all__ = ["cast_column", "cast_columns", "cast_table", "with_nan_for_null"]
 
 
 def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the table with the types and nullability of ``schema``, which must have the same names in the same order.
+    """Return the table with the types and nullability of ``schema``. Both have the same names in the same order.
 
     Raises ``pa.ArrowInvalid`` if a value does not fit, or if a column or field that is declared NOT NULL holds a NULL.
     """

@@ -15,11 +15,12 @@ from typing import Final
 __all__ = ["check_schema", "check_sizes", "may_unpack"]
 
 _UNPACKED_ALWAYS: Final = 16 << 20
-"""Bytes to which every part may unpack."""
+"""The unpacked size in bytes that every part may have."""
 _LZ4_RATIO_MAX: Final = 255
 _ZSTD_READ_MAX: Final = 1 << 30
 _ZSTD_WRITTEN_MAX: Final = 64 << 20
-"""Bytes to which a zstd part may unpack when it is read, and when it is written. Earlier versions wrote more."""
+"""The unpacked size in bytes that a zstd part may have when it is read, and when it is written. Earlier versions
+wrote larger parts."""
 _ZSTD_RATIO_MAX: Final = 1 << 15
 """128 KiB of equal bytes take 4 bytes."""
 _ROWS_ALWAYS: Final = 1 << 20
@@ -63,7 +64,7 @@ def check_sizes(data: memoryview) -> None:
 
 
 def may_unpack(size: int, unpacked: int) -> bool:
-    """Tell whether readers accept a part of ``size`` compressed bytes. ``unpacked`` is an estimate and counts twice."""
+    """Return whether readers accept a part of ``size`` compressed bytes. The estimate ``unpacked`` counts twice."""
     return 2 * unpacked <= _zstd_limit(size, _ZSTD_WRITTEN_MAX)
 
 
@@ -124,7 +125,7 @@ def _batches(data: memoryview) -> Iterator[tuple[memoryview, int, memoryview]]:
 
 
 def _fields(message: memoryview, table: int) -> tuple[int, int, int, int, int]:
-    """Return the positions of the first five fields of a table, 0 for absent ones."""
+    """Return the positions of the first five fields of a table, 0 for absent fields."""
     size, _, *offsets = _TABLE.unpack_from(message, table - _BACK.unpack_from(message, table)[0])
     first, second, third, fourth, fifth = (
         table + offset if offset and size > 4 + 2 * number else 0 for number, offset in enumerate(offsets)
@@ -172,7 +173,7 @@ def _check_repeated_offsets(message: memoryview, schema: int) -> None:
 
 
 def _all_fields(message: memoryview, table: int) -> list[int]:
-    """Return the positions of the first seven fields of a table, 0 for absent ones. The table may end its message."""
+    """Return the positions of the first seven fields of a table, 0 for absent fields. The table may end its message."""
     vtable = table - _BACK.unpack_from(message, table)[0]
     count = min(_SHORT.unpack_from(message, vtable)[0] // _SHORT.size - 2, len(_NONE))
     offsets = struct.unpack_from(f"<{count}H", message, vtable + 2 * _SHORT.size) + _NONE[count:]

@@ -52,6 +52,7 @@ def schema_from_text(text: str) -> pa.Schema:
             raise ValueError("two columns have the same name")
     except (pa.ArrowException, OSError, struct.error, *UNREADABLE) as error:
         raise_if_memory(error)
+        # Cause: The record with the schema was altered, or another program wrote it.
         raise CorruptStateError(
             f"Cannot read the stored schema of a state: {error}",
             remedy=_REMEDY,
@@ -126,9 +127,9 @@ def _stored(kind: pa.DataType) -> pa.DataType:
 
 
 def can_become(stored: pa.Schema, declared: pa.Schema) -> bool:
-    """Tell whether stored columns can be read as declared ones, by name. As in Spark, a nullable column stays nullable.
+    """Return whether stored columns can be read as declared columns, by name.
 
-    A declared column that is not stored must be nullable.
+    Nullable columns stay nullable, as in Spark. A declared column that is not stored must be nullable.
     """
     stored_fields = {field.name: field for field in stored}
     return all(
@@ -140,14 +141,14 @@ def can_become(stored: pa.Schema, declared: pa.Schema) -> bool:
 
 
 def _can_hold(stored: pa.DataType, declared: pa.DataType) -> bool:
-    """Tell whether every stored value is a value of the declared type, without loss of fractions of times."""
+    """Return whether every stored value is a value of the declared type, without loss of fractions of times."""
     if pa.types.is_timestamp(stored) and pa.types.is_timestamp(declared) and stored.tz == declared.tz:
         return _UNITS.index(stored.unit) <= _UNITS.index(declared.unit)
     return stored == declared or (not pa.types.is_null(stored) and widens(stored, declared))
 
 
 def widens(source: pa.DataType, target: pa.DataType) -> bool:
-    """Tell whether every value of one type is a value of the other."""
+    """Return whether every value of the first type is a value of the second type."""
     if source == target or pa.types.is_null(source):
         return True
     if pa.types.is_dictionary(source):

@@ -37,13 +37,13 @@ def check_buffers(table: pa.Table) -> None:
 
 @lru_cache(maxsize=1024)
 def _has_checked_values(kind: pa.DataType) -> bool:
-    """Tell whether full validation checks values of a type. ``check_buffers`` then checks them as raw bytes."""
+    """Return whether full validation checks values of a type. ``check_buffers`` then checks them as raw bytes."""
     empty = pa.nulls(0, kind)
     return bool(_map_leaves(empty, _raw).type != kind)
 
 
 def is_overflow(error: Exception) -> bool:
-    """Tell whether a column's bytes or elements exceeded Arrow's 32-bit offsets."""
+    """Return whether a column's bytes or elements exceeded Arrow's 32-bit offsets."""
     return isinstance(error, pa.ArrowException) and "overflow" in str(error)
 
 
@@ -157,6 +157,6 @@ def _list_of(kind: pa.DataType, field: pa.Field) -> pa.DataType:
 
 
 def _over(array: pa.Array, kind: pa.DataType, children: list[pa.Array]) -> pa.Array:
-    """Return an array of another type over the buffers of this one."""
+    """Return an array of another type over the same buffers."""
     buffers = array.buffers()[: kind.num_buffers]
     return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, array.offset, children)

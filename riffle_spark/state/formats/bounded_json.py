@@ -1,6 +1,6 @@
 """Parses compressed JSON in bounded memory.
 
-A few compressed bytes can hold millions of empty lists, each of which takes 72 bytes as a Python object. So the memory
+A few compressed bytes can hold millions of empty lists. Each takes 72 bytes as a Python object. So the memory
 of the parsed objects is estimated from counts of bytes before anything is parsed.
 """
 

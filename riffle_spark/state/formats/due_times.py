@@ -59,7 +59,7 @@ class DueTimes(NamedTuple):
         return bisect_left(range(len(order)), limit + 1, key=lambda place: int(values[order[place]]))
 
     def before(self, first_ms: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Tell which of these rows are due before ``first_ms``."""
+        """Return a mask of the rows that are due before ``first_ms``."""
         earlier = self.values[rows] <= max(-NEVER_MS, min((first_ms - 1) * self.per_ms, NEVER_MS))
         return earlier if self.are_due is None else earlier & self.are_due[rows]
 
@@ -80,7 +80,7 @@ def first_ms_of(timer_ms: int | None) -> int:
 
 
 def can_be_due(kind: pa.DataType) -> bool:
-    """Tell whether a type can be that of a due column: 64-bit integers (ms) or timestamps."""
+    """Return whether a type can be that of a due column: 64-bit integers (ms) or timestamps."""
     return bool(pa.types.is_int64(kind)) or (pa.types.is_timestamp(kind) and kind.unit in _PER_MS)
 
 
@@ -100,7 +100,7 @@ def due_times(column: pa.Array, deleted: npt.NDArray[np.bool_] | None, order: _N
 def with_order(table: pa.Table, name: str, deleted: str) -> pa.Table:
     """Add the order by due time, and its metadata, to a part's rows.
 
-    ``name`` is the due column. ``deleted`` names the column that marks deleted rows, which may be absent.
+    ``name`` is the due column. ``deleted`` names the column that marks deleted rows. The column may be absent.
     """
     column = one_array(table.column(name))
     has_deleted = deleted in table.column_names
@@ -123,7 +123,7 @@ def stored_order(table: pa.Table, due: str | None) -> _Numbers | None:
 
 
 def _due_times(column: pa.Array, is_due: npt.NDArray[np.bool_] | None, order: _Numbers) -> DueTimes:
-    """Return the due times of rows, given the order of all rows with those that are never due last."""
+    """Return the due times of rows, given the order of all rows, never-due rows last."""
     count = len(column) if is_due is None else int(np.count_nonzero(is_due))
     return DueTimes(_values(column), _per_ms(column.type), order[:count], is_due)
 
@@ -137,7 +137,7 @@ def _values(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _are_due(column: pa.Array, deleted: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_] | None:
-    """Return which rows are ever due, or ``None`` for all."""
+    """Return a mask of the rows that are ever due, or ``None`` for all."""
     mask = valid_mask(column)
     if deleted is None:
         return mask

@@ -1,7 +1,7 @@
 """Encodes composite keys as bytes: the stored key.
 
 The bytes of two keys compare like the keys, column by column: nulls first, numbers by value, floats with one zero and
-with NaN last, strings by their UTF-8 bytes. No stored key is a prefix of another one.
+with NaN last, strings by their UTF-8 bytes. No stored key is a prefix of another.
 
 | column | bytes |
 | --- | --- |
@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from riffle_spark import columns as arrow
-from riffle_spark.errors import ConfigError
 from riffle_spark.keygroups import canonical_floats, check_key_type
 
 __all__ = ["differing", "encode_keys", "with_one_zero"]
@@ -32,8 +31,6 @@ Matrix: TypeAlias = npt.NDArray[np.uint8]
 
 def encode_keys(columns: Sequence[arrow.Column]) -> pa.LargeBinaryArray:
     """Return the stored key of every row, as a large binary array without nulls."""
-    if not columns:
-        raise ConfigError("A key needs at least one column.", remedy="Name the key columns.", id="RIFFLE-0395")
     pieces: list[pa.Array | pa.Scalar] = []
     fixed: list[Matrix] = []
     for position, column in enumerate(columns):
@@ -53,7 +50,10 @@ def encode_keys(columns: Sequence[arrow.Column]) -> pa.LargeBinaryArray:
 
 
 def differing(left: pa.Table, right: pa.Table) -> npt.NDArray[np.int64]:
-    """Return the row numbers at which two tables of keys differ. Null equals null, NaN equals NaN, -0.0 equals 0.0."""
+    """Return the numbers of the rows that differ between two tables of keys.
+
+    Null equals null, NaN equals NaN, -0.0 equals 0.0.
+    """
     same = np.ones(left.num_rows, dtype=np.bool_)
     for columns in zip(left.columns, right.columns, strict=True):
         is_float = pa.types.is_floating(columns[0].type)

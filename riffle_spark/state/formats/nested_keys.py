@@ -1,4 +1,4 @@
-"""Encodes keys of maps, which may hold structs, arrays and maps, as bytes.
+"""Encodes keys of maps as bytes. Keys may hold structs, arrays and maps.
 
 It extends ``key_codec``, so keys without nesting have the same bytes there.
 
@@ -12,9 +12,9 @@ So the bytes of two keys compare like the keys: nulls first, structs field by fi
 arrays of which one is a prefix of the other. Equal maps have equal bytes in any insertion order. No key is a prefix of
 another one.
 
-``encode_nested_keys`` takes some 50 microseconds even for one row. A processor may read the elements of a map one by
-one, so ``KeyEncoder`` encodes single keys of the common types in plain Python. For other types, and for values that are
-not exactly of the expected Python class, it encodes a column of one row.
+``encode_nested_keys`` takes some 50 microseconds even for one row. A processor may read the elements of a map
+individually, so ``KeyEncoder`` encodes single keys of the common types in plain Python. For other types, and for values
+that are not exactly of the expected Python class, it encodes a column of one row.
 """
 
 import struct
@@ -46,7 +46,7 @@ _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_map)
 
 
 def check_map_key_type(name: str, kind: pa.DataType) -> None:
-    """Raise ``ConfigError`` unless the type is one of grouping keys, or structs, arrays and maps of such types."""
+    """Raise ``ConfigError`` unless the type is a type of grouping keys, or structs, arrays and maps of such types."""
     if pa.types.is_struct(kind):
         for field in kind:
             check_map_key_type(f"{name}.{field.name}", field.type)

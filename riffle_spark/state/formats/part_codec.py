@@ -1,6 +1,6 @@
 """Encodes and decodes the parts of deltas and snapshots: Arrow IPC streams.
 
-A part is one self-contained stream with key columns, state columns and, in a delta, ``__deleted``. The record or list
+A part is a self-contained stream with key columns, state columns and, in a delta, ``__deleted``. The record or list
 that names a part holds its checksum (XXH3-64). The schema's metadata holds the format version:
 
 | format | rows |
@@ -64,7 +64,7 @@ _PLAIN = pa.ipc.IpcWriteOptions(compression=None)
 _COMPRESS_FROM_BYTES = 32 * 1024
 """Smaller parts are not compressed with zstd: opening a compressor ten times costs more than the saved bytes."""
 _PACK_FROM_BYTES = 8 * 1024
-"""The same for LZ4, which takes a fifth of the time of zstd."""
+"""The same for LZ4. It takes a fifth of the time of zstd."""
 _RATIO_MAX = 0.9
 """A part stays uncompressed if compression does not reduce it to this share. Then it can be read in place."""
 
@@ -82,7 +82,7 @@ def checksum(data: Data) -> int:
 def encode(table: pa.Table, due: str | None = None, *, packed: bool = False) -> bytes:
     """Return the bytes of one part. If its rows have hashes, they are sorted and the format is 2, or 3 for variables.
 
-    ``due`` names the due column, if there is one. ``packed`` compresses variables. It is for the changes of a batch,
+    ``due`` names the due column, if there is any. ``packed`` compresses variables. It is for the changes of a batch,
     which fit into memory and compress well. Merged parts may not fit, so they are read in place.
     """
     if HASH in table.column_names and VARIABLE in table.column_names:
@@ -97,10 +97,11 @@ def encode(table: pa.Table, due: str | None = None, *, packed: bool = False) -> 
 
 
 def _check_readable(data: bytes) -> None:
-    """Raise ``ConfigError`` for a part whose size a reader would refuse."""
+    """Raise ``ConfigError`` for a part of a size that a reader would refuse."""
     try:
         check_sizes(memoryview(data))
     except ValueError as error:
+        # Cause: Arrays whose values take no bytes have more elements than a reader accepts.
         raise ConfigError(
             f"The changes of a key-group could not be read again: {error}",
             remedy="Keep shorter arrays of void elements or of structs without fields.",
@@ -110,7 +111,7 @@ def _check_readable(data: bytes) -> None:
 
 @lru_cache(maxsize=1024)
 def _may_take_no_bytes(kind: pa.DataType) -> bool:
-    """Tell whether values of a type, or their elements, may take no bytes. Readers limit their number."""
+    """Return whether values of a type, or their elements, may take no bytes. Readers limit their number."""
     inner = inner_types(kind)
     return pa.types.is_null(kind) or (pa.types.is_struct(kind) and not inner) or any(map(_may_take_no_bytes, inner))
 
@@ -151,7 +152,7 @@ def decode(data: Data, expected: int, where: str, decrypt: Callable[[Data], Data
 
 
 def altered(where: str) -> CorruptStateError:
-    """Return the error for an object whose bytes differ from those that the log lists."""
+    """Return the error for an object with other bytes than the log lists."""
     return CorruptStateError(
         "The bytes are truncated or altered: their checksum differs from the log's.",
         remedy="Restore the object from a backup, or roll back to a version without it (riffle rollback).",
@@ -161,12 +162,13 @@ def altered(where: str) -> CorruptStateError:
 
 
 def open_part(data: Data, where: str) -> pa.Table:
-    """Return the table of one part whose checksum was verified, over the same bytes, with its metadata.
+    """Return the table of a part with verified checksum, over the same bytes, with its metadata.
 
     Raises ``CorruptStateError`` naming ``where`` if the bytes have an unknown format, ``RefusedError`` if they are
     encrypted, ``MemoryError`` if there is no memory for the rows.
     """
     if bytes(memoryview(data)[: len(ENCRYPTED[0])]) in ENCRYPTED:
+        # Cause: The setting was removed, or this process reads other settings than the query.
         raise RefusedError(
             "A part of the state is encrypted, but `encryption_keys` is not set.",
             remedy="Set it to the source of the keys. To stop encrypting new parts, list `plain` last.",
@@ -186,12 +188,14 @@ def open_part(data: Data, where: str) -> pa.Table:
             return table
     except (pa.ArrowException, OSError, struct.error, *UNREADABLE) as error:
         raise_if_memory(error)
+        # Cause: The checksum matches, so the bytes were written like this. They were not damaged later.
         raise CorruptStateError(
             f"The bytes of a part are not a valid Arrow stream: {error}",
             remedy="Restore the object from a backup, or roll back to a version without it (riffle rollback).",
             where=where,
             id="RIFFLE-0399",
         ) from error
+    # Cause: A newer version of riffle-spark wrote the part.
     raise CorruptStateError(
         f"The part has format {version!r}, but this version reads only {', '.join(map(repr, _FORMATS))}.",
         remedy="Run the version of riffle-spark that wrote it, or a newer one.",
@@ -220,6 +224,7 @@ def _fit_column(table: pa.Table, field: pa.Field) -> pa.Array | pa.ChunkedArray:
             check_storable(column.type)  # one dictionary value of some KiB in a million rows would take gigabytes
         return cast_column(column, field.type)
     except (ConfigError, pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        # Cause: The state was written by a job that declared another type for this column.
         raise CorruptStateError(
             f"Column {field.name!r} was written as {column.type} and does not fit {field.type}: {error}",
             remedy="Declare the column as it is stored.",

@@ -59,7 +59,7 @@ def entries_to_json(entries: Mapping[Address, Entry]) -> dict[str, object]:
 
 
 def entries_from_json(columns: dict[str, object]) -> dict[Address, Entry]:
-    """Return the entries that ``entries_to_json`` gave. Other values raise Python's errors, unchecked ones pass."""
+    """Return the entries of ``entries_to_json``. Other values raise Python's errors, unchecked values pass."""
     heads = [Head(version, attempt) for version, attempt in cast("list[tuple[int, str]]", columns["heads"])]
 
     def links(flat: list[int | str]) -> tuple[Link, ...]:

@@ -6,7 +6,7 @@ Theory of operation:
    find another commit id there and are fenced.
 2. If the answer is lost, the record is read. The driver's own commit id means committed. Another commit id means
    fenced. If the record is absent, the same bytes are put again. Until the outcome is known nothing else is appended.
-3. Each record contains the digest of the one before it, so the log is linear.
+3. Each record contains the digest of the record before it, so the log is linear.
 
 Old records are swept. So a driver that stood still for long may find its next number free again. Then its own newest
 record is gone, unless a late put restored it, and later records exist. A driver that has not looked for
@@ -15,7 +15,7 @@ that are younger than twice that, by clocks that differ by less than that.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import sub
 
 from riffle_spark.errors import ConflictError, CorruptStateError, FencedError, UnavailableError, command
@@ -28,17 +28,27 @@ from riffle_spark.state.objects.store import ObjectStore
 __all__ = ["FULL_EVERY", "SURE_SECONDS", "Log", "first_sequence"]
 
 FULL_EVERY = 16
-"""Every 16th record at least is full. The others hold the entries that changed since the full one."""
+"""Every 16th record at least is full. The others hold the entries that changed since the full record."""
 SURE_SECONDS = 60.0
 """For this time after a check a driver assumes that no other driver has continued and swept records."""
 _Clocks = Callable[[], tuple[float, ...]]
 _ONE_BACKUP = "Restore the log's objects from one backup, or roll back (riffle rollback)."
 _UNLISTED_MAX = paths.FAR
-"""Limit of records that are looked for one by one after the listed ones."""
+"""Limit of records that are looked for individually after the listed records."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Append:
+    """A record that was put, or may have been put, after the tail. ``started`` is the clocks' time before the put."""
+
+    record: Record
+    data: bytes
+    manifest: Manifest
+    started: tuple[float, ...]
 
 
 class Log:
-    """The log below one root, as one driver sees it.
+    """The log below a root, as a driver sees it.
 
     ``tail`` is the newest known record (``None``: the log is empty), ``manifest`` that of ``tail``, and ``first`` the
     number of the first record. ``clocks`` returns seconds of several clocks: a monotonic one may stop with its machine,
@@ -54,7 +64,7 @@ class Log:
         self._digest = ""
         self._base: Mapping[Address, Entry] = {}
         self._full: Record | None = None
-        self._unclear: tuple[Record, bytes, Manifest, tuple[float, ...]] | None = None
+        self._unclear: _Append | None = None
         self.tail: Record | None = None
         self.manifest = Manifest()
         self.first = 0
@@ -90,16 +100,17 @@ class Log:
             newest = sequences[-1]
             if not self._has_later(newest):
                 raise
+            # Cause: The query is running, and committed or deleted records in between.
             raise UnavailableError(
-                "The query continued while its log was read.",
-                remedy="Start again. If that fails too, run riffle verify.",
+                "The query committed batches while its log was read.",
+                remedy="Run the command, or start the query, again. If that fails too, run riffle verify.",
                 where=paths.record(newest + 1),
                 id="RIFFLE-0402",
             ) from error
         return record
 
     def _has_later(self, newest: int) -> bool:
-        """Return whether there are records after ``newest``. The next ones may already be swept."""
+        """Return whether there are records after ``newest``. The next records may already be deleted."""
         if self._store.exists(paths.record(newest + 1)):
             return True
         return any(name > paths.record(newest) for name in self._store.list(paths.LOG))
@@ -151,28 +162,32 @@ class Log:
         name = paths.record(sequence)
         data = self._commits.get(name)
         if data != self._commits.get(name):
+            # Cause: The network, a proxy or the store altered the bytes of one answer.
             raise UnavailableError(
-                "A record has other bytes each time it is read.",
-                remedy="Run the command again.",
+                "Two reads of a log record returned different bytes.",
+                remedy="Run the command again. If that fails too, check the network and proxies between this machine "
+                "and the store.",
                 where=name,
                 id="RIFFLE-0404",
             )
         return data or b""
 
     def _read_newest(self, sequences: list[int]) -> tuple[Record, bytes]:
+        """Return the newest listed record and its bytes."""
         name = paths.record(sequences[-1])
         data = self._commits.get(name)
         if data is None:
+            # Cause: The store's LIST lags behind, or another driver deletes old records.
             raise UnavailableError(
                 "A LIST of the log shows a newest record that does not exist.",
-                remedy="Start again. The store's LIST lags far behind, or another driver is sweeping the log.",
+                remedy="Run the command, or start the query, again.",
                 where=name,
                 id="RIFFLE-0405",
             )
         return decode(data, name), data
 
     def _check_complete(self, sequences: list[int], newest: Record) -> None:
-        """Raise ``ConflictError`` if a record between the full one and the newest is missing."""
+        """Raise ``ConflictError`` if a record between the newest full record and the newest record is missing."""
         present = set(sequences)
         if newest.sequence - self.first > len(present) + _UNLISTED_MAX:
             raise paths.far_beyond(newest.sequence)
@@ -181,6 +196,7 @@ class Log:
         if lost:
             others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
             target = newest.version if newest.full not in lost else "BATCH"
+            # Cause: A person or a lifecycle rule deleted objects of the log.
             raise ConflictError(
                 f"{self._root} has lost record {lost[0]}{others} of its log.",
                 remedy="Restore the objects from a backup, or roll back to a batch that riffle verify finds undamaged: "
@@ -190,6 +206,7 @@ class Log:
             )
 
     def _check_follows(self, newest: Record) -> None:
+        """Raise ``CorruptStateError`` if the newest record has another digest of the record before it."""
         if newest.sequence <= self.first:
             return
         previous = self._commits.get(paths.record(newest.sequence - 1))
@@ -210,24 +227,25 @@ class Log:
         self._digest = digest(data)
 
     def read(self, sequence: int) -> Record:
-        """Return one record. Raises ``CorruptStateError`` if it is missing or damaged."""
+        """Return a record. Raises ``CorruptStateError`` if it is missing or damaged."""
         record = self.find(sequence)
         if record is None:
+            # Cause: A person or a lifecycle rule deleted the object, or objects of two backups were mixed.
             raise CorruptStateError(
                 "A record of the log is missing.", remedy=_ONE_BACKUP, where=paths.record(sequence), id="RIFFLE-0408"
             )
         return record
 
     def find(self, sequence: int) -> Record | None:
-        """Return one record, or ``None`` if it does not exist. Raises ``CorruptStateError`` if it is damaged."""
+        """Return a record, or ``None`` if it does not exist. Raises ``CorruptStateError`` if it is damaged."""
         name = paths.record(sequence)
         data = self._commits.get(name)
         return None if data is None else decode(data, name)
 
     def after(self, sequence: int) -> Iterator[Record]:
-        """Yield the records after this one.
+        """Yield the records after ``sequence``.
 
-        Raises ``CorruptStateError`` at a damaged one, and ``UnavailableError`` if they do not end.
+        Raises ``CorruptStateError`` at a damaged record, and ``UnavailableError`` if they do not end.
         """
         for later in range(sequence + 1, sequence + 1 + _UNLISTED_MAX):
             record = self.find(later)
@@ -245,8 +263,8 @@ class Log:
     def listed_objects(self, records: Iterable[Record], first: int) -> Iterator[set[str]]:
         """Yield sets of object names whose union is all objects that the records list.
 
-        Records whose full record is before ``first``, the log's first one, are skipped. Raises ``CorruptStateError`` if
-        another full record is missing.
+        Records with a full record before ``first``, the log's first record, are skipped. Raises ``CorruptStateError``
+        if another full record is missing.
         """
         full: Record | None = None
         is_full_listed = False
@@ -303,21 +321,22 @@ class Log:
         takes_over = draft.kind not in ("batch", "orders")
         data = encode(record)
         assert not takes_over or is_record(data, paths.record(record.sequence)), "the record cannot be read"
-        self._unclear = (record, data, manifest, self._clocks())
+        self._unclear = _Append(record, data, manifest, self._clocks())
         self.settle()
         if takes_over:
             self._commits.check_store_refuses(record, data)
         return record
 
     def settle(self) -> Record:
-        """Settle an unclear append: put the same bytes until it is known whose record has the number."""
+        """Settle an unclear append: put the same bytes until it is known which driver wrote the record."""
         if self._unclear is None:
             assert self.tail is not None, "nothing was ever appended"
             return self.tail
-        record, data, manifest, started = self._unclear
-        own_digest = digest(data)
+        append = self._unclear
+        record = append.record
+        own_digest = digest(append.data)
         try:
-            self._commits.put(record, data)
+            self._commits.put(record, append.data)
             if self._is_left_behind(own_digest):
                 # The put may have been the first one, with other drivers continuing from it since.
                 if not self._is_followed(own_digest):
@@ -327,12 +346,12 @@ class Log:
             self._unclear = None
             raise
         self._unclear = None
-        self._checked_at = started
+        self._checked_at = append.started
         if record.full == record.sequence:
-            self._base = manifest.entries
+            self._base = append.manifest.entries
             self._full = record
         self.tail = record
-        self.manifest = manifest
+        self.manifest = append.manifest
         self._digest = own_digest
         return record
 
@@ -350,6 +369,7 @@ class Log:
         return self.tail.sequence + 1 if self.tail else 0
 
     def _completed(self, draft: Record, manifest: Manifest) -> Record:
+        """Return a draft as the next record: numbered, with the digest of the tail, and full if it is due."""
         sequence = self._next_sequence()
         is_full = (
             self.tail is None
@@ -371,7 +391,7 @@ class Log:
         )
 
     def _weights(self, draft: Record, *, is_full: bool) -> Mapping[str, object]:
-        """Return the weights of a record: all if it is full, otherwise those that changed and are not measured."""
+        """Return the weights of a record: all if it is full, otherwise the changed weights that are not measured."""
         if draft.kind in ("rollback", "dispatch"):  # the tasks may have changed
             return draft.weights
         weights = {**self.weights, **draft.weights}

@@ -4,7 +4,7 @@ Theory of operation:
 
 1. A key-group's state is a snapshot followed by a chain of deltas.
 2. Its *head* is the last link of that chain: (version, attempt). Two attempts of one version are different heads, so a
-   copy can detect whether a delta is the next one.
+   copy can detect whether a delta is the next.
 3. A batch appends at most one link per key-group. A snapshot replaces the links up to its own head. Only a rollback
    changes an entry in another way: it restores an older manifest.
 """
@@ -38,7 +38,7 @@ EMPTY_HEAD = Head(-1, "")
 
 
 class Link(NamedTuple):
-    """One key-group's part of a delta: byte range, checksum (XXH3-64), and number of changed rows."""
+    """A key-group's part of a delta: byte range, checksum (XXH3-64), and number of changed rows."""
 
     head: Head
     start: int
@@ -53,7 +53,7 @@ class Link(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """One key-group's whole state at ``head``: id, bytes, checksum (XXH3-64), and number of rows."""
+    """The whole state of a key-group at ``head``: id, bytes, checksum (XXH3-64), and number of rows."""
 
     id: str
     head: Head
@@ -119,7 +119,7 @@ class Entry:
         return Entry(None, self.chain[length:], self.timer_ms, cut=base.head)
 
     def joined(self, base: "Entry") -> "Entry":
-        """Return the whole entry of one that was cut to the links after ``base``."""
+        """Return the whole entry for an entry that was cut to the links after ``base``."""
         if self.cut is None:
             return self
         assert self.cut == base.head, f"cut at {self.cut}, but the base has head {base.head}"

@@ -1,8 +1,8 @@
 """Names of objects below a root.
 
     log/<sequence>                                      the log: batch | claim | rollback | adopt | dispatch | orders
-    delta/<version>/<epoch>-<attempt>                   what one attempt of one slot changed
-    <store>/key_group=<0042>/snapshot/<snapshot id>     one key-group's whole state
+    delta/<version>/<epoch>-<attempt>                   the changes of one attempt of a slot
+    <store>/key_group=<0042>/snapshot/<snapshot id>     the whole state of a key-group
 
 Numbers are zero-padded to 20 digits (key-groups to at least 4), so that names sort as their numbers do.
 """
@@ -35,7 +35,7 @@ __all__ = [
 
 LOG = "log/"
 FAR = 10_000
-"""Records of one log are never this far apart."""
+"""Records of a log are never this far apart."""
 _DIGITS = 20
 _STORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _RESERVED = frozenset({"log", "delta"})
@@ -59,12 +59,14 @@ def check_store_name(name: str) -> str:
 def no_log(root: str, foreign: str | None) -> ConfigError:
     """Return the error for a root with objects but no log, or with a ``foreign`` object among the log's records."""
     if foreign is None:
+        # Cause: `root` points to data of another program, or the log was deleted.
         return ConfigError(
             f"{root} has objects, but no riffle log.",
             remedy="Set root to an empty folder or prefix, or to an existing riffle root.",
             where=root,
             id="RIFFLE-0411",
         )
+    # Cause: A person or a tool put the object there.
     return ConfigError(
         f"The log of {root} contains an object that is not riffle's.",
         remedy="Move it elsewhere. A root belongs to one query.",
@@ -75,6 +77,7 @@ def no_log(root: str, foreign: str | None) -> ConfigError:
 
 def far_beyond(sequence: int) -> CorruptStateError:
     """Return the error for an object with the name of a record that the log never reached."""
+    # Cause: The object was copied from another log, or restored without the records before it.
     return CorruptStateError(
         f"The log has record {sequence}, far ahead of all others.",
         remedy="Move it elsewhere and run riffle verify, or restore the log's objects from one backup.",

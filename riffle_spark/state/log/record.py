@@ -80,7 +80,7 @@ _VALUES: Mapping[str, tuple[type, type]] = {
     "standbys": (list, str),
     "initial_states": (list, str),
 }
-"""The type of a map's values, and of the values in these."""
+"""The type of a map's values, and of their values."""
 _ENTRIES = {"heads", "stores"}
 _TASK = re.compile(r"(?!query/[0-9]+\Z)(.+/)?(0|[1-9][0-9]{0,8})")
 
@@ -93,7 +93,7 @@ class Record:
     log_id               commit id of the log's first record; differs after a root was emptied and started again
     version              the newest committed batch, -1 for none
     full                 sequence of the full record that ``entries`` change, or the record's own if it is full
-    entries              all entries in a full record, otherwise those that changed since the full one
+    entries              all entries in a full record, otherwise the entries that changed since the full record
     offsets              Spark's offset-log entry of the batch, as text
     input_digest         digest of the batch's rows, if the offset log cannot be read
     outputs              sealed output rows; the sink gets them if ``delivers_after_commit`` is set
@@ -104,10 +104,10 @@ class Record:
     event_times          newest event time per store
     initial_states       names of the loaded initial states, per store
     delivers_as          after a rollback to a batch with sealed output: its ``rollbacks`` when it ran
-    stale_stores         stores that later batches ran without: the last batch whose rows they have
+    stale_stores         stores that later batches ran without: the last batch of which they have the rows
     promised             the oldest sequence that a rollback may return to; no object that it or a later record lists is
                          deleted before a newer record raises it
-    members              live members: in full records, and in those after which they changed
+    members              live members: in full records, and in records after which they changed
     weights              load of the key-groups
     orders               operator requests (docs/formats.md)
     watermarks           reserved
@@ -151,13 +151,13 @@ class Record:
     stale_stores: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def line(self) -> int:
+    def delivery_rollbacks(self) -> int:
         """The ``rollbacks`` in the batch's delivery id: those when the batch ran."""
         return self.rollbacks if self.delivers_as is None else self.delivers_as
 
 
 def digest(data: bytes) -> str:
-    """Return the digest of a record that the next one stores (BLAKE2b, 16 bytes, hex)."""
+    """Return the digest of a record that the next record stores (BLAKE2b, 16 bytes, hex)."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
@@ -191,6 +191,7 @@ def _check_readable(plain: bytes, packed: bytes) -> None:
     try:
         bounded_json.check_size(plain, len(packed))
     except ValueError as error:
+        # Cause: The record lists the chains of all key-groups. It is larger than a reader accepts.
         raise ConfigError(
             f"The next log record is too large: {error}.",
             remedy="Reduce the key-groups (riffle dispatch), or lower snapshot_chain_links.",
@@ -211,15 +212,13 @@ def decode(data: bytes, name: str) -> Record:
     Raises ``CorruptStateError`` if the bytes are not a whole, unaltered record of a known format.
     """
     head, _, packed = data.partition(b"\n")
-    try:
-        header = json.loads(head)
-        assert header["magic"] == _MAGIC
-    except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
-        raise CorruptStateError(
-            "This object is not a riffle log record.", remedy=_REMEDY, where=name, id="RIFFLE-0415"
-        ) from None
+    header = _header_of_line(head)
+    if header is None:
+        # Cause: The object is empty or truncated, or another program wrote it.
+        raise CorruptStateError("This object is not a riffle log record.", remedy=_REMEDY, where=name, id="RIFFLE-0415")
     record_format = header.get("format")
     if type(record_format) is not int or not OLDEST_FORMAT <= record_format <= FORMAT:
+        # Cause: A newer version of riffle-spark wrote the record.
         raise CorruptStateError(
             f"The record has format {record_format!r}, but this version reads {OLDEST_FORMAT} to {FORMAT}.",
             remedy="Run the version of riffle-spark that wrote it, or a newer one.",
@@ -235,13 +234,25 @@ def decode(data: bytes, name: str) -> Record:
         record = _record_of_body(cast("dict[str, object]", body), record_format)
     except (OSError, pa.ArrowException, ConfigError, *UNREADABLE) as error:
         raise_if_memory(error)
+        # Cause: The checksum matches, so the record was written like this, by another version or program.
         raise CorruptStateError(
             f"The record cannot be read: {error!r}", remedy=_REMEDY, where=name, id="RIFFLE-0418"
         ) from error
     if paths.record_sequence(name) not in (None, record.sequence):
         problem = f"The object contains record {record.sequence}, which is not the number in its name."
+        # Cause: The object was copied or renamed.
         raise CorruptStateError(problem, remedy=_REMEDY, where=name, id="RIFFLE-0419")
     return record
+
+
+def _header_of_line(line: bytes) -> Mapping[str, object] | None:
+    """Return the header of a record, or ``None`` for any other line."""
+    try:
+        header = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_header = isinstance(header, dict) and header.get("magic") == _MAGIC
+    return cast("Mapping[str, object]", header) if is_header else None
 
 
 def is_record(data: bytes, name: str) -> bool:
@@ -295,7 +306,7 @@ def _record_of_body(body: dict[str, object], record_format: int) -> Record:
 
 
 def _check_order(record: Record) -> None:
-    """Raise ``ValueError`` if a record refers to later ones, or to a full one far before it."""
+    """Raise ``ValueError`` if a record refers to later records, or to a full record far before it."""
     earlier = (record.full, record.promised, record.target or 0)
     if not 0 <= min(earlier) <= max(earlier) <= record.sequence < record.full + _FULL_DISTANCE_MAX:
         raise ValueError(f"record {record.sequence} refers to {', '.join(map(str, earlier))}")
@@ -378,6 +389,7 @@ def joined(record: Record, base: Mapping[Address, Entry]) -> Manifest:
     """Return the manifest of a record, given the entries of its full record."""
     for address, entry in record.entries.items():
         if entry.cut is not None and entry.cut != base.get(address, EMPTY).head:
+            # Cause: One of the two records was restored from another backup.
             raise CorruptStateError(
                 f"Record {record.sequence} does not fit its full record {record.full}.",
                 remedy="Restore both from one backup, or roll back (riffle rollback).",

@@ -3,7 +3,7 @@
 from riffle_spark.errors import ConfigError, FencedError, UnavailableError
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.record import Record, is_record
-from riffle_spark.state.objects.store import ObjectStore, overwriting
+from riffle_spark.state.objects.store import ObjectStore, overwrite_error
 
 __all__ = ["RECORD_BYTES_MAX", "RecordCommits"]
 
@@ -12,7 +12,7 @@ _TRIES = 5
 
 
 class RecordCommits:
-    """Puts and gets the records of one root."""
+    """Puts and gets the records of a root."""
 
     def __init__(self, store: ObjectStore, root: str) -> None:
         self._store = store
@@ -47,6 +47,7 @@ class RecordCommits:
                 raise self.fenced(record)
             damaged = stored
         first = failure.remedy if isinstance(failure, ConfigError) else "Make the store reachable."
+        # Cause: The store stopped answering during the commit.
         raise UnavailableError(
             f"It is unknown whether record {record.sequence} was committed to {self._root}.",
             remedy=f"{first} Then restart the query: it reads the record before it runs a batch.",
@@ -76,12 +77,13 @@ class RecordCommits:
                 raise self.fenced(record)
             if not was_put:
                 return
-            raise overwriting(self._store, f"{self._root} ({name})")
+            raise overwrite_error(self._store, f"{self._root} ({name})")
         assert failure is not None
         raise failure
 
     def fenced(self, record: Record) -> FencedError:
         """Return the error for a number that another driver's record has."""
+        # Cause: A second driver was started on this root, or a command with --execute ran on it.
         return FencedError(
             f"Another driver appended record {record.sequence} to {self._root}.",
             remedy="Stop this query: a newer driver owns its state.",

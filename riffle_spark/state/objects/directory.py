@@ -1,4 +1,4 @@
-"""Objects as files below one directory (``file://``).
+"""Objects as files below a directory (``file://``).
 
 Theory of operation.
 
@@ -52,7 +52,7 @@ _READ_REMEDY = "Set `root` to a directory that this user may read, or grant the 
 
 
 class DirectoryStore:
-    """A store below ``root``, which the first put creates. Conditional puts also hold between processes.
+    """A store below ``root``. The first put creates the directory. Conditional puts also hold between processes.
 
     ``mode`` is the mode of files. ``None``: the umask decides.
     """
@@ -70,7 +70,7 @@ class DirectoryStore:
         return f"DirectoryStore({str(self.root)!r})"
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """See ``ObjectStore.put_if_absent``."""
+        """Write the object if its name is free. Return whether this call wrote it."""
         target = self.root / check_name(name)
         self.requests.add("put")
         with self._converted_errors(_WRITE_REMEDY):
@@ -79,7 +79,7 @@ class DirectoryStore:
             return written
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
-        """See ``ObjectStore.get``."""
+        """Return a range of the object, or ``None`` if it does not exist."""
         source = self.root / check_name(name)
         check_range(start, length)
         self.requests.add("get")
@@ -93,7 +93,7 @@ class DirectoryStore:
                 return None
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
-        """See ``ObjectStore.copy_to``."""
+        """Pass a range of the object to ``write`` in pieces. Return its length, or ``None`` without an object."""
         source = self.root / check_name(name)
         check_range(start, length)
         self.requests.add("get")
@@ -115,21 +115,21 @@ class DirectoryStore:
             return file.read(min(remaining, PIECE_BYTES))
 
     def exists(self, name: str) -> bool:
-        """See ``ObjectStore.exists``."""
+        """Return whether the object exists."""
         target = self.root / check_name(name)
         self.requests.add("head")
         with self._converted_errors():
             return target.is_file()
 
     def list(self, prefix: str) -> list[str]:
-        """See ``ObjectStore.list``. Reads only directories that may hold names with the prefix."""
+        """Return the names that start with ``prefix``, sorted. Other directories are not read."""
         folder, slash, _ = check_prefix(prefix).rpartition("/")
         self.requests.add("list")
         with self._converted_errors():
             return sorted(_names(self.root / folder, folder + slash, prefix))
 
     def delete(self, names: Sequence[str]) -> None:
-        """See ``ObjectStore.delete``. Also removes directories that are then empty."""
+        """Delete the objects that exist. Also removes directories that are then empty."""
         targets = [self.root / check_name(name) for name in names]
         if not targets:
             return
@@ -213,7 +213,6 @@ class DirectoryStore:
 
     @contextlib.contextmanager
     def _converted_errors(self, remedy: str = _READ_REMEDY) -> Iterator[None]:
-        """Convert the file system's errors."""
         try:
             yield
         except OSError as error:
@@ -245,7 +244,7 @@ def _link_if_free(unfinished: Path, target: Path) -> bool:
 
 
 def _names(folder: Path, above: str, prefix: str) -> Iterator[str]:
-    """Yield the names below ``folder``, whose own name is ``above``, that start with ``prefix``."""
+    """Yield the names below ``folder`` that start with ``prefix``. ``above`` is the name of the folder."""
     try:
         with os.scandir(folder) as entries:
             names = {above + entry.name: entry.is_dir() for entry in entries if not entry.name.startswith(".")}

@@ -117,6 +117,7 @@ class Keys:
         name = write_key.partition("/")[0]
         keys = self if name == self.writes else Keys(self._keys, name, reads_plain=self._reads_plain)
         if keys.write_key != write_key:
+            # Cause: A process reads an older list of keys, or a new key got the id of a former one.
             raise ConfigError(
                 f"Key {name!r} differs between this process and the driver.",
                 remedy="Give the driver and every executor the same keys. Give a new key a new id.",
@@ -126,7 +127,7 @@ class Keys:
         return keys
 
     def new_encryption(self) -> Encrypt:
-        """Return a function that encrypts the parts of one object. Each object needs a new one."""
+        """Return a function that encrypts the parts of one object. Each object needs its own function."""
         if self.writes == PLAIN:
             return lambda data, _: data
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -178,6 +179,7 @@ class Keys:
         if key is None:
             raise _missing(header.key, where)
         if header.check != self._checks[header.key]:
+            # Cause: A new key got this id after the state was written.
             raise RefusedError(
                 f"Key {header.key!r} is not the key that encrypted the state.",
                 remedy="Restore the key that this id had. Give a new key a new id.",
@@ -198,7 +200,7 @@ class Keys:
             ) from None
 
     def can_decrypt(self, start: bytes) -> bool:
-        """Tell whether these keys can read a file that starts with these ``HEADER_BYTES_MAX`` bytes.
+        """Return whether these keys can read a file that starts with these ``HEADER_BYTES_MAX`` bytes.
 
         Shorter files, and files that do not start like a part, may be unfinished and count as readable.
         """
@@ -226,7 +228,7 @@ def parse_keys(text: str, where: str, unwrap: Callable[[bytes], bytes]) -> Keys:
     """Return the keys that a text lists, with the key to write with last. ``unwrap`` decrypts wrapped keys.
 
     ``where`` is the source of the text. Raises ``ConfigError`` for an invalid text. The error repeats nothing of the
-    text, because what looks like an id may be a key.
+    text, because an apparent id may be a key.
     """
     keys: dict[str, bytes] = {}
     reads_plain = False
@@ -278,7 +280,7 @@ def _parse_key(value: str, number: int, where: str, unwrap: Callable[[bytes], by
 
 
 def read_key_source(source: str) -> str:
-    """Return the text of a source of keys. Raises ``ConfigError``, which does not repeat what may be a key."""
+    """Return the text of a source of keys. Raises ``ConfigError``. It does not repeat text that may be a key."""
     kind, _, name = source.partition(":")
     if source.startswith(_VARIABLE) and name:
         text = os.environ.get(name)
@@ -315,7 +317,10 @@ def read_key_source(source: str) -> str:
 @functools.cache
 def _warn_of_readers(path: str) -> None:
     """Warn once per process that other users can read a file of keys."""
-    _logger.warning("[RIFFLE-0438] Every user of this machine can read the keys in %s.\n  What to do: chmod o-r", path)
+    _logger.warning(
+        "[RIFFLE-0438] Every user of this machine can read the keys in %s.\n  What to do: Run chmod o-r on this file.",
+        path,
+    )
 
 
 def _header(view: memoryview) -> _Header | None:
@@ -347,6 +352,7 @@ def _derived(key: bytes, salt: bytes, use: bytes) -> bytes:
 
 
 def _missing(name: str, where: str) -> RefusedError:
+    # Cause: The list of this process is older than the driver's, or a key was removed that state still needs.
     return RefusedError(
         f"Key {name!r} is needed but missing from `encryption_keys` in this process.",
         remedy="Add it, with its id, to the source that `encryption_keys` names, on the driver and every executor.",

@@ -9,7 +9,7 @@ __all__ = ["MemoryStore"]
 
 
 class _Objects:
-    """The objects that all memory stores of one name share."""
+    """The objects that all memory stores with the same name share."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, bytes] = {}
@@ -36,7 +36,7 @@ class MemoryStore:
         return f"MemoryStore({self.name!r})"
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """See ``ObjectStore.put_if_absent``."""
+        """Write the object if its name is free. Return whether this call wrote it."""
         check_name(name)
         self.requests.add("put")
         with self._objects.lock:
@@ -46,7 +46,7 @@ class MemoryStore:
             return True
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
-        """See ``ObjectStore.get``."""
+        """Return a range of the object, or ``None`` if it does not exist."""
         check_name(name)
         check_range(start, length)
         self.requests.add("get")
@@ -54,24 +54,24 @@ class MemoryStore:
         return None if data is None else data[start : None if length is None else start + length]
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
-        """See ``ObjectStore.copy_to``."""
+        """Pass a range of the object to ``write`` in pieces. Return its length, or ``None`` without an object."""
         return write_all(self.get(name, start, length), write)
 
     def exists(self, name: str) -> bool:
-        """See ``ObjectStore.exists``."""
+        """Return whether the object exists."""
         check_name(name)
         self.requests.add("head")
         return name in self._objects.by_name
 
     def list(self, prefix: str) -> list[str]:
-        """See ``ObjectStore.list``."""
+        """Return the names that start with ``prefix``, sorted."""
         check_prefix(prefix)
         self.requests.add("list")
         with self._objects.lock:
             return sorted(name for name in self._objects.by_name if name.startswith(prefix))
 
     def delete(self, names: Sequence[str]) -> None:
-        """See ``ObjectStore.delete``."""
+        """Delete the objects that exist."""
         for name in names:
             check_name(name)
         if not names:

@@ -29,7 +29,8 @@ from riffle_spark.state.objects.s3_answers import Action, is_definite, rule_of
 
 __all__ = ["BodyInterrupted", "S3Store", "read_pieces"]
 
-Answer = Mapping[str, object]
+_Answer = Mapping[str, object]
+"""An answer of botocore: the fields of an operation's output or error."""
 _AWS_OWN_KEY: Final = "aws/s3"
 _BULK_DELETE_MAX: Final = 1000
 _PAUSE_SECONDS: Final = 0.05
@@ -76,7 +77,7 @@ class S3Store:
         return {"ServerSideEncryption": "aws:kms", "BucketKeyEnabled": True, **key_id}
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """See ``ObjectStore.put_if_absent``.
+        """Write the object if its name is free. Return whether this call wrote it.
 
         If a request had no definite answer and its repeat is refused, raise ``UnavailableError``, because the object
         may exist.
@@ -89,6 +90,7 @@ class S3Store:
         except ConfigError as error:
             if not patience.is_unclear:
                 raise
+            # Cause: The first request may have written the object although its answer was lost.
             raise UnavailableError(
                 f"put_object had no answer, and its repeat failed: {error.problem}",
                 remedy=error.remedy,
@@ -98,7 +100,7 @@ class S3Store:
         return _status(answer) < 300
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
-        """See ``ObjectStore.get``. An interrupted body is requested again."""
+        """Return a range of the object, or ``None`` if it does not exist. An interrupted body is requested again."""
         store.check_range(start, length)
         if length == 0:
             return b"" if self.exists(name) else None
@@ -113,7 +115,7 @@ class S3Store:
                 self._wait(patience, self._unavailable("get_object", patience, str(error)))
 
     def copy_to(self, name: str, start: int, length: int, write: Callable[[bytes], object]) -> int | None:
-        """See ``ObjectStore.copy_to``. The rest of an interrupted body is requested again."""
+        """Pass a range of the object to ``write`` in pieces. Return its length, or ``None`` without an object."""
         store.check_range(start, length)
         if length == 0:
             return 0 if self.exists(name) else None
@@ -155,18 +157,18 @@ class S3Store:
         return body
 
     def exists(self, name: str) -> bool:
-        """See ``ObjectStore.exists``. S3 does not distinguish a missing bucket from a missing object here."""
+        """Return whether the object exists. S3 does not distinguish a missing bucket from a missing object here."""
         key = self.prefix + store.check_name(name)
         return _status(self._call("head_object", {"Key": key}, _Patience(self.options))) != 404
 
     def list(self, prefix: str) -> list[str]:
-        """See ``ObjectStore.list``. The markers of empty folders that S3 consoles create are left out."""
+        """Return the names that start with ``prefix``, sorted, without the folder markers of S3 consoles."""
         names: list[str] = []
         full_prefix = self.prefix + store.check_prefix(prefix)
         page: dict[str, str] = {}
         while True:
             answer = self._call("list_objects_v2", {"Prefix": full_prefix, **page}, _Patience(self.options))
-            keys = [_text(entry, "Key") for entry in cast("list[Answer]", answer.get("Contents", []))]
+            keys = [_text(entry, "Key") for entry in cast("list[_Answer]", answer.get("Contents", []))]
             names += (key[len(self.prefix) :] for key in keys if not key.endswith("/"))
             is_truncated = answer.get("IsTruncated")
             token = _text(answer, "NextContinuationToken")
@@ -178,7 +180,7 @@ class S3Store:
             page = {"ContinuationToken": token}
 
     def delete(self, names: Sequence[str]) -> None:
-        """See ``ObjectStore.delete``."""
+        """Delete the objects that exist."""
         keys = list(dict.fromkeys(self.prefix + store.check_name(name) for name in names))
         for first in range(0, len(keys), _BULK_DELETE_MAX):
             self._delete(keys[first : first + _BULK_DELETE_MAX])
@@ -195,10 +197,10 @@ class S3Store:
                 self._wait(patience, self._unavailable("delete_objects", patience, reason))
             keys = list(remaining)
 
-    def _undeleted(self, keys: Sequence[str], answer: Answer) -> dict[str, str]:
+    def _undeleted(self, keys: Sequence[str], answer: _Answer) -> dict[str, str]:
         """Return the keys that were not deleted, with the reasons. Raise an error if a retry cannot help."""
         reasons: dict[str, str] = {}
-        for entry in cast("Sequence[Answer]", answer.get("Errors", [])):
+        for entry in cast("Sequence[_Answer]", answer.get("Errors", [])):
             code = _text(entry, "Code")
             message = _text(entry, "Message")
             if code == "NoSuchKey":
@@ -212,9 +214,10 @@ class S3Store:
             raise self._invalid_answer("delete_objects")
         return reasons
 
-    def _call(self, operation: str, parameters: Mapping[str, object], patience: "_Patience") -> Answer:
-        """Send a request, and repeat it as the table of answers prescribes. Return a success, or an absence or
-        conflict (``Action.ANSWER``).
+    def _call(self, operation: str, parameters: Mapping[str, object], patience: "_Patience") -> _Answer:
+        """Send a request, and repeat it as the table of answers prescribes.
+
+        Return the answer of a success, or one that the caller interprets (``Action.ANSWER``): absence or a conflict.
         """
         has_fresh_credentials = False
         while True:
@@ -235,7 +238,7 @@ class S3Store:
             self._wait(patience, reply.error, reply.cause)
 
     def _wait(self, patience: "_Patience", error: RiffleError, cause: Exception | None = None) -> None:
-        """Pause before one more request. Raise ``error`` if patience has ended."""
+        """Pause before the next request. Raise ``error`` if patience has ended."""
         if patience.sent >= self.options.s3_max_attempts:
             if patience.has_ended():
                 raise error from cause
@@ -252,20 +255,21 @@ class S3Store:
         if now - self._warned_at >= _WARNING_PERIOD_SECONDS:
             self._warned_at = now
             seconds = self.options.s3_patience_seconds
+            # Cause: The store does not answer, or asks for fewer requests.
             _logger.warning("[RIFFLE-0444] Retrying for %g s (s3_patience): %s", seconds, error)
 
     def _send(
         self, client: BaseClient, operation: str, parameters: Mapping[str, object], patience: "_Patience"
-    ) -> "Answer | _Failure":
-        """Send one request, which botocore may repeat. Return the answer or the failure."""
+    ) -> "_Answer | _Failure":
+        """Send a request. botocore may repeat it. Return the answer or the failure."""
         payer = {"RequestPayer": "requester"} if self.options.s3_requester_pays else {}
         sending = s3_client.SENDING
         sending.requests = self.requests
         sending.sent = patience.sent
         try:
-            return cast("Answer", getattr(client, operation)(Bucket=self.bucket, **payer, **parameters))
+            return cast("_Answer", getattr(client, operation)(Bucket=self.bucket, **payer, **parameters))
         except boto_errors.ClientError as error:
-            answer = cast("Answer", error.response)
+            answer = cast("_Answer", error.response)
             if sending.sent > patience.sent and is_definite(_status(answer)):
                 patience.definite += 1
             return self._judge_answer(operation, answer)
@@ -280,9 +284,9 @@ class S3Store:
         finally:
             patience.sent = sending.sent
 
-    def _judge_answer(self, operation: str, answer: Answer) -> "Answer | _Failure":
+    def _judge_answer(self, operation: str, answer: _Answer) -> "_Answer | _Failure":
         status = _status(answer)
-        error = cast("Answer", answer.get("Error", {}))
+        error = cast("_Answer", answer.get("Error", {}))
         code = _text(error, "Code")
         message = _text(error, "Message")
         rule = rule_of(operation, status, code, message)
@@ -292,6 +296,7 @@ class S3Store:
         return _Failure(rule.action, s3_client.refused(call, rule, status, code, message))
 
     def _judge_exception(self, operation: str, error: Exception) -> RiffleError:
+        """Return the error of the store for an exception of boto3."""
         call = self._describe(operation, s3_client.SENDING.sent)
         if isinstance(error, _NO_CREDENTIALS):
             return s3_client.no_credentials(call, type(error).__name__)
@@ -299,6 +304,7 @@ class S3Store:
             return s3_client.untrusted(call)
         if isinstance(error, _NO_ANSWER):
             return s3_client.unavailable(call, type(error).__name__)
+        # Cause: A parameter is invalid, so boto3 did not send the request.
         return ConfigError(
             f"Cannot send {operation}: {error}",
             remedy="Check `root`, `s3_endpoint` and `s3_region`.",
@@ -307,6 +313,7 @@ class S3Store:
         )
 
     def _invalid_answer(self, operation: str) -> ConfigError:
+        # Cause: Another service or a proxy answers at the endpoint.
         return ConfigError(
             f"The answer to {operation} is not a valid S3 answer.",
             remedy="Check `s3_endpoint`: the server must be S3.",
@@ -331,11 +338,11 @@ class _Failure:
     cause: Exception | None = None
 
 
-def _status(answer: Answer) -> int:
+def _status(answer: _Answer) -> int:
     return cast("dict[str, int]", answer["ResponseMetadata"])["HTTPStatusCode"]
 
 
-def _text(fields: Answer, name: str) -> str:
+def _text(fields: _Answer, name: str) -> str:
     """Return a text of an answer, empty if it is absent. botocore returns a list if an element occurs twice."""
     value = fields.get(name)
     return value if isinstance(value, str) else ""
@@ -352,10 +359,9 @@ class _Patience:
         self.restart()
 
     def restart(self) -> None:
-        """Start both limits again."""
         self.sent = 0
         self.definite = 0
-        """Number of requests whose answers mean that they have changed nothing."""
+        """Number of requests with an answer that proves that nothing was changed."""
         self._started = time.monotonic()
 
     @property
@@ -364,7 +370,7 @@ class _Patience:
         return self.sent > self.definite
 
     def has_ended(self) -> bool:
-        """Tell whether ``s3_patience`` is over."""
+        """Return whether ``s3_patience`` is over."""
         return time.monotonic() - self._started >= self._seconds
 
 

@@ -1,9 +1,9 @@
-"""What a call does after each answer of an S3 server, as one table.
+"""The reaction of a call to each answer of an S3 server, as a table.
 
 ``rule_of`` returns the first row of ``TABLE`` that matches an answer's operation, HTTP status, error code and text. The
 row names the next action and the error to raise if nothing helps. An answer without a body, such as every answer to
-HEAD, has its status as its code, as botocore reports it. Errors do not quote answers about credentials, because these
-may repeat what was sent.
+HEAD, has its status as its code, as botocore reports it. Errors do not quote answers about credentials, because they
+may repeat the sent values.
 """
 
 import re
@@ -20,7 +20,7 @@ CREDENTIAL_CHAIN: Final = "environment, ~/.aws or the machine's role"
 
 
 class Action(Enum):
-    """What a store does after an answer that is not a success."""
+    """The reaction of a store to an answer that is not a success."""
 
     ANSWER = "return the answer: the object is absent, or its name is taken"
     AGAIN = "send the same request again, until `s3_patience` ends"
@@ -30,7 +30,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of the table. An empty condition matches everything. Codes are patterns of ``fnmatch``.
+    """A row of the table. An empty condition matches everything. Codes are patterns of ``fnmatch``.
 
     ``problem`` may contain ``{operation}``, ``{status}``, ``{code}`` and ``{message}``.
     """
@@ -46,7 +46,7 @@ class Rule:
     id: str = ""
 
     def matches(self, operation: str, status: int, code: str, message: str) -> bool:
-        """Tell whether every condition of the row holds."""
+        """Return whether every condition of the row holds."""
         return (
             (not self.operations or operation in self.operations)
             and (not self.statuses or status in self.statuses)
@@ -226,5 +226,5 @@ def rule_of(operation: str, status: int, code: str, message: str) -> Rule:
 
 
 def is_definite(status: int) -> bool:
-    """Tell whether an error answer with this status means that the request has changed nothing, and never will."""
+    """Return whether an error answer with this status means that the request has changed nothing, and never will."""
     return (status < 500 and status != 408) or status in _NOT_IMPLEMENTED

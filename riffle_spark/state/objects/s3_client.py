@@ -63,7 +63,7 @@ def client_of(options: StoreOptions) -> BaseClient:
 
 
 def forget_client(options: StoreOptions, client: BaseClient) -> None:
-    """Make the next call create a new client, which reads the credentials again, unless another thread has done so."""
+    """Make the next call create a new client with newly read credentials, unless another thread has done so."""
     if _CLIENTS.get((os.getpid(), options)) is client:
         _CLIENTS.pop((os.getpid(), options), None)
 
@@ -114,7 +114,7 @@ def _count(event_name: str, **_: object) -> None:
 
 
 def _add_content_md5(params: dict[str, dict[str, str]], **_: object) -> None:
-    """Add the checksum that many S3-compatible servers require of a bulk delete. botocore only sends a newer one."""
+    """Add the checksum that many S3-compatible servers require of a bulk delete. botocore sends only a newer one."""
     params["headers"]["Content-MD5"] = content_md5(cast("bytes", params["body"]))
 
 
@@ -124,7 +124,7 @@ def content_md5(body: bytes) -> str:
 
 
 def _drop_expect(params: dict[str, dict[str, str]], **_: object) -> None:
-    """Send a body at once. To wait for a 100 answer is one more round trip, and a second if the server sends none."""
+    """Send a body at once. To wait for a 100 answer costs a round trip, or a second if the server sends none."""
     params["headers"].pop("Expect", None)
 
 
@@ -174,7 +174,8 @@ def no_credentials(call: Call, kind: str) -> RefusedError:
 
 
 def untrusted(call: Call) -> RefusedError:
-    """Return the error for a server whose TLS certificate does not verify."""
+    """Return the error for a server with an untrusted TLS certificate."""
+    # Cause: The certificate is self-signed, its authority is unknown on this machine, or the endpoint is wrong.
     return RefusedError(
         "The server's TLS certificate is not trusted.",
         remedy="Point AWS_CA_BUNDLE at the authority that signed it, or correct `s3_endpoint`.",

@@ -1,4 +1,4 @@
-"""The interface to object storage, which every store implements in a module of its own.
+"""The interface to object storage. Every store implements it in a module of its own.
 
 To add a store: implement ``ObjectStore``, open it in ``open``, and add it to ``tests/state/objects``.
 """
@@ -20,7 +20,7 @@ __all__ = [
     "check_name",
     "check_prefix",
     "check_range",
-    "overwriting",
+    "overwrite_error",
     "sent_since",
     "write_all",
 ]
@@ -30,7 +30,7 @@ PIECE_BYTES: Final = 256 << 10
 
 
 class ObjectStore(Protocol):
-    """Named, immutable objects of bytes below one root.
+    """Named, immutable objects of bytes below a root.
 
     - **Names** are relative paths with ``/``, made only by ``state.log.paths``. No part is empty or starts with a dot.
       Every method checks its names.
@@ -70,7 +70,7 @@ class ObjectStore(Protocol):
         ...
 
     def exists(self, name: str) -> bool:
-        """Tell whether the object exists, with one request."""
+        """Return whether the object exists, with one request."""
         ...
 
     def list(self, prefix: str) -> list[str]:
@@ -83,7 +83,7 @@ class ObjectStore(Protocol):
 
 
 class RequestCounts(dict[str, int]):
-    """Thread-safe counts of requests by kind. A pickled one starts from zero."""
+    """Thread-safe counts of requests by kind. A pickled object starts from zero."""
 
     def __init__(self) -> None:
         super().__init__(put=0, get=0, head=0, list=0, delete=0)
@@ -139,8 +139,9 @@ def check_range(start: int, length: int | None) -> None:
 
 
 def check_endpoint(text: str, where: str = "s3_endpoint") -> None:
-    """Raise ``ConfigError`` if an endpoint, or a text that quotes one, contains credentials or a query. All errors
-    name the endpoint, so it must not hold secrets.
+    """Raise ``ConfigError`` if an endpoint, or a text that quotes one, contains credentials or a query.
+
+    All errors name the endpoint, so it must not hold secrets.
     """
     if "@" in text or "?" in text:
         raise ConfigError(
@@ -170,7 +171,7 @@ class StoreOptions:
     s3_connect_timeout_seconds: float = 5.0
     s3_read_timeout_seconds: float = 20.0
     s3_max_attempts: int = 4
-    """Attempts per call, the first one included."""
+    """Attempts per call, the first included."""
     s3_patience_seconds: float = Settings.s3_patience
     """How long a call is retried in any case, if a retry can help."""
     s3_max_connections: int = 16
@@ -195,7 +196,7 @@ class StoreOptions:
                 )
 
 
-def overwriting(store: ObjectStore, where: str) -> ConfigError:
+def overwrite_error(store: ObjectStore, where: str) -> ConfigError:
     """Return the error for a store that overwrote an existing object."""
     return ConfigError(
         f"The store overwrites objects: {store!r} accepted a second put of an existing record.",

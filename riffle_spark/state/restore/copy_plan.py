@@ -1,4 +1,4 @@
-"""Decide what a copy lacks: one pure function for owners, standbys, warm-ups and snapshots.
+"""Plan the links or the snapshot that a copy lacks: a pure function for owners, standbys, warm-ups and snapshots.
 
 Theory of operation. A copy advances only from a head on the chain of its entry. The first row that fits decides:
 
@@ -13,8 +13,8 @@ Theory of operation. A copy advances only from a head on the chain of its entry.
 
 A copy that is off the chain and not beyond is older than the snapshot, of an attempt that was never listed, or of a
 line that a rollback gave up. A copy on the chain of the whole entry is never beyond, because epochs and versions only
-grow along a chain. So a cut entry never changes a decision. The whole one is read only if it is needed. A cache's entry
-is always cut and has nothing before it: its copy off the chain is dropped.
+grow along a chain. So a cut entry never changes a decision. The whole entry is read only if it is needed. A cache's
+entry is always cut and has nothing before it: its copy off the chain is dropped.
 
 Callers treat *beyond* differently:
 
@@ -48,7 +48,7 @@ class CopyPlan:
 
 
 def plan_of_entry(head: Head | None, entry: Entry, epoch: int, *, newest: bool = False) -> CopyPlan:
-    """Return what the copy at ``head`` (``None``: no intact copy) lacks, for a driver of ``epoch``.
+    """Return the plan for the copy at ``head`` (``None``: no intact copy), for a driver of ``epoch``.
 
     ``newest``: nothing was committed after the entry, so a copy beyond it is of a line that a rollback gave up.
     """
@@ -67,7 +67,7 @@ def plan_of_entry(head: Head | None, entry: Entry, epoch: int, *, newest: bool =
 def plan_copy(
     head: Head | None, entry: Entry, epoch: int, read_whole: Callable[[], Entry], *, newest: bool = False
 ) -> CopyPlan:
-    """Return ``plan_of_entry``, of the whole entry if the cut one does not decide."""
+    """Return ``plan_of_entry``, of the whole entry if the cut entry does not decide."""
     plan = plan_of_entry(head, entry, epoch, newest=newest)
     if plan.action == "cut":
         plan = plan_of_entry(head, read_whole(), epoch, newest=True)  # the cut entry has shown that it is not beyond

@@ -1,11 +1,11 @@
-"""The progress of one member's copies, and snapshots that are being fetched.
+"""The progress of a member's copies, and snapshots that are being fetched.
 
     incoming/<store>/<0042>.<snapshot id>
 
 Theory of operation. Bytes are only appended to an incoming file. So after a crash it has the start of the snapshot, and
 the next piece of upkeep continues there. The file was not synced, so it counts only when all of it has the
-checksum that the log lists. If it has another one, the ranges that arrived in this piece show whether the disk or the
-store altered it.
+checksum that the log lists. If it has another checksum, the ranges that arrived in this piece show whether the disk or
+the store altered it.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _TRIES = 8
 
 
 class IncomingSnapshots:
-    """The partly fetched snapshots of one member, for one piece of upkeep at a time."""
+    """The partly fetched snapshots of a member, for one piece of upkeep at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "incoming"
@@ -80,7 +80,7 @@ class IncomingSnapshots:
 
 @dataclass(slots=True)
 class CopyProgress:
-    """One copy's head (``None``: there is no copy), what it lacks, and bytes fetched of bytes to fetch."""
+    """A copy's head (``None``: there is no copy), the links it lacks, and bytes fetched of bytes to fetch."""
 
     address: Address
     entry: Entry
@@ -102,7 +102,7 @@ class CopyProgress:
 
 
 class CopyPlanner:
-    """Plans what copies of one member lack, for one task. ``read_whole`` reads the entry of one that arrived cut."""
+    """Plans the copies of a member, for one task. ``read_whole`` reads the whole entry if an order has a cut entry."""
 
     def __init__(
         self, folder: Folder, incoming: IncomingSnapshots, epoch: int, read_whole: Callable[[Address], Entry]
@@ -129,9 +129,9 @@ class CopyPlanner:
         return copy
 
     def plan(self, copy: CopyProgress) -> None:
-        """Read the copy's head, and set what it lacks. Drop the copy of an empty key-group.
+        """Read the copy's head, and set the links that it lacks. Drop the copy of an empty key-group.
 
-        Raises what ``read_whole`` raises.
+        Raises the errors of ``read_whole``.
         """
         copy.head = self._read_head(copy)
         plan = plan_copy(copy.head, copy.entry, self._epoch, lambda: self._read_whole(copy.address))

@@ -25,6 +25,7 @@ def are_stored(path: Path, ranges: Iterable[FetchedRange]) -> bool:
 
 
 def _is_stored(path: Path, fetched: FetchedRange) -> bool:
+    """Return whether a file has the bytes of a range, by their checksum."""
     checksum = part_codec.Checksum()
     remaining = fetched.length
     try:

@@ -48,10 +48,10 @@ class _Range(NamedTuple):
 
 
 class Follower:
-    """Advances copies of one member to their entries' heads.
+    """Advances copies of a member to their entries' heads.
 
-    ``read_whole`` reads the entry of one that arrived cut. ``has_room`` returns whether the disk has room for one more
-    new copy.
+    ``read_whole`` reads the whole entry if an order has a cut entry. ``has_room`` returns whether the disk has room for
+    one more new copy.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class Follower:
             self.folds += follower.advance([copy for copy in copies if copy.address[0] == store and copy.error is None])
 
     def _restore(self, copies: Sequence[CopyProgress]) -> None:
+        """Fetch the snapshots of copies in ranges, and create the copies with complete snapshots."""
         complete: list[CopyProgress] = []
         fetching = prefetched(self._fetch, self._ranges(copies), lambda range_: range_.length)
         with closing(fetching):
@@ -153,14 +154,20 @@ class Follower:
         snapshot = copy.entry.snapshot
         if snapshot is not None and len(data) != range_.length:
             name = paths.snapshot(*copy.address, snapshot.id)
-            raise CorruptStateError("The object is shorter than the log lists.", where=name, id="RIFFLE-0461")
+            # Cause: A person or a tool replaced the object.
+            raise CorruptStateError(
+                "The object is shorter than the log lists.",
+                remedy="Restore it from a backup, or roll back to a batch that does not need it (riffle rollback).",
+                where=name,
+                id="RIFFLE-0461",
+            )
         if snapshot is not None and data:
             self._incoming.add(copy.address, snapshot, range_.start, data)
             copy.fetched += len(data)
         return [copy] if snapshot is None or copy.fetched == snapshot.length else []
 
     def _create_all(self, copies: Sequence[CopyProgress]) -> None:
-        """Create new copies at the start of their chains, except those that another process has created."""
+        """Create new copies at the start of their chains, except copies that another process has created."""
         for store in {copy.address[0] for copy in copies}:
             self._planner.stacks(store).refresh()  # a slot may have restored some meanwhile
         for copy in copies:
@@ -180,6 +187,6 @@ class Follower:
 def restored(schema: StoreSchema, entries: Mapping[int, Entry], reader: Reader, folder: Path) -> dict[int, pa.Table]:
     """Return the whole state of each shard with state, with a snapshot's columns and order.
 
-    Creates copies below ``folder``, which is empty. Raises what ``StackKeeper.advance`` raises.
+    Creates copies below the empty ``folder``. Raises the errors of ``StackKeeper.advance``.
     """
     return StackKeeper(claim(folder, "reader", ()), schema, reader, _EVERY_EPOCH).tables(entries)

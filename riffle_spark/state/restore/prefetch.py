@@ -73,7 +73,7 @@ class Budget:
         self._has_started = False
 
     def allows(self) -> bool:
-        """Return whether one more item may start, and count it as started."""
+        """Return whether another item may start, and count it as started."""
         allowed = not self._has_started or self._clock() < self._deadline
         self._has_started = True
         return allowed

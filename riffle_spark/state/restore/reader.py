@@ -3,7 +3,7 @@
 Adjacent ranges of one object are joined into one GET, and several GETs run at once.
 
 Fetched bytes are written to files as they arrive. Snapshots arrive in ranges, several at a time, straight into their
-files. Of deltas only the needed parts are stored, those of one object in one file.
+files. Of deltas only the needed parts are stored, parts of one object in one file.
 """
 
 import threading
@@ -54,7 +54,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class Totals:
-    """What was read so far. ``fetched_bytes`` contain ``snapshot_bytes``."""
+    """The bytes read so far. ``fetched_bytes`` contain ``snapshot_bytes``."""
 
     local_parts: int = 0
     fetched_parts: int = 0
@@ -166,7 +166,7 @@ def in_parallel(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> lis
 
 
 def joined(parts: list[Link], gap_bytes: int = _JOIN_GAP_BYTES) -> list[list[Link]]:
-    """Return the parts of one object as runs, one for each ranged GET, without large gaps."""
+    """Return the parts of one object as runs without large gaps. Each run is a ranged GET."""
     runs: list[list[Link]] = []
     for link in parts:
         if runs and link.start - _end(runs[-1]) <= gap_bytes:
@@ -215,6 +215,7 @@ def _end(run: list[Link]) -> int:
 
 def missing(name: str) -> CorruptStateError:
     """Return the error for a listed object that the store does not have."""
+    # Cause: A person or a lifecycle rule deleted the object.
     return CorruptStateError(
         "An object that the log lists is missing.",
         remedy="Restore it from a backup, or roll back to a batch that does not need it (riffle rollback).",
@@ -248,7 +249,7 @@ def runs_of(reader: Reader, links: Iterable[Link]) -> Iterator[list[Link]]:
 
 
 def fetched_links(reader: Reader, folder: Folder, runs: Iterable[list[Link]]) -> dict[Link, StackedPart]:
-    """Fetch runs of links into files of a member's folder. Raises what ``Reader`` raises."""
+    """Fetch runs of links into files of a member's folder. Raises the errors of ``Reader``."""
 
     def fetch(run: list[Link]) -> dict[Link, StackedPart]:
         intact: dict[Link, memoryview] = {}
@@ -265,7 +266,7 @@ def fetched_links(reader: Reader, folder: Folder, runs: Iterable[list[Link]]) ->
 
 
 def write_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, StackedPart]:
-    """Write intact parts of one object into one new file of a member's folder."""
+    """Write intact parts of an object into a new file of a member's folder."""
     if not parts:
         return {}
     head = next(iter(parts)).head
@@ -283,7 +284,8 @@ def write_parts(folder: Folder, parts: Mapping[Link, memoryview]) -> dict[Link, 
 def fetched_snapshots(reader: Reader, files: Sequence[SnapshotFile]) -> dict[Path, list[FetchedRange]]:
     """Fetch snapshots into their files, unchecked. Return the ranges of each as they arrived.
 
-    Raises what ``Reader`` raises, and ``LocalDiskError`` if a file disappears, which users of the folder do not remove.
+    Raises the errors of ``Reader``, and ``LocalDiskError`` if a file disappears, which users of the folder do not
+    remove.
     """
     range_bytes = range_of(sum(file.snapshot.length for file in files))
     work = [fetch for file in files for fetch in _range_fetches(reader, file, range_bytes)]

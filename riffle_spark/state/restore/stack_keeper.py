@@ -1,8 +1,8 @@
 """Advance copies to exactly the heads that a driver names.
 
-`copy_plan` decides what a copy lacks. A link's part is in a local file if this member sealed the delta, otherwise it is
-fetched. Nothing is unpacked: a copy advances by a longer list of files. Every part is checked before it is read. A copy
-with a damaged part is dropped and restored, from the object store if local files do not help.
+`copy_plan` finds the links that a copy lacks. A link's part is in a local file if this member sealed the delta,
+otherwise it is fetched. Nothing is unpacked: a copy advances by a longer list of files. Every part is checked before it
+is read. A copy with a damaged part is dropped and restored, from the object store if local files do not help.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,15 +50,13 @@ def no_whole_entry(key_group: int) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Advance:
-    """One stack to advance, and its plan."""
-
     key_group: int
     stack: Stack | None
     plan: CopyPlan
 
 
 class StackKeeper:
-    """Keeps the copies of one store in one member's folder, for a driver of ``epoch``.
+    """Keeps the copies of a store in a member's folder, for a driver of ``epoch``.
 
     ``read_whole`` reads an entry that arrived cut. ``newest``: nothing was committed after the entries, so a copy
     beyond them is of a line that a rollback gave up.
@@ -96,7 +94,7 @@ class StackKeeper:
         return opened, counts
 
     def _advance_with_retries(self, entries: Mapping[int, Entry]) -> tuple[dict[int, OpenStack], AdvanceCounts]:
-        """Advance copies, and again those that are damaged or that another process merges meanwhile."""
+        """Advance copies. Repeat it for copies that are damaged or that another process merges meanwhile."""
         opened: dict[int, OpenStack] = {}
         damaged: dict[int, DamagedCopy] = {}
         restores = 0
@@ -151,10 +149,11 @@ class StackKeeper:
         return stacks, restores, sum(len(advance.plan.links) for advance in advances)
 
     def _plan(self, key_group: int, head: Head | None, entry: Entry) -> CopyPlan:
-        """Return what the copy at ``head`` lacks. Raises ``OutOfDate`` if it is beyond the entry."""
+        """Return the plan for the copy at ``head``. Raises ``OutOfDate`` if it is beyond the entry."""
         plan = plan_copy(head, entry, self._epoch, lambda: self._read_whole(key_group), newest=self._newest)
         if plan.action == "beyond":
             assert head is not None, "an absent copy is not beyond its entry"
+            # Cause: A later attempt, or a newer driver, has advanced the copy.
             raise OutOfDate(
                 f"The copy is at version {head.version} of epoch {head.epoch}, but the batch starts from version "
                 f"{plan.entry.head.version}.",
@@ -166,7 +165,7 @@ class StackKeeper:
     def _replace(self, advance: _Advance, base: Sequence[StackedPart], added: Sequence[StackedPart]) -> Stack:
         """Make a stack at the entry's head the copy, and return it.
 
-        If another process has put a stack there that is no merge of the former one, that stays the copy.
+        If another process has put a stack there that is not a merge of the former stack, its stack stays the copy.
         """
         former = advance.stack
         for _ in range(_TRIES):
@@ -212,7 +211,7 @@ class StackKeeper:
     def _open(
         self, stacks: Mapping[int, Stack], entries: Mapping[int, Entry]
     ) -> tuple[dict[int, OpenStack], dict[int, DamagedCopy]]:
-        """Return the intact stacks with their runs, and the errors of the damaged ones."""
+        """Return the intact stacks with their runs, and the errors of the damaged stacks."""
         opened: dict[int, OpenStack] = {}
         damaged: dict[int, DamagedCopy] = {}
         for key_group, stack in stacks.items():
@@ -232,7 +231,7 @@ class StackKeeper:
         """Return the state of a copy at the entry's head, or at its own head if that is beyond.
 
         A copy holds committed effects only. The bytes are encrypted as the snapshot of this attempt. Raises
-        ``DamagedCopy``, ``OutOfDate`` if a newer driver has advanced the copy, and what ``advance`` raises.
+        ``DamagedCopy``, ``OutOfDate`` if a newer driver has advanced the copy, and the errors of ``advance``.
         """
         self._parts.look_again()  # time passes from one snapshot to the next
         if not self._stacks.has(key_group):
@@ -257,7 +256,7 @@ class StackKeeper:
         }
 
     def prepare_caches(self, entries: Mapping[int, Entry]) -> set[int]:
-        """Make every copy of a cache one that can reach its entry's head from local files. Return the lost ones.
+        """Ensure that every copy of a cache can reach its entry's head from local files. Return the lost copies.
 
         Nothing of a cache can be fetched. A copy is lost unless it is at the head, or before the last link whose file
         is local. A lost copy is started again, empty, at the head.

@@ -1,4 +1,4 @@
-"""The parts of stacks: sealed deltas, fetched snapshots, merged parts, and what upkeep adds piece by piece.
+"""The parts of stacks: sealed deltas, fetched snapshots, merged parts, and parts that upkeep adds piece by piece.
 
 Merging makes stacks faster to read and frees disk. It does not change the state of a copy.
 """
@@ -42,7 +42,7 @@ _MERGED_BYTES_AT_ONCE = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class OpenStack:
-    """One key-group's intact copy. ``runs`` holds the newest rows first, ``timer_ms`` is the entry's at its head."""
+    """The intact copy of a key-group. ``runs`` holds the newest rows first, ``timer_ms`` is the entry's at its head."""
 
     stack: Stack
     runs: tuple[Run, ...]
@@ -55,7 +55,7 @@ def timer_of(entry: Entry, head: Head) -> int | None:
 
 
 class StackParts:
-    """The parts of one store's stacks in a member's folder. One task checks each file once."""
+    """The parts of a store's stacks in a member's folder. A task checks each file once."""
 
     def __init__(self, folder: Folder, schema: StoreSchema, stacks: Stacks, keys: Keys | None = None) -> None:
         self._folder = folder
@@ -88,7 +88,7 @@ class StackParts:
         self._files.close_removed()
 
     def look_again(self) -> None:
-        """Check all files again when they are needed next."""
+        """Verify the checksum of every file again at its next use."""
         self._files = PartFiles(self._folder.path, self._keys)
 
     def mark_verified(self, parts: Iterable[StackedPart]) -> None:
@@ -99,8 +99,8 @@ class StackParts:
     def base(self, fetched: SnapshotFile, ranges: Iterable[FetchedRange]) -> StackedPart:
         """Return a fetched snapshot as the lowest part of a stack. A snapshot in an old format is converted.
 
-        ``ranges`` are read only as far as needed. Raises ``CorruptStateError`` if the object is not what was sealed,
-        and ``LocalDiskError`` if the disk altered what arrived.
+        ``ranges`` are read only as far as needed. Raises ``CorruptStateError`` if the object was altered after it was
+        sealed, and ``LocalDiskError`` if the disk altered the fetched bytes.
         """
         snapshot = fetched.snapshot
         file_name = self._stacks.name_of(fetched.path)
@@ -125,7 +125,10 @@ class StackParts:
     def _cause_of_damage(
         self, fetched: SnapshotFile, part: StackedPart, ranges: Iterable[FetchedRange], error: DamagedCopy
     ) -> RiffleError:
-        """Remove a damaged snapshot's file. Return the object's error if the file has what arrived, else the disk's."""
+        """Remove a damaged snapshot's file.
+
+        Return the object's error if the file has the fetched bytes, else the disk's.
+        """
         disk_error = disk_refused(f"A snapshot was altered after it was fetched: {error.problem}", fetched.path)
         if isinstance(error.__cause__, OSError):
             return disk_error
@@ -161,7 +164,8 @@ class StackParts:
     def merge_some(self, opened: Mapping[int, OpenStack]) -> None:
         """Merge stacks with many or large parts, up to a limit of bytes, but at least one. Raises ``DamagedCopy``.
 
-        If one is merged, so are those of half that size: stacks share files, which are removed with the last stack.
+        If any stack has reached the size for a merge, stacks of half that size are merged too: stacks share files, and
+        a file is removed with its last stack.
         """
         if all(_merge_start(copy.stack.parts, _MERGED_SHARE) is None for copy in opened.values()):
             return
@@ -238,7 +242,7 @@ def _rows(parts: Iterable[StackedPart]) -> int:
 
 
 class StackFollower:
-    """Adds fetched links and snapshots to one store's stacks, for upkeep."""
+    """Adds fetched links and snapshots to a store's stacks, for upkeep."""
 
     def __init__(
         self,
@@ -330,7 +334,7 @@ class StackFollower:
         if former is None:
             raise OutOfDate(
                 "The copy was removed while it was advanced.",
-                remedy="None: the next piece restores it.",
+                remedy="Do nothing. The next piece of upkeep restores it.",
                 id="RIFFLE-0465",
             )
         if former.head == copy.head:
@@ -338,7 +342,9 @@ class StackFollower:
             if self._stacks.replace(key_group, former, stack):
                 return stack
         raise OutOfDate(
-            "Another process advanced the copy.", remedy="None: the next piece plans it again.", id="RIFFLE-0466"
+            "Another process advanced the copy.",
+            remedy="Do nothing. The next piece of upkeep plans it again.",
+            id="RIFFLE-0466",
         )
 
     def create(self, copy: CopyProgress) -> bool:

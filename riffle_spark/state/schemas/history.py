@@ -1,6 +1,6 @@
 """The history of a store's declared names.
 
-A column or variable that was removed and declared again is a new one. It starts empty, whatever older parts hold under
+A column or variable that was removed and declared again is new. It starts empty, whatever older parts hold under
 its name.
 
 A declaration changes only when a driver starts, so epochs order the declarations, also after another query adopted the
@@ -18,7 +18,7 @@ import xxhash
 __all__ = ["FIRST", "NEVER_CHANGED", "History", "Name"]
 
 Name: TypeAlias = tuple[str, ...]
-"""A column, a variable, or a variable and one of its fields."""
+"""A column, a variable, or a variable and a field of it."""
 FIRST: Final = -1
 """The epoch and the id of a store's first declaration."""
 _ID_BITS = 63
@@ -42,7 +42,7 @@ class History:
         return self.ids[-1] if self.ids else FIRST
 
     def leads_from(self, declaration: int) -> bool:
-        """Return whether the declaration with this id is the current one or one before it."""
+        """Return whether the declaration with this id is the current declaration or an earlier one."""
         return declaration == FIRST or declaration in self.ids
 
     def changed(self, old_names: Set[Name], new_names: Set[Name], epoch: int) -> "History":

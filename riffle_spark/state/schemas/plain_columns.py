@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class PlainColumns:
-    """The key and state columns of one store.
+    """The key and state columns of a store.
 
     ``due`` names the column with a row's due time, by the clock of ``time_mode``. ``routed_by`` are the first key
     columns, if rows are routed by these only.
@@ -51,15 +51,15 @@ class PlainColumns:
 
     @property
     def routing(self) -> tuple[str, ...]:
-        """See ``StoreSchema``."""
+        """The key columns that rows are routed by."""
         return self.routed_by or tuple(self.key.names)
 
     def either(self, columns: "Callable[[PlainColumns], Result]", variables: object) -> Result:  # noqa: ARG002 - a StoreSchema
-        """See ``StoreSchema``."""
+        """Return the result of ``columns``, the function for this kind of schema."""
         return columns(self)
 
     def to_text(self) -> dict[str, str]:
-        """See ``StoreSchema``."""
+        """Return the schema as a record stores it."""
         text = f"{describe_schema(self.key)} | {describe_schema(self.state)}"
         if self.due is not None:
             text += f" | due: {self.due} by {self.time_mode}"
@@ -72,10 +72,10 @@ class PlainColumns:
         }
 
     def can_read(self, text: Mapping[str, str]) -> bool:
-        """See ``StoreSchema``. Nullable columns may be added, columns removed, and types widened.
+        """Return whether state with the schema of this text can be read with this schema.
 
-        The due column and its clock must not change: other columns have no index of due times, and by another clock all
-        rows may be due at once.
+        Nullable columns may be added, columns removed, and types widened. The due column and its clock must not
+        change: other columns have no index of due times, and by another clock all rows may be due at once.
         """
         stored_times = {name: text[name] for name in ("due", "time_mode") if name in text}
         if "state" not in text or schema_from_text(text.get("key", "")) != self.key or stored_times != self._times:
@@ -94,11 +94,11 @@ class PlainColumns:
 
     @property
     def names_read(self) -> frozenset[Name]:
-        """See ``StoreSchema``."""
+        """The declared names."""
         return frozenset((name,) for name in self.state.names)
 
     def without_later_names(self, table: pa.Table, epoch: int) -> pa.Table:
-        """See ``StoreSchema``."""
+        """Return a part's rows without values under names that were declared after ``epoch``."""
         if not self.history.since:
             return table
         later = [column for (column,) in self.history.later_than(epoch) if column in table.column_names]
@@ -113,7 +113,7 @@ class PlainColumns:
         return key_hashes([table.column(name) for name in self.key.names])
 
     def sealed(self, table: pa.Table) -> pa.Table:
-        """See ``StoreSchema``: sorted by hash, and by stored key if keys share a hash."""
+        """Return a snapshot's rows sorted by hash, and by stored key if keys share a hash."""
         hashes = self.hashes(table)
         order = np.argsort(hashes, kind="stable")
         if np.any(np.diff(hashes[order]) == 0):
@@ -122,7 +122,7 @@ class PlainColumns:
         return table.take(pa.array(order)).add_column(0, HASH, pa.array(hashes[order]))
 
     def earliest_ms(self, table: pa.Table) -> int | None:
-        """See ``StoreSchema``."""
+        """Return the earliest due time in a snapshot's rows (ms), or ``None`` if no row is due."""
         if self.due is None:
             return None
         times = table.column(self.due).drop_null()

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 class StoreSchema(Protocol):
-    """A store's columns: what copies and snapshots need."""
+    """A store's columns, as copies and snapshots need them."""
 
     @property
     def store(self) -> str:
@@ -55,7 +55,7 @@ class StoreSchema(Protocol):
 
     @property
     def due(self) -> str | None:
-        """The column with a row's due time, if there is one."""
+        """The column with a row's due time, or ``None``."""
         ...
 
     @property
@@ -78,7 +78,7 @@ class StoreSchema(Protocol):
     def either(
         self, columns: Callable[[PlainColumns], Result], variables: Callable[[VariableColumns], Result]
     ) -> Result:
-        """Return the result of the function for this kind of schema."""
+        """Return the result of the function for this kind of schema: ``columns`` or ``variables``."""
         ...
 
     def to_text(self) -> dict[str, str]:
@@ -86,7 +86,7 @@ class StoreSchema(Protocol):
         ...
 
     def can_read(self, text: Mapping[str, str]) -> bool:
-        """Return whether state that was written with the schema of this text can be read with this one."""
+        """Return whether state that was written with the schema of this text can be read with this schema."""
         ...
 
     def encoded(self, table: pa.Table) -> pa.Array:
@@ -115,6 +115,7 @@ def schema_of_text(store: str, text: Mapping[str, str]) -> StoreSchema:
 
 
 def _unreadable(field: str, error: Exception, where: str = "schemas") -> CorruptStateError:
+    # Cause: A newer version of riffle-spark wrote the record, or the record was altered.
     return CorruptStateError(
         f"Cannot read the stored {field} of a store: {error!r}",
         remedy="Run the version of riffle-spark that wrote it, or a newer one. Or restore the log from a backup.",
@@ -180,11 +181,12 @@ def key_in(text: Mapping[str, str]) -> str | None:
 def check_key(text: Mapping[str, str], key: str, where: str) -> None:
     """Raise ``ConfigError`` if ``key`` has the id of the stored key, but other bytes.
 
-    Older versions stored keys without their check, which match every key of that id.
+    Older versions stored keys without their check. Such keys match every key of that id.
     """
     stored_key = key_in(text) or ""
     name, _, check = stored_key.partition("/")
     if check and stored_key != key and name == key.partition("/")[0]:
+        # Cause: A new key got this id after the state was written.
         raise ConfigError(
             f"Key {name!r} is not the key that the state was encrypted with.",
             remedy="Set the former key under this id. Give a new key a new id.",

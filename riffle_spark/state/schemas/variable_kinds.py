@@ -1,4 +1,4 @@
-"""One state variable of a key: its kind, its fields, and the ids of its elements.
+"""A state variable of a key: its kind, its fields, and the ids of its elements.
 
 An element's *id* has 64 bits. It is the number of a list's element, the due time of a timer, the hash of a map key's
 stored bytes, and 0 for a value. Callers compare keys of maps that share a hash.
@@ -15,7 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from riffle_spark.columns import byte_slices, one_array
-from riffle_spark.errors import ConfigError, CorruptStateError
+from riffle_spark.errors import CorruptStateError
 from riffle_spark.keyhash import hash_bytes
 from riffle_spark.state.formats.arrow_schemas import (
     can_become,
@@ -68,7 +68,7 @@ _VALUE = "value"
 
 @dataclass(frozen=True)
 class Variable:
-    """One declared state variable: the fields of its value and of a map's key, and the TTL of an element."""
+    """A declared state variable: the fields of its value and of a map's key, and the TTL of an element."""
 
     name: str
     kind: Kind
@@ -78,18 +78,10 @@ class Variable:
 
     def check(self) -> None:
         """Raise ``ConfigError`` for fields that state cannot hold."""
-        if not len(self.value):
-            raise ConfigError(
-                "The state variable has no field.", remedy="Declare a field.", where=self.name, id="RIFFLE-0469"
-            )
         for kind in self.value.types:
             check_storable(kind)
         for field in self.key or ():
             check_map_key_type(f"{self.name}, map key {field.name}", field.type)
-        if self.key is not None and not len(self.key):
-            raise ConfigError(
-                "The map's key has no field.", remedy="Declare a field.", where=self.name, id="RIFFLE-0470"
-            )
 
     @property
     def column(self) -> str:
@@ -109,7 +101,7 @@ class Variable:
         return KeyEncoder(self.key.types)
 
     def canonical(self, structs: pa.StructArray) -> pa.StructArray:
-        """Return entries of a map whose keys contain maps, with these in canonical order."""
+        """Return entries of a map. Maps inside their keys are brought into canonical order."""
         key, value = structs.flatten()
         ordered = with_maps_in_order(key)
         if ordered is key:
@@ -148,6 +140,7 @@ class Variable:
         if self.key is None:
             return structs
         if [field.name for field in structs.type] != [_KEY, _VALUE] or structs.type[0].type != self.type[0].type:
+            # Cause: The code of the job changed the variable to or from a map, or changed the type of its map key.
             raise CorruptStateError(
                 f"Variable {self.name!r} was stored as {structs.type}, which does not fit {self.type}.",
                 remedy="Declare the variable as it is stored, or use another name.",
@@ -207,7 +200,7 @@ def encoded_keys(structs: pa.StructArray) -> pa.LargeBinaryArray:
 
 
 def id_of_key(encoded: bytes) -> int:
-    """Return the id of one entry with this stored key."""
+    """Return the id of the entry with this stored key."""
     bits = xxhash.xxh64_intdigest(encoded, seed=_SEED)
     signed = bits - (1 << 64) if bits >> 63 else bits
     return signed if signed != NO_ELEMENT else NO_ELEMENT + 1

@@ -55,7 +55,7 @@ _SORTED_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class VariableColumns:
-    """The key and the variables of one store. Their order is part of the stored format.
+    """The key and the variables of a store. Their order is part of the stored format.
 
     ``indexed``: elements may have due times, and parts also have their order by due time.
     """
@@ -98,11 +98,11 @@ class VariableColumns:
         return _of_text(store, text["key"], text["variables"], text["indexed"], text.get("history"))
 
     def either(self, columns: object, variables: "Callable[[VariableColumns], Result]") -> Result:  # noqa: ARG002 - a StoreSchema
-        """See ``StoreSchema``."""
+        """Return the result of ``variables``, the function for this kind of schema."""
         return variables(self)
 
     def to_text(self) -> dict[str, str]:
-        """See ``StoreSchema``."""
+        """Return the schema as a record stores it."""
         variables = ", ".join(variable.described() for variable in self.variables)
         return {
             "key": schema_to_text(self.key),
@@ -112,7 +112,10 @@ class VariableColumns:
         }
 
     def can_read(self, text: Mapping[str, str]) -> bool:
-        """See ``StoreSchema``. Variables may be added and removed, and due times added. Fields change like columns."""
+        """Return whether state with the schema of this text can be read with this schema.
+
+        Variables may be added and removed, and due times added. Fields change like columns.
+        """
         if "variables" not in text:
             return False
         stored = self.of_text(self.store, text)
@@ -135,12 +138,12 @@ class VariableColumns:
 
     @property
     def names_read(self) -> frozenset[Name]:
-        """See ``StoreSchema``."""
+        """The declared names."""
         fields = ((variable.name, field) for variable in self.variables for field in variable.value.names)
         return frozenset([*fields, *((variable.name,) for variable in self.variables)])
 
     def without_later_names(self, table: pa.Table, epoch: int) -> pa.Table:
-        """See ``StoreSchema``."""
+        """Return a part's rows without values under names that were declared after ``epoch``."""
         if not self.history.since:
             return table
         later_names = self.history.later_than(epoch)
@@ -173,19 +176,19 @@ class VariableColumns:
 
     @property
     def routing(self) -> tuple[str, ...]:
-        """See ``StoreSchema``."""
+        """The key columns that rows are routed by."""
         return tuple(self.key.names)
 
     def encoded(self, table: pa.Table) -> pa.Array:
-        """See ``StoreSchema``."""
+        """Return the stored keys of a table's rows (binary, order-preserving)."""
         return encode_keys([one_array(table.column(name)) for name in self.key.names])
 
     def hashes(self, table: pa.Table) -> npt.NDArray[np.uint64]:
-        """Return the 64-bit hashes of a table's keys, which rows are routed by."""
+        """Return the 64-bit hashes of a table's keys. Rows are routed by them."""
         return key_hashes([table.column(name) for name in self.key.names])
 
     def sealed(self, table: pa.Table) -> pa.Table:
-        """See ``StoreSchema``."""
+        """Return a snapshot's rows in the order of snapshots."""
         return self.sealed_by_group(self.fit(table))
 
     def sealed_by_group(self, table: pa.Table, key_groups: npt.NDArray[np.int32] | None = None) -> pa.Table:
@@ -228,7 +231,6 @@ class VariableColumns:
     def _has_shared_hashes(
         self, table: pa.Table, order: Numbers, hashes: npt.NDArray[np.uint64], sections: Numbers
     ) -> bool:
-        """Return whether two different keys of a section have the same hash."""
         left = order[:-1]
         right = order[1:]
         pairs = np.flatnonzero((hashes[left] == hashes[right]) & (sections[left] == sections[right]))
@@ -279,7 +281,7 @@ class VariableColumns:
         return dues
 
     def earliest_ms(self, table: pa.Table) -> int | None:
-        """See ``StoreSchema``."""
+        """Return the earliest due time in a snapshot's rows (ms), or ``None`` if no row is due."""
         dues = self.due_ms(table)
         return int(dues[dues != NO_DUE].min()) if (dues != NO_DUE).any() else None
 

@@ -13,8 +13,6 @@ from riffle_spark.process.merging.merged_lists import MergedText
 from riffle_spark.process.merging.merged_sketches import MergedQuantiles
 from riffle_spark.process.merging.merged_sums import MergedSum
 
-# private: the functions of the registry, so that each is refused with other buffers
-
 
 def test_options_of_a_plan_reach_the_function() -> None:
     """By Spark's names."""

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from riffle_spark.errors import ConfigError
-from riffle_spark.process.plans.built import Built, is_null, leaf_column, literal
 from riffle_spark.process.plans.columns import Column, catalog_name, quoted_name
 from riffle_spark.process.plans.cut import cut, table_of
 from riffle_spark.process.plans.distinct import distinct_spec, read_rows
@@ -23,11 +22,12 @@ from riffle_spark.process.plans.grouping_keys import (
     store_for,
     time_spec,
 )
-from riffle_spark.process.plans.groups import FunctionRows, read_group_keys
-from riffle_spark.process.plans.joins import EquiJoin, ExpressionFacts, MapSideRows
+from riffle_spark.process.plans.groups import FunctionMapSide, read_group_keys
+from riffle_spark.process.plans.joins import EquiJoin, ExpressionFacts, JoinMapSide
+from riffle_spark.process.plans.new_expressions import NewExpression, is_null, leaf_column, literal
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, conjuncts
 from riffle_spark.process.plans.rules import REFUSED
-from riffle_spark.process.plans.tables import TableJoin, TableRows, find_equalities
+from riffle_spark.process.plans.tables import TableJoin, TableMapSide, find_equalities
 from riffle_spark.process.types.stage_specs import TimeSpec
 from tests.kit.recorded_plans import VERSIONS, RecordedPlan, plan_of
 
@@ -87,13 +87,13 @@ def test_a_struct_is_taken_apart_and_put_together() -> None:
     assert key.columns == ["s_is_null", "s_a"]
     assert key.column_values() == {
         "s_is_null": is_null(struct.expression),
-        "s_a": Built("field", (struct.expression,), 0),
+        "s_a": NewExpression("field", (struct.expression,), 0),
     }
     whole = key.assemble({name: leaf_column(name) for name in key.columns})
-    assert isinstance(whole, Built)
+    assert isinstance(whole, NewExpression)
     assert whole.kind == "if"
     assert whole.parts[0] == leaf_column("s_is_null")
-    assert whole.parts[2] == Built("struct", (leaf_column("s_a"),), ("a",))
+    assert whole.parts[2] == NewExpression("struct", (leaf_column("s_a"),), ("a",))
 
 
 def test_fields_of_one_name_stay_apart_in_a_struct() -> None:
@@ -102,7 +102,7 @@ def test_fields_of_one_name_stay_apart_in_a_struct() -> None:
     (key,) = read_keys(keyed([column("s", {"type": "struct", "fields": fields}, nullable=False)]))
     assert key.columns == ["s_a", "s_a_2"]
     whole = key.assemble({name: leaf_column(name) for name in key.columns})
-    assert whole == Built("struct", (leaf_column("s_a"), leaf_column("s_a_2")), ("a", "a"))
+    assert whole == NewExpression("struct", (leaf_column("s_a"), leaf_column("s_a_2")), ("a", "a"))
 
 
 def test_floating_point_keys_are_normalised() -> None:
@@ -110,7 +110,7 @@ def test_floating_point_keys_are_normalised() -> None:
     plain, floating = read_keys(keyed([column("a"), column("b", "double", 1)]))
     assert (plain.expression, floating.expression) == (
         plain.column.expression if plain.column else None,
-        Built("normalised", (column("b", "double", 1).expression,)),
+        NewExpression("normalised", (column("b", "double", 1).expression,)),
     )
 
 
@@ -166,7 +166,7 @@ def test_a_value_counts_once_only_in_rows_that_pass_the_filter() -> None:
     assert elements.names == ["distinct_for", "n_2"]
     assert elements.column_values() == {
         "n_2": argument.expression,
-        "passes 0": Built("if", (is_null(argument.expression), literal(False), condition)),
+        "passes 0": NewExpression("if", (is_null(argument.expression), literal(False), condition)),
     }
 
 
@@ -233,7 +233,7 @@ def test_rows_are_late_by_the_end_of_a_window_that_is_no_key() -> None:
     assert rows.values == {
         "k": key.expression,
         "w": window.expression,
-        "event_time": Built("field", (window.expression,), 1),
+        "event_time": NewExpression("field", (window.expression,), 1),
     }
 
 
@@ -260,14 +260,14 @@ def test_a_function_sees_columns_under_their_names(version: str) -> None:
     (stage,), ((below,),) = cut(plan.plan).stages, plan.outputs.values()
     by_id = {each.id: each for each in below}
     keys = read_group_keys([by_id[each.id] for each in stage.node.expressions["groupingAttributes"]], frozenset())
-    rows = FunctionRows(keys, by_id)
+    rows = FunctionMapSide(keys, by_id)
     rows.add_arguments(stage.node.expressions["functionExpr"][0].children)
     assert rows.add_event_time(below) == "at"
     assert rows.arguments == (("at", "at"), ("page", "page"), ("n", "n"))
     assert list(rows.values) == ["page", "at", "n"]
 
 
-def joined(version: str, query: str, how: str | None = None) -> MapSideRows:
+def joined(version: str, query: str, how: str | None = None) -> JoinMapSide:
     """Return what is sent of the rows of a recorded join, with the equalities of columns as its keys."""
     plan = plan_of(version, query)
     stage = next(each for each in cut(plan.plan).stages if each.kind == "join")
@@ -286,7 +286,7 @@ def joined(version: str, query: str, how: str | None = None) -> MapSideRows:
         typed = next((each for each in expression.children if each.kind == "AttributeReference"), expression)
         return by_id[typed.id].field if typed.kind == "AttributeReference" else {"name": "", "type": "timestamp"}
 
-    return MapSideRows(found, ExpressionFacts(lambda expression: expression.kind, field))
+    return JoinMapSide(found, ExpressionFacts(lambda expression: expression.kind, field))
 
 
 @every_version
@@ -321,7 +321,7 @@ def test_rows_that_are_joined_by_a_window_leave_when_it_ends() -> None:
     (left,), (right,) = (read_keys(keyed([window])) for window in windows)
     sides = ([windows[0]], [windows[1]])
     found = EquiJoin("Inner", sides, ([left], [right]), (), 0, (windows[0], windows[1]), (None, None), {0, 1})
-    rows = MapSideRows(found, ExpressionFacts(lambda expression: expression.kind, lambda _: windows[0].field))
+    rows = JoinMapSide(found, ExpressionFacts(lambda expression: expression.kind, lambda _: windows[0].field))
     spec = rows.spec(pa.schema([(name, pa.timestamp("us")) for name, _ in rows.side_columns(0)]), ())
     assert (spec.left.due, spec.right.due) == ("w_end", "w_end")
 
@@ -341,7 +341,7 @@ def test_a_table_is_joined_by_its_key(version: str) -> None:
         read_keys(keyed([by_id[equal["other"].id]])),
         read_keys(keyed([each for each in right if each.name == "other"])),
     ]
-    rows = TableRows(
+    rows = TableMapSide(
         TableJoin(stage.node, table, (left, right), (keys[0], keys[1]), rest), [each.id for each in right], None
     )
     assert (rows.key_columns, list(rows.stream_columns.values()), list(rows.stored_columns.values())) == (
@@ -368,7 +368,7 @@ def test_a_table_keeps_what_orders_its_changes_and_nothing_that_is_not_read(vers
     of_table = [each for each in right if each.name == "other"]
     keys = [read_keys(keyed([each for each in left if each.name == "page"])), read_keys(keyed(of_table))]
     found = TableJoin(stage.node, table, (left, right), (keys[0], keys[1]), [])
-    rows = TableRows(found, [each.id for each in of_table], ())
+    rows = TableMapSide(found, [each.id for each in of_table], ())
     assert (list(rows.stored_columns.values()), list(rows.stream_columns.values())) == (["seen"], [])
 
 

@@ -34,7 +34,7 @@ def test_a_batch_that_never_finds_its_place_ends(world: World) -> None:
     """After so many runs the error says what to look at; nothing was committed."""
     with pytest.raises(UnavailableError, match="RIFFLE-0515") as caught:
         world.batch(0, one(1), lambda attempt: _with_error(attempt.run(), "OutOfDate"))
-    assert "nothing was committed" in caught.value.remedy
+    assert "Nothing was committed" in caught.value.remedy
     assert world.log().tail.version == -1  # type: ignore[union-attr]
     assert world.batch(0, one(1)).decision == "run"
 
@@ -62,7 +62,7 @@ def test_receipts_must_be_complete(world: World, drop: bool, told: str) -> None:
 
     with pytest.raises(ConflictError, match="RIFFLE-0512") as caught:
         world.batch(0, one(1), perform)
-    assert "nothing was committed" in caught.value.remedy
+    assert "Nothing was committed" in caught.value.remedy
     assert world.log().tail.version == -1  # type: ignore[union-attr]
 
 

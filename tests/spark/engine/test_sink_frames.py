@@ -127,8 +127,8 @@ def test_rows_that_are_lost_while_executors_live_are_told_as_what_they_are(spark
 
     with pytest.raises(UnavailableError, match="RIFFLE-0515") as caught:
         operator("aggregate", tmp_path, batch_attempts=2).into(sink)(batch(spark), 0)
-    assert "run 2 times" in caught.value.problem
-    assert "releases RDDs which are not its own" in caught.value.remedy
+    assert "2 runs" in caught.value.problem
+    assert "releases cached RDDs" in caught.value.remedy
     operator("aggregate", tmp_path).into(kept)(batch(spark), 0)
     assert kept.latest("user")["b"] == {"visits": 1, "total": 2}
 

@@ -174,15 +174,13 @@ def test_a_schema_is_sent_to_other_processes() -> None:
         ([("k", pa.string())], [Variable("a", "value", VALUE), Variable("a", "list", VALUE)], "__state_a"),
         ([("__due", pa.int64())], [], "__due"),
         ([("k", pa.string())], [Variable(str(n), "value", VALUE) for n in range(127)], "127"),
-        ([("k", pa.string())], [Variable("a", "value", pa.schema([]))], "field"),
-        ([("k", pa.string())], [Variable("a", "map", VALUE, pa.schema([]))], "field"),
         ([("k", pa.string())], [Variable("a", "map", VALUE, pa.schema([("m", pa.time64("us"))]))], "time64"),
         ([("k", pa.string())], [Variable("a", "value", pa.schema([("m", NAMES)]))], "RIFFLE-0392"),
         ([("k", pa.string())], [Variable("a", "value", pa.schema([("m", pa.list_(NAMES))]))], "RIFFLE-0392"),
     ],
 )  # fmt: skip
 def test_schemas_that_cannot_be_stored_are_refused(key: list[pa.Field], variables: list[Variable], says: str) -> None:
-    """Names that are there twice, too many variables, no fields, and types that state or a key cannot be of."""
+    """Names that are there twice, too many variables, and types that state or a key cannot be of."""
     with pytest.raises(ConfigError, match=says):
         VariableColumns("s", pa.schema(key), tuple(variables))
 
