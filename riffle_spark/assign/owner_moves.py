@@ -219,14 +219,14 @@ class Loads:
         self._slots = np.maximum(np.array(board.slots, np.int64), 1)
         owned = np.array([owner for owner in owners if owner != NOBODY], np.int64)
         self._counts = np.bincount(owned, minlength=len(self._slots)).astype(np.int64)
-        self._watched = np.array(board.may_own)
+        self._may_own = np.array(board.may_own)
         self._pins = board.pins
         self._placeable = board.placeable
         self._warmups = board.warmups
         counts = [self._counts]
         if target:
             counts.append(np.bincount(np.array(target, np.int64), minlength=len(self._slots)))
-        ratios = np.concatenate([(owned / self._slots)[self._watched] for owned in counts])
+        ratios = np.concatenate([(owned / self._slots)[self._may_own] for owned in counts])
         bounded = len(ratios) > 0 and not is_weighed(board)
         self._low: float = ratios.min() if bounded else -np.inf
         self._high: float = ratios.max() if bounded else np.inf
@@ -234,7 +234,7 @@ class Loads:
     def are_smooth(self, moves: Sequence[OwnerMove]) -> bool:
         """Return whether all the moves together leave every member within the bounds of the start."""
         ratios = (self._counts + self._change(moves)) / self._slots
-        return bool((ratios <= self._high).all() and (ratios >= self._low)[self._watched].all())
+        return bool((ratios <= self._high).all() and (ratios >= self._low)[self._may_own].all())
 
     def is_requested(self, move: OwnerMove) -> bool:
         """Return whether a pin or a drain is the reason of a move."""
@@ -245,6 +245,7 @@ class Loads:
         return move.taker in self._warmups[move.task]
 
     def _change(self, moves: Sequence[OwnerMove]) -> npt.NDArray[np.int64]:
+        """Return by how much the moves change the number of owned tasks of each member."""
         size = len(self._slots)
         given_away = np.bincount(np.array([move.giver for move in moves], np.int64), minlength=size)
         received = np.bincount(np.array([move.taker for move in moves], np.int64), minlength=size)
@@ -254,10 +255,10 @@ class Loads:
         """Count the moves as made."""
         self._counts += self._change(moves)
 
-    def bounds(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
+    def givers_and_takers(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
         """Return masks of the members that may give a task and that may take a task, and the owners per slot."""
-        may_give = ~self._watched | ((self._counts - 1) / self._slots >= self._low)
-        may_take = ~self._watched | ((self._counts + 1) / self._slots <= self._high)
+        may_give = ~self._may_own | ((self._counts - 1) / self._slots >= self._low)
+        may_take = ~self._may_own | ((self._counts + 1) / self._slots <= self._high)
         return may_give, may_take, self._counts / self._slots
 
 
@@ -285,7 +286,7 @@ class WaitingMoves:
 
     def first_smooth(self, loads: Loads) -> OwnerMove | None:
         """Return the smooth move that levels most; of equal moves the closest to caught up, then the first by task."""
-        may_give, may_take, ratio = loads.bounds()
+        may_give, may_take, ratio = loads.givers_and_takers()
         smooth = np.flatnonzero(self._open & may_give[self._giver] & may_take[self._taker])
         if not len(smooth):
             return None

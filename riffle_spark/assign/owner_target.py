@@ -1,7 +1,15 @@
 """Choose where owners should be if every copy had caught up.
 
-There are three ways: by measured work, by numbers of tasks with the fewest moves, and by cost as a flow. Each keeps the
-target of the last assignment if that is as good.
+Theory of operation. The inputs decide which of three methods runs:
+
+1. *Fewest moves*, without racks and user costs: each member gets its fair number of tasks, and as few tasks as possible
+   leave their owner (``balanced_counts``).
+2. *Lowest cost*, with racks or user costs: a min-cost flow of classes of alike tasks to zones of alike members, within
+   the same bounds (``solve``). The costs are reads across racks, the user's cost, and moves.
+3. *Measured work*, if the tasks have weights: ``weighed_target`` levels the work. With racks or user costs it starts
+   from the result of the flow.
+
+Each method keeps the target of the last assignment if that is as good, so that a plan does not change half-way.
 """
 
 from collections import defaultdict
@@ -36,12 +44,12 @@ def owner_target(board: Board, settings: AssignSettings, *, racks: bool) -> list
     narrow = narrowed(board, rows, free_sets, fair)
     demand = demand_of(board, rows, narrow, fair, settings)
     if not racks and not rows.costs:
-        last_target = _still_good(board, rows, _for_strategy(_own_bounds(demand), settings))
+        last_target = _last_target_if_valid(board, rows, _for_strategy(_own_bounds(demand), settings))
         return last_target or _with_fewest_moves(board, rows, narrow, demand)
     if not racks:
         settings = replace(settings, rack_aware_assignment_traffic_cost=0)
     bounds = _for_strategy(_widened_bounds(demand), settings)
-    last_target = _still_good(board, rows, bounds)
+    last_target = _last_target_if_valid(board, rows, bounds)
     cheapest = _cheapest(board, rows, free_sets, bounds, settings)
     if is_weighed(board):
         return _levelled_by_weight(board, rows, cheapest, settings)
@@ -50,7 +58,7 @@ def owner_target(board: Board, settings: AssignSettings, *, racks: bool) -> list
     return cheapest
 
 
-def _still_good(board: Board, rows: AlikeTasks, bounds: Bounds) -> list[int] | None:
+def _last_target_if_valid(board: Board, rows: AlikeTasks, bounds: Bounds) -> list[int] | None:
     """Return the last assignment's target if it is still valid and level, so that no plan changes half-way."""
     counts = np.zeros(rows.allowed.shape, np.int64)
     for t, aim in enumerate(board.aims):
@@ -137,6 +145,7 @@ def _for_strategy(bounds: Bounds, settings: AssignSettings) -> Bounds:
 def _cheapest(
     board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bounds: Bounds, settings: AssignSettings
 ) -> list[int]:
+    """Return the target of the min-cost flow: single members first, then the members of each zone."""
     zones = member_zones(board) if rows.costs or board.quarantined else rack_zones(board)
     classes = _classes(board, rows, free_sets, bounds, _ZoneCosts(board, rows, zones, settings))
     flow = solve(Network([task_class for task_class, _ in classes], zones.of, bounds))
@@ -167,7 +176,7 @@ class _ZoneCosts:
         self.stay = settings.rack_aware_assignment_non_overlap_cost * self.scale
         self._part = settings.rack_aware_assignment_traffic_cost * self.scale // STANDBY_PARTS
         self._standbys = 0 if settings.rack_aware_assignment_tags else settings.num_standbys
-        self._known: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._parts_by_reads: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def of(self, task: int) -> list[int | None]:
         """Return the cost by zone; ``None`` for a zone that is not allowed."""
@@ -194,11 +203,12 @@ class _ZoneCosts:
         """Return, by zone of the owner, the minimum of parts that its standbys read across racks."""
         traffic = self._board.tasks[task].standby_traffic
         parts = tuple(traffic.parts_read_across(rack) for rack in self.zones.racks)
-        if parts not in self._known:
-            self._known[parts] = tuple(self._least(parts, zone) for zone in range(len(parts)))
-        return self._known[parts]
+        if parts not in self._parts_by_reads:
+            self._parts_by_reads[parts] = tuple(self._fewest_parts(parts, zone) for zone in range(len(parts)))
+        return self._parts_by_reads[parts]
 
-    def _least(self, parts: tuple[int, ...], zone: int) -> int:
+    def _fewest_parts(self, parts: tuple[int, ...], zone: int) -> int:
+        """Return the least sum of ``parts`` that a task's standbys can read if its owner is in ``zone``."""
         remaining = self._standbys
         total = 0
         for standby_zone in sorted(range(len(parts)), key=lambda number: parts[number]):
@@ -285,13 +295,13 @@ def _with_fewest_moves(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeS
         movable = [t for t in tasks if room[target[t]] < 0 and board.pins[t] == NOBODY]
         movable.sort(key=lambda t: (target[t] != NOBODY and board.incumbents[t] == NOBODY, target[t], t))
         if demand.stray_price < 0:
-            _move(board, target, [t for t in movable if board.incumbents[t] == NOBODY], room)
+            _move_to_members_with_room(board, target, [t for t in movable if board.incumbents[t] == NOBODY], room)
             movable = [t for t in movable if board.incumbents[t] != NOBODY]
-        _move(board, target, movable, room)
+        _move_to_members_with_room(board, target, movable, room)
     return target
 
 
-def _move(board: Board, target: list[int], tasks: list[int], room: dict[int, int]) -> None:
+def _move_to_members_with_room(board: Board, target: list[int], tasks: list[int], room: dict[int, int]) -> None:
     """Move tasks from members with too many (``room`` below 0) to members with too few."""
     unplaced = set(tasks)
     for t, m in _copies_first(board, tasks, room):

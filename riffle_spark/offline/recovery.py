@@ -206,7 +206,7 @@ def _check_delivered(tail: Record, query_id: str, spark: Checkpoint, root: str, 
     raise ConfigError(
         f"The output of batch {tail.version} may be undelivered, and only query {tail.query_id} can deliver it.",
         remedy="Start that query once more, then pass its checkpoint with --previous CHECKPOINT. Or check that the "
-        f"sink has delivery {tail.query_id}/{tail.line}/{tail.version}, and pass --delivered.",
+        f"sink has delivery {tail.query_id}/{tail.delivery_rollbacks}/{tail.version}, and pass --delivered.",
         where=root,
         id="RIFFLE-0138",
     )
@@ -296,7 +296,7 @@ def _rollback_draft(target: Record, tail: Record, query_id: str, *, runs_again: 
         target=target.sequence,
         promised=tail.promised,
         members=tail.members,
-        delivers_as=target.line if runs_again else None,
+        delivers_as=target.delivery_rollbacks if runs_again else None,
         orders=tail.orders if same_key_groups else without_key_groups(tail.orders),
     )
 

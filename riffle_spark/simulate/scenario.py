@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Final, Literal, cast
 from riffle_spark import setting_values as values
 from riffle_spark.assign.assignor import assign_settings
 from riffle_spark.assign.model import AssignSettings, Lag, Member, MemberId, Task, TaskId, Traffic
-from riffle_spark.errors import UNREADABLE, ConfigError
+from riffle_spark.errors import ConfigError
 from riffle_spark.removed_settings import check_not_removed
 from riffle_spark.settings import SETTING_LINES, Settings
-from riffle_spark.simulate.scenario_file import Json, check_scenario, items_of
+from riffle_spark.simulate.scenario_file import Json, check_scenario, file_errors, items_of
 from riffle_spark.unknown_names import check_known
 
 __all__ = ["Client", "Event", "Scenario", "read_scenario", "scenario_of", "settings_of"]
@@ -70,19 +69,8 @@ def read_scenario(path: Path, strategy: str | None = None) -> Scenario:
 
     Raises ``ConfigError`` if the file is missing or is not a valid scenario.
     """
-    try:
+    with file_errors(path, "scenario", "docs/assignor.md"):
         return scenario_of(json.loads(_bytes_of(path)), strategy)
-    except ConfigError as refused:
-        raise ConfigError(
-            refused.problem, remedy=refused.remedy, where=f"{path}: {refused.where}", id="RIFFLE-0254"
-        ) from refused
-    except (OSError, zlib.error, *UNREADABLE) as broken:
-        raise ConfigError(
-            f"Not a scenario: {broken!r}.",
-            remedy="Write the file in the format of docs/assignor.md.",
-            where=str(path),
-            id="RIFFLE-0255",
-        ) from broken
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -1,16 +1,19 @@
-"""Validation of scenario files: the fields of each part, and the names that parts refer to."""
+"""Validation of scenario files, and what files of worlds share with it."""
 
-from collections.abc import Collection, Iterable, Mapping
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final, cast
 
 from riffle_spark import setting_values as values
-from riffle_spark.errors import ConfigError
+from riffle_spark.errors import UNREADABLE, ConfigError
 from riffle_spark.unknown_names import check_known
 
-__all__ = ["Json", "check_file", "check_part", "check_scenario", "items_of"]
+__all__ = ["Json", "check_fields", "check_scenario", "check_unique", "file_errors", "items_of"]
 
 Json = Mapping[str, object]
-_REMEDY: Final = "Correct it. docs/assignor.md describes the format."
+_PAGE: Final = "docs/assignor.md"
 _LAGS_BY_NAME: Final = {-2: "running", -3: "unknown"}
 _REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "client": ("id",),
@@ -110,63 +113,80 @@ def items_of(content: Json, name: str) -> list[Json]:
     return cast("list[Json]", content.get(name) or [])
 
 
-def check_file(content: object) -> Json:
-    """Return the content of a file. Raises ``ConfigError`` for a field that is unknown, missing or malformed."""
-    return _checked("file", content, _FILE, ("name",), source="the file", where="top level")
+@contextmanager
+def file_errors(path: Path, kind: str, page: str) -> Iterator[None]:
+    """Add the file's path to errors of its content. Convert errors of reading and parsing it to ``ConfigError``.
 
-
-def check_part(kind: str, part: object, *, source: str, where: str) -> Json:
-    """Return a client, task, partition, event or return. Raises ``ConfigError`` as ``check_file`` does.
-
-    Null values count as missing.
+    ``page`` is the page of the documentation that describes a file of this kind.
     """
-    return _checked(kind, part, _PARTS[kind], _REQUIRED[kind], source=source, where=where)
+    try:
+        yield
+    except ConfigError as refused:
+        raise ConfigError(
+            refused.problem, remedy=refused.remedy, where=f"{path}: {refused.where}", id="RIFFLE-0254"
+        ) from refused
+    except (OSError, zlib.error, *UNREADABLE) as broken:
+        raise ConfigError(
+            f"Not a {kind}: {broken!r}.",
+            remedy=f"Write the file in the format of {page}.",
+            where=str(path),
+            id="RIFFLE-0255",
+        ) from broken
 
 
-def _checked(
+def check_fields(
     kind: str,
     part: object,
-    fields: Mapping[str, values.Check],
+    checks: Mapping[str, values.Check],
     required: tuple[str, ...],
     *,
     source: str,
     where: str,
+    page: str = _PAGE,
 ) -> Json:
+    """Return the parsed values of a JSON object, without nulls.
+
+    Raises ``ConfigError`` for a field that is unknown, missing or malformed.
+    """
     if not isinstance(part, Mapping):
         raise ConfigError(
-            f"Not a scenario: {part!r} is not a {kind}.",
-            remedy=f"Write an object with {', '.join(fields)}.",
+            f"{part!r} is not a {kind}.",
+            remedy=f"Write an object with {', '.join(checks)}.",
             where=where,
             id="RIFFLE-0257",
         )
-    check_known(f"field of the {kind}", part, tuple(fields), source=source, where=where)
+    check_known(f"field of the {kind}", part, tuple(checks), source=source, where=where)
     for name in required:
         if part.get(name) is None:
-            remedy = f"Add {', '.join(required)}. docs/assignor.md describes the format."
-            raise ConfigError(
-                f"Not a scenario: the {kind} has no {name!r}.", remedy=remedy, where=where, id="RIFFLE-0258"
-            )
-    for name, value in part.items():
-        if value is not None:
-            values.checked(name, value, fields[name], remedy=_REMEDY, where=where)
-    return part
+            remedy = f"Add {', '.join(required)}. {page} describes the format."
+            raise ConfigError(f"The {kind} has no {name!r}.", remedy=remedy, where=where, id="RIFFLE-0258")
+    remedy = f"Correct it. {page} describes the format."
+    return {
+        name: values.checked(name, value, checks[name], remedy=remedy, where=where)
+        for name, value in part.items()
+        if value is not None
+    }
+
+
+def _check_part(kind: str, part: object, *, source: str, where: str) -> None:
+    check_fields(kind, part, _PARTS[kind], _REQUIRED[kind], source=source, where=where)
 
 
 def check_scenario(content: Json) -> None:
     """Raise ``ConfigError`` for the first unknown field, task or member, and for a wrong value."""
-    check_file(content)
+    check_fields("file", content, _FILE, ("name",), source="the file", where="top level")
     tasks = items_of(content, "tasks")
     for number, task in enumerate(tasks, 1):
         _check_task(task, number)
-    _check_unique("task", [task["id"] for task in tasks])
+    check_unique("task", [task["id"] for task in tasks])
     names = [str(task["id"]) for task in tasks]
     clients = items_of(content, "clients")
     for number, client in enumerate(clients, 1):
         _check_client(client, names, number)
     present = [str(client["id"]) for client in clients]
-    _check_unique("client", present)
+    check_unique("client", present)
     owned = [name for client in clients for name in cast("list[str]", client.get("prev_active") or ())]
-    _check_unique("owned task", owned, "List it in prev_active of one client.")
+    check_unique("owned task", owned, "List it in prev_active of one client.")
     if not present:
         raise ConfigError(
             "The scenario has no clients.", remedy="Add at least one client.", where="clients", id="RIFFLE-0259"
@@ -176,7 +196,8 @@ def check_scenario(content: Json) -> None:
     _check_events(content, names, present, cast("Iterable[str]", pins.values()))
 
 
-def _check_unique(kind: str, names: Iterable[object], remedy: str = "Use a unique id.") -> None:
+def check_unique(kind: str, names: Iterable[object], remedy: str = "Use a unique id.") -> None:
+    """Raise ``ConfigError`` for the first name that is repeated."""
     unique: set[object] = set()
     for name in names:
         if name in unique:
@@ -186,15 +207,15 @@ def _check_unique(kind: str, names: Iterable[object], remedy: str = "Use a uniqu
 
 def _check_task(task: Json, number: int) -> None:
     where = _location("task", task, number)
-    check_part("task", task, source="the task", where=where)
+    _check_part("task", task, source="the task", where=where)
     for partition in items_of(task, "partitions"):
-        check_part("partition", partition, source="the task", where=where)
+        _check_part("partition", partition, source="the task", where=where)
         check_known("role", [partition["role"]], _ROLES, source="the task", where=where)
 
 
 def _check_client(client: Json, tasks: Collection[str], number: int) -> None:
     where = _location("client", client, number)
-    check_part("client", client, source="the client", where=where)
+    _check_part("client", client, source="the client", where=where)
     for name in ("prev_active", "prev_standby", "lags"):
         check_known("task", cast("Iterable[str]", client.get(name) or ()), tasks, source=name, where=where)
 
@@ -211,17 +232,17 @@ def _check_events(content: Json, tasks: Collection[str], present: Iterable[str],
     all_clients = set(present)
     for number, event in enumerate(items_of(content, "events"), 1):
         where = f"event {number}"
-        check_part("event", event, source="the event", where=where)
+        _check_part("event", event, source="the event", where=where)
         leaving = cast("list[str]", event.get("drop") or [])
         check_known("client", leaving, live, source="drop", where=where)
         live -= set(leaving)
         departed |= set(leaving)
         for client in items_of(event, "add"):
             _check_client(client, tasks, number)
-            _check_unique("client", [*sorted(live), str(client["id"])])
+            check_unique("client", [*sorted(live), str(client["id"])])
             live.add(str(client["id"]))
         for client in items_of(event, "resurrect"):
-            check_part("return", client, source="resurrect", where=where)
+            _check_part("return", client, source="resurrect", where=where)
             check_known("client that left", [client["id"]], departed, source="resurrect", where=where)
             live.add(str(client["id"]))
             departed.remove(str(client["id"]))

@@ -5,7 +5,6 @@ Random values are hashes of the seed and of the name of the draw, so a world is 
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,10 @@ import xxhash
 
 from riffle_spark import setting_values as values
 from riffle_spark.assign.model import Member, Task, TaskId
-from riffle_spark.errors import UNREADABLE, ConfigError
+from riffle_spark.errors import ConfigError
 from riffle_spark.settings import SETTING_LINES
 from riffle_spark.simulate.scenario import settings_of
-from riffle_spark.simulate.scenario_file import Json, items_of
+from riffle_spark.simulate.scenario_file import Json, check_fields, check_unique, file_errors, items_of
 from riffle_spark.simulate.world import PROTOCOL, Happens, World, WorldEvent, WorldMember, WorldTask
 from riffle_spark.unknown_names import check_known
 
@@ -33,7 +32,7 @@ _MOST: Final = 100_000
 """The largest ``count`` of members or tasks, and the most random changes."""
 _NUMBER: Final = re.compile(r"\{(?::0?([1-9]))?\}")
 """The placeholder for a number in a name, with the minimum of digits."""
-_REMEDY: Final = "Correct it. docs/simulator.md describes the format."
+_PAGE: Final = "docs/simulator.md"
 _POSITIVE: Final = values.number(1e-9)
 _TIME: Final = values.seconds(0.001)
 _NOT_LESS: Final = values.number(0)
@@ -123,35 +122,26 @@ def read_world(name: str, seed: int | None = None) -> World:
     if not path.exists():
         check_known("world or file", [name], SHIPPED, source="the command", where=name)
         path = _FOLDER / f"{name}.json"
-    try:
+    with file_errors(path, "world", _PAGE):
         content = cast(Json, json.loads(path.read_text()))
         return world_of(content if seed is None else {**content, "seed": seed})
-    except ConfigError as refused:
-        raise ConfigError(
-            refused.problem, remedy=refused.remedy, where=f"{path}: {refused.where}", id="RIFFLE-0262"
-        ) from refused
-    except (OSError, *UNREADABLE) as broken:
-        raise ConfigError(
-            f"Not a world: {broken!r}.",
-            remedy="Write the file in the format of docs/simulator.md.",
-            where=str(path),
-            id="RIFFLE-0263",
-        ) from broken
 
 
 def world_of(content: Json) -> World:
     """Return the world for the parsed JSON. Raises ``ConfigError`` for unknown names and wrong values."""
-    fields = _checked("the file", content, _FILE, ("name", "seconds", "members", "tasks"))
+    required = ("name", "seconds", "members", "tasks")
+    fields = check_fields("file", content, _FILE, required, source="the file", where="top level", page=_PAGE)
     seed = cast(int, fields.get("seed", 0))
     seconds = cast(float, fields["seconds"])
     members = [m for number, part in enumerate(items_of(fields, "members"), 1) for m in _members(part, number)]
     tasks = [t for number, part in enumerate(items_of(fields, "tasks"), 1) for t in _tasks(part, number, seed)]
-    _check_unique([member.member.id for member in members], "members")
-    _check_unique([str(task.task.id) for task in tasks], "tasks")
+    check_unique("task", [str(task.task.id) for task in tasks])
     events, joining = _events(items_of(fields, "events"), members)
     changes = cast(int, fields.get("changes", 0))
     random_events, random_members = _draw_changes(changes, seed, seconds, members) if changes else ((), ())
-    protocol = _checked("protocol", fields.get("protocol") or {}, dict.fromkeys(PROTOCOL, values.seconds(0)), ())
+    delays = dict.fromkeys(PROTOCOL, values.seconds(0))
+    own_protocol = fields.get("protocol") or {}
+    protocol = check_fields("protocol", own_protocol, delays, (), source="protocol", where="protocol", page=_PAGE)
     config = cast(Json, fields.get("config") or {})
     if misplaced := [name for name in config if name in PROTOCOL]:
         raise ConfigError(
@@ -161,7 +151,7 @@ def world_of(content: Json) -> World:
             id="RIFFLE-0264",
         )
     marks = {
-        name: values.checked(name, value, SETTING_LINES[name].allowed, remedy=_REMEDY, where="config")
+        name: values.checked(name, value, SETTING_LINES[name].allowed, remedy="Correct it in config.", where=name)
         for name, value in config.items()
         if name in _MARKS
     }
@@ -185,28 +175,15 @@ def world_of(content: Json) -> World:
     return world
 
 
-def _checked(where: str, part: object, checks: Mapping[str, values.Check], required: Sequence[str]) -> Json:
-    """Return the parsed values of a JSON object, without nulls."""
-    if not isinstance(part, Mapping):
-        raise TypeError(f"{where} is not an object with {', '.join(checks)}")
-    check_known(f"field of {where}", part, tuple(checks), source=where, where=where)
-    fields = {
-        name: values.checked(name, value, checks[name], remedy=_REMEDY, where=where)
-        for name, value in part.items()
-        if value is not None
-    }
-    if missing := [name for name in required if name not in fields]:
-        raise ConfigError(
-            f"Not a world: {where} has no {missing[0]!r}.",
-            remedy=f"Add {', '.join(required)}. docs/simulator.md describes the format.",
-            where=where,
-            id="RIFFLE-0265",
-        )
-    return fields
+def _checked(
+    kind: str, number: int, part: object, checks: Mapping[str, values.Check], required: tuple[str, ...]
+) -> Json:
+    where = f"{kind} {number}"
+    return check_fields(kind, part, checks, required, source=where, where=where, page=_PAGE)
 
 
 def _members(part: Json, number: int) -> Iterator[WorldMember]:
-    fields = _checked(f"member {number}", part, _MEMBER, ("id",))
+    fields = _checked("member", number, part, _MEMBER, ("id",))
     racks = cast("Sequence[str]", fields.get("racks") or ())
     for n in range(cast(int, fields.get("count", 1))):
         name = _numbered(cast(str, fields["id"]), n)
@@ -225,7 +202,7 @@ def _numbered(name: str, number: int) -> str:
 
 
 def _tasks(part: Json, number: int, seed: int) -> Iterator[WorldTask]:
-    fields = _checked(f"task {number}", part, _TASK, ("subtopology", "state_bytes"))
+    fields = _checked("task", number, part, _TASK, ("subtopology", "state_bytes"))
     group = cast(str, fields["subtopology"])
     row_bytes = cast(float, fields.get("row_bytes", 100.0))
     rate, memory, row_seconds = (
@@ -241,20 +218,12 @@ def _tasks(part: Json, number: int, seed: int) -> Iterator[WorldTask]:
         yield WorldTask(task, size, row_bytes, rate * rate_factor, memory, row_seconds, rows_from)
 
 
-def _check_unique(names: Sequence[str], where: str) -> None:
-    """Raise ``ConfigError`` with ``where`` if a name is repeated."""
-    if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
-        raise ConfigError(
-            f"The id {repeated[0]!r} is used twice.", remedy="Use a unique id.", where=where, id="RIFFLE-0266"
-        )
-
-
 def _events(parts: Sequence[Json], members: Sequence[WorldMember]) -> tuple[list[WorldEvent], list[WorldMember]]:
     """Return the events and the members that join, with events of racks and bounces resolved to members."""
     events: list[WorldEvent] = []
     joining: list[WorldMember] = []
     for number, part in enumerate(parts, 1):
-        fields = _checked(f"event {number}", part, _EVENT, ("at",))
+        fields = _checked("event", number, part, _EVENT, ("at",))
         _check_has_effect(fields, f"event {number}")
         second = cast(float, fields["at"])
         new = [member for spec in items_of(fields, "join") for member in _members(spec, number)]
@@ -347,7 +316,7 @@ def _check_events(world: World) -> None:
     live = set(world.present)
     lost = set[str]()
     tasks = [str(task.task.id) for task in world.tasks]
-    _check_unique([member.member.id for member in world.members], "members and those that join")
+    check_unique("member", [member.member.id for member in world.members])
     for event in world.events:
         where = f"{event.kind} at {event.second:g} s"
         if event.second >= world.seconds:

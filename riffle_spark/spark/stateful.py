@@ -14,6 +14,7 @@ from riffle_spark.protocol.batch.driver import Driver
 from riffle_spark.protocol.ownership.readiness import KeyPlace, MemberState, Readiness
 from riffle_spark.protocol.ownership.rebalance import RebalanceListener, check_listener
 from riffle_spark.settings import Settings, short_interval_warnings
+from riffle_spark.spark.arguments import check_compute, check_settings, column_names, key_names
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.background import Gate, Stopped
 from riffle_spark.spark.engine.jvm import Py4JJavaError, is_interruption
@@ -23,16 +24,11 @@ from riffle_spark.spark.heartbeat import interval_ms
 from riffle_spark.spark.job import RunningJob
 from riffle_spark.spark.job_operators import JobOperator
 from riffle_spark.state.log.paths import check_store_name
-from riffle_spark.state.objects.open import normalised
 
 __all__ = [
     "JobOperations",
     "Stateful",
     "StatefulJob",
-    "check_compute",
-    "check_settings",
-    "column_names",
-    "key_names",
     "together",
 ]
 
@@ -354,11 +350,11 @@ class StatefulJob(JobOperations):
         """Run a micro-batch. Spark calls this method."""
         try:
             with self._gate.batch(lambda: inventory.is_stopping(batch)):
-                report = self._loop_for(batch.sparkSession).process(batch, batch_id)
+                report = self._start_or_continue(batch.sparkSession).process(batch, batch_id)
         except Exception as error:
             if isinstance(error, Stopped) or (is_interruption(error) and inventory.is_stopping(batch)):
                 _logger.info("batch %s was interrupted because the query stops", batch_id, exc_info=error)
-                self._end_loop()
+                self._stop_running_job()
                 raise Py4JJavaError from None
             worker_error = worker_python_error(error)
             if worker_error is not None:
@@ -387,21 +383,21 @@ class StatefulJob(JobOperations):
             )
         return self._running.lookup.where(key, store)
 
-    def _loop_for(self, spark: SparkSession) -> RunningJob:
+    def _start_or_continue(self, spark: SparkSession) -> RunningJob:
         if self._running is None or not self._running.is_of(spark):
-            self._running = self._create_loop(spark)
+            self._running = self._create_running_job(spark)
             self._driver = self._running.driver
             self._driver.ownership.placement.listener = self.listener
         return self._running
 
-    def _create_loop(self, spark: SparkSession) -> RunningJob:
+    def _create_running_job(self, spark: SparkSession) -> RunningJob:
         declared = [_job_operator(operator, sink) for operator, sink in self.parts]
         return RunningJob(declared, self.settings, spark, self._reached)
 
     def _is_active(self) -> bool:
         return self._running is not None and self._running.is_active()
 
-    def _end_loop(self) -> None:
+    def _stop_running_job(self) -> None:
         if self._running is not None:
             self._running.stop()
         self._running = None
@@ -418,68 +414,13 @@ class StatefulJob(JobOperations):
 
 def _job_operator(operator: Stateful, sink: Sink) -> JobOperator:
     return JobOperator(
-        operator.store,
-        operator.key,
-        operator.compute,
-        operator.order_by,
-        operator.durable,
-        sink,
-        operator.watermark,
-        operator.initial_state,
-        operator.initial_state_name,
+        store=operator.store,
+        key=operator.key,
+        compute=operator.compute,
+        order_by=operator.order_by,
+        durable=operator.durable,
+        sink=sink,
+        watermark=operator.watermark,
+        initial=operator.initial_state,
+        initial_name=operator.initial_state_name,
     )
-
-
-def column_names(argument: str, columns: str | Sequence[str], store: str) -> tuple[str, ...]:
-    """Return the column names in an argument, one or several. Raise ``ConfigError`` for anything but text."""
-    try:
-        names = (columns,) if isinstance(columns, str) else tuple(columns)
-    except TypeError:
-        names = None
-    if names is None or not all(isinstance(name, str) for name in names):
-        raise ConfigError(
-            f"{argument} = {columns!r} must be column names.",
-            remedy='Pass text or a list of texts. Make computed columns first: withColumn("k", ...).',
-            where=store,
-            id="RIFFLE-0377",
-        )
-    return names
-
-
-def key_names(columns: str | Sequence[str], store: str) -> tuple[str, ...]:
-    """Return the names of the key columns. Raise ``ConfigError`` if there is no name, or a name is repeated."""
-    names = column_names("key", columns, store)
-    if not names:
-        raise ConfigError("The key has no column.", remedy="Name at least one column.", where=store, id="RIFFLE-0378")
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None:
-        raise ConfigError(
-            f"The key has column {duplicate!r} twice.", remedy="Name it once.", where=store, id="RIFFLE-0379"
-        )
-    return names
-
-
-def check_compute(compute: object, store: str) -> None:
-    """Raise ``ConfigError`` unless ``compute`` is a computation. A plain function is not."""
-    if not callable(getattr(compute, "declare", None)):
-        raise ConfigError(
-            f"compute = {compute!r} is not a computation.",
-            remedy="Pass aggregate(...), or arrow_function(function, state=..., output=...) for your own function.",
-            where=store,
-            id="RIFFLE-0380",
-        )
-
-
-def check_settings(settings: object, where: str) -> None:
-    """Raise ``ConfigError`` unless ``settings`` is ``None``, or ``Settings`` with a valid root or none."""
-    if settings is None:
-        return
-    if not isinstance(settings, Settings):
-        raise ConfigError(
-            f"settings = {settings!r} is not a Settings object.",
-            remedy="Pass Settings(root=..., ...).",
-            where=where,
-            id="RIFFLE-0381",
-        )
-    if settings.root:
-        normalised(settings.root)

@@ -557,6 +557,9 @@ class Schedule(World):
         actor = self.scheduler.mine()
         program = next((program for program in self.programs if actor is not None and program is actor.process), None)
         tail = program.driver._log.tail if program is not None else None  # private: what the driver holds
+        swept = {paths.record(sequence) for sequence in self.log_seen.swept}
+        if swept.issuperset(names):  # a late put under a number that is free again, which its own driver removes
+            return
         if actor is not None and tail is not None:
             newer = [name for name in names if (parsed := paths.parse(name)) and parsed.epoch > tail.epoch]
             if newer:

@@ -5,7 +5,8 @@ as an argument, or the text of a warning that starts with ``[RIFFLE-nnnn]``:
 
 1. Its class is the class that is called, or the class that the called function returns.
 2. Its template and its remedy are the arguments ``problem`` and ``remedy``. A variable is replaced by what is assigned
-   to it in the same function, a constant by its value. What only a run knows is shown in braces.
+   to it in the same function, a constant by its value. Values of a run are shown in braces. The remedy of a warning
+   follows "What to do:".
 3. Its cause is the comment ``# Cause: ...`` above the statement. A message without one states its cause itself.
 """
 
@@ -33,10 +34,14 @@ _ID = re.compile(r"RIFFLE-\d{4}")
 _WARNING_ID = re.compile(r"\[(RIFFLE-\d{4})\] ")
 _CAUSE = re.compile(r"^\s*# Cause: (.*)$")
 _COMMENT = re.compile(r"^\s*# ?(.*)$")
-_CLASSES = {"Refused": "ConfigError", "Rule": "RefusedError"}
-"""The errors that are made from entries of tables."""
+_SEVERAL = "Several classes"
+_CLASSES = {"Refused": "ConfigError", "Rule": "RefusedError", "conflict": _SEVERAL, "type(error)": _SEVERAL}
+"""The errors that are made from entries of tables, or that have the class of another error."""
 _POSITIONS = {"problem": 0, "remedy": 1}
 _EXIT_HEAD = "| class | meaning | exit code of `riffle` |\n| --- | --- | --- |\n"
+_SEVERAL_NOTE = (
+    "A command raises these errors with the class that fits their cause. The message contains the cause.\n\n"
+)
 _HEAD = "| id | message | cause | remedy |\n| --- | --- | --- | --- |\n"
 _INTRODUCTION = """\
 # Errors and warnings
@@ -70,6 +75,7 @@ class Source:
     """One module: its tree, its lines and its module-level names."""
 
     path: Path
+    _names: dict[ast.FunctionDef, Mapping[str, ast.expr]] = field(default_factory=dict)
 
     @cached_property
     def text(self) -> str:
@@ -90,6 +96,14 @@ class Source:
     def functions(self) -> dict[str, ast.FunctionDef]:
         """Functions and methods by name."""
         return {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)}
+
+    def names_in(self, function: ast.FunctionDef | None) -> Mapping[str, ast.expr]:
+        """Return the constants and what a function assigns, collected once per function."""
+        if function is None:
+            return self.constants
+        if function not in self._names:
+            self._names[function] = {**self.constants, **dict(_assignments(ast.walk(function)))}
+        return self._names[function]
 
     @cached_property
     def origins(self) -> dict[str, Path]:
@@ -129,16 +143,21 @@ class Reader:
         source = self.source(path)
         place = str(path.relative_to(CHECKOUT))
         for statement, function in _statements(source.tree):
-            names = {**source.constants, **dict(_assignments(ast.walk(function) if function else []))}
+            names = source.names_in(function)
             for call in (node for node in _own_nodes(statement) if isinstance(node, ast.Call)):
                 if id := _id_of(call):
                     yield self._error(source, call, id, names, f"{place}:{call.lineno}", source.cause(statement.lineno))
             for text in (node for node in _own_nodes(statement) if isinstance(node, ast.Constant | ast.JoinedStr)):
                 template = self.template(source, text, names)
                 if found := _WARNING_ID.match(template):
-                    problem = template[found.end() :]
+                    problem, _, remedy = template[found.end() :].partition("What to do: ")
                     yield Message(
-                        found[1], WARNING, problem, "", source.cause(statement.lineno), f"{place}:{text.lineno}"
+                        found[1],
+                        WARNING,
+                        problem.rstrip(),
+                        remedy,
+                        source.cause(statement.lineno),
+                        f"{place}:{text.lineno}",
                     )
 
     def _error(
@@ -158,7 +177,7 @@ class Reader:
 
     def _made(self, home: Source, maker: ast.FunctionDef, arguments: Mapping[str, str]) -> dict[str, str]:
         """Return the texts of the error that a function makes, with the arguments of one call of it."""
-        names = {**home.constants, **dict(_assignments(ast.walk(maker)))}
+        names = home.names_in(maker)
         inner = next((node for node in ast.walk(maker) if isinstance(node, ast.Call) and _passes_id(node)), None)
         texts: dict[str, str] = {}
         for key, value in _arguments(inner, None).items() if inner is not None else ():
@@ -216,7 +235,8 @@ def page(found: list[Message]) -> str:
         )
         if rows:
             title = "Warnings" if name == WARNING else name
-            text += f"\n## {title}\n\n{_HEAD}" + "".join(rows)
+            note = _SEVERAL_NOTE if name == _SEVERAL else ""
+            text += f"\n## {title}\n\n{note}{_HEAD}" + "".join(rows)
     return text
 
 

@@ -1,5 +1,21 @@
 """The interface of aggregate functions: how the buffers of many groups merge.
 
+Theory of operation. Functions are vectorised: each call has the rows of all groups of a batch, as columns, and the
+number of the group per row. For ``avg(x)`` of the rows (a, 1.0), (b, 5.0), (a, 3.0), where group 0 is a and group 1 b:
+
+============ ====================================== ========================== ===================================
+step         input                                  result                     called
+============ ====================================== ========================== ===================================
+Spark        the rows                               sum [1, 5, 3],             in the query's plan
+                                                    count [1, 1, 1]
+``fold``     these, codes [0, 1, 0], no old state   sum [4, 5], count [2, 1]   per batch
+``merge``    states, codes                          one state per group        when groups are joined (sessions)
+``finish``   the state                              the columns to evaluate    per emitted group
+============ ====================================== ========================== ===================================
+
+A state is stored between batches, so functions return new columns and keep nothing. Group numbers hold for one call
+only.
+
 A *buffer* holds the intermediate state of a Spark aggregate function in one or more columns. A row's *one-row
 buffer* is the function's update expression over its initial values. One-row buffers and buffers of many rows merge in
 the same way.

@@ -212,7 +212,9 @@ class Driver:
         tail = self._log.tail
         assert tail is not None
         if tail.delivers_after_commit:
-            work.deliver_sealed(tail.outputs, _delivery(tail.query_id, tail.line, tail.version, tail.time_ms or 0))
+            work.deliver_sealed(
+                tail.outputs, _delivery(tail.query_id, tail.delivery_rollbacks, tail.version, tail.time_ms or 0)
+            )
 
     def _run(
         self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work, batch: BatchMeasures

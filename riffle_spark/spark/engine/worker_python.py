@@ -1,7 +1,6 @@
 """Explain why Python workers cannot run a task: a missing module, or different versions on driver and executors."""
 
 import re
-from collections.abc import Callable, Mapping
 
 from pyspark.sql.pandas.utils import require_minimum_pandas_version, require_minimum_pyarrow_version
 
@@ -18,42 +17,15 @@ _SAME_PYTHON = (
 )
 
 
-def _other_release(match: re.Match[str]) -> tuple[str, str]:
-    return (
-        f"the executors have another version of riffle_spark than the driver: {match[0]}",
-        "Install the driver's version of riffle_spark on every executor, or send it with --py-files.",
-    )
-
-
-def _missing(match: re.Match[str]) -> tuple[str, str]:
-    return f"the executors' Python has no module {match[1]!r}", missing_module_remedy(match[1])
-
-
-def _too_old(match: re.Match[str]) -> tuple[str, str]:
-    requirement = f"{match[1].lower()}>={match[2]}"
-    return f"the executors' Python does not have {requirement}", install_remedy(requirement)
-
-
-def _other_python(match: re.Match[str]) -> tuple[str, str]:
-    return f"the executors have Python {match[1]}, the driver has Python {match[2]}", _SAME_PYTHON
-
-
-def _no_python(match: re.Match[str]) -> tuple[str, str]:
-    return f"executors cannot start {match[1]!r}: {match[2]}", _SAME_PYTHON
-
-
-_CAUSES: Mapping[re.Pattern[str], Callable[[re.Match[str]], tuple[str, str]]] = {
-    re.compile(
-        r"^(?:AttributeError: Can't get attribute '\w+' on <module|ImportError: cannot import name '\w+' from|"
-        r"ModuleNotFoundError: No module named) 'riffle_spark\.[^\n]*",
-        re.MULTILINE,
-    ): _other_release,
-    re.compile(r"^ModuleNotFoundError: No module named '([^']+)'", re.MULTILINE): _missing,
-    re.compile(r"\[[A-Z_]*PACKAGE_[A-Z_]+\] (Pandas|PyArrow|NumPy) >= (\S+) must be installed"): _too_old,
-    re.compile(r"Python in worker has different version: (\S+) than that in driver: ([\d.]+\d)"): _other_python,
-    re.compile(r'Cannot run program "([^"\n]*)": ([^\n]*)(?=[^"]*PythonWorkerFactory)'): _no_python,
-}
-"""Patterns of Spark's error text, tried in this order, and the functions that return problem and remedy."""
+_OTHER_RELEASE = re.compile(
+    r"^(?:AttributeError: Can't get attribute '\w+' on <module|ImportError: cannot import name '\w+' from|"
+    r"ModuleNotFoundError: No module named) 'riffle_spark\.[^\n]*",
+    re.MULTILINE,
+)
+_MISSING = re.compile(r"^ModuleNotFoundError: No module named '([^']+)'", re.MULTILINE)
+_TOO_OLD = re.compile(r"\[[A-Z_]*PACKAGE_[A-Z_]+\] (Pandas|PyArrow|NumPy) >= (\S+) must be installed")
+_OTHER_PYTHON = re.compile(r"Python in worker has different version: (\S+) than that in driver: ([\d.]+\d)")
+_NO_PYTHON = re.compile(r'Cannot run program "([^"\n]*)": ([^\n]*)(?=[^"]*PythonWorkerFactory)')
 
 
 def check_driver_packages() -> None:
@@ -85,9 +57,25 @@ def worker_python_error(error: BaseException) -> ConfigError | None:
     """
     if isinstance(error, RiffleError | ImportError):
         return None
-    text = str(error)
-    for pattern, explain in _CAUSES.items():
-        if match := pattern.search(text):
-            problem, remedy = explain(match)
-            return ConfigError(problem, remedy=remedy, where="executors", id="RIFFLE-0300")
+    cause = _cause(str(error))
+    if cause is None:
+        return None
+    problem, remedy = cause
+    return ConfigError(problem, remedy=remedy, where="executors", id="RIFFLE-0300")
+
+
+def _cause(text: str) -> tuple[str, str] | None:
+    """Return the problem and the remedy for Spark's error text, or ``None`` if it has another cause."""
+    if match := _OTHER_RELEASE.search(text):
+        problem = f"the executors have another version of riffle_spark than the driver: {match[0]}"
+        return problem, "Install the driver's version of riffle_spark on every executor, or send it with --py-files."
+    if match := _MISSING.search(text):
+        return f"the executors' Python has no module {match[1]!r}", missing_module_remedy(match[1])
+    if match := _TOO_OLD.search(text):
+        requirement = f"{match[1].lower()}>={match[2]}"
+        return f"the executors' Python does not have {requirement}", install_remedy(requirement)
+    if match := _OTHER_PYTHON.search(text):
+        return f"the executors have Python {match[1]}, the driver has Python {match[2]}", _SAME_PYTHON
+    if match := _NO_PYTHON.search(text):
+        return f"executors cannot start {match[1]!r}: {match[2]}", _SAME_PYTHON
     return None

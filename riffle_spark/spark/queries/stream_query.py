@@ -54,9 +54,9 @@ class StreamJob(StatefulJob):
 
     def end(self) -> None:
         """End the job's threads after the query has ended."""
-        self._end_loop()
+        self._stop_running_job()
 
-    def _create_loop(self, spark: SparkSession) -> RunningJob:
+    def _create_running_job(self, spark: SparkSession) -> RunningJob:
         return RunningJob(self.operators, self.settings, spark, self._reached, "spark", self._tick, self._late_rows)
 
     def _call_on_report(self, report: BatchReport) -> None:

@@ -15,13 +15,13 @@ that are younger than twice that, by clocks that differ by less than that.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import sub
 
 from riffle_spark.errors import ConflictError, CorruptStateError, FencedError, UnavailableError, command
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
-from riffle_spark.state.log.record import Record, decode, digest, encode, is_record, joined
+from riffle_spark.state.log.record import Record, decode, digest, encode, is_record, manifest_of_record
 from riffle_spark.state.log.record_commits import RecordCommits
 from riffle_spark.state.objects.store import ObjectStore
 
@@ -35,6 +35,16 @@ _Clocks = Callable[[], tuple[float, ...]]
 _ONE_BACKUP = "Restore the log's objects from one backup, or roll back (riffle rollback)."
 _UNLISTED_MAX = paths.FAR
 """Limit of records that are looked for individually after the listed records."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Append:
+    """A record that was put, or may have been put, after the tail. ``started`` is the clocks' time before the put."""
+
+    record: Record
+    data: bytes
+    manifest: Manifest
+    started: tuple[float, ...]
 
 
 class Log:
@@ -54,7 +64,7 @@ class Log:
         self._digest = ""
         self._base: Mapping[Address, Entry] = {}
         self._full: Record | None = None
-        self._unclear: tuple[Record, bytes, Manifest, tuple[float, ...]] | None = None
+        self._unclear: _Append | None = None
         self.tail: Record | None = None
         self.manifest = Manifest()
         self.first = 0
@@ -129,7 +139,7 @@ class Log:
                 data = last_data if sequence == last else self._get_twice(sequence)
                 record = decode(data, paths.record(sequence))
                 full = record if record.full == sequence else decode(self._get_twice(record.full), "")
-                manifest = joined(record, full.entries)
+                manifest = manifest_of_record(record, full.entries)
             except CorruptStateError:
                 continue
             if last - sequence > _UNLISTED_MAX:
@@ -213,7 +223,7 @@ class Log:
         self._base = full.entries
         self._full = full
         self.tail = record
-        self.manifest = joined(record, self._base)
+        self.manifest = manifest_of_record(record, self._base)
         self._digest = digest(data)
 
     def read(self, sequence: int) -> Record:
@@ -248,7 +258,7 @@ class Log:
         """Return the manifest of a record and its full record."""
         if record.full == record.sequence:
             return Manifest(record.entries)
-        return joined(record, self.read(record.full).entries)
+        return manifest_of_record(record, self.read(record.full).entries)
 
     def listed_objects(self, records: Iterable[Record], first: int) -> Iterator[set[str]]:
         """Yield sets of object names whose union is all objects that the records list.
@@ -267,7 +277,7 @@ class Log:
             elif full is None or full.sequence != record.full:
                 full = self.read(record.full)
                 is_full_listed = False
-            manifest = joined(record, full.entries)
+            manifest = manifest_of_record(record, full.entries)
             if is_full_listed:
                 manifest = Manifest(record.entries)
             yield manifest.objects() | {link.object for _, link in record.outputs}
@@ -311,7 +321,7 @@ class Log:
         takes_over = draft.kind not in ("batch", "orders")
         data = encode(record)
         assert not takes_over or is_record(data, paths.record(record.sequence)), "the record cannot be read"
-        self._unclear = (record, data, manifest, self._clocks())
+        self._unclear = _Append(record, data, manifest, self._clocks())
         self.settle()
         if takes_over:
             self._commits.check_store_refuses(record, data)
@@ -322,10 +332,11 @@ class Log:
         if self._unclear is None:
             assert self.tail is not None, "nothing was ever appended"
             return self.tail
-        record, data, manifest, started = self._unclear
-        own_digest = digest(data)
+        append = self._unclear
+        record = append.record
+        own_digest = digest(append.data)
         try:
-            self._commits.put(record, data)
+            self._commits.put(record, append.data)
             if self._is_left_behind(own_digest):
                 # The put may have been the first one, with other drivers continuing from it since.
                 if not self._is_followed(own_digest):
@@ -335,12 +346,12 @@ class Log:
             self._unclear = None
             raise
         self._unclear = None
-        self._checked_at = started
+        self._checked_at = append.started
         if record.full == record.sequence:
-            self._base = manifest.entries
+            self._base = append.manifest.entries
             self._full = record
         self.tail = record
-        self.manifest = manifest
+        self.manifest = append.manifest
         self._digest = own_digest
         return record
 

@@ -31,7 +31,7 @@ __all__ = [
     "digest",
     "encode",
     "is_record",
-    "joined",
+    "manifest_of_record",
 ]
 
 FORMAT = 4
@@ -151,7 +151,7 @@ class Record:
     stale_stores: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def line(self) -> int:
+    def delivery_rollbacks(self) -> int:
         """The ``rollbacks`` in the batch's delivery id: those when the batch ran."""
         return self.rollbacks if self.delivers_as is None else self.delivers_as
 
@@ -212,14 +212,10 @@ def decode(data: bytes, name: str) -> Record:
     Raises ``CorruptStateError`` if the bytes are not a whole, unaltered record of a known format.
     """
     head, _, packed = data.partition(b"\n")
-    try:
-        header = json.loads(head)
-        assert header["magic"] == _MAGIC
-    except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
+    header = _header_of_line(head)
+    if header is None:
         # Cause: The object is empty or truncated, or another program wrote it.
-        raise CorruptStateError(
-            "This object is not a riffle log record.", remedy=_REMEDY, where=name, id="RIFFLE-0415"
-        ) from None
+        raise CorruptStateError("This object is not a riffle log record.", remedy=_REMEDY, where=name, id="RIFFLE-0415")
     record_format = header.get("format")
     if type(record_format) is not int or not OLDEST_FORMAT <= record_format <= FORMAT:
         # Cause: A newer version of riffle-spark wrote the record.
@@ -247,6 +243,16 @@ def decode(data: bytes, name: str) -> Record:
         # Cause: The object was copied or renamed.
         raise CorruptStateError(problem, remedy=_REMEDY, where=name, id="RIFFLE-0419")
     return record
+
+
+def _header_of_line(line: bytes) -> Mapping[str, object] | None:
+    """Return the header of a record, or ``None`` for any other line."""
+    try:
+        header = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_header = isinstance(header, dict) and header.get("magic") == _MAGIC
+    return cast("Mapping[str, object]", header) if is_header else None
 
 
 def is_record(data: bytes, name: str) -> bool:
@@ -379,7 +385,7 @@ class RecordedMember:
         )
 
 
-def joined(record: Record, base: Mapping[Address, Entry]) -> Manifest:
+def manifest_of_record(record: Record, base: Mapping[Address, Entry]) -> Manifest:
     """Return the manifest of a record, given the entries of its full record."""
     for address, entry in record.entries.items():
         if entry.cut is not None and entry.cut != base.get(address, EMPTY).head:

@@ -3,7 +3,7 @@
 from riffle_spark.errors import ConfigError, FencedError, UnavailableError
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.record import Record, is_record
-from riffle_spark.state.objects.store import ObjectStore, overwriting
+from riffle_spark.state.objects.store import ObjectStore, overwrite_error
 
 __all__ = ["RECORD_BYTES_MAX", "RecordCommits"]
 
@@ -77,7 +77,7 @@ class RecordCommits:
                 raise self.fenced(record)
             if not was_put:
                 return
-            raise overwriting(self._store, f"{self._root} ({name})")
+            raise overwrite_error(self._store, f"{self._root} ({name})")
         assert failure is not None
         raise failure
 

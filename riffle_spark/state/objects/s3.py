@@ -29,7 +29,8 @@ from riffle_spark.state.objects.s3_answers import Action, is_definite, rule_of
 
 __all__ = ["BodyInterrupted", "S3Store", "read_pieces"]
 
-Answer = Mapping[str, object]
+_Answer = Mapping[str, object]
+"""An answer of botocore: the fields of an operation's output or error."""
 _AWS_OWN_KEY: Final = "aws/s3"
 _BULK_DELETE_MAX: Final = 1000
 _PAUSE_SECONDS: Final = 0.05
@@ -167,7 +168,7 @@ class S3Store:
         page: dict[str, str] = {}
         while True:
             answer = self._call("list_objects_v2", {"Prefix": full_prefix, **page}, _Patience(self.options))
-            keys = [_text(entry, "Key") for entry in cast("list[Answer]", answer.get("Contents", []))]
+            keys = [_text(entry, "Key") for entry in cast("list[_Answer]", answer.get("Contents", []))]
             names += (key[len(self.prefix) :] for key in keys if not key.endswith("/"))
             is_truncated = answer.get("IsTruncated")
             token = _text(answer, "NextContinuationToken")
@@ -196,10 +197,10 @@ class S3Store:
                 self._wait(patience, self._unavailable("delete_objects", patience, reason))
             keys = list(remaining)
 
-    def _undeleted(self, keys: Sequence[str], answer: Answer) -> dict[str, str]:
+    def _undeleted(self, keys: Sequence[str], answer: _Answer) -> dict[str, str]:
         """Return the keys that were not deleted, with the reasons. Raise an error if a retry cannot help."""
         reasons: dict[str, str] = {}
-        for entry in cast("Sequence[Answer]", answer.get("Errors", [])):
+        for entry in cast("Sequence[_Answer]", answer.get("Errors", [])):
             code = _text(entry, "Code")
             message = _text(entry, "Message")
             if code == "NoSuchKey":
@@ -213,9 +214,10 @@ class S3Store:
             raise self._invalid_answer("delete_objects")
         return reasons
 
-    def _call(self, operation: str, parameters: Mapping[str, object], patience: "_Patience") -> Answer:
-        """Send a request, and repeat it as the table of answers prescribes. Return a success, or an absence or
-        conflict (``Action.ANSWER``).
+    def _call(self, operation: str, parameters: Mapping[str, object], patience: "_Patience") -> _Answer:
+        """Send a request, and repeat it as the table of answers prescribes.
+
+        Return the answer of a success, or one that the caller interprets (``Action.ANSWER``): absence or a conflict.
         """
         has_fresh_credentials = False
         while True:
@@ -258,16 +260,16 @@ class S3Store:
 
     def _send(
         self, client: BaseClient, operation: str, parameters: Mapping[str, object], patience: "_Patience"
-    ) -> "Answer | _Failure":
+    ) -> "_Answer | _Failure":
         """Send a request. botocore may repeat it. Return the answer or the failure."""
         payer = {"RequestPayer": "requester"} if self.options.s3_requester_pays else {}
         sending = s3_client.SENDING
         sending.requests = self.requests
         sending.sent = patience.sent
         try:
-            return cast("Answer", getattr(client, operation)(Bucket=self.bucket, **payer, **parameters))
+            return cast("_Answer", getattr(client, operation)(Bucket=self.bucket, **payer, **parameters))
         except boto_errors.ClientError as error:
-            answer = cast("Answer", error.response)
+            answer = cast("_Answer", error.response)
             if sending.sent > patience.sent and is_definite(_status(answer)):
                 patience.definite += 1
             return self._judge_answer(operation, answer)
@@ -282,9 +284,9 @@ class S3Store:
         finally:
             patience.sent = sending.sent
 
-    def _judge_answer(self, operation: str, answer: Answer) -> "Answer | _Failure":
+    def _judge_answer(self, operation: str, answer: _Answer) -> "_Answer | _Failure":
         status = _status(answer)
-        error = cast("Answer", answer.get("Error", {}))
+        error = cast("_Answer", answer.get("Error", {}))
         code = _text(error, "Code")
         message = _text(error, "Message")
         rule = rule_of(operation, status, code, message)
@@ -336,11 +338,11 @@ class _Failure:
     cause: Exception | None = None
 
 
-def _status(answer: Answer) -> int:
+def _status(answer: _Answer) -> int:
     return cast("dict[str, int]", answer["ResponseMetadata"])["HTTPStatusCode"]
 
 
-def _text(fields: Answer, name: str) -> str:
+def _text(fields: _Answer, name: str) -> str:
     """Return a text of an answer, empty if it is absent. botocore returns a list if an element occurs twice."""
     value = fields.get(name)
     return value if isinstance(value, str) else ""

@@ -20,7 +20,7 @@ __all__ = [
     "check_name",
     "check_prefix",
     "check_range",
-    "overwriting",
+    "overwrite_error",
     "sent_since",
     "write_all",
 ]
@@ -139,8 +139,9 @@ def check_range(start: int, length: int | None) -> None:
 
 
 def check_endpoint(text: str, where: str = "s3_endpoint") -> None:
-    """Raise ``ConfigError`` if an endpoint, or a text that quotes one, contains credentials or a query. All errors
-    name the endpoint, so it must not hold secrets.
+    """Raise ``ConfigError`` if an endpoint, or a text that quotes one, contains credentials or a query.
+
+    All errors name the endpoint, so it must not hold secrets.
     """
     if "@" in text or "?" in text:
         raise ConfigError(
@@ -195,7 +196,7 @@ class StoreOptions:
                 )
 
 
-def overwriting(store: ObjectStore, where: str) -> ConfigError:
+def overwrite_error(store: ObjectStore, where: str) -> ConfigError:
     """Return the error for a store that overwrote an existing object."""
     return ConfigError(
         f"The store overwrites objects: {store!r} accepted a second put of an existing record.",

@@ -87,6 +87,12 @@ def test_the_command_for_another_dispatch_has_what_that_takes(stored: str, asked
     assert printed(caught.value.remedy)[0][0] == "dispatch"
 
 
+def test_another_number_of_key_groups_is_refused() -> None:
+    """A key's state would be looked for in the key-group of another key."""
+    with pytest.raises(ConfigError, match="RIFFLE-0219"):
+        check_fixed(TAIL, Settings(key_groups=16), [], ROOT)
+
+
 def test_a_later_batch_on_an_empty_root_is_refused() -> None:
     """A running checkpoint whose state is gone, or a wrong root: an explicit start is asked for."""
     error = conflict(None, incoming(7))
