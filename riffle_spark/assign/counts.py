@@ -110,6 +110,7 @@ class _UnitFlow:
         self._price_all()
 
     def _price_all(self) -> None:
+        """Compute the load of all members and all marginal costs."""
         self.load: Ints = self.demand.base + self.placed.sum(axis=0)
         self.marginals = _Marginals(*self._row_marginals(EVERYWHERE), *self._member_marginals(EVERYWHERE))
 

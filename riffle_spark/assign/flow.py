@@ -146,6 +146,7 @@ class _Programme:
         return Flow(to_zone, direct, from_zone)
 
     def _amounts(self) -> Ints:
+        """Solve the programme with SciPy. Return the units of every edge as an array."""
         check_importable(
             "scipy.optimize",
             "an assignment by racks or by user_cost",

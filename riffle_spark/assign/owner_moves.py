@@ -245,6 +245,7 @@ class Loads:
         return move.taker in self._warmups[move.task]
 
     def _change(self, moves: Sequence[OwnerMove]) -> npt.NDArray[np.int64]:
+        """Return by how much the moves change the number of owned tasks of each member."""
         size = len(self._slots)
         given_away = np.bincount(np.array([move.giver for move in moves], np.int64), minlength=size)
         received = np.bincount(np.array([move.taker for move in moves], np.int64), minlength=size)

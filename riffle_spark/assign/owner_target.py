@@ -208,6 +208,7 @@ class _ZoneCosts:
         return self._parts_by_reads[parts]
 
     def _fewest_parts(self, parts: tuple[int, ...], zone: int) -> int:
+        """Return the least sum of ``parts`` that a task's standbys can read if its owner is in ``zone``."""
         remaining = self._standbys
         total = 0
         for standby_zone in sorted(range(len(parts)), key=lambda number: parts[number]):

@@ -106,6 +106,7 @@ class _Work:
         return False
 
     def _level(self, heavy: int, light: int, limit: float, cost: Callable[[int, int], int]) -> bool:
+        """Make the move or exchange that levels two members most, at the lowest cost. Return whether there was one."""
         best: tuple[float, int, float, int, int, int] | None = None
         for t in sorted(self._held[heavy]):
             for u in (NOBODY, *sorted(self._held[light])):

@@ -215,6 +215,7 @@ def level(copies: Copies, members: Sequence[int]) -> bool:
 
 
 def _level_once(copies: Copies, members: Sequence[int]) -> bool:
+    """Move one standby from a fuller to an emptier member. Return whether that was possible."""
     load = copies.load
     low = copies.low
     high = copies.high

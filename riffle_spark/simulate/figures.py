@@ -188,6 +188,7 @@ def moves_of(rounds: Sequence[Round], settings: AssignSettings) -> Json:
 
 
 def _count_restores(round_: Round, kinds: Mapping[TaskId, Task], acceptable: int, counts: Counter[str]) -> None:
+    """Add the records that the copies of a round lack, and the copies that were placed on lagging members."""
     placed: list[tuple[TaskId, tuple[MemberId, ...], bool]]
     placed = [(task, (owner,), True) for task, owner in round_.assignment.owners.items()]
     placed += [(task, members, False) for task, members in round_.assignment.standbys.items()]

@@ -58,6 +58,7 @@ class Fields:
         return [self.normalize(row) for row in values]
 
     def _checked(self, values: object) -> Values:
+        """Return the normalized tuple, and remember its shape if tuples of this shape need no change."""
         if not isinstance(values, tuple | list):
             values = self._as_tuple(values)
         if len(values) != len(self._normalizers):
@@ -139,6 +140,7 @@ def _array(values: Sequence[object], convert: Convert | None, field: pa.Field) -
 
 
 def _fits(value: object, kind: pa.DataType) -> bool:
+    """Return whether Arrow can store a value in a type."""
     try:
         pa.array([value], kind)
     except (pa.ArrowInvalid, OverflowError):

@@ -57,6 +57,7 @@ def remedy_for(name: str, path: str, position: Position) -> str | None:
 
 
 def _reason(name: str, position: Position) -> str | None:
+    """Return the key of the remedy for a type that cannot be stored at a position, or ``None`` if it can."""
     collation = _COLLATED.fullmatch(name)
     if collation is not None:
         is_plain = position == "value" or collation[1].upper() == _BINARY

@@ -121,6 +121,7 @@ def _singles(kind: pa.DataType) -> Converter:
 
 
 def _exactly(value: int, kind: pa.DataType) -> float:
+    """Return an integer as a float. Raise ``Misfit`` if the float differs."""
     try:
         number = float(value)
     except OverflowError:

@@ -170,6 +170,7 @@ class _Parser:
         return self._whole(self._type)
 
     def _whole(self, parse: Callable[[], _Result]) -> _Result:
+        """Parse with a method, and check that no text is left."""
         try:
             result = parse()
         except RecursionError:

@@ -73,6 +73,7 @@ class Alarm:
                 self._timer.cancel()
 
     def _wake(self, until_ms: int) -> None:
+        """Call the function if its time has come, else set the timer again. Retry after an error."""
         if self._clock.wall_ms() < until_ms:
             self.set(until_ms)
             return

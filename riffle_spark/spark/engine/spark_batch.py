@@ -147,6 +147,7 @@ class SparkWork:
         return routing.prepared(frame, [self._operators[order.store]])
 
     def _run(self, layout: SlotLayout, order: Order, *, several: bool) -> list[Receipt]:
+        """Run the slots of an order, store their result, and return their receipts."""
         channel = _receipt_channel(self._batch.sparkSession)
         try:
             result = StoredResult(self._planned(layout, order, channel), several=several)
@@ -156,6 +157,7 @@ class SparkWork:
         return [Receipt.from_json(text) for text in result.receipts(accumulated, len(order.slots))]
 
     def _planned(self, layout: SlotLayout, order: Order, channel: ReceiptChannel | None) -> PlanFrame:
+        """Return the frame of the slots of an order, from a kept plan if possible."""
         output = routing.spark_schema(result_schema(order.output))
         compute = self._operators[order.store].compute
         function = slot_function(order, compute, routing.arrow_of(output), channel)
@@ -180,6 +182,7 @@ class SparkWork:
         return self._plan_fallbacks
 
     def _result(self, layout: SlotLayout, order: Order, function: SlotFunction, output: StructType) -> PlanFrame:
+        """Return the frame of an order's slots, planned by PySpark: routed rows, cogrouped with the placed slots."""
         counted_rows = self._route(layout, order).observe(_ROWS, F.expr("count(1) as rows"))
         slots = self._frames.frame(self._batch.sparkSession, layout)
         result = handles.cogrouped(slots, counted_rows.repartition(len(layout.slots), SLOT), SLOT, function, output)
@@ -247,6 +250,7 @@ class SparkWork:
         return 0 if entry is None else int(json.loads(entry.split("\n")[1])["batchWatermarkMs"])
 
     def _give(self, store: str, rows: DataFrame, delivery: Delivery) -> None:
+        """Pass the rows to the sink of a store."""
         sink = self._sinks.of_stores[store]
         if isinstance(sink, DeliverySink):
             sink.deliver(rows, delivery)

@@ -106,6 +106,7 @@ class TaggedJobs:
 
     @contextmanager
     def _marked(self) -> Iterator[None]:
+        """Run this thread's jobs with the tag and in the pool, and restore the thread's own pool afterwards."""
         if not handles.is_classic(self._spark):
             self._spark.addTag(self._tag)
             try:

@@ -232,6 +232,7 @@ def _warm(home_json: str) -> str:
 
 
 def _answers(batches: Iterator[pa.RecordBatch], answer: Callable[[int], str]) -> Iterator[pa.RecordBatch]:
+    """Yield a row with the answer for each slot in the input."""
     for batch in batches:
         for slot in batch.column(0).to_pylist():
             yield pa.record_batch({"answer": [answer(slot)]})

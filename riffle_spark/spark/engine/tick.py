@@ -126,6 +126,7 @@ class Tick:
         self._alarm.stop()
 
     def _ring(self) -> None:
+        """Start a batch by the clock. An error is only logged, because the JVM may be shutting down."""
         try:
             self.now()
         except Exception as error:  # noqa: BLE001 - a JVM that shuts down may raise any error

@@ -135,6 +135,7 @@ def _unbind(
     state: CellsState,
     stand_in: type[spark_errors.Deleted | spark_errors.Keyless | spark_errors.OnDriver] = spark_errors.Keyless,
 ) -> None:
+    """Replace the cells of a state by a stand-in whose methods raise Spark's error."""
     vars(state)["cells"] = stand_in(state.kind, state.name)
 
 
@@ -148,6 +149,7 @@ def _arrow_schema(schema: Schema) -> pa.Schema:
 
 
 def _time(expiry_ms: int) -> int:
+    """Return a time in milliseconds. Raise ``ValueError`` if it is out of range."""
     time_ms = index(expiry_ms)
     if not -_TIME_BOUND < time_ms < _TIME_BOUND:
         raise ValueError(f"Value out of range: {time_ms}")
