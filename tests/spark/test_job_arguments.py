@@ -30,7 +30,7 @@ FAULTS: list[tuple[Callable[[], object], str]] = [
     (lambda: Stateful("t", "k", COUNTS, settings=Settings(root="/tmp/x")), "RIFFLE-0442"),
     (lambda: Stateful("t", "k", COUNTS, settings=Settings(root="s3a://b2/p")), "RIFFLE-0442"),
     (lambda: together(settings=Settings(root="/tmp/x")), "RIFFLE-0442"),
-    (lambda: Stateful("t", "k", COUNTS).into(None), "the sink None"),  # type: ignore[arg-type]
+    (lambda: Stateful("t", "k", COUNTS).into(None), "The sink None"),  # type: ignore[arg-type]
     (lambda: together(Stateful("t", "k", COUNTS)), "RIFFLE-0370"),  # type: ignore[arg-type]
 ]
 
