@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from riffle_spark import errors
-from riffle_spark.messages.slot_orders import Order, Part, Receipt
+from riffle_spark.messages.slot_orders import Order, Receipt
 from riffle_spark.protocol.ports import StaleRows, Work
 from riffle_spark.state.log.manifest import Address, Entry, Link, Manifest
 
@@ -88,14 +88,12 @@ def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
 def changes_of(manifest: Manifest, receipts: Sequence[Receipt]) -> dict[Address, Entry]:
     """Return the entries of the manifest that the receipts' parts extend, with their earliest timers."""
     return {
-        (receipt.store, part.key_group): _extended(manifest, receipt, part)
+        (receipt.store, part.key_group): manifest.entry(receipt.store, part.key_group).extended(
+            receipt.link(part), part.timer_ms
+        )
         for receipt in receipts
         for part in receipt.parts
     }
-
-
-def _extended(manifest: Manifest, receipt: Receipt, part: Part) -> Entry:
-    return manifest.entry(receipt.store, part.key_group).extended(receipt.link(part), part.timer_ms)
 
 
 def outputs_of(receipts: Sequence[Receipt]) -> tuple[tuple[str, Link], ...]:

@@ -14,6 +14,7 @@ from riffle_spark.protocol.batch.driver import Driver
 from riffle_spark.protocol.ownership.readiness import KeyPlace, MemberState, Readiness
 from riffle_spark.protocol.ownership.rebalance import RebalanceListener, check_listener
 from riffle_spark.settings import Settings, short_interval_warnings
+from riffle_spark.spark.arguments import check_compute, check_settings, column_names, key_names
 from riffle_spark.spark.engine import inventory
 from riffle_spark.spark.engine.background import Gate, Stopped
 from riffle_spark.spark.engine.jvm import Py4JJavaError, is_interruption
@@ -23,16 +24,11 @@ from riffle_spark.spark.heartbeat import interval_ms
 from riffle_spark.spark.job import RunningJob
 from riffle_spark.spark.job_operators import JobOperator
 from riffle_spark.state.log.paths import check_store_name
-from riffle_spark.state.objects.open import normalised
 
 __all__ = [
     "JobOperations",
     "Stateful",
     "StatefulJob",
-    "check_compute",
-    "check_settings",
-    "column_names",
-    "key_names",
     "together",
 ]
 
@@ -428,58 +424,3 @@ def _job_operator(operator: Stateful, sink: Sink) -> JobOperator:
         initial=operator.initial_state,
         initial_name=operator.initial_state_name,
     )
-
-
-def column_names(argument: str, columns: str | Sequence[str], store: str) -> tuple[str, ...]:
-    """Return the column names in an argument, one or several. Raise ``ConfigError`` for anything but text."""
-    try:
-        names = (columns,) if isinstance(columns, str) else tuple(columns)
-    except TypeError:
-        names = None
-    if names is None or not all(isinstance(name, str) for name in names):
-        raise ConfigError(
-            f"{argument} = {columns!r} must be column names.",
-            remedy='Pass text or a list of texts. Make computed columns first: withColumn("k", ...).',
-            where=store,
-            id="RIFFLE-0377",
-        )
-    return names
-
-
-def key_names(columns: str | Sequence[str], store: str) -> tuple[str, ...]:
-    """Return the names of the key columns. Raise ``ConfigError`` if there is no name, or a name is repeated."""
-    names = column_names("key", columns, store)
-    if not names:
-        raise ConfigError("The key has no column.", remedy="Name at least one column.", where=store, id="RIFFLE-0378")
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None:
-        raise ConfigError(
-            f"The key has column {duplicate!r} twice.", remedy="Name it once.", where=store, id="RIFFLE-0379"
-        )
-    return names
-
-
-def check_compute(compute: object, store: str) -> None:
-    """Raise ``ConfigError`` unless ``compute`` is a computation. A plain function is not."""
-    if not callable(getattr(compute, "declare", None)):
-        raise ConfigError(
-            f"compute = {compute!r} is not a computation.",
-            remedy="Pass aggregate(...), or arrow_function(function, state=..., output=...) for your own function.",
-            where=store,
-            id="RIFFLE-0380",
-        )
-
-
-def check_settings(settings: object, where: str) -> None:
-    """Raise ``ConfigError`` unless ``settings`` is ``None``, or ``Settings`` with a valid root or none."""
-    if settings is None:
-        return
-    if not isinstance(settings, Settings):
-        raise ConfigError(
-            f"settings = {settings!r} is not a Settings object.",
-            remedy="Pass Settings(root=..., ...).",
-            where=where,
-            id="RIFFLE-0381",
-        )
-    if settings.root:
-        normalised(settings.root)

@@ -76,15 +76,6 @@ class StoreProxy:
         return self._server
 
     @contextmanager
-    def with_trouble(self, trouble: Trouble) -> Iterator[None]:
-        """Give some requests trouble for the length of the block."""
-        self.trouble = trouble
-        try:
-            yield
-        finally:
-            self.trouble = None
-
-    @contextmanager
     def refusing(self) -> Iterator[None]:
         """Close the port and every connection for the length of the block."""
         self.stop()

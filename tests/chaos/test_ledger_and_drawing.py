@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.chaos.events import Plan
 from tests.chaos.ledger import Call, Delivery, Ledger, Verdict, compare
 
-PLAN = Plan(seed=3, rate=100, users=10, partitions=2, start_ms=1_700_000_003_000)
 Rows = list[tuple[int, int, int]]
 
 

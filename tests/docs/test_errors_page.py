@@ -36,27 +36,27 @@ def test_an_id_has_one_message(messages: list[reference.Message]) -> None:
 
 def test_every_error_that_is_made_has_an_id() -> None:
     """An error without an id could not be looked up."""
-    trees = {path: ast.parse(path.read_text()) for path in (CHECKOUT / "riffle_spark").rglob("*.py")}
+    paths = (CHECKOUT / "riffle_spark").rglob("*.py")
+    nodes = [(path, node) for path in paths for node in ast.walk(ast.parse(path.read_text()))]
+    bases = {node.name: set(map(ast.unparse, node.bases)) for _, node in nodes if isinstance(node, ast.ClassDef)}
     classes = {ROOT}
-    while (
-        extended := {
-            node.name
-            for tree in trees.values()
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ClassDef) and classes & set(map(ast.unparse, node.bases))
-        }
-        - classes
-    ):
+    while extended := {name for name, own_bases in bases.items() if classes & own_bases} - classes:
         classes |= extended
     bare = [
         f"{path.relative_to(CHECKOUT)}:{node.lineno}"
-        for path, tree in trees.items()
-        for node in ast.walk(tree)
+        for path, node in nodes
         if isinstance(node, ast.Call)
-        and ast.unparse(node.func).removeprefix("errors.") in classes - INTERNAL
         and not any(keyword.arg == "id" for keyword in node.keywords)
+        and _class_name(node.func) in classes - INTERNAL
     ]
     assert bare == []
+
+
+def _class_name(function: ast.expr) -> str:
+    """Return the name of the class that a call makes, or nothing."""
+    if isinstance(function, ast.Attribute):
+        return function.attr if isinstance(function.value, ast.Name) and function.value.id == "errors" else ""
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def test_an_error_shows_its_id() -> None:

@@ -75,6 +75,7 @@ class Source:
     """One module: its tree, its lines and its module-level names."""
 
     path: Path
+    _names: dict[ast.FunctionDef, Mapping[str, ast.expr]] = field(default_factory=dict)
 
     @cached_property
     def text(self) -> str:
@@ -95,6 +96,14 @@ class Source:
     def functions(self) -> dict[str, ast.FunctionDef]:
         """Functions and methods by name."""
         return {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)}
+
+    def names_in(self, function: ast.FunctionDef | None) -> Mapping[str, ast.expr]:
+        """Return the constants and what a function assigns, collected once per function."""
+        if function is None:
+            return self.constants
+        if function not in self._names:
+            self._names[function] = {**self.constants, **dict(_assignments(ast.walk(function)))}
+        return self._names[function]
 
     @cached_property
     def origins(self) -> dict[str, Path]:
@@ -134,7 +143,7 @@ class Reader:
         source = self.source(path)
         place = str(path.relative_to(CHECKOUT))
         for statement, function in _statements(source.tree):
-            names = {**source.constants, **dict(_assignments(ast.walk(function) if function else []))}
+            names = source.names_in(function)
             for call in (node for node in _own_nodes(statement) if isinstance(node, ast.Call)):
                 if id := _id_of(call):
                     yield self._error(source, call, id, names, f"{place}:{call.lineno}", source.cause(statement.lineno))
@@ -168,7 +177,7 @@ class Reader:
 
     def _made(self, home: Source, maker: ast.FunctionDef, arguments: Mapping[str, str]) -> dict[str, str]:
         """Return the texts of the error that a function makes, with the arguments of one call of it."""
-        names = {**home.constants, **dict(_assignments(ast.walk(maker)))}
+        names = home.names_in(maker)
         inner = next((node for node in ast.walk(maker) if isinstance(node, ast.Call) and _passes_id(node)), None)
         texts: dict[str, str] = {}
         for key, value in _arguments(inner, None).items() if inner is not None else ():

@@ -63,6 +63,8 @@ WRONG = (
     f"s3:///AKIA:{PLANTED}@bucket/x",
     f"dbfs:/u:1/{PLANTED}@h/x",
 )
+RETRIED = WRONG[1:2]
+"""Arrow's client retries this endpoint for three seconds in each command."""
 
 
 @pytest.mark.usefixtures("aws_environment")
@@ -70,7 +72,10 @@ WRONG = (
     ("checkpoint", "endpoint"),
     [
         (WRONG[0], f"s3_endpoint = 'http://u:{PLANTED}@h:9'"),
-        *((uri, "s3_endpoint = 'http://127.0.0.1:9'") for uri in WRONG),
+        *(
+            pytest.param(uri, "s3_endpoint = 'http://127.0.0.1:9'", marks=pytest.mark.long if uri in RETRIED else ())
+            for uri in WRONG
+        ),
     ],
 )
 def test_a_secret_in_the_uri_of_a_checkpoint_is_not_repeated(
@@ -128,7 +133,7 @@ def test_an_empty_variable_names_no_checkpoint(filled: World, tmp_path: Path, ch
     conf.write_text("s3_endpoint = 'http://127.0.0.1:9'\n")
     for arguments in commands(filled.home.root, checkpoint, conf):
         done, said = shown_by(*arguments)
-        assert (done.exit_code, "has no folder in its path" in said) == (2, True), said
+        assert (done.exit_code, " no folder" in said) == (2, True), said
         assert "adopt --root" not in said, "that would give the state away"
         assert [line for line in said.splitlines() if line.startswith("state")] == []
 

@@ -16,7 +16,7 @@ from riffle_spark.simulate.scenario import Scenario
 from tests.kit.kafka_streams import Anchor, anchors
 
 REPLAY = "replay: python -m tests.kit.kafka_streams NAME > case.json; riffle plan --scenario case.json --history\n"
-LARGEST_RACKED = 500
+LARGEST_RACKED = 300
 """Tasks times clients. The strategies for racks take seconds over larger groups: those are played where there is time.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -71,8 +72,9 @@ def _package_or_module(name: str) -> str:
     return name.rpartition(".")[0] or name
 
 
+@functools.cache
 def read_product(checkout: Path) -> Product:
-    """Read all modules of ``riffle_spark`` in a checkout."""
+    """Read all modules of ``riffle_spark`` in a checkout, once per process."""
     modules: dict[str, Module] = {}
     for path in sorted((checkout / PACKAGE).rglob("*.py")):
         if path.name != "__init__.py":

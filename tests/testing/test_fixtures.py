@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from pyspark.sql import SparkSession
 
 pytest_plugins = ["pytester"]
 
@@ -48,8 +49,7 @@ STREAMS = """
 import pytest
 from riffle_spark import Stateful, aggregate, count
 
-@pytest.mark.parametrize("turn", [1, 2])
-def test_a_query(riffle_spark_session, riffle_root, tmp_path, turn):
+def test_a_query(riffle_spark_session, riffle_root, tmp_path):
     spark = riffle_spark_session
     assert spark.sparkContext.master == "local[2]"
     assert spark.conf.get("spark.scheduler.mode") == "FAIR"
@@ -62,24 +62,11 @@ def test_a_query(riffle_spark_session, riffle_root, tmp_path, turn):
     writer.trigger(availableNow=True).start().awaitTermination()
     assert sorted(found) == [(0, 4), (1, 3), (2, 3)]
 """
-HAS_ONE = (
-    ASKED
-    + """
-import pytest
+GETS_THE_ACTIVE_ONE = """
 from pyspark.sql import SparkSession
 
-@pytest.fixture(scope="session")
-def mine():
-    session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-    yield session
-    assert session.range(3).count() == 3, "it was stopped by somebody else"
-    session.stop()
-"""
-)
-GETS_THAT = """
-def test_it(mine, riffle_spark_session):
-    assert riffle_spark_session.sparkContext is mine.sparkContext
-    assert riffle_spark_session.sparkContext.master == "local[1]"
+def test_it(riffle_spark_session):
+    assert riffle_spark_session is SparkSession.getActiveSession()
 """
 
 
@@ -112,11 +99,14 @@ def test_the_kit_does_not_need_pytest() -> None:
 
 @pytest.mark.spark
 def test_a_query_runs_in_the_session_with_the_root(pytester: pytest.Pytester) -> None:
-    """One session for both tests, each with state of its own."""
-    run(pytester, ASKED, STREAMS).assert_outcomes(passed=2)
+    """The fixture starts a session that is configured for placement."""
+    run(pytester, ASKED, STREAMS).assert_outcomes(passed=1)
 
 
 @pytest.mark.spark
-def test_a_session_that_is_there_is_given_and_goes_on(pytester: pytest.Pytester) -> None:
-    """Whoever made it stops it."""
-    run(pytester, HAS_ONE, GETS_THAT).assert_outcomes(passed=1)
+def test_a_session_that_is_there_is_given_and_goes_on(spark: SparkSession, pytester: pytest.Pytester) -> None:
+    """The fixture returns the active session and does not stop it."""
+    pytester.makeconftest(ASKED)
+    pytester.makepyfile(GETS_THE_ACTIVE_ONE)
+    pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:randomly").assert_outcomes(passed=1)
+    assert spark.range(3).count() == 3

@@ -14,9 +14,7 @@ LONG_PLANS = [Plan(load, *sizes) for load in ("columns", "variables") for sizes 
 ALL_PLANS = [*PLANS, *(pytest.param(plan, marks=pytest.mark.long) for plan in LONG_PLANS)]
 
 
-@pytest.mark.parametrize(
-    "plan", [*PLANS, *(pytest.param(plan, marks=pytest.mark.long) for plan in LONG_PLANS)], ids=str
-)
+@pytest.mark.parametrize("plan", ALL_PLANS, ids=str)
 def test_no_damage_reaches_a_row_or_the_store_or_ends_a_process(plan: Plan) -> None:
     """Bits flipped, files cut, zeroed, swapped, put back or removed: rows and state are those of a model, processes
     live, and each damage costs at most the restore of what was damaged.

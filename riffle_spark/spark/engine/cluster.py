@@ -58,7 +58,10 @@ class SparkCluster:
         seconds = max((order.seconds + order.timeout_seconds for order in orders.values()), default=0.0)
         deadline = Deadline(self._spark, seconds)
         receipts = self._run(
-            orders, lambda layout: upkeep_function(_by_slot(orders, layout)), UpkeepReceipt.from_json, deadline
+            orders,
+            lambda layout: upkeep_function({slot.number: orders[slot.executor] for slot in layout.slots}),
+            UpkeepReceipt.from_json,
+            deadline,
         )
         answered = {receipt.executor for receipt in receipts}
         overdue = [executor for executor in deadline.overdue if executor not in answered]
@@ -139,7 +142,3 @@ def _layout(executors: Sequence[Executor]) -> SlotLayout:
             for number, executor in zip(numbers, executors, strict=True)
         )
     )
-
-
-def _by_slot(orders: Mapping[str, T], layout: SlotLayout) -> dict[int, T]:
-    return {slot.number: orders[slot.executor] for slot in layout.slots}

@@ -16,6 +16,7 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
+from riffle_spark.spark.arguments import check_settings
 from riffle_spark.spark.engine import jvm, spark_batch
 from riffle_spark.spark.engine.worker_python import check_driver_packages
 from riffle_spark.spark.plans.plan_nodes import analysed, function_id
@@ -24,7 +25,6 @@ from riffle_spark.spark.queries.query_start import explain_query, start_query
 from riffle_spark.spark.queries.stream_options import Place, StreamOptions, latest_rows, marked, options_in
 from riffle_spark.spark.sinks.sink_choice import side_sink
 from riffle_spark.spark.sinks.writer_settings import WriterCall, WriterSettings
-from riffle_spark.spark.stateful import check_settings
 from riffle_spark.state.objects.open import normalised
 
 __all__ = ["StreamFrame", "StreamGroups", "StreamWriter", "latest", "on"]

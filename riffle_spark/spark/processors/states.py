@@ -26,17 +26,24 @@ _UPDATING: Final = DOING["value"]["update"][1]
 _MAP: Final = DOING["map"]
 
 
-class ValueOfCells(ValueState):
-    """A value state."""
-
-    cells: ValueCells
-    kind: ClassVar[Kind] = "value"
+class _StateOfCells:
+    cells: ValueCells | ListCells | MapCells
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def exists(self) -> bool:
         return self.cells.exists()
+
+    def clear(self) -> None:
+        self.cells.clear()
+
+
+class ValueOfCells(_StateOfCells, ValueState):
+    """A value state."""
+
+    cells: ValueCells
+    kind: ClassVar[Kind] = "value"
 
     def get(self) -> Fields | None:
         return self.cells.get()
@@ -47,21 +54,12 @@ class ValueOfCells(ValueState):
         except Misfit as wrong:
             raise misfit(_UPDATING, wrong) from None
 
-    def clear(self) -> None:
-        self.cells.clear()
 
-
-class ListOfCells(ListState):
+class ListOfCells(_StateOfCells, ListState):
     """A list state."""
 
     cells: ListCells
     kind: ClassVar[Kind] = "list"
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def exists(self) -> bool:
-        return self.cells.exists()
 
     def get(self) -> Iterator[Fields]:
         return self.cells.get()
@@ -78,9 +76,6 @@ class ListOfCells(ListState):
     def appendList(self, newState: list[Fields]) -> None:
         self._add(self.cells.extend, newState)
 
-    def clear(self) -> None:
-        self.cells.clear()
-
     def _add(self, add: Callable[[list[Fields]], None], elements: list[Fields]) -> None:
         if elements is None:
             raise PySparkTypeError("'NoneType' object is not iterable")
@@ -93,18 +88,15 @@ class ListOfCells(ListState):
             raise misfit(_UPDATING, wrong) from None
 
 
-class MapOfCells(MapState):
+class MapOfCells(_StateOfCells, MapState):
     """A map state. ``row`` makes the row that PySpark returns for a value."""
 
     cells: MapCells
     kind: ClassVar[Kind] = "map"
 
     def __init__(self, name: str, row: RowMaker) -> None:
-        self.name = name
+        super().__init__(name)
         self._row = row
-
-    def exists(self) -> bool:
-        return self.cells.exists()
 
     def getValue(self, key: Fields) -> Fields | None:
         try:
@@ -139,9 +131,6 @@ class MapOfCells(MapState):
             self.cells.remove(key)
         except Misfit as wrong:
             raise misfit(_MAP["remove"][1], wrong) from None
-
-    def clear(self) -> None:
-        self.cells.clear()
 
 
 CellsState: TypeAlias = ValueOfCells | ListOfCells | MapOfCells

@@ -350,7 +350,7 @@ def _find_own(owners: Iterable[Path], owner: str, process: str) -> Folder | None
 
 
 def _create(base: Path, owner: str, process: str) -> Folder:
-    folder = base / _new_name()
+    folder = base / f"m{uuid.uuid4().hex[:12]}"
     folder.mkdir(PRIVATE)
     return _sign(folder, owner, process)
 
@@ -363,10 +363,6 @@ def _sign(folder: Path, owner: str, process: str) -> Folder:
     (folder / "process").write_text(process)
     (folder / "owner").write_text(owner)
     return Folder(folder, owner)
-
-
-def _new_name() -> str:
-    return f"m{uuid.uuid4().hex[:12]}"
 
 
 def _take_over(path: Path, owner: str, live: Collection[str], process: str) -> bool:

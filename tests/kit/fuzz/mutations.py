@@ -38,7 +38,6 @@ _SCRAPS = (
     b"1e999",
     b"NaN",
 )
-_DEEP = 3000
 Chance = random.Random
 
 

@@ -13,7 +13,7 @@ from tests.kit.queries.all_shapes import SHAPES
 from tests.kit.queries.played_query import difference, play, play_ours
 from tests.kit.queries.query_shape import beside
 
-pytestmark = [pytest.mark.spark, pytest.mark.newer_spark]
+pytestmark = [pytest.mark.spark, pytest.mark.newer_spark, pytest.mark.long]
 
 DRAWN = (
     "tumbling_append", "tumbling_update", "sliding_append", "session_count", "dedup_by_time_over_restart",
@@ -21,7 +21,6 @@ DRAWN = (
     "chain_joined_then_counted", "chain_joined_after_then_counted", "chain_joined_ever_then_counted",
     "chain_outer_joined_then_counted", "chain_counted_then_joined", "chain_united_then_counted",
 )  # fmt: skip
-OFTEN = ("tumbling_append",)
 EXAMPLES = 3
 PHASES = (Phase.explicit, Phase.generate)
 """Examples take seconds each, so one that fails is told as it was drawn."""
@@ -34,7 +33,7 @@ FILES = st.lists(WORDS, max_size=5).map(" ".join)
 BATCHES = st.lists(st.tuples(FILES, FILES), min_size=2, max_size=4)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in OFTEN else pytest.mark.long) for n in DRAWN])
+@pytest.mark.parametrize("name", DRAWN)
 @settings(max_examples=EXAMPLES, phases=PHASES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drawn=BATCHES)
 def test_drawn_batches_are_answered_as_by_spark(

@@ -29,15 +29,11 @@ CLASSES: Final = {
     "StreamingListenerTests": "streaming.test_streaming_listener",
 }
 OFTEN: Final = (
-    "test_apply_in_pandas_with_state_basic",
-    "test_apply_in_pandas_with_state_basic_with_null",
     "test_transform_with_state_in_pandas_basic",
-    "test_streaming_drop_duplicate_within_watermark",
     "test_streaming_foreach_batch_tempview",
     "test_streaming_progress",
-    "test_streaming_with_temporary_view",
 )
-"""Those that every run of the tests has."""
+"""What ``./run test`` plays: a processor, a sink and a report. Long runs play all."""
 
 CHECKPOINT: Final = "looks into Spark's own checkpoint, by the sources state-metadata and statestore"
 NOT: Final = {

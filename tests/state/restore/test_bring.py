@@ -13,6 +13,7 @@ from riffle_spark.errors import OutOfDate
 from riffle_spark.state.copies.folder import claim
 from riffle_spark.state.copies.stack import StackedPart
 from riffle_spark.state.log.manifest import EMPTY, Head
+from riffle_spark.state.restore.copy_progress import CopyPlanner, CopyProgress, IncomingSnapshots
 from riffle_spark.state.restore.reader import Reader
 from riffle_spark.state.restore.stack_keeper import StackKeeper
 from riffle_spark.state.restore.stack_parts import _merge_start
@@ -197,3 +198,16 @@ def test_a_snapshot_is_of_files_as_they_are_when_it_is_taken(place: Place) -> No
         file.seek(len(first.data) // 2)
         file.write(b"damaged")
     assert keeper.snapshot(1, place.entries[1], attempt(9)) == first
+
+
+def test_a_copy_that_another_process_moved_is_finished_only_at_its_head(place: Place) -> None:
+    """Upkeep reports the others, so that the next piece continues with them."""
+    place.seal(0, {1: {"a": 1}})
+    place.bring()
+    behind = place.entries[1]
+    place.seal(1, {1: {"b": 2}})
+    planner = CopyPlanner(place.folder, IncomingSnapshots(place.folder.path), 1, lambda _: place.entries[1])
+    for entry, is_finished in ((place.entries[1], False), (behind, True)):
+        copy = CopyProgress((SCHEMA.store, 1), entry, links=entry.chain)
+        planner.replan(copy, OutOfDate("moved"))
+        assert copy.finished == is_finished
