@@ -55,7 +55,9 @@ def check_root(_context: click.Context, _parameter: click.Parameter, root: str |
 def check_folder(_context: click.Context, _parameter: click.Parameter, folder: str | None) -> str | None:
     """Refuse an empty text, the value of an unset shell variable."""
     if folder is not None and not folder.strip():
-        raise click.UsageError(f"{folder!r} names no folder.\n  What to do: Give the checkpointLocation.")
+        raise click.UsageError(
+            f"The checkpoint {folder!r} has no folder in its path.\n  What to do: Give the checkpointLocation."
+        )
     return folder
 
 

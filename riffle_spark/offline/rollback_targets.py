@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from riffle_spark.errors import ConfigError, CorruptStateError
 from riffle_spark.state.log.log import Log
-from riffle_spark.state.log.record import Record, joined
+from riffle_spark.state.log.record import Record, manifest_of_record
 from riffle_spark.state.restore.reader import in_parallel
 
 __all__ = ["current_line", "find_target", "offsets_before", "parse_target", "read_intact"]
@@ -110,7 +110,7 @@ def _fitting_records(log: Log, sequences: Sequence[int]) -> Iterator[tuple[int, 
 
 def _fits(record: Record, full: Record) -> bool:
     try:
-        joined(record, full.entries)
+        manifest_of_record(record, full.entries)
     except CorruptStateError:
         return False
     return True

@@ -17,7 +17,7 @@ from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import first_sequence
 from riffle_spark.state.log.manifest import Address, Link, Snapshot
-from riffle_spark.state.log.record import Record, decode, digest, joined
+from riffle_spark.state.log.record import Record, decode, digest, manifest_of_record
 from riffle_spark.state.log.record_commits import RECORD_BYTES_MAX
 from riffle_spark.state.objects.encryption import Keys, Place
 from riffle_spark.state.objects.open import StoreOptions, masked, open_store
@@ -250,7 +250,7 @@ def _parts_of(verification: _Verification, record: Record, level: Level) -> Iter
     if full is None:
         return  # already reported
     try:
-        manifest = joined(record, full.entries)
+        manifest = manifest_of_record(record, full.entries)
     except CorruptStateError as error:
         verification.add_error(level, error, paths.record(record.sequence))
         return

@@ -17,7 +17,7 @@ from riffle_spark.process.merging import (
 from riffle_spark.process.merging.merge_function import MergeFunction
 from riffle_spark.process.merging.user_aggregate import MergedByUser, UserAggregate
 
-__all__ = ["COLLECTED", "HASHED", "merge_function"]
+__all__ = ["COLLECTED", "HASHED", "merge_function_of"]
 
 _LIST_MAX = 10_000
 """Values that a collecting function may keep per key."""
@@ -81,7 +81,7 @@ HASHED = frozenset({"HyperLogLogPlusPlus"})
 """Functions whose rows carry the value's hash, and whose ``finish`` returns Spark's buffer as one struct."""
 
 
-def merge_function(
+def merge_function_of(
     name: str,
     buffers: Sequence[pa.DataType],
     options: Iterable[tuple[str, str]] = (),

@@ -22,7 +22,7 @@ from riffle_spark.columns import one_array
 from riffle_spark.process.blocks.block import Batch, Declared, IndexArray, Update
 from riffle_spark.process.blocks.folding import group_keys, true_mask
 from riffle_spark.process.merging.merge_function import Groups, MergeFunction, are_valid, pick_places
-from riffle_spark.process.merging.merge_registry import merge_function
+from riffle_spark.process.merging.merge_registry import merge_function_of
 from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec
 from riffle_spark.state.formats.arrow_casts import cast_column
 from riffle_spark.state.formats.key_codec import encode_keys
@@ -189,7 +189,7 @@ class _StoredFunction:
     @staticmethod
     def of(spec: FunctionSpec) -> "_StoredFunction":
         types = [buffer.type for buffer in spec.inputs]
-        merge = merge_function(spec.function, types, spec.options, spec.user_function)
+        merge = merge_function_of(spec.function, types, spec.options, spec.user_function)
         stored = zip(spec.inputs, merge.state_types(types), strict=True)
         return _StoredFunction(spec, merge, [pa.field(buffer.name, type) for buffer, type in stored])
 

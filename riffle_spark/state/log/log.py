@@ -21,7 +21,7 @@ from operator import sub
 from riffle_spark.errors import ConflictError, CorruptStateError, FencedError, UnavailableError, command
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import EMPTY, Address, Entry, Manifest
-from riffle_spark.state.log.record import Record, decode, digest, encode, is_record, joined
+from riffle_spark.state.log.record import Record, decode, digest, encode, is_record, manifest_of_record
 from riffle_spark.state.log.record_commits import RecordCommits
 from riffle_spark.state.objects.store import ObjectStore
 
@@ -139,7 +139,7 @@ class Log:
                 data = last_data if sequence == last else self._get_twice(sequence)
                 record = decode(data, paths.record(sequence))
                 full = record if record.full == sequence else decode(self._get_twice(record.full), "")
-                manifest = joined(record, full.entries)
+                manifest = manifest_of_record(record, full.entries)
             except CorruptStateError:
                 continue
             if last - sequence > _UNLISTED_MAX:
@@ -223,7 +223,7 @@ class Log:
         self._base = full.entries
         self._full = full
         self.tail = record
-        self.manifest = joined(record, self._base)
+        self.manifest = manifest_of_record(record, self._base)
         self._digest = digest(data)
 
     def read(self, sequence: int) -> Record:
@@ -258,7 +258,7 @@ class Log:
         """Return the manifest of a record and its full record."""
         if record.full == record.sequence:
             return Manifest(record.entries)
-        return joined(record, self.read(record.full).entries)
+        return manifest_of_record(record, self.read(record.full).entries)
 
     def listed_objects(self, records: Iterable[Record], first: int) -> Iterator[set[str]]:
         """Yield sets of object names whose union is all objects that the records list.
@@ -277,7 +277,7 @@ class Log:
             elif full is None or full.sequence != record.full:
                 full = self.read(record.full)
                 is_full_listed = False
-            manifest = joined(record, full.entries)
+            manifest = manifest_of_record(record, full.entries)
             if is_full_listed:
                 manifest = Manifest(record.entries)
             yield manifest.objects() | {link.object for _, link in record.outputs}

@@ -31,7 +31,7 @@ __all__ = [
     "digest",
     "encode",
     "is_record",
-    "joined",
+    "manifest_of_record",
 ]
 
 FORMAT = 4
@@ -385,7 +385,7 @@ class RecordedMember:
         )
 
 
-def joined(record: Record, base: Mapping[Address, Entry]) -> Manifest:
+def manifest_of_record(record: Record, base: Mapping[Address, Entry]) -> Manifest:
     """Return the manifest of a record, given the entries of its full record."""
     for address, entry in record.entries.items():
         if entry.cut is not None and entry.cut != base.get(address, EMPTY).head:

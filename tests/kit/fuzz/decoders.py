@@ -48,7 +48,7 @@ from riffle_spark.state.copies.stack import Stack, StackedPart
 from riffle_spark.state.formats import part_codec
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Entry, Head, Manifest, Snapshot
-from riffle_spark.state.log.record import Record, decode, encode, joined
+from riffle_spark.state.log.record import Record, decode, encode, manifest_of_record
 from riffle_spark.state.objects.encryption import (
     HEADER_BYTES_MAX,
     frame_version,
@@ -130,7 +130,7 @@ def _logs() -> list[bytes]:
 
 def _record(data: bytes) -> None:
     record = decode(data, "record")
-    joined(record, record.entries)
+    manifest_of_record(record, record.entries)
     recorded(record)
     Weights().resume(record.weights, Groups())
     will = read_requests(record.orders)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.errors import ConfigError, UserFunctionError
 from riffle_spark.process.merging.merge_function import Groups
-from riffle_spark.process.merging.merge_registry import merge_function
+from riffle_spark.process.merging.merge_registry import merge_function_of
 from riffle_spark.process.merging.user_aggregate import MergedByUser, TopRows, UserAggregate
 from tests.kit.process.merge_ways import SIZE, DrawnRows, merged_ways, rows_of_groups
 from tests.kit.process.user_aggregates import Latest, WeightedMean
@@ -25,7 +25,7 @@ NUMBERS = st.none() | st.integers(-9, 9)
 
 def merged(own: UserAggregate, type: pa.DataType) -> MergedByUser:
     """Return the merge of a function with such arguments."""
-    merge = merge_function("PythonUDAF", [type], user_function=own)
+    merge = merge_function_of("PythonUDAF", [type], user_function=own)
     assert isinstance(merge, MergedByUser)
     return merge
 
