@@ -68,7 +68,7 @@ class Handle(StatefulProcessorHandle):
         self._current_session("deleting timer", "delete_timer").timers.delete(_time(expiryTimestampMs))
 
     def listTimers(self) -> Iterator[int]:
-        """See PySpark. The times are in ascending order."""
+        """Return the timers of the current key, as in PySpark, in ascending order of time."""
         return self._current_session("listing timers", "list_timers").timers.list()
 
     def deleteIfExists(self, stateName: str) -> None:

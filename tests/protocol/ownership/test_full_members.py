@@ -50,6 +50,18 @@ def test_a_disk_is_below_its_mark_again_only_some_way_below_it() -> None:
     assert seen == [{}, full, full, {}, {}]
 
 
+def test_memory_is_below_its_mark_again_only_some_way_below_it() -> None:
+    """A share that wavers about the mark changes nothing, whatever the marks of the disk are."""
+    quarantine = Quarantine()
+    limit = Settings().local_memory_limit
+    changed = []
+    for share in (limit - 0.005, limit + 0.005, limit - 0.005, limit - 0.015, limit - 0.005):
+        situation = on_disks({"a": 0.1}, "a")
+        situation.members.memories["a"] = (round(share * GB), round((1 - share) * GB))
+        changed.append(quarantine.update_marks(situation, Settings()))
+    assert changed == [False, True, False, True, False]
+
+
 def test_where_all_disks_are_beyond_the_low_mark_copies_go_anywhere() -> None:
     """Else nothing could be placed any more; a member that is to be emptied is still avoided."""
     assert quarantined_as(Quarantine(), {"a": 0.85, "b": 0.85, "c": 0.85}) == {}
