@@ -121,7 +121,7 @@ def _read_log(verification: _Verification, root: str) -> None:
     if not sequences:
         empty = command("adopt", "--empty", "--execute", root=root, checkpoint="CHECKPOINT")
         move = "move the remaining objects elsewhere and " if names else ""  # adopt refuses a root with objects
-        remedy = f"Restore the root from a backup, or {move}start without state: {empty}"
+        remedy = f"Correct --root, or restore the root from a backup, or {move}start without state: {empty}"
         verification.add("state", root, "The root has no log: it is empty, or the log is lost.", remedy)
         return
     errors = {sequence: error for sequence in sequences if (error := _read_record(verification, sequence))}

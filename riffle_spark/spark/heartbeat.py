@@ -129,7 +129,7 @@ def interval_ms(text: str, where: str) -> int:
     lengths = [_UNITS_MS.get(unit) or _UNITS_MS.get(unit.removesuffix("s")) for _, unit in parts]
     if not parts or None in lengths:
         raise ConfigError(
-            f"{text!r} is not an interval.",
+            f"{text!r} is not an interval of a fixed length.",
             remedy="Write a number and a unit: milliseconds, seconds, minutes, hours, days or weeks.",
             where=where,
             id="RIFFLE-0307",

@@ -44,8 +44,8 @@ def aggregate(**columns: Accumulator) -> "Aggregates":
         if not isinstance(accumulator, Accumulator):
             raise ConfigError(
                 f"aggregate({name}=...) is a {type(accumulator).__name__}, not an aggregate function.",
-                remedy=f"Use a function of riffle_spark: {name}=sum_('amount'), or count, min_, max_, mean, first, "
-                "last.",
+                remedy=f"Call a function of riffle_spark: {name}=count() or {name}=sum_('amount'), or min_, max_, "
+                "mean, first, last.",
                 id="RIFFLE-0175",
             )
     return Aggregates(tuple(columns.items()))

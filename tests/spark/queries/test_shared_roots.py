@@ -51,6 +51,24 @@ def test_a_root_of_a_query_that_has_ended_is_refused_with_both_ids(
     assert records(f"file://{tmp_path}/state") == before
 
 
+def test_a_running_query_continues_when_a_second_one_is_refused(events: DataFrame, tmp_path: Path) -> None:
+    """The refusal comes before the claim, so the first query is not fenced, and its next batch is exact."""
+    totals: list[list[tuple[int, ...]]] = []
+    counts = events.groupBy("k").count()
+    writer = counts.writeStream.outputMode("update").option("checkpointLocation", str(tmp_path / "c1"))
+    first = writer.foreachBatch(lambda rows, _: totals.append(sorted(map(tuple, rows.collect())))).start()
+    try:
+        first.processAllAvailable()
+        second = writer_of(counts, tmp_path / "c2").start()
+        with pytest.raises(StreamingQueryException, match="RIFFLE-0210"):
+            second.awaitTermination()
+        Feed(tmp_path / "in", "k long, v long").add([{"k": 1, "v": 1}])
+        first.processAllAvailable()
+    finally:
+        first.stop()
+    assert [rows for rows in totals if rows] == [[(k, 1) for k in range(5)], [(1, 2)]]
+
+
 def test_the_same_query_started_again_is_compared_with_its_stores(events: DataFrame, tmp_path: Path) -> None:
     """With its own checkpoint a query is refused for its stores, as before."""
     first = writer_of(events.groupBy("k").count(), tmp_path / "c").trigger(availableNow=True).start()
