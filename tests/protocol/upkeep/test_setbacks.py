@@ -198,7 +198,7 @@ def test_what_worked_again_begins_a_new_row_of_failures() -> None:
 def test_what_was_to_go_from_another_folder_stays_in_the_one_it_has() -> None:
     """An executor that lost its folder works in another one, which may own what was to be removed from the first."""
     setbacks, drop = Setbacks(InlineBackground().lock()), Drop("s", 5, None)
-    order = replace(ORDER, drops=(drop,))
+    order = replace(ORDER, drops=(replace(drop, store="done"), drop))
     setbacks.record_results({"1": order}, [UpkeepReceipt("1", ran=True, drops_left=1)], 0.0)
     (again,) = setbacks.without_delayed({"1": replace(order, drops=(), measure=True)}, 1.0).values()
     assert again.drops == (drop,)
