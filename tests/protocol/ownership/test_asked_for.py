@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Task, View
 from riffle_spark.errors import ConfigError
 from riffle_spark.messages.slot_orders import Part, Receipt
+from riffle_spark.protocol.ownership import placement
 from riffle_spark.protocol.ownership.groups import ONE_GROUP, task
 from riffle_spark.protocol.ownership.rebalance import MoveFields
 from riffle_spark.protocol.ownership.weights import Weights
@@ -223,3 +225,22 @@ def test_members_that_are_excluded_are_not_those_among_which_work_is_level(tmp_p
     assert world.owned("1") == set()
     assert not [warning for report in reports for warning in report.warnings]
     assert not [move for report in reports for move in report.moves]
+
+
+def test_a_request_made_during_an_assignment_is_still_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests come from other threads, and the assignment that runs does not know them."""
+    world = Elastic(tmp_path, key_groups=4)
+    world.feed()
+    operations = world.driver.operations
+
+    def assign_meanwhile(*arguments: Any) -> Any:
+        operations.request_rebalance()
+        return assign(*arguments)
+
+    operations.request_rebalance()
+    with monkeypatch.context() as patch:
+        patch.setattr(placement, "assign", assign_meanwhile)
+        world.feed()
+    assert world.driver.ownership.placement.has_pending_request()
+    world.feed()
+    assert not world.driver.ownership.placement.has_pending_request()
