@@ -37,6 +37,7 @@ def test_every_planted_bug_says_what_goes_wrong() -> None:
     ] == []
 
 
+@pytest.mark.long
 def test_a_bug_is_found_and_a_patch_without_effect_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A bug that no test finds fails the command."""
     shutil.copy2(PATCHES / "dst" / "partitions_sorted_in.patch", tmp_path)

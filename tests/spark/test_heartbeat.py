@@ -79,6 +79,7 @@ def test_a_query_with_a_heartbeat_can_be_started_again(spark: SparkSession, tmp_
         assert query.exception() is None
 
 
+@pytest.mark.long
 def test_available_now_ends_beside_a_heartbeat(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """One beat a run: all rows are taken and the query ends, also with nothing new but the beat."""
     for _ in range(2):

@@ -98,6 +98,7 @@ def test_the_kit_does_not_need_pytest() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_a_query_runs_in_the_session_with_the_root(pytester: pytest.Pytester) -> None:
     """The fixture starts a session that is configured for placement."""
     run(pytester, ASKED, STREAMS).assert_outcomes(passed=1)

@@ -64,6 +64,7 @@ def sparks_own(stream: DataFrame, folder: Path) -> list[tuple[str, datetime, int
     return told
 
 
+@pytest.mark.long
 def test_windows_end_when_sparks_do(spark: SparkSession, tmp_path: Path, feed: Feed) -> None:
     """Each window is told once, when the watermark passes its end, the last ones with the last batch; the rest stay."""
     expected = sparks_own(feed.stream(spark), tmp_path / "native")

@@ -202,6 +202,7 @@ def test_a_query_goes_on_and_answers_as_spark_does(spark: SparkSession, feed: Fe
     assert [each.kind for each in records(f"file://{tmp_path}/c/ours/riffle")].count("claim") == 2
 
 
+@pytest.mark.long
 def test_files_after_a_rollback_go_on_at_another_path(spark: SparkSession, tmp_path: Path) -> None:
     """The old path is refused, at each start, and stays as it is; the new one has each batch from there on once."""
     feed, checkpoint = Feed(tmp_path / "in", "at timestamp, page string, n long"), tmp_path / "c"
