@@ -22,13 +22,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import riffle_spark as riffle
 from benchmarks.blocks import block_feeds as feeds
@@ -36,6 +33,7 @@ from benchmarks.blocks.block_feeds import Batch
 from benchmarks.blocks.block_queries import BLOCKS
 from benchmarks.kit.side import HERE, Code, at_revision
 from benchmarks.kit.streams import session
+from benchmarks.processors.classes import CountingInPandas
 
 PAIRS = 20
 WARM_BATCHES = 15
@@ -50,28 +48,13 @@ CHILDREN_TIMES = slice(11, 15)
 """utime, stime, cutime and cstime in ``/proc/PID/stat``, counted from behind the program's name."""
 
 
-class CountFrames(StatefulProcessor):
-    """Running count per key over pandas frames."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state."""
-        self._count = handle.getValueState("count", "count long")
-
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002
-        """Count the rows of one key."""
-        previous_count = self._count.get()
-        count = (previous_count[0] if previous_count is not None else 0) + sum(len(frame) for frame in rows)
-        self._count.update((count,))
-        yield pd.DataFrame({"key": [key[0]], "count": [count]})
-
-
 def _totals(frame: DataFrame) -> DataFrame:
     return frame.groupBy("key").agg(F.count("*").alias("rows"), F.sum("amount").alias("total"))
 
 
 def _frames(frame: DataFrame) -> DataFrame:
     grouped = frame.groupBy("key")
-    return grouped.transformWithStateInPandas(CountFrames(), "key long, count long", "update", "none")
+    return grouped.transformWithStateInPandas(CountingInPandas(), "key long, count long", "update", "none")
 
 
 PLAIN: Mapping[str, Callable[[DataFrame], DataFrame]] = {"totals": _totals, "frames": _frames}

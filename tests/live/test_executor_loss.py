@@ -268,4 +268,4 @@ def test_a_look_that_fails_is_not_the_last(spark: SparkSession, monkeypatch: pyt
     monkeypatch.setattr(inventory, "connected", failing_once)
     watch = _Watch(spark, NOBODY)
     with watch.watched():
-        wait_for(lambda: watch._cancelled, "nothing runs, and somebody has gone")  # private: what it noted
+        wait_for(lambda: watch._cancelled, "the watch cancels, because an executor was lost")  # private: what it noted

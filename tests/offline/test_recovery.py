@@ -191,7 +191,7 @@ def goes_on(world: World, checkpoint: Path, batches: int) -> list[str]:
 def test_sealed_output_of_the_batch_that_a_rollback_goes_to_is_delivered(
     first: int | None, then: int | str, ids: set[str], tmp_path: Path, checkpoint: Path
 ) -> None:
-    """It is committed and nobody has got it."""
+    """The batch is committed, but its output was not delivered."""
     world = crashed_before_delivery(tmp_path, 4)
     if first is not None:
         rollback(world.home.root, first, str(checkpoint), execute=True)

@@ -31,7 +31,7 @@ def test_every_file_can_be_used_as_it_is(path: Path) -> None:
 
 
 def test_the_docs_name_two_users_of_each_setting() -> None:
-    """A setting that nobody changes should be a constant."""
+    """A setting without users should be a constant."""
     page = (CHECKOUT / "docs" / "configuration.md").read_text()
     section = page.partition("## Who changes a setting, and when\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)

@@ -108,8 +108,8 @@ def test_a_sink_that_fails_commits_nothing(spark: SparkSession, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("key", "order_by", "problem"),
     [
-        ("nobody", (), "no column 'nobody'.*Use one of k, v, list"),
-        ("k", "nobody", "no column 'nobody'"),
+        ("missing", (), "no column 'missing'.*Use one of k, v, list"),
+        ("k", "missing", "no column 'missing'"),
         ("list", (), "list.*array|list.*type"),
         (["k", "mapped"], (), "mapped"),
     ],

@@ -83,7 +83,7 @@ class History:
         """I4: a record that was reported as committed is in the log, and not under a swept number."""
         self.look()
         is_known = any(record.commit_id == commit_id for record in self.records.values())
-        assert is_known, "I4: somebody was told that a record is committed, and the log's line never had it"
+        assert is_known, "I4: a record was reported as committed, but the log's line never had it"
 
     def _note(self, sequence: int, record: Record, log: Log) -> None:
         manifest = log.manifest_of(record)

@@ -1,4 +1,4 @@
-"""Users' functions on Arrow: what they get, what becomes of their results, and which of their faults are refused."""
+"""Users' functions on Arrow: their input, their results, and the faults that are refused."""
 
 from __future__ import annotations
 

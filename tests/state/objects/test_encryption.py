@@ -101,7 +101,7 @@ def test_a_beginning_tells_whether_a_part_can_be_read(data: bytes, wrote: list[s
 def test_every_changed_or_missing_byte_is_an_error_of_ours(data: st.DataObject) -> None:
     """Property: a part with a flipped bit, or that was cut short, never opens, and raises one of our errors."""
     known = keys(f"a = {ONE}")
-    sealed = bytearray(known.new_encryption()(b"a row of somebody's", PLACE))
+    sealed = bytearray(known.new_encryption()(b"a row of another user", PLACE))
     if data.draw(st.booleans()):
         sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     else:
