@@ -25,7 +25,7 @@ from botocore.response import StreamingBody
 
 from riffle_spark.errors import ConfigError, RiffleError, UnavailableError
 from riffle_spark.state.objects import s3_client, store
-from riffle_spark.state.objects.s3_answers import Action, is_definite, rule_of
+from riffle_spark.state.objects.s3_answers import Action, Rule, is_definite, rule_of
 
 __all__ = ["BodyInterrupted", "S3Store", "read_pieces"]
 
@@ -33,6 +33,9 @@ _Answer = Mapping[str, object]
 """An answer of botocore: the fields of an operation's output or error."""
 _AWS_OWN_KEY: Final = "aws/s3"
 _BULK_DELETE_MAX: Final = 1000
+_ABSENT: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
+_FOR_THE_CALLER: Final = frozenset({Action.ANSWER, Action.DELETE_SINGLY, Action.FIND_REMAINING})
+"""Actions of answers that the caller of a request interprets."""
 _PAUSE_SECONDS: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 5.0
 _PAUSE_DOUBLINGS_MAX: Final = 10
@@ -58,6 +61,7 @@ class S3Store:
         self.options = options
         self.requests = store.RequestCounts()
         self._warned_at = -_WARNING_PERIOD_SECONDS
+        self._deletes_singly = False
 
     def __reduce__(self) -> "tuple[type[S3Store], tuple[str, str, store.StoreOptions]]":
         return S3Store, (self.bucket, self.prefix.rstrip("/"), self.options)
@@ -158,7 +162,9 @@ class S3Store:
 
     def exists(self, name: str) -> bool:
         """Return whether the object exists. S3 does not distinguish a missing bucket from a missing object here."""
-        key = self.prefix + store.check_name(name)
+        return self._has_object(self.prefix + store.check_name(name))
+
+    def _has_object(self, key: str) -> bool:
         return _status(self._call("head_object", {"Key": key}, _Patience(self.options))) != 404
 
     def list(self, prefix: str) -> list[str]:
@@ -187,15 +193,40 @@ class S3Store:
 
     def _delete(self, keys: Sequence[str]) -> None:
         patience = _Patience(self.options)
-        while keys:
+        while keys and not self._deletes_singly:
             parameters = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
-            remaining = self._undeleted(keys, self._call("delete_objects", {"Delete": parameters}, patience))
+            answer = self._call("delete_objects", {"Delete": parameters}, patience)
+            action = Action.ANSWER if _status(answer) < 300 else _rule_of_answer("delete_objects", answer).action
+            if action is Action.DELETE_SINGLY:
+                self._deletes_singly = True
+                break
+            if action is Action.FIND_REMAINING:
+                remaining = self._existing(keys, answer, patience)
+            else:
+                remaining = self._undeleted(keys, answer)
             if len(remaining) < len(keys):
                 patience.restart()
             if remaining:
                 reason = next(iter(remaining.values()))
                 self._wait(patience, self._unavailable("delete_objects", patience, reason))
             keys = list(remaining)
+        for key in keys:
+            self._call("delete_object", {"Key": key}, _Patience(self.options))
+
+    def _existing(self, keys: Sequence[str], answer: _Answer, patience: "_Patience") -> dict[str, str]:
+        """Return the keys that a failed bulk delete has left, with the reason.
+
+        Some servers delete all other objects and fail because one is missing. The objects are looked up again only
+        after some were deleted.
+        """
+        reason = f"{_status(answer)} {_error_code(answer)}"
+        if patience.has_looked_up:
+            return dict.fromkeys(keys, reason)
+        patience.has_looked_up = True
+        try:
+            return {key: reason for key in keys if self._has_object(key)}
+        except UnavailableError as error:
+            raise self._unavailable("delete_objects", patience, reason) from error
 
     def _undeleted(self, keys: Sequence[str], answer: _Answer) -> dict[str, str]:
         """Return the keys that were not deleted, with the reasons. Raise an error if a retry cannot help."""
@@ -203,7 +234,7 @@ class S3Store:
         for entry in cast("Sequence[_Answer]", answer.get("Errors", [])):
             code = _text(entry, "Code")
             message = _text(entry, "Message")
-            if code == "NoSuchKey":
+            if code in _ABSENT:
                 continue
             status = 403 if code == "AccessDenied" else 400
             rule = rule_of("delete_objects", status, code, message)
@@ -217,7 +248,7 @@ class S3Store:
     def _call(self, operation: str, parameters: Mapping[str, object], patience: "_Patience") -> _Answer:
         """Send a request, and repeat it as the table of answers prescribes.
 
-        Return the answer of a success, or one that the caller interprets (``Action.ANSWER``): absence or a conflict.
+        Return the answer of a success, or one that the caller interprets (``_FOR_THE_CALLER``).
         """
         has_fresh_credentials = False
         while True:
@@ -285,15 +316,12 @@ class S3Store:
             patience.sent = sending.sent
 
     def _judge_answer(self, operation: str, answer: _Answer) -> "_Answer | _Failure":
-        status = _status(answer)
-        error = cast("_Answer", answer.get("Error", {}))
-        code = _text(error, "Code")
-        message = _text(error, "Message")
-        rule = rule_of(operation, status, code, message)
-        if rule.action is Action.ANSWER:
+        rule = _rule_of_answer(operation, answer)
+        if rule.action in _FOR_THE_CALLER:
             return answer
         call = self._describe(operation, s3_client.SENDING.sent)
-        return _Failure(rule.action, s3_client.refused(call, rule, status, code, message))
+        message = _text(cast("_Answer", answer.get("Error", {})), "Message")
+        return _Failure(rule.action, s3_client.refused(call, rule, _status(answer), _error_code(answer), message))
 
     def _judge_exception(self, operation: str, error: Exception) -> RiffleError:
         """Return the error of the store for an exception of boto3."""
@@ -338,6 +366,15 @@ class _Failure:
     cause: Exception | None = None
 
 
+def _rule_of_answer(operation: str, answer: _Answer) -> Rule:
+    message = _text(cast("_Answer", answer.get("Error", {})), "Message")
+    return rule_of(operation, _status(answer), _error_code(answer), message)
+
+
+def _error_code(answer: _Answer) -> str:
+    return _text(cast("_Answer", answer.get("Error", {})), "Code")
+
+
 def _status(answer: _Answer) -> int:
     return cast("dict[str, int]", answer["ResponseMetadata"])["HTTPStatusCode"]
 
@@ -360,6 +397,7 @@ class _Patience:
 
     def restart(self) -> None:
         self.sent = 0
+        self.has_looked_up = False
         self.definite = 0
         """Number of requests with an answer that proves that nothing was changed."""
         self._started = time.monotonic()

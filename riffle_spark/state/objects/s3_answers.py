@@ -26,6 +26,8 @@ class Action(Enum):
     AGAIN = "send the same request again, until `s3_patience` ends"
     FRESH_CREDENTIALS = "send it once more with a new client, which reads the credentials again"
     FINAL = "raise the error at once"
+    DELETE_SINGLY = "delete each object with its own request from now on"
+    FIND_REMAINING = "find the objects that still exist, and delete only them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,10 @@ class Rule:
 _PUT = frozenset({"put_object"})
 _GET = frozenset({"get_object"})
 _HEAD = frozenset({"head_object"})
+_BULK_DELETE = frozenset({"delete_objects"})
+_SINGLE_DELETE = frozenset({"delete_object"})
 _NOT_IMPLEMENTED = frozenset({405, 501, 505})
+_NOT_IMPLEMENTED_CODES = ("MethodNotAllowed", "NotImplemented")
 _CREDENTIAL_CODES = (
     "AuthFailure",
     "ExpiredToken",
@@ -115,8 +120,12 @@ TABLE: Final = (
         id="RIFFLE-0488",
     ),
     Rule(Action.ANSWER, _GET, frozenset({404, 416})),
-    Rule(Action.ANSWER, _HEAD, frozenset({404})),
-    Rule(Action.ANSWER, _PUT, frozenset({412})),
+    Rule(Action.ANSWER, _HEAD | _SINGLE_DELETE, frozenset({404})),
+    Rule(Action.ANSWER, _PUT, frozenset({304, 412})),  # 304: MinIO before April 2024
+    Rule(Action.DELETE_SINGLY, _BULK_DELETE, frozenset({405, 501})),
+    Rule(Action.DELETE_SINGLY, _BULK_DELETE, codes=_NOT_IMPLEMENTED_CODES),
+    Rule(Action.FIND_REMAINING, _BULK_DELETE, frozenset({500})),
+    Rule(Action.FIND_REMAINING, _BULK_DELETE, frozenset({404}), ("NoSuchKey", "NoSuchVersion")),
     Rule(Action.AGAIN, codes=_BUSY_CODES),
     Rule(
         Action.FINAL,

@@ -55,7 +55,8 @@ class TestSentAgain:
         assert scripted.endpoint in error.remedy
         assert "2 attempts" in error.problem
         assert call in error.problem
-        assert {kind: count for kind, count in store.requests.items() if count} == {call: 2}
+        lookups = {"head": 2} if call == "delete" else {}  # for the object that the failed delete may have left
+        assert {kind: count for kind, count in store.requests.items() if count} == {call: 2, **lookups}
         assert len(scripted.requests) == sum(store.requests.values())
 
     def test_calls_before_it_take_no_attempts_from_a_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
