@@ -73,6 +73,19 @@ def test_a_function_on_arrow_keeps_and_answers_every_type(spark: SparkSession, t
     print(f"state and output of a function on Arrow: {sum(len(one.values) + 1 for one in WHOLE)} cells")
 
 
+@pytest.mark.long
+def test_the_last_row_has_every_type(spark: SparkSession, tmp_path: Path) -> None:
+    """It is that of a batch query, after a restart without local copies."""
+    frames = [typed(rows_of(spark, batch), WHOLE) for batch in range(3)]
+
+    lasts = aggregate(**{one.name: last(one.name) for one in WHOLE})
+    operators = [_stateful("k", lasts, tmp_path, order_by="n") for _ in frames]
+    shown = ["k", *texts(WHOLE)]
+    expected = [frame.where(f"n >= {8 * batch + 6}").selectExpr(*shown) for batch, frame in enumerate(frames)]
+    assert play(operators, frames, tmp_path, shown) == [sorted(one.collect(), key=repr) for one in expected]
+    print(f"last rows: {sum(len(one.values) + 1 for one in WHOLE)} cells")
+
+
 NO_ROWS = {"c_invalid", "c_timestamp_far", "c_ntz_far", "c_variant", "c_void"}
 
 
@@ -140,7 +153,10 @@ def refusal(operator: Stateful, frame: DataFrame, folder: Path) -> ConfigError:
     return refused.value
 
 
-@pytest.mark.parametrize("one", REFUSED[::4], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "one",
+    [pytest.param(one, marks=pytest.mark.long if index % 4 else (), id=one.name) for index, one in enumerate(REFUSED)],
+)
 def test_a_type_that_cannot_be_kept_is_refused_in_every_position(
     one: RefusedColumn, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -158,10 +174,31 @@ def test_a_type_that_cannot_be_kept_is_refused_in_every_position(
 
 
 @pytest.mark.parametrize(
+    ("sql", "use"),
+    [
+        *[("CAST(n AS STRING) COLLATE UTF8_LCASE", use) for use in ("key", "order", "max")],
+        *[("NULL", use) for use in ("key", "order", "max")],
+        *[("array(n)", use) for use in ("key", "order", "max")],
+        *[("map(n, n)", "order"), ("struct(array(n))", "order")],
+        *[("parse_json('1')", use) for use in ("key", "max")],
+    ],
+)
+def test_a_type_that_is_no_key_or_order_is_refused_as_such(
+    sql: str, use: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    """It is kept as a value."""
+    error = refusal(USES[use]("c", tmp_path), rows_of(spark, 0).selectExpr("n", "k", f"{sql} AS c"), tmp_path)
+    assert "'c'" in error.problem or (use == "key" and "key" in error.problem)
+    assert error.remedy
+
+
+@pytest.mark.parametrize(
     ("part", "kind", "words"),
     [
         ("state", pa.run_end_encoded(pa.int32(), pa.string()), "'odd'"),
         ("output", pa.run_end_encoded(pa.int32(), pa.string()), "'odd'"),
+        ("output", pa.month_day_nano_interval(), "'odd'"),
+        ("output", pa.uint64(), "'odd'"),
         ("output", pa.list_(pa.uint64()), "'odd'"),
         ("output", pa.list_(pa.null()), "'odd.element'"),
     ],
