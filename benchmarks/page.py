@@ -47,7 +47,9 @@ def _section(name: str, runs: Sequence[Run]) -> str:
     command = "./run demo" if name == "demo" else f"./run bench {name}"
     notes = [f"- {run.note}" for run in runs if run.note]
     notes_list = "\n".join(textwrap.fill(note, 120, subsequent_indent="  ", break_on_hyphens=False) for note in notes)
-    repeat = f"To repeat: `{command} --save`, then `./run bench page`. [The runs](#the-runs) lists date, commit and machine."
+    repeat = (
+        f"To repeat: `{command} --save`, then `./run bench page`. [The runs](#the-runs) lists date, commit and machine."
+    )
     return "\n\n".join(part for part in (text, notes_list, repeat) if part) + "\n"
 
 
