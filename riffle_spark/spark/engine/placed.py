@@ -45,7 +45,7 @@ def _located_rdd(spark: SparkSession, jvm: Any, layout: SlotLayout) -> Any:
     if any(slot.executor == LOCAL_EXECUTOR for slot in layout.slots):
         return context.makeRDD(rows, len(layout.slots), tag)
     names = _lines(jvm, [f"executor_{slot.host}_{slot.executor}" for slot in layout.slots])
-    return context.makeRDD(rows.zip(names.grouped(1).toSeq()), tag)
+    return context.makeRDD(rows.iterator().zip(names.grouped(1)).toList(), tag)
 
 
 def _number_rows(spark: SparkSession, jvm: Any, numbers: Sequence[int]) -> Any:
@@ -64,7 +64,8 @@ def _lines(jvm: Any, lines: Sequence[str]) -> Any:
 
 def _wrapped(jvm: Any, array: Any) -> Any:
     """Return a Java array as a Scala Seq."""
-    return handles.looked_up(jvm, "scala.collection.immutable.ArraySeq$", "MODULE$").unsafeWrapArray(array)
+    java_list = handles.looked_up(jvm, "java.util.Arrays", "asList")(array)
+    return handles.looked_up(jvm, "org.apache.spark.api.python.PythonUtils", "toSeq")(java_list)
 
 
 def hash_placed(spark: SparkSession, layout: SlotLayout) -> DataFrame:
