@@ -10,8 +10,8 @@ from itertools import chain
 from riffle_spark.assign.demand import fair_range
 from riffle_spark.assign.explain import balance_of, spread_per_slot
 from riffle_spark.assign.model import Assignment, AssignSettings, MemberId, Task, TaskId
-from riffle_spark.assign.racks import racks_count
-from riffle_spark.assign.validity import violations
+from riffle_spark.assign.racks import have_racks_effect
+from riffle_spark.assign.validity import find_violations
 from riffle_spark.simulate.group import Group, Phase, Round
 from riffle_spark.simulate.scenario import Scenario
 
@@ -26,7 +26,7 @@ def single_of(scenario: Scenario, group: Group, assignment: Assignment) -> Json:
     return {
         "probing_rebalance_needed": assignment.needs_probe,
         "probe_reason": assignment.probe_reason,
-        "rack_aware_enabled": racks_count(group.view(), settings),
+        "rack_aware_enabled": have_racks_effect(group.view(), settings),
         "moves": moves_of([Round(group, assignment)], settings),
         "warmups": sum(map(len, assignment.warmups.values())),
         "balance": balance_figures(group, assignment),
@@ -247,7 +247,7 @@ def cross_rack_of(group: Group, assignment: Assignment, settings: AssignSettings
 
 def broken_properties(group: Group, assignment: Assignment, settings: AssignSettings) -> list[str]:
     """Return the violated properties: validity, number of standbys, owners and standbys that are caught up."""
-    return [*violations(group.view(), assignment, settings), *_copy_violations(group, assignment, settings)]
+    return [*find_violations(group.view(), assignment, settings), *_copy_violations(group, assignment, settings)]
 
 
 def _copy_violations(group: Group, assignment: Assignment, settings: AssignSettings) -> Iterator[str]:
