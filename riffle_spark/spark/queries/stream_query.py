@@ -87,7 +87,7 @@ class StreamQuery(StreamingQuery):
     @property
     def root(self) -> str:
         """The root of the query's state, as commands take it."""
-        return self.job.settings.root or ""
+        return (self.job.settings and self.job.settings.root) or ""
 
     @property
     def reports(self) -> deque[BatchReport]:
