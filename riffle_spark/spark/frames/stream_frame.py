@@ -211,7 +211,8 @@ def on(
     Parameters:
 
     - ``frame``: a streaming ``DataFrame`` of a classic Spark session.
-    - ``root``: the URL of the query's state, such as ``s3://bucket/prefix`` or ``file:///path``. It overrides the root
+    - ``root``: the URL of the state, such as ``s3://bucket/prefix`` or ``file:///path``. Each query that is started
+      from the frame has its own root below it, named by ``queryName`` or else by its checkpoint. It overrides the root
       in ``settings``.
     - ``settings``: all other settings.
     - ``late_rows``: the destination of rows that the query drops as too late: a folder for Parquet, or a function as
