@@ -7,7 +7,7 @@ upkeep.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from riffle_spark.assign.assignor import with_loaded_assignor
+from riffle_spark.assign.assignor import load_assignor_setting
 from riffle_spark.errors import CorruptStateError, FencedError, LocalDiskError, Misplaced, OutOfDate
 from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.messages.upkeep_orders import UpkeepOrder
@@ -42,7 +42,7 @@ class Driver:
     """Runs the micro-batches of a query one after the other."""
 
     def __init__(self, settings: Settings, home: Home, ports: DriverPorts) -> None:
-        settings = with_loaded_assignor(settings)
+        settings = load_assignor_setting(settings)
         self._settings = settings
         self._home = home
         self._objects = ports.objects
