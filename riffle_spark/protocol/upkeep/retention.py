@@ -48,8 +48,8 @@ class Retention:
     def start(self, first: int, tail: Record, manifest: Manifest, now_ms: int) -> None:
         """Start with the records ``first`` to ``tail`` of a log. ``now_ms`` is the time of a monotonic clock.
 
-        Until a scan has read the records before ``tail`` (``record_scan``), they count as written now, and as needing all
-        records that a record can need.
+        Until a scan has read the records before ``tail`` (``record_scan``), they count as written now. They also count
+        as needing all records that a record can need.
         """
         self._outputs = {link.object for _, link in tail.outputs}
         self._references = Counter(link.object for entry in manifest.entries.values() for link in entry.chain)
