@@ -82,7 +82,7 @@ class Shards:
         return Shards((*self.partitions, *new)) if new else self
 
     def of(self, topics: pa.ChunkedArray, partitions: pa.ChunkedArray) -> npt.NDArray[np.int32]:
-        """Return the shard of every row's topic (text) and partition (integer); -1 if it is not registered."""
+        """Return the shard of each row by its topic (text) and partition (integer), -1 if that is not registered."""
         numbers = partitions.to_numpy()
         row_shards = np.full(len(numbers), -1, dtype=np.int32)
         for topic, shards in self.by_topic().items():
@@ -92,7 +92,7 @@ class Shards:
         return row_shards
 
     def by_topic(self) -> dict[str, list[int | None]]:
-        """Return each topic's shards by partition number, ``None`` for unregistered numbers."""
+        """Return each topic's shards as a list by partition number, with ``None`` for unregistered numbers."""
         arrays: dict[str, list[int | None]] = {}
         for shard, (topic, partition) in enumerate(self.partitions):
             array = arrays.setdefault(topic, [])
@@ -100,32 +100,33 @@ class Shards:
             array[partition] = shard
         return arrays
 
-    def hashed(self, slots: int) -> list[tuple[int, ...]]:
-        """Return the shards of each of ``slots`` slots by the hashes of their partitions."""
+    def shards_by_slot(self, slots: int) -> list[tuple[int, ...]]:
+        """Return the shards of each slot, for this number of ``slots``. The hash of a partition chooses its slot."""
         by_slot: list[list[int]] = [[] for _ in range(slots)]
         for shard, partition in enumerate(self.partitions):
             by_slot[partition_hash(partition) % slots].append(shard)
         return [tuple(shards) for shards in by_slot]
 
 
-def key_group_number(name: object, shards: Shards | None) -> int:
-    """Return the key-group with this number or, with dispatch by partition, with this (topic, partition).
+def key_group_number(key_group: object, shards: Shards | None) -> int:
+    """Return the number of the key-group that a user names.
 
-    Raises ``ConfigError`` for anything else.
+    It is named by its number or, with dispatch by partition, as (topic, partition). ``shards`` is ``None`` with
+    dispatch by key-group. Raises ``ConfigError`` for anything else.
     """
-    if not isinstance(name, (bool, tuple)):
+    if not isinstance(key_group, (bool, tuple)):
         with suppress(TypeError):
-            number = operator.index(name)  # type: ignore[arg-type] # others raise TypeError
+            number = operator.index(key_group)  # type: ignore[arg-type] # others raise TypeError
             if shards is None or 0 <= number < len(shards):
                 return number
     if shards is None:
         raise ConfigError(
-            f"{name!r} is not a key-group.",
+            f"{key_group!r} is not a key-group.",
             remedy="Pass the number of a key-group.",
             where="dispatch",
             id="RIFFLE-0242",
         )
-    return shards.number_of(name)
+    return shards.number_of(key_group)
 
 
 def partition_hash(partition: Partition) -> int:
@@ -135,24 +136,24 @@ def partition_hash(partition: Partition) -> int:
 
 
 def partitions_in(offsets: str | None) -> frozenset[Partition] | None:
-    """Return the partitions in an entry of Spark's offset log, ``None`` unless each source of rows lists its own.
+    """Return the partitions in an entry of Spark's offset log, or ``None`` unless each source of rows lists its own.
 
     The entry has a version, a line of metadata, and a line per source. Kafka's is ``{"topic":{"0":123,"1":45}}``.
     """
     partitions: set[Partition] = set()
-    for line in (offsets or "").split("\n")[_SOURCES_FROM_LINE:]:
-        if line not in ("", "-"):
-            of_source = _partitions_of(line)
+    for source_offsets in (offsets or "").split("\n")[_SOURCES_FROM_LINE:]:
+        if source_offsets not in ("", "-"):
+            of_source = _partitions_of(source_offsets)
             if of_source is None:
                 return None
             partitions |= of_source
     return frozenset(partitions) or None
 
 
-def _partitions_of(line: str) -> set[Partition] | None:
+def _partitions_of(source_offsets: str) -> set[Partition] | None:
     """Return the partitions in one source's offsets, or ``None`` if they do not name partitions."""
     try:
-        topics = json.loads(line)
+        topics = json.loads(source_offsets)
         if list(topics) == [HEARTBEAT] and isinstance(topics[HEARTBEAT], int):
             return set()
         return {

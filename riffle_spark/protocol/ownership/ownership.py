@@ -16,7 +16,7 @@ from riffle_spark.protocol.ownership.copy_tracking import CopyTracking
 from riffle_spark.protocol.ownership.discovery import Discovery
 from riffle_spark.protocol.ownership.groups import Groups
 from riffle_spark.protocol.ownership.membership import Membership
-from riffle_spark.protocol.ownership.operations import Operations
+from riffle_spark.protocol.ownership.operations import RequestRegister
 from riffle_spark.protocol.ownership.placement import Placement
 from riffle_spark.protocol.ownership.rebalance import Rebalance
 from riffle_spark.protocol.ownership.weights import memory_by_member
@@ -32,7 +32,7 @@ __all__ = ["Ownership"]
 class Ownership:
     """Membership, placement and copies of one query, for its driver."""
 
-    def __init__(self, settings: Settings, discovery: Discovery, operations: Operations) -> None:
+    def __init__(self, settings: Settings, discovery: Discovery, operations: RequestRegister) -> None:
         self.discovery = discovery
         self.membership = Membership()
         self.copies = CopyTracking()
@@ -40,7 +40,10 @@ class Ownership:
         self._operations = operations
 
     def begin(self, tail: Record | None, groups: Groups) -> None:
-        """Start from the newest record, and forget members and copies: another driver may have run batches."""
+        """Start a run from the newest record.
+
+        Members and copies are forgotten, because another driver may have run batches.
+        """
         self.discovery.forget()
         self.membership.forget()
         self.copies.forget()
@@ -63,7 +66,8 @@ class Ownership:
     ) -> SlotLayout:
         """Return the slots for these live executors: the same object while nothing changes.
 
-        ``between`` two batches, triggers that count batches are left out.
+        ``stores`` are the durable stores. With ``between``, no batch runs, and triggers that count batches are left
+        out.
         """
         members_changed = self._update_members(executors, home, now)
         situation = self.placement.situation(manifest, stores, now)
@@ -71,24 +75,24 @@ class Ownership:
         return self.placement.layout_for(situation, members_changed=members_changed, between=between)
 
     def _update_members(self, executors: Sequence[Executor], home: Home, now: float) -> bool:
-        """Update the members that left, joined and returned; return whether any did."""
+        """Update the members for these live executors; return whether any left, joined or returned."""
         membership = self.membership
         delay = self.placement.settings.scheduled_rebalance_max_delay
         membership.forget_lost(now, delay)
         unnamed = [name for name, member in membership.live.items() if not member.counted]
-        changes = self.discovery.look(executors, membership, self.copies.known, home, now)
+        changes = self.discovery.update_members(executors, membership, self.copies.known, home, now)
         members = {executor: membership.of_executor(executor) for executor in unnamed}
         names = {executor: member.id for executor, member in members.items() if member and member.counted}
         if names:
             self._operations.replace_executor_names(names)
         self.copies.known.keep_members(membership.live)
-        awaited = membership.awaited(now, delay)
+        awaited = membership.awaited_members(now, delay)
         for change in changes:
             self.placement.prior_owners.remember(change.left, awaited, self.placement.present)
         return any(changes)
 
     def record_receipts(self, receipts: Sequence[Receipt], now: float) -> None:
-        """Record the folders, missing copies, room and refusing disks that slots reported."""
+        """Record what the slots of a run reported: folders, missing copies, use of disk and memory, refusing disks."""
         memory = memory_by_member(receipts, self.placement.groups)
         for receipt in receipts:
             if is_refused(receipt):
@@ -98,9 +102,9 @@ class Ownership:
         self.copies.record_missing(receipts)
 
     def record_folder(self, executor: str, folder: str) -> None:
-        """Record the folder that an executor uses. If its member has another folder, that member is removed.
+        """Record that an executor uses the folder of member ``folder`` (empty: unknown).
 
-        The copies of that member are forgotten with the next look.
+        If the executor had another member, that one is removed, and its copies are forgotten with the next update.
         """
         self.membership.record_folder(executor, folder)
         member = self.membership.of_executor(executor)
@@ -111,10 +115,13 @@ class Ownership:
     def record_commit(
         self, record: Record, manifest: Manifest, changes: Mapping[Address, Entry], receipts: Sequence[Receipt]
     ) -> None:
-        """Record a committed batch: copies, measured work, and the end of its attempts."""
+        """Record a committed batch: its copies, its measured work, and which disks work again.
+
+        ``manifest`` is the manifest before it, ``changes`` are its changed entries.
+        """
         self.copies.record_commit(record, manifest, changes, receipts)
         self.placement.weights.record_batch(receipts, manifest, self.placement.groups)
-        self.discovery.start_batch()
+        self.discovery.forget_refusals()
 
     def member_states(self) -> tuple[readiness.MemberState, ...]:
         """Return the members as of the last assignment, with load, lag, disk and memory as of the last batch."""
@@ -125,6 +132,6 @@ class Ownership:
         return readiness.with_load(states, self.placement.present.owners, self.placement.weights.measured)
 
     def take_rebalance(self) -> Rebalance:
-        """Return the moves and warnings since the last call."""
+        """Return the moves and warnings of assignments since the last call, and forget them."""
         changes = self.placement.take_changes()
         return replace(changes, warnings=(*changes.warnings, *self.discovery.take_warnings()))

@@ -13,14 +13,14 @@ from riffle_spark.settings import Settings
 from riffle_spark.state.log.manifest import EMPTY, Entry, Manifest
 from riffle_spark.state.log.record import Record
 
-__all__ = ["Situation", "assign_settings", "recorded", "room_of", "uses_pointers", "view_of"]
+__all__ = ["Situation", "assign_settings", "recorded_assignment", "room_of", "uses_pointers", "view_of"]
 
 _COPY_TIMES = 2
 """A copy takes up to twice its state, because new deltas are stored beside it until both are merged."""
 
 
-def recorded(tail: Record, groups: Groups | None = None) -> model.Assignment:
-    """Return the owners and standbys that a record stores, restricted to ``groups`` if given."""
+def recorded_assignment(tail: Record, groups: Groups | None = None) -> model.Assignment:
+    """Return the owners and standbys that record ``tail`` stores, only those of ``groups`` if they are given."""
     owners = {parse_task(name): owner for name, owner in tail.owners.items()}
     standbys = {parse_task(name): tuple(members) for name, members in tail.standbys.items()}
     if groups is not None:
@@ -60,7 +60,7 @@ class Situation:
 
     @cached_property
     def tasks(self) -> list[model.TaskId]:
-        """All tasks, sorted."""
+        """Return all tasks, sorted."""
         return self.groups.tasks(self.key_groups)
 
     @cached_property
@@ -76,11 +76,11 @@ class Situation:
         return self._stores_of.get(t.group, ())
 
     def entries(self, t: model.TaskId) -> list[Entry]:
-        """Return the manifest's entries of a task's durable stores."""
+        """Return the manifest entry of each durable store of a task."""
         return [self.manifest.entries.get((store, t.key_group), EMPTY) for store in self.stores_of(t)]
 
     def bytes(self, t: model.TaskId) -> int:
-        """Return the size of a task's whole state."""
+        """Return the bytes of a task's whole state in the object store."""
         return sum(lag_without_copy(entry).bytes for entry in self.entries(t))
 
     def has_copy(self, member: model.MemberId, t: model.TaskId) -> bool:
@@ -89,7 +89,7 @@ class Situation:
         return member in self.members.live and any((store, t.key_group) in heads for store in self.stores_of(t))
 
     def copied_tasks(self, member: model.MemberId) -> set[model.TaskId]:
-        """Return the tasks that a member has a copy of."""
+        """Return the tasks of which a member has a copy of at least one store."""
         copied = {self.groups.task(store, kg) for store, kg in self.copies.of_member(member) if store in self.stores}
         return copied & self._task_set
 
@@ -98,7 +98,7 @@ class Situation:
         return {t for t, owner in self.present.owners.items() if owner == member}
 
     def placed_tasks(self, member: model.MemberId) -> set[model.TaskId]:
-        """Return the tasks that a member has a copy of or is assigned to."""
+        """Return the tasks that a member has a copy of, owns, or keeps as a standby or warm-up."""
         placed = self.copied_tasks(member) | self.owned_tasks(member)
         for copies in (self.present.standbys, self.present.warmups):
             placed |= {t for t, members in copies.items() if member in members}
@@ -120,19 +120,21 @@ def view_of(situation: Situation, settings: Settings) -> model.View:
     members = situation.members
     present = situation.present
     live = frozenset(members.live)
-    awaited = members.awaited(situation.now, settings.scheduled_rebalance_max_delay)
+    awaited = members.awaited_members(situation.now, settings.scheduled_rebalance_max_delay)
     lags = _lags(situation)
     room, needs = room_of(situation, settings)
     return model.View(
-        members=tuple(replace(m.member(), memory_bytes=room.get(name)) for name, m in sorted(members.live.items())),
+        members=tuple(
+            replace(m.to_assignor_member(), memory_bytes=room.get(name)) for name, m in sorted(members.live.items())
+        ),
         tasks=_tasks(situation, needs),
         owners={t: owner for t, owner in present.owners.items() if owner in live},
-        standbys=_restricted(present.standbys, live - situation.flooded),
-        warmups=_restricted(present.warmups, live - situation.flooded),
+        standbys=_restrict_to(present.standbys, live - situation.flooded),
+        warmups=_restrict_to(present.warmups, live - situation.flooded),
         lags=lags,
         pins=situation.pins,
         prior_owners={t: m for t, m in situation.prior_owners.items() if m in live or m in awaited},
-        awaited=tuple(member.member() for member in awaited.values()),
+        awaited=tuple(member.to_assignor_member() for member in awaited.values()),
         pointers=_pointers(present, lags, live) if uses_pointers(settings) else {},
         target=present.target,
         drained=situation.drained,
@@ -147,14 +149,14 @@ def room_of(situation: Situation, settings: Settings) -> tuple[dict[model.Member
     2. Otherwise memory limits them if a member could not hold twice its share.
     3. Otherwise both results are empty.
 
-    What a member holds already fits, counted with the largest task.
+    The copies that a member has already always fit, each counted as the largest task.
     """
     disk_limit = settings.local_disk_limit
     members = situation.members
     free = {name: int(size * (disk_limit - used)) for name, (used, size) in members.disks.items() if used < disk_limit}
     needs = {t: _COPY_TIMES * situation.bytes(t) for t in situation.tasks} if free else {}
     if needs and min(free.values()) < sum(needs.values()):
-        return _with_present(free, {name: situation.placed_tasks(name) for name in free}, needs), needs
+        return _add_held_copies(free, {name: situation.placed_tasks(name) for name in free}, needs), needs
     memory_limit = settings.local_memory_limit
     shares = members.memory_shares
     free = {}
@@ -166,15 +168,18 @@ def room_of(situation: Situation, settings: Settings) -> tuple[dict[model.Member
     needs = {t: round(size) for t, size in situation.memory.items() if t in tasks}
     if not free or min(free.values()) * len(shares) > sum(needs.values()):
         return {}, {}
-    return _with_present(free, {name: situation.owned_tasks(name) for name in free}, needs), needs
+    return _add_held_copies(free, {name: situation.owned_tasks(name) for name in free}, needs), needs
 
 
-def _with_present(
+def _add_held_copies(
     free: Mapping[model.MemberId, int],
     present: Mapping[model.MemberId, set[model.TaskId]],
     needs: Mapping[model.TaskId, int],
 ) -> dict[model.MemberId, int]:
-    """Return the room of each member, including the tasks it holds at ``present``."""
+    """Return the room of each member, given its ``free`` bytes and the tasks that it holds at ``present``.
+
+    ``needs`` has the bytes of each task's copy.
+    """
     largest = max(needs.values(), default=0)
     sizes = {name: [needs[t] for t in tasks if t in needs] for name, tasks in present.items()}
     return {name: max(free[name] + sum(sizes[name]), len(sizes[name]) * largest) for name in free}
@@ -185,9 +190,9 @@ def _pointers(
     lags: Mapping[model.TaskId, Mapping[model.MemberId, model.Lag]],
     live: frozenset[model.MemberId],
 ) -> dict[model.TaskId, tuple[model.MemberId, ...]]:
-    """Return the standbys that have no copy, only a pointer to a snapshot."""
+    """Return the live standbys of each task that have no copy, only a pointer to a snapshot."""
     pointers = {t: tuple(m for m in members if m not in lags.get(t, {})) for t, members in present.standbys.items()}
-    return _restricted(pointers, live)
+    return _restrict_to(pointers, live)
 
 
 def _tasks(situation: Situation, needs: Mapping[model.TaskId, int]) -> tuple[model.Task, ...]:
@@ -217,10 +222,10 @@ def _tasks(situation: Situation, needs: Mapping[model.TaskId, int]) -> tuple[mod
     return tuple(tasks)
 
 
-def _restricted(
+def _restrict_to(
     copies: Mapping[model.TaskId, tuple[model.MemberId, ...]], members: frozenset[model.MemberId]
 ) -> dict[model.TaskId, tuple[model.MemberId, ...]]:
-    """Return the copies on ``members``."""
+    """Return the copies that are on ``members``. Tasks without such a copy are left out."""
     restricted = {t: tuple(m for m in holders if m in members) for t, holders in copies.items()}
     return {t: holders for t, holders in restricted.items() if holders}
 

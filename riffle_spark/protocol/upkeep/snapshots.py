@@ -9,7 +9,15 @@ from riffle_spark.state.log import paths
 from riffle_spark.state.log.manifest import Address, Entry, Manifest, Snapshot
 from riffle_spark.state.log.record import Record
 
-__all__ = ["CHAIN_SHARE", "LongChains", "SnapshotPolicy", "TakenSnapshots", "due", "is_too_long", "listed"]
+__all__ = [
+    "CHAIN_SHARE",
+    "LongChains",
+    "SnapshotPolicy",
+    "TakenSnapshots",
+    "is_too_long",
+    "list_snapshots",
+    "needs_snapshot",
+]
 
 CHAIN_SHARE = 2.0
 """A snapshot is due once the changes exceed this multiple of the last snapshot's bytes."""
@@ -38,14 +46,14 @@ class SnapshotPolicy:
     floor_bytes: int = _FLOOR_BYTES
 
     def times(self, factor: int) -> "SnapshotPolicy":
-        """Return the policy with all limits multiplied."""
+        """Return the policy with all limits multiplied by ``factor``."""
         return SnapshotPolicy(
             self.share * factor, self.links * factor, self.versions * factor, self.floor_bytes * factor
         )
 
 
-def due(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) -> bool:
-    """Whether a key-group needs a new snapshot at ``version``."""
+def needs_snapshot(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) -> bool:
+    """Return whether the chain of ``entry`` exceeds a limit at ``version``, so that its key-group needs a snapshot."""
     if not entry.chain:
         return False
     size = entry.chain_bytes
@@ -59,9 +67,9 @@ def due(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) ->
 
 
 def is_too_long(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) -> bool:
-    """Whether a key-group's chain is so long at ``version`` that its snapshots must have failed."""
+    """Return whether the chain of ``entry`` is so long at ``version`` that its snapshots must have failed."""
     is_old = bool(entry.chain) and version - entry.chain[0].head.version >= _TOO_LONG_VERSIONS
-    return is_old and due(policy.times(_TOO_LONG_FACTOR), address, entry, version)
+    return is_old and needs_snapshot(policy.times(_TOO_LONG_FACTOR), address, entry, version)
 
 
 def _links_allowed(policy: SnapshotPolicy, address: Address) -> int:
@@ -69,8 +77,11 @@ def _links_allowed(policy: SnapshotPolicy, address: Address) -> int:
     return policy.links - (address[1] * _SPREAD_STEP) % max(1, policy.links // 2)
 
 
-def listed(manifest: Manifest, taken_snapshots: Iterable[tuple[Address, Snapshot]]) -> dict[Address, Entry]:
-    """Return the entries that list the snapshots taken. A snapshot whose head is not in the chain is left out."""
+def list_snapshots(manifest: Manifest, taken_snapshots: Iterable[tuple[Address, Snapshot]]) -> dict[Address, Entry]:
+    """Return the manifest entries that list the snapshots taken, by (store, key-group).
+
+    A snapshot whose head is not in the chain any more is left out.
+    """
     changes: dict[Address, Entry] = {}
     for address, snapshot in taken_snapshots:
         entry = changes.get(address, manifest.entry(*address)).replaced(snapshot)
@@ -94,7 +105,7 @@ class LongChains:
         self._next_ms = 0
 
     def update(self, addresses: Iterable[Address], record: Record) -> list[str]:
-        """Take the chains that are too long at a record; return the warnings that are due."""
+        """Record the key-groups whose chains are too long at a record; return the warnings that are due."""
         self._since_version = {a: self._since_version.get(a, record.version) for a in sorted(addresses)}
         if not self._since_version:
             self.forget()
@@ -138,6 +149,7 @@ class TakenSnapshots:
         return receipts
 
     def _call_ended(self, orders: Mapping[str, UpkeepOrder], receipts: Sequence[UpkeepReceipt]) -> None:
+        """Record the snapshots that the receipts name, and count ordered ones that they do not name as lost."""
         with self._lock:
             self._running_calls -= 1
             self._names |= {paths.snapshot(store, kg, s.id) for r in receipts for store, kg, s in r.snapshots}
@@ -148,17 +160,17 @@ class TakenSnapshots:
         """Return the censuses of the executors that answered."""
         return self._cluster.census(executors, order)
 
-    def planned(self, executors: Sequence[str]) -> frozenset[str]:
+    def find_planned_removals(self, executors: Sequence[str]) -> frozenset[str]:
         """Return the lost executors that were removed on purpose."""
-        return self._cluster.planned(executors)
+        return self._cluster.find_planned_removals(executors)
 
-    def may_be_listed(self) -> frozenset[str] | None:
-        """Return the snapshots that a record may still list, or ``None`` while a call may report more."""
+    def listable_names(self) -> frozenset[str] | None:
+        """Return the names of the snapshots that a record may still list, ``None`` while a call may report more."""
         with self._lock:
             return None if self._running_calls else frozenset(self._names)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Forget snapshots that a record lists, or that no record will list."""
+        """Forget snapshots, because a record lists them or no record will."""
         with self._lock:
             self._names.difference_update(names)
 

@@ -20,7 +20,14 @@ from riffle_spark.protocol.upkeep.claim_work import ClaimWork, Steps, run_to_end
 from riffle_spark.protocol.upkeep.retention import Deletes, Retention
 from riffle_spark.protocol.upkeep.rounds import Rounds
 from riffle_spark.protocol.upkeep.scan import OldestRetained, ScanResult, Scans, find_oldest_retained
-from riffle_spark.protocol.upkeep.snapshots import CHAIN_SHARE, LongChains, SnapshotPolicy, due, is_too_long, listed
+from riffle_spark.protocol.upkeep.snapshots import (
+    CHAIN_SHARE,
+    LongChains,
+    SnapshotPolicy,
+    is_too_long,
+    list_snapshots,
+    needs_snapshot,
+)
 from riffle_spark.settings import Settings
 from riffle_spark.state.log import paths
 from riffle_spark.state.log.log import SURE_SECONDS
@@ -50,7 +57,10 @@ class UpkeepInput:
 
 @dataclass(frozen=True, slots=True)
 class UpkeepFacts:
-    """The results of upkeep since the last report. ``done`` are sums of bytes and copies."""
+    """The results of upkeep since the last report.
+
+    ``requests`` counts requests by kind. ``done`` sums bytes and copies by the name of their figure.
+    """
 
     requests: Mapping[str, int]
     done: Mapping[str, int]
@@ -94,10 +104,10 @@ class Upkeep:
         self._rounds.setbacks.retry_all()
 
     def start(self, first: int | None, tail: Record, manifest: Manifest, *, follows_claim: bool = False) -> None:
-        """Start with the record ``tail`` and forget snapshots, deletes and scans of before.
+        """Start with the record ``tail``, and forget earlier snapshots, deletes and scans.
 
-        ``first`` is the log's first record; ``None`` if it is already known. ``follows_claim`` means that the driver
-        before committed nothing.
+        ``first`` is the number of the log's first record; ``None`` if it is already known. ``follows_claim`` means that
+        the driver before committed nothing.
         """
         first = self._retention.first if first is None else first
         self._work.begin(tail.commit_id)
@@ -127,9 +137,10 @@ class Upkeep:
             self._work.submit(self._first_search)
             self._first_search = None
         interval = self._settings.orphan_scan_interval
-        self._scans.before_first_batch(current.record, self._retention, self._clock.seconds(), interval)
+        self._scans.submit_before_first_batch(current.record, self._retention, self._clock.seconds(), interval)
 
     def _take_overdue_snapshots(self, current: UpkeepInput) -> None:
+        """Take the snapshots of chains that are far too long, and wait for them."""
         overdue = _due_entries(self._policy.times(_OVERDUE_FACTOR), current)
         orders = self._orders(current, self._snapshot_orders(overdue, current), {}, {})
         try:
@@ -138,16 +149,21 @@ class Upkeep:
             self._warn_of_failure(error)
 
     def _warn_of_failure(self, error: object) -> None:
+        """Add the warning that upkeep failed with ``error`` and will be retried."""
         # Cause: The error names the cause. Batches are not affected.
         self._warnings[f"[RIFFLE-0817] Upkeep failed and will be retried: {error}"] += 1
 
-    def snapshots(self, manifest: Manifest, ownership: Ownership) -> dict[Address, Entry]:
-        """Return the entries that list the snapshots taken since the last commit."""
+    def entries_with_snapshots(self, manifest: Manifest, ownership: Ownership) -> dict[Address, Entry]:
+        """Return the manifest entries that list the snapshots taken since the last commit."""
         self.gather(ownership)
-        return listed(manifest, self._taken)
+        return list_snapshots(manifest, self._taken)
 
     def promise_after(self, first: int, tail: Record) -> int:
-        """Return the promise of a claim after ``tail``. If that is a claim too, no batch has raised its promise."""
+        """Return the promise for a claim that follows ``tail``: the number of the oldest record to roll back to.
+
+        ``first`` is the number of the log's first record. If ``tail`` is a claim too, no batch has raised its promise,
+        so this searches the log.
+        """
         if tail.kind != "claim":
             return tail.promised
         search = find_oldest_retained(self._objects, first, tail, *self._retention.limits)
@@ -165,29 +181,31 @@ class Upkeep:
         oldest = self._retention.oldest_after(sequence, self._now_ms) if sequence >= self._next_sweep else 0
         return min(max(self._promised, self._oldest_found, oldest), sequence)
 
-    def committed(self, record: Record, manifest: Manifest, changes: dict[Address, Entry]) -> None:
-        """Note a commit.
+    def record_commit(self, record: Record, manifest: Manifest, changes: dict[Address, Entry]) -> None:
+        """Record a commit: objects that it no longer lists may be deleted later.
 
-        Objects that it replaced may be deleted later. ``manifest`` is the manifest before ``changes``.
+        ``manifest`` is the manifest before its ``changes``.
         """
-        self._deletes.committed(record)
+        self._deletes.set_tail(record)
         self._promised = record.promised
-        self._retention.committed(record, manifest, changes, self._now_ms)
+        self._retention.record_commit(record, manifest, changes, self._now_ms)
         listed_now = {(address, entry.snapshot) for address, entry in changes.items()}
         unused = [paths.snapshot(*a, s.id) for a, s in self._taken if (a, s) not in listed_now]
         self._retention.retire(record.sequence, unused)
         self._forget_taken()
 
     def _forget_taken(self) -> None:
+        """Forget the snapshots that no record lists yet."""
         self._rounds.taken.forget(paths.snapshot(*address, snapshot.id) for address, snapshot in self._taken)
         self._taken.clear()
 
     @property
     def _now_ms(self) -> int:
+        """Return the milliseconds of the monotonic clock."""
         return int(self._clock.seconds() * 1000)
 
     def plan(self, current: UpkeepInput, clock_seconds: float) -> None:
-        """Plan the upkeep after a commit. It replaces a plan that still runs after its present round."""
+        """Plan the upkeep after a commit. The plan replaces one that still runs, after its present round."""
         record = current.record
         self.gather(current.ownership)  # snapshots taken during the commit are listed by the next one, not taken again
         due_entries = _due_entries(self._policy, current)
@@ -200,7 +218,7 @@ class Upkeep:
             if deletable:
                 self._work.submit(partial(self._deletes.run, deletable))
             current.ownership.copies.known.forget_trails(self._retention.oldest)
-        self._scans.after_commit(record, self._retention, clock_seconds, self._settings.orphan_scan_interval)
+        self._scans.submit_if_due(record, self._retention, clock_seconds, self._settings.orphan_scan_interval)
 
     def plan_idle(self, current: UpkeepInput, clock_seconds: float) -> bool:
         """Plan the upkeep while no batch arrives; return whether there is any, now or after a delay."""
@@ -212,6 +230,7 @@ class Upkeep:
         self._requests.update(requests)
 
     def _submit_plan(self, current: UpkeepInput, due_entries: Mapping[Address, Entry], clock_seconds: float) -> bool:
+        """Submit the removals, advances and snapshots that are due now; return whether there are any."""
         ownership = current.ownership
         live = ownership.membership.live
         drops = ownership.copies.idle.take_due(
@@ -219,18 +238,18 @@ class Upkeep:
             live,
             clock_seconds,
             self._settings.state_cleanup_delay,
-            at_once=ownership.placement.triggers.quarantine.emptied,
+            at_once=ownership.placement.triggers.quarantine.members_to_empty,
         )
         follows = follow_orders(ownership, current.manifest, [operator.store for operator in current.operators])
         orders = self._orders(current, self._snapshot_orders(due_entries, current), follows, drops)
-        self._rounds.setbacks.keep_live({member: living.executor.id for member, living in live.items()})
+        self._rounds.setbacks.keep_members({member: living.executor.id for member, living in live.items()})
         self._rounds.submit(orders, self._settings.upkeep_bandwidth)
         return bool(orders)
 
     def _snapshot_orders(
         self, due_entries: Mapping[Address, Entry], current: UpkeepInput
     ) -> dict[MemberId, list[SnapshotOrder]]:
-        """Return the snapshots that each owner takes next.
+        """Return the snapshots that each owner takes next, of the entries that are due.
 
         Snapshots with the oldest base come first, so none starves.
         """
@@ -243,7 +262,7 @@ class Upkeep:
             if owner is not None and address not in unlisted:
                 by_owner.setdefault(owner, []).append(SnapshotOrder(*address, entry))
         clock_seconds = self._clock.seconds()
-        ready = {owner: setbacks.ready(owner, orders, clock_seconds) for owner, orders in by_owner.items()}
+        ready = {owner: setbacks.ready_snapshots(owner, orders, clock_seconds) for owner, orders in by_owner.items()}
         return {owner: orders[:_SNAPSHOTS_PER_EXECUTOR] for owner, orders in ready.items() if orders}
 
     def _orders(
@@ -253,10 +272,10 @@ class Upkeep:
         follows: Mapping[MemberId, list[Follow]],
         drops: Mapping[MemberId, list[Drop]],
     ) -> dict[str, UpkeepOrder]:
-        """Return the order of each executor with work.
+        """Return the orders by executor, for executors with work.
 
-        At every other record, copies that have to be fetched whole are left out if there are snapshots to take, so
-        that neither kind of work starves.
+        At every other record, copies that have to be fetched whole are left out if there are snapshots to take, so that
+        neither kind of work starves.
         """
         record = current.record
         schemas = {o.store: o.schema_after(record.schemas, record.epoch) for o in current.operators}
@@ -287,21 +306,22 @@ class Upkeep:
         return orders
 
     def gather(self, ownership: Ownership) -> None:
-        """Take the results of background work."""
+        """Take the results of background work, and record the copies and folders that they report in ``ownership``."""
         for result in self._work.collect():
             if isinstance(result, BaseException):
                 self._warn_of_failure(result if isinstance(result, Exception) else repr(result))
             elif isinstance(result, OldestRetained):
                 self._oldest_found = max(self._oldest_found, result.oldest)
-                self._retention.swept(result.oldest, self._retention.first)
+                self._retention.record_scan(result.oldest, self._retention.first)
             elif isinstance(result, ScanResult):
                 self._oldest_found = max(self._oldest_found, result.oldest)
-                self._scans.finished(result, self._retention, self._settings.orphan_scan_interval)
+                self._scans.record_result(result, self._retention, self._settings.orphan_scan_interval)
         while self._rounds.arrived:
             self._take_receipt(self._rounds.arrived.popleft(), ownership)
         self._warnings.update(self._rounds.setbacks.take_warnings())
 
     def _take_receipt(self, receipt: UpkeepReceipt, ownership: Ownership) -> None:
+        """Record the snapshots, copies, figures and failures of an executor's receipt."""
         # A snapshot of an earlier epoch may arrive late, when a scan may already delete it.
         self._taken += [
             ((store, kg), snapshot) for store, kg, snapshot in receipt.snapshots if snapshot.epoch == self._epoch
@@ -335,7 +355,7 @@ class Upkeep:
         )
 
     def take_facts(self) -> UpkeepFacts:
-        """Return the results since the last call, for the report."""
+        """Return the results since the last call, for the report, and forget them."""
         sent = Counter(self._objects.requests)
         requests = self._requests + sent - self._requests_before
         warnings = tuple(f"{text} ({count} times)" if count > 1 else text for text, count in self._warnings.items())
@@ -356,23 +376,25 @@ def _retention_limits(settings: Settings) -> tuple[int, int]:
 
 
 def _policy_of(settings: Settings) -> SnapshotPolicy:
+    """Return the limits of chains that the settings set."""
     return SnapshotPolicy(CHAIN_SHARE, settings.snapshot_chain_links, _retention_limits(settings)[0])
 
 
 def _due_entries(policy: SnapshotPolicy, current: UpkeepInput) -> dict[Address, Entry]:
+    """Return the manifest entries of the operators' stores that need a snapshot."""
     stores = {operator.store for operator in current.operators}
     return {
         address: entry
         for address, entry in current.manifest.entries.items()
-        if address[0] in stores and due(policy, address, entry, current.record.version)
+        if address[0] in stores and needs_snapshot(policy, address, entry, current.record.version)
     }
 
 
 def follow_orders(ownership: Ownership, manifest: Manifest, stores: Iterable[str]) -> dict[MemberId, list[Follow]]:
-    """Return the copies that each member has to advance or fetch so that standbys and warm-ups follow the log.
+    """Return the copies that each member has to advance or fetch, so that standbys and warm-ups follow the log.
 
-    Pointer standbys hold no copies, except the standbys that will become the owner. Warm-ups come first, because owners
-    wait for them.
+    ``stores`` are the durable stores. Pointer standbys hold no copies, except those that will become the owner.
+    Warm-ups come first, because owners wait for them.
     """
     placement = ownership.placement
     known_copies = ownership.copies.known
