@@ -34,6 +34,7 @@ __all__ = ["BOTO3", "EXACT", "REQUIRED", "Deployment", "checkout_copy", "install
 EVENTS = 20_000
 KEYS = 500
 ROWS_PER_BATCH = 6_000
+COMMAND_SECONDS = 250
 EXACT = Difference(lost=0, doubled=0, wrong_keys=0)
 BOTO3 = ("boto3", "botocore", "jmespath", "python-dateutil", "s3transfer", "six", "urllib3")
 """What ``pip install boto3`` installs."""
@@ -65,13 +66,13 @@ def replace_all(command: str, replaced: Mapping[str, str]) -> str:
     return command
 
 
-def run_printed(command: str, folder: Path, *programs: Path, timeout: float = 250, **variables: str) -> str:
+def run_printed(command: str, folder: Path, *programs: Path, **variables: str) -> str:
     """Run a printed block with bash in a folder, with some folders of programs first; return its output."""
     environment = clean_environment(**variables)
     environment["PATH"] = os.pathsep.join([*map(str, programs), environment["PATH"]])
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command], cwd=folder, env=environment, capture_output=True, text=True,
-        timeout=timeout, check=False,
+        timeout=COMMAND_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{command}\n{(done.stdout + done.stderr)[-8000:]}"
     return done.stdout + done.stderr
@@ -158,6 +159,7 @@ class Deployment:
         state = contents.columns()
         ledger = Ledger(np.zeros(KEYS, np.int64), np.zeros(KEYS, np.int64))
         for (user,), row in state.items():
-            ledger.counts[int(str(user)[1:])] = row["count"]
-            ledger.sums[int(str(user)[1:])] = row["total"]
+            number = int(str(user)[1:])
+            ledger.counts[number] = int(str(row["count"]))
+            ledger.sums[number] = int(str(row["total"]))
         return compare(Ledger.of(make_events(EVENTS, KEYS), KEYS), ledger)

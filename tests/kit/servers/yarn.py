@@ -102,7 +102,7 @@ class Yarn(Server):
         try:
             with urllib.request.urlopen(f"http://{address}/ws/v1/cluster/metrics", timeout=2) as answer:
                 return int(json.load(answer)["clusterMetrics"]["activeNodes"]) == 1
-        except (urllib.error.URLError, OSError, ValueError):
+        except (urllib.error.URLError, OSError, ValueError, KeyError):
             return False
 
 

@@ -2,14 +2,14 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from pyspark.sql import SparkSession
 
 modules = sys.argv[1:]
 
 
-def files(_: Iterator[int]) -> Iterator[str]:
+def files(_: Iterable[int]) -> Iterable[str]:
     """Yield the file of each module."""
     for module in modules:
         yield str(importlib.import_module(module).__file__)
