@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame, GroupedData
-from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
 from riffle_spark.spark.arguments import check_settings
+from riffle_spark.spark.compat import ClassicFrame
 from riffle_spark.spark.engine import jvm, spark_batch
 from riffle_spark.spark.engine.worker_python import check_driver_packages
 from riffle_spark.spark.plans.plan_nodes import analysed, function_id
