@@ -42,6 +42,7 @@ from riffle_spark.spark.plans.tree_builder import TreeBuilder, new_leaf
 
 __all__ = ["AggregatePlan", "read_aggregate"]
 
+COMMON_RULES = ("optimizer.ReplaceExpressions", "optimizer.RewriteWithExpression")
 _NUMBERS: Final[Mapping[object, Callable[[str], Literal]]] = {
     **dict.fromkeys(("byte", "short", "integer", "long"), int),
     **dict.fromkeys(("float", "double"), float),
@@ -124,8 +125,9 @@ def _prepare(catalyst: Catalyst, node: Node, leaf: Node) -> Node:
     depend on them.
     """
     plan = node.withNewChildInternal(leaf)
-    plan = catalyst.object_named("optimizer.ReplaceExpressions").apply(plan)
-    return catalyst.object_named("optimizer.RewriteWithExpression").apply(plan)
+    for rule in COMMON_RULES:
+        plan = catalyst.object_named(rule).apply(plan)
+    return plan
 
 
 def _read_parts(reader: PlanReader, node: PlanNode) -> _Parts:
@@ -134,7 +136,7 @@ def _read_parts(reader: PlanReader, node: PlanNode) -> _Parts:
     child = reader.fetch(node.children[0].handle)
     parts = catalyst.object_named("planning.PhysicalAggregation").unapply(reader.fetch(node.handle)).get()
     grouping = reader.read_columns(catalyst.project_to(parts._1(), child))
-    plan = catalyst.class_named("plans.logical.Aggregate")(parts._2(), parts._3(), child, catalyst.none())
+    plan = catalyst.aggregate(parts._2(), parts._3(), child)
     expressions = reader.read(plan).expressions
     functions = expressions.get("groupingExpressions", ())
     results = expressions.get("aggregateExpressions", ())
@@ -261,7 +263,7 @@ class _MapSideRows:
             )
         output = self.child.output()
         if initial:
-            output = output.appendedAll(catalyst.seq(initial))
+            output = catalyst.concat(output, catalyst.seq(initial))
         self._initialised = catalyst.project_to(output, self.child)
         builder = TreeBuilder(self.reader)
         key_values = (column for key in self.keys for column in key.column_values().items())

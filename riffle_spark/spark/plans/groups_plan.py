@@ -38,7 +38,7 @@ class GroupsPlan:
 
     def command(self) -> bytes:
         """Return the function as PySpark pickled it."""
-        return bytes(self.node.functionExpr().func().command().unsafeArray())
+        return self.catalyst.pickled_function(self.node.functionExpr())
 
 
 def read_groups(reader: PlanReader, stage: PlanNode, stage_kind: str, used_stores: tuple[str, ...] = ()) -> GroupsPlan:

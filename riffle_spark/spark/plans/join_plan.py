@@ -159,8 +159,7 @@ def _optimised_join(
 def _read_side_keys(reader: PlanReader, expressions: Node, join_input: _JoinInput) -> list[GroupingKey]:
     """Return the keys of a side. Their JVM expressions are read as grouping expressions of an aggregate."""
     catalyst = reader.catalyst
-    aggregate = catalyst.class_named("plans.logical.Aggregate")
-    plan = aggregate(expressions, catalyst.seq([]), join_input.leaf, catalyst.none())
+    plan = catalyst.aggregate(expressions, catalyst.seq([]), join_input.leaf)
     grouping = reader.read(plan).expressions.get("groupingExpressions", ())
     return read_keys(key_columns(reader, grouping, join_input.columns, join_input.leaf, join_input.plan))
 

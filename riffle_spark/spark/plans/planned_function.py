@@ -194,7 +194,7 @@ def named_functions(
     used = list(used_names)
     for value in functions:
         called = value.children[0]
-        aggregate = _unpickle_aggregate(reader.fetch(called.handle)) if called.kind == _PYTHON else None
+        aggregate = _unpickle_aggregate(reader, called) if called.kind == _PYTHON else None
         text = _sql(reader, value, aggregate)
         result_id = value.fields["resultId"]
         assert isinstance(result_id, Mapping), "the id of a result is an object"
@@ -305,9 +305,9 @@ def top_k(most: int, rows: str) -> Callable[..., SparkColumn]:
     return user_aggregate(TopRows(most, rows))
 
 
-def _unpickle_aggregate(udaf: Node) -> UserAggregate | None:
+def _unpickle_aggregate(reader: PlanReader, udaf: Expression) -> UserAggregate | None:
     """Return the user's aggregate behind a Python function of a plan, or ``None`` for a plain pandas function."""
-    pickled = bytes(udaf.func().command().unsafeArray())
+    pickled = reader.catalyst.pickled_function(reader.fetch(udaf.handle))
     function, *_ = CPickleSerializer().loads(pickled)  # type: ignore[no-untyped-call]
     has_attributes = callable(function) and hasattr(function, "__dict__")
     aggregate = vars(function).get(_USER_AGGREGATE) if has_attributes else None
