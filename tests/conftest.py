@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import pytest
 
 from apps.demo.jars import spark_home
 from apps.demo.servers import JVM_OPTIONS, KafkaBroker, S3Server, StandaloneCluster
+from riffle_spark.spark.engine.jvm import session_conf
 from tests.kit.examples import register_profiles
 from tests.kit.folders import CHECKOUT
 from tests.kit.order_of_tests import InOrder
@@ -37,7 +39,10 @@ SLOW_MARKS = ("cluster", "spark", "long")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests on clusters as long unless they stand for a promise, and run fast tests first."""
+    is_spark3 = version("pyspark").startswith("3.")
     for item in items:
+        if is_spark3 and item.get_closest_marker("needs_spark4"):
+            item.add_marker(pytest.mark.skip(reason="Spark 3.5 does not have the feature"))
         if item.get_closest_marker("cluster") and not item.get_closest_marker("promise"):
             item.add_marker("long")
     items.sort(key=lambda item: (_rank(item), _kind(item)))
@@ -77,7 +82,7 @@ def master(request: pytest.FixtureRequest) -> str:
 def spark(request: pytest.FixtureRequest, master: str, shared_session: SharedSession) -> Iterator[SparkSession]:
     """Return a session as the module's ``MASTER`` and ``CONF`` say; other modules use it before and after."""
     session = shared_session.of(kind_of(request.module)._replace(master=master))
-    conf = dict(session.conf.getAll)
+    conf = session_conf(session)
     for name, value in runtime_conf(request.module).items():
         session.conf.set(name, value)
     yield session

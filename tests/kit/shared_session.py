@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from apps.demo.servers import JVM_OPTIONS
+from riffle_spark.spark.engine.jvm import session_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,7 +97,7 @@ def tidy(session: SparkSession, conf: Mapping[str, str]) -> None:
     """Leave a session as it was found: no query runs, and its configuration is what it was."""
     for query in session.streams.active:
         query.stop()
-    current_conf = dict(session.conf.getAll)
+    current_conf = session_conf(session)
     for name in current_conf.keys() - conf.keys():
         session.conf.unset(name)
     for name in conf:
@@ -131,7 +132,7 @@ def _started(kind: Kind) -> SparkSession:
         _end_jvm()  # The class path of a JVM does not change after its start.
     builder = SparkSession.builder.master(kind.master).appName("riffle")
     is_pinned = pyspark.__version__.startswith("4.0.")
-    room = "" if is_pinned else ".checkpointing"
+    room = "" if pyspark.__version__ < "4.1" else ".checkpointing"
     files = {CHECKPOINTS: f"org.apache.spark.sql.execution.streaming{room}.FileSystemBasedCheckpointFileManager"}
     quick = QUICK if is_pinned and kind.master.startswith("local[") else {}
     for name, value in {**SMALL, **files, **quick, **dict(kind.conf)}.items():

@@ -13,8 +13,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.state import GroupStateTimeout
+from riffle_spark.spark.compat import StatefulProcessor, StatefulProcessorHandle
 
 import riffle_spark
 from riffle_spark.errors import ConfigError, ConflictError

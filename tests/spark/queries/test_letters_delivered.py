@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor
+from riffle_spark.spark.compat import StatefulProcessor
 
 import riffle_spark
 from riffle_spark.errors import ConfigError
