@@ -27,7 +27,7 @@ HEAD = """# Numbers
 
 This page lists what the benchmarks measured, how, and how to repeat it. It is for people who compare riffle_spark with
 other engines. The machine is small, virtual and noisy, so the ratios matter more than the times. Figures have three
-digits; the files in [benchmarks/results](../benchmarks/results) have all of them.
+digits; the files in `benchmarks/results` have all of them.
 """
 PLACE = re.compile(r"\{([a-z][\w.]*)(:repetitions|:if_measured)?\}")
 NOT_MEASURED = "not measured yet"
@@ -37,14 +37,20 @@ SCALES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 def whole_page() -> str:
     """Return the page."""
-    return "\n".join([HEAD, *(_section(name) for name in ORDER if (RESULTS / f"{name}.json").exists())])
+    measured = {name: read(RESULTS / f"{name}.json") for name in ORDER if (RESULTS / f"{name}.json").exists()}
+    sections = [_section(name, runs) for name, runs in measured.items()]
+    return "\n".join([HEAD, *sections, _runs_section([run for runs in measured.values() for run in runs])])
 
 
-def _section(name: str) -> str:
-    runs = read(RESULTS / f"{name}.json")
-    text = filled((TEXTS / f"{name}.md").read_text(), runs)
+def _section(name: str, runs: Sequence[Run]) -> str:
+    text = filled((TEXTS / f"{name}.md").read_text(), runs).rstrip()
     command = "./run demo" if name == "demo" else f"./run bench {name}"
-    return f"{text}\n{_measured(runs)}\nAgain: `{command} --save`, then `./run bench page`.\n"
+    notes = [f"- {run.note}" for run in runs if run.note]
+    notes_list = "\n".join(textwrap.fill(note, 120, subsequent_indent="  ", break_on_hyphens=False) for note in notes)
+    repeat = (
+        f"To repeat: `{command} --save`, then `./run bench page`. [The runs](#the-runs) lists date, commit and machine."
+    )
+    return "\n\n".join(part for part in (text, notes_list, repeat) if part) + "\n"
 
 
 def filled(text: str, runs: Sequence[Run]) -> str:
@@ -78,14 +84,14 @@ def _number(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def _measured(runs: Sequence[Run]) -> str:
-    return "".join(f"{_told(run)}\n" for run in runs)
-
-
-def _told(run: Run) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
-    origin = f"- `{run.command}`, {run.date}, {run.revision}; {run.cores} cores, {run.machine}; {versions}. {run.note}"
-    return textwrap.fill(origin, 120, subsequent_indent="  ", break_on_hyphens=False)
+def _runs_section(runs: Sequence[Run]) -> str:
+    rows = [
+        f"| `{run.command}` | {run.date} | {run.revision} | {run.cores} cores, {run.machine} | "
+        f"{', '.join(f'{name} {version}' for name, version in run.versions.items())} |"
+        for run in runs
+    ]
+    table = ["| command | date | commit | machine | versions |", "| --- | --- | --- | --- | --- |", *rows]
+    return "\n".join(["## The runs", "", *table, ""])
 
 
 def main() -> None:

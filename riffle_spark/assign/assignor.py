@@ -15,18 +15,18 @@ from typing import cast
 
 from riffle_spark.assign.baselines import hash_assignor, sticky_assignor
 from riffle_spark.assign.board import is_allowed
-from riffle_spark.assign.explain import with_moves
+from riffle_spark.assign.explain import add_unlisted_moves
 from riffle_spark.assign.high_availability import high_availability
 from riffle_spark.assign.model import Assignment, Assignor, AssignSettings, MemberId, TaskId, View
-from riffle_spark.assign.owner_goals import name_of
-from riffle_spark.assign.validity import refusals, tasks_with_broken_requests
+from riffle_spark.assign.owner_goals import goal_name
+from riffle_spark.assign.validity import find_refusals, tasks_with_broken_requests
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import SETTING_LINES, Settings
 
-__all__ = ["assign", "assign_settings", "with_loaded_assignor"]
+__all__ = ["assign", "assign_settings", "load_assignor_setting"]
 
 _BUILT_IN = ("high_availability", "sticky", "hash")
-_LISTED = 5
+_NAMES_SHOWN = 5
 _COST_LIMIT = 1_000_000_000
 """The maximum of a user's cost. Sums of larger costs would lose the difference that one move makes."""
 
@@ -55,43 +55,48 @@ def assign(view: View, settings: AssignSettings) -> Assignment:
             remedy="Start an executor, then assign again.",
             id="RIFFLE-0107",
         )
-    settings, warnings = _with_costs(view, settings)
-    assignment = _assignment(view, settings)
+    settings, warnings = _evaluate_user_costs(view, settings)
+    assignment = _run_assignor(view, settings)
     return replace(assignment, warnings=(*warnings, *assignment.warnings)) if warnings else assignment
 
 
-def _assignment(view: View, settings: AssignSettings) -> Assignment:
+def _run_assignor(view: View, settings: AssignSettings) -> Assignment:
+    """Return the assignment of the assignor that the settings name, a built-in one or the user's own."""
     assignor = settings.assignor
     if assignor == "high_availability":
         return high_availability(view, settings)
     if assignor == "sticky":
-        return _with_requests(view, sticky_assignor(view, settings), settings)
+        return _enforce_requests(view, sticky_assignor(view, settings), settings)
     if assignor == "hash":
-        return _with_requests(view, hash_assignor(view, settings), settings)
-    return _users_assignment(view, settings, _cached_assignor(assignor) if isinstance(assignor, str) else assignor)
+        return _enforce_requests(view, hash_assignor(view, settings), settings)
+    return _run_users_assignor(view, settings, _cached_assignor(assignor) if isinstance(assignor, str) else assignor)
 
 
-def _users_assignment(view: View, settings: AssignSettings, assignor: Assignor) -> Assignment:
-    """Return the assignment of a user's assignor, with pins and drains; the last assignment if it is not valid."""
+def _run_users_assignor(view: View, settings: AssignSettings, assignor: Assignor) -> Assignment:
+    """Return the assignment of a user's assignor, with operator requests enforced.
+
+    If the assignor raises or its result is not valid, return the last assignment (the default assignment if there is
+    none) with warnings.
+    """
     try:
         answer = assignor(view.read_only(), settings)
     except Exception as error:  # noqa: BLE001 - the user's code must not stop the query
         # Cause: The user's own assignor failed. The last assignment stays, and only tasks without an owner are placed.
-        problem = f"[RIFFLE-0770] The assignor raised {_error_text(error, name_of(assignor))}."
-        return _last_or_default(view, settings, [problem])
-    problems = refusals(view, answer, settings)
+        problem = f"[RIFFLE-0770] The assignor raised {_error_text(error, goal_name(assignor))}."
+        return _fall_back(view, settings, [problem])
+    problems = find_refusals(view, answer, settings)
     if problems:
-        return _last_or_default(view, settings, problems)
-    answer = _with_ids_of(view, answer)
+        return _fall_back(view, settings, problems)
+    answer = _restore_task_ids(view, answer)
     answer = replace(answer, target=answer.target or dict(answer.owners))
-    return _with_requests(view, with_moves(view, answer), settings)
+    return _enforce_requests(view, add_unlisted_moves(view, answer), settings)
 
 
-def _with_requests(view: View, answer: Assignment, settings: AssignSettings) -> Assignment:
-    """Return a valid assignment in which pins and drains hold.
+def _enforce_requests(view: View, answer: Assignment, settings: AssignSettings) -> Assignment:
+    """Return ``answer``, the valid result of an assignor, with the operator's pins and drains enforced.
 
-    ``high_availability`` places the tasks that the answer leaves for good away from their pin, or on a drained or
-    excluded member. A warning names them.
+    The default assignor places the tasks that ``answer`` leaves for good away from their pin, or on a drained or
+    excluded member. A warning names these tasks.
     """
     broken = tasks_with_broken_requests(view, answer, settings)
     if not broken:
@@ -104,13 +109,13 @@ def _with_requests(view: View, answer: Assignment, settings: AssignSettings) -> 
     # Cause: An operator pinned a key-group or drained a member, and the user's own assignor did not obey.
     warning = (
         "[RIFFLE-0771] The assignor left tasks away from their pin or on a drained member. The default assignor places "
-        f"them: {_listed(sorted(broken))}."
+        f"them: {_join_names(sorted(broken))}."
     )
     return replace(
         answer,
         owners={**answer.owners, **mended.owners},
-        standbys={**_without(answer.standbys, broken), **mended.standbys},
-        warmups={**_without(answer.warmups, broken), **mended.warmups},
+        standbys={**_remove_tasks(answer.standbys, broken), **mended.standbys},
+        warmups={**_remove_tasks(answer.warmups, broken), **mended.warmups},
         target={**answer.target, **mended.target},
         moves=(*(move for move in answer.moves if move.task not in broken), *mended.moves),
         needs_probe=mended.needs_probe or (answer.needs_probe and _is_unsettled(answer, broken)),
@@ -120,25 +125,30 @@ def _with_requests(view: View, answer: Assignment, settings: AssignSettings) -> 
 
 
 def _is_unsettled(answer: Assignment, broken: Collection[TaskId]) -> bool:
-    """Return whether a task that is not broken still warms up or is not at its target."""
+    """Return whether any task outside ``broken`` still has warm-ups, or has another owner than its target."""
     rest = [task for task in answer.owners if task not in broken]
     return any(answer.warmups.get(task) or answer.target.get(task) != answer.owners[task] for task in rest)
 
 
-def _listed(tasks: Sequence[object]) -> str:
-    """Return the names of the first tasks, and the number of the others."""
-    rest = len(tasks) - _LISTED
-    return ", ".join(map(str, tasks[:_LISTED])) + (f" and {rest} more" if rest > 0 else "")
+def _join_names(tasks: Sequence[object]) -> str:
+    """Return the names of the first few tasks as text, followed by the number of the other tasks."""
+    rest = len(tasks) - _NAMES_SHOWN
+    return ", ".join(map(str, tasks[:_NAMES_SHOWN])) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _without(
+def _remove_tasks(
     copies: Mapping[TaskId, tuple[MemberId, ...]], tasks: Collection[TaskId]
 ) -> dict[TaskId, tuple[MemberId, ...]]:
+    """Return the members with copies of each task, without the given tasks."""
     return {task: members for task, members in copies.items() if task not in tasks}
 
 
-def _last_or_default(view: View, settings: AssignSettings, problems: Sequence[str]) -> Assignment:
-    """Return the last assignment and place only tasks without an owner; the default assignment if there is no last."""
+def _fall_back(view: View, settings: AssignSettings, problems: Sequence[str]) -> Assignment:
+    """Return the assignment that replaces an invalid one, with ``problems`` as warnings.
+
+    It keeps the last assignment and places only the tasks without an owner. Without a last assignment it is that of the
+    default assignor.
+    """
     is_first = not any(task.id in view.owners for task in view.tasks)
     assignment = high_availability(view, settings if is_first else replace(settings, rebalance_enable="none"))
     effect = "The default assignor decides instead." if is_first else "The last assignment stays."
@@ -146,8 +156,11 @@ def _last_or_default(view: View, settings: AssignSettings, problems: Sequence[st
 
 
 def assign_settings(settings: Settings, drained: Iterable[MemberId] = ()) -> AssignSettings:
-    """Return the settings of a query that concern assignment. ``drained`` members are excluded."""
-    loaded = with_loaded_assignor(settings)
+    """Return the part of a query's settings that concerns assignment.
+
+    ``drained`` members are added to ``exclude``. Raises ``ConfigError`` if the user's assignor cannot be loaded.
+    """
+    loaded = load_assignor_setting(settings)
     values: dict[str, object] = {
         setting.name: getattr(loaded, setting.name)
         for setting in fields(AssignSettings)
@@ -158,10 +171,11 @@ def assign_settings(settings: Settings, drained: Iterable[MemberId] = ()) -> Ass
     return AssignSettings(**values)  # type: ignore[arg-type] # each value is the setting of its name
 
 
-def with_loaded_assignor(settings: Settings) -> Settings:
-    """Return the settings with the user's assignor itself instead of its dotted path.
+def load_assignor_setting(settings: Settings) -> Settings:
+    """Return the settings with the user's assignor as an object in place of its dotted path.
 
-    A query calls this once, so a class is instantiated once. Raises ``ConfigError`` if it cannot be loaded.
+    A query calls this once, so a class is instantiated once. Built-in assignors stay names. Raises ``ConfigError`` if
+    the assignor cannot be loaded.
     """
     if settings.assignor in _BUILT_IN:
         return settings
@@ -171,16 +185,20 @@ def with_loaded_assignor(settings: Settings) -> Settings:
 
 @functools.cache
 def _cached_assignor(path: str) -> Assignor:
-    """Return the assignor with this path, loaded once per process, for calls outside a query."""
+    """Return the user's assignor with this dotted path.
+
+    It is loaded once per process. Raises ``ConfigError`` if it cannot be loaded.
+    """
     return _load_assignor(path)
 
 
 def _load_assignor(assignor: object) -> Assignor:
-    """Return a user's assignor: a function, an instance, or the object behind a dotted path (``module.name``).
+    """Return a user's assignor. ``assignor`` is a function, an object with ``__call__``, a class, or the dotted path of
+    one (``module.name``).
 
-    A class is instantiated. Raises ``ConfigError`` if this fails or the result cannot be called.
+    A class is instantiated. Raises ``ConfigError`` if this fails or if the result cannot be called.
     """
-    loaded = _imported(assignor) if isinstance(assignor, str) else assignor
+    loaded = _import_assignor(assignor) if isinstance(assignor, str) else assignor
     if isinstance(loaded, type):
         try:
             loaded = loaded()
@@ -198,7 +216,11 @@ def _load_assignor(assignor: object) -> Assignor:
     return cast("Assignor", loaded)
 
 
-def _imported(path: str) -> object:
+def _import_assignor(path: str) -> object:
+    """Return the object with this dotted path (``module.name`` or ``module:name``).
+
+    Raises ``ConfigError`` if the import fails.
+    """
     module, _, name = path.replace(":", ".").rpartition(".")
     try:
         return cast("object", getattr(import_module(module), name))
@@ -212,45 +234,55 @@ def _imported(path: str) -> object:
         ) from error
 
 
-def _with_costs(view: View, settings: AssignSettings) -> tuple[AssignSettings, list[str]]:
-    """Call the user's cost once for each task and member; return settings with these costs, and warnings.
+def _evaluate_user_costs(view: View, settings: AssignSettings) -> tuple[AssignSettings, list[str]]:
+    """Call the user's cost function once per task and member. Return settings that look the costs up, and warnings.
 
-    If the cost raises, all costs are ignored. If it allows a task on no member, the costs of this task are ignored.
+    If the function raises, all its costs are ignored. If it allows a task on no member, the costs of this task are
+    ignored.
     """
     user_cost = settings.user_cost
     if user_cost is None:
         return settings, []
     members = (*view.members, *view.awaited)
     try:
-        costs = {(t.id, m.id): _bounded(user_cost(t, m)) for t in view.tasks for m in members}
+        costs = {(t.id, m.id): _clamp_cost(user_cost(t, m)) for t in view.tasks for m in members}
     except Exception as error:  # noqa: BLE001 - the user's code must not stop the query
-        warning = f"[RIFFLE-0772] user_cost raised {_error_text(error, name_of(user_cost))}. It is ignored."
+        warning = f"[RIFFLE-0772] user_cost raised {_error_text(error, goal_name(user_cost))}. It is ignored."
         return replace(settings, user_cost=None), [warning]
     able = [m.id for m in members if is_allowed(m, settings)] or [m.id for m in members]
     nowhere = [str(t.id) for t in view.tasks if all(costs[t.id, m] is None for m in able)]
     warnings = []
     if nowhere:
         # Cause: user_cost returned None for every member that may own the task.
-        warnings.append(f"[RIFFLE-0773] user_cost allows tasks on no member. It is ignored for {_listed(nowhere)}.")
+        warnings.append(f"[RIFFLE-0773] user_cost allows tasks on no member. It is ignored for {_join_names(nowhere)}.")
     return replace(settings, user_cost=lambda task, member: costs[task.id, member.id]), warnings
 
 
-def _bounded(cost: object) -> int | None:
+def _clamp_cost(cost: object) -> int | None:
+    """Return a user's cost limited to the supported range.
+
+    ``None`` (not allowed) stays. Raises ``TypeError`` for anything but an integer.
+    """
     if cost is None:
         return None
     return min(max(operator.index(cost), -_COST_LIMIT), _COST_LIMIT)  # type: ignore[arg-type] # others raise TypeError
 
 
 def _error_text(error: Exception, name: str) -> str:
-    """Return an error's type, text, and the last line in the file of the user's function."""
+    """Return the type and text of an error of a user's function, and the last traceback line in the file of that
+    function. ``name`` is the function's name, for errors without such a line.
+    """
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = [frame for frame in frames if frame.filename == frames[0].filename]
     place = f"{PurePath(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name}" if own else name
     return f"{type(error).__name__}: {error} ({place})"
 
 
-def _with_ids_of(view: View, answer: Assignment) -> Assignment:
-    """Return a valid answer with the ids of the view. Equal ids may be NumPy numbers, and JSON refuses these."""
+def _restore_task_ids(view: View, answer: Assignment) -> Assignment:
+    """Return a valid assignment with the task ids of the view in place of equal ids.
+
+    A user's assignor may return ids with NumPy numbers, which JSON cannot store.
+    """
     ids = {task.id: task.id for task in view.tasks}
     return replace(
         answer,

@@ -10,7 +10,7 @@ from riffle_spark.assign.explain import Placement, assignment_of
 from riffle_spark.assign.model import Assignment, AssignSettings, View
 from riffle_spark.assign.owner_moves import OwnerPlan
 from riffle_spark.assign.owner_target import owner_target
-from riffle_spark.assign.racks import racks_count, save_traffic
+from riffle_spark.assign.racks import have_racks_effect, reduce_rack_traffic
 from riffle_spark.assign.standby_moves import StandbyPlan
 from riffle_spark.assign.standby_target import standby_target
 
@@ -20,37 +20,41 @@ _IGNORED = ("rebalance_enable", "moves_at_once", "goals", "hard_goals", "user_co
 
 
 def sticky_assignor(view: View, settings: AssignSettings) -> Assignment:
-    """Return the assignment of the steps of Kafka's StickyAssignor, without waiting for copies.
+    """Return an assignment by the steps of Kafka's StickyAssignor. Tasks move at once, without warming up copies first.
 
     1. A member that is back with its copies gets the tasks that it owned.
     2. Every other owner that may stay keeps its tasks.
-    3. The rest goes where copies are.
+    3. A task without an owner goes to a member with a copy.
     4. Tasks move until the members are level. Pins are obeyed at once.
 
-    With a rack strategy the flow of ``owner_target`` replaces the steps. Its non-overlap cost then counts against the
-    present owner.
+    With a rack strategy the min-cost flow of ``owner_target`` replaces the steps. Its non-overlap cost then counts
+    against the present owner.
     """
     board = board_of(view, (*WITH_STATE, *WITHOUT_STATE), settings)
-    if racks_count(view, settings):
+    if have_racks_effect(view, settings):
         owners = owner_target(board, settings, racks=True)
     else:
-        owners = _levelled(board)
-    return _placed(view, board, _on_live(board, owners), settings)
+        owners = _choose_sticky_owners(board)
+    return _make_assignment(view, board, _replace_lost_owners(board, owners), settings)
 
 
 def hash_assignor(view: View, settings: AssignSettings) -> Assignment:
-    """Place each task by a hash of its name over the slots, except pinned tasks. Many tasks move with a member."""
+    """Place each task on the member slot that the hash of its name selects, except pinned tasks.
+
+    Many tasks move when a member joins or leaves.
+    """
     board = board_of(view, (*WITH_STATE, *WITHOUT_STATE), settings)
     ring = [m for m, slots in enumerate(board.slots) for _ in range(slots) if board.may_own[m]]
     hashed = [ring[crc32(str(task.id).encode()) % len(ring)] for task in board.tasks]
     owners = [m if pin == NOBODY else pin for m, pin in zip(hashed, board.pins, strict=True)]
-    return _placed(view, board, owners, settings)
+    return _make_assignment(view, board, owners, settings)
 
 
-def _levelled(board: Board) -> list[int]:
+def _choose_sticky_owners(board: Board) -> list[int]:
+    """Return the owner of each task, by position: the steps 1 to 4 of ``sticky_assignor``."""
     able = [m for m, may in enumerate(board.may_own) if may]
     slots = [max(count, 1) for count in board.slots]
-    owners = [_prior(board, t, able) for t in range(len(board.tasks))]
+    owners = [_find_sticky_owner(board, t, able) for t in range(len(board.tasks))]
     pinned = Counter(board.pins)
     free = [t for t, pin in enumerate(board.pins) if pin == NOBODY]
     held_tasks: dict[int, list[int]] = {m: [t for t in free if owners[t] == m] for m in able}
@@ -75,8 +79,11 @@ def _levelled(board: Board) -> list[int]:
     return [placed.get(t, pin) for t, pin in enumerate(board.pins)]
 
 
-def _prior(board: Board, task: int, able: Sequence[int]) -> int:
-    """Return the prior owner if it is back with its copy, else the present owner."""
+def _find_sticky_owner(board: Board, task: int, able: Sequence[int]) -> int:
+    """Return the task's prior owner if it is back with its copy, else the present owner.
+
+    Return ``NOBODY`` if that member is not in ``able``.
+    """
     incumbent = board.incumbents[task]
     owner = board.owners[task]
     if incumbent in able and incumbent in board.ranks[task]:
@@ -84,17 +91,24 @@ def _prior(board: Board, task: int, able: Sequence[int]) -> int:
     return owner if owner in able else NOBODY
 
 
-def _on_live(board: Board, owners: list[int]) -> list[int]:
+def _replace_lost_owners(board: Board, owners: list[int]) -> list[int]:
+    """Return ``owners`` with a live member in place of each member that is not live: the task's present owner, or the
+    first live member.
+    """
     first = board.may_own.index(True)
     return [owner if board.live[owner] else max(board.owners[t], first) for t, owner in enumerate(owners)]
 
 
-def _placed(view: View, board: Board, owners: list[int], settings: AssignSettings) -> Assignment:
-    racks = racks_count(view, settings)
+def _make_assignment(view: View, board: Board, owners: list[int], settings: AssignSettings) -> Assignment:
+    """Return the assignment for these owners (by position), with standbys.
+
+    A warning names the settings that the assignor ignores.
+    """
+    racks = have_racks_effect(view, settings)
     plan = OwnerPlan(owners, owners, [], frozenset(), frozenset())
     copies = standby_target(board, plan, settings, racks=racks)
     if racks:
-        save_traffic(copies, settings)
+        reduce_rack_traffic(copies, settings)
     standbys = StandbyPlan(copies.standbys, [()] * len(copies.standbys), [])
     assignment = assignment_of(
         view, Placement(board, plan, copies, standbys, board_of(view, (), settings), []), settings

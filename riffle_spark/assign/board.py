@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from riffle_spark.assign.model import AssignSettings, Kind, Member, MemberId, Task, View
 
-__all__ = ["NOBODY", "WITHOUT_STATE", "WITH_STATE", "Board", "board_of", "copies_that_fit", "is_allowed"]
+__all__ = ["NOBODY", "WITHOUT_STATE", "WITH_STATE", "Board", "board_of", "count_copies_that_fit", "is_allowed"]
 
 NOBODY = -1
 UNKNOWN_RANK = 1 << 62
@@ -46,16 +46,18 @@ class Board:
 
     @property
     def slots(self) -> list[int]:
-        """Return the capacities."""
+        """Return the number of task slots of each member."""
         return [member.slots for member in self.members]
 
     @property
     def placeable_slots(self) -> list[int]:
-        """Return the capacities of members that should own in the end, 0 for the others."""
+        """Return the number of task slots of each member that should own tasks in the end, and 0 for other members."""
         return [member.slots if may else 0 for member, may in zip(self.members, self.placeable, strict=True)]
 
     def rank(self, task: int, member: int) -> int:
-        """Return the distance of a member from caught up on a task; 0 is caught up."""
+        """Return how far the copy of a task on a member is from caught up (0: caught up), also for members without a
+        copy.
+        """
         return self.ranks[task].get(member, self.absent[task])
 
     def is_quarantined(self, task: int, member: int) -> bool:
@@ -64,8 +66,8 @@ class Board:
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
-    """Members and tasks in the order of their ids, and the positions of all and of the live members."""
+class _SortedIds:
+    """Members and tasks sorted by id, the positions of all members, and the positions of the live members."""
 
     members: tuple[Member, ...]
     tasks: tuple[Task, ...]
@@ -74,13 +76,13 @@ class _Order:
 
 
 def board_of(view: View, kinds: Collection[Kind], settings: AssignSettings) -> Board:
-    """Return the board of a view's tasks of these kinds."""
-    order = _order_of(view, kinds)
+    """Return a view as a ``Board`` of positions. It has all members, and the tasks of these kinds."""
+    order = _sort_by_id(view, kinds)
     owners = tuple(order.live.get(view.owners.get(task.id, ""), NOBODY) for task in order.tasks)
     live = tuple(member.id in order.live for member in order.members)
-    placeable = _placeable(order, settings)
+    placeable = _mark_placeable(order, settings)
     may_own = tuple(is_live and may for is_live, may in zip(live, placeable, strict=True))
-    ranked = _ranks(view, order, settings)
+    ranked = _rank_members(view, order, settings)
     standbys, warmups = (
         tuple(
             tuple(sorted(order.live[name] for name in copies.get(task.id, ()) if name in order.live))
@@ -110,40 +112,49 @@ def board_of(view: View, kinds: Collection[Kind], settings: AssignSettings) -> B
     )
 
 
-def _quarantined_members(view: View, order: "_Order") -> tuple[frozenset[int], ...]:
+def _quarantined_members(view: View, order: "_SortedIds") -> tuple[frozenset[int], ...]:
+    """Return for each task the positions of its quarantined members; empty if the view quarantines no member."""
     if not view.quarantined:
         return ()
     named = (view.quarantined.get(task.id, ()) for task in order.tasks)
     return tuple(frozenset(order.position[name] for name in names if name in order.position) for names in named)
 
 
-def _order_of(view: View, kinds: Collection[Kind]) -> _Order:
+def _sort_by_id(view: View, kinds: Collection[Kind]) -> _SortedIds:
+    """Sort the view's members and its tasks of these kinds by id."""
     live = {member.id for member in view.members}
     awaited = [member for member in view.awaited if member.id not in live]
     members = tuple(sorted([*view.members, *awaited], key=lambda member: member.id))
     tasks = tuple(sorted((task for task in view.tasks if task.kind in kinds), key=lambda task: task.id))
     position = {member.id: m for m, member in enumerate(members)}
-    return _Order(members, tasks, position, {name: m for name, m in position.items() if name in live})
+    return _SortedIds(members, tasks, position, {name: m for name, m in position.items() if name in live})
 
 
-def _placeable(order: _Order, settings: AssignSettings) -> tuple[bool, ...]:
-    """Return a mask of the members that the operator's filters allow; of all if no allowed member is live."""
+def _mark_placeable(order: _SortedIds, settings: AssignSettings) -> tuple[bool, ...]:
+    """Return a mask of the members that the operator's filters allow.
+
+    If they allow no live member, all members count as allowed.
+    """
     allowed = tuple(is_allowed(member, settings) for member in order.members)
     is_any_there = any(may and member.id in order.live for may, member in zip(allowed, order.members, strict=True))
     return allowed if is_any_there else (True,) * len(allowed)
 
 
 def is_allowed(member: Member, settings: AssignSettings) -> bool:
-    """Return whether the operator's filters allow a member to own tasks and keep copies in the end."""
+    """Return whether the operator's ``include`` and ``exclude`` filters allow a member to own tasks and keep copies in
+    the end.
+    """
     if any(member.attribute(tag) == value for tag, value in settings.exclude):
         return False
     return not settings.include or any(member.attribute(tag) == value for tag, value in settings.include)
 
 
-def _ranks(view: View, order: _Order, settings: AssignSettings) -> list[tuple[dict[int, int], int]]:
-    """Return, by task, the rank of each member with a copy, and the rank of a member without a copy.
+def _rank_members(view: View, order: _SortedIds, settings: AssignSettings) -> list[tuple[dict[int, int], int]]:
+    """Return for each task the rank of every member with a copy, and the rank of a member without one. A lower rank is
+    closer to caught up.
 
-    A member without a copy lacks the whole state. A pointer ranks just before that, an unknown lag after everything.
+    A member without a copy lacks the whole state. A pointer ranks just before that, and an unknown lag after
+    everything.
     """
     acceptable = settings.acceptable_recovery_lag
     position = order.position
@@ -165,8 +176,9 @@ def _ranks(view: View, order: _Order, settings: AssignSettings) -> list[tuple[di
     return ranked
 
 
-def copies_that_fit(board: Board, count: int) -> list[int] | None:
-    """Return how many of ``count`` copies fit on each member; ``None`` if memory sets no limit or is too small for all.
+def count_copies_that_fit(board: Board, count: int) -> list[int] | None:
+    """Return how many of ``count`` copies fit into the memory of each member, or ``None`` if memory sets no limit or is
+    too small for all of them.
 
     Each copy counts as large as the largest, so that any choice of tasks fits. If that leaves too little room, each
     counts as large as the mean.

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bounds", "Demand", "balanced_counts"]
+__all__ = ["Bounds", "Demand", "balance_counts"]
 
 Ints = npt.NDArray[np.int64]
 Places = tuple[slice, slice]
@@ -68,21 +68,24 @@ class Demand:
 
     @property
     def units(self) -> int:
-        """Return how many units there are."""
+        """Return how many units there are in all rows: owned and free."""
         return int(self.owned.sum() + self.free.sum())
 
     @property
     def last_price(self) -> int:
-        """Return the lower of the two prices. The cheaper units leave first."""
+        """Return the lower of the prices of moving an owned unit and a stray. Cheaper units leave first."""
         return self.move_price + min(self.stray_price, 0)
 
 
-def balanced_counts(demand: Demand) -> Ints:
-    """Return how many units of each row each member should have, with the least excess, then the fewest moves."""
+def balance_counts(demand: Demand) -> Ints:
+    """Return how many units (tasks) of each row each member should have, as a rows x members matrix.
+
+    It has the least excess over the bounds, then the fewest moves.
+    """
     flow = _UnitFlow(demand)
-    flow.release()
-    flow.deal()
-    flow.shift()
+    flow.remove_misplaced()
+    flow.place_free_units()
+    flow.level_loads()
     flow.cancel_cycles()
     return flow.placed
 
@@ -98,7 +101,10 @@ class _Marginals:
 
 
 class _UnitFlow:
-    """A flow that is improved step by step. Every method keeps the marginal costs up to date."""
+    """A flow of units from rows to members that is improved step by step.
+
+    Every method keeps the marginal costs up to date.
+    """
 
     def __init__(self, demand: Demand) -> None:
         self.demand = demand
@@ -146,20 +152,28 @@ class _UnitFlow:
         less = np.where(load <= low, low - load + 1, np.where(load > high, high - load, 0)) * price
         return more_cost, less
 
-    def _add(self, row: int, member: int, units: int) -> None:
+    def _place_units(self, row: int, member: int, units: int) -> None:
+        """Add ``units`` (negative: remove) of a row to a member, and update the marginal costs of that place.
+
+        The member's load is left to ``_change_load``.
+        """
         place = np.s_[row : row + 1, member : member + 1]
         marginals = self.marginals
         self.placed[row, member] += units
         marginals.row_more[place], marginals.row_less[place] = self._row_marginals(place)
 
-    def _carry(self, member: int, units: int) -> None:
+    def _change_load(self, member: int, units: int) -> None:
+        """Add ``units`` (negative: remove) to a member's load, and update the member's marginal costs."""
         place = np.s_[:, member : member + 1]
         marginals = self.marginals
         self.load[member] += units
         marginals.member_more[place[1]], marginals.member_less[place[1]] = self._member_marginals(place)
 
-    def release(self) -> None:
-        """Free the units that no good placement keeps: units on forbidden members, and units above a row's range."""
+    def remove_misplaced(self) -> None:
+        """Take units off members that may not have them, and units above the upper bound of a row on a member.
+
+        They become free units.
+        """
         demand = self.demand
         limit = self.placed if self.store_price == 0 else np.maximum(demand.bounds.high, demand.held)
         keep = np.where(demand.allowed, np.minimum(self.placed, limit), demand.held)
@@ -169,8 +183,8 @@ class _UnitFlow:
             self.free = self.free + released.sum(axis=1)
             self._price_all()
 
-    def deal(self) -> None:
-        """Place the free units, each where it costs least, then where the load is lowest."""
+    def place_free_units(self) -> None:
+        """Place each free unit on the member where it costs least, and of these on the member with the lowest load."""
         slots = self.demand.slots
         fill = np.where(slots > 0, 1000 // np.maximum(slots, 1), 1000)
         for row, units in enumerate(self.free.tolist()):
@@ -178,11 +192,11 @@ class _UnitFlow:
                 cost = self.marginals.row_more[row] + self.marginals.member_more
                 cheapest = np.flatnonzero(cost == cost.min())
                 member = int(cheapest[((self.load[cheapest] + 1) * fill[cheapest]).argmin()])
-                self._add(row, member, 1)
-                self._carry(member, 1)
+                self._place_units(row, member, 1)
+                self._change_load(member, 1)
 
-    def shift(self) -> None:
-        """Move single units from the fullest to the emptiest member while that reduces the cost."""
+    def level_loads(self) -> None:
+        """Move single units from the fullest to the emptiest member while that reduces the total cost."""
         more_cost = self.marginals.member_more
         less = self.marginals.member_less
         for _ in range(int(self.placed.sum())):
@@ -193,29 +207,33 @@ class _UnitFlow:
             if giver == taker or cost[row] + less[giver] + more_cost[taker] >= 0:
                 return
             for member, units in ((giver, -1), (taker, 1)):
-                self._add(row, member, units)
-                self._carry(member, units)
+                self._place_units(row, member, units)
+                self._change_load(member, units)
 
     def cancel_cycles(self) -> None:
+        """Move units along negative cycles of the residual network until there are none, so that no cheaper flow
+        exists.
+        """
         rows, members = self.placed.shape
         sink = rows + members
         for _ in range(4 * int(self.placed.sum()) + 100):
-            cycle = _negative_cycle(self.marginals)
+            cycle = _find_negative_cycle(self.marginals)
             if not cycle:
                 return
             for tail, head in zip(cycle, cycle[1:] + cycle[:1], strict=True):
                 if head == sink:
-                    self._carry(tail - rows, 1)
+                    self._change_load(tail - rows, 1)
                 elif tail == sink:
-                    self._carry(head - rows, -1)
+                    self._change_load(head - rows, -1)
                 elif tail < rows:
-                    self._add(tail, head - rows, 1)
+                    self._place_units(tail, head - rows, 1)
                 else:
-                    self._add(head, tail - rows, -1)
+                    self._place_units(head, tail - rows, -1)
 
 
-def _negative_cycle(marginals: _Marginals) -> list[int]:
-    """Return the nodes of a negative cycle: rows, then members, then the sink; empty if there is none.
+def _find_negative_cycle(marginals: _Marginals) -> list[int]:
+    """Return the nodes of a cycle along which moving one unit reduces the cost; empty if there is none. Nodes are
+    numbered rows first, then members, then the sink.
 
     This is the Bellman-Ford algorithm for all rows and members at once. A closed cycle shows in the predecessors.
     """
@@ -249,13 +267,16 @@ def _negative_cycle(marginals: _Marginals) -> list[int]:
             predecessor[sink] = rows + last
         elif not better.any() and not better_rows.any():
             return []
-        cycle = _cycle_behind(predecessor, int(member_cost.argmin()) + rows)
+        cycle = _follow_predecessors(predecessor, int(member_cost.argmin()) + rows)
         if cycle:
             return cycle
 
 
-def _cycle_behind(predecessor: Ints, node: int) -> list[int]:
-    """Follow the predecessors from a node; return the cycle that they reach, in the direction of flow, or nothing."""
+def _follow_predecessors(predecessor: Ints, node: int) -> list[int]:
+    """Follow the predecessors from a node.
+
+    Return the cycle that they reach, in the direction of flow; empty if they reach none.
+    """
     position: dict[int, int] = {}
     path: list[int] = []
     while node >= 0:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from riffle_spark.assign.board import NOBODY, Board, copies_that_fit
+from riffle_spark.assign.board import NOBODY, Board, count_copies_that_fit
 from riffle_spark.assign.counts import Bounds, Demand
 from riffle_spark.assign.model import AssignSettings
 
@@ -16,12 +16,12 @@ __all__ = [
     "AlikeTasks",
     "FreeSet",
     "Range",
-    "demand_of",
-    "fair_bounds",
+    "choose_single_members",
+    "compute_fair_bounds",
+    "count_demand",
     "fair_range",
-    "free_sets_of",
-    "narrowed",
-    "rows_of",
+    "find_free_sets",
+    "group_alike_tasks",
 ]
 
 FreeSet = tuple[int, ...] | None
@@ -33,21 +33,23 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class AlikeTasks:
-    """Each task's row, each row's group and allowed members, and the user's costs by task and member."""
+    """Tasks grouped into rows: each task's row, each row's group and allowed members, and the user's costs by task and
+    member (empty without).
+    """
 
-    of: tuple[int, ...]
+    row_of: tuple[int, ...]
     group: tuple[str, ...]
     allowed: npt.NDArray[np.bool_]
     costs: tuple[tuple[int | None, ...], ...]
 
 
-def rows_of(board: Board, settings: AssignSettings) -> AlikeTasks:
-    """Group the tasks into rows.
+def group_alike_tasks(board: Board, settings: AssignSettings) -> AlikeTasks:
+    """Group the tasks into rows. Tasks of a row have the same group and may go to the same members.
 
     Three things split a group: a user's cost, quarantined members, and a drain while a lost member is awaited. In the
     last case the tasks of the drained member go to live members. A cost that allows a task nowhere is ignored.
     """
-    costs = _user_costs(board, settings)
+    costs = _evaluate_user_costs(board, settings)
     keys: dict[tuple[str, tuple[bool, ...]], int] = {}
     of = []
     for t, task in enumerate(board.tasks):
@@ -65,29 +67,36 @@ def rows_of(board: Board, settings: AssignSettings) -> AlikeTasks:
     return AlikeTasks(tuple(of), tuple(group for group, _ in keys), matrix, costs)
 
 
-def _user_costs(board: Board, settings: AssignSettings) -> tuple[tuple[int | None, ...], ...]:
+def _evaluate_user_costs(board: Board, settings: AssignSettings) -> tuple[tuple[int | None, ...], ...]:
+    """Return the user's cost of each task (outer) on each member (inner), ``None`` where it is not allowed; empty
+    without a cost function.
+    """
     rule = settings.user_cost
     if rule is None:
         return ()
     return tuple(tuple(rule(task, member) for member in board.members) for task in board.tasks)
 
 
-def free_sets_of(board: Board, rows: AlikeTasks) -> list[FreeSet]:
-    """Return the free set of every task."""
+def find_free_sets(board: Board, rows: AlikeTasks) -> list[FreeSet]:
+    """Return for each task the members on which it costs no move: its pin, its owner if that may stay, or the most
+    caught-up members. ``None`` stands for all members.
+    """
     single = {m: (m,) for m in range(len(board.members))}
     free_sets: list[FreeSet] = []
     for t, incumbent in enumerate(board.incumbents):
         if board.pins[t] != NOBODY:
             free_sets.append(single[board.pins[t]])
-        elif incumbent != NOBODY and rows.allowed[rows.of[t], incumbent] and _may_stay(board, t):
+        elif incumbent != NOBODY and rows.allowed[rows.row_of[t], incumbent] and _may_stay(board, t):
             free_sets.append(single[incumbent])
         else:
-            free_sets.append(_most_caught_up(board, t, rows))
+            free_sets.append(_find_most_caught_up(board, t, rows))
     return free_sets
 
 
 def _may_stay(board: Board, task: int) -> bool:
-    """Return whether the task's incumbent is awaited, has just returned, or is as caught up as any member."""
+    """Return whether the task's present (or awaited) owner may keep it: it is awaited, has just returned, or is as
+    caught up as any other member.
+    """
     incumbent = board.incumbents[task]
     ranks = board.ranks[task]
     if incumbent != board.owners[task] or ranks.get(incumbent, 1) == 0:
@@ -96,11 +105,13 @@ def _may_stay(board: Board, task: int) -> bool:
     return all(rank >= own or not board.placeable[m] for m, rank in ranks.items())
 
 
-def _most_caught_up(board: Board, task: int, rows: AlikeTasks) -> FreeSet:
-    """Return the members of the lowest rank that may own the task; ``None`` for all members without a copy."""
+def _find_most_caught_up(board: Board, task: int, rows: AlikeTasks) -> FreeSet:
+    """Return the members that may own the task and have the most caught-up copies, or ``None`` (all members) if no copy
+    is closer than starting empty.
+    """
     able: Sequence[bool] = board.may_own
     if rows.costs or board.quarantined:
-        able = [may and bool(rows.allowed[rows.of[task], m]) for m, may in enumerate(able)]
+        able = [may and bool(rows.allowed[rows.row_of[task], m]) for m, may in enumerate(able)]
     copy_ranks = [(rank, m) for m, rank in board.ranks[task].items() if able[m]]
     absent = board.absent[task]
     lowest = min(copy_ranks)[0] if copy_ranks else absent
@@ -109,11 +120,13 @@ def _most_caught_up(board: Board, task: int, rows: AlikeTasks) -> FreeSet:
     return tuple(sorted(m for rank, m in copy_ranks if rank == lowest))
 
 
-def fair_bounds(board: Board, rows: AlikeTasks, settings: AssignSettings) -> Bounds:
-    """Return how many tasks each member should have, in all (the board's base included) and of each row."""
+def compute_fair_bounds(board: Board, rows: AlikeTasks, settings: AssignSettings) -> Bounds:
+    """Return the fewest and the most tasks that each member should have: in all (tasks of other kinds included) and of
+    each row.
+    """
     slots = board.placeable_slots
     count = len(board.tasks) + sum(board.base)
-    fits = copies_that_fit(board, count)
+    fits = count_copies_that_fit(board, count)
     limits = None if fits is None else [fit if slot else 0 for fit, slot in zip(fits, slots, strict=True)]
     fair = fair_range(count, slots, limits)
     if (
@@ -121,13 +134,13 @@ def fair_bounds(board: Board, rows: AlikeTasks, settings: AssignSettings) -> Bou
         and not any(board.base)
         and all(incumbent != NOBODY for incumbent in board.incumbents)
     ):
-        fair = _or_as_level_as_now(board, fair)
+        fair = _keep_present_range(board, fair)
     low, high = _row_bounds(board, rows, fair)
     return Bounds(low, high, np.array(fair[0], np.int64), np.array(fair[1], np.int64))
 
 
-def _or_as_level_as_now(board: Board, fair: Range) -> Range:
-    """Return the fair range, or the present range if that is at least as level per slot.
+def _keep_present_range(board: Board, fair: Range) -> Range:
+    """Return ``fair``, or the range of the present counts if these are at least as level per slot.
 
     With unequal capacities fair shares may be further apart than the present shares. Then nothing needs to move.
     """
@@ -146,14 +159,17 @@ def _or_as_level_as_now(board: Board, fair: Range) -> Range:
 
 
 def _row_bounds(board: Board, rows: AlikeTasks, fair: Range) -> tuple[Ints, Ints]:
-    """Return how many tasks of each row each member should have, wide enough for every fair total."""
+    """Return the fewest and the most tasks of each row on each member (rows x members).
+
+    They are wide enough for every total within ``fair``.
+    """
     slots = board.placeable_slots
-    totals = np.bincount(np.array(rows.of, np.int64), minlength=len(rows.group))
+    totals = np.bincount(np.array(rows.row_of, np.int64), minlength=len(rows.group))
     low = np.zeros(rows.allowed.shape, np.int64)
     high = np.zeros(rows.allowed.shape, np.int64)
     member_low, member_high = (np.maximum(np.array(side, np.int64) - np.array(board.base), 0) for side in fair)
     uniform = len({slot for slot in slots if slot}) == 1
-    count = max(1, len(rows.of))
+    count = max(1, len(rows.row_of))
     for row, total in enumerate(totals.tolist()):
         allowed = [slot if may else 0 for slot, may in zip(slots, rows.allowed[row].tolist(), strict=True)]
         if not any(allowed):
@@ -167,8 +183,12 @@ def _row_bounds(board: Board, rows: AlikeTasks, fair: Range) -> tuple[Ints, Ints
     return low, high
 
 
-def narrowed(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bounds: Bounds) -> list[FreeSet]:
-    """Narrow each free set of several members to a single member with room, the smallest sets first."""
+def choose_single_members(
+    board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bounds: Bounds
+) -> list[FreeSet]:
+    """Return the free sets with each set of several members reduced to one member with room, the smallest sets first.
+    ``None`` stays.
+    """
     slots = board.placeable_slots
     narrow = list(free_sets)
     owned = _count_by_row(rows, free_sets)
@@ -177,7 +197,7 @@ def narrowed(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bound
     high = bounds.high
     member_high = bounds.member_high
     for _, t, free in sorted(several):
-        row = rows.of[t]
+        row = rows.row_of[t]
         full = {m: bool(load[m] >= member_high[m]) + bool(owned[row, m] >= high[row, m]) for m in free}
         member = min(free, key=lambda m: (full[m], load[m] / max(slots[m], 1), owned[row, m] - high[row, m], m))
         narrow[t] = (member,)
@@ -187,23 +207,26 @@ def narrowed(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bound
 
 
 def _count_by_row(rows: AlikeTasks, free_sets: Sequence[FreeSet]) -> Ints:
-    """Count the tasks with a single member in their free set, by row and member."""
+    """Return a rows x members matrix of the number of tasks whose free set is that single member."""
     counts = np.zeros(rows.allowed.shape, np.int64)
-    single = [(rows.of[t], free[0]) for t, free in enumerate(free_sets) if free is not None and len(free) == 1]
+    single = [(rows.row_of[t], free[0]) for t, free in enumerate(free_sets) if free is not None and len(free) == 1]
     if single:
         np.add.at(counts, tuple(np.array(single, np.int64).T), 1)
     return counts
 
 
-def demand_of(
+def count_demand(
     board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bounds: Bounds, settings: AssignSettings
 ) -> Demand:
-    """Count the tasks by row and the single member of their free set."""
+    """Return the tasks as counts per row and member, the input of ``balance_counts``.
+
+    Free sets have one member or are ``None``.
+    """
     unowned = [
         free if incumbent == NOBODY else None for free, incumbent in zip(free_sets, board.incumbents, strict=True)
     ]
     pinned = [None if pin == NOBODY else free for free, pin in zip(free_sets, board.pins, strict=True)]
-    anywhere = np.array([rows.of[t] for t, free in enumerate(free_sets) if free is None], np.int64)
+    anywhere = np.array([rows.row_of[t] for t, free in enumerate(free_sets) if free is None], np.int64)
     fewest_first = settings.store_balance == 0
     return Demand(
         owned=_count_by_row(rows, free_sets),
@@ -223,9 +246,10 @@ def demand_of(
 
 
 def fair_range(count: int, slots: Sequence[int], limits: Sequence[int] | None = None) -> Range:
-    """Return the fewest and the most tasks of ``count`` that each member should have; none without slots.
+    """Return the fewest and the most of ``count`` tasks that each member should have, in proportion to its slots.
+    Members without slots get none.
 
-    ``limits`` caps single members. The others take the rest.
+    ``limits`` caps the tasks of single members. The others take the rest.
 
     >>> fair_range(5, [1, 1, 2])
     ([1, 1, 3], [1, 1, 3])
@@ -233,8 +257,8 @@ def fair_range(count: int, slots: Sequence[int], limits: Sequence[int] | None = 
     if limits is None and len({slot for slot in slots if slot}) == 1:
         return _equal_range(count, slots)
     limits = [count if slot else 0 for slot in slots] if limits is None else limits
-    step = _steps(slots)
-    last = _last_load(count, slots, limits)
+    step = _loads_of_one_task(slots)
+    last = _find_final_load(count, slots, limits)
     fewest = [min(-(-last // step[m]) - 1, limits[m]) if step[m] else 0 for m in range(len(slots))]
     highest = [min(last // step[m], limits[m]) if step[m] else 0 for m in range(len(slots))]
     if sum(highest) <= count:
@@ -243,21 +267,27 @@ def fair_range(count: int, slots: Sequence[int], limits: Sequence[int] | None = 
 
 
 def _equal_range(count: int, slots: Sequence[int]) -> Range:
+    """Return the fair range for members that have equal slots or none."""
     members = sum(1 for slot in slots if slot)
     low, rest = divmod(count, members)
     high = low + (1 if rest else 0)
     return [low if slot else 0 for slot in slots], [high if slot else 0 for slot in slots]
 
 
-def _steps(slots: Sequence[int]) -> list[int]:
-    """Return the load of one task on each member: a whole number, smaller with more slots, 0 without slots."""
+def _loads_of_one_task(slots: Sequence[int]) -> list[int]:
+    """Return the load that one task puts on each member: a whole number, smaller with more slots; 0 for members without
+    slots.
+    """
     unit = math.lcm(*(slot for slot in slots if slot)) if any(slots) else 1
     return [unit // slot if slot else 0 for slot in slots]
 
 
-def _last_load(count: int, slots: Sequence[int], limits: Sequence[int]) -> int:
-    """Place tasks one by one on the member with the lowest load; return the load after the last one."""
-    step = _steps(slots)
+def _find_final_load(count: int, slots: Sequence[int], limits: Sequence[int]) -> int:
+    """Place ``count`` tasks one by one on the member with the lowest load and room within its limit.
+
+    Return the load that the last task reached.
+    """
+    step = _loads_of_one_task(slots)
     total = sum(slots)
     shares = [min(count * slot // total, limits[m]) if slot else 0 for m, slot in enumerate(slots)]
     heap = [((shares[m] + 1) * step[m], m) for m in range(len(shares)) if step[m] and shares[m] < limits[m]]

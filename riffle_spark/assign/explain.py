@@ -14,7 +14,7 @@ from riffle_spark.assign.racks import rack_cost, rack_warnings
 from riffle_spark.assign.standby_moves import StandbyPlan
 from riffle_spark.assign.standby_target import Copies
 
-__all__ = ["Placement", "assignment_of", "balance_of", "spread_per_slot", "with_moves"]
+__all__ = ["Placement", "add_unlisted_moves", "assignment_of", "balance_of", "spread_per_slot"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +31,20 @@ class Placement:
 
 
 def assignment_of(view: View, placement: Placement, settings: AssignSettings) -> Assignment:
-    """Return the assignment with its moves, figures and warnings."""
+    """Return a placement as an ``Assignment`` with member and task ids, its moves, figures and warnings."""
     board = placement.board
     plan = placement.owners
     standbys = placement.standbys
-    stateless = _named(placement.stateless, placement.stateless_owners)
+    stateless = _name_owners(placement.stateless, placement.stateless_owners)
     assignment = Assignment(
-        owners=dict(sorted((_named(board, plan.owners) | stateless).items())),
-        standbys=_named_copies(board, standbys.standbys),
-        warmups=_named_copies(board, standbys.warmups),
-        target=dict(sorted((_named(board, plan.target) | stateless).items())),
-        moves=tuple(sorted(_moves(placement, settings), key=lambda move: (move.task, move.role, move.target))),
+        owners=dict(sorted((_name_owners(board, plan.owners) | stateless).items())),
+        standbys=_name_copies(board, standbys.standbys),
+        warmups=_name_copies(board, standbys.warmups),
+        target=dict(sorted((_name_owners(board, plan.target) | stateless).items())),
+        moves=tuple(sorted(_list_moves(placement, settings), key=lambda move: (move.task, move.role, move.target))),
         needs_probe=bool(standbys.unsettled),
         probe_reason=_probe_reason(placement),
-        cost=_cost_of(placement, settings),
+        cost=_compute_rack_cost(placement, settings),
     )
     warnings = (
         *_memory_warnings(view, assignment),
@@ -58,11 +58,13 @@ def assignment_of(view: View, placement: Placement, settings: AssignSettings) ->
     return replace(assignment, balance=balance_of(view, assignment), warnings=warnings)
 
 
-def _named(board: Board, owners: Sequence[int]) -> dict[TaskId, MemberId]:
+def _name_owners(board: Board, owners: Sequence[int]) -> dict[TaskId, MemberId]:
+    """Return the owner of each task by ids. ``owners`` has the members' positions."""
     return {task.id: board.members[m].id for task, m in zip(board.tasks, owners, strict=True)}
 
 
-def _named_copies(board: Board, copies: Sequence[Sequence[int]]) -> dict[TaskId, tuple[MemberId, ...]]:
+def _name_copies(board: Board, copies: Sequence[Sequence[int]]) -> dict[TaskId, tuple[MemberId, ...]]:
+    """Return the members with a copy of each task by ids, sorted. Tasks without copies are left out."""
     return {
         task.id: tuple(sorted(board.members[m].id for m in members))
         for task, members in zip(board.tasks, copies, strict=True)
@@ -71,6 +73,7 @@ def _named_copies(board: Board, copies: Sequence[Sequence[int]]) -> dict[TaskId,
 
 
 def _probe_reason(placement: Placement) -> str:
+    """Return which tasks have yet to move, in words; empty if all are settled."""
     unsettled = placement.standbys.unsettled
     plan = placement.owners
     if not unsettled:
@@ -79,8 +82,8 @@ def _probe_reason(placement: Placement) -> str:
     return f"{waiting} owners and the standbys of {len(unsettled)} tasks are not yet where they should be"
 
 
-def _cost_of(placement: Placement, settings: AssignSettings) -> int:
-    """Return the cost of reading across racks in the target, of owners and standbys."""
+def _compute_rack_cost(placement: Placement, settings: AssignSettings) -> int:
+    """Return the cost of the reads across racks in the target, of owners and standbys."""
     board = placement.board
     total = 0
     for tasks, target in (
@@ -95,6 +98,7 @@ def _cost_of(placement: Placement, settings: AssignSettings) -> int:
 
 
 def _memory_warnings(view: View, assignment: Assignment) -> list[str]:
+    """Return a warning for each member whose assigned state exceeds its room."""
     sizes: Counter[MemberId] = Counter()
     for task in view.tasks:
         copies = (*assignment.standbys.get(task.id, ()), *assignment.warmups.get(task.id, ()))
@@ -110,7 +114,7 @@ def _memory_warnings(view: View, assignment: Assignment) -> list[str]:
 
 
 def _filter_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
-    """Warn if the operator's filters allow no member. They are then ignored."""
+    """Yield a warning if the operator's filters allow no member. They are then ignored."""
     if view.members and not any(is_allowed(member, settings) for member in view.members):
         filters = [
             f"{name} = {', '.join(f'{tag}={value}' for tag, value in pairs)}"
@@ -122,6 +126,7 @@ def _filter_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
 
 
 def _tag_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
+    """Yield a warning for each tag in the settings that no member has."""
     members = (*view.members, *view.awaited)
     for name, tags in (
         ("include", [tag for tag, _ in settings.include]),
@@ -136,6 +141,7 @@ def _tag_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
 
 
 def _standby_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
+    """Yield a warning if ``num_standbys`` needs more members than there are."""
     count = len(view.members) + len(view.awaited)
     if settings.num_standbys >= count > 0 and any(task.kind == "stateful" for task in view.tasks):
         # Cause: Each standby of a key-group needs a member of its own, besides the owner.
@@ -146,7 +152,7 @@ def _standby_warnings(view: View, settings: AssignSettings) -> Iterator[str]:
 
 
 def _awareness_warnings(view: View, copies: Copies, settings: AssignSettings) -> Iterator[str]:
-    """Warn of standbys that stay unassigned because a forced value of a tag has no member."""
+    """Yield a warning for standbys that stay unassigned because a value in ``forced_awareness`` has no member."""
     if not settings.num_standbys:
         return
     for tag, values in sorted(settings.forced_awareness.items()):
@@ -161,41 +167,45 @@ def _awareness_warnings(view: View, copies: Copies, settings: AssignSettings) ->
 
 
 class _Reason(NamedTuple):
+    """Why a task or copy moves: the goal, the text, and whether the move is exempt from ``moves_at_once``."""
+
     goal: Goal | str
     text: str
     forced: bool = False
 
 
-def _moves(placement: Placement, settings: AssignSettings) -> Iterator[Move]:
+def _list_moves(placement: Placement, settings: AssignSettings) -> Iterator[Move]:
+    """Yield each change of an owner, each warm-up and each new standby of a placement, with its reason."""
     board = placement.board
     plan = placement.owners
     standbys = placement.standbys
     reasons = _Reasons(placement, settings)
     for t, owner in enumerate(plan.owners):
         if owner != board.owners[t]:
-            yield _move(board, t, owner, "owner", reasons.owner(t))
+            yield _make_move(board, t, owner, "owner", reasons.explain_owner(t))
         for m in standbys.warmups[t]:
-            yield _move(board, t, m, "warmup", reasons.warmup(t, m))
+            yield _make_move(board, t, m, "warmup", reasons.explain_warmup(t, m))
         for m in standbys.standbys[t]:
             if m not in board.standbys[t]:
-                yield _move(board, t, m, "standby", reasons.standby(t, m))
+                yield _make_move(board, t, m, "standby", reasons.explain_standby(t, m))
     board = placement.stateless
     for t, owner in enumerate(placement.stateless_owners):
         if owner != board.owners[t]:
             if board.owners[t] == NOBODY:
-                yield _move(board, t, owner, "owner", _Reason("valid", "has no owner", True))
+                yield _make_move(board, t, owner, "owner", _Reason("valid", "has no owner", True))
             else:
-                yield _move(board, t, owner, "owner", _Reason("balance", "levels the tasks without state"))
+                yield _make_move(board, t, owner, "owner", _Reason("balance", "levels the tasks without state"))
 
 
-def _move(board: Board, task: int, member: int, role: Role, reason: _Reason) -> Move:
+def _make_move(board: Board, task: int, member: int, role: Role, reason: _Reason) -> Move:
+    """Return the move of a task or its copy to a member, by positions. Its source is the present owner, if any."""
     owner = board.owners[task]
     source = board.members[owner].id if owner != NOBODY else None
     return Move(board.tasks[task].id, role, source, board.members[member].id, *reason)
 
 
 class _Reasons:
-    """Finds the goal behind a move: the first goal, in order, that the present place does not meet."""
+    """Finds the reason for a move: the first goal, in order of precedence, that the present place does not meet."""
 
     def __init__(self, placement: Placement, settings: AssignSettings) -> None:
         self._board = placement.board
@@ -205,8 +215,8 @@ class _Reasons:
         self._low, self._high = fair_range(len(self._board.tasks), self._board.placeable_slots)
         self._load = Counter(self._board.owners)
 
-    def owner(self, task: int) -> _Reason:
-        """Return why the task gets another owner."""
+    def explain_owner(self, task: int) -> _Reason:
+        """Return why the task gets another owner now."""
         board = self._board
         owner = self._plan.owners[task]
         previous = board.owners[task]
@@ -214,10 +224,10 @@ class _Reasons:
             return _Reason("valid", "has no live owner; goes to a most caught-up member", True)
         if board.rank(task, previous) > board.rank(task, owner):
             return _Reason("caught_up", "its owner lags and this member is closer to caught up", True)
-        return self._better(task, previous, owner)._replace(forced=task in self._plan.forced)
+        return self._compare_members(task, previous, owner)._replace(forced=task in self._plan.forced)
 
-    def _better(self, task: int, giver: int, taker: int) -> _Reason:
-        """Return why the taker should own the task instead of the giver."""
+    def _compare_members(self, task: int, giver: int, taker: int) -> _Reason:
+        """Return why member ``taker`` should own the task instead of member ``giver``."""
         board = self._board
         if board.pins[task] == taker:
             return _Reason("operator", "an operator pinned it there")
@@ -229,10 +239,15 @@ class _Reasons:
             return _Reason("return", "belongs to this member, which is back")
         goal = self._goals.unmet_goal(task, giver) if self._goals else None
         return (
-            self._by_default_order(task, giver, taker) if goal is None else _Reason(goal, f"improves the goal {goal}")
+            self._compare_by_default_goals(task, giver, taker)
+            if goal is None
+            else _Reason(goal, f"improves the goal {goal}")
         )
 
-    def _by_default_order(self, task: int, giver: int, taker: int) -> _Reason:
+    def _compare_by_default_goals(self, task: int, giver: int, taker: int) -> _Reason:
+        """Return why ``taker`` is better than ``giver`` by the built-in goals in their default order: balance, racks,
+        user cost, spread.
+        """
         board = self._board
         if self._load[giver] > self._high[giver] or self._load[taker] < self._low[taker]:
             return _Reason("balance", "levels the tasks per slot")
@@ -244,15 +259,15 @@ class _Reasons:
             return _Reason("user", "the user's own cost is lower")
         return _Reason("spread", "spreads the tasks of its group")
 
-    def warmup(self, task: int, member: int) -> _Reason:
-        """Return why ``member`` warms up a copy."""
+    def explain_warmup(self, task: int, member: int) -> _Reason:
+        """Return why the member warms up a copy of the task."""
         if member != self._plan.target[task]:
             return _Reason("standby", "warms up to become a standby")
-        goal, text, _ = self._better(task, self._plan.owners[task], member)
+        goal, text, _ = self._compare_members(task, self._plan.owners[task], member)
         return _Reason(goal, f"warms up to own it: {text}")
 
-    def standby(self, task: int, member: int) -> _Reason:
-        """Return why ``member`` becomes a standby."""
+    def explain_standby(self, task: int, member: int) -> _Reason:
+        """Return why the member becomes a standby of the task."""
         board = self._board
         if member == board.owners[task]:
             return _Reason("standby", "its previous owner keeps a copy")
@@ -260,8 +275,10 @@ class _Reasons:
         return _Reason("standby", "already has a copy" if has_copy else "keeps a spare copy")
 
 
-def with_moves(view: View, answer: Assignment) -> Assignment:
-    """Return the answer of a user's assignor with the moves that it makes but does not list."""
+def add_unlisted_moves(view: View, answer: Assignment) -> Assignment:
+    """Return the assignment of a user's assignor, with the moves added that its owners and copies imply but its
+    ``moves`` omit.
+    """
     listed = {(move.task, move.role, move.target) for move in answer.moves}
     owners = {task: (owner,) for task, owner in answer.owners.items()}
     previous_owners = {task: (owner,) for task, owner in view.owners.items()}
@@ -281,14 +298,17 @@ def with_moves(view: View, answer: Assignment) -> Assignment:
 
 
 def spread_per_slot(view: View, holders: Iterable[MemberId]) -> float:
-    """Return maximum minus minimum per slot over the members. ``holders`` has one member per task or copy."""
+    """Return the difference between the fullest and the emptiest member, in tasks per slot.
+
+    ``holders`` has one member per task or copy.
+    """
     counts = Counter(holders)
     loads = [counts[member.id] / max(member.slots, 1) for member in view.members]
     return max(loads) - min(loads) if loads else 0.0
 
 
 def balance_of(view: View, assignment: Assignment) -> Balance:
-    """Return how even owners, copies and the owners of each group are."""
+    """Return how evenly owners, copies and the owners of each group are distributed over the members."""
     owners = assignment.owners
     stateful = [owners[task.id] for task in view.tasks if task.kind != "stateless" and task.id in owners]
     copies = [*stateful, *(m for members in assignment.standbys.values() for m in members)]

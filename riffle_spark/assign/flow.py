@@ -61,11 +61,11 @@ class Flow:
 
 
 def solve(network: Network) -> Flow:
-    """Return the cheapest flow.
+    """Return the cheapest flow through the network.
 
-    Raises ``ConfigError`` if SciPy is missing. The caller widens the bounds so that a flow exists.
+    Raises ``ConfigError`` if SciPy is missing. The bounds must admit a flow.
     """
-    return _Programme(network).flow()
+    return _Programme(network).solve()
 
 
 class _Edge(NamedTuple):
@@ -86,67 +86,71 @@ class _Programme:
         self._edges: list[_Edge] = []
         self._supplies: list[int] = []
         rows, members = network.bounds.low.shape
-        self._places = [[self._equation() for _ in range(members)] for _ in range(rows)]
+        self._places = [[self._add_equation() for _ in range(members)] for _ in range(rows)]
         self._to_zone: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._direct: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._from_zone: dict[tuple[int, int], list[int]] = {}
         self._write_classes()
         self._write_places()
 
-    def _equation(self, supply: int = 0) -> int:
-        """Add a node with this supply; return its number."""
+    def _add_equation(self, supply: int = 0) -> int:
+        """Add the equation of a node that supplies ``supply`` units, and return its number."""
         self._supplies.append(supply)
         return len(self._supplies) - 1
 
-    def _column(self, edge: _Edge) -> int:
+    def _add_column(self, edge: _Edge) -> int:
+        """Add the variable of an edge, and return its number."""
         self._edges.append(edge)
         return len(self._edges) - 1
 
     def _write_classes(self) -> None:
+        """Add the edges from classes of tasks to zones and single members, and from zones to members."""
         network = self._network
         places = self._places
         hubs: dict[tuple[int, int], int] = {}
         for c, task_class in enumerate(network.classes):
-            supply = self._equation(task_class.count * task_class.units)
+            supply = self._add_equation(task_class.count * task_class.units)
             for zone, cost, units in task_class.edges:
                 if (task_class.row, zone) not in hubs:
-                    hubs[task_class.row, zone] = self._equation()
+                    hubs[task_class.row, zone] = self._add_equation()
                 edge = _Edge(supply, hubs[task_class.row, zone], cost, 0, task_class.count * units)
-                self._to_zone[c, zone].append(self._column(edge))
+                self._to_zone[c, zone].append(self._add_column(edge))
             for member, cost in task_class.direct:
                 edge = _Edge(supply, places[task_class.row][member], cost, 0, task_class.count)
-                self._direct[c, member].append(self._column(edge))
+                self._direct[c, member].append(self._add_column(edge))
         high = network.bounds.high.tolist()
         for row in range(len(places)):
             for m, zone in enumerate(network.zones):
                 if (row, zone) in hubs and high[row][m] > 0:
                     edge = _Edge(hubs[row, zone], places[row][m], 0, 0, high[row][m])
-                    self._from_zone[row, m] = [self._column(edge)]
+                    self._from_zone[row, m] = [self._add_column(edge)]
 
     def _write_places(self) -> None:
+        """Add the edges from (row, member) to members and out of the network, with the bounds as their limits."""
         bounds = self._network.bounds
         places = self._places
         low = bounds.low.tolist()
         high = bounds.high.tolist()
         for m, (least, highest) in enumerate(zip(bounds.member_low.tolist(), bounds.member_high.tolist(), strict=True)):
             if len(places) == 1:
-                self._column(_Edge(places[0][m], OUT, 0, max(low[0][m], least), min(high[0][m], highest)))
+                self._add_column(_Edge(places[0][m], OUT, 0, max(low[0][m], least), min(high[0][m], highest)))
                 continue
-            total = self._equation()
+            total = self._add_equation()
             for row, place in enumerate(places):
-                self._column(_Edge(place[m], total, 0, low[row][m], high[row][m]))
-            self._column(_Edge(total, OUT, 0, least, highest))
+                self._add_column(_Edge(place[m], total, 0, low[row][m], high[row][m]))
+            self._add_column(_Edge(total, OUT, 0, least, highest))
 
-    def flow(self) -> Flow:
-        amounts = self._amounts().tolist()
+    def solve(self) -> Flow:
+        """Solve the programme, and return the units on its edges as a ``Flow``."""
+        amounts = self._solve_amounts().tolist()
         to_zone, direct, from_zone = (
             {key: amount for key, columns in edges.items() if (amount := sum(amounts[column] for column in columns))}
             for edges in (self._to_zone, self._direct, self._from_zone)
         )
         return Flow(to_zone, direct, from_zone)
 
-    def _amounts(self) -> Ints:
-        """Solve the programme with SciPy. Return the units of every edge as an array."""
+    def _solve_amounts(self) -> Ints:
+        """Solve the programme with SciPy, and return the units on each edge, by number."""
         check_importable(
             "scipy.optimize",
             "an assignment by racks or by user_cost",

@@ -20,7 +20,7 @@ from riffle_spark.assign.model import Assignment, AssignSettings, View
 from riffle_spark.assign.owner_goals import Goals
 from riffle_spark.assign.owner_moves import OwnerPlan, plan_owners
 from riffle_spark.assign.owner_target import owner_target
-from riffle_spark.assign.racks import racks_count, save_traffic
+from riffle_spark.assign.racks import have_racks_effect, reduce_rack_traffic
 from riffle_spark.assign.standby_moves import plan_standbys
 from riffle_spark.assign.standby_target import standby_target
 
@@ -28,23 +28,23 @@ __all__ = ["high_availability"]
 
 
 def high_availability(view: View, settings: AssignSettings) -> Assignment:
-    """Return the assignment of KIP-441 and KIP-925 for this view."""
+    """Return the assignment of the default assignor (KIP-441 and KIP-925) for this view."""
     requested = settings
-    settings = _with_limited_moves(view, settings)
-    racks = racks_count(view, settings)
+    settings = _limit_moves(view, settings)
+    racks = have_racks_effect(view, settings)
     board = board_of(view, WITH_STATE, settings)
     goals = Goals(board, settings, racks=racks)
-    best_target = goals.improved(owner_target(board, settings, racks=racks))
+    best_target = goals.improve(owner_target(board, settings, racks=racks))
     # Owners that must not move get no target elsewhere, so that nothing warms up in vain.
     owners_stay = goals.missed or requested.moves_at_once == 0
     target_settings = replace(settings, rebalance_enable="none") if owners_stay else settings
-    target = _kept_or_target(board, best_target, target_settings)
+    target = _choose_target(board, best_target, target_settings)
     plan = plan_owners(board, target, settings)
     if settings is not requested:
-        plan = _all_at_once(board, target, requested) or plan
+        plan = _plan_in_one_rebalance(board, target, requested) or plan
     copies = standby_target(board, plan, settings, racks=racks)
     if racks and settings.rebalance_enable in ("all", "standbys"):
-        save_traffic(copies, settings)
+        reduce_rack_traffic(copies, settings)
     standbys = plan_standbys(board, plan, copies, settings)
     base = [0] * len(board.members)
     for owner in plan.target:
@@ -54,8 +54,10 @@ def high_availability(view: View, settings: AssignSettings) -> Assignment:
     return assignment_of(view, Placement(board, plan, copies, standbys, stateless, owners, goals), settings)
 
 
-def _with_limited_moves(view: View, settings: AssignSettings) -> AssignSettings:
-    """Return settings that only place tasks without an owner while there are any, unless the settings allow more."""
+def _limit_moves(view: View, settings: AssignSettings) -> AssignSettings:
+    """Return settings that place only tasks without an owner, if there are such tasks and ``allow_rebalance`` is not
+    ``always``. Return the settings unchanged otherwise.
+    """
     live = {member.id for member in view.members} | {member.id for member in view.awaited}
     owned = sum(view.owners.get(task.id) in live for task in view.tasks)
     if settings.allow_rebalance == "all_owned" and 0 < owned < len(view.tasks):
@@ -63,16 +65,18 @@ def _with_limited_moves(view: View, settings: AssignSettings) -> AssignSettings:
     return settings
 
 
-def _all_at_once(board: Board, target: Sequence[int], settings: AssignSettings) -> OwnerPlan | None:
-    """Return a plan that reaches the target in one rebalance, by standbys in sync that take over; ``None`` if none."""
+def _plan_in_one_rebalance(board: Board, target: Sequence[int], settings: AssignSettings) -> OwnerPlan | None:
+    """Return a plan that reaches the target in one rebalance, because standbys in sync take over; ``None`` if that is
+    impossible.
+    """
     plan = plan_owners(board, target, replace(settings, max_warmup_replicas=0))
     moved = [t for t, m in enumerate(plan.owners) if board.owners[t] not in (NOBODY, m)]
     in_sync = all(plan.owners[t] in board.standbys[t] and board.rank(t, plan.owners[t]) == 0 for t in moved)
     return plan if in_sync and plan.owners == list(target) == plan.target else None
 
 
-def _kept_or_target(board: Board, target: list[int], settings: AssignSettings) -> list[int]:
-    """Return the target, or the present owners if owners are not rebalanced."""
+def _choose_target(board: Board, target: list[int], settings: AssignSettings) -> list[int]:
+    """Return ``target``, or the present owners if the settings forbid moving owners."""
     if settings.rebalance_enable in ("all", "owners"):
         return target
     return [
@@ -82,10 +86,13 @@ def _kept_or_target(board: Board, target: list[int], settings: AssignSettings) -
 
 
 def _place_stateless(board: Board, settings: AssignSettings, *, racks: bool) -> list[int]:
-    """Place the tasks without state around the target of the others, without warm-ups."""
+    """Return the owner of each task without state.
+
+    They are placed around the target of the stateful tasks, without warm-ups.
+    """
     if not board.tasks:
         return []
     free = replace(settings, rack_aware_assignment_traffic_cost=1, rack_aware_assignment_non_overlap_cost=0)
-    target = _kept_or_target(board, owner_target(board, free, racks=racks), settings)
+    target = _choose_target(board, owner_target(board, free, racks=racks), settings)
     substitute = board.may_own.index(True)
     return [m if board.live[m] else max(board.owners[t], substitute) for t, m in enumerate(target)]

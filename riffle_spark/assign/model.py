@@ -59,16 +59,20 @@ class TaskId(NamedTuple):
     key_group: int
 
     def __str__(self) -> str:
+        """Return ``<group>_<key-group>``."""
         return f"{self.group}_{self.key_group}"
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The input of a copy of a task, in parts.
+    """The input that each copy of a task reads, in parts.
 
-    Attributes: total: the number of parts. local: by rack, how many parts have a replica there. unit: how many parts
-        make one whole; 1 if a part is a Kafka partition. later: whether it is read only after the copy takes over.
-        Copies in different racks then count more than reading.
+    Attributes:
+        total: the number of parts.
+        local: by rack, how many of the parts have a replica there.
+        unit: how many parts make one whole; 1 if a part is a Kafka partition.
+        later: whether the input is read only after the copy takes over. Copies in different racks then count more than
+            reading.
     """
 
     total: int = 0
@@ -93,7 +97,7 @@ class Task:
         kind: ``stateful``, ``unlogged`` or ``stateless``.
         size: the number of records in its whole state, which a member without a copy lacks.
         weight: its measured work in any unit, the same for all tasks; ``None`` if not measured.
-        memory_bytes: the size of a copy on its member.
+        memory_bytes: the room that one copy of its state takes on a member.
         owner_traffic: what its owner reads.
         standby_traffic: what a standby reads.
         topic: the topic with dispatch by partition, else ``None``.
@@ -120,7 +124,7 @@ class Member:
         slots: how many tasks its executor runs at once.
         rack: its rack, ``None`` if unknown.
         tags: its tags by name.
-        memory_bytes: the size of the copies that fit, ``None`` if unknown.
+        memory_bytes: the room for copies of state, the sum over all its copies; ``None`` if unknown.
     """
 
     id: MemberId
@@ -130,7 +134,10 @@ class Member:
     memory_bytes: int | None = None
 
     def attribute(self, tag: str) -> str | None:
-        """Return the value of a tag. ``id`` and ``rack`` are tags, too."""
+        """Return the value of the member's tag ``tag``, or ``None`` without it.
+
+        ``id`` and ``rack`` count as tags, too.
+        """
         return self.tags[tag] if tag in self.tags else {"id": self.id, "rack": self.rack}.get(tag)
 
 

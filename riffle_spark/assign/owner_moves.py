@@ -22,16 +22,17 @@ import numpy.typing as npt
 
 from riffle_spark.assign.board import NOBODY, Board
 from riffle_spark.assign.model import AssignSettings
-from riffle_spark.assign.owner_weights import is_weighed
+from riffle_spark.assign.owner_weights import has_weights
 
-__all__ = ["Loads", "OwnerMove", "OwnerPlan", "WaitingMoves", "plan_owners", "shortest_cycle"]
+__all__ = ["Loads", "OwnerMove", "OwnerPlan", "WaitingMoves", "find_shortest_cycle", "plan_owners"]
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerPlan:
-    """Owners from now on, the target as far as it can be reached, and the tasks whose target warms up.
+    """The owners from now on, the target as far as it can be reached, and the tasks (``warm``) whose target member
+    warms up a copy.
 
-    ``forced`` tasks had to move at once. ``waiting`` tasks are ready at their target but wait for other moves.
+    ``forced`` tasks had to move at once. ``waiting`` tasks have a ready copy at their target but wait for other moves.
     """
 
     owners: list[int]
@@ -42,7 +43,9 @@ class OwnerPlan:
 
 
 class OwnerMove(NamedTuple):
-    """A move by positions: the task, the giver, the taker, and the taker's distance from caught up."""
+    """A move of a task's ownership by positions: the task, the member that gives it up, the member that takes it, and
+    how far the taker's copy is from caught up.
+    """
 
     task: int
     giver: int
@@ -51,19 +54,21 @@ class OwnerMove(NamedTuple):
 
 
 def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -> OwnerPlan:
-    """Return the owners from now on and the targets to warm up."""
+    """Plan the moves from the present owners to ``target``: who owns each task from now on, and whose target member
+    warms up.
+    """
     owners, ready, pending = _sort_moves(board, target)
     forced = [t for t, owner in enumerate(owners) if owner != board.owners[t]]
     reachable = [goal if board.live[goal] else owner for goal, owner in zip(target, owners, strict=True)]
-    loads = Loads(board, owners, reachable if _has_other_reason(board, settings) else ())
-    made_moves = _make_requested(loads, ready, settings)
-    made_moves += _make_smooth(loads, [move for move in ready if move not in made_moves], settings)
+    loads = Loads(board, owners, reachable if _is_not_only_balance(board, settings) else ())
+    made_moves = _make_requested_moves(loads, ready, settings)
+    made_moves += _make_smooth_moves(loads, [move for move in ready if move not in made_moves], settings)
     for move in made_moves:
         owners[move.task] = move.taker
     done = set(made_moves)
     ready = [move for move in ready if move not in done]
     kept_copies = 0 if settings.copies_may_stay else sum(board.absent[move.task] > 0 for move in ready)
-    warm, stuck = _choose_warm(loads, ready, pending, settings, kept_copies)
+    warm, stuck = _choose_tasks_to_warm(loads, ready, pending, settings, kept_copies)
     reached = list(target)
     if stuck and not made_moves:
         for move in (*ready, *pending):
@@ -72,8 +77,10 @@ def plan_owners(board: Board, target: Sequence[int], settings: AssignSettings) -
     return OwnerPlan(owners, reached, warm, frozenset(forced), frozenset(move.task for move in ready))
 
 
-def _has_other_reason(board: Board, settings: AssignSettings) -> bool:
-    """Return whether the target has another reason than balance: a request, a return, a user's rule, or room."""
+def _is_not_only_balance(board: Board, settings: AssignSettings) -> bool:
+    """Return whether the target differs from the present owners for another reason than balance: a request, a return, a
+    user's rule, or room.
+    """
     drained = any(owner != NOBODY and not board.placeable[owner] for owner in board.owners)
     pinned = any(pin != NOBODY for pin in board.pins) or board.incumbents != board.owners
     small = bool(board.quarantined) or any(member.memory_bytes is not None for member in board.members)
@@ -81,11 +88,14 @@ def _has_other_reason(board: Board, settings: AssignSettings) -> bool:
 
 
 def _has_users_rule(settings: AssignSettings) -> bool:
+    """Return whether the user set a cost, goals, or a store balance of 0."""
     return settings.user_cost is not None or bool(settings.goals) or settings.store_balance == 0
 
 
 def _sort_moves(board: Board, target: Sequence[int]) -> tuple[list[int], list[OwnerMove], list[OwnerMove]]:
-    """Return the owners after the moves that cannot wait, and the ready and the pending moves."""
+    """Return the owners after the moves that cannot wait, the moves whose taker has caught up, and the moves whose
+    taker has yet to catch up.
+    """
     lowest = [_lowest_rank(board, t) for t in range(len(target))]
     owners = [_owner_at_once(board, t, member, lowest) for t, member in enumerate(target)]
     _add_substitutes(board, owners, lowest)
@@ -103,7 +113,9 @@ def _sort_moves(board: Board, target: Sequence[int]) -> tuple[list[int], list[Ow
 
 
 def _owner_at_once(board: Board, task: int, member: int, lowest: Sequence[int]) -> int:
-    """Return the owner if it may keep the task, the target ``member`` if it may own it at once, or ``NOBODY``."""
+    """Return who owns the task from now on: the present owner if its copy is among the most caught up, else ``member``
+    (the target) if its copy is, else ``NOBODY``. ``lowest`` has the best rank of each task.
+    """
     owner = board.owners[task]
     if owner != NOBODY and board.rank(task, owner) <= lowest[task]:
         return owner
@@ -111,7 +123,7 @@ def _owner_at_once(board: Board, task: int, member: int, lowest: Sequence[int]) 
 
 
 def _add_substitutes(board: Board, owners: list[int], lowest: Sequence[int]) -> None:
-    """Give every task without an owner to a most caught-up member until its target can own it.
+    """Give every task without an owner to a most caught-up member until its target can own it. Changes ``owners``.
 
     Standbys are first, then the members with the lowest load, so that all members share the fetching.
     """
@@ -140,37 +152,37 @@ def _lowest_rank(board: Board, task: int) -> int:
     return min([*ranks_of_able, board.absent[task]]) if len(ranks_of_able) < able else min(ranks_of_able)
 
 
-def _make_requested(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) -> list[OwnerMove]:
-    """Make the moves of pins and drains. ``moves_at_once`` does not limit them."""
+def _make_requested_moves(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) -> list[OwnerMove]:
+    """Apply the ready moves of pins and drains to ``loads``, and return them. ``moves_at_once`` does not limit them."""
     if not settings.moves_at_once:
         return []
     requested = [move for move in ready if loads.is_requested(move)]
-    return _make_smooth(loads, requested, replace(settings, moves_at_once=None))
+    return _make_smooth_moves(loads, requested, replace(settings, moves_at_once=None))
 
 
-def _make_smooth(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) -> list[OwnerMove]:
-    """Make the ready moves that are smooth, all at once if possible; return them."""
+def _make_smooth_moves(loads: "Loads", ready: Sequence[OwnerMove], settings: AssignSettings) -> list[OwnerMove]:
+    """Apply the ready moves that leave every member within its bounds, all at once if possible. Return them."""
     limit = settings.moves_at_once
     if (limit is None or len(ready) <= limit) and loads.are_smooth(ready):
-        loads.make(ready)
+        loads.apply_moves(ready)
         return list(ready)
     waiting = WaitingMoves(ready)
     made_moves: list[OwnerMove] = []
-    while waiting.left() and (limit is None or len(made_moves) < limit):
-        move = waiting.first_smooth(loads)
-        moves = [move] if move is not None else shortest_cycle(waiting.left(), [])
+    while waiting.remaining_moves() and (limit is None or len(made_moves) < limit):
+        move = waiting.best_smooth_move(loads)
+        moves = [move] if move is not None else find_shortest_cycle(waiting.remaining_moves(), [])
         if not moves or (limit is not None and made_moves and len(made_moves) + len(moves) > limit):
             break
-        loads.make(moves)
+        loads.apply_moves(moves)
         waiting.drop(moves)
         made_moves += moves
     return made_moves
 
 
-def _choose_warm(
+def _choose_tasks_to_warm(
     loads: "Loads", ready: Sequence[OwnerMove], pending: Sequence[OwnerMove], settings: AssignSettings, kept_copies: int
 ) -> tuple[list[int], bool]:
-    """Return the tasks whose target warms up now, and whether no remaining move can ever be completed.
+    """Return the tasks whose target member warms up now, and whether no remaining move can ever be completed.
 
     Running warm-ups have precedence over new warm-ups that level more. ``kept_copies`` counts the copies of ready moves
     that are not standbys.
@@ -184,7 +196,7 @@ def _choose_warm(
     remaining = [move for move in rest if move.task not in added]
     if chosen or not (remaining or ready) or settings.max_warmup_replicas == 0:
         return chosen, False
-    cycle = shortest_cycle(ready, remaining) if settings.copies_may_stay else []
+    cycle = find_shortest_cycle(ready, remaining) if settings.copies_may_stay else []
     started = [move.task for move in cycle if move not in ready]
     return started[: settings.max_warmup_replicas], not started
 
@@ -192,20 +204,20 @@ def _choose_warm(
 def _choose_warmups(
     loads: "Loads", ready: Sequence[OwnerMove], pending: Sequence[OwnerMove], budget: int
 ) -> tuple[list[int], list[OwnerMove]]:
-    """Choose at most ``budget`` pending moves that are smooth or close a cycle.
+    """Choose at most ``budget`` pending moves that are smooth or close a cycle of moves.
 
-    Return their tasks, and the remaining ready moves.
+    Return their tasks, and the ready moves that remain.
     """
     waiting = WaitingMoves(pending)
     chosen: list[int] = []
     ready = list(ready)
     while len(chosen) < budget:
-        move = waiting.first_smooth(loads)
-        moves = [move] if move is not None else shortest_cycle(ready, waiting.left())
+        move = waiting.best_smooth_move(loads)
+        moves = [move] if move is not None else find_shortest_cycle(ready, waiting.remaining_moves())
         fresh = [move.task for move in moves if move not in ready]
         if not moves or len(chosen) + len(fresh) > budget:
             break
-        loads.make(moves)
+        loads.apply_moves(moves)
         waiting.drop(moves)
         chosen += fresh
         ready = [move for move in ready if move not in moves]
@@ -213,7 +225,11 @@ def _choose_warmups(
 
 
 class Loads:
-    """Owners per slot while moves are tried. The loads of a ``target`` that must be reached count as smooth, too."""
+    """The number of owned tasks per member and slot while moves are tried.
+
+    A set of moves is *smooth* if each member stays within the loads at the start, or within those of ``target``, a
+    target that must be reached.
+    """
 
     def __init__(self, board: Board, owners: Sequence[int], target: Sequence[int] = ()) -> None:
         self._slots = np.maximum(np.array(board.slots, np.int64), 1)
@@ -227,36 +243,38 @@ class Loads:
         if target:
             counts.append(np.bincount(np.array(target, np.int64), minlength=len(self._slots)))
         ratios = np.concatenate([(owned / self._slots)[self._may_own] for owned in counts])
-        bounded = len(ratios) > 0 and not is_weighed(board)
+        bounded = len(ratios) > 0 and not has_weights(board)
         self._low: float = ratios.min() if bounded else -np.inf
         self._high: float = ratios.max() if bounded else np.inf
 
     def are_smooth(self, moves: Sequence[OwnerMove]) -> bool:
-        """Return whether all the moves together leave every member within the bounds of the start."""
-        ratios = (self._counts + self._change(moves)) / self._slots
+        """Return whether the moves, made together, leave every member within its bounds."""
+        ratios = (self._counts + self._count_changes(moves)) / self._slots
         return bool((ratios <= self._high).all() and (ratios >= self._low)[self._may_own].all())
 
     def is_requested(self, move: OwnerMove) -> bool:
-        """Return whether a pin or a drain is the reason of a move."""
+        """Return whether an operator's pin or drain is the reason of a move."""
         return self._pins[move.task] != NOBODY or not self._placeable[move.giver]
 
     def warms_up(self, move: OwnerMove) -> bool:
-        """Return whether the taker of a move already warms up."""
+        """Return whether the member that takes the task already warms up a copy of it."""
         return move.taker in self._warmups[move.task]
 
-    def _change(self, moves: Sequence[OwnerMove]) -> npt.NDArray[np.int64]:
+    def _count_changes(self, moves: Sequence[OwnerMove]) -> npt.NDArray[np.int64]:
         """Return by how much the moves change the number of owned tasks of each member."""
         size = len(self._slots)
         given_away = np.bincount(np.array([move.giver for move in moves], np.int64), minlength=size)
         received = np.bincount(np.array([move.taker for move in moves], np.int64), minlength=size)
         return (received - given_away).astype(np.int64)
 
-    def make(self, moves: Sequence[OwnerMove]) -> None:
-        """Count the moves as made."""
-        self._counts += self._change(moves)
+    def apply_moves(self, moves: Sequence[OwnerMove]) -> None:
+        """Change the loads as if the moves were made."""
+        self._counts += self._count_changes(moves)
 
     def givers_and_takers(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
-        """Return masks of the members that may give a task and that may take a task, and the owners per slot."""
+        """Return a mask of the members that may give a task away, a mask of those that may take one, and the owned
+        tasks per slot of each member.
+        """
         may_give = ~self._may_own | ((self._counts - 1) / self._slots >= self._low)
         may_take = ~self._may_own | ((self._counts + 1) / self._slots <= self._high)
         return may_give, may_take, self._counts / self._slots
@@ -273,19 +291,22 @@ class WaitingMoves:
         self._rank = table[:, 3].astype(np.float64)
         self._open = np.ones(len(self._moves), bool)
 
-    def left(self) -> list[OwnerMove]:
-        """Return the remaining moves, by task."""
+    def remaining_moves(self) -> list[OwnerMove]:
+        """Return the moves that were not dropped, by task."""
         return [self._moves[number] for number in np.flatnonzero(self._open)]
 
     def drop(self, moves: Sequence[OwnerMove]) -> None:
-        """Remove moves."""
+        """Remove these moves. Unknown moves are ignored."""
         dropped = set(moves)
         for number in np.flatnonzero(self._open):
             if self._moves[number] in dropped:
                 self._open[number] = False
 
-    def first_smooth(self, loads: Loads) -> OwnerMove | None:
-        """Return the smooth move that levels most; of equal moves the closest to caught up, then the first by task."""
+    def best_smooth_move(self, loads: Loads) -> OwnerMove | None:
+        """Return the smooth move that levels most, or ``None``.
+
+        Of equal moves it is the one closest to caught up, then the first by task.
+        """
         may_give, may_take, ratio = loads.givers_and_takers()
         smooth = np.flatnonzero(self._open & may_give[self._giver] & may_take[self._taker])
         if not len(smooth):
@@ -300,8 +321,8 @@ Exits = dict[int, dict[int, tuple[int, OwnerMove]]]
 """By giver and taker, the cost of a move in warm-ups (0 if it is ready) and the move."""
 
 
-def shortest_cycle(ready: Sequence[OwnerMove], pending: Sequence[OwnerMove]) -> list[OwnerMove]:
-    """Return a cycle of moves with the fewest pending moves; empty if there is none."""
+def find_shortest_cycle(ready: Sequence[OwnerMove], pending: Sequence[OwnerMove]) -> list[OwnerMove]:
+    """Return a cycle of moves, giver to taker, with the fewest pending moves; empty if there is none."""
     exits: Exits = {}
     for price, moves in ((1, pending), (0, ready)):
         for move in sorted(moves, reverse=True):
@@ -309,7 +330,7 @@ def shortest_cycle(ready: Sequence[OwnerMove], pending: Sequence[OwnerMove]) -> 
     best: list[OwnerMove] = []
     lowest = len(pending) + 1
     for member in sorted(exits):
-        cycle = _round_trip(exits, member, lowest)
+        cycle = _find_cycle_through(exits, member, lowest)
         if cycle:
             best = cycle
             lowest = sum(exits[move.giver][move.taker][0] for move in cycle)
@@ -318,8 +339,10 @@ def shortest_cycle(ready: Sequence[OwnerMove], pending: Sequence[OwnerMove]) -> 
     return best
 
 
-def _round_trip(exits: Exits, member: int, below: int) -> list[OwnerMove]:
-    """Return the cheapest cycle from a member back to it that costs less than ``below``; ready moves cost nothing."""
+def _find_cycle_through(exits: Exits, member: int, below: int) -> list[OwnerMove]:
+    """Return the cheapest cycle of moves from a member back to it that costs less than ``below``; empty if there is
+    none. ``exits`` has the cost of each move.
+    """
     cost = {member: 0}
     last_move: dict[int, OwnerMove] = {}
     queue = deque([member])

@@ -3,10 +3,10 @@
 Theory of operation. The inputs decide which of three methods runs:
 
 1. *Fewest moves*, without racks and user costs: each member gets its fair number of tasks, and as few tasks as possible
-   leave their owner (``balanced_counts``).
+   leave their owner (``balance_counts``).
 2. *Lowest cost*, with racks or user costs: a min-cost flow of classes of alike tasks to zones of alike members, within
    the same bounds (``solve``). The costs are reads across racks, the user's cost, and moves.
-3. *Measured work*, if the tasks have weights: ``weighed_target`` levels the work. With racks or user costs it starts
+3. *Measured work*, if the tasks have weights: ``level_by_weight`` levels the work. With racks or user costs it starts
    from the result of the flow.
 
 Each method keeps the target of the last assignment if that is as good, so that a plan does not change half-way.
@@ -19,11 +19,19 @@ from dataclasses import replace
 import numpy as np
 
 from riffle_spark.assign.board import NOBODY, Board
-from riffle_spark.assign.counts import Bounds, Demand, balanced_counts
-from riffle_spark.assign.demand import AlikeTasks, FreeSet, demand_of, fair_bounds, free_sets_of, narrowed, rows_of
+from riffle_spark.assign.counts import Bounds, Demand, balance_counts
+from riffle_spark.assign.demand import (
+    AlikeTasks,
+    FreeSet,
+    choose_single_members,
+    compute_fair_bounds,
+    count_demand,
+    find_free_sets,
+    group_alike_tasks,
+)
 from riffle_spark.assign.flow import Network, TaskClass, solve
 from riffle_spark.assign.model import AssignSettings
-from riffle_spark.assign.owner_weights import beyond_band, is_weighed, weighed_target
+from riffle_spark.assign.owner_weights import band_excess, has_weights, level_by_weight
 from riffle_spark.assign.racks import Zones, member_zones, rack_cost, rack_zones
 
 __all__ = ["owner_target"]
@@ -33,33 +41,40 @@ STANDBY_PARTS = 16
 
 
 def owner_target(board: Board, settings: AssignSettings, *, racks: bool) -> list[int]:
-    """Return the owner of each task in the end."""
+    """Return the owner that each task should have in the end, by position.
+
+    ``racks``: whether reads across racks count.
+    """
     if not board.tasks:
         return []
-    rows = rows_of(board, settings)
-    free_sets = free_sets_of(board, rows)
-    if is_weighed(board) and not racks and not rows.costs:
-        return weighed_target(board, rows, free_sets, settings)
-    fair = fair_bounds(board, rows, settings)
-    narrow = narrowed(board, rows, free_sets, fair)
-    demand = demand_of(board, rows, narrow, fair, settings)
+    rows = group_alike_tasks(board, settings)
+    free_sets = find_free_sets(board, rows)
+    if has_weights(board) and not racks and not rows.costs:
+        return level_by_weight(board, rows, free_sets, settings)
+    fair = compute_fair_bounds(board, rows, settings)
+    narrow = choose_single_members(board, rows, free_sets, fair)
+    demand = count_demand(board, rows, narrow, fair, settings)
     if not racks and not rows.costs:
-        last_target = _last_target_if_valid(board, rows, _for_strategy(_own_bounds(demand), settings))
-        return last_target or _with_fewest_moves(board, rows, narrow, demand)
+        last_target = _last_target_if_valid(board, rows, _merge_rows_for_racks(_subtract_base(demand), settings))
+        return last_target or _choose_with_fewest_moves(board, rows, narrow, demand)
     if not racks:
         settings = replace(settings, rack_aware_assignment_traffic_cost=0)
-    bounds = _for_strategy(_widened_bounds(demand), settings)
+    bounds = _merge_rows_for_racks(_widen_bounds(demand), settings)
     last_target = _last_target_if_valid(board, rows, bounds)
-    cheapest = _cheapest(board, rows, free_sets, bounds, settings)
-    if is_weighed(board):
-        return _levelled_by_weight(board, rows, cheapest, settings)
-    if last_target and _read_cost(board, rows, last_target, settings) <= _read_cost(board, rows, cheapest, settings):
+    cheapest = _solve_by_flow(board, rows, free_sets, bounds, settings)
+    if has_weights(board):
+        return _level_by_work(board, rows, cheapest, settings)
+    if last_target and _compute_cost(board, rows, last_target, settings) <= _compute_cost(
+        board, rows, cheapest, settings
+    ):
         return last_target
     return cheapest
 
 
 def _last_target_if_valid(board: Board, rows: AlikeTasks, bounds: Bounds) -> list[int] | None:
-    """Return the last assignment's target if it is still valid and level, so that no plan changes half-way."""
+    """Return the last assignment's target if it still obeys all rules and is level, so that no plan changes half-way;
+    else ``None``.
+    """
     counts = np.zeros(rows.allowed.shape, np.int64)
     for t, aim in enumerate(board.aims):
         fixed = board.pins[t] if board.pins[t] != NOBODY else aim
@@ -68,10 +83,10 @@ def _last_target_if_valid(board: Board, rows: AlikeTasks, bounds: Bounds) -> lis
             aim == NOBODY
             or aim != fixed
             or (returned and aim != board.incumbents[t])
-            or not rows.allowed[rows.of[t], aim]
+            or not rows.allowed[rows.row_of[t], aim]
         ):
             return None
-        counts[rows.of[t], aim] += 1
+        counts[rows.row_of[t], aim] += 1
     total = counts.sum(axis=0)
     by_row = counts if bounds.by_row else total[None, :]
     fair = (total >= bounds.member_low).all() and (total <= bounds.member_high).all()
@@ -79,8 +94,8 @@ def _last_target_if_valid(board: Board, rows: AlikeTasks, bounds: Bounds) -> lis
     return list(board.aims) if fair and apart else None
 
 
-def _read_cost(board: Board, rows: AlikeTasks, target: Sequence[int], settings: AssignSettings) -> int:
-    """Return the cost of a target without its moves."""
+def _compute_cost(board: Board, rows: AlikeTasks, target: Sequence[int], settings: AssignSettings) -> int:
+    """Return the cost of a target by racks and the user's cost, without the cost of its moves."""
     total = 0
     for t, m in enumerate(target):
         total += rack_cost(board.tasks[t].owner_traffic, board.members[m].rack, settings)
@@ -88,35 +103,38 @@ def _read_cost(board: Board, rows: AlikeTasks, target: Sequence[int], settings: 
     return total
 
 
-def _levelled_by_weight(board: Board, rows: AlikeTasks, target: Sequence[int], settings: AssignSettings) -> list[int]:
-    """Return the cheapest target levelled by measured work, or the last target if it is as level and as cheap."""
+def _level_by_work(board: Board, rows: AlikeTasks, target: Sequence[int], settings: AssignSettings) -> list[int]:
+    """Return ``target`` levelled by measured work, or the last assignment's target if it is as level and as cheap."""
 
     def cost(task: int, member: int) -> int:
         read_cost = rack_cost(board.tasks[task].owner_traffic, board.members[member].rack, settings)
         return read_cost + ((rows.costs[task][member] or 0) if rows.costs else 0)
 
-    levelled = weighed_target(board, rows, [(m,) for m in target], settings, cost)
+    levelled = level_by_weight(board, rows, [(m,) for m in target], settings, cost)
     for t, aim in enumerate(board.aims):
         returned = board.incumbents[t] not in (board.owners[t], aim)
-        if aim == NOBODY or returned or not rows.allowed[rows.of[t], aim] or board.pins[t] not in (NOBODY, aim):
+        if aim == NOBODY or returned or not rows.allowed[rows.row_of[t], aim] or board.pins[t] not in (NOBODY, aim):
             return levelled
     last_target = list(board.aims)
-    last_worth = (beyond_band(board, rows, last_target, settings), _read_cost(board, rows, last_target, settings))
-    worth = (beyond_band(board, rows, levelled, settings), _read_cost(board, rows, levelled, settings))
+    last_worth = (
+        band_excess(board, rows, last_target, settings),
+        _compute_cost(board, rows, last_target, settings),
+    )
+    worth = (band_excess(board, rows, levelled, settings), _compute_cost(board, rows, levelled, settings))
     return last_target if last_worth <= worth else levelled
 
 
-def _own_bounds(demand: Demand) -> Bounds:
-    """Return the bounds of the demand's tasks alone, without the base load of the members."""
+def _subtract_base(demand: Demand) -> Bounds:
+    """Return the bounds of a demand's own tasks, without the tasks of other kinds on the members."""
     bounds = demand.bounds
     low = np.maximum(bounds.member_low - demand.base, 0)
     return replace(bounds, member_low=low, member_high=bounds.member_high - demand.base)
 
 
-def _widened_bounds(demand: Demand) -> Bounds:
-    """Return the bounds widened so that a known placement is within them."""
-    own = _own_bounds(demand)
-    counts = balanced_counts(demand)
+def _widen_bounds(demand: Demand) -> Bounds:
+    """Return the bounds widened so that the balanced counts of the demand are within them."""
+    own = _subtract_base(demand)
+    counts = balance_counts(demand)
     total = counts.sum(axis=0)
     low = np.minimum(own.low, counts)
     high = np.maximum(own.high, counts)
@@ -133,8 +151,10 @@ def _widened_bounds(demand: Demand) -> Bounds:
     return Bounds(low, high, member_low, member_high)
 
 
-def _for_strategy(bounds: Bounds, settings: AssignSettings) -> Bounds:
-    """Merge all rows if racks have precedence over the spread of groups, or the spread has no weight."""
+def _merge_rows_for_racks(bounds: Bounds, settings: AssignSettings) -> Bounds:
+    """Return the bounds with all rows merged into one if racks have precedence over the spread of groups, or the spread
+    has no weight. Return them unchanged otherwise.
+    """
     if settings.rack_aware_assignment_strategy != "min_cost" and settings.store_balance != 0:
         return bounds
     low = bounds.member_low[None, :]
@@ -142,13 +162,16 @@ def _for_strategy(bounds: Bounds, settings: AssignSettings) -> Bounds:
     return replace(bounds, low=low, high=high, by_row=False)
 
 
-def _cheapest(
+def _solve_by_flow(
     board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bounds: Bounds, settings: AssignSettings
 ) -> list[int]:
-    """Return the target of the min-cost flow: single members first, then the members of each zone."""
+    """Return the owner of each task by the min-cost flow.
+
+    The flow gives tasks to single members first, then to zones of alike members.
+    """
     zones = member_zones(board) if rows.costs or board.quarantined else rack_zones(board)
-    classes = _classes(board, rows, free_sets, bounds, _ZoneCosts(board, rows, zones, settings))
-    flow = solve(Network([task_class for task_class, _ in classes], zones.of, bounds))
+    classes = _group_by_cost(board, rows, free_sets, bounds, _ZoneCosts(board, rows, zones, settings))
+    flow = solve(Network([task_class for task_class, _ in classes], zones.zone_of, bounds))
     target = [NOBODY] * len(board.tasks)
     waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
     for c, (task_class, tasks) in enumerate(classes):
@@ -178,8 +201,8 @@ class _ZoneCosts:
         self._standbys = 0 if settings.rack_aware_assignment_tags else settings.num_standbys
         self._parts_by_reads: dict[tuple[int, ...], tuple[int, ...]] = {}
 
-    def of(self, task: int) -> list[int | None]:
-        """Return the cost by zone; ``None`` for a zone that is not allowed."""
+    def costs_by_zone(self, task: int) -> list[int | None]:
+        """Return the cost of owning the task in each zone; ``None`` for a zone that is not allowed."""
         parts = self._standby_parts(task)
         unit = self._board.tasks[task].standby_traffic.unit
         return [
@@ -188,19 +211,24 @@ class _ZoneCosts:
         ]
 
     def _owner_costs(self, task: int) -> list[int] | list[int | None]:
+        """Return the cost of the owner's reads in each zone plus the user's cost; ``None`` for a zone that is not
+        allowed.
+        """
         traffic = self._board.tasks[task].owner_traffic
         by_zone = [rack_cost(traffic, rack, self._settings) for rack in self.zones.racks]
         if not self._rows.costs and not self._board.quarantined:
             return by_zone
-        users = self._rows.costs[task] if self._rows.costs else (0,) * len(self.zones.of)
+        users = self._rows.costs[task] if self._rows.costs else (0,) * len(self.zones.zone_of)
         own: list[int | None] = [None] * len(by_zone)
-        for m, zone in enumerate(self.zones.of):
-            if zone >= 0 and self._rows.allowed[self._rows.of[task], m]:
+        for m, zone in enumerate(self.zones.zone_of):
+            if zone >= 0 and self._rows.allowed[self._rows.row_of[task], m]:
                 own[zone] = by_zone[zone] + (users[m] or 0)
         return own
 
     def _standby_parts(self, task: int) -> tuple[int, ...]:
-        """Return, by zone of the owner, the minimum of parts that its standbys read across racks."""
+        """Return, for each zone that the owner may be in, the fewest parts that the task's standbys read across
+        racks.
+        """
         traffic = self._board.tasks[task].standby_traffic
         parts = tuple(traffic.parts_read_across(rack) for rack in self.zones.racks)
         if parts not in self._parts_by_reads:
@@ -208,7 +236,10 @@ class _ZoneCosts:
         return self._parts_by_reads[parts]
 
     def _fewest_parts(self, parts: tuple[int, ...], zone: int) -> int:
-        """Return the least sum of ``parts`` that a task's standbys can read if its owner is in ``zone``."""
+        """Return the fewest parts that the standbys read if the owner is in ``zone``.
+
+        ``parts`` has the parts that one standby reads in each zone.
+        """
         remaining = self._standbys
         total = 0
         for standby_zone in sorted(range(len(parts)), key=lambda number: parts[number]):
@@ -218,39 +249,47 @@ class _ZoneCosts:
         return total
 
 
-def _classes(
+def _group_by_cost(
     board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], bounds: Bounds, costs: _ZoneCosts
 ) -> list[tuple[TaskClass, list[int]]]:
-    """Group the tasks by their costs: a class has the same edges to zones and to single members."""
+    """Group the tasks into classes with the same costs for zones and single members.
+
+    Return each class with its tasks.
+    """
     alike: dict[TaskClass, list[int]] = defaultdict(list)
-    zone_of = costs.zones.of
+    zone_of = costs.zones.zone_of
     for t, free in enumerate(free_sets):
-        stays = costs.of(t)
+        stays = costs.costs_by_zone(t)
         # Tasks that were just taken over cost slightly more, so that they do not move twice.
         extra = 2 if free is None else costs.stay + 2 + (board.incumbents[t] == NOBODY)
         moved = tuple(None if cost is None else cost + extra for cost in stays)
         direct = {m: stays[zone_of[m]] or 0 for m in free or () if zone_of[m] >= 0}
-        for m in _warm_members(board, t):
+        for m in _caught_up_members(board, t):
             cost = moved[zone_of[m]] if m not in direct and zone_of[m] >= 0 else None
             if cost is not None:
                 direct[m] = cost - 1
         edges = tuple((zone, cost, 1) for zone, cost in enumerate(moved) if cost is not None)
         if board.pins[t] != NOBODY and direct:
             edges = ()
-        row = rows.of[t] if bounds.by_row else 0
+        row = rows.row_of[t] if bounds.by_row else 0
         alike[TaskClass(row, edges, tuple(sorted(direct.items())))].append(t)
     return [(replace(task_class, count=len(tasks)), tasks) for task_class, tasks in alike.items()]
 
 
-def _warm_members(board: Board, task: int) -> list[int]:
-    """Return the caught-up members that may own the task; none if members without a copy are as caught up."""
+def _caught_up_members(board: Board, task: int) -> list[int]:
+    """Return the members with a caught-up copy that should own tasks; empty if a member without a copy counts as caught
+    up too.
+    """
     if board.absent[task] == 0:
         return []
     return [m for m, rank in board.ranks[task].items() if rank == 0 and board.placeable[m]]
 
 
 def _place_directly(target: list[int], tasks: list[int], room: dict[int, int]) -> list[int]:
-    """Place as many tasks of a class on its single members as the flow has units there; return the others."""
+    """Assign tasks of a class to single members in ``target``, as many to each as ``room`` allows.
+
+    Return the other tasks.
+    """
     rest = sorted(tasks)
     for m, count in sorted(room.items()):
         for t in rest[:count]:
@@ -260,8 +299,10 @@ def _place_directly(target: list[int], tasks: list[int], room: dict[int, int]) -
 
 
 def _spread_in_zone(board: Board, target: list[int], tasks: list[int], room: dict[int, int]) -> None:
-    """Distribute tasks among the members of a zone: to members with a copy, else with groups spread."""
-    for t, m in _copies_first(board, tasks, room):
+    """Assign tasks to the members of a zone in ``target``: first to members with a usable copy, then so that the tasks
+    of a group are spread. ``room`` has the free places of each member.
+    """
+    for t, m in _list_usable_copies(board, tasks, room):
         if target[t] == NOBODY and room[m]:
             target[t] = m
             room[m] -= 1
@@ -277,15 +318,17 @@ def _spread_in_zone(board: Board, target: list[int], tasks: list[int], room: dic
             crowd[group, target[t]] += 1
 
 
-def _with_fewest_moves(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], demand: Demand) -> list[int]:
-    """Return a member for every task, so that each row has its balanced counts.
+def _choose_with_fewest_moves(
+    board: Board, rows: AlikeTasks, free_sets: Sequence[FreeSet], demand: Demand
+) -> list[int]:
+    """Return the owner of each task, so that each row has its balanced counts.
 
     Free sets have one member or are ``None``. With a negative stray price, tasks that lost their owner move first.
     """
     target = [NOBODY if free is None else free[0] for free in free_sets]
-    counts = balanced_counts(demand).tolist()
+    counts = balance_counts(demand).tolist()
     by_row: dict[int, list[int]] = defaultdict(list)
-    for t, row in enumerate(rows.of):
+    for t, row in enumerate(rows.row_of):
         by_row[row].append(t)
     for row, tasks in by_row.items():
         room = dict(enumerate(counts[row]))
@@ -302,9 +345,11 @@ def _with_fewest_moves(board: Board, rows: AlikeTasks, free_sets: Sequence[FreeS
 
 
 def _move_to_members_with_room(board: Board, target: list[int], tasks: list[int], room: dict[int, int]) -> None:
-    """Move tasks from members with too many (``room`` below 0) to members with too few."""
+    """Move tasks in ``target`` from members with too many (negative ``room``) to members with too few, first to members
+    with a usable copy.
+    """
     unplaced = set(tasks)
-    for t, m in _copies_first(board, tasks, room):
+    for t, m in _list_usable_copies(board, tasks, room):
         if t in unplaced and room[target[t]] < 0 < room[m]:
             room[target[t]] += 1
             room[m] -= 1
@@ -318,8 +363,10 @@ def _move_to_members_with_room(board: Board, target: list[int], tasks: list[int]
             room[target[t]] -= 1
 
 
-def _copies_first(board: Board, tasks: Sequence[int], room: dict[int, int]) -> list[tuple[int, int]]:
-    """Return (task, member) for every copy of a task at a member with room, closest to caught up first."""
+def _list_usable_copies(board: Board, tasks: Sequence[int], room: dict[int, int]) -> list[tuple[int, int]]:
+    """Return (task, member) for each copy of these tasks that is at a member with room and closer to caught up than
+    starting empty. The closest are first.
+    """
     able = {m for m, count in room.items() if count > 0}
     if not able:
         return []

@@ -14,9 +14,17 @@ from riffle_spark.assign.board import Board
 from riffle_spark.assign.counts import Bounds
 from riffle_spark.assign.flow import Network, TaskClass, solve
 from riffle_spark.assign.model import AssignSettings, Traffic, View
-from riffle_spark.assign.standby_target import Copies, level, may_move
+from riffle_spark.assign.standby_target import Copies, level_standbys, may_move
 
-__all__ = ["Zones", "member_zones", "rack_cost", "rack_warnings", "rack_zones", "racks_count", "save_traffic"]
+__all__ = [
+    "Zones",
+    "have_racks_effect",
+    "member_zones",
+    "rack_cost",
+    "rack_warnings",
+    "rack_zones",
+    "reduce_rack_traffic",
+]
 
 ROUNDS = 4
 TIE = 64
@@ -27,16 +35,16 @@ TIE = 64
 class Zones:
     """Sets of members that cost the same for any task: racks, or single members with a user's costs.
 
-    ``of`` is the zone of each member (-1: none). ``members`` and ``racks`` are lists per zone.
+    ``zone_of`` is the zone of each member (-1: none). ``members`` and ``racks`` are lists per zone.
     """
 
-    of: tuple[int, ...]
+    zone_of: tuple[int, ...]
     members: tuple[tuple[int, ...], ...]
     racks: tuple[str | None, ...]
 
 
 def rack_zones(board: Board) -> Zones:
-    """Return one zone per rack."""
+    """Return the members grouped into one zone per rack."""
     rack_of = {member.rack or "": member.rack for member in board.members}
     members_of: dict[str, list[int]] = {}
     for m, member in enumerate(board.members):
@@ -49,7 +57,7 @@ def rack_zones(board: Board) -> Zones:
 
 
 def member_zones(board: Board) -> Zones:
-    """Return one zone per member."""
+    """Return one zone per member, for users' costs that differ by member."""
     able = [m for m, may in enumerate(board.placeable) if may]
     zones = {m: zone for zone, m in enumerate(able)}
     of = tuple(zones.get(m, -1) for m in range(len(board.members)))
@@ -57,12 +65,14 @@ def member_zones(board: Board) -> Zones:
 
 
 def rack_cost(traffic: Traffic, rack: str | None, settings: AssignSettings) -> int:
-    """Return the cost of reading ``traffic`` in ``rack``."""
+    """Return the cost for a member in ``rack`` to read ``traffic``."""
     return settings.rack_aware_assignment_traffic_cost * traffic.parts_read_across(rack) // traffic.unit
 
 
-def racks_count(view: View, settings: AssignSettings) -> bool:
-    """Return whether racks have an effect: with a strategy, a rack of every member, and different costs."""
+def have_racks_effect(view: View, settings: AssignSettings) -> bool:
+    """Return whether racks influence the assignment: there is a rack strategy, every member has a rack, and the racks
+    lead to different costs.
+    """
     if settings.rack_aware_assignment_strategy == "none" or any(member.rack is None for member in view.members):
         return False
     racks = sorted({member.rack for member in view.members if member.rack is not None})
@@ -74,9 +84,9 @@ def racks_count(view: View, settings: AssignSettings) -> bool:
 
 
 def rack_warnings(view: View, settings: AssignSettings) -> list[str]:
-    """Warn if a strategy has no effect, or if tags and racks differ."""
+    """Return warnings if a rack strategy has no effect, or if tags and racks differ."""
     warnings = []
-    if settings.rack_aware_assignment_strategy != "none" and not racks_count(view, settings):
+    if settings.rack_aware_assignment_strategy != "none" and not have_racks_effect(view, settings):
         without = sorted(member.id for member in view.members if member.rack is None)
         reason = f"the rack of {', '.join(without)} is unknown" if without else "all places cost the same"
         warnings.append(f"[RIFFLE-0785] Racks have no effect, because {reason}.")
@@ -92,7 +102,7 @@ def rack_warnings(view: View, settings: AssignSettings) -> list[str]:
     return warnings
 
 
-def save_traffic(copies: Copies, settings: AssignSettings) -> None:
+def reduce_rack_traffic(copies: Copies, settings: AssignSettings) -> None:
     """Move standbys to members that read less across racks. No standby moves while a lost member is awaited."""
     if not any(copies.standbys) or not all(copies.board.live):
         return
@@ -100,12 +110,12 @@ def save_traffic(copies: Copies, settings: AssignSettings) -> None:
         _swap_pairs(copies, settings)
         return
     for _ in range(ROUNDS):
-        if not _move_by_flow(copies, settings) or not level(copies, range(len(copies.load))):
+        if not _move_by_flow(copies, settings) or not level_standbys(copies, range(len(copies.load))):
             return
 
 
 def _move_by_flow(copies: Copies, settings: AssignSettings) -> bool:
-    """Move the standbys to racks where they read less; return whether that saved anything."""
+    """Move standbys to racks where they read less, by a min-cost flow. Return whether that reduced the reads."""
     zones = rack_zones(copies.board)
     costs = _StandbyCosts(copies, zones, settings)
     alike: dict[TaskClass, list[int]] = defaultdict(list)
@@ -113,21 +123,24 @@ def _move_by_flow(copies: Copies, settings: AssignSettings) -> bool:
         if copies.standbys[t]:
             alike[TaskClass(0, costs.edges(t), units=len(copies.standbys[t]))].append(t)
     classes = [(replace(task_class, count=len(tasks)), tasks) for task_class, tasks in alike.items()]
-    flow = solve(Network([task_class for task_class, _ in classes], zones.of, _bounds_of(copies)))
-    reads = sum(costs.read(classes[c][1][0], zone) * units for (c, zone), units in flow.to_zone.items())
-    if reads >= sum(costs.read(t, zones.of[m]) for t in copies.stateful for m in copies.standbys[t]):
+    flow = solve(Network([task_class for task_class, _ in classes], zones.zone_of, _standby_bounds(copies)))
+    reads = sum(costs.read_cost(classes[c][1][0], zone) * units for (c, zone), units in flow.to_zone.items())
+    if reads >= sum(costs.read_cost(t, zones.zone_of[m]) for t in copies.stateful for m in copies.standbys[t]):
         return False
     for c, (task_class, tasks) in enumerate(classes):
         totals = {zone: flow.to_zone.get((c, zone), 0) for zone, _, _ in task_class.edges}
-        for t, by_zone in _by_task(task_class, tasks, totals):
+        for t, by_zone in _share_by_task(task_class, tasks, totals):
             _place_by_zone(copies, t, zones, by_zone)
     for members in zones.members:
-        level(copies, members)
+        level_standbys(copies, members)
     return True
 
 
-def _bounds_of(copies: Copies) -> Bounds:
-    """Return how many standbys each member should have besides its own tasks; only excess standbys leave."""
+def _standby_bounds(copies: Copies) -> Bounds:
+    """Return the fewest and the most standbys that each member should have besides its own tasks.
+
+    Only excess standbys leave a member.
+    """
     load = np.array(copies.load, np.int64)
     owned = np.bincount(np.array(copies.owners, np.int64), minlength=len(load)).astype(np.int64)
     low = np.maximum(np.minimum(np.array(copies.low), load) - owned, 0)
@@ -136,7 +149,9 @@ def _bounds_of(copies: Copies) -> Bounds:
 
 
 class _StandbyCosts:
-    """The cost of one more standby in a zone: traffic first, then a move, then an existing copy."""
+    """The cost of one more standby of a task in a zone: reads across racks first, then a move, then whether a copy
+    exists.
+    """
 
     def __init__(self, copies: Copies, zones: Zones, settings: AssignSettings) -> None:
         self._copies = copies
@@ -147,41 +162,46 @@ class _StandbyCosts:
         self._known: dict[object, tuple[tuple[int, int, int], ...]] = {}
 
     def edges(self, task: int) -> tuple[tuple[int, int, int], ...]:
-        """Return one edge per unit and zone, the same object for alike tasks."""
+        """Return the flow's edges of a task as (zone, cost, units): one edge per zone and standby that it may get.
+
+        Alike tasks get the same object.
+        """
         board = self._copies.board
         units = len(self._copies.standbys[task])
         traffic = board.tasks[task].standby_traffic
-        owner_zone = self._zones.of[self._copies.owners[task]]
+        owner_zone = self._zones.zone_of[self._copies.owners[task]]
         parts = tuple(traffic.parts_read_across(rack) for rack in self._zones.racks)
-        reusable = self._kept(task)
+        reusable = self._count_reusable_copies(task)
         quarantined = board.quarantined[task] if board.quarantined else None
         key = (parts, traffic.unit, traffic.later, owner_zone, units, reusable, quarantined)
         if key not in self._known:
             edges = []
             for zone, parts_read in enumerate(parts):
                 holds_owner = zone == owner_zone
-                for unit in range(min(self._room(task, zone), units)):
+                for unit in range(min(self._count_places(task, zone), units)):
                     stay = self._stay if unit >= reusable[zone] else 0
                     crowd = (unit + holds_owner) * (self._apart if traffic.later else TIE)
                     edges.append((zone, parts_read * self._weight // traffic.unit + crowd + stay, 1))
             self._known[key] = tuple(edges)
         return self._known[key]
 
-    def _room(self, task: int, zone: int) -> int:
+    def _count_places(self, task: int, zone: int) -> int:
         """Return how many standbys of a task a zone may have. The owner takes a place, too."""
         board = self._copies.board
         owner = self._copies.owners[task]
         if not board.quarantined:
-            return len(self._zones.members[zone]) - (self._zones.of[owner] == zone)
+            return len(self._zones.members[zone]) - (self._zones.zone_of[owner] == zone)
         return sum(m != owner and not board.is_quarantined(task, m) for m in self._zones.members[zone])
 
-    def read(self, task: int, zone: int) -> int:
-        """Return the cost of a standby's reads across racks in a zone, in units of the flow's cost."""
+    def read_cost(self, task: int, zone: int) -> int:
+        """Return the cost of the reads of one standby in a zone, in the flow's unit of cost."""
         traffic = self._copies.board.tasks[task].standby_traffic
         return traffic.parts_read_across(self._zones.racks[zone]) * self._weight // traffic.unit
 
-    def _kept(self, task: int) -> tuple[int, ...]:
-        """Return how many members of each zone have a copy that could stay, except the owner."""
+    def _count_reusable_copies(self, task: int) -> tuple[int, ...]:
+        """Return for each zone how many of its members, without the owner, have a copy of the task that could become a
+        standby.
+        """
         board = self._copies.board
         near = set(self._copies.standbys[task])
         if board.absent[task] > 0:
@@ -189,13 +209,15 @@ class _StandbyCosts:
         near.discard(self._copies.owners[task])
         reusable = [0] * len(self._zones.racks)
         for m in near:
-            if self._zones.of[m] >= 0:
-                reusable[self._zones.of[m]] += 1
+            if self._zones.zone_of[m] >= 0:
+                reusable[self._zones.zone_of[m]] += 1
         return tuple(reusable)
 
 
-def _by_task(task_class: TaskClass, tasks: Sequence[int], by_zone: dict[int, int]) -> list[tuple[int, dict[int, int]]]:
-    """Distribute the units of a class in each zone among its tasks."""
+def _share_by_task(
+    task_class: TaskClass, tasks: Sequence[int], by_zone: dict[int, int]
+) -> list[tuple[int, dict[int, int]]]:
+    """Divide the units of a class of alike tasks in each zone among its tasks. Return (task, units by zone)."""
     room: dict[int, int] = defaultdict(int)
     for zone, _, units in task_class.edges:
         room[zone] += units
@@ -213,11 +235,11 @@ def _by_task(task_class: TaskClass, tasks: Sequence[int], by_zone: dict[int, int
 
 
 def _place_by_zone(copies: Copies, task: int, zones: Zones, by_zone: dict[int, int]) -> None:
-    """Place a task's standbys by zone. Present standbys stay where possible."""
+    """Place a task's standbys so that each zone has its number in ``by_zone``. Present standbys stay if possible."""
     board = copies.board
     remaining = dict(by_zone)
     for m in sorted(copies.standbys[task], key=lambda m: (m not in board.standbys[task], board.rank(task, m), m)):
-        zone = zones.of[m]
+        zone = zones.zone_of[m]
         if remaining.get(zone, 0) > 0:
             remaining[zone] -= 1
         else:
@@ -226,27 +248,31 @@ def _place_by_zone(copies: Copies, task: int, zones: Zones, by_zone: dict[int, i
         for _ in range(remaining[zone]):
             holders = copies.holders(task)
             able = [m for m in zones.members[zone] if m not in holders and not board.is_quarantined(task, m)]
-            copies.add(task, min(able, key=lambda m: (board.rank(task, m), copies.ratio(m), m)))
+            copies.add(task, min(able, key=lambda m: (board.rank(task, m), copies.copies_per_slot(m), m)))
 
 
 def _swap_pairs(copies: Copies, settings: AssignSettings) -> None:
-    """Swap standbys of two members while that reads less and shares no more tags."""
+    """Swap standbys of two members while that reduces reads across racks and shares no more tags."""
     for t in copies.stateful:
         for m in sorted(copies.standbys[t]):
-            if _cost(copies, t, m, settings):
-                _swap_one(copies, t, m, settings)
+            if _read_cost(copies, t, m, settings):
+                _swap_standby(copies, t, m, settings)
 
 
-def _cost(copies: Copies, task: int, member: int, settings: AssignSettings) -> int:
+def _read_cost(copies: Copies, task: int, member: int, settings: AssignSettings) -> int:
+    """Return the cost of the reads of a standby of the task on the member."""
     return rack_cost(copies.board.tasks[task].standby_traffic, copies.board.members[member].rack, settings)
 
 
-def _swap_one(copies: Copies, task: int, member: int, settings: AssignSettings) -> None:
-    cost = _cost(copies, task, member, settings)
+def _swap_standby(copies: Copies, task: int, member: int, settings: AssignSettings) -> None:
+    """Swap the task's standby on a member with the first standby of another task and member for which the reads get
+    cheaper, if any.
+    """
+    cost = _read_cost(copies, task, member, settings)
     for u in copies.stateful:
         for partner in sorted(copies.standbys[u]):
-            saved = cost + _cost(copies, u, partner, settings)
-            saved -= _cost(copies, task, partner, settings) + _cost(copies, u, member, settings)
+            saved = cost + _read_cost(copies, u, partner, settings)
+            saved -= _read_cost(copies, task, partner, settings) + _read_cost(copies, u, member, settings)
             if saved > 0 and may_move(copies, task, member, partner) and may_move(copies, u, partner, member):
                 copies.remove(task, member)
                 copies.remove(u, partner)

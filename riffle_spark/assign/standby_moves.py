@@ -20,7 +20,10 @@ __all__ = ["StandbyPlan", "plan_standbys"]
 
 @dataclass(frozen=True, slots=True)
 class StandbyPlan:
-    """The standbys and warm-ups of each task from now on. Owners or copies of ``unsettled`` tasks have yet to move."""
+    """The standbys and warm-ups of each task from now on, by positions.
+
+    Owners or copies of ``unsettled`` tasks have yet to move.
+    """
 
     standbys: Sequence[Sequence[int]]
     warmups: Sequence[Sequence[int]]
@@ -28,13 +31,15 @@ class StandbyPlan:
 
 
 def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: AssignSettings) -> StandbyPlan:
-    """Return the members that keep and the members that warm up a copy of each task now."""
+    """Return which members keep and which members warm up a copy of each task now, given the plan of the owners and the
+    target of the standbys (``copies``).
+    """
     tasks = range(len(board.tasks))
-    standbys = [_standbys(board, t, plan, copies, settings) for t in tasks]
+    standbys = [_choose_standbys(board, t, plan, copies, settings) for t in tasks]
     missing = [_missing_standbys(board, t, plan.owners[t], copies, standbys[t]) for t in tasks]
     to_warm_up = [] if settings.points else [(t, m) for t in tasks for rank, m in missing[t] if rank > 0]
     running = [(t, m) for t, m in to_warm_up if m in board.warmups[t]]
-    warmups = _owner_warmups(board, plan, standbys, settings.max_warmup_replicas, len(running))
+    warmups = _start_owner_warmups(board, plan, standbys, settings.max_warmup_replicas, len(running))
     budget = settings.max_warmup_replicas - sum(map(len, warmups))
     fresh = [
         (t, m) for t, m in (*running, *(copy for copy in to_warm_up if copy not in running)) if m not in warmups[t]
@@ -52,15 +57,18 @@ def plan_standbys(board: Board, plan: OwnerPlan, copies: Copies, settings: Assig
 def _missing_standbys(
     board: Board, task: int, owner: int, copies: Copies, standbys: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Return (rank, member) of each target standby that is not among ``standbys`` yet, sorted."""
+    """Return (rank, member) of each standby of the target that is not among ``standbys`` yet, the most caught
+    up first.
+    """
     missing = [m for m in copies.standbys[task] if m not in standbys and m != owner and board.live[m]]
     return sorted((board.rank(task, m), m) for m in missing)
 
 
-def _owner_warmups(
+def _start_owner_warmups(
     board: Board, plan: OwnerPlan, standbys: Sequence[Sequence[int]], limit: int, reserved: int
 ) -> list[list[int]]:
-    """Start the warm-ups that owners need. If there is room, keep copies that are ready and wait for other moves.
+    """Return for each task the members that warm up in order to own it, at most ``limit`` in all. If there is room,
+    copies that are ready and wait for other moves stay.
 
     Running warm-ups have precedence: ``reserved`` is the room for running warm-ups of standbys, which new warm-ups of
     owners do not take.
@@ -80,9 +88,11 @@ def _owner_warmups(
     return warmups
 
 
-def _standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies, settings: AssignSettings) -> list[int]:
-    """Return the most caught-up members besides the owner: the target's own first, then present standbys. Pointers are
-    where they should be, and the owner that warms up is none of them.
+def _choose_standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies, settings: AssignSettings) -> list[int]:
+    """Return the standbys of a task from now on: the most caught-up members besides the owner. Of equals, members of
+    the target are first, then present standbys.
+
+    Pointers are placed at the target at once. A member that warms up to become owner is not a standby then.
     """
     if not copies.standbys[task]:
         return []
@@ -100,11 +110,14 @@ def _standbys(board: Board, task: int, plan: OwnerPlan, copies: Copies, settings
         set(able),
         key=lambda m: (board.rank(task, m), m != goal, m not in should, m not in present, copies.load[m], m),
     )
-    return sorted(_first_allowed(task, plan, copies, order))
+    return sorted(_take_allowed(task, plan, copies, order))
 
 
 def _least_loaded(task: int, plan: OwnerPlan, copies: Copies, members: Collection[int]) -> list[int]:
-    """Return the least loaded members without a copy, only if the known ``members`` are too few."""
+    """Return the least loaded members that are not in ``members``.
+
+    Return none if ``members``, the members with copies, suffice for the standbys.
+    """
     may_own = copies.board.may_own
     count = len(copies.standbys[task])
     able = sum(1 for m in members if m != plan.owners[task] and may_own[m])
@@ -114,8 +127,11 @@ def _least_loaded(task: int, plan: OwnerPlan, copies: Copies, members: Collectio
     return sorted(rest, key=lambda m: (copies.load[m], m))[:count]
 
 
-def _first_allowed(task: int, plan: OwnerPlan, copies: Copies, members: Sequence[int]) -> list[int]:
-    """Take as many members in order as the task should have standbys, where forced awareness allows them."""
+def _take_allowed(task: int, plan: OwnerPlan, copies: Copies, members: Sequence[int]) -> list[int]:
+    """Return the first of ``members`` as standbys of a task, as many as it should have.
+
+    Members that forced awareness excludes are skipped.
+    """
     chosen: list[int] = []
     for m in members:
         if len(chosen) < len(copies.standbys[task]) and copies.spread.may_join(m, [plan.owners[task], *chosen]):

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from riffle_spark.assign.board import Board, copies_that_fit
+from riffle_spark.assign.board import Board, count_copies_that_fit
 from riffle_spark.assign.demand import fair_range
 from riffle_spark.assign.model import AssignSettings
 from riffle_spark.assign.owner_moves import OwnerPlan
 
-__all__ = ["Copies", "Spread", "level", "may_move", "spread_of", "standby_target"]
+__all__ = ["Copies", "Spread", "level_standbys", "may_move", "spread_of", "standby_target"]
 
 TAKEN = 1 << 60
 
@@ -44,10 +44,10 @@ class Copies:
         self._step = [1000 // max(slots, 1) for slots in self.slots]
         self._fill = np.array([self.load[m] * self._step[m] for m in range(len(self.load))], np.int64)
         self._zones = [np.array(zone, np.int64) for zone in self.spread.zones]
-        self.low, self.high = self._ranges(racks=racks)
+        self.low, self.high = self._fair_range(racks=racks)
 
-    def _ranges(self, *, racks: bool) -> tuple[list[int], list[int]]:
-        """Return how many copies each member should have.
+    def _fair_range(self, *, racks: bool) -> tuple[list[int], list[int]]:
+        """Return the fewest and the most copies that each member should have.
 
         If ``racks`` count, the range is one copy per slot wide, so that copies can move to save reads.
         """
@@ -55,7 +55,7 @@ class Copies:
         limits = [len(self.owners) if slots else 0 for slots in self.slots]
         crowded = any(load > len(self.stateful) for load in self.load) or total > sum(limits) or self.wanted == 0
         uneven = len({slots for slots in self.slots if slots}) > 1
-        fits = copies_that_fit(self.board, total)
+        fits = count_copies_that_fit(self.board, total)
         low, high = fair_range(total, self.slots, fits or (limits if uneven and not crowded else None))
         if racks and uneven:
             mean = total // sum(self.slots)
@@ -63,32 +63,33 @@ class Copies:
             high = [max(count, (mean + 1) * slots) for count, slots in zip(high, self.slots, strict=True)]
         return low, high
 
-    def ratio(self, member: int) -> float:
-        """Return the copies per slot of a member."""
+    def copies_per_slot(self, member: int) -> float:
+        """Return the number of copies per slot of a member."""
         return self.load[member] / max(self.slots[member], 1)
 
     def holders(self, task: int) -> list[int]:
-        """Return the members that hold a copy, the owner first."""
+        """Return the members with a copy of the task, the owner first."""
         return [self.owners[task], *self.standbys[task]]
 
     def add(self, task: int, member: int) -> None:
-        """Place a standby."""
+        """Place a standby of the task on the member."""
         self.standbys[task].append(member)
         self.held[member][task] = None
-        self._count(member, 1)
+        self._change_load(member, 1)
 
     def remove(self, task: int, member: int) -> None:
-        """Take a standby away."""
+        """Remove the standby of the task from the member."""
         self.standbys[task].remove(member)
         del self.held[member][task]
-        self._count(member, -1)
+        self._change_load(member, -1)
 
-    def _count(self, member: int, units: int) -> None:
+    def _change_load(self, member: int, units: int) -> None:
+        """Add ``units`` copies (negative: remove) to a member's load."""
         self.load[member] += units
         self._fill[member] += units * self._step[member]
 
-    def lightest(self, task: int) -> list[int]:
-        """Return the least loaded member of every zone that holds no copy of the task."""
+    def least_loaded_by_zone(self, task: int) -> list[int]:
+        """Return the least loaded member of every zone that does not hold a copy of the task."""
         holders = self.holders(task)
         holders += list(self.board.quarantined[task]) if self.board.quarantined else []
         saved_fill = self._fill[holders]
@@ -98,8 +99,11 @@ class Copies:
         self._fill[holders] = saved_fill
         return lightest
 
-    def order(self, task: int, member: int) -> tuple[int, bool, int, int, float, int]:
-        """Return the sort key of a member that could take a standby. The best member is first."""
+    def preference(self, task: int, member: int) -> tuple[int, bool, int, int, float, int]:
+        """Return the sort key of a member that could take a standby of the task.
+
+        The best member has the smallest key.
+        """
         holders = self.holders(task)
         return (
             self.spread.tag_conflicts(member, holders),
@@ -112,8 +116,9 @@ class Copies:
 
 
 def standby_target(board: Board, plan: OwnerPlan, settings: AssignSettings, *, racks: bool) -> Copies:
-    """Return where the standbys of every stateful task should be, given the owners' target. A task whose target is
-    awaited counts as its present owner's.
+    """Return where the standbys of every stateful task should be, given the plan of the owners.
+
+    A task whose target is awaited counts as its present owner's.
     """
     owners = [goal if board.live[goal] else owner for goal, owner in zip(plan.target, plan.owners, strict=True)]
     copies = Copies(board, owners, settings, racks=racks)
@@ -122,90 +127,106 @@ def standby_target(board: Board, plan: OwnerPlan, settings: AssignSettings, *, r
     for t in copies.stateful:
         _keep_standbys(copies, t)
     for t in copies.stateful:
-        _fill_gaps(copies, t)
+        _add_missing_standbys(copies, t)
     if settings.rebalance_enable not in ("all", "standbys") or not all(board.live):
         return copies
     if settings.rack_aware_assignment_tags:
-        _part_tags(copies)
-    _prefer_warming(copies)
-    level(copies, range(len(board.members)))
+        _separate_tags(copies)
+    _keep_running_warmups(copies)
+    level_standbys(copies, range(len(board.members)))
     return copies
 
 
 def _keep_standbys(copies: Copies, task: int) -> None:
-    """Leave standbys in place, the closest to caught up first."""
+    """Keep present standbys of a task that may stay, the closest to caught up first.
+
+    One that lags is replaced by a caught-up copy, if there is one.
+    """
     board = copies.board
     present = sorted(board.standbys[task], key=lambda m: (board.rank(task, m), m))
     for member in present:
         if len(copies.standbys[task]) < copies.wanted and _may_be_added(copies, task, member):
-            copies.add(task, member if board.rank(task, member) == 0 else _caught_up_or(copies, task, member))
+            copies.add(task, member if board.rank(task, member) == 0 else _prefer_caught_up(copies, task, member))
 
 
 def _may_be_added(copies: Copies, task: int, member: int) -> bool:
-    """Return whether a member may become a standby of a task in addition to the present holders."""
+    """Return whether a member may become a standby of a task in addition to the members that hold a copy."""
     board = copies.board
     holders = copies.holders(task)
     able = board.may_own[member] and member not in holders and not board.is_quarantined(task, member)
     return able and copies.spread.may_join(member, holders)
 
 
-def _caught_up_or(copies: Copies, task: int, lagging: int) -> int:
-    """Return a member whose caught-up copy is not a standby and shares no more tags with the others than the lagging
-    member. Return the lagging member if there is none.
+def _prefer_caught_up(copies: Copies, task: int, lagging: int) -> int:
+    """Return a member with a caught-up copy that may replace the standby on member ``lagging`` without sharing more
+    tags with the other copies. Return ``lagging`` if there is none.
     """
     holders = copies.holders(task)
     conflicts = copies.spread.tag_conflicts
     ready = [m for m, rank in copies.board.ranks[task].items() if rank == 0 and _may_be_added(copies, task, m)]
     ready = [m for m in ready if conflicts(m, holders) <= conflicts(lagging, holders)]
-    return min(ready, key=lambda m: (copies.ratio(m), m), default=lagging)
+    return min(ready, key=lambda m: (copies.copies_per_slot(m), m), default=lagging)
 
 
-def _fill_gaps(copies: Copies, task: int) -> None:
+def _add_missing_standbys(copies: Copies, task: int) -> None:
+    """Add standbys of a task until it has its number, or until no member may take one."""
     board = copies.board
     while len(copies.standbys[task]) < copies.wanted:
         holders = copies.holders(task)
         near = [m for m, rank in board.ranks[task].items() if rank < board.absent[task] and board.may_own[m]]
         near = [m for m in near if not board.is_quarantined(task, m)]
         candidates = {
-            m for m in (*near, *copies.lightest(task)) if m not in holders and copies.spread.may_join(m, holders)
+            m
+            for m in (*near, *copies.least_loaded_by_zone(task))
+            if m not in holders and copies.spread.may_join(m, holders)
         }
         if not candidates:
             return
-        copies.add(task, min(candidates, key=lambda m: copies.order(task, m)))
+        copies.add(task, min(candidates, key=lambda m: copies.preference(task, m)))
 
 
-def _part_tags(copies: Copies) -> None:
-    """Move standbys that share a tag value with another copy to where they do not."""
+def _separate_tags(copies: Copies) -> None:
+    """Move standbys that share a tag value with another copy of their task to members that share fewer."""
     for t in copies.stateful:
         for member in sorted(copies.standbys[t]):
             other_holders = [m for m in copies.holders(t) if m != member]
             conflicts = copies.spread.tag_conflicts(member, other_holders)
             if conflicts == 0:
                 continue
-            better = [m for m in copies.lightest(t) if copies.spread.tag_conflicts(m, other_holders) < conflicts]
+            better = [
+                m for m in copies.least_loaded_by_zone(t) if copies.spread.tag_conflicts(m, other_holders) < conflicts
+            ]
             if better:
                 copies.remove(t, member)
-                copies.add(t, min(better, key=lambda m: copies.order(t, m)))
+                copies.add(t, min(better, key=lambda m: copies.preference(t, m)))
 
 
-def _prefer_warming(copies: Copies) -> None:
-    """Move standbys to members that already warm up for them, if that still levels. Otherwise a new member would get
-    other standbys, and its warm-ups would be lost.
+def _keep_running_warmups(copies: Copies) -> None:
+    """Move standbys to members that already warm up for them, if the loads stay level.
+
+    Otherwise new members would get the standbys, and the warm-ups would be lost.
     """
     load = copies.load
     low = copies.low
     high = copies.high
     for t in copies.stateful:
         for taker in copies.board.warmups[t]:
-            givers = [m for m in copies.standbys[t] if load[m] > low[m] and copies.ratio(m) > copies.ratio(taker)]
-            giver = max(givers, key=lambda m: (copies.ratio(m), -m), default=taker)
+            givers = [
+                m
+                for m in copies.standbys[t]
+                if load[m] > low[m] and copies.copies_per_slot(m) > copies.copies_per_slot(taker)
+            ]
+            giver = max(givers, key=lambda m: (copies.copies_per_slot(m), -m), default=taker)
             if giver != taker and load[taker] < high[taker] and may_move(copies, t, giver, taker):
                 copies.remove(t, giver)
                 copies.add(t, taker)
 
 
-def level(copies: Copies, members: Sequence[int]) -> bool:
-    """Move standbys from members over their fair share to members under it; return whether there was such a pair."""
+def level_standbys(copies: Copies, members: Sequence[int]) -> bool:
+    """Move standbys among ``members`` from those above their fair share to those below it.
+
+    Return whether any standby moved.
+    """
     moved = False
     for _ in range(sum(map(len, copies.standbys)) + 1):
         if not _level_once(copies, members):
@@ -219,15 +240,17 @@ def _level_once(copies: Copies, members: Sequence[int]) -> bool:
     load = copies.load
     low = copies.low
     high = copies.high
-    takers = sorted((m for m in members if load[m] < high[m]), key=lambda m: (load[m] >= low[m], copies.ratio(m), m))
+    takers = sorted(
+        (m for m in members if load[m] < high[m]), key=lambda m: (load[m] >= low[m], copies.copies_per_slot(m), m)
+    )
     givers = [m for m in members if load[m] > low[m] and copies.held[m]]
-    givers.sort(key=lambda m: (load[m] <= high[m], -copies.ratio(m), m))
+    givers.sort(key=lambda m: (load[m] <= high[m], -copies.copies_per_slot(m), m))
     for giver in givers:
         over = load[giver] > high[giver]
         for taker in takers:
             if not (over or load[taker] < low[taker]) or taker == giver:
                 break
-            task = _movable(copies, giver, taker)
+            task = _choose_standby_to_move(copies, giver, taker)
             if task is not None:
                 copies.remove(task, giver)
                 copies.add(task, taker)
@@ -235,8 +258,10 @@ def _level_once(copies: Copies, members: Sequence[int]) -> bool:
     return False
 
 
-def _movable(copies: Copies, giver: int, taker: int) -> int | None:
-    """Return the standby of the giver that moves to the taker with least harm, if any may."""
+def _choose_standby_to_move(copies: Copies, giver: int, taker: int) -> int | None:
+    """Return the task whose standby can move from giver to taker with least harm to racks and copies; ``None`` if none
+    may move.
+    """
     best: tuple[int, int, bool, int] | None = None
     for t in copies.held[giver]:
         if not may_move(copies, t, giver, taker):
@@ -249,7 +274,10 @@ def _movable(copies: Copies, giver: int, taker: int) -> int | None:
 
 
 def may_move(copies: Copies, task: int, giver: int, taker: int) -> bool:
-    """Return whether a standby may move from giver to taker. The taker must not share more tags with the others."""
+    """Return whether the task's standby may move from member ``giver`` to ``taker``.
+
+    It must not share more tags with the other copies there.
+    """
     holders = copies.holders(task)
     other_holders = [m for m in holders if m != giver]
     if taker in holders or not copies.board.may_own[taker] or copies.board.is_quarantined(task, taker):
@@ -271,7 +299,9 @@ class Spread:
     zones: tuple[tuple[int, ...], ...]
 
     def tag_conflicts(self, member: int, members: Sequence[int]) -> int:
-        """Return how many tag values ``member`` shares with the members that hold the other copies."""
+        """Return how many tag values ``member`` shares with ``members``, the members that hold the other copies of a
+        task.
+        """
         own_tags = self.tags[member]
         if not own_tags:
             return 0
@@ -280,12 +310,12 @@ class Spread:
         )
 
     def rack_conflicts(self, member: int, members: Sequence[int]) -> int:
-        """Return how many of the other copies are in the member's rack."""
+        """Return how many of ``members``, which hold the other copies, are in the rack of ``member``."""
         rack = self.racks[member]
         return 0 if rack is None else sum(self.racks[holder] == rack for holder in members)
 
     def may_join(self, member: int, members: Sequence[int]) -> bool:
-        """Return whether forced awareness lets ``member`` hold a copy besides the others."""
+        """Return whether forced awareness lets ``member`` hold a copy if ``members`` hold the others."""
         for number, limit in enumerate(self.most_per_value):
             value = self.forced[member][number]
             if value is not None and sum(self.forced[holder][number] == value for holder in members) >= limit:
@@ -294,8 +324,9 @@ class Spread:
 
 
 def spread_of(board: Board, settings: AssignSettings) -> Spread:
-    """Return the spread of this board's members under the configured tags and forced values. Racks count only if no
-    member has such a tag.
+    """Return the tag values, racks and zones of the board's members under the configured tags.
+
+    Racks count only if no member has such a tag.
     """
     keys = settings.rack_aware_assignment_tags
     forced = sorted(settings.forced_awareness)

@@ -5,13 +5,13 @@ from collections.abc import Collection, Iterator
 from riffle_spark.assign.board import is_allowed
 from riffle_spark.assign.model import Assignment, AssignSettings, Move, TaskId, View
 
-__all__ = ["refusals", "tasks_with_broken_requests", "violations"]
+__all__ = ["find_refusals", "find_violations", "tasks_with_broken_requests"]
 
 _LISTS = (tuple, list)
 
 
-def violations(view: View, assignment: Assignment, settings: AssignSettings | None = None) -> tuple[str, ...]:
-    """Return every violation of the rules of all placements; empty if the assignment is valid.
+def find_violations(view: View, assignment: Assignment, settings: AssignSettings | None = None) -> tuple[str, ...]:
+    """Return the violated rules that every placement must obey, as texts; empty if the assignment is valid.
 
     With ``settings`` the number of warm-ups is checked, too.
     """
@@ -23,6 +23,7 @@ def violations(view: View, assignment: Assignment, settings: AssignSettings | No
 
 
 def _owner_problems(view: View, assignment: Assignment) -> Iterator[str]:
+    """Yield texts for tasks without an owner, unknown tasks, and owners that are not live."""
     live = {member.id for member in view.members}
     tasks = {task.id for task in view.tasks}
     for task in sorted(tasks):
@@ -36,6 +37,9 @@ def _owner_problems(view: View, assignment: Assignment) -> Iterator[str]:
 
 
 def _copy_problems(view: View, assignment: Assignment) -> Iterator[str]:
+    """Yield texts for standbys and warm-ups of unknown or stateless tasks, on members that are not live, and for
+    members with two copies of a task.
+    """
     live = {member.id for member in view.members}
     kinds = {task.id: task.kind for task in view.tasks}
     for role, copies in (("standby", assignment.standbys), ("warm-up", assignment.warmups)):
@@ -48,10 +52,11 @@ def _copy_problems(view: View, assignment: Assignment) -> Iterator[str]:
                 f"{role} {member} of task {task} is not a live member" for member in members if member not in live
             )
     for task in sorted({*assignment.standbys, *assignment.warmups}):
-        yield from _duplicate_copies(task, assignment)
+        yield from _duplicate_problems(task, assignment)
 
 
-def _duplicate_copies(task: TaskId, assignment: Assignment) -> Iterator[str]:
+def _duplicate_problems(task: TaskId, assignment: Assignment) -> Iterator[str]:
+    """Yield a text for each member with two copies of the task."""
     owner = assignment.owners.get(task)
     members = [*assignment.standbys.get(task, ()), *assignment.warmups.get(task, ())]
     members += [] if owner is None else [owner]
@@ -62,8 +67,8 @@ def _duplicate_copies(task: TaskId, assignment: Assignment) -> Iterator[str]:
 def tasks_with_broken_requests(view: View, assignment: Assignment, settings: AssignSettings) -> frozenset[TaskId]:
     """Return the tasks that stay for good away from their pin, or on a drained or excluded member.
 
-    A task obeys while its target does and warms up. A pin has precedence over ``exclude``. If the filters allow no
-    member, all members are allowed.
+    A task obeys a request if its target does and a copy warms up there. A pin has precedence over ``exclude``. If the
+    filters allow no member, all members are allowed.
     """
     live = {member.id for member in view.members}
     allowed = {member.id for member in view.members if is_allowed(member, settings)} or live
@@ -86,13 +91,13 @@ def tasks_with_broken_requests(view: View, assignment: Assignment, settings: Ass
     return frozenset(broken)
 
 
-def refusals(view: View, answer: object, settings: AssignSettings) -> tuple[str, ...]:
-    """Return why the answer of a user's assignor cannot be used; empty if it can."""
+def find_refusals(view: View, answer: object, settings: AssignSettings) -> tuple[str, ...]:
+    """Return texts that say why the result of a user's assignor cannot be used; empty if it can."""
     if not isinstance(answer, Assignment):
         problems: tuple[str, ...] = (f"it is of type {type(answer).__name__}, not Assignment",)
     else:
         try:
-            problems = (*_type_problems(answer), *violations(view, answer, settings))
+            problems = (*_type_problems(answer), *find_violations(view, answer, settings))
         except Exception as error:  # noqa: BLE001 - a field of a wrong type may raise anything
             problems = (f"it cannot be read: {type(error).__name__}: {error}",)
     # Cause: The user's own assignor returned this. The last assignment stays, and only tasks without an owner are
@@ -101,7 +106,9 @@ def refusals(view: View, answer: object, settings: AssignSettings) -> tuple[str,
 
 
 def _type_problems(answer: Assignment) -> Iterator[str]:
-    """Yield fields of wrong types that only reports and records read, so that no violation shows them."""
+    """Yield a text for each field of a wrong type that only reports and records read, so that no other check
+    finds it.
+    """
     if not isinstance(answer.moves, _LISTS) or not all(isinstance(move, Move) for move in answer.moves):
         yield "its moves are not all a Move"
     elif not all(_is_well_typed(move) for move in answer.moves):
@@ -116,5 +123,6 @@ def _type_problems(answer: Assignment) -> Iterator[str]:
 
 
 def _is_well_typed(move: Move) -> bool:
+    """Return whether the fields of a move have their declared types."""
     texts = (move.role, move.source or "", move.target, move.goal, move.reason)
     return isinstance(move.task, TaskId) and all(isinstance(text, str) for text in texts)

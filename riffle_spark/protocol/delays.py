@@ -11,14 +11,18 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class _Delay:
+    """The failures of a key in a row, and the time until which it may not be tried again."""
+
     failures: int
     until: float
 
 
 class Delays(Generic[Key]):
-    """Delays of ``first_seconds`` after the first failure, and of ``longest_seconds`` at most.
+    """The delay until the next try of each key.
 
-    A failure more than ``forgotten_after`` seconds after the end of a delay counts as the first (``None``: never).
+    The first failure delays a key by ``first_seconds``, each further failure by twice as long, up to
+    ``longest_seconds``. A failure more than ``forgotten_after`` seconds after the end of a delay counts as the first
+    (``None``: never).
     """
 
     def __init__(self, first_seconds: float, longest_seconds: float, forgotten_after: float | None = None) -> None:
@@ -28,7 +32,7 @@ class Delays(Generic[Key]):
         self._delays: dict[Key, _Delay] = {}
 
     def record_failure(self, key: Key, now: float) -> float:
-        """Record a failure; return the delay in seconds."""
+        """Record a failure of a key at time ``now``; return the seconds until it may be tried again."""
         delay = self._delays.get(key)
         if delay and self._forgotten_after is not None and now > delay.until + self._forgotten_after:
             self.forget(key)
@@ -38,23 +42,23 @@ class Delays(Generic[Key]):
         return seconds
 
     def failures(self, key: Key) -> int:
-        """Return the number of failures in a row."""
+        """Return how often a key has failed in a row, 0 if it has not failed."""
         delay = self._delays.get(key)
         return delay.failures if delay else 0
 
     def is_delayed(self, key: Key, now: float) -> bool:
-        """Return whether it is too early to try again."""
+        """Return whether a key may not be tried yet at time ``now``."""
         delay = self._delays.get(key)
         return delay is not None and now < delay.until
 
     def forget(self, key: Key) -> None:
-        """Forget the failures, after a success or to try at once."""
+        """Forget the failures of a key, after a success or to allow a try at once."""
         self._delays.pop(key, None)
 
     def keep_only(self, is_kept: Callable[[Key], bool]) -> None:
-        """Forget the failures of all other keys."""
+        """Forget the failures of all keys for which ``is_kept`` returns false."""
         self._delays = {key: delay for key, delay in self._delays.items() if is_kept(key)}
 
     def clear(self) -> None:
-        """Forget every failure."""
+        """Forget the failures of all keys."""
         self._delays.clear()

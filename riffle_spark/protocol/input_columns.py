@@ -19,7 +19,10 @@ _PARTS = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 
 
 class Column(NamedTuple):
-    """A column of an operator: its inner name, and its path: a column, or a column and fields below it."""
+    """A column of an operator: its name inside riffle_spark, and its path in the input.
+
+    The path has one element for a column, and further elements for a struct field below it.
+    """
 
     name: str
     path: tuple[str, ...]
@@ -37,13 +40,16 @@ class Input(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Return whether all columns are columns of the input, under their names."""
+        """Return whether every column is a column of the input under the same name.
+
+        False with struct fields as columns, and with numbered names.
+        """
         return not self.fields and all(inner == name for inner, name in self.shown.items())
 
     def with_fields(self, columns: Sequence[Column]) -> "Input":
-        """Return the input with the struct fields among ``columns`` as columns.
+        """Return the input with those ``columns`` that are struct fields as further columns.
 
-        Raises ``ConfigError`` for equal names.
+        Raises ``ConfigError`` if two struct fields would get the same name.
         """
         added = [column for column in dict.fromkeys(columns) if column.path[1:] and column not in self.fields]
         check_fields([*self.fields, *added])
@@ -57,7 +63,7 @@ def is_same_name(first: str, second: str, *, case_sensitive: bool) -> bool:
 
 
 def check_fields(columns: Collection[Column]) -> None:
-    """Raise ``ConfigError`` for two fields with the same name."""
+    """Raise ``ConfigError`` if two of these struct fields would get the same column name."""
     names = [column.name for column in columns]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -70,7 +76,7 @@ def check_fields(columns: Collection[Column]) -> None:
 
 
 def input_of(rows: pa.Schema) -> Input:
-    """Return the columns of a schema. Columns of equal names get numbered inner names."""
+    """Return the ``Input`` for an input with schema ``rows``. Columns with equal names get numbered inner names."""
     names: list[str] = []
     for number, name in enumerate(rows.names):
         inner = name if rows.names.count(name) == 1 else f"{name} ({number})"
@@ -82,7 +88,10 @@ def input_of(rows: pa.Schema) -> Input:
 
 
 def column_of(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = False) -> Column:
-    """Return the column of this name. Raises ``ConfigError`` if there is none, or if there are several."""
+    """Return the column of an input with schema ``rows`` that a user's ``name`` resolves to.
+
+    ``store`` is shown in errors. Raises ``ConfigError`` if no column has the name, or if several have.
+    """
     column = find_column(name, rows, where, case_sensitive=case_sensitive)
     if column is None:
         raise ConfigError(
@@ -95,7 +104,10 @@ def column_of(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = 
 
 
 def find_column(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = False) -> Column | None:
-    """Return the column of this name, or ``None``. Raises ``ConfigError`` if there are several."""
+    """Return the column of an input with schema ``rows`` that a user's ``name`` resolves to, or ``None``.
+
+    ``store`` is shown in errors. Raises ``ConfigError`` if several columns have the name.
+    """
     column = _resolve(name, rows, where, case_sensitive=case_sensitive)
     if column is not None and column.path[1:] and column.name in rows.names:
         raise ConfigError(
@@ -108,9 +120,10 @@ def find_column(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool 
 
 
 def source_of(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool = False) -> Column | None:
-    """Return the column of this name, or ``None``, under an inner name that no column has.
+    """Return the column or struct field that ``name`` resolves to, or ``None``.
 
-    It is read but not shown to the user. Raises ``ConfigError`` if there are several.
+    A struct field gets an inner name that no column of ``rows`` has, because the user never sees it. Raises
+    ``ConfigError`` if several columns have the name.
     """
     column = _resolve(name, rows, where, case_sensitive=case_sensitive)
     if column is None or not column.path[1:]:
@@ -139,14 +152,17 @@ def _resolve(name: str, rows: pa.Schema, where: str, *, case_sensitive: bool) ->
 
 
 def _parts(name: str) -> list[str]:
-    """Return the parts of a name between dots; text in backticks is a single part. An invalid name has none."""
+    """Return the parts of a dotted name. Text in backticks is one part. Return an empty list for an invalid name."""
     parts = [quoted.replace("``", "`") or plain for quoted, plain in _PARTS.findall(name)]
     is_whole_name = ".".join(match.group() for match in _PARTS.finditer(name)) == name
     return parts if is_whole_name else []
 
 
 def _match(part: str, names: Sequence[str], name: str, where: str, *, case_sensitive: bool) -> str | None:
-    """Return the element of ``names`` that is the same name to Spark. Raises ``ConfigError`` if several are."""
+    """Return the element of ``names`` that Spark takes for the same name as ``part``, or ``None``.
+
+    ``name`` is the user's whole name, for errors. Raises ``ConfigError`` if several elements match.
+    """
     matches = [candidate for candidate in names if is_same_name(candidate, part, case_sensitive=case_sensitive)]
     if len(matches) > 1:
         raise ConfigError(
@@ -159,6 +175,7 @@ def _match(part: str, names: Sequence[str], name: str, where: str, *, case_sensi
 
 
 def _type_of(rows: pa.Schema, path: Sequence[str]) -> pa.DataType:
+    """Return the type of the column or struct field at ``path``."""
     kind = rows.field(path[0]).type
     for part in path[1:]:
         kind = kind.field(part).type

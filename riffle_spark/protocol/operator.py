@@ -55,24 +55,27 @@ class Operator:
 
     @property
     def store(self) -> str:
-        """The store's name."""
+        """Return the name of the store."""
         return self.schema.store
 
     @property
     def results(self) -> Mapping[str, str]:
-        """The meaning of each result's state, and the time mode of a store of variables. Empty for user code."""
+        """Return the meaning of each result by name, such as ``sum of amount``, to compare it with the stored one.
+
+        A store of variables also has its time mode under ``TIMERS``. Empty for user code, whose meaning is unknown.
+        """
         if self.declared.variables is None or self.declared.time_mode == "None":
             return self.declared.meanings
         return {**self.declared.meanings, TIMERS: f"times by {self.declared.time_mode}"}
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """The input columns that it compares by value, without the columns of ``order_by``."""
+        """Return the input columns whose values the computation compares, without the columns of ``order_by``."""
         return self.compute.compared if isinstance(self.compute, NamesColumns) else ()
 
     @property
     def goes_by_watermark(self) -> bool:
-        """Whether it has to run when the watermark has moved, even without rows.
+        """Return whether it has to run when the watermark has moved, even without rows.
 
         Aggregates without a key do so, as in Spark, unless they return all state in each batch.
         """
@@ -81,11 +84,14 @@ class Operator:
 
     @property
     def takes_initial(self) -> bool:
-        """Whether the computation accepts initial state."""
+        """Return whether the computation accepts initial state."""
         return on_store(self.compute, self.store).takes_initial
 
     def schema_after(self, stored: Mapping[str, Mapping[str, str]], epoch: int) -> Mapping[str, str]:
-        """Return the schema that the driver of an epoch records. ``stored`` are the recorded schemas by store."""
+        """Return the schema of this store, as text by part, that the driver of an ``epoch`` records.
+
+        ``stored`` has the recorded schemas by store.
+        """
         return text_after(stored.get(self.store), self.schema, epoch, self.meanings, self.results)
 
     def key_group_of(self, key: object, total: int) -> int:
@@ -109,14 +115,20 @@ class Operator:
         return int(key_groups(arrays, total)[0])
 
     def _by_column(self, key: object, routing: Sequence[str]) -> dict[str, object]:
-        """Return a key's values by column: of the columns that rows are routed by, or of all key columns."""
+        """Return the values of ``key`` by column: of the columns that rows are routed by, or of all key columns.
+
+        Empty if ``key`` has another number of values.
+        """
         values = list(key) if isinstance(key, (tuple, list)) else [key]
         names = next((names for names in (routing, self.schema.key.names) if len(names) == len(values)), ())
         return dict(zip(names, values, strict=False))
 
     @property
     def rows(self) -> pa.Schema:
-        """The input columns that its slots need, in input order. Other columns are dropped before the shuffle."""
+        """Return the input columns that its slots need, in input order.
+
+        Other columns are dropped before the shuffle.
+        """
         if self.declared.columns is None:
             return self.input
         needed = {*self.schema.key.names, *self.declared.columns, *self.order_by, self.read_by}
@@ -133,7 +145,10 @@ def operator_of(
     *,
     case_sensitive: bool = False,
 ) -> Operator:
-    """Return the operator for an input with schema ``rows``. Raises ``ConfigError`` for unsupported columns."""
+    """Return the operator of a store with computation ``compute``, for an input with schema ``rows``.
+
+    ``key`` and ``order_by`` are names of input columns. Raises ``ConfigError`` for unsupported columns.
+    """
     check_store_name(store)
     key_columns = [column_of(name, rows, store, case_sensitive=case_sensitive) for name in key]
     order_columns = [column_of(name, rows, store, case_sensitive=case_sensitive) for name in order_by]
@@ -175,6 +190,7 @@ def _check_order_type(name: str, kind: pa.DataType, store: str) -> None:
 
 
 def _with_inner(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield a type and all types nested in it."""
     yield kind
     for inner in inner_types(kind):
         yield from _with_inner(inner)
@@ -183,7 +199,7 @@ def _with_inner(kind: pa.DataType) -> Iterator[pa.DataType]:
 def _on_columns(
     compute: Computation, rows: pa.Schema, store: str, *, case_sensitive: bool
 ) -> tuple[Computation, list[Column]]:
-    """Return a computation with the columns that its names resolve to, and these columns."""
+    """Return a computation that uses the input's inner column names, and the columns that it reads."""
     if not isinstance(compute, NamesColumns):
         return compute, []
     resolved = {name: source_of(name, rows, store, case_sensitive=case_sensitive) for name in compute.sources}
@@ -247,7 +263,7 @@ def with_late(operator: Operator, late: LateRule | None, shift_ms: int = 0) -> O
 
 
 def _check_timestamp(kind: pa.DataType | None, column: str, store: str) -> None:
-    """Raise ``ConfigError`` if a column is missing or not a timestamp."""
+    """Raise ``ConfigError`` if a column's ``kind`` is not a timestamp type. ``None`` means that it is missing."""
     if kind is None or not pa.types.is_timestamp(kind):
         raise ConfigError(
             f"{column} is {f'of type {kind}, not a timestamp' if kind else 'missing'}.",

@@ -99,20 +99,21 @@ class SlotLayout:
     other_groups: "tuple[tuple[tuple[str, ...], SlotLayout], ...]" = ()
 
     def of(self, store: str) -> "SlotLayout":
-        """Return the layout of a store's group."""
+        """Return the layout of the co-location group that a store belongs to."""
         return next((layout for stores, layout in self.other_groups if store in stores), self._alone)
 
     @property
     def all_groups(self) -> "tuple[SlotLayout, ...]":
-        """The layouts of all groups."""
+        """Return the layouts of all co-location groups."""
         return (self._alone, *(layout for _, layout in self.other_groups))
 
     @property
     def _alone(self) -> "SlotLayout":
+        """Return the layout of the first co-location group alone."""
         return replace(self, other_groups=()) if self.other_groups else self
 
     def orders(self) -> dict[int, tuple[int, ...]]:
-        """Return each slot's key-groups by its number."""
+        """Return the key-groups of each slot, by the slot's number."""
         return {slot.number: slot.key_groups for slot in self.slots}
 
 
@@ -126,7 +127,7 @@ class Delivery:
 
     @property
     def line(self) -> str:
-        """The common prefix of a query's delivery ids until it is rolled back."""
+        """Return the part of the delivery id in front of the batch id. It changes when the query is rolled back."""
         return self.id.rpartition("/")[0]
 
 
@@ -142,19 +143,22 @@ class Work(Protocol):
         ...
 
     def placed(self) -> bool:
-        """Return whether slots are placed by executor, not by hash."""
+        """Return whether Spark placed the slots on named executors. Otherwise it placed them by hash."""
         ...
 
     def partitions(self, limit: int) -> Sequence[Partition]:
-        """Return the distinct (topic, partition) of the rows, at most ``limit``. Reads the input."""
+        """Return the distinct (topic, partition) pairs of the rows, at most ``limit``. Reads the input."""
         ...
 
     def newest_event_times(self, columns: Sequence[str]) -> Mapping[str, int]:
-        """Return the newest event time (ms) of each timestamp column with a value. Reads the input."""
+        """Return the newest value (ms) of each timestamp column. Leaves out columns without a value.
+
+        Reads the input.
+        """
         ...
 
     def run(self, layout: SlotLayout, orders: Sequence[Order]) -> Sequence[Receipt]:
-        """Run every slot of every order, keep the result once, and return all receipts."""
+        """Run the slots of all orders, and return their receipts. The result rows are kept until ``release``."""
         ...
 
     def plan_fallbacks(self) -> int:
@@ -162,7 +166,7 @@ class Work(Protocol):
         ...
 
     def routed(self) -> Mapping[str, int | None]:
-        """Return how many rows were routed, per store, counted independently of the receipts (``None``: unknown)."""
+        """Return how many rows were routed to each store, counted independently of the receipts (``None``: unknown)."""
         ...
 
     def recount(self, store: str) -> int:
@@ -170,22 +174,26 @@ class Work(Protocol):
         ...
 
     def deliver(self, receipts: Sequence[Receipt], delivery: Delivery, check: Callable[[], None]) -> None:
-        """Call ``check``, then pass each operator's rows to its sink.
+        """Call ``check``, then pass the result rows of each operator to its sink.
 
-        Raises ``StaleRows`` for a row of another attempt than the receipts', and if rows are lost.
+        Raises what ``check`` raises, and ``StaleRows`` for a row of another attempt than the receipts', and if rows are
+        lost.
         """
         ...
 
     def deliver_sealed(self, outputs: Sequence[tuple[str, Link]], delivery: Delivery) -> None:
-        """Pass the output rows that were sealed with a committed batch to the sinks."""
+        """Pass the output rows that were sealed with a committed batch to the sinks.
+
+        ``outputs`` has (store, link) pairs.
+        """
         ...
 
     def drain(self) -> None:
-        """Read the input of a skipped batch to its end."""
+        """Read the input of a skipped batch to its end, without running anything."""
         ...
 
     def release(self) -> None:
-        """Drop the kept result. Idempotent."""
+        """Drop the kept result rows. May be called more than once."""
         ...
 
 
@@ -209,7 +217,7 @@ class Cluster(Protocol):
         ...
 
     def planned(self, executors: Sequence[str]) -> frozenset[str]:
-        """Return the lost executors that were removed on purpose."""
+        """Return those of these lost executors that were removed on purpose, such as by dynamic allocation."""
         ...
 
 
@@ -217,11 +225,11 @@ class Background(Protocol):
     """Work beside the batches. Each piece runs once, some time after it was submitted."""
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Submit a piece of work."""
+        """Submit a piece of work. Its result, or its exception, is returned by ``collect``."""
         ...
 
     def collect(self) -> Sequence[object]:
-        """Return the results since the last call; a failure is its exception."""
+        """Return the results of the work that finished since the last call, exceptions of failed work included."""
         ...
 
     def busy(self) -> bool:
@@ -229,7 +237,7 @@ class Background(Protocol):
         ...
 
     def rest(self, seconds: float) -> None:
-        """Wait within a piece of work, until the background is stopped at the latest."""
+        """Wait for ``seconds`` within a piece of work. Ends early when the background is stopped."""
         ...
 
     def lock(self) -> Lock:
@@ -251,7 +259,11 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DriverPorts:
-    """The environment of a driver. ``new_id`` returns random hexadecimal ids, ``reached`` is called at each step."""
+    """The environment of a driver.
+
+    ``new_id`` returns random hexadecimal ids. ``reached`` is called with the name of each step that the driver reaches.
+    ``upkeep_objects`` is the store for upkeep, ``None`` for the same one. ``racks_of`` returns the racks of members.
+    """
 
     objects: ObjectStore
     cluster: Cluster

@@ -55,7 +55,7 @@ def is_refused(receipt: Receipt) -> bool:
 
 
 def error_of(receipt: Receipt) -> errors.RiffleError:
-    """Return the error in a receipt."""
+    """Return the error that a slot's receipt reports, with its executor as the place."""
     class_name, problem, remedy, where, id = receipt.error or ("RiffleError", "", "", "", "")
     place = f"{where}, executor {receipt.executor}" if where else f"store {receipt.store}, executor {receipt.executor}"
     error_class: type[errors.RiffleError] = getattr(errors, class_name, errors.RiffleError)
@@ -86,7 +86,7 @@ def check_counts(receipts: Sequence[Receipt], work: Work) -> None:
 
 
 def changes_of(manifest: Manifest, receipts: Sequence[Receipt]) -> dict[Address, Entry]:
-    """Return the entries of the manifest that the receipts' parts extend, with their earliest timers."""
+    """Return the manifest entries that the parts of these receipts extend, by (store, key-group)."""
     return {
         (receipt.store, part.key_group): manifest.entry(receipt.store, part.key_group).extended(
             receipt.link(part), part.timer_ms
@@ -97,12 +97,12 @@ def changes_of(manifest: Manifest, receipts: Sequence[Receipt]) -> dict[Address,
 
 
 def outputs_of(receipts: Sequence[Receipt]) -> tuple[tuple[str, Link], ...]:
-    """Return the sealed output rows of a batch: (store, link)."""
+    """Return the sealed output rows that these receipts list, as (store, link) pairs."""
     return tuple((receipt.store, receipt.link(receipt.output)) for receipt in receipts if receipt.output)
 
 
 def no_disk_left(error: errors.LocalDiskError) -> errors.LocalDiskError:
-    """Return the error of a batch for which every executor's disk refuses, made from the last error."""
+    """Return the error of a batch for which the disk of every executor refuses. ``error`` is the last disk's error."""
     return errors.LocalDiskError(
         f"The local disk of every executor refuses: {error.problem}",
         remedy=f"{error.remedy} Or add an executor. Then restart the query. Nothing was committed.",
@@ -114,7 +114,11 @@ def no_disk_left(error: errors.LocalDiskError) -> errors.LocalDiskError:
 def lost_place(
     version: int, runs: int, error: StaleRows | errors.Misplaced | errors.OutOfDate, lost: Collection[str], root: str
 ) -> errors.UnavailableError:
-    """Return the error of a batch after all runs failed, by the last error and the executors ``lost`` meanwhile."""
+    """Return the error of a batch after its last allowed run.
+
+    ``runs`` counts the runs, ``error`` is the error of the last run, and ``lost`` are the executors that were lost
+    meanwhile.
+    """
     problem = f"Batch {version} lost its place in each of {runs} runs: {error}"
     if isinstance(error, StaleRows):
         problem = f"Batch {version} lost rows in each of {runs} runs while its sink read them: {error}"

@@ -82,7 +82,7 @@ class Shards:
         return Shards((*self.partitions, *new)) if new else self
 
     def of(self, topics: pa.ChunkedArray, partitions: pa.ChunkedArray) -> npt.NDArray[np.int32]:
-        """Return the shard of every row's topic (text) and partition (integer); -1 if it is not registered."""
+        """Return the shard of each row by its topic (text) and partition (integer), -1 if that is not registered."""
         numbers = partitions.to_numpy()
         row_shards = np.full(len(numbers), -1, dtype=np.int32)
         for topic, shards in self.by_topic().items():
@@ -92,7 +92,7 @@ class Shards:
         return row_shards
 
     def by_topic(self) -> dict[str, list[int | None]]:
-        """Return each topic's shards by partition number, ``None`` for unregistered numbers."""
+        """Return each topic's shards as a list by partition number, with ``None`` for unregistered numbers."""
         arrays: dict[str, list[int | None]] = {}
         for shard, (topic, partition) in enumerate(self.partitions):
             array = arrays.setdefault(topic, [])
@@ -101,7 +101,7 @@ class Shards:
         return arrays
 
     def hashed(self, slots: int) -> list[tuple[int, ...]]:
-        """Return the shards of each of ``slots`` slots by the hashes of their partitions."""
+        """Return the shards of each slot, for this number of ``slots``. The hash of a partition chooses its slot."""
         by_slot: list[list[int]] = [[] for _ in range(slots)]
         for shard, partition in enumerate(self.partitions):
             by_slot[partition_hash(partition) % slots].append(shard)
@@ -109,9 +109,10 @@ class Shards:
 
 
 def key_group_number(name: object, shards: Shards | None) -> int:
-    """Return the key-group with this number or, with dispatch by partition, with this (topic, partition).
+    """Return the number of the key-group that a user names.
 
-    Raises ``ConfigError`` for anything else.
+    It is named by its number or, with dispatch by partition, as (topic, partition). ``shards`` is ``None`` with
+    dispatch by key-group. Raises ``ConfigError`` for anything else.
     """
     if not isinstance(name, (bool, tuple)):
         with suppress(TypeError):
@@ -135,7 +136,7 @@ def partition_hash(partition: Partition) -> int:
 
 
 def partitions_in(offsets: str | None) -> frozenset[Partition] | None:
-    """Return the partitions in an entry of Spark's offset log, ``None`` unless each source of rows lists its own.
+    """Return the partitions in an entry of Spark's offset log, or ``None`` unless each source of rows lists its own.
 
     The entry has a version, a line of metadata, and a line per source. Kafka's is ``{"topic":{"0":123,"1":45}}``.
     """

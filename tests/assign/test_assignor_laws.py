@@ -16,14 +16,14 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from riffle_spark.assign.assignor import assign
-from riffle_spark.assign.counts import Bounds, Demand, balanced_counts
+from riffle_spark.assign.counts import Bounds, Demand, balance_counts
 from riffle_spark.assign.demand import fair_range
 from riffle_spark.assign.explain import spread_per_slot
 from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, TaskId, Traffic, View
 from riffle_spark.assign.racks import rack_cost
-from riffle_spark.assign.validity import violations
+from riffle_spark.assign.validity import find_violations
 from riffle_spark.simulate.group import Group, Phase
-from riffle_spark.simulate.group import _settle as settle  # private: one event at a time
+from riffle_spark.simulate.group import _settle_group as settle  # private: one event at a time
 from riffle_spark.simulate.scenario import Event
 from tests.kit.assign_views import WHOLE, caught_up, task, view
 from tests.kit.assign_views import settled as settled_view
@@ -85,7 +85,7 @@ def test_every_group_converges_valid_level_and_stable(strategy: str, group: Grou
     assert phase.converged
     assert phase.stable
     for each in phase.rounds:
-        assert not violations(each.before.view(), each.assignment, settings)
+        assert not find_violations(each.before.view(), each.assignment, settings)
     last = phase.rounds[-1].assignment
     assert spread_per_slot(group.view(), last.owners.values()) <= 1
 
@@ -107,7 +107,7 @@ def test_standbys_that_are_pointers_come_to_rest_where_they_should_be(
     before = replace(before, lags=lags, standbys=present)
     for _ in range(4 + 4 * len(before.tasks)):
         done = assign(before, settings)
-        assert not violations(before, done, settings)
+        assert not find_violations(before, done, settings)
         before = caught_up(before, done, points=True)
         if not done.needs_probe:
             break
@@ -282,7 +282,7 @@ def test_counts_are_level_and_move_least(rows: int, members: int, seed: int) -> 
     low, high = np.array([each[0] for each in ranges]), np.array([each[1] for each in ranges])
     least, most = fair_range(int(owned.sum()), [1] * members)
     zero = np.zeros_like(owned)
-    found = balanced_counts(
+    found = balance_counts(
         Demand(
             owned, zero, zero, owned.sum(axis=1) * 0, np.ones_like(owned, bool),
             Bounds(low, high, np.array(least), np.array(most)), owned.sum(axis=0) * 0,

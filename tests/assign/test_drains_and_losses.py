@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.explain import spread_per_slot
 from riffle_spark.assign.model import Assignment, AssignSettings, Kind, Member, Task, TaskId, View
-from riffle_spark.assign.validity import violations
+from riffle_spark.assign.validity import find_violations
 from tests.kit.assign_views import WHOLE, caught_up, task
 
 SETTINGS = AssignSettings(num_standbys=1)
@@ -65,7 +65,7 @@ class Cluster:
         """Assign until nothing is on its way; every assignment has caught up before the next."""
         for _ in range(4 + 4 * len(self.view.tasks)):
             done = assign(self.view, self.settings)
-            assert violations(self.view, done, self.settings) == ()
+            assert find_violations(self.view, done, self.settings) == ()
             self._check_standbys(done)
             self.view = caught_up(self.view, done)
             if not done.needs_probe:

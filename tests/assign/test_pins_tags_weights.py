@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, TaskId, Traffic, View
-from riffle_spark.assign.validity import violations
+from riffle_spark.assign.validity import find_violations
 from riffle_spark.errors import ConfigError
 from tests.kit.assign_views import WHOLE, caught_up, settled, task, view
 
@@ -244,7 +244,7 @@ def test_standbys_are_as_many_as_have_room_whoever_is_waited_for(data: st.DataOb
     away = _without(before, lost)
     for _ in range(3):
         done = assign(away, settings)
-        assert not violations(away, done, settings)
+        assert not find_violations(away, done, settings)
         left = len(names) - len(lost)
         assert {len(done.standbys.get(each.id, ())) for each in away.tasks} == {min(wanted, left - 1)}
         away = caught_up(away, done, points=points)
@@ -392,4 +392,4 @@ def test_the_hash_assignor_needs_no_history() -> None:
 def test_check_names_double_copies() -> None:
     """A member that owns and keeps one task is named."""
     done = Assignment({task(0): "a"}, standbys={task(0): ("a",)})
-    assert violations(view("a:0"), done) == ("member a holds two copies of task g_0",)
+    assert find_violations(view("a:0"), done) == ("member a holds two copies of task g_0",)

@@ -36,7 +36,7 @@ def test_every_file_of_figures_is_on_the_page() -> None:
     page = PAGE.read_text()
     files = sorted(RESULTS.glob("*.json"))
     assert files
-    assert [run.command for file in files for run in read(file) if f"`{run.command}`, {run.date}" not in page] == []
+    assert [run.command for file in files for run in read(file) if f"`{run.command}` | {run.date}" not in page] == []
 
 
 def test_pages_quote_in_bold_what_is_on_the_numbers_page() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Member, Task, TaskId, View
-from riffle_spark.assign.validity import violations
+from riffle_spark.assign.validity import find_violations
 from riffle_spark.protocol.ownership import placement, slots
 from riffle_spark.protocol.ownership.groups import parse_task, task
 from riffle_spark.protocol.ownership.ownership import Ownership
@@ -88,7 +88,7 @@ def _check_places(owned: Ownership, live: set[str], layout: SlotLayout) -> None:
 
 
 def _check_assigned(view: View, settings: AssignSettings, assignment: Assignment) -> None:
-    wrong = violations(view, assignment, settings)
+    wrong = find_violations(view, assignment, settings)
     assert wrong == (), f"I6: {wrong}"
     _check_same(assignment, assign(_elsewhere(view), _named_elsewhere(settings)))
     _check_rests(view, settings, assignment)
@@ -104,7 +104,7 @@ def _check_rests(view: View, settings: AssignSettings, assignment: Assignment) -
         view = _caught_up(view, settings, assignment)
         previous = assignment
         assignment = assign(view, settings)
-        wrong = violations(view, assignment, settings)
+        wrong = find_violations(view, assignment, settings)
         assert wrong == (), f"I6: {wrong}"
         if assignment.needs_probe:
             continue

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from riffle_spark.assign.assignor import assign
 from riffle_spark.assign.model import Assignment, AssignSettings, Member, MemberId, Task, TaskId, View
-from riffle_spark.assign.validity import violations
+from riffle_spark.assign.validity import find_violations
 
 WHOLE = 150_000
 
@@ -65,7 +65,7 @@ def settled(view: View, settings: AssignSettings) -> Assignment:
     """Assign until nothing is left to move."""
     for _ in range(100):
         done = assign(view, settings)
-        assert not violations(view, done, settings)
+        assert not find_violations(view, done, settings)
         view = caught_up(view, done)
         if not done.needs_probe:
             return done

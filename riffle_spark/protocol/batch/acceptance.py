@@ -47,6 +47,7 @@ def acceptance_warnings(tail: Record | None, operators: Sequence[Operator], acce
 
 
 def _changed_names(stored: Mapping[str, str], declared: Mapping[str, str], *, case_sensitive: bool) -> set[str]:
+    """Return the names that both mappings have, but with another meaning."""
     return {
         name
         for name in stored.keys() & declared.keys()
@@ -61,7 +62,7 @@ def _accepted(names: Iterable[str], accepted: Sequence[str]) -> list[str]:
 
 
 def _unneeded(accepted: Sequence[str], needed_names: Iterable[str]) -> list[str]:
-    """Return the names in ``accepted`` that this start does not need."""
+    """Return the names in ``accepted`` that are not among ``needed_names``."""
     accepted_text = _joined(accepted)
     for name in sorted(needed_names, key=len, reverse=True):
         accepted_text = accepted_text.replace(_joined([name]), ",")
@@ -69,5 +70,5 @@ def _unneeded(accepted: Sequence[str], needed_names: Iterable[str]) -> list[str]
 
 
 def _joined(names: Sequence[str]) -> str:
-    """Return the names between commas, without spaces. Commas are doubled, so that neighbours share none."""
+    """Return the names as one text with commas around each. Commas are doubled, so that neighbours share none."""
     return f",{',,'.join(','.join(names).replace(' ', '').split(','))},"

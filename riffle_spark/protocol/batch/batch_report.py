@@ -168,7 +168,7 @@ class BatchReport:
 
 
 def add_up(maps: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the sum of each key over the maps."""
+    """Return the sum of the values of each key over all maps."""
     total: Counter[str] = Counter()
     for mapping in maps:
         total.update(mapping)
@@ -176,7 +176,7 @@ def add_up(maps: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def sums_of_receipts(receipts: Sequence[Receipt]) -> dict[str, object]:
-    """Return the fields of a report that are sums over receipts."""
+    """Return the fields of a ``BatchReport`` that are sums over receipts."""
     return {
         **{name: sum(getattr(receipt, name) for receipt in receipts) for name in _SUMMED},
         "slots_that_wrote": sum(receipt.sealed_bytes > 0 for receipt in receipts),
@@ -189,7 +189,7 @@ def sums_of_receipts(receipts: Sequence[Receipt]) -> dict[str, object]:
 
 
 def _steps_by_executor(receipts: Sequence[Receipt]) -> dict[str, dict[str, float]]:
-    """Return the seconds of each step by executor, zero for steps without any."""
+    """Return the seconds of each step of ``BatchReport.executor_steps`` by executor, 0 for steps that took no time."""
     by_executor: dict[str, dict[str, float]] = {}
     for receipt in receipts:
         steps = by_executor.setdefault(receipt.executor, dict.fromkeys(_STEPS.values(), 0.0))
@@ -199,6 +199,7 @@ def _steps_by_executor(receipts: Sequence[Receipt]) -> dict[str, dict[str, float
 
 
 def _figures_by_store(receipts: Sequence[Receipt]) -> dict[str, StoreFigures]:
+    """Return the figures of each store, from the receipts of its slots."""
     figures: dict[str, StoreFigures] = {}
     for store in dict.fromkeys(receipt.store for receipt in receipts):
         sums = sums_of_receipts([receipt for receipt in receipts if receipt.store == store])
@@ -293,7 +294,7 @@ class SlotPlacement:
         return sum(r.executor != executors.get((r.store, r.slot), r.executor) for r in receipts)
 
     def report_fields(self) -> dict[str, object]:
-        """Return the fields of a report about members and rebalances since the last call."""
+        """Return the fields of a ``BatchReport`` about members and rebalances since the last call."""
         ownership = self.ownership
         rebalance = ownership.take_rebalance()
         executors = {name: living.executor.id for name, living in ownership.membership.live.items()}
@@ -334,7 +335,7 @@ class BatchMeasures:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to phase ``name``."""
+        """Measure the block as phase ``name`` of the batch. Its time is added to earlier times of that phase."""
         started = self._clock.seconds()
         try:
             yield
@@ -342,7 +343,10 @@ class BatchMeasures:
             self._seconds[name] = self._seconds.get(name, 0.0) + self._clock.seconds() - started
 
     def run_failed(self, version: int, error: Exception, attempts: int) -> None:
-        """Warn that a run was given up. A local disk that refuses has its own warning."""
+        """Add the warning that a run failed with ``error`` and is repeated, up to ``attempts`` runs.
+
+        A local disk that refuses has its own warning.
+        """
         self.misplaced += isinstance(error, Misplaced)
         if not isinstance(error, LocalDiskError):
             problem = str(error).partition("\n")[0]
@@ -353,11 +357,11 @@ class BatchMeasures:
             )
 
     def stores_compared(self, tail: Record, operators: Sequence[Operator]) -> None:
-        """Warn of stores that the batch after ``tail`` adds, leaves out or changes."""
+        """Add warnings of stores that the batch after record ``tail`` adds, leaves out or changes."""
         self._warnings += _store_warnings(tail, operators)
 
     def repeated(self, incoming: IncomingBatch, epoch: int) -> BatchReport:
-        """Return the report of a batch that was skipped."""
+        """Return the report of a batch that was skipped, because it is already committed."""
         return BatchReport(
             incoming.version,
             incoming.query_id,
@@ -376,7 +380,7 @@ class BatchMeasures:
         placement: SlotPlacement,
         upkeep: UpkeepFacts,
     ) -> BatchReport:
-        """Return the report of a batch that was run and committed."""
+        """Return the report of a batch that was run and committed with ``record``."""
         slots = [slot for layout in placement.layout.all_groups for slot in layout.slots]
         owners: Counter[str] = Counter()
         for slot in slots:
@@ -411,9 +415,11 @@ class BatchMeasures:
         )
 
     def _requests(self, receipts: Sequence[Receipt]) -> dict[str, int]:
+        """Return the requests by kind: the driver's since the start of the batch, and those of the receipts."""
         of_driver = sent_since(self._requests_before, self._objects.requests)
         total = add_up([of_driver, *(receipt.requests for receipt in receipts)])
         return {kind: int(count) for kind, count in total.items() if count}
 
     def _seconds_with_total(self) -> dict[str, float]:
+        """Return the seconds by phase, with the time since the start of the batch as ``total``."""
         return {**self._seconds, "total": self._clock.seconds() - self._started}

@@ -7,7 +7,7 @@ upkeep.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from riffle_spark.assign.assignor import with_loaded_assignor
+from riffle_spark.assign.assignor import load_assignor_setting
 from riffle_spark.errors import CorruptStateError, FencedError, LocalDiskError, Misplaced, OutOfDate
 from riffle_spark.messages.slot_orders import Home, Receipt
 from riffle_spark.messages.upkeep_orders import UpkeepOrder
@@ -36,7 +36,7 @@ class Driver:
     """Runs the micro-batches of a query one after the other."""
 
     def __init__(self, settings: Settings, home: Home, ports: DriverPorts) -> None:
-        settings = with_loaded_assignor(settings)
+        settings = load_assignor_setting(settings)
         self._settings = settings
         self._home = home
         self._objects = ports.objects
@@ -89,7 +89,7 @@ class Driver:
                 work.release()
 
     def between_batches(self, executors: Sequence[Executor]) -> bool:
-        """Do the housekeeping that is due on these live executors; return whether there was any.
+        """Do the housekeeping that is due, given the live executors; return whether there was any.
 
         May be called from any thread. A batch that arrives meanwhile waits for the end. Raises ``FencedError`` if a
         newer driver took over, ``UnavailableError`` if the store does not answer.
@@ -112,24 +112,27 @@ class Driver:
 
     @property
     def settings(self) -> Settings:
-        """The settings in effect."""
+        """Return the settings in effect."""
         return self._settings
 
     def stored_rows(self) -> dict[str, int]:
-        """Return the number of rows per store; a key that is in several parts counts once per part."""
+        """Return the number of stored rows by store. A key that is in several parts counts once per part."""
         return self._log.manifest.rows()
 
     def first_due_ms(self, operators: Sequence[Operator]) -> int | None:
-        """Return the earliest processing time at which a key of these operators is due, as of the last commit."""
+        """Return the earliest processing time (ms) at which a key of these operators is due, ``None`` if none is.
+
+        It is known as of the last commit.
+        """
         stores = {o.store for o in operators if o.declared.time_mode == "ProcessingTime"}
         entries = [*self._log.manifest.entries.items(), *self._caches.entries.items()] if stores else []
         timers = (entry.timer_ms for (store, _), entry in entries if store in stores)
         return min((timer_ms for timer_ms in timers if timer_ms is not None), default=None)
 
     def clean_up(self) -> None:
-        """Remove all local copies of all live members. Not allowed during a batch.
+        """Remove all local copies of all live members. Must not be called during a batch.
 
-        Raises ``UnavailableError`` if a member does not run it.
+        Raises ``UnavailableError`` if a member does not do so.
         """
         with self._turn:
             self.idle_operators = ()  # or standbys would be fetched again
@@ -154,7 +157,11 @@ class Driver:
             self._upkeep.change_settings(self._settings)
 
     def _enter(self, incoming: IncomingBatch, operators: Sequence[Operator]) -> Decision:
-        """Decide whether the batch runs or is a repeat. The first batch of a run reads the log and claims it."""
+        """Decide whether the batch runs or is a repeat.
+
+        The first batch of a run reads the log and appends a claim. Raises ``ConflictError`` and ``ConfigError`` for a
+        batch that does not fit the log.
+        """
         is_new_run = self._run_id != incoming.run_id
         if self._log.unclear:
             self._settle(is_new_run=is_new_run)
@@ -171,7 +178,10 @@ class Driver:
         return decision
 
     def _begin(self, tail: Record | None, operators: Sequence[Operator]) -> None:
-        """Forget all of an earlier run but the operator requests: it may have been rolled back or superseded."""
+        """Start a new run: forget everything of the earlier run except the operator requests.
+
+        That run may have been rolled back, or another driver may have run batches since.
+        """
         self._rounds.forget()
         self._caches.forget()
         self.ownership.begin(tail, groups_of(self._settings, operators))
@@ -181,7 +191,11 @@ class Driver:
         self._apply_requests()
 
     def _settle(self, *, is_new_run: bool) -> None:
-        """Find out whether an unanswered append was committed. A restarted query may be fenced here: it claims anew."""
+        """Find out whether an append without an answer was committed.
+
+        Raises ``FencedError`` if another driver has appended, except at the start of a new run, which appends its own
+        claim.
+        """
         try:
             tail = self._log.settle()
         except FencedError:
@@ -193,6 +207,7 @@ class Driver:
             self._upkeep.start(None, tail, self._log.manifest)
 
     def _claim(self, incoming: IncomingBatch) -> None:
+        """Append a claim, and start upkeep after it. From then on older drivers cannot commit."""
         stamp = Stamp(self._new_id(), self._clock.wall_ms())
         previous = self._log.tail
         draft = claim_record(previous, incoming.query_id, self._settings.key_groups, self._settings.dispatch, stamp)
@@ -202,6 +217,7 @@ class Driver:
         self._upkeep.start(self._log.first, tail, self._log.manifest, follows_claim=follows_claim)
 
     def _repeat(self, incoming: IncomingBatch, batch: BatchMeasures, work: Work) -> BatchReport:
+        """Read the input of a committed batch to its end, deliver its sealed output again, and return the report."""
         with batch.phase("deliver"):
             work.drain()
             self._deliver_sealed(work)
@@ -209,6 +225,7 @@ class Driver:
         return batch.repeated(incoming, self._log.tail.epoch)
 
     def _deliver_sealed(self, work: Work) -> None:
+        """Pass the sealed output of the newest record to the sinks, if it is delivered after the commit."""
         tail = self._log.tail
         assert tail is not None
         if tail.delivers_after_commit:
@@ -219,6 +236,7 @@ class Driver:
     def _run(
         self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work, batch: BatchMeasures
     ) -> BatchReport:
+        """Do steps 2 to 8 for one batch; return its report."""
         self._reached("before run")
         with batch.phase("assign"):
             assert self._log.tail is not None
@@ -240,6 +258,7 @@ class Driver:
         return batch.committed(incoming, record, receipts, placement, self._upkeep.take_facts())
 
     def _upkeep_input(self, operators: Sequence[Operator]) -> UpkeepInput:
+        """Return the input of a plan of upkeep as of the newest record."""
         tail = self._log.tail
         assert tail is not None
         durable = [operator for operator in operators if operator.durable]
@@ -275,12 +294,14 @@ class Driver:
         raise AssertionError("unreachable: batch_attempts is at least 1")
 
     def _check_has_usable_executor(self, error: LocalDiskError) -> None:
+        """Raise a ``LocalDiskError`` if the disks of all executors have refused."""
         if not self.ownership.discovery.any_usable(self.ownership.membership.executors, self._clock.seconds()):
             raise no_disk_left(error) from error
 
     def _run_once(
         self, incoming: IncomingBatch, operators: Sequence[Operator], work: Work, batch: BatchMeasures
     ) -> tuple[SlotLayout, Sequence[Receipt]]:
+        """Do steps 1 to 6 once; return the slots and their receipts."""
         with batch.phase("assign"):
             layout = self._layout(work.executors(), operators)
             run = self._batch_run(incoming, batch.runs)
@@ -302,6 +323,7 @@ class Driver:
         return layout, receipts
 
     def _layout(self, executors: Sequence[Executor], operators: Sequence[Operator]) -> SlotLayout:
+        """Update the members, and return the slots of the next run on these live executors."""
         self._upkeep.gather(self.ownership)
         durable_stores = tuple(operator.store for operator in operators if operator.durable)
         home = self._home_for(executors)
@@ -320,14 +342,17 @@ class Driver:
             )
 
     def _present_home(self) -> Home:
+        """Return the home with the executors of the last membership update as the live ones."""
         return self._home_for(self.ownership.membership.executors)
 
     def _home_for(self, executors: Sequence[Executor]) -> Home:
+        """Return the home with these executors as the live ones, and with the log's id."""
         live = frozenset(f"{self._home.application}/{executor.id}" for executor in executors)
         tail = self._log.tail
         return replace(self._home, live=live, log_id=tail.log_id if tail else "")
 
     def _batch_run(self, incoming: IncomingBatch, number: int) -> BatchRun:
+        """Return the common parts of the orders for run ``number`` of a batch."""
         tail = self._log.tail
         assert tail is not None
         return BatchRun(
@@ -344,6 +369,7 @@ class Driver:
     def _commit(
         self, incoming: IncomingBatch, operators: Sequence[Operator], receipts: Sequence[Receipt], batch: BatchMeasures
     ) -> Record:
+        """Append the record of a batch, update members, copies and upkeep by it, and return it."""
         manifest = self._log.manifest
         caches = {operator.store for operator in operators if not operator.durable}
         durable_receipts = [receipt for receipt in receipts if receipt.store not in caches]
@@ -373,4 +399,5 @@ class Driver:
 
 
 def _delivery(query_id: str, rollbacks: int, version: int, time_ms: int) -> Delivery:
+    """Return the delivery of a batch with its id ``<query id>/<rollbacks>/<batch id>``."""
     return Delivery(version, f"{query_id}/{rollbacks}/{version}", time_ms)

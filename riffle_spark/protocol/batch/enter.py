@@ -39,7 +39,7 @@ class Decision(Enum):
 
 
 def decide(tail: Record | None, incoming: IncomingBatch, root: str, settings: Settings) -> Decision:
-    """Compare Spark's batch with the newest record.
+    """Return whether Spark's batch runs or is a repeat, by the newest record ``tail``.
 
     The next batch id runs if the state and the checkpoint ended with the same offsets. The newest batch id of the same
     query with the same input is a repeat. Raises ``ConflictError`` with the remedy for anything else.
@@ -60,8 +60,9 @@ def decide(tail: Record | None, incoming: IncomingBatch, root: str, settings: Se
         raise ConflictError(
             f"{root} belongs to query {tail.query_id}, but this is query {incoming.query_id}. Two queries share one "
             "root, or the query has a new checkpoint, for example because checkpointLocation is not set.",
-            remedy="Give each query its own root. To start without state, use an empty root. To continue the other "
-            "query's state, start with its checkpoint, or " + take_over_steps(root),
+            remedy="Give each query its own root, or a wrapped query its own queryName or option('riffle.root', ...). "
+            "To start without state, use an empty root. To continue the other query's state, start with its "
+            "checkpoint, or " + take_over_steps(root),
             where=root,
             id="RIFFLE-0210",
         )
@@ -73,9 +74,10 @@ def decide(tail: Record | None, incoming: IncomingBatch, root: str, settings: Se
 
 
 def has_same_offsets(state: str | None, checkpoint: str | None) -> bool:
-    """Whether the offset-log entries of state and checkpoint for one batch end at the same offsets of every source.
+    """Return whether two offset-log entries of one batch end at the same offsets of every source.
 
-    An unknown entry matches any other. The first two lines of an entry hold metadata and are not compared.
+    ``state`` is the entry in the log, ``checkpoint`` the entry in Spark's checkpoint. An unknown entry (``None``)
+    matches any other. The first two lines of an entry hold metadata and are not compared.
     """
     if state is None or checkpoint is None:
         return True
@@ -83,17 +85,22 @@ def has_same_offsets(state: str | None, checkpoint: str | None) -> bool:
 
 
 def _end_offsets(entry: str) -> list[str]:
+    """Return the line of each source in an offset-log entry, or the whole entry if it has no such lines."""
     return entry.split("\n")[2:] or [entry]
 
 
 def _has_same_input(tail: Record, incoming: IncomingBatch) -> bool:
+    """Return whether a repeated batch has the input of record ``tail``, by its offset-log entry or else its digest."""
     if tail.offsets is not None and incoming.offsets is not None:
         return tail.offsets == incoming.offsets
     return tail.input_digest is not None and tail.input_digest == incoming.input_digest
 
 
 def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError:
-    """Return the error for a batch that does not continue the newest record, with the fitting rollback command."""
+    """Return the error for a batch that neither continues nor repeats the newest record.
+
+    Its remedy contains the fitting rollback command.
+    """
 
     def rollback_to(version: int) -> str:
         return command("rollback", "--execute", root=root, checkpoint="CHECKPOINT", to=version)
@@ -135,7 +142,7 @@ def _conflict(tail: Record, incoming: IncomingBatch, root: str) -> ConflictError
 
 
 def take_over_steps(root: str, checkpoint: str = "CHECKPOINT") -> str:
-    """Return the steps by which a query with a new checkpoint takes over the state in ``root``, as a clause."""
+    """Describe how a query with a new checkpoint takes over the state in ``root``, as text for a remedy."""
     plan_command = command("adopt", root=root, checkpoint=checkpoint)
     execute_command = command("adopt", "--execute", root=root, checkpoint=checkpoint)
     return (
@@ -226,7 +233,10 @@ def _check_same_state(tail: Record, settings: Settings, operators: Sequence[Oper
 
 
 def check_stale(tail: Record, stores: Iterable[str], accepted: Container[str], root: str) -> None:
-    """Raise ``ConflictError`` if a durable store lacks rows of earlier batches and is not accepted."""
+    """Raise ``ConflictError`` if a durable store lacks rows of earlier batches and is not in ``accepted``.
+
+    ``stores`` are the durable stores of the query.
+    """
     for store in stores:
         last_version = tail.stale_stores.get(store)
         if last_version is None or store in accepted:
@@ -289,7 +299,10 @@ def check_schemas(
 
 
 def _check_results(operator: Operator, stored: Mapping[str, str], accepted: Container[str]) -> None:
-    """Raise ``ConfigError`` if a result has another meaning than its stored state, or only another name."""
+    """Raise ``ConfigError`` if the meaning or the name of a result has changed.
+
+    ``stored`` has the recorded meanings by name. Results in ``accepted`` may change.
+    """
 
     def is_same(meaning: str, other_meaning: str) -> bool:
         return is_same_name(meaning, other_meaning, case_sensitive=operator.case_sensitive)
@@ -325,7 +338,7 @@ def _check_results(operator: Operator, stored: Mapping[str, str], accepted: Cont
 
 
 def groups_of(settings: Settings, operators: Sequence[Operator]) -> Groups:
-    """Return the co-location groups of a query's stores."""
+    """Return the co-location groups of the stores of these operators."""
     return Groups.of_query((operator.store for operator in operators), settings.store_groups)
 
 
@@ -351,5 +364,6 @@ def shards_of(tail: Record, incoming: IncomingBatch, work: Work, warn: Callable[
 
 
 def _first_names(partitions: Iterable[tuple[str, int]]) -> str:
+    """Return the first partitions as text, such as ``clicks/0, clicks/1, ...``."""
     names = [f"{topic}/{number}" for topic, number in sorted(partitions)]
     return ", ".join(names[:_PARTITIONS_SHOWN]) + (", ..." if len(names) > _PARTITIONS_SHOWN else "")

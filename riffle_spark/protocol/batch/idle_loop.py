@@ -39,7 +39,7 @@ _RECORD = "record"
 
 
 class IdleLoop:
-    """Housekeeping of a driver between batches. ``settings`` are the settings at the start of the query."""
+    """The housekeeping of a driver between batches. ``settings`` are the settings at the start of the query."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class IdleLoop:
         self._backoff: Delays[str] = Delays(1.0, 600.0)
 
     def begin(self, tail: Record | None) -> None:
-        """Take over the requests in the newest record before this driver's claim.
+        """Start a run: take over the operator requests in the newest record before this driver's claim.
 
         Requests made to this driver are newer than the requests in its own record. If another driver ran in between,
         its record is newer.
@@ -107,7 +107,7 @@ class IdleLoop:
             )
 
     def orders(self) -> dict[str, object]:
-        """Return the operator requests for the next record."""
+        """Return the operator requests for the next record, as JSON."""
         return self._requests().to_json()
 
     def _requests(self) -> StoredRequests:
@@ -129,21 +129,22 @@ class IdleLoop:
         )
 
     def _lost_member(self, waiting: AwaitedMember) -> LostMember:
-        """Return an awaited member, lost at the latest now, even if the clock was set back."""
+        """Return an awaited member of a record as a lost member. It counts as lost now if the clock was set back."""
         member = waiting.member
         living = LiveMember(member.id, Executor(member.executor, member.host, member.slots), member.rack, member.tags)
         lost_at = (waiting.since_ms - self._clock_origin_ms) / 1000
         return LostMember(living, min(lost_at, self._ports.clock.seconds()), planned=False)
 
     def batch_ended(self) -> None:
-        """Note the end of a batch. Its upkeep may still be open."""
+        """Record the end of a batch. Its upkeep may still be open."""
         self._batch_ended_at = self._ports.clock.seconds()
         self._has_open_upkeep = True
 
     def check(self, executors: Sequence[Executor], settings: Settings, upkeep_input: Callable[[], UpkeepInput]) -> bool:
-        """Do the housekeeping that is due; return whether there was any. Reads ``upkeep_input`` for these executors.
+        """Do the housekeeping that is due; return whether there was any.
 
-        Raises ``FencedError`` if another driver has appended, ``UnavailableError`` if the store does not answer.
+        ``upkeep_input`` returns the input of a plan of upkeep for these executors. Raises ``FencedError`` if another
+        driver has appended, ``UnavailableError`` if the store does not answer.
         """
         clock_seconds = self._ports.clock.seconds()
         if clock_seconds - self._batch_ended_at < IDLE_SECONDS or not executors:
@@ -154,6 +155,7 @@ class IdleLoop:
         return self._write_requests() or is_due
 
     def _is_due(self, executors: Sequence[Executor], cleanup_delay: float, clock_seconds: float) -> bool:
+        """Return whether members, requests, copies or upkeep give a reason for an assignment or a plan."""
         ownership = self._ownership
         return (
             tuple(executors) != ownership.membership.executors
@@ -167,6 +169,7 @@ class IdleLoop:
     def _assign_and_plan(
         self, executors: Sequence[Executor], upkeep_input: Callable[[], UpkeepInput], clock_seconds: float
     ) -> None:
+        """Compute an assignment if a trigger fires, and plan upkeep if it changed or no upkeep runs."""
         current = upkeep_input()
         stores = tuple(operator.store for operator in current.operators)
         self._upkeep.gather(self._ownership)
@@ -212,7 +215,7 @@ class IdleLoop:
         self._ownership.copies.known.record_snapshots(record.sequence, manifest, snapshots)
 
     def _settle(self, clock_seconds: float) -> None:
-        """Find out whether an unanswered append was committed."""
+        """Find out whether an append without an answer was committed, and start upkeep at the newest record."""
         try:
             tail = self._log.settle()
         except UnavailableError:
@@ -222,7 +225,7 @@ class IdleLoop:
 
 
 def _requests_in_effect(requests: StoredRequests, refused_settings: Mapping[str, object]) -> str:
-    """Return a list of the requests for a warning, empty if there are none."""
+    """Return a list of the requests as text for a warning, empty if there are none."""
     phrases = []
     if requests.drained:
         phrases.append(f"drained: {', '.join(requests.drained)}")

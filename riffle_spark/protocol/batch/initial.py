@@ -22,7 +22,7 @@ __all__ = ["check_initial", "is_due", "loaded", "with_initial"]
 
 
 def with_initial(operator: Operator, columns: pa.Schema | None, name: str = USUAL_INITIAL) -> Operator:
-    """Return the operator with an initial state of these columns, or unchanged for ``None``.
+    """Return the operator with an initial state ``name`` of these columns, or unchanged if ``columns`` is ``None``.
 
     Raises ``ConfigError`` if the name is empty, a key column is missing, or the operator cannot take initial state.
     """
@@ -62,7 +62,7 @@ def with_initial(operator: Operator, columns: pa.Schema | None, name: str = USUA
 
 
 def is_due(tail: Record, operator: Operator) -> bool:
-    """Whether the batch after this record loads the operator's initial state."""
+    """Return whether the batch after record ``tail`` loads the operator's initial state."""
     if operator.initial is None:
         return False
     if operator.initial_name == USUAL_INITIAL:
@@ -71,16 +71,16 @@ def is_due(tail: Record, operator: Operator) -> bool:
 
 
 def loaded(tail: Record, operators: Sequence[Operator]) -> dict[str, tuple[str, ...]]:
-    """Return, by store, the names of all initial states loaded once the batch after this record is committed."""
+    """Return, by store, the names of the initial states loaded once the batch after record ``tail`` is committed."""
     added = {operator.store: (operator.initial_name,) for operator in operators if is_due(tail, operator)}
     stores = sorted({*tail.initial_states, *added})
     return {store: (*tail.initial_states.get(store, ()), *added.get(store, ())) for store in stores}
 
 
 def check_initial(tail: Record | None, dispatch: str, operators: Sequence[Operator]) -> None:
-    """Raise ``ConfigError`` if initial state is due and state is dispatched by partition.
+    """Raise ``ConfigError`` if initial state is due but rows are dispatched by partition.
 
-    Initial state has no partition.
+    Rows of initial state have no partition.
     """
     if dispatch == "key_group":
         return

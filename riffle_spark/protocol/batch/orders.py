@@ -1,4 +1,4 @@
-"""The orders of the slots in one run of a batch."""
+"""Build the orders of one run of a batch. An order tells the slots of one store what to run."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -36,7 +36,10 @@ class BatchRun:
 
 
 def order_for(run: BatchRun, operator: Operator, layout: SlotLayout) -> Order:
-    """Return an operator's order. In the last run slots fetch missing copies instead of giving up the run."""
+    """Return the order for the slots of an operator in one run of a batch.
+
+    In the last allowed run slots fetch missing copies instead of giving up the run.
+    """
     incoming = run.incoming
     settings = run.settings
     tail = run.tail
@@ -92,21 +95,28 @@ def _due_watermark_ms(run: BatchRun, operator: Operator) -> int | None:
 
 
 def _shifted_ms(watermark_ms: int | None, shift_ms: int) -> int | None:
+    """Return the watermark moved by ``shift_ms``, at least 0; ``None`` without a watermark."""
     return None if watermark_ms is None else max(0, watermark_ms + shift_ms)
 
 
 class CacheEntries:
-    """The manifest entries of all caches, each cut to its last link. They are lost with the driver."""
+    """The manifest entries of all caches (stores without objects), each with its newest link only.
+
+    No record lists them, so a restart of the driver loses them.
+    """
 
     def __init__(self) -> None:
         self.entries: dict[Address, Entry] = {}
 
     def forget(self) -> None:
-        """Make all caches start empty, because they may lack a batch, or contain a batch that was rolled back."""
+        """Forget all entries, so that all caches start empty.
+
+        They may lack a batch, or contain a batch that was rolled back.
+        """
         self.entries.clear()
 
     def committed(self, receipts: Iterable[Receipt]) -> None:
-        """Add the receipts of a committed batch."""
+        """Replace the entries of the key-groups that a committed batch changed, by the receipts of its caches."""
         for receipt in receipts:
             for part in receipt.parts:
                 address = (receipt.store, part.key_group)

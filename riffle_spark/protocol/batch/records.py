@@ -33,7 +33,10 @@ class Stamp:
 
 
 def first_record(query_id: str, total: int, dispatch: str, stamp: Stamp) -> Record:
-    """Return the draft of a log's first record, with epoch 0 and without state."""
+    """Return the draft of a log's first record, with epoch 0 and without state.
+
+    ``total`` is the number of key-groups.
+    """
     return Record(
         sequence=0,
         kind="claim",
@@ -52,13 +55,19 @@ def first_record(query_id: str, total: int, dispatch: str, stamp: Stamp) -> Reco
 
 
 def claim_record(tail: Record | None, query_id: str, total: int, dispatch: str, stamp: Stamp) -> Record:
-    """Return the draft by which a driver takes over: the fields of the newest record under the next epoch."""
+    """Return the draft by which a driver takes over: the fields of the newest record under the next epoch.
+
+    ``query_id``, ``total`` and ``dispatch`` are used only if there is no record yet.
+    """
     base = tail or first_record(query_id, total, dispatch, stamp)
     return _after(base, stamp, kind="claim", epoch=base.epoch + 1)
 
 
 def requests_record(tail: Record, ownership: Ownership, orders: Mapping[str, object], stamp: Stamp) -> Record:
-    """Return the draft that stores operator requests and the present owners while no batch runs."""
+    """Return the draft that stores operator requests and the present owners while no batch runs.
+
+    ``orders`` are the requests as JSON.
+    """
     return _after(tail, stamp, kind="orders", orders=orders, **_placement_fields(ownership))
 
 
@@ -73,7 +82,7 @@ def batch_record(
     after_commit: bool,
     key: str = "",
 ) -> Record:
-    """Return the draft that commits a batch with parts encrypted with ``key``.
+    """Return the draft that commits a batch. ``key`` is the id of the key that its parts are encrypted with.
 
     It keeps the schemas of stores that this batch does not use.
     """
@@ -122,6 +131,7 @@ def _stale_stores(tail: Record, used_stores: Collection[str]) -> dict[str, int]:
 
 
 def _after(tail: Record, stamp: Stamp, **changes: object) -> Record:
+    """Return the draft that follows ``tail``: its fields with these changes."""
     fields = {"target": None, "commit_id": stamp.commit_id, "written_ms": stamp.written_ms, **changes}
     return replace(tail, **fields)  # type: ignore[arg-type]
 
@@ -171,6 +181,7 @@ def watermark_fields(
 def _watermark_ms(
     tail: Record, incoming: IncomingBatch, operators: Sequence[Operator], event_times: Mapping[str, int]
 ) -> int:
+    """Return our own watermark after a batch, given the newest event time of each store. It never moves back."""
     delays_ms = {operator.store: operator.watermark.delay_ms for operator in operators if operator.watermark}
     watermarks = [event_times[store] - delay_ms if store in event_times else 0 for store, delay_ms in delays_ms.items()]
     chosen = max if incoming.watermark_policy == "max" else min
@@ -178,5 +189,6 @@ def _watermark_ms(
 
 
 def _latest(*event_times: Mapping[str, int]) -> dict[str, int]:
+    """Return the newest event time of each store over all mappings."""
     stores = sorted({store for times in event_times for store in times})
     return {store: max(times[store] for times in event_times if store in times) for store in stores}

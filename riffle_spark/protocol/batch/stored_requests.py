@@ -48,7 +48,7 @@ class StoredRequests:
     unknown_fields: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
-        """Return the record's field, without empty entries."""
+        """Return the requests as the JSON of a record, without empty entries."""
         entries = {
             "drained": sorted(self.drained),
             "pins": {task_name(task): member for task, member in sorted(self.pins.items())},
@@ -63,17 +63,20 @@ class StoredRequests:
         }
 
     def differs_from(self, recorded: "StoredRequests") -> bool:
-        """Whether the requests need a record of their own. Prior owners alone do not: they change with every return."""
+        """Return whether the requests differ so much from a record's that they need a record of their own.
+
+        Prior owners alone do not: they change with every return of a member.
+        """
         return replace(self, prior_owners={}) != replace(recorded, prior_owners={})
 
 
 def without_key_groups(orders: Mapping[str, object]) -> dict[str, object]:
-    """Return a record's field without pins and prior_owners, for a change that renumbers key-groups."""
+    """Return a record's requests without pins and prior owners, for a change that renumbers key-groups."""
     return {name: value for name, value in orders.items() if name not in ("pins", "homes")}
 
 
 def read_requests(orders: Mapping[str, object]) -> StoredRequests:
-    """Read a record's field. Raises ``CorruptStateError`` if this version cannot read it."""
+    """Return the requests in the JSON of a record. Raises ``CorruptStateError`` if this version cannot read it."""
     try:
         awaited = _mapping(orders, "awaited")
         return StoredRequests(
@@ -96,6 +99,7 @@ def read_requests(orders: Mapping[str, object]) -> StoredRequests:
 
 
 def _mapping(orders: Mapping[str, object], name: str) -> dict[str, object]:
+    """Return the mapping under ``name``, empty if it is missing. Raises ``TypeError`` for another type."""
     value = orders.get(name, {})
     if type(value) is not dict:
         raise TypeError(f"{name} = {value!r}")
@@ -103,6 +107,10 @@ def _mapping(orders: Mapping[str, object], name: str) -> dict[str, object]:
 
 
 def _by_task(orders: Mapping[str, object], name: str) -> dict[TaskId, str]:
+    """Return the mapping from task names to members under ``name``.
+
+    Raises ``ValueError`` or ``TypeError`` if it is invalid.
+    """
     try:
         members = {parse_task(task): _member_name(member) for task, member in _mapping(orders, name).items()}
     except ValueError as error:
@@ -111,24 +119,28 @@ def _by_task(orders: Mapping[str, object], name: str) -> dict[TaskId, str]:
 
 
 def _slot_limit(slots: object) -> int | None:
+    """Return the slot limit of a record. Raises ``TypeError`` if it is invalid."""
     if slots is not None and (type(slots) is not int or slots < 1):
         raise TypeError(f"slots = {slots!r}")
     return slots
 
 
 def _member_names(members: object) -> tuple[str, ...]:
+    """Return the drained members of a record, sorted. Raises ``TypeError`` for anything else than a list of names."""
     if type(members) is not list:
         raise TypeError(f"drained = {members!r}")
     return tuple(sorted(map(_member_name, members)))
 
 
 def _member_name(member: object) -> str:
+    """Return the name of a member. Raises ``TypeError`` if it is not text."""
     if type(member) is not str:
         raise TypeError(f"member {member!r}")
     return member
 
 
 def _awaited_member(name: str, row: object) -> AwaitedMember:
+    """Return the awaited member ``name`` of a record. Raises ``TypeError`` or ``ValueError`` if its row is invalid."""
     if type(row) is not list or len(row) != 2 or type(row[0]) is not int or type(row[1]) is not list:
         raise TypeError(f"awaited = {row!r}")
     member = RecordedMember.from_json(row[1])

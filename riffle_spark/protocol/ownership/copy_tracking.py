@@ -18,7 +18,11 @@ __all__ = ["CopyTracking"]
 
 
 class CopyTracking:
-    """All reported copies. ``readiness`` covers the standbys and warm-ups of the last look, ``trend`` their lags."""
+    """All reported copies, and how far they lag.
+
+    ``readiness`` has the lag of each standby and warm-up as last measured, ``trend`` the growth of the lags over
+    batches.
+    """
 
     def __init__(self) -> None:
         self.known = ReportedCopies()
@@ -32,14 +36,14 @@ class CopyTracking:
         self.idle.forget()
 
     def measure(self, situation: Situation, settings: Settings, *, is_batch: bool) -> None:
-        """Measure how ready standbys and warm-ups are. Only batches count for the trend."""
+        """Measure the lags of standbys and warm-ups. Only measurements for a batch count for the trend."""
         acceptable = settings.acceptable_recovery_lag
         self.readiness = readiness_of(situation, acceptable, pointers=uses_pointers(settings))
         if is_batch:
             self.trend.record(self.readiness)
 
     def record_missing(self, receipts: Sequence[Receipt]) -> None:
-        """Forget the copies that slots did not find in their folders."""
+        """Forget the copies that slots did not find in their folders, as their receipts report."""
         for receipt in receipts:
             for key_group in receipt.missing:
                 self.known.remove(receipt.member, (receipt.store, key_group))
@@ -57,6 +61,6 @@ class CopyTracking:
     def record_assignment(
         self, assignment: Assignment, membership: Membership, groups: Groups, settings: Settings, now: float
     ) -> None:
-        """Record an assignment: copies without a place in it are idle from now on."""
+        """Record an assignment made at time ``now``: copies without a place in it are idle from now on."""
         pointers = uses_pointers(settings)
         self.idle.record_assignment(assignment, self.known, membership, now, pointers=pointers, groups=groups)

@@ -23,7 +23,10 @@ _UNANSWERED_SECONDS = 1.0
 
 
 class Discovery:
-    """Updates members and copies by the executors that are alive."""
+    """Keeps members and their copies up to date with the live executors.
+
+    An executor becomes a member with its census, which reports its folder and its copies.
+    """
 
     def __init__(self, settings: Settings, cluster: Cluster, background: Background, racks_of: RacksOf) -> None:
         self._settings = settings
@@ -43,7 +46,7 @@ class Discovery:
         self._settings = settings
 
     def set_aside(self, executor: str, reason: str, now: float) -> None:
-        """Give an executor no slots for a while, because its local disk refused."""
+        """Give an executor no slots for a while, because its local disk refused for this ``reason``."""
         self._refused.add(executor)
         seconds = self._aside.record_failure(executor, now)
         self._warnings[executor] = (
@@ -68,7 +71,7 @@ class Discovery:
         return bool(earlier)
 
     def start_batch(self) -> None:
-        """Forget the disks that refused in the committed batch."""
+        """Forget which disks refused in the committed batch."""
         self._refused.clear()
 
     def forget(self) -> None:
@@ -82,7 +85,10 @@ class Discovery:
     def look(
         self, executors: Sequence[Executor], membership: Membership, copies: ReportedCopies, home: Home, now: float
     ) -> list[MemberChanges]:
-        """Bring members and copies up to date; return the changes, in order."""
+        """Update members and copies for these live executors; return the changes, in order.
+
+        If no executor is a member yet, this waits for their censuses.
+        """
         membership.executors = tuple(executors)
         reassigned = membership.reassign_folders(executors)
         departed = membership.departed(executors)
@@ -106,10 +112,11 @@ class Discovery:
         return changes
 
     def _answers(self, now: float) -> list[Census]:
-        """Return the censuses that arrived, except of executors that were set aside meanwhile."""
+        """Take the censuses that arrived, without those of executors that were set aside meanwhile."""
         return [census for census in self._census_calls.answers() if not self._aside.is_delayed(census.executor, now)]
 
     def _order(self, home: Home) -> CensusOrder:
+        """Return the order for a census."""
         settings = self._settings
         return CensusOrder(
             home,
@@ -118,6 +125,7 @@ class Discovery:
         )
 
     def _is_delayed(self, executor: str, now: float) -> bool:
+        """Return whether it is too early to ask an executor for a census."""
         return self._aside.is_delayed(executor, now) or self._unanswered.is_delayed(executor, now)
 
     def _ask_now(self, executors: Sequence[Executor], order: CensusOrder) -> list[Census]:
@@ -156,7 +164,11 @@ class Discovery:
         return changes
 
     def _note_failure(self, census: Census, duplicate_of: str | None, now: float) -> None:
-        """Record whether an executor can become a member. If it cannot, it is asked again after growing delays."""
+        """Record whether an executor can become a member, and add a warning if it cannot.
+
+        ``duplicate_of`` names the member whose folder its own is a copy of. The executor is asked again after growing
+        delays.
+        """
         executor = census.executor
         if duplicate_of is not None:
             self._warnings[executor] = (
@@ -173,13 +185,14 @@ class Discovery:
         (self._aside if self._aside.failures(executor) else self._unanswered).record_failure(executor, now)
 
     def take_warnings(self) -> Iterable[str]:
-        """Return the warnings since the last call, by executor."""
+        """Return the warnings since the last call, sorted by executor, and forget them."""
         warnings = [warning for _, warning in sorted(self._warnings.items())]
         self._warnings.clear()
         return warnings
 
 
 def _no_census(executor: str, reason: str) -> str:
+    """Return the warning that an executor is not a member, for this ``reason``."""
     # Cause: The executor did not answer the census in time, or cannot use its folder for local copies.
     return f"[RIFFLE-0768] Executor {executor} cannot take part yet: {reason}"
 
@@ -194,14 +207,14 @@ class CensusCalls:
         self._answers: deque[tuple[frozenset[str], list[Census]]] = deque()
 
     def ask(self, executors: Sequence[Executor], order: CensusOrder) -> None:
-        """Start the census of the executors that have none under way."""
+        """Start the census of those executors that have none under way."""
         new_executors = [executor for executor in executors if executor.id not in self._asked]
         if new_executors:
             self._asked |= {executor.id for executor in new_executors}
             self._background.submit(lambda: self._ask(new_executors, order))
 
     def answers(self) -> list[Census]:
-        """Return the censuses since the last call. Executors that did not answer may be asked again."""
+        """Take the censuses that arrived since the last call. Executors that did not answer may be asked again."""
         censuses: list[Census] = []
         while self._answers:
             executors, answers = self._answers.popleft()
@@ -210,6 +223,7 @@ class CensusCalls:
         return censuses
 
     def _ask(self, executors: Sequence[Executor], order: CensusOrder) -> None:
+        """Run the census of these executors in the background, and keep the answers for ``answers``."""
         answers: list[Census] = []
         try:
             answers = self._cluster.census(executors, order)

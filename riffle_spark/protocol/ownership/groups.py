@@ -20,17 +20,17 @@ GROUP = "query"
 
 
 def task(key_group: int, group: str = GROUP) -> TaskId:
-    """Return the task of a group's key-group."""
+    """Return the task of a key-group in a co-location group."""
     return TaskId(group, key_group)
 
 
 def task_name(t: TaskId) -> str:
-    """Return a task's name in records and warnings: its number or, in a named group, ``group/number``."""
+    """Return the name of task ``t`` in records and warnings: its number or, in a named group, ``group/number``."""
     return str(t.key_group) if t.group == GROUP else f"{t.group}/{t.key_group}"
 
 
 def parse_task(text: str) -> TaskId:
-    """Return the task with this name. Raises ``ValueError`` if no task can have it."""
+    """Return the task with the name ``text``. Raises ``ValueError`` if no task can have it."""
     group, slash, number = text.rpartition("/")
     if not number.isdecimal() or str(int(number)) != number or bool(slash) != (group not in ("", GROUP)):
         raise ValueError(f"{text!r}, which is not a key-group")
@@ -39,18 +39,21 @@ def parse_task(text: str) -> TaskId:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The groups of a query's stores, by store."""
+    """The co-location group of each store of a query."""
 
     of_stores: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_query(cls, stores: Iterable[str], store_groups: Iterable[tuple[str, str]]) -> "Groups":
-        """Return the groups of these stores, given (store, group) pairs for some of them."""
+        """Return the groups of these stores.
+
+        ``store_groups`` has (store, group) pairs; other stores are in ``GROUP``.
+        """
         group_of = dict(store_groups)
         return cls({store: group_of.get(store, GROUP) for store in stores})
 
     def merged_with(self, groups: "Groups") -> "Groups":
-        """Return these groups and the groups of other stores."""
+        """Return these groups and the groups of the stores in ``groups``."""
         return Groups({**self.of_stores, **groups.of_stores})
 
     @property
@@ -59,7 +62,7 @@ class Groups:
         return tuple(sorted({*self.of_stores.values()})) or (GROUP,)
 
     def of(self, store: str) -> str:
-        """Return the group of a store."""
+        """Return the group of a store, ``GROUP`` if the store is unknown."""
         return self.of_stores.get(store, GROUP)
 
     def chosen_group(self, store: str | None) -> str:
@@ -83,7 +86,7 @@ class Groups:
         return TaskId(self.of(store), key_group)
 
     def tasks(self, key_groups: Iterable[int]) -> list[TaskId]:
-        """Return the tasks of all groups, sorted."""
+        """Return the tasks of these key-groups in all groups, sorted."""
         numbers = sorted(key_groups)
         return [TaskId(group, key_group) for group in self.names for key_group in numbers]
 
@@ -92,7 +95,7 @@ class Groups:
         return tuple(store for store in stores if self.of(store) == group)
 
     def restrict(self, by_task: Mapping[TaskId, _T]) -> dict[TaskId, _T]:
-        """Return the items of tasks that belong to a group of the query."""
+        """Return those items of a mapping by task whose task belongs to a group of the query."""
         names = self.names
         return {t: value for t, value in by_task.items() if t.group in names}
 

@@ -19,7 +19,7 @@ __all__ = ["IdleCopies"]
 
 
 class IdleCopies:
-    """Since when each copy has been idle."""
+    """The copies that no assignment needs, and since when."""
 
     def __init__(self) -> None:
         self._idle: dict[tuple[MemberId, Address], float] = {}
@@ -34,7 +34,10 @@ class IdleCopies:
         pointers: bool,
         groups: Groups,
     ) -> None:
-        """Record an assignment: it answers all copies that are known now. Pointer standbys need no copy."""
+        """Record which of all reported copies an assignment made at time ``now`` leaves without a place.
+
+        With ``pointers`` standbys need no copy.
+        """
         idle: dict[tuple[MemberId, Address], float] = {}
         for member in sorted(membership.live):
             for address in copies.of_member(member):
@@ -51,7 +54,11 @@ class IdleCopies:
         *,
         at_once: Set[MemberId] = frozenset(),
     ) -> dict[MemberId, list[Drop]]:
-        """Return the copies to remove now, by member, and forget them. ``at_once`` are members that need the room."""
+        """Take the copies to remove now, by member: those on live members that are idle for ``delay`` seconds.
+
+        They are forgotten here and in ``copies``. Copies of the members in ``at_once`` are taken without a delay,
+        because these members need room.
+        """
         drops: dict[MemberId, list[Drop]] = {}
         for (member, address), since in sorted(self._idle.items()):
             if member in live and (now - since >= delay or member in at_once):
@@ -63,15 +70,16 @@ class IdleCopies:
         return drops
 
     def is_due(self, now: float, delay: float) -> bool:
-        """Return whether a copy has been idle for ``delay`` seconds."""
+        """Return whether some copy has been idle for ``delay`` seconds at time ``now``."""
         return any(now - since >= delay for since in self._idle.values())
 
     def forget(self) -> None:
-        """Forget all copies: no assignment has answered them."""
+        """Forget all idle copies. They count as idle again after the next assignment."""
         self._idle.clear()
 
 
 def _is_needed(assignment: Assignment, member: MemberId, t: TaskId, *, pointers: bool) -> bool:
+    """Return whether an assignment needs a copy of task ``t`` on a member. With ``pointers`` standbys need none."""
     if member in (assignment.owners.get(t), assignment.target.get(t), *assignment.warmups.get(t, ())):
         return True
     return not pointers and member in assignment.standbys.get(t, ())

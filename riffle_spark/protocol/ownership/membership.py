@@ -24,9 +24,9 @@ __all__ = ["LiveMember", "LostMember", "MemberChanges", "Membership"]
 
 @dataclass(frozen=True, slots=True)
 class LiveMember:
-    """A live member: the name of its folder, its executor, rack and tags.
+    """A live member: the name of its folder (``id``), its executor, rack and tags.
 
-    ``counted`` is false while no census has named it. It is then a member by its executor's id.
+    ``counted`` is false while no census has named it. Its ``id`` is then that of its executor.
     """
 
     id: str
@@ -36,12 +36,12 @@ class LiveMember:
     counted: bool = True
 
     def member(self) -> Member:
-        """Return the assignor's member."""
+        """Return this member as the assignor's ``Member``."""
         tags = {name: value for name, value in self.tags.items() if name not in ("id", "rack")}
         return Member(self.id, slots=self.executor.cores, rack=self.rack, tags=tags)
 
     def recorded(self) -> RecordedMember:
-        """Return the member of a full record."""
+        """Return this member as the log records it."""
         executor = self.executor
         return RecordedMember(
             self.id, executor.id, executor.host, executor.cores, self.rack, dict(sorted(self.tags.items()))
@@ -70,11 +70,12 @@ class MemberChanges:
     duplicates: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __bool__(self) -> bool:
+        """Return whether a member joined, left or returned."""
         return bool(self.joined or self.left or self.returned)
 
 
 class Membership:
-    """The live and lost members by id, and the executors that were alive at the last look."""
+    """The live and the lost members by id, and the executors of the last update (``executors``)."""
 
     def __init__(self) -> None:
         self.executors: tuple[Executor, ...] = ()
@@ -89,7 +90,10 @@ class Membership:
         """By member, the live executors that had it before another one named the same folder."""
 
     def record_usage(self, member: str, disk: tuple[float, int], memory: tuple[int, int] = (0, 0)) -> None:
-        """Record how full a live member's disk and memory are. A disk or memory of no bytes was not measured."""
+        """Record the (used share, bytes) of a live member's disk, and its (used, free) bytes of memory.
+
+        A disk or memory of no bytes was not measured and is ignored.
+        """
         if disk[1] and member in self.live:
             self.disks[member] = disk
         if memory[0] and member in self.live:
@@ -97,21 +101,24 @@ class Membership:
 
     @property
     def memory_shares(self) -> dict[str, float]:
-        """The share of its memory that each member's Python workers use. Operators read it from other threads."""
+        """Return the share of its memory that each member's Python workers use.
+
+        Operators read it from other threads.
+        """
         return {member: used / (used + free) for member, (used, free) in tuple(self.memories.items())}
 
     def of_executor(self, executor: str) -> LiveMember | None:
-        """Return the member of an executor."""
+        """Return the member of an executor, ``None`` if it has none."""
         return next((living for living in self.live.values() if living.executor.id == executor), None)
 
     def record_folder(self, executor: str, member: str) -> None:
-        """Record the folder that an executor uses. It may have taken it over from a dead executor."""
+        """Record that an executor uses the folder of ``member``, perhaps instead of a dead executor."""
         living = self.live.get(member)
         if living is not None and living.executor.id != executor:
             self._heirs[member] = executor
 
     def reassign_folders(self, executors: Sequence[Executor]) -> MemberChanges:
-        """Give the members of dead executors to the executors that use their folders."""
+        """Give the members of dead executors to the live executors that use their folders; return the changes."""
         by_id = {executor.id: executor for executor in executors}
         self._displaced = {member: names & by_id.keys() for member, names in self._displaced.items()}
         heirs = {member: by_id[heir] for member, heir in self._heirs.items() if heir in by_id and member in self.live}
@@ -122,17 +129,20 @@ class Membership:
         return MemberChanges(returned=tuple(returned))
 
     def without_census(self, executors: Iterable[Executor]) -> list[Executor]:
-        """Return the executors without a member: their censuses are not complete."""
+        """Return the executors whose census has not arrived."""
         named = {member.executor.id for member in self.live.values() if member.counted}
         return [executor for executor in executors if executor.id not in named]
 
     def departed(self, executors: Sequence[Executor]) -> list[LiveMember]:
-        """Return the members whose executor is not live."""
+        """Return the members whose executor is not among these live executors, sorted by id."""
         alive = {executor.id for executor in executors}
         return [member for _, member in sorted(self.live.items()) if member.executor.id not in alive]
 
     def remove(self, members: Iterable[LiveMember], now: float, planned: frozenset[str]) -> MemberChanges:
-        """Remove lost members from the live members. ``planned`` are executors that were removed on purpose."""
+        """Move members from the live to the lost ones; return the changes.
+
+        ``planned`` are the ids of executors that were removed on purpose.
+        """
         removed = list(members)
         for member in removed:
             del self.live[member.id]
@@ -145,7 +155,10 @@ class Membership:
     def add(
         self, censuses: Iterable[Census], executors: Sequence[Executor], racks: Mapping[str, str | None]
     ) -> MemberChanges:
-        """Add the members that censuses of live executors name; ``racks`` by member."""
+        """Add the members that the censuses of these live executors name; return the changes.
+
+        ``racks`` has the rack of each member.
+        """
         by_id = {executor.id: executor for executor in executors}
         joined: list[str] = []
         returned: list[str] = []
@@ -183,18 +196,21 @@ class Membership:
         return False
 
     def add_without_census(self, executors: Iterable[Executor]) -> MemberChanges:
-        """Make executors without a census members by their own ids."""
+        """Make executors without a census members by their own ids; return the changes."""
         joined = list(executors)
         for executor in joined:
             self.live[executor.id] = LiveMember(executor.id, executor, counted=False)
         return MemberChanges(joined=tuple(executor.id for executor in joined))
 
     def forget_lost(self, now: float, delay: float) -> None:
-        """Forget lost members after ``delay`` seconds, also those that were removed on purpose."""
+        """Forget members that were lost ``delay`` seconds ago or earlier, also those that were removed on purpose."""
         self.lost = {name: lost for name, lost in self.lost.items() if now - lost.since < delay}
 
     def awaited(self, now: float, delay: float) -> dict[str, LiveMember]:
-        """Return the lost members that are awaited, because they were lost less than ``delay`` seconds ago."""
+        """Return the lost members whose return is awaited.
+
+        They were lost less than ``delay`` seconds before ``now``, and not on purpose.
+        """
         awaited = {name: lost for name, lost in self.lost.items() if not lost.planned and now - lost.since < delay}
         return {name: lost.living for name, lost in sorted(awaited.items())}
 
@@ -204,7 +220,7 @@ class Membership:
         return {living.id: living.executor.id for living in (*lost, *self.live.values())}
 
     def forget(self) -> None:
-        """Forget all members: another driver may have run batches."""
+        """Forget all members, because another driver may have run batches."""
         self.live.clear()
         self.lost.clear()
         self.disks.clear()

@@ -32,7 +32,7 @@ class OperatorRequests:
 
 
 class Operations:
-    """The requests in effect, and the checks of new requests.
+    """The requests of operators in effect. New requests are checked here.
 
     Every method may be called from any thread. A request is checked and stored under one lock.
     """
@@ -46,11 +46,14 @@ class Operations:
         self._member_names: dict[str, str] = {}
 
     def set_members(self, members: tuple[MemberState, ...]) -> None:
-        """Set the members that requests are checked against."""
+        """Set the members that later requests are checked against."""
         self.members = members
 
     def replace_executor_names(self, names: Mapping[str, str]) -> None:
-        """Apply requests that name executors to the members that their censuses have named since, by executor."""
+        """Move requests that name executors to the members that these executors turned out to be.
+
+        ``names`` has the id of the member by the id of its executor.
+        """
         with self._lock:
             self._member_names.update(names)
             requests = self.requests
@@ -59,7 +62,7 @@ class Operations:
             self.requests = replace(requests, pins=pins, drained=drained)
 
     def pin(self, key_group: int, member: str, group: str = GROUP) -> None:
-        """Keep a group's key-group on a member, named by its id or its executor's.
+        """Keep a key-group of ``group`` on a member, which is named by its id or by its executor's.
 
         Raises ``ConfigError`` if dispatch is ``hashed``, the member is drained, or the key-group or member is unknown.
         """
@@ -80,14 +83,17 @@ class Operations:
         self._change(add_pin)
 
     def unpin(self, key_group: int, group: str = GROUP) -> dict[str, str]:
-        """Remove the pin of a group's key-group; return the remaining pins. Raises ``ConfigError`` if it is unknown."""
+        """Remove the pin of a key-group; return the remaining pins as members by task name.
+
+        Raises ``ConfigError`` for an unknown key-group.
+        """
         unpinned = TaskId(group, key_group)
         self._check_key_group(key_group)
         requests = self._change(lambda r: replace(r, pins={t: m for t, m in r.pins.items() if t != unpinned}))
         return {task_name(t): member for t, member in sorted(requests.pins.items())}
 
     def drain(self, member: str) -> None:
-        """Move everything away from a member, named by its id or its executor's, with warm-ups.
+        """Request that everything moves away from a member, which is named by its id or by its executor's.
 
         Raises ``ConfigError`` if it is unknown, has pins, or is the last member that is not drained.
         """
@@ -136,6 +142,10 @@ class Operations:
         return self._change_slots(-1)
 
     def _change_slots(self, step: int) -> int:
+        """Change the slots per executor by ``step``; return the new limit.
+
+        Raises ``ConfigError`` beyond 1 to the cores.
+        """
         self._check_started()
         cores = max(member.cores for member in self.members)
         with self._lock:
@@ -174,7 +184,10 @@ class Operations:
         return self._change(change_settings).settings or settings
 
     def take_over(self, requests: OperatorRequests, *, alone: bool) -> None:
-        """Apply the requests of an earlier driver, ``alone`` or below this driver's own requests."""
+        """Apply the requests of an earlier driver.
+
+        With ``alone`` they replace this driver's own requests. Otherwise own requests win.
+        """
 
         def merge(own: OperatorRequests) -> OperatorRequests:
             if alone:
@@ -190,6 +203,10 @@ class Operations:
         self._change(merge)
 
     def _live_member(self, name: str) -> str:
+        """Return the id of the live member that a user names by its id or by its executor's.
+
+        Raises ``ConfigError`` for an unknown name, and before the first batch.
+        """
         self._check_started()
         for member in self.members:
             if name in (member.id, member.executor) and member.state != "awaited":
@@ -198,19 +215,23 @@ class Operations:
         raise _refused(f"Unknown live member {name!r}.", f"Name one of {live}.", "RIFFLE-0756")
 
     def _name_of(self, member: str) -> str:
+        """Return the id that a member has now. It changes once a census names the folder of its executor."""
         return self._member_names.get(member, member)
 
     def _check_key_group(self, key_group: int) -> None:
+        """Raise ``ConfigError`` for a number that is not a key-group."""
         if not 0 <= key_group < self._key_groups:
             raise _refused(
                 f"Unknown key-group {key_group}.", f"Name one of 0 to {self._key_groups - 1}.", "RIFFLE-0757"
             )
 
     def _check_started(self) -> None:
+        """Raise ``ConfigError`` before the first batch, because members are unknown until then."""
         if not self.members:
             raise _refused("The query has not run a batch yet.", "Retry after its first batch.", "RIFFLE-0758")
 
     def _change(self, change: Callable[[OperatorRequests], OperatorRequests]) -> OperatorRequests:
+        """Replace the requests by what ``change`` returns for them, under the lock; return the new requests."""
         with self._lock:
             self.requests = replace(change(self.requests), revision=self.requests.revision + 1)
             return self.requests

@@ -40,7 +40,10 @@ class Ownership:
         self._operations = operations
 
     def begin(self, tail: Record | None, groups: Groups) -> None:
-        """Start from the newest record, and forget members and copies: another driver may have run batches."""
+        """Start a run from the newest record.
+
+        Members and copies are forgotten, because another driver may have run batches.
+        """
         self.discovery.forget()
         self.membership.forget()
         self.copies.forget()
@@ -63,7 +66,8 @@ class Ownership:
     ) -> SlotLayout:
         """Return the slots for these live executors: the same object while nothing changes.
 
-        ``between`` two batches, triggers that count batches are left out.
+        ``stores`` are the durable stores. With ``between``, no batch runs, and triggers that count batches are left
+        out.
         """
         members_changed = self._update_members(executors, home, now)
         situation = self.placement.situation(manifest, stores, now)
@@ -71,7 +75,7 @@ class Ownership:
         return self.placement.layout_for(situation, members_changed=members_changed, between=between)
 
     def _update_members(self, executors: Sequence[Executor], home: Home, now: float) -> bool:
-        """Update the members that left, joined and returned; return whether any did."""
+        """Update the members for these live executors; return whether any left, joined or returned."""
         membership = self.membership
         delay = self.placement.settings.scheduled_rebalance_max_delay
         membership.forget_lost(now, delay)
@@ -88,7 +92,7 @@ class Ownership:
         return any(changes)
 
     def record_receipts(self, receipts: Sequence[Receipt], now: float) -> None:
-        """Record the folders, missing copies, room and refusing disks that slots reported."""
+        """Record what the slots of a run reported: folders, missing copies, use of disk and memory, refusing disks."""
         memory = memory_by_member(receipts, self.placement.groups)
         for receipt in receipts:
             if is_refused(receipt):
@@ -98,9 +102,9 @@ class Ownership:
         self.copies.record_missing(receipts)
 
     def record_folder(self, executor: str, folder: str) -> None:
-        """Record the folder that an executor uses. If its member has another folder, that member is removed.
+        """Record that an executor uses the folder of member ``folder`` (empty: unknown).
 
-        The copies of that member are forgotten with the next look.
+        If the executor had another member, that one is removed, and its copies are forgotten with the next update.
         """
         self.membership.record_folder(executor, folder)
         member = self.membership.of_executor(executor)
@@ -111,7 +115,10 @@ class Ownership:
     def record_commit(
         self, record: Record, manifest: Manifest, changes: Mapping[Address, Entry], receipts: Sequence[Receipt]
     ) -> None:
-        """Record a committed batch: copies, measured work, and the end of its attempts."""
+        """Record a committed batch: its copies, its measured work, and which disks work again.
+
+        ``manifest`` is the manifest before it, ``changes`` are its changed entries.
+        """
         self.copies.record_commit(record, manifest, changes, receipts)
         self.placement.weights.record_batch(receipts, manifest, self.placement.groups)
         self.discovery.start_batch()
@@ -125,6 +132,6 @@ class Ownership:
         return readiness.with_load(states, self.placement.present.owners, self.placement.weights.measured)
 
     def take_rebalance(self) -> Rebalance:
-        """Return the moves and warnings since the last call."""
+        """Return the moves and warnings of assignments since the last call, and forget them."""
         changes = self.placement.take_changes()
         return replace(changes, warnings=(*changes.warnings, *self.discovery.take_warnings()))

@@ -30,7 +30,7 @@ __all__ = ["Placement"]
 
 
 class Placement:
-    """The present assignment, the slots that follow from it, and the triggers that change it.
+    """The present assignment, the slots that follow from it (``layout``), and the triggers that change it.
 
     ``groups`` are the co-location groups of the query's stores. ``shards`` are the partitions that key-groups stand
     for; they are ``None`` unless dispatch is by partition. ``settings`` are the settings in force.
@@ -71,7 +71,7 @@ class Placement:
         self.layout = None
 
     def set_tasks(self, groups: Groups, shards: Shards | None) -> None:
-        """Set the shards of a batch, and add the groups of its stores: stores may join while a query runs."""
+        """Set the shards of a batch, and add the groups of its stores, because stores may join while a query runs."""
         self.shards = shards
         merged = self.groups.merged_with(groups)
         if merged != self.groups:
@@ -79,15 +79,15 @@ class Placement:
             self.layout = None
 
     def forget_layout(self) -> None:
-        """Assign anew before the next run."""
+        """Forget the slots, so that a new assignment is made before the next run."""
         self.layout = None
 
     def warn(self, warning: str) -> None:
-        """Add a warning to the next report."""
+        """Add a warning to the next batch report."""
         self._changes = self._changes.extended((), [warning])
 
     def take_changes(self) -> Rebalance:
-        """Return the moves and warnings since the last call."""
+        """Return the moves and warnings since the last call, and forget them."""
         changes = self._changes.extended((), self.triggers.take_warnings())
         self._changes = Rebalance()
         return changes
@@ -95,7 +95,10 @@ class Placement:
     def situation(
         self, manifest: Manifest, stores: tuple[str, ...], now: float, key_groups: Collection[int] | None = None
     ) -> Situation:
-        """Return the inputs of the next assignment, for durable ``stores`` and by default all key-groups."""
+        """Return the inputs of the next assignment.
+
+        ``stores`` are the durable stores. ``key_groups`` are all of them by default.
+        """
         if key_groups is None:
             key_groups = range(self.settings.key_groups if self.shards is None else len(self.shards))
         requests = self._operations.requests
@@ -121,7 +124,7 @@ class Placement:
     def layout_for(self, situation: Situation, *, members_changed: bool, between: bool) -> SlotLayout:
         """Return the slots for the live members, after a new assignment if one is due.
 
-        ``between`` two batches, triggers that count batches are left out.
+        With ``between``, no batch runs, and triggers that count batches are left out.
         """
         if self.layout is None or members_changed or self._is_due(situation, between=between):
             self._assign(self.situation(situation.manifest, situation.stores, situation.now))
@@ -129,21 +132,24 @@ class Placement:
         return self.layout
 
     def has_pending_request(self) -> bool:
-        """Return whether a request, or a change of tasks or settings, still waits for an assignment."""
+        """Return whether a request, or a change of tasks or settings, waits for the next assignment."""
         return self.layout is None or self._operations.requests != self._applied_requests
 
     def awaited(self, now: float) -> tuple[list[LostMember], dict[TaskId, MemberId]]:
-        """Return the lost members that are awaited, and the tasks that return to them or to members that are back."""
+        """Return the lost members that are awaited, and the tasks that return to their prior owner, with that owner."""
         awaited = self._membership.awaited(now, self.settings.scheduled_rebalance_max_delay)
         returning = self.prior_owners.among({*awaited, *self._membership.live})
         return [self._membership.lost[member] for member in awaited], returning
 
     def task_of(self, key_group: int | tuple[str, int], store: str | None) -> TaskId:
-        """Return the task of a key-group, or of a (topic, partition). With one group ``store`` may be ``None``."""
+        """Return the task of a key-group number or a (topic, partition) of a store.
+
+        With one group ``store`` may be ``None``. Raises ``ConfigError`` if there is no such task.
+        """
         return TaskId(self.groups.chosen_group(store), key_group_number(key_group, self.shards))
 
     def place_of(self, task: TaskId) -> readiness.KeyPlace | None:
-        """Return the place of a task, ``None`` while it has no owner."""
+        """Return the place of a task, or ``None`` while it has no live owner."""
         return readiness.place_of(task, self.present, self._membership, self._partitions)
 
     def ready_standbys(self, manifest: Manifest, store: str) -> dict[int, tuple[MemberId, ...]]:
@@ -158,10 +164,15 @@ class Placement:
 
     @property
     def _partitions(self) -> tuple[tuple[str, int], ...]:
+        """Return the (topic, partition) of each shard, empty unless dispatch is by partition."""
         return () if self.shards is None else self.shards.partitions
 
     def _is_due(self, situation: Situation, *, between: bool) -> bool:
-        """Check every trigger. Hashed owners change only with requests, tasks and members."""
+        """Check every trigger; return whether one fired.
+
+        All of them are checked, because some count batches. With ``hashed`` dispatch only requests, tasks and members
+        count.
+        """
         laid_out_for = self.layout.shards if self.layout else None
         fired = [
             self._operations.requests != self._applied_requests,
@@ -176,6 +187,7 @@ class Placement:
         return any(fired)
 
     def _assign(self, situation: Situation) -> None:
+        """Make a new assignment, and record it in members, copies, triggers and the next report."""
         requests = self._operations.requests
         previous = self.present
         self.triggers.start_assignment(situation, is_requested=requests != self._applied_requests)
@@ -190,6 +202,7 @@ class Placement:
         self._operations.set_members(readiness.member_states(replace(situation, present=self.present), awaited))
 
     def _next_assignment(self, situation: Situation, requests: OperatorRequests) -> tuple[Assignment, SlotLayout]:
+        """Return a new assignment and its slots, from the assignor or, with ``hashed`` dispatch, from the hashes."""
         live = self._membership.live
         if self.settings.dispatch == "hashed" and self.shards is not None:
             present = slots.hashed_assignment(live, self.shards, self.present, situation.drained, requests.slots)
@@ -199,7 +212,7 @@ class Placement:
         return present, slots.layout_of(live, present.owners, self.groups, requests.slots, self.shards)
 
     def _report(self, previous: Assignment, situation: Situation, layout: SlotLayout) -> None:
-        """Report the changes of an assignment to the listener and in the next batch report."""
+        """Pass the moves of a new assignment to the listener, and add moves and warnings to the next batch report."""
         names = self._membership.executor_names()
         moves = moves_of(previous.owners, self.present, names, situation.partitions)
         warnings = list(self.present.warnings)

@@ -20,15 +20,21 @@ class PriorOwners:
         self._standbys: dict[TaskId, MemberId] = {}
 
     def among(self, members: Collection[MemberId]) -> dict[TaskId, MemberId]:
-        """Return the tasks with a prior owner in ``members``."""
+        """Return the tasks whose prior owner is in ``members``, with that owner."""
         return {t: owner for t, owner in self.owners.items() if owner in members}
 
     def followers(self, task: TaskId) -> tuple[str, str]:
-        """Return the members that read a task's deltas once they are back: prior owner and prior standby, or ""."""
+        """Return the prior owner and the prior standby of a task, "" for none.
+
+        They read its deltas once they are back.
+        """
         return self.owners.get(task, ""), self._standbys.get(task, "")
 
     def remember(self, lost: Iterable[MemberId], awaited: Collection[MemberId], present: Assignment) -> None:
-        """Keep the tasks and the standby copies of lost members that are awaited."""
+        """Keep the tasks and standbys of those ``lost`` members that are in ``awaited``.
+
+        ``present`` is the assignment.
+        """
         for member in lost:
             if member in awaited:
                 owned = [t for t, owner in present.owners.items() if owner == member]
@@ -40,7 +46,10 @@ class PriorOwners:
         self.owners.update(owners)
 
     def give_up(self, awaited: Collection[MemberId], live: Collection[MemberId]) -> bool:
-        """Forget the tasks of members that are no longer awaited; return whether the last assignment awaited one."""
+        """Forget the tasks of members that are neither awaited nor live.
+
+        Return whether the last assignment waited for one of them.
+        """
         self.owners = self.among({*awaited, *live})
         self._standbys = {t: member for t, member in self._standbys.items() if member in awaited}
         return bool(self.awaited - {*awaited, *live})

@@ -23,7 +23,10 @@ _Full: TypeAlias = tuple[_Kind, MemberId]
 
 
 class Quarantine:
-    """The pairs of task and member for which no copy should be placed."""
+    """The pairs of task and member for which no copy should be placed.
+
+    A *mark* is a limit of a disk or of memory: 1 the limit, 2 the high mark, 3 the flood mark.
+    """
 
     def __init__(self) -> None:
         self._marks: dict[_Full, int] = {}
@@ -33,27 +36,28 @@ class Quarantine:
         self._warnings: list[str] = []
 
     def forgive(self) -> None:
-        """Let standbys that fell behind be tried again, because an operator asked for an assignment."""
+        """Allow copies on standbys that fell behind again, because an operator asked for an assignment."""
         self._slow.clear()
 
     def take_warnings(self) -> list[str]:
-        """Return the warnings since the last call."""
+        """Return the warnings since the last call, and forget them."""
         warnings = self._warnings
         self._warnings = []
         return warnings
 
     @property
     def emptied(self) -> frozenset[MemberId]:
-        """The members with a disk above the high mark."""
+        """Return the members with a disk above the high mark. Their idle copies are removed at once."""
         return frozenset(m for (kind, m), mark in self._marks.items() if kind == "disk" and mark >= _HIGH)
 
     @property
     def flooded(self) -> frozenset[MemberId]:
-        """The members with a disk above the flood mark."""
+        """Return the members with a disk above the flood mark."""
         return frozenset(member for (_, member), mark in self._marks.items() if mark >= _FLOOD)
 
     @property
     def _full(self) -> frozenset[MemberId]:
+        """Return the members whose disk or memory exceeds a mark."""
         return frozenset(member for _, member in self._marks)
 
     def members_to_measure(self, working: Iterable[MemberId], now: float) -> frozenset[MemberId]:
@@ -102,7 +106,10 @@ class Quarantine:
         return changed
 
     def add_slow(self, standbys: Mapping[_Copy, int], situation: Situation) -> bool:
-        """Add standbys whose lag keeps growing; return whether a new one can be replaced by another member."""
+        """Quarantine standbys whose lag keeps growing, given with their lags in records.
+
+        Return whether another member can replace a new one of them.
+        """
         live = situation.members.live
         present = situation.present.standbys
         lags = {copy: situation.lag(copy[1], copy[0]) for copy in self._slow if copy[1] in live}
@@ -122,7 +129,7 @@ class Quarantine:
         return bool(replaceable)
 
     def of(self, situation: Situation) -> dict[TaskId, tuple[MemberId, ...]]:
-        """Return, by task, the members that should have no copy of it."""
+        """Return the members that should have no copy of a task, by task. Tasks without such members are left out."""
         if not self._marks and not self._slow:
             return {}
         placed = {member: situation.placed_tasks(member) for member in situation.members.live}
@@ -130,7 +137,10 @@ class Quarantine:
         return {t: members for t, members in quarantined.items() if members}
 
     def _of_task(self, t: TaskId, placed: Mapping[MemberId, set[TaskId]], situation: Situation) -> tuple[MemberId, ...]:
-        """Return the live members that should get no copy of a task."""
+        """Return the live members that should have no copy of task ``t``.
+
+        ``placed`` has the tasks on each live member.
+        """
         owner = situation.present.owners.get(t)
         full = self._full
         names = {member for (_, member), leaving in self._leaving.items() if t in leaving}
@@ -144,21 +154,27 @@ class Quarantine:
         return tuple(sorted(names & placed.keys()))
 
     def _alternatives(self, t: TaskId, situation: Situation) -> list[MemberId]:
-        """Return the members that could keep a standby of a task better than the members that fall behind."""
+        """Return the live members that could keep a standby of a task better than those that fall behind.
+
+        They do not fall behind, are not full or drained, and have no place in the present assignment of the task.
+        """
         avoided = {*self._full, *(member for _, member in self._slow), *situation.drained}
         avoided |= {situation.present.owners.get(t, ""), *situation.present.standbys.get(t, ())}
         return sorted(situation.members.live.keys() - avoided)
 
 
 def _mark(used: float, limits: tuple[float, ...], last_mark: int) -> int:
-    """Return how many marks are exceeded. A mark that was exceeded before counts until the use is well below it."""
+    """Return how many of the ascending ``limits`` the share ``used`` exceeds.
+
+    A limit that was exceeded at the last check counts until the use is well below it.
+    """
     return sum(used > limit - (_BELOW if number < last_mark else 0.0) for number, limit in enumerate(limits))
 
 
 def _next_to_leave(
     situation: Situation, kind: _Kind, member: MemberId, tasks: set[TaskId], count: int
 ) -> frozenset[TaskId]:
-    """Return the copies that leave a member next: standbys first, then the largest."""
+    """Return up to ``count`` copies that a full member gives up next: standbys first, then the largest."""
     owners = situation.present.owners
 
     def size(t: TaskId) -> float:
@@ -168,6 +184,7 @@ def _next_to_leave(
 
 
 def _disk_warning(situation: Situation, member: MemberId, limit: float) -> str:
+    """Return the warning that the disk of a member exceeds a limit."""
     used, _ = situation.members.disks[member]
     executor = situation.members.live[member].executor
     return (
@@ -178,6 +195,7 @@ def _disk_warning(situation: Situation, member: MemberId, limit: float) -> str:
 
 
 def _memory_warning(situation: Situation, member: MemberId) -> str:
+    """Return the warning that the memory of a member exceeds its limit."""
     used_bytes, free_bytes = situation.members.memories[member]
     executor = situation.members.live[member].executor
     return (

@@ -138,13 +138,13 @@ class KeyPlace:
 
 
 class LagTrend:
-    """The sum of the lags of each member's copies, by batch."""
+    """The lags of each member's copies, summed per batch, for the last ten batches."""
 
     def __init__(self) -> None:
         self._lags: deque[dict[MemberId, CopyLag]] = deque([{}], maxlen=_BATCHES_OF_A_TREND + 1)
 
     def record(self, copies: Iterable[Readiness]) -> None:
-        """Record the lags after a batch."""
+        """Record the lags of all copies after a batch."""
         lags: dict[MemberId, CopyLag] = {}
         for copy in copies:
             total = lags.get(copy.member, LEVEL)
@@ -152,7 +152,7 @@ class LagTrend:
         self._lags.append(lags)
 
     def of(self, member: MemberId) -> tuple[int, int, int]:
-        """Return the records and bytes that a member's copies lack, and the growth of the records."""
+        """Return what a member's copies lack as (records, bytes), and the growth of the records as the third value."""
         newest = self._lags[-1].get(member, LEVEL)
         oldest = next((lags[member] for lags in self._lags if member in lags), newest)
         return newest.records, newest.bytes, newest.records - oldest.records
@@ -166,9 +166,9 @@ class LagTrend:
 def place_of(
     t: TaskId, present: Assignment, members: Membership, partitions: Sequence[tuple[str, int]] = ()
 ) -> KeyPlace | None:
-    """Return the place of a task, ``None`` while it has no live owner.
+    """Return the place of task ``t``, or ``None`` while it has no live owner.
 
-    ``partitions`` are the partitions of key-groups.
+    ``partitions`` has the (topic, partition) of each key-group, with dispatch by partition.
     """
     owner = present.owners.get(t)
     member = members.live.get(owner or "")
@@ -180,7 +180,10 @@ def place_of(
 
 
 def readiness_of(situation: Situation, acceptable: int, *, pointers: bool) -> tuple[Readiness, ...]:
-    """Return the readiness of every standby and warm-up, standbys first, by key-group."""
+    """Return the readiness of every standby and warm-up, standbys first, by key-group.
+
+    ``acceptable`` is the lag in records up to which a copy is warm. With ``pointers`` standbys hold no copies.
+    """
     present = situation.present
     return (
         *_of_role(situation, present.standbys, "standby", acceptable, pointers=pointers),
@@ -196,6 +199,7 @@ def _of_role(
     *,
     pointers: bool,
 ) -> Iterable[Readiness]:
+    """Yield the readiness of the copies of one role, given the members with a copy by task."""
     for t, members in sorted(copies.items()):
         for member in members:
             if member in situation.members.live:
@@ -206,9 +210,10 @@ def _of_role(
 
 
 def ready_standbys(situation: Situation, acceptable: int) -> dict[TaskId, tuple[MemberId, ...]]:
-    """Return, by task, the live standbys that could take over at once. Pointers cannot.
+    """Return, by task, the live standbys with a copy that lags at most ``acceptable`` records.
 
-    A task is left out if its owner is known to have no copy: the owner fetches one, instead of stopping repeatedly.
+    They could take over at once. A task is left out if its owner is known to have no copy: the owner fetches one,
+    instead of stopping repeatedly.
     """
     ready: dict[TaskId, tuple[MemberId, ...]] = {}
     for t, members in situation.present.standbys.items():
@@ -219,6 +224,7 @@ def ready_standbys(situation: Situation, acceptable: int) -> dict[TaskId, tuple[
 
 
 def _total_lag(situation: Situation, member: MemberId, t: TaskId) -> CopyLag:
+    """Return the lag of a member's copies of a task, summed over the task's stores."""
     total = LEVEL
     for store, entry in zip(situation.stores_of(t), situation.entries(t), strict=True):
         lag = situation.copies.lag(member, (store, t.key_group), entry)
@@ -227,7 +233,7 @@ def _total_lag(situation: Situation, member: MemberId, t: TaskId) -> CopyLag:
 
 
 def _pointers(situation: Situation, member: MemberId, t: TaskId) -> tuple[tuple[str, str, int], ...]:
-    """Return the pointers of a standby: the newest snapshot of each store of which it has no copy."""
+    """Return (store, snapshot id, version) of the newest snapshot of each store of which a standby has no copy."""
     heads = situation.copies.of_member(member)
     return tuple(
         (store, entry.snapshot.id, entry.snapshot.head.version)
@@ -237,7 +243,7 @@ def _pointers(situation: Situation, member: MemberId, t: TaskId) -> tuple[tuple[
 
 
 def member_states(situation: Situation, awaited: Mapping[MemberId, LiveMember]) -> tuple[MemberState, ...]:
-    """Return all live and awaited members, sorted by id."""
+    """Return the state of all live and awaited members, sorted by id, without load, lags, disk and memory."""
     present = situation.present
     owned = Counter(present.owners.values())
     standbys = Counter(member for members in present.standbys.values() for member in members)
@@ -273,7 +279,7 @@ def with_room(state: MemberState, members: Membership) -> MemberState:
 def with_load(
     states: Iterable[MemberState], owners: Mapping[TaskId, MemberId], measured: Mapping[TaskId, float]
 ) -> tuple[MemberState, ...]:
-    """Return members' states with the measured work of the tasks they own."""
+    """Return members' states with the ``measured`` work of the tasks they own."""
     load: dict[MemberId, float] = {}
     for t, owner in owners.items():
         load[owner] = load.get(owner, 0.0) + measured.get(t, 0.0)

@@ -45,7 +45,7 @@ class RebalanceListener:
 
 
 def check_listener(listener: object) -> None:
-    """Raise ``ConfigError`` if a listener lacks a method."""
+    """Raise ``ConfigError`` if ``listener`` is neither ``None`` nor an object with all methods of a listener."""
     methods = [name for name in vars(RebalanceListener) if name.startswith("on_")]
     is_complete = all(callable(getattr(listener, name, None)) for name in methods)
     if listener is not None and (isinstance(listener, type) or not is_complete):
@@ -64,7 +64,7 @@ class Rebalance:
     warnings: tuple[str, ...] = ()
 
     def extended(self, moves: Iterable[MoveFields], warnings: Iterable[str]) -> "Rebalance":
-        """Return the rebalance with more moves and warnings."""
+        """Return these changes with more moves and warnings."""
         return Rebalance((*self.moves, *moves), (*self.warnings, *warnings))
 
 
@@ -74,7 +74,7 @@ def moves_of(
     executors: Mapping[MemberId, str],
     partitions: Sequence[tuple[str, int]] = (),
 ) -> list[MoveFields]:
-    """Return all moves of an assignment.
+    """Return all moves of an assignment as fields.
 
     ``executors`` has the executor of each member, lost ones included. ``partitions`` are the (topic, partition) of
     key-groups with dispatch by partition.
@@ -88,6 +88,7 @@ def moves_of(
 
 
 def _fields_of(move: Move, source: MemberId, executors: Mapping[MemberId, str]) -> MoveFields:
+    """Return the fields of a move. ``source`` is the member that the task leaves, empty if it had none."""
     group: MoveFields = {} if move.task.group == GROUP else {"group": move.task.group}
     return {
         "key_group": move.task.key_group,
@@ -103,7 +104,10 @@ def _fields_of(move: Move, source: MemberId, executors: Mapping[MemberId, str]) 
 
 
 def notify(listener: RebalanceListener, moves: Sequence[MoveFields], live: Iterable[MemberId]) -> list[str]:
-    """Call a listener with the moves of owners; return its exceptions as warnings."""
+    """Call a listener with the moves of owners; return the exceptions that it raised as warnings.
+
+    ``live`` are the live members.
+    """
     live_members = frozenset(live)
     owner_moves = [_for_listener(move) for move in moves if move["role"] == "owner"]
     lost = [move for move in owner_moves if move["from"] and move["from"] not in live_members]
@@ -123,5 +127,5 @@ def notify(listener: RebalanceListener, moves: Sequence[MoveFields], live: Itera
 
 
 def _for_listener(move: MoveFields) -> MoveFields:
-    """Return a move without the number of its key-group if that stands for a partition."""
+    """Return a move as a listener gets it: without the key-group number if that stands for a partition."""
     return {name: value for name, value in move.items() if name != "key_group"} if "partition" in move else move

@@ -29,14 +29,17 @@ class RebalanceTriggers:
         self._measured = Measured(weights, self._patience)
 
     def is_probe_due(self, situation: Situation, readiness: Iterable[Readiness], settings: Settings) -> bool:
-        """Return whether to probe now. A standby that is to become the owner warms up, too."""
+        """Return whether a probing rebalance is due now.
+
+        A standby that is to become the owner counts as a warm-up.
+        """
         target = situation.present.target
         warming = [r.lag_records for r in readiness if r.role == "warmup" or target.get(r.task) == r.member]
         patience = (settings.acceptable_recovery_lag, settings.probing_rebalance_interval)
         return self.probes.due(situation.present, warming, patience, situation.now)
 
     def is_due_after_batch(self, situation: Situation, readiness: Iterable[Readiness], settings: Settings) -> bool:
-        """Update every trigger that counts batches; return whether any fired."""
+        """Update every trigger that counts batches; return whether one of them fired."""
         present = situation.present
         settled = not present.warmups and not present.needs_probe
         slots = slots_to_level(situation.members.live, settings, situation.drained)
@@ -49,7 +52,10 @@ class RebalanceTriggers:
         return any(fired)
 
     def _fall_behind(self, situation: Situation, readiness: Iterable[Readiness], settings: Settings) -> bool:
-        """Quarantine standbys with a lag that keeps growing. A standby without a copy is still being restored."""
+        """Quarantine standbys whose lag keeps growing; return whether another member can replace one of them.
+
+        A standby without a copy is still being restored and is not counted.
+        """
         if uses_pointers(settings):
             return self.quarantine.add_slow({}, situation)
         standbys = (r for r in readiness if r.role == "standby" and situation.has_copy(r.member, r.task))
@@ -57,6 +63,7 @@ class RebalanceTriggers:
         return self.quarantine.add_slow(slow, situation)
 
     def _reads_across(self, situation: Situation, settings: Settings, *, settled: bool) -> bool:
+        """Return whether owners read too many rows across racks for enough batches."""
         weights = self._measured.weights
         if not weights.racks_of or settings.rack_aware_assignment_strategy == "none":
             return False
@@ -64,9 +71,10 @@ class RebalanceTriggers:
         return self._measured.reads_across(traffic, situation.present.owners, _racks(situation), settled=settled)
 
     def start_assignment(self, situation: Situation, *, is_requested: bool) -> None:
-        """Fix the inputs of the next assignment.
+        """Fix the measured traffic for the next assignment.
 
-        A series of probing rebalances uses the same measurement of traffic.
+        A series of probing rebalances uses the same measurement. If an operator requested it, slow standbys are tried
+        again.
         """
         if is_requested:
             self.quarantine.forgive()
@@ -75,21 +83,22 @@ class RebalanceTriggers:
             self._measured.traffic = weights.traffic(situation.groups, situation.partitions or None)
 
     def with_measurements(self, situation: Situation, settings: Settings) -> Situation:
-        """Return the situation with traffic and quarantined members. A new driver knows disks from censuses only."""
+        """Return the situation with the measured traffic and the quarantined members."""
         self.quarantine.update_marks(situation, settings)
         return replace(situation, traffic=self._measured.traffic, quarantined=self.quarantine.of(situation))
 
     def record_assignment(self, assignment: Assignment, situation: Situation, settings: Settings) -> None:
-        """Record an assignment and the values that it could not improve, and count batches from zero."""
+        """Record an assignment and what it could not improve, and count batches from zero."""
         slots = slots_to_level(situation.members.live, settings, situation.drained)
         self._measured.record_assignment(assignment.target, slots, _racks(situation), settings.balance_band)
         self.probes.record_assignment(assignment, situation.now)
         self._patience.reset()
 
     def take_warnings(self) -> list[str]:
-        """Return the warnings since the last call."""
+        """Return the warnings since the last call, and forget them."""
         return [*self.quarantine.take_warnings(), *self._measured.take_warnings()]
 
 
 def _racks(situation: Situation) -> dict[MemberId, str | None]:
+    """Return the rack of each live member."""
     return {name: living.rack for name, living in situation.members.live.items()}

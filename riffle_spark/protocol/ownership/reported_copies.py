@@ -35,7 +35,7 @@ LEVEL = CopyLag(0, 0)
 
 
 def lag_without_copy(entry: Entry) -> CopyLag:
-    """Return the lag of a member without a copy: the whole state."""
+    """Return the lag of a member without a copy of a key-group: the whole state that ``entry`` lists."""
     snapshot = entry.snapshot
     records = (snapshot.rows if snapshot else 0) + sum(link.rows for link in entry.chain)
     return CopyLag(records, (snapshot.length if snapshot else 0) + entry.chain_bytes)
@@ -43,7 +43,10 @@ def lag_without_copy(entry: Entry) -> CopyLag:
 
 @dataclass(slots=True)
 class _Trail:
-    """Links that snapshots removed from a chain, each with the number of that record. They begin after ``base``."""
+    """The links that snapshots removed from a chain, each with the number of that record.
+
+    ``base`` is the head before the first of them.
+    """
 
     base: Head
     links: list[tuple[int, Link]]
@@ -58,7 +61,7 @@ class ReportedCopies:
         self._trails: dict[Address, _Trail] = {}
 
     def record_census(self, census: Census) -> None:
-        """Record all copies of a member, as its census lists them."""
+        """Replace the copies of a member by those that its census lists."""
         self._heads[census.member] = {(store, kg): Head(version, a) for store, kg, version, a in census.copies}
         self._sealed[census.member] = deque(census.sealed, maxlen=_SEALED_REMEMBERED)
 
@@ -67,7 +70,7 @@ class ReportedCopies:
         self._heads.setdefault(member, {})[address] = head
 
     def remove(self, member: str, address: Address) -> None:
-        """Forget a copy that is missing or being removed."""
+        """Forget a member's copy that is missing or being removed."""
         self._heads.get(member, {}).pop(address, None)
 
     def remove_member(self, member: str) -> None:
@@ -76,23 +79,26 @@ class ReportedCopies:
         self._sealed.pop(member, None)
 
     def forget(self) -> None:
-        """Forget everything, because another driver may have run batches."""
+        """Forget all copies, because another driver may have run batches."""
         self._heads.clear()
         self._sealed.clear()
         self._trails.clear()
 
     def keep_members(self, members: Collection[str]) -> None:
-        """Forget the copies in folders of other members than ``members``."""
+        """Forget the copies of all members that are not in ``members``."""
         for by_member in (self._heads, self._sealed):
             for member in by_member.keys() - members:
                 del by_member[member]
 
     def of_member(self, member: str) -> Mapping[Address, Head]:
-        """Return the heads of a member's copies."""
+        """Return the heads of a member's copies by (store, key-group)."""
         return self._heads.get(member, {})
 
     def record_receipts(self, receipts: Iterable[Receipt], manifest: Manifest) -> None:
-        """Record the copies that slots used, at the heads of ``manifest`` before the batch, and the sealed deltas."""
+        """Record the copies that slots used, and the deltas that they sealed.
+
+        The copies are at the heads of ``manifest``, the manifest before the batch.
+        """
         for receipt in receipts:
             if not receipt.member:
                 continue
@@ -102,7 +108,10 @@ class ReportedCopies:
                 self.record_copy(receipt.member, address, manifest.entry(*address).head)
 
     def record_snapshots(self, sequence: int, manifest: Manifest, changes: Mapping[Address, Entry]) -> None:
-        """Keep the links that the snapshots of record ``sequence`` remove from chains of the previous ``manifest``."""
+        """Keep the links that the snapshots of record ``sequence`` remove from the chains.
+
+        ``manifest`` is the manifest before its ``changes``.
+        """
         for address, entry in changes.items():
             previous = manifest.entries.get(address, EMPTY)
             if entry.snapshot is None or entry.snapshot == previous.snapshot:
@@ -116,7 +125,10 @@ class ReportedCopies:
             trail.links += [(sequence, link) for link in removed]
 
     def forget_trails(self, oldest: int) -> None:
-        """Forget links that no retained record lists. ``oldest`` is the number of the first retained record."""
+        """Forget the removed links that no retained record lists.
+
+        ``oldest`` is the number of the first retained record.
+        """
         for address, trail in list(self._trails.items()):
             retained = [(sequence, link) for sequence, link in trail.links if sequence > oldest]
             if len(retained) < len(trail.links):
@@ -126,13 +138,14 @@ class ReportedCopies:
                 del self._trails[address]
 
     def missing_links(self, member: str, address: Address, entry: Entry) -> tuple[Link, ...] | None:
-        """Return the links that a member's copy lacks, or ``None`` if it has no copy that can fold them."""
+        """Return the links that a member's copy lacks, or ``None`` if it has no copy that can be brought up to date."""
         head = self._heads.get(member, {}).get(address)
         if head is None:
             return None if entry.head != EMPTY_HEAD else ()
         return self._links_after(head, address, entry)
 
     def _links_after(self, head: Head, address: Address, entry: Entry) -> tuple[Link, ...] | None:
+        """Return the links from ``head`` to the head of ``entry``, or ``None`` if ``head`` is on no known chain."""
         links = entry.after(head)
         if links is not None or address not in self._trails:
             return links
@@ -143,7 +156,7 @@ class ReportedCopies:
         return None if removed is None else (*removed, *entry.chain)
 
     def lag(self, member: str, address: Address, entry: Entry) -> CopyLag:
-        """Return the lag of a member's copy: the whole state if it has no copy that can follow."""
+        """Return the lag of a member's copy. Without a copy that can be brought up to date it is the whole state."""
         links = self.missing_links(member, address, entry)
         if links is None:
             return lag_without_copy(entry)
@@ -154,7 +167,10 @@ class ReportedCopies:
         return CopyLag(sum(link.rows for link in remote_links), sum(link.length for link in remote_links))
 
     def entry_to_follow(self, member: str, address: Address, entry: Entry) -> Entry:
-        """Return the entry that a member's copy is brought forward by: the links it lacks, or all if that is less."""
+        """Return the entry by which upkeep brings a member's copy up to date.
+
+        It has the links that the copy lacks, or the whole state if that is fewer bytes.
+        """
         links = self.missing_links(member, address, entry)
         head = self._heads.get(member, {}).get(address, EMPTY_HEAD)
         if not links or head == EMPTY_HEAD or self.lag(member, address, entry).bytes > lag_without_copy(entry).bytes:

@@ -39,6 +39,7 @@ def layout_of(
 def _layout_of_group(
     members: Mapping[str, LiveMember], owners: Mapping[int, str], slot_limit: int | None, shards: Shards | None
 ) -> SlotLayout:
+    """Return the slots for one group, given the owner of each of its key-groups."""
     owned: dict[str, list[int]] = {}
     for key_group, owner in sorted(owners.items()):
         owned.setdefault(owner, []).append(key_group)
@@ -51,7 +52,7 @@ def _layout_of_group(
 
 
 def _layout(members: Mapping[str, LiveMember], cuts: Iterable[_Cut], shards: Shards | None) -> SlotLayout:
-    """Return the layout of the slots that serve a key-group, or of one empty slot if no slot does."""
+    """Return the layout of the slots that serve a key-group, or of one empty slot if none does."""
     serving = [(member, part) for member, part in cuts if part]
     if not serving:
         serving = [(min(members.values(), key=lambda member: member.executor), ())]
@@ -62,11 +63,12 @@ def _layout(members: Mapping[str, LiveMember], cuts: Iterable[_Cut], shards: Sha
 
 
 def _slots_of(member: LiveMember, slot_limit: int | None) -> int:
+    """Return how many slots a member may have."""
     return min(member.executor.cores, slot_limit or member.executor.cores)
 
 
 def settings_without_effect(settings: Settings) -> tuple[str, ...]:
-    """Return the changed settings that have no effect, because hashes decide the owners."""
+    """Return the names of changed settings without effect: with ``hashed`` dispatch hashes choose the owners."""
     if settings.dispatch != "hashed":
         return ()
     lines = sorted(SETTING_LINES.items())
@@ -76,7 +78,11 @@ def settings_without_effect(settings: Settings) -> tuple[str, ...]:
 def slots_to_level(
     members: Mapping[MemberId, LiveMember], settings: Settings, drained: Collection[MemberId]
 ) -> dict[MemberId, int]:
-    """Return the slots of the members over which work is levelled: the members that may own tasks in the end."""
+    """Return the number of slots of each member over which work is levelled.
+
+    These are the members that the settings ``include`` and ``exclude`` allow, without drained ones; all of these if
+    none is allowed.
+    """
     filters = AssignSettings(include=settings.include, exclude=settings.exclude)
     cores = {name: member.executor.cores for name, member in members.items() if name not in drained}
     return {name: count for name, count in cores.items() if is_allowed(members[name].member(), filters)} or cores
@@ -88,7 +94,10 @@ def hashed_layout(
     drained: Collection[MemberId] = (),
     slot_limit: int | None = None,
 ) -> SlotLayout:
-    """Return the slots that have a shard. ``drained`` members have none while other members live."""
+    """Return the slots that have a shard, with ``hashed`` dispatch.
+
+    ``drained`` members have none while other members live.
+    """
     return _layout(members, _hashed_cuts(members, shards, drained, slot_limit), shards)
 
 
@@ -99,7 +108,7 @@ def hashed_assignment(
     drained: Collection[MemberId] = (),
     slot_limit: int | None = None,
 ) -> Assignment:
-    """Return the owners that the hashes choose, and the moves. There are no other copies."""
+    """Return the owners that the hashes choose, and the moves from ``present``. There are no other copies."""
     cuts = _hashed_cuts(members, shards, drained, slot_limit)
     owners = {task(shard): member.id for member, part in cuts for shard in part}
     moves = []
@@ -115,6 +124,7 @@ def hashed_assignment(
 def _hashed_cuts(
     members: Mapping[MemberId, LiveMember], shards: Shards, drained: Collection[MemberId], slot_limit: int | None
 ) -> list[_Cut]:
+    """Return all slots of the members that are not drained, each with the shards whose hash chooses it."""
     able = [member for name, member in sorted(members.items()) if name not in drained] or [*members.values()]
     slots = [member for member in able for _ in range(_slots_of(member, slot_limit))]
     return list(zip(slots, shards.hashed(len(slots)), strict=True))

@@ -31,7 +31,7 @@ _TRAFFIC_LEAST = 0.05
 
 @dataclass(slots=True)
 class Probes:
-    """Counts the probes that ran and that were skipped, and decides when the next probe is due."""
+    """Counts the probing rebalances that ran (``run``) and that were skipped, and decides when the next is due."""
 
     run: int = 0
     skipped: int = 0
@@ -39,18 +39,18 @@ class Probes:
     _moved: bool = False
 
     def record_assignment(self, assignment: Assignment, now: float) -> None:
-        """Record an assignment: the probing interval starts again."""
+        """Record an assignment at time ``now``: the probing interval starts again."""
         self._since = now
         self._moved = bool(assignment.moves)
 
     def take(self) -> tuple[int, int]:
-        """Return how many probes ran and were skipped since the last call."""
+        """Return how many probes ran and how many were skipped since the last call."""
         counts = (self.run, self.skipped)
         self.run = self.skipped = 0
         return counts
 
     def due(self, assignment: Assignment, lags: Iterable[int], settings: tuple[int, float], now: float) -> bool:
-        """Return whether to probe now.
+        """Return whether to probe at time ``now``, and count it.
 
         ``lags`` are the lags of all running warm-ups, ``settings`` the acceptable recovery lag and the probing interval
         in seconds. A probe is due if all warm-ups have caught up, or if the interval has passed and one of them has.
@@ -72,7 +72,7 @@ class Probes:
 
 
 class Patience:
-    """Counts batches in a row with the same observation. After enough batches it becomes a trigger."""
+    """Counts batches in a row with the same observation. Enough of them are a reason for an assignment."""
 
     def __init__(self) -> None:
         self._outside = 0
@@ -80,17 +80,23 @@ class Patience:
         self._growing: dict[_Copy, tuple[int, int]] = {}
 
     def count_outside_band(self, outside: bool) -> bool:
-        """Count a batch with work outside the band; return whether enough batches in a row were outside."""
+        """Count a batch; return whether work was outside its band for enough batches in a row.
+
+        ``outside`` is whether it was in this batch.
+        """
         self._outside = self._outside + 1 if outside else 0
         return self._outside >= _BATCHES_OUTSIDE_BAND
 
     def count_reads_across(self, outside: bool) -> bool:
-        """Count a batch that reads too much across racks; return whether enough batches in a row did."""
+        """Count a batch; return whether enough batches in a row read too much across racks.
+
+        ``outside`` is whether this batch did.
+        """
         self._across = self._across + 1 if outside else 0
         return self._across >= _BATCHES_READING_ACROSS
 
     def count_growing_lags(self, lags: Mapping[_Copy, int]) -> dict[_Copy, int]:
-        """Count a batch with these lags of standbys; return the lags that have grown in enough batches in a row."""
+        """Count a batch with these lags of standbys; return the lags that grew in enough batches in a row."""
         growing: dict[_Copy, tuple[int, int]] = {}
         for standby, lag in lags.items():
             last_lag, times = self._growing.get(standby, (lag, 0))
@@ -99,7 +105,7 @@ class Patience:
         return {standby: lag for standby, (lag, times) in growing.items() if times >= _BATCHES_GROWING}
 
     def reset(self) -> None:
-        """Count from zero again, after an assignment."""
+        """Count from zero again, because an assignment was made."""
         self._outside = self._across = 0
         self._growing.clear()
 
@@ -107,7 +113,10 @@ class Patience:
 def loads_of(
     weights: Mapping[_Task, float], owners: Mapping[_Task, MemberId], slots: Mapping[MemberId, int]
 ) -> dict[MemberId, float]:
-    """Return each member's work per slot as a multiple of the mean; empty if there is no work."""
+    """Return each member's work per slot as a multiple of the mean over all slots; empty if there is no work.
+
+    ``weights`` is the work of each task, ``slots`` the number of slots of each member.
+    """
     load = dict.fromkeys(slots, 0.0)
     for t, owner in owners.items():
         if owner in load:
@@ -122,7 +131,7 @@ def loads_of(
 def outside_band(
     weights: Mapping[_Task, float], owners: Mapping[_Task, MemberId], slots: Mapping[MemberId, int], band: float
 ) -> bool:
-    """Return whether some member's work per slot is further than ``band`` from the mean."""
+    """Return whether the work per slot of some member differs from the mean by more than the share ``band``."""
     return any(not 1 - band <= load <= 1 + band for load in loads_of(weights, owners, slots).values())
 
 
@@ -135,11 +144,11 @@ class ReadAcross:
 
     @property
     def excess(self) -> float:
-        """The share that better racks could save, without regard to balance."""
+        """Return the share that better racks could save, without regard to balance."""
         return self.present - self.least
 
     def is_outside(self, last_excess: float) -> bool:
-        """Return whether there is something to save beyond the excess that the last assignment left."""
+        """Return whether more could be saved than the last assignment left (``last_excess``), by a margin."""
         is_large = self.excess > max(_TRAFFIC_BAND * self.least, _TRAFFIC_LEAST)
         return is_large and self.excess > last_excess + _TRAFFIC_LEAST
 
@@ -147,7 +156,10 @@ class ReadAcross:
 def read_across(
     traffic: Mapping[TaskId, Traffic], owners: Mapping[TaskId, MemberId], racks: Mapping[MemberId, str | None]
 ) -> ReadAcross:
-    """Return the share that ``owners`` read across racks; zero if a member's rack is unknown."""
+    """Return the share of rows that ``owners`` read across racks, and its minimum.
+
+    Both are 0 if a member's rack is unknown.
+    """
     total = sum(task_traffic.total for task_traffic in traffic.values())
     if not total or None in racks.values():
         return ReadAcross()
@@ -158,7 +170,7 @@ def read_across(
 
 
 class Measured:
-    """Measured work and traffic that may need another assignment, and the values that the last could not improve.
+    """Measured work and traffic that may need another assignment, and what the last assignment could not improve.
 
     ``traffic`` is the traffic that assignments use. It stays the same during a series of probing rebalances.
     """
@@ -178,7 +190,8 @@ class Measured:
     ) -> bool:
         """Return whether work was outside its band for enough batches, and has changed since the last assignment.
 
-        Assignments then use the work measured now.
+        If so, assignments use the work measured now. ``settled`` is whether no warm-up is under way; otherwise nothing
+        counts.
         """
         measured = self.weights.measured
         outside = settled and outside_band(measured, owners, slots, band)
@@ -190,6 +203,7 @@ class Measured:
         return True
 
     def _have_changed(self, loads: Mapping[MemberId, float]) -> bool:
+        """Return whether the load of a member has changed much since the last assignment that could not level it."""
         last = self._last_loads
         if loads.keys() != last.keys():
             return True
@@ -203,7 +217,10 @@ class Measured:
         *,
         settled: bool,
     ) -> bool:
-        """Return whether owners read more across racks than necessary for enough batches."""
+        """Return whether owners read more across racks than necessary for enough batches.
+
+        ``settled`` is whether no move is under way; otherwise nothing counts.
+        """
         outside = settled and read_across(traffic, owners, racks).is_outside(self._last_excess)
         return self._patience.count_reads_across(outside)
 
@@ -214,9 +231,9 @@ class Measured:
         racks: Mapping[MemberId, str | None],
         band: float,
     ) -> None:
-        """Keep what an assignment cannot improve once its target is reached.
+        """Record the work and traffic that an assignment cannot improve once its ``target`` owners own their tasks.
 
-        Warn once of a key-group that is too heavy.
+        Add a warning for each key-group that is too heavy for its member, once.
         """
         self._last_excess = read_across(self.traffic, target, racks).excess
         if not self._uses_new_weights:
@@ -241,7 +258,7 @@ class Measured:
         self._warned = set(heaviest.values())
 
     def take_warnings(self) -> list[str]:
-        """Return the warnings since the last call."""
+        """Return the warnings since the last call, and forget them."""
         warnings = self._warnings
         self._warnings = []
         return warnings

@@ -20,7 +20,7 @@ _COPY_TIMES = 2
 
 
 def recorded(tail: Record, groups: Groups | None = None) -> model.Assignment:
-    """Return the owners and standbys that a record stores, restricted to ``groups`` if given."""
+    """Return the owners and standbys that record ``tail`` stores, only those of ``groups`` if they are given."""
     owners = {parse_task(name): owner for name, owner in tail.owners.items()}
     standbys = {parse_task(name): tuple(members) for name, members in tail.standbys.items()}
     if groups is not None:
@@ -60,7 +60,7 @@ class Situation:
 
     @cached_property
     def tasks(self) -> list[model.TaskId]:
-        """All tasks, sorted."""
+        """Return all tasks, sorted."""
         return self.groups.tasks(self.key_groups)
 
     @cached_property
@@ -76,11 +76,11 @@ class Situation:
         return self._stores_of.get(t.group, ())
 
     def entries(self, t: model.TaskId) -> list[Entry]:
-        """Return the manifest's entries of a task's durable stores."""
+        """Return the manifest entry of each durable store of a task."""
         return [self.manifest.entries.get((store, t.key_group), EMPTY) for store in self.stores_of(t)]
 
     def bytes(self, t: model.TaskId) -> int:
-        """Return the size of a task's whole state."""
+        """Return the bytes of a task's whole state in the object store."""
         return sum(lag_without_copy(entry).bytes for entry in self.entries(t))
 
     def has_copy(self, member: model.MemberId, t: model.TaskId) -> bool:
@@ -89,7 +89,7 @@ class Situation:
         return member in self.members.live and any((store, t.key_group) in heads for store in self.stores_of(t))
 
     def copied_tasks(self, member: model.MemberId) -> set[model.TaskId]:
-        """Return the tasks that a member has a copy of."""
+        """Return the tasks of which a member has a copy of at least one store."""
         copied = {self.groups.task(store, kg) for store, kg in self.copies.of_member(member) if store in self.stores}
         return copied & self._task_set
 
@@ -98,7 +98,7 @@ class Situation:
         return {t for t, owner in self.present.owners.items() if owner == member}
 
     def placed_tasks(self, member: model.MemberId) -> set[model.TaskId]:
-        """Return the tasks that a member has a copy of or is assigned to."""
+        """Return the tasks that a member has a copy of, owns, or keeps as a standby or warm-up."""
         placed = self.copied_tasks(member) | self.owned_tasks(member)
         for copies in (self.present.standbys, self.present.warmups):
             placed |= {t for t, members in copies.items() if member in members}
@@ -147,7 +147,7 @@ def room_of(situation: Situation, settings: Settings) -> tuple[dict[model.Member
     2. Otherwise memory limits them if a member could not hold twice its share.
     3. Otherwise both results are empty.
 
-    What a member holds already fits, counted with the largest task.
+    The copies that a member has already always fit, each counted as the largest task.
     """
     disk_limit = settings.local_disk_limit
     members = situation.members
@@ -174,7 +174,10 @@ def _with_present(
     present: Mapping[model.MemberId, set[model.TaskId]],
     needs: Mapping[model.TaskId, int],
 ) -> dict[model.MemberId, int]:
-    """Return the room of each member, including the tasks it holds at ``present``."""
+    """Return the room of each member, given its ``free`` bytes and the tasks that it holds at ``present``.
+
+    ``needs`` has the bytes of each task's copy.
+    """
     largest = max(needs.values(), default=0)
     sizes = {name: [needs[t] for t in tasks if t in needs] for name, tasks in present.items()}
     return {name: max(free[name] + sum(sizes[name]), len(sizes[name]) * largest) for name in free}
@@ -185,7 +188,7 @@ def _pointers(
     lags: Mapping[model.TaskId, Mapping[model.MemberId, model.Lag]],
     live: frozenset[model.MemberId],
 ) -> dict[model.TaskId, tuple[model.MemberId, ...]]:
-    """Return the standbys that have no copy, only a pointer to a snapshot."""
+    """Return the live standbys of each task that have no copy, only a pointer to a snapshot."""
     pointers = {t: tuple(m for m in members if m not in lags.get(t, {})) for t, members in present.standbys.items()}
     return _restricted(pointers, live)
 
@@ -220,7 +223,7 @@ def _tasks(situation: Situation, needs: Mapping[model.TaskId, int]) -> tuple[mod
 def _restricted(
     copies: Mapping[model.TaskId, tuple[model.MemberId, ...]], members: frozenset[model.MemberId]
 ) -> dict[model.TaskId, tuple[model.MemberId, ...]]:
-    """Return the copies on ``members``."""
+    """Return the copies that are on ``members``. Tasks without such a copy are left out."""
     restricted = {t: tuple(m for m in holders if m in members) for t, holders in copies.items()}
     return {t: holders for t, holders in restricted.items() if holders}
 

@@ -95,7 +95,7 @@ class Weights:
                 self._partition_rows[t] = _faded_sum(self._partition_rows.get(t, {}), partition_rows.get(t, {}))
 
     def _work_of(self, receipt: Receipt, manifest: Manifest) -> Iterable[tuple[int, float]]:
-        """Yield the time for rows and bytes by key-group: first of the input, then of the changes."""
+        """Yield (key-group, microseconds) for the rows and bytes of a slot: first of its input, then of its changes."""
         row_us = _ROW_US + _BYTE_US * receipt.input_bytes / max(receipt.rows, 1)
         for key_group, count in zip(*receipt.received, strict=True):
             yield key_group, count * row_us
@@ -105,10 +105,10 @@ class Weights:
             yield part.key_group, part.rows * _ROW_US + (part.length + snapshot_bytes) * _BYTE_US
 
     def _time_of(self, receipt: Receipt, task_of: Callable[[int], TaskId]) -> dict[int, float]:
-        """Return the time in the user's code by key-group, as far as it counts.
+        """Return the microseconds in the user's code by key-group, as far as they exceed the threshold.
 
-        If a slot did not measure it by key-group, it is shared out like the typical times before, at first by rows.
-        Over batches with different key-groups this finds the slow key-groups.
+        If a slot did not measure them by key-group, they are shared out like the typical times before, at first by
+        rows. Over batches with different key-groups this finds the slow key-groups.
         """
         key_groups, rows = receipt.received
         times: dict[int, float] = dict(zip(*receipt.user_times, strict=True))
@@ -124,19 +124,19 @@ class Weights:
         return {key_group: time * (1 - _TIMED_US / total) for key_group, time in times.items()}
 
     def _typical_times(self) -> dict[TaskId, float]:
-        """Return the median of each task's last times, nothing before there are enough batches."""
+        """Return the median of each task's last times, empty before there are enough batches."""
         if len(self._times) < _TIMED_BATCHES:
             return {}
         tasks = sorted({t for times in self._times for t in times})
         return {t: sorted(times.get(t, 0.0) for times in self._times)[_TIMED_BATCHES // 2] for t in tasks}
 
     def to_record(self) -> dict[str, object]:
-        """Return the field of a record: work as measured, and as the last assignment used it."""
+        """Return the weights as JSON for a record: the work as measured, and as the last assignment used it."""
         by_name: dict[str, Mapping[TaskId, float]] = {"measured": self.measured, "assigned": self.in_use}
         return {name: {task_name(t): round(load, 3) for t, load in loads.items()} for name, loads in by_name.items()}
 
     def resume(self, recorded: Mapping[str, object], groups: Groups) -> None:
-        """Continue with the weights of an earlier driver, as far as their groups exist."""
+        """Use the assignment weights that an earlier driver ``recorded``, as far as their groups exist."""
         loads = recorded.get("assigned", {})
         if not self.in_use and isinstance(loads, dict):
             weights = {parse_task(name): load for name, load in loads.items() if isinstance(load, int)}
@@ -180,7 +180,11 @@ class Weights:
         return {t: self._traffic(counts, usual, self._rows.get(t, 0.0) / (mean or 1.0)) for t, counts in by_task}
 
     def _traffic(self, counts: Mapping[int, float], usual: Mapping[str, float], weight: float) -> Traffic:
-        """Return a task's traffic by its own rows and some rows that are distributed like the whole input."""
+        """Return a task's traffic by rack, from its own rows and some rows that are distributed like the whole input.
+
+        ``counts`` has the task's rows by partition number, ``usual`` the share of each rack in all rows, ``weight`` the
+        task's rows as a multiple of the mean.
+        """
         rows = sum(counts.values())
         own = self._local_shares(counts)
         total = round(_PARTS * weight)
@@ -191,7 +195,7 @@ class Weights:
         return Traffic(total, local, _PARTS)
 
     def _local_shares(self, counts: Mapping[int, float]) -> dict[str, float]:
-        """Return the share of rows that each rack has a replica of."""
+        """Return the share of rows of which each rack has a replica, given the rows by partition number."""
         total = sum(counts.values())
         shares: dict[str, float] = {}
         for partition, count in sorted(counts.items()):
@@ -217,6 +221,7 @@ def memory_by_member(receipts: Iterable[Receipt], groups: Groups) -> dict[Member
 
 
 def _memory_by_task(receipts: Iterable[Receipt], groups: Groups) -> dict[TaskId, float]:
+    """Return the bytes of Python workers by task. A slot's bytes are shared out by the rows of its key-groups."""
     memory: dict[TaskId, float] = {}
     for receipt in receipts:
         rows = sum(receipt.received[1])
@@ -227,11 +232,12 @@ def _memory_by_task(receipts: Iterable[Receipt], groups: Groups) -> dict[TaskId,
 
 
 def _add(totals: dict[_Key, float], key: _Key, amount: float) -> None:
+    """Add an amount to the total under ``key``, which starts at 0."""
     totals[key] = totals.get(key, 0.0) + amount
 
 
 def _faded(mean: Mapping[TaskId, float], batch: Mapping[TaskId, float]) -> dict[TaskId, float]:
-    """Return the fading mean after a batch, without values near zero."""
+    """Return the fading mean after a batch, without values near zero. ``mean`` is the mean before it."""
     if not mean:
         return dict(batch)
     faded = {t: _FADING * mean.get(t, 0.0) + (1 - _FADING) * batch.get(t, 0.0) for t in sorted({*mean, *batch})}
@@ -239,6 +245,6 @@ def _faded(mean: Mapping[TaskId, float], batch: Mapping[TaskId, float]) -> dict[
 
 
 def _faded_sum(total: Mapping[int, float], batch: Mapping[int, float]) -> dict[int, float]:
-    """Return the fading sum after a batch, without values near zero. It shows how many rows there were."""
+    """Return the fading sum after a batch, without values near zero. ``total`` is the sum before it."""
     faded = {n: _FADING * total.get(n, 0.0) + batch.get(n, 0.0) for n in sorted({*total, *batch})}
     return {n: value for n, value in faded.items() if value > 1e-3}

@@ -1,4 +1,4 @@
-"""Background work of a claim of the log, done in short pieces."""
+"""Run background work of the driver's present claim of the log, in short pieces."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -17,7 +17,7 @@ _STEPS_PER_PIECE = 16
 
 
 def run_to_end(steps: Steps[_T]) -> _T:
-    """Run all steps and return the result."""
+    """Run all steps and return the result of the work."""
     while True:
         try:
             next(steps)
@@ -27,12 +27,14 @@ def run_to_end(steps: Steps[_T]) -> _T:
 
 @dataclass(frozen=True, slots=True)
 class _ClaimResult:
+    """The result of work that was submitted under a claim."""
+
     claim: str
     result: object
 
 
 class ClaimWork:
-    """Runs work under the newest claim in its order, so that deletes of records wait for a scan that reads them.
+    """Runs work of the newest claim in the order of its submission, so that deletes wait for a scan that reads records.
 
     Work of an earlier claim is abandoned and its results are dropped: if the root was restored meanwhile, the record
     numbers that it uses belong to other records.
@@ -46,12 +48,12 @@ class ClaimWork:
         """The steps of the first work in the queue, once it has started."""
 
     def begin(self, claim: str) -> None:
-        """Start a new claim with this commit id; drop the results of earlier work."""
+        """Start a new claim, named by its commit id; drop the results of earlier work."""
         self._background.collect()
         self._claim = claim
 
     def submit(self, work: Callable[[], Steps[object]]) -> None:
-        """Queue work for the background."""
+        """Queue a function that returns work in steps. It runs in the background."""
         self._queue.append((self._claim, work))
         self._background.submit(self._run_piece)
 
@@ -76,7 +78,10 @@ class ClaimWork:
         return None
 
     def collect(self) -> Iterator[object]:
-        """Yield the results of all background work since the last call, of other kinds too; failures as exceptions."""
+        """Yield the results of all background work since the last call, also of work that was submitted elsewhere.
+
+        Failed work has its exception as the result.
+        """
         for result in self._background.collect():
             if not isinstance(result, _ClaimResult):
                 yield result

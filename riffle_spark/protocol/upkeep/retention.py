@@ -37,11 +37,11 @@ class Retention:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The number of retained records, and the milliseconds for which each is retained."""
+        """Return the number of retained records, and the milliseconds for which each is retained."""
         return self._versions, self._for_ms
 
     def set_limits(self, versions: int, for_ms: int) -> None:
-        """Change the limits from now on."""
+        """Replace both limits."""
         self._versions = versions
         self._for_ms = for_ms
 
@@ -61,7 +61,10 @@ class Retention:
         self._first_kept = first
 
     def committed(self, record: Record, manifest: Manifest, changes: dict[Address, Entry], now_ms: int) -> None:
-        """Note the objects that a new record replaced. ``manifest`` is the manifest before its ``changes``."""
+        """Record a new record and the objects that it no longer lists.
+
+        ``manifest`` is the manifest before its ``changes``.
+        """
         self._records.append((record.sequence, now_ms, record.full))
         outputs = {link.object for _, link in record.outputs}
         added = Counter(link.object for entry in changes.values() for link in entry.chain)
@@ -81,17 +84,23 @@ class Retention:
                 self._retired.append((record.sequence, paths.snapshot(store, key_group, replaced.id)))
 
     def retire(self, sequence: int, names: Iterable[str]) -> None:
-        """Note own objects, sealed for record ``sequence`` or before, that no record will ever list."""
+        """Record names of this driver's objects that no record will list.
+
+        They were put for record ``sequence`` or before.
+        """
         self._retired.extend((sequence, name) for name in names)
 
     def swept(self, oldest: int, kept_from: int) -> None:
-        """Note that records before ``oldest`` are not retained, and records before ``kept_from`` are deleted."""
+        """Record the result of a scan.
+
+        Records before ``oldest`` are not retained, and records before ``kept_from`` are deleted.
+        """
         while self._records and self._records[0][0] < oldest:
             self._records.popleft()
         self._first_kept = max(self._first_kept, kept_from)
 
     def oldest_after(self, sequence: int, now_ms: int) -> int:
-        """Return the oldest record that will be retained once record ``sequence`` is written."""
+        """Return the number of the oldest record that will be retained once record ``sequence`` is written."""
         newer_records = len(self._records) + 1
         for retained_sequence, seen_ms, _ in self._records:
             if newer_records <= self._versions or now_ms - seen_ms <= self._for_ms:
@@ -100,7 +109,10 @@ class Retention:
         return sequence
 
     def take_deletable(self, promised: int) -> list[str]:
-        """Return, once, the names that may be deleted after the commit of a record with this promise."""
+        """Return the names that may be deleted after the commit of a record with this promise, each only once.
+
+        ``promised`` is the number of the oldest record that a rollback may return to.
+        """
         while self._records and self._records[0][0] < promised:
             self._records.popleft()
         oldest, _, needed = self._records[0] if self._records else (0, 0, 0)
@@ -114,20 +126,21 @@ class Retention:
 
     @property
     def first(self) -> int:
-        """The sequence of the first record that was not returned for deletion."""
+        """Return the number of the first record that was not returned for deletion."""
         return self._first_kept
 
     @property
     def oldest(self) -> int:
-        """The sequence of the oldest retained record."""
+        """Return the number of the oldest retained record."""
         return self._records[0][0] if self._records else 0
 
 
 def orphans(
     names: Iterable[str], listed: set[str], epoch: int, version: int, may_be_listed: Collection[str] | None = None
 ) -> list[str]:
-    """Return the objects among ``names`` that no retained record lists and that a driver of ``epoch`` may delete.
+    """Return the objects among ``names`` that a driver of ``epoch`` may delete, because no record will list them.
 
+    ``listed`` are the names that retained records list. The result has:
     1. Objects of older epochs.
     2. Deltas of its own epoch for versions before ``version``: its batch is committed without them.
     3. Snapshots of its own epoch that are not in ``may_be_listed``. ``None`` means that any may still be listed.
@@ -149,7 +162,7 @@ def orphans(
 
 
 def _is_superseded(objects: ObjectStore, tail: Record) -> bool:
-    """Whether another epoch has appended after ``tail``, or ``tail`` is gone or replaced. Sends two requests."""
+    """Return whether another epoch has appended after ``tail``, or ``tail`` is gone or replaced. Sends two requests."""
     log = Log(objects, "")
     if any(record.epoch != tail.epoch for record in log.after(tail.sequence)):
         return True
@@ -158,18 +171,24 @@ def _is_superseded(objects: ObjectStore, tail: Record) -> bool:
 
 
 class Deletes:
-    """The deletes of one claim. The driver calls ``committed``, and the background runs ``run``."""
+    """The deletes of one claim.
+
+    The driver calls ``committed`` after each record, and the background runs the steps of ``run``.
+    """
 
     def __init__(self, objects: ObjectStore, tail: Record | None = None) -> None:
         self._objects = objects
         self._tail = tail
 
     def committed(self, record: Record) -> None:
-        """Note the driver's newest record."""
+        """Set the driver's newest record. Deletes stop once another driver has appended after it."""
         self._tail = record
 
     def run(self, names: Sequence[str]) -> Steps[bool]:
-        """Delete the names; stop and return false if a newer driver has appended."""
+        """Return the steps that delete the objects.
+
+        Their result is false if a newer driver has appended. Then they have stopped early.
+        """
         assert self._tail is not None, "deletes follow a commit"
         for start in range(0, len(names), _DELETES_PER_REQUEST):
             if _is_superseded(self._objects, self._tail):

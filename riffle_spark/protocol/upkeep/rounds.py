@@ -56,9 +56,10 @@ class Rounds:
         self.arrived: deque[UpkeepReceipt] = deque()
 
     def submit(self, orders: Mapping[str, UpkeepOrder], bandwidth: int) -> None:
-        """Submit a plan. It replaces a plan that is not started, and a running plan after its present round.
+        """Submit a plan: an order for each executor.
 
-        ``bandwidth`` limits the bytes per second that an executor fetches; 0 for no limit.
+        It replaces a plan that is not started, and a running plan after its present round. ``bandwidth`` limits the
+        bytes per second that an executor fetches; 0 for no limit.
         """
         orders = self.setbacks.without_delayed(orders, self._clock.seconds())
         with self._lock:
@@ -77,7 +78,7 @@ class Rounds:
         self.setbacks.forget()
 
     def is_running(self) -> bool:
-        """Whether a plan runs or is about to run."""
+        """Return whether a plan runs or is about to run."""
         with self._lock:
             return self._running
 
@@ -126,7 +127,10 @@ class Rounds:
         self._background.submit(lambda: self._run(taken_addresses))
 
     def _take_plan(self) -> tuple[dict[str, UpkeepOrder], int] | None:
-        """Take the next plan. Without one the run ends, under the same lock."""
+        """Take the next plan, as orders and bandwidth.
+
+        Without one return ``None``; then the run ends, under the same lock.
+        """
         with self._lock:
             plan = self._next
             self._next = None
@@ -136,7 +140,7 @@ class Rounds:
     def _run_plan(self, orders: dict[str, UpkeepOrder], bandwidth: int) -> set[Address]:
         """Run rounds until the plan is finished, makes no progress, or a newer plan exists.
 
-        Returns the snapshots of the last round. A plan made in the meantime may order them again.
+        Return the key-groups of which the last round took snapshots. A plan made in the meantime may order them again.
         """
         period = _PIECE_SECONDS
         taken_addresses = set[Address]()
@@ -159,6 +163,7 @@ class Rounds:
         return taken_addresses
 
     def _rest_seconds(self, round_seconds: float) -> float:
+        """Return the pause after a round that took ``round_seconds``, 0 while no batch runs."""
         return min(round_seconds * (1 / _BUSY_SHARE - 1), _LONGEST_REST_SECONDS) if self.in_batch else 0.0
 
     def _cut(self, orders: Mapping[str, UpkeepOrder], bandwidth: int, period: float) -> dict[str, UpkeepOrder]:
@@ -182,7 +187,7 @@ def _with_drops_of(waiting: Mapping[str, UpkeepOrder], orders: Mapping[str, Upke
 
 
 def _without_taken(orders: Mapping[str, UpkeepOrder], taken_addresses: Set[Address]) -> dict[str, UpkeepOrder]:
-    """Return the orders without the snapshots that were taken while the plan was made."""
+    """Return the orders without the snapshots of these key-groups, which were taken while the plan was made."""
     remaining = {
         executor: replace(
             order, snapshots=tuple(s for s in order.snapshots if (s.store, s.key_group) not in taken_addresses)
@@ -193,10 +198,10 @@ def _without_taken(orders: Mapping[str, UpkeepOrder], taken_addresses: Set[Addre
 
 
 def _unfinished(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepReceipt]) -> dict[str, UpkeepOrder]:
-    """Return the remaining orders of executors that made progress and are not finished.
+    """Return the orders that remain after a round: of executors that made progress and are not finished.
 
-    Failed work is not left, so every round fetches, folds or shortens the plan. If a piece was overdue, the receipts of
-    other executors are lost, and their orders are left.
+    Failed work is left out, so every round fetches, folds or shortens the plan. If a piece was overdue, the receipts of
+    other executors are lost, and their orders remain.
     """
     answered = {receipt.executor for receipt in receipts}
     has_lost_receipts = any(receipt.overdue for receipt in receipts)
@@ -216,6 +221,7 @@ def _unfinished(orders: Mapping[str, UpkeepOrder], receipts: list[UpkeepReceipt]
 
 
 def _made_progress(order: UpkeepOrder, receipt: UpkeepReceipt) -> bool:
+    """Return whether a piece fetched, merged, restored, removed or took anything."""
     has_fetched = receipt.snapshot_bytes or receipt.delta_bytes
     has_dropped = not {(drop.store, drop.key_group) for drop in order.drops}.isdisjoint(receipt.missing)
     return bool(has_fetched or receipt.folds or receipt.restores or has_dropped or receipt.snapshots)

@@ -29,9 +29,9 @@ _BEHIND_RECORDS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """The ``oldest`` retained record, and the first record that it needs. Earlier records are deleted.
+    """The numbers of the ``oldest`` retained record and of the first record that it needs (``kept_from``).
 
-    ``is_complete`` means that the scan also deleted orphans.
+    Earlier records are deleted. ``is_complete`` means that the scan also deleted orphans.
     """
 
     oldest: int
@@ -41,7 +41,7 @@ class ScanResult:
 
 @dataclass(frozen=True, slots=True)
 class OldestRetained:
-    """The ``oldest`` retained record."""
+    """The number of the ``oldest`` retained record, as a search found it."""
 
     oldest: int
 
@@ -49,7 +49,11 @@ class OldestRetained:
 def find_oldest_retained(
     objects: ObjectStore, first: int, tail: Record, versions: int, for_ms: int
 ) -> Steps[OldestRetained]:
-    """Find the oldest retained record of a log from ``first`` to ``tail``. The next record may promise it."""
+    """Return the steps that find the oldest retained record of a log from record ``first`` to ``tail``.
+
+    Retained are the newest ``versions`` records, and those that are at most ``for_ms`` older than ``tail``. The next
+    record may promise it.
+    """
     oldest, _ = yield from _oldest_retained(Log(objects, ""), first, tail, versions, tail.written_ms - for_ms)
     return OldestRetained(oldest.sequence)
 
@@ -106,9 +110,10 @@ def scan(
 
 
 def _first_record(objects: ObjectStore, names: Sequence[str], tail: Record, first: int | None) -> int:
-    """Return the sequence of the first record. LIST may not show it yet, or still show deleted records.
+    """Return the number of the log's first record, given the ``names`` of a LIST.
 
-    A record before a gap and before all promised records is not the first: its put was applied very late.
+    LIST may not show it yet, or still show deleted records. A record before a gap and before all promised records is
+    not the first: its put was applied very late. Raises an error if the LIST does not show ``tail``.
     """
     record_names = (name for name in names if name.startswith(paths.LOG))
     listed = [sequence for sequence in map(paths.record_sequence, record_names) if sequence is not None]
@@ -128,7 +133,7 @@ def _first_record(objects: ObjectStore, names: Sequence[str], tail: Record, firs
 
 
 def _tail_not_listed(objects: ObjectStore, tail: Record, newest: int) -> UnavailableError | FencedError:
-    """Return why a LIST, in which ``newest`` is the last record, does not show ``tail``."""
+    """Return the error for a LIST that does not show ``tail``. ``newest`` is the last record in it."""
     name = paths.record(tail.sequence)
     if objects.exists(name):
         # Cause: The store's LIST lags behind its writes.
@@ -151,10 +156,10 @@ def _tail_not_listed(objects: ObjectStore, tail: Record, newest: int) -> Unavail
 
 
 def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms: int) -> Steps[tuple[Record, bool]]:
-    """Find the first record that is recent or among the newest, and whether the search was complete.
+    """Return the steps that find the first record that is recent or among the newest.
 
-    The times of records that were written after ``tail`` by their own clock are unreliable. Such a record is retained
-    if the next reliable one is.
+    Their result also says whether the search was complete. The times of records that were written after ``tail`` by
+    their own clock are unreliable. Such a record is retained if the next reliable one is.
     """
     newest = max(begin, tail.sequence - versions + 1)
     end = min(newest, begin + _OLD_RECORDS_PER_SCAN)
@@ -175,7 +180,7 @@ def _oldest_retained(log: Log, begin: int, tail: Record, versions: int, since_ms
 
 
 def _records_after(log: Log, tail: Record, deletes: Deletes) -> Iterator[Record]:
-    """Yield the records after ``tail`` and make the deletes follow them. Raises ``FencedError`` at another epoch."""
+    """Yield the records after ``tail``, and pass each to ``deletes``. Raises ``FencedError`` at another epoch."""
     for record in log.after(tail.sequence):
         if record.epoch != tail.epoch:
             raise _fenced(record.sequence, "was appended by another driver")
@@ -184,6 +189,7 @@ def _records_after(log: Log, tail: Record, deletes: Deletes) -> Iterator[Record]
 
 
 def _fenced(sequence: int, reason: str) -> FencedError:
+    """Return the error that another driver has taken over. ``reason`` is what happened to record ``sequence``."""
     # Cause: A second driver was started on this root, or a rollback ran on it.
     return FencedError(
         f"Record {sequence} {reason}.",
@@ -208,26 +214,27 @@ class Scans:
         self._is_running = False
 
     def start(self, *, follows_claim: bool) -> None:
-        """Start after a claim. ``follows_claim`` means that the driver before committed nothing."""
+        """Forget the scans before a claim. ``follows_claim`` means that the driver before committed nothing."""
         self._next = 0.0
         self._follows_claim = follows_claim
         self._failed_tail = None
         self._is_running = False
 
     def before_first_batch(self, tail: Record, retention: Retention, clock_seconds: float, interval: float) -> None:
-        """Scan during the first batch if the driver before did not scan."""
+        """Submit a scan during the first batch if the driver before did not scan. ``interval`` is that of scans."""
         if self._follows_claim:
             self._follows_claim = False
             self._submit(tail, retention, clock_seconds, interval)
 
     def after_commit(self, tail: Record, retention: Retention, clock_seconds: float, interval: float) -> None:
-        """Scan if a scan is due and none is running."""
+        """Submit a scan if one is due and none is running. ``interval`` is the setting ``orphan_scan_interval``."""
         lost_many = self._taken.lost - self._lost_at_start >= _LOST_SNAPSHOTS
         is_due = clock_seconds >= self._next or (lost_many and clock_seconds >= self._started_at + _LOST_SECONDS)
         if is_due and not self._is_running:
             self._submit(tail, retention, clock_seconds, interval)
 
     def _submit(self, tail: Record, retention: Retention, clock_seconds: float, interval: float) -> None:
+        """Submit a scan with the newest record, or again with the record of a failed scan."""
         self._started_at = clock_seconds
         self._next = clock_seconds + min(_RETRY_SECONDS, interval)
         self._lost_at_start = self._taken.lost
@@ -239,6 +246,7 @@ class Scans:
         self._work.submit(partial(self._scan, tail, retention.first, *retention.limits))
 
     def _scan(self, tail: Record, first: int, versions: int, for_ms: int) -> Steps[ScanResult]:
+        """Return the steps of a scan."""
         own_snapshots = self._taken.may_be_listed
         try:
             return (yield from scan(self._objects, tail, versions, for_ms, first=first, own_snapshots=own_snapshots))
@@ -246,7 +254,7 @@ class Scans:
             self._is_running = False
 
     def finished(self, result: ScanResult, retention: Retention, interval: float) -> None:
-        """Take the result of a scan."""
+        """Record the result of a scan, and set the time of the next one."""
         self._failed_tail = None
         retention.swept(result.oldest, result.kept_from)
         if result.is_complete:

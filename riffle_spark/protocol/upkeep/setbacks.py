@@ -65,12 +65,13 @@ class Setbacks:
             self._open_drops.clear()
 
     def _clear(self) -> None:
+        """Forget all failures. The lock must be held."""
         self._heads.clear()
         for delays in (self._work, self._executors, self._overdue):
             delays.clear()
 
     def keep_live(self, live: Mapping[str, str]) -> None:
-        """Forget the failures of all but the live members, given with their executors."""
+        """Forget the failures of members other than ``live`` ones, which are given with their executors."""
         executors = set(live.values())
         with self._lock:
             self._work.keep_only(lambda work: work.member in live)
@@ -82,13 +83,16 @@ class Setbacks:
             }
 
     def without_delayed(self, orders: Mapping[str, UpkeepOrder], clock_seconds: float) -> dict[str, UpkeepOrder]:
-        """Return the orders without delayed work, and with open drops. Delayed snapshots were left out by ``ready``."""
+        """Return the orders without delayed work, and with open drops.
+
+        Orders without work are left out. Delayed snapshots were left out by ``ready``.
+        """
         with self._lock:
             allowed = {executor: self._allowed(executor, order, clock_seconds) for executor, order in orders.items()}
         return {executor: order for executor, order in allowed.items() if order.has_work}
 
     def _allowed(self, executor: str, order: UpkeepOrder, clock_seconds: float) -> UpkeepOrder:
-        """Return the order without delayed work, with open drops first. A delayed executor gets no work."""
+        """Return an executor's order without delayed work, with open drops first. A delayed executor gets no work."""
         drops = (*self._take_open_drops(executor, order), *order.drops)
         if self._executors.is_delayed(executor, clock_seconds) or self._overdue.is_delayed(executor, clock_seconds):
             self._open_drops[executor] = (order.epoch, order.member, drops)
@@ -102,18 +106,19 @@ class Setbacks:
         return replace(order, drops=drops, follows=follows)
 
     def ready(self, member: str, snapshots: Iterable[SnapshotOrder], clock_seconds: float) -> list[SnapshotOrder]:
-        """Return the snapshots of a member that are not delayed."""
+        """Return those snapshots of a member that are not delayed."""
         with self._lock:
             return [s for s in snapshots if not self._is_delayed(_snapshotting(member, s), s.entry.head, clock_seconds)]
 
     def _is_delayed(self, work: _Work, head: Head, clock_seconds: float) -> bool:
+        """Return whether work on a key-group with this head may not be tried yet, or is given up."""
         is_given_up = self._work.failures(work) >= _TRIES and self._heads.get(work) == head
         return is_given_up or self._work.is_delayed(work, clock_seconds)
 
     def record_results(
         self, orders: Mapping[str, UpkeepOrder], receipts: Iterable[UpkeepReceipt], clock_seconds: float
     ) -> None:
-        """Record the work of these orders as succeeded or failed."""
+        """Record by the receipts of a round which work of its orders succeeded or failed."""
         with self._lock:
             for receipt in receipts:
                 order = orders.get(receipt.executor)
@@ -135,6 +140,7 @@ class Setbacks:
                 self._keep_drops(executor, order, len(order.drops))
 
     def _keep_drops(self, executor: str, order: UpkeepOrder, remaining: int) -> None:
+        """Keep the last ``remaining`` drops of an order for the executor's next order. The lock must be held."""
         if remaining:
             drops = (*self._take_open_drops(executor, order), *order.drops[len(order.drops) - remaining :])
             self._open_drops[executor] = (order.epoch, order.member, drops)
@@ -145,6 +151,7 @@ class Setbacks:
         return drops if (epoch, member) == (order.epoch, order.member) else ()
 
     def _record_result(self, order: UpkeepOrder, receipt: UpkeepReceipt, clock_seconds: float) -> None:
+        """Record by an executor's receipt which work of its order succeeded or failed. The lock must be held."""
         member = order.member or receipt.executor
         given_up: list[_Work] = []
         failed = set(receipt.failed)
@@ -167,12 +174,13 @@ class Setbacks:
             self._warnings.append(_given_up_warning(receipt.executor, given_up))
 
     def _failed(self, work: _Work, head: Head, clock_seconds: float) -> list[_Work]:
-        """Record a failure; return the work if it is given up now."""
+        """Record a failure; return the work in a list if it is given up now, else an empty list."""
         self._work.record_failure(work, clock_seconds)
         self._heads[work] = head
         return [work] if self._work.failures(work) == _TRIES else []
 
     def _succeeded(self, work: _Work) -> None:
+        """Forget the failures of work that succeeded."""
         self._work.forget(work)
         self._heads.pop(work, None)
 
@@ -185,14 +193,17 @@ class Setbacks:
 
 
 def _following(member: str, follow: Follow) -> _Work:
+    """Return the work of bringing a member's copy up to date."""
     return _Work(member, "copy", follow.store, follow.key_group)
 
 
 def _snapshotting(member: str, snapshot: SnapshotOrder) -> _Work:
+    """Return the work of taking a snapshot on a member."""
     return _Work(member, "snapshot", snapshot.store, snapshot.key_group)
 
 
 def _given_up_warning(executor: str, given_up: list[_Work]) -> str:
+    """Return the warning that upkeep gives up this work on an executor."""
     names = [f"{work.kind} of {work.store}, key-group {work.key_group}" for work in given_up[:_NAMES_SHOWN]]
     suffix = f" and {len(given_up) - _NAMES_SHOWN} more" if len(given_up) > _NAMES_SHOWN else ""
     # Cause: Every retry of this work failed. The errors are in earlier warnings of the same executor.

@@ -38,14 +38,14 @@ class SnapshotPolicy:
     floor_bytes: int = _FLOOR_BYTES
 
     def times(self, factor: int) -> "SnapshotPolicy":
-        """Return the policy with all limits multiplied."""
+        """Return the policy with all limits multiplied by ``factor``."""
         return SnapshotPolicy(
             self.share * factor, self.links * factor, self.versions * factor, self.floor_bytes * factor
         )
 
 
 def due(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) -> bool:
-    """Whether a key-group needs a new snapshot at ``version``."""
+    """Return whether the chain of ``entry`` exceeds a limit at ``version``, so that its key-group needs a snapshot."""
     if not entry.chain:
         return False
     size = entry.chain_bytes
@@ -59,7 +59,7 @@ def due(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) ->
 
 
 def is_too_long(policy: SnapshotPolicy, address: Address, entry: Entry, version: int) -> bool:
-    """Whether a key-group's chain is so long at ``version`` that its snapshots must have failed."""
+    """Return whether the chain of ``entry`` is so long at ``version`` that its snapshots must have failed."""
     is_old = bool(entry.chain) and version - entry.chain[0].head.version >= _TOO_LONG_VERSIONS
     return is_old and due(policy.times(_TOO_LONG_FACTOR), address, entry, version)
 
@@ -70,7 +70,10 @@ def _links_allowed(policy: SnapshotPolicy, address: Address) -> int:
 
 
 def listed(manifest: Manifest, taken_snapshots: Iterable[tuple[Address, Snapshot]]) -> dict[Address, Entry]:
-    """Return the entries that list the snapshots taken. A snapshot whose head is not in the chain is left out."""
+    """Return the manifest entries that list the snapshots taken, by (store, key-group).
+
+    A snapshot whose head is not in the chain any more is left out.
+    """
     changes: dict[Address, Entry] = {}
     for address, snapshot in taken_snapshots:
         entry = changes.get(address, manifest.entry(*address)).replaced(snapshot)
@@ -94,7 +97,7 @@ class LongChains:
         self._next_ms = 0
 
     def update(self, addresses: Iterable[Address], record: Record) -> list[str]:
-        """Take the chains that are too long at a record; return the warnings that are due."""
+        """Record the key-groups whose chains are too long at a record; return the warnings that are due."""
         self._since_version = {a: self._since_version.get(a, record.version) for a in sorted(addresses)}
         if not self._since_version:
             self.forget()
@@ -138,6 +141,7 @@ class TakenSnapshots:
         return receipts
 
     def _call_ended(self, orders: Mapping[str, UpkeepOrder], receipts: Sequence[UpkeepReceipt]) -> None:
+        """Record the snapshots that the receipts name, and count ordered ones that they do not name as lost."""
         with self._lock:
             self._running_calls -= 1
             self._names |= {paths.snapshot(store, kg, s.id) for r in receipts for store, kg, s in r.snapshots}
@@ -153,12 +157,12 @@ class TakenSnapshots:
         return self._cluster.planned(executors)
 
     def may_be_listed(self) -> frozenset[str] | None:
-        """Return the snapshots that a record may still list, or ``None`` while a call may report more."""
+        """Return the names of the snapshots that a record may still list, ``None`` while a call may report more."""
         with self._lock:
             return None if self._running_calls else frozenset(self._names)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Forget snapshots that a record lists, or that no record will list."""
+        """Forget snapshots, because a record lists them or no record will."""
         with self._lock:
             self._names.difference_update(names)
 

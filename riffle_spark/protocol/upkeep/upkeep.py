@@ -50,7 +50,10 @@ class UpkeepInput:
 
 @dataclass(frozen=True, slots=True)
 class UpkeepFacts:
-    """The results of upkeep since the last report. ``done`` are sums of bytes and copies."""
+    """The results of upkeep since the last report.
+
+    ``requests`` counts requests by kind. ``done`` sums bytes and copies by the name of their figure.
+    """
 
     requests: Mapping[str, int]
     done: Mapping[str, int]
@@ -94,10 +97,10 @@ class Upkeep:
         self._rounds.setbacks.retry_all()
 
     def start(self, first: int | None, tail: Record, manifest: Manifest, *, follows_claim: bool = False) -> None:
-        """Start with the record ``tail`` and forget snapshots, deletes and scans of before.
+        """Start with the record ``tail``, and forget earlier snapshots, deletes and scans.
 
-        ``first`` is the log's first record; ``None`` if it is already known. ``follows_claim`` means that the driver
-        before committed nothing.
+        ``first`` is the number of the log's first record; ``None`` if it is already known. ``follows_claim`` means that
+        the driver before committed nothing.
         """
         first = self._retention.first if first is None else first
         self._work.begin(tail.commit_id)
@@ -130,6 +133,7 @@ class Upkeep:
         self._scans.before_first_batch(current.record, self._retention, self._clock.seconds(), interval)
 
     def _take_overdue_snapshots(self, current: UpkeepInput) -> None:
+        """Take the snapshots of chains that are far too long, and wait for them."""
         overdue = _due_entries(self._policy.times(_OVERDUE_FACTOR), current)
         orders = self._orders(current, self._snapshot_orders(overdue, current), {}, {})
         try:
@@ -138,16 +142,21 @@ class Upkeep:
             self._warn_of_failure(error)
 
     def _warn_of_failure(self, error: object) -> None:
+        """Add the warning that upkeep failed with ``error`` and will be retried."""
         # Cause: The error names the cause. Batches are not affected.
         self._warnings[f"[RIFFLE-0817] Upkeep failed and will be retried: {error}"] += 1
 
     def snapshots(self, manifest: Manifest, ownership: Ownership) -> dict[Address, Entry]:
-        """Return the entries that list the snapshots taken since the last commit."""
+        """Return the manifest entries that list the snapshots taken since the last commit."""
         self.gather(ownership)
         return listed(manifest, self._taken)
 
     def promise_after(self, first: int, tail: Record) -> int:
-        """Return the promise of a claim after ``tail``. If that is a claim too, no batch has raised its promise."""
+        """Return the promise for a claim that follows ``tail``: the number of the oldest record to roll back to.
+
+        ``first`` is the number of the log's first record. If ``tail`` is a claim too, no batch has raised its promise,
+        so this searches the log.
+        """
         if tail.kind != "claim":
             return tail.promised
         search = find_oldest_retained(self._objects, first, tail, *self._retention.limits)
@@ -166,9 +175,9 @@ class Upkeep:
         return min(max(self._promised, self._oldest_found, oldest), sequence)
 
     def committed(self, record: Record, manifest: Manifest, changes: dict[Address, Entry]) -> None:
-        """Note a commit.
+        """Record a commit: objects that it no longer lists may be deleted later.
 
-        Objects that it replaced may be deleted later. ``manifest`` is the manifest before ``changes``.
+        ``manifest`` is the manifest before its ``changes``.
         """
         self._deletes.committed(record)
         self._promised = record.promised
@@ -179,15 +188,17 @@ class Upkeep:
         self._forget_taken()
 
     def _forget_taken(self) -> None:
+        """Forget the snapshots that no record lists yet."""
         self._rounds.taken.forget(paths.snapshot(*address, snapshot.id) for address, snapshot in self._taken)
         self._taken.clear()
 
     @property
     def _now_ms(self) -> int:
+        """Return the milliseconds of the monotonic clock."""
         return int(self._clock.seconds() * 1000)
 
     def plan(self, current: UpkeepInput, clock_seconds: float) -> None:
-        """Plan the upkeep after a commit. It replaces a plan that still runs after its present round."""
+        """Plan the upkeep after a commit. The plan replaces one that still runs, after its present round."""
         record = current.record
         self.gather(current.ownership)  # snapshots taken during the commit are listed by the next one, not taken again
         due_entries = _due_entries(self._policy, current)
@@ -212,6 +223,7 @@ class Upkeep:
         self._requests.update(requests)
 
     def _submit_plan(self, current: UpkeepInput, due_entries: Mapping[Address, Entry], clock_seconds: float) -> bool:
+        """Submit the removals, advances and snapshots that are due now; return whether there are any."""
         ownership = current.ownership
         live = ownership.membership.live
         drops = ownership.copies.idle.take_due(
@@ -230,7 +242,7 @@ class Upkeep:
     def _snapshot_orders(
         self, due_entries: Mapping[Address, Entry], current: UpkeepInput
     ) -> dict[MemberId, list[SnapshotOrder]]:
-        """Return the snapshots that each owner takes next.
+        """Return the snapshots that each owner takes next, of the entries that are due.
 
         Snapshots with the oldest base come first, so none starves.
         """
@@ -253,10 +265,10 @@ class Upkeep:
         follows: Mapping[MemberId, list[Follow]],
         drops: Mapping[MemberId, list[Drop]],
     ) -> dict[str, UpkeepOrder]:
-        """Return the order of each executor with work.
+        """Return the orders by executor, for executors with work.
 
-        At every other record, copies that have to be fetched whole are left out if there are snapshots to take, so
-        that neither kind of work starves.
+        At every other record, copies that have to be fetched whole are left out if there are snapshots to take, so that
+        neither kind of work starves.
         """
         record = current.record
         schemas = {o.store: o.schema_after(record.schemas, record.epoch) for o in current.operators}
@@ -287,7 +299,7 @@ class Upkeep:
         return orders
 
     def gather(self, ownership: Ownership) -> None:
-        """Take the results of background work."""
+        """Take the results of background work, and record the copies and folders that they report in ``ownership``."""
         for result in self._work.collect():
             if isinstance(result, BaseException):
                 self._warn_of_failure(result if isinstance(result, Exception) else repr(result))
@@ -302,6 +314,7 @@ class Upkeep:
         self._warnings.update(self._rounds.setbacks.take_warnings())
 
     def _take_receipt(self, receipt: UpkeepReceipt, ownership: Ownership) -> None:
+        """Record the snapshots, copies, figures and failures of an executor's receipt."""
         # A snapshot of an earlier epoch may arrive late, when a scan may already delete it.
         self._taken += [
             ((store, kg), snapshot) for store, kg, snapshot in receipt.snapshots if snapshot.epoch == self._epoch
@@ -335,7 +348,7 @@ class Upkeep:
         )
 
     def take_facts(self) -> UpkeepFacts:
-        """Return the results since the last call, for the report."""
+        """Return the results since the last call, for the report, and forget them."""
         sent = Counter(self._objects.requests)
         requests = self._requests + sent - self._requests_before
         warnings = tuple(f"{text} ({count} times)" if count > 1 else text for text, count in self._warnings.items())
@@ -356,10 +369,12 @@ def _retention_limits(settings: Settings) -> tuple[int, int]:
 
 
 def _policy_of(settings: Settings) -> SnapshotPolicy:
+    """Return the limits of chains that the settings set."""
     return SnapshotPolicy(CHAIN_SHARE, settings.snapshot_chain_links, _retention_limits(settings)[0])
 
 
 def _due_entries(policy: SnapshotPolicy, current: UpkeepInput) -> dict[Address, Entry]:
+    """Return the manifest entries of the operators' stores that need a snapshot."""
     stores = {operator.store for operator in current.operators}
     return {
         address: entry
@@ -369,10 +384,10 @@ def _due_entries(policy: SnapshotPolicy, current: UpkeepInput) -> dict[Address, 
 
 
 def follow_orders(ownership: Ownership, manifest: Manifest, stores: Iterable[str]) -> dict[MemberId, list[Follow]]:
-    """Return the copies that each member has to advance or fetch so that standbys and warm-ups follow the log.
+    """Return the copies that each member has to advance or fetch, so that standbys and warm-ups follow the log.
 
-    Pointer standbys hold no copies, except the standbys that will become the owner. Warm-ups come first, because owners
-    wait for them.
+    ``stores`` are the durable stores. Pointer standbys hold no copies, except those that will become the owner.
+    Warm-ups come first, because owners wait for them.
     """
     placement = ownership.placement
     known_copies = ownership.copies.known

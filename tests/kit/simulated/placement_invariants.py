@@ -11,7 +11,7 @@ import pytest
 from riffle_spark.assign.assignor import assign_settings
 from riffle_spark.assign.board import is_allowed
 from riffle_spark.assign.model import Assignment, View
-from riffle_spark.assign.validity import violations
+from riffle_spark.assign.validity import find_violations
 from riffle_spark.messages.upkeep_orders import Census, Drop
 from riffle_spark.protocol.ownership.groups import ONE_GROUP, Groups
 from riffle_spark.protocol.ownership.idle_copies import IdleCopies
@@ -49,7 +49,7 @@ def check_valid(world: World) -> None:
     ownership = world.driver.ownership
     if ownership.placement.layout is not None:
         view, _ = view_now(world)
-        wrong = violations(view, ownership.placement.present)
+        wrong = find_violations(view, ownership.placement.present)
         assert wrong == (), f"I6: {wrong}"
         _check_standbys(world, view)
         for layout in ownership.placement.layout.all_groups:
