@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -15,7 +15,7 @@ __all__ = ["frame_of_table"]
 def frame_of_table(spark: SparkSession, table: pa.Table) -> DataFrame:
     """Return a frame with a table's rows in one partition. Spark 3.5 has no ``createDataFrame`` for tables."""
 
-    def rows(_batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def rows(_batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from table.to_batches()
 
     return spark.range(0, 1, 1, 1).mapInArrow(rows, spark_schema(table.schema))

@@ -33,6 +33,7 @@ from riffle_spark.process.plans.grouping_keys import (
 from riffle_spark.process.plans.new_expressions import Value, leaf_column
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, nodes_with_paths
 from riffle_spark.process.types.stage_specs import AggregateSpec, FunctionSpec, Literal
+from riffle_spark.spark import compat
 from riffle_spark.spark.engine.routing import arrow_schema, spark_schema
 from riffle_spark.spark.plans.batch_pieces import Piece, read_piece
 from riffle_spark.spark.plans.plan_nodes import Catalyst, Node, analysed, items, optimised
@@ -42,7 +43,6 @@ from riffle_spark.spark.plans.tree_builder import TreeBuilder, new_leaf
 
 __all__ = ["AggregatePlan", "read_aggregate"]
 
-COMMON_RULES = ("optimizer.ReplaceExpressions", "optimizer.RewriteWithExpression")
 _NUMBERS: Final[Mapping[object, Callable[[str], Literal]]] = {
     **dict.fromkeys(("byte", "short", "integer", "long"), int),
     **dict.fromkeys(("float", "double"), float),
@@ -121,12 +121,12 @@ def read_aggregate(reader: PlanReader, node: PlanNode, used_stores: tuple[str, .
 def _prepare(catalyst: Catalyst, node: Node, leaf: Node) -> Node:
     """Return an aggregate over a leaf, with functions like ``count_if`` replaced by others.
 
-    Only two of the optimiser's rules are applied: others would change sums of decimals, and stored values must not
+    Only these of the optimiser's rules are applied: others would change sums of decimals, and stored values must not
     depend on them.
     """
     plan = node.withNewChildInternal(leaf)
-    for rule in COMMON_RULES:
-        plan = catalyst.object_named(rule).apply(plan)
+    for rule in compat.REPLACING_RULES:
+        plan = catalyst.object_named(f"optimizer.{rule}").apply(plan)
     return plan
 
 

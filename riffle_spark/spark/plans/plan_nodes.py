@@ -110,8 +110,8 @@ class Catalyst:
 
     def concat(self, first: Node, second: Node) -> Node:
         """Return the items of two Scala sequences as one. Lists have the same method in all versions of Scala."""
-        prepend = getattr(second.toList(), "$colon$colon$colon")
-        return prepend(first.toList())
+        sequence: Node = getattr(second.toList(), "$colon$colon$colon")(first.toList())
+        return sequence
 
     def frame(self, plan: Node) -> DataFrame:
         """Return a plan as a frame."""
