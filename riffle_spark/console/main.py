@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from riffle_spark.console.dispatch import dispatch_command, keys_command
+from riffle_spark.console.doctor import doctor_command
 from riffle_spark.console.options import (
     check_folder,
     check_root,
@@ -240,5 +241,5 @@ def policy(root: str | None, root_argument: str | None, kms_key: str | None, par
     echo(json.dumps(statements, indent=2))
 
 
-for command in (dispatch_command, keys_command, plan_command, simulate_command):
+for command in (dispatch_command, doctor_command, keys_command, plan_command, simulate_command):
     main.add_command(command)

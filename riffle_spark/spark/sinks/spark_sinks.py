@@ -92,7 +92,7 @@ class FileSink:
 
 def line_folder(delivery: Delivery) -> str:
     """Return the folder name of a query's line."""
-    return delivery.line.replace("/", "-")
+    return delivery.id_prefix.replace("/", "-")
 
 
 def _earlier_entries(batch_id: int, interval: int) -> Iterator[str]:
@@ -184,5 +184,4 @@ def _scala_map(jvm: Any, items: Mapping[str, str]) -> Any:
     java_map = looked_up(jvm, "java.util.HashMap")()
     for name, value in items.items():
         java_map.put(name, value)
-    scala_map = looked_up(jvm, "scala.collection.immutable.Map$", "MODULE$")
-    return getattr(scala_map, "from")(looked_up(jvm, "scala.jdk.javaapi.CollectionConverters", "asScala")(java_map))
+    return looked_up(jvm, "org.apache.spark.api.python.PythonUtils", "toScalaMap")(java_map)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, cast
 
 import urllib3.exceptions
@@ -166,6 +167,11 @@ class S3Store:
 
     def _has_object(self, key: str) -> bool:
         return _status(self._call("head_object", {"Key": key}, _Patience(self.options))) != 404
+
+    def modified(self, name: str) -> float | None:
+        """Return when the object was written, in whole seconds of the server's clock."""
+        answer = self._call("head_object", {"Key": self.prefix + store.check_name(name)}, _Patience(self.options))
+        return None if _status(answer) == 404 else cast("datetime", answer["LastModified"]).timestamp()
 
     def list(self, prefix: str) -> list[str]:
         """Return the names that start with ``prefix``, sorted, without the folder markers of S3 consoles."""

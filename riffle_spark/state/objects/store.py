@@ -6,13 +6,14 @@ To add a store: implement ``ObjectStore``, open it in ``open``, and add it to ``
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from riffle_spark.errors import ConfigError
 from riffle_spark.settings import Settings
 
 __all__ = [
     "PIECE_BYTES",
+    "DatedStore",
     "ObjectStore",
     "RequestCounts",
     "StoreOptions",
@@ -79,6 +80,15 @@ class ObjectStore(Protocol):
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete the objects that exist. One request deletes up to 1,000 names if the store supports it."""
+        ...
+
+
+@runtime_checkable
+class DatedStore(Protocol):
+    """A store that keeps the time of each object."""
+
+    def modified(self, name: str) -> float | None:
+        """Return when the object was written, as seconds since 1970 by the store's clock. ``None``: no such object."""
         ...
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
+from riffle_spark import StatefulProcessor, StatefulProcessorHandle
 from riffle_spark.batch_times import TimeMode, Times
 from riffle_spark.process.processors.processing import Outcome, Processing
 from riffle_spark.process.processors.processor import Form, InputByKey

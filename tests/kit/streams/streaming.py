@@ -23,6 +23,7 @@ from riffle_spark import Settings, Stateful, StatefulJob, aggregate, count, max_
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.job import RunningJob
 from riffle_spark.state.log.log import Log
+from riffle_spark.state.log.query_roots import only_root
 from riffle_spark.state.log.record import Record
 from riffle_spark.state.objects.open import open_store
 
@@ -114,11 +115,12 @@ def running(job: StatefulJob) -> RunningJob:
 
 def rest(job: StatefulJob) -> None:
     """Wait until nothing runs beside the job's batches: neither upkeep nor a census."""
-    wait_for(lambda: not running(job)._background.busy(), "nothing beside them")  # private: what waits
+    wait_for(lambda: not running(job)._background.is_busy(), "nothing beside them")  # private: what waits
 
 
 def records(root: str) -> list[Record]:
     """Return the newest records of a root's log, oldest first."""
+    root = only_root(root)
     log = Log(open_store(root), root)
     newest = log.open()
     return [log.read(sequence) for sequence in range(log.first, newest.sequence + 1)] if newest else []
