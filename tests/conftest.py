@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
 
 from apps.demo.jars import spark_home
 from apps.demo.servers import JVM_OPTIONS, KafkaBroker, S3Server, StandaloneCluster
-from riffle_spark.spark.engine.jvm import session_conf
 from tests.kit.examples import register_profiles
 from tests.kit.folders import CHECKOUT
 from tests.kit.order_of_tests import InOrder
-from tests.kit.shared_session import NO_SESSION, Kind, SharedSession, kind_of, runtime_conf, tidy
+from tests.kit.shared_session import NO_SESSION, Kind, SharedSession, conf_of, kind_of, runtime_conf, tidy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,19 +31,19 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT), os.envir
 
 register_profiles()
 pytest_plugins = ["tests.kit.servers.fixtures", "tests.kit.simulated.fixtures"]
+IS_SPARK_35 = metadata.version("pyspark").startswith("3.5.")
 SLOW_MARKS = ("cluster", "spark", "long")
 """In the order in which they run. Tests on clusters wait much, so others run beside them."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests on clusters as long unless they stand for a promise, and run fast tests first."""
-    is_spark3 = version("pyspark").startswith("3.")
+    """Mark tests on clusters as long unless they prove a promise, skip what Spark lacks, and run fast tests first."""
     for item in items:
-        if is_spark3 and item.get_closest_marker("needs_spark4"):
-            item.add_marker(pytest.mark.skip(reason="Spark 3.5 does not have the feature"))
         if item.get_closest_marker("cluster") and not item.get_closest_marker("promise"):
             item.add_marker("long")
+        for mark in item.iter_markers("needs_spark4") if IS_SPARK_35 else ():
+            item.add_marker(pytest.mark.skip(reason=f"Spark 3.5 has no {mark.args[0]}"))
     items.sort(key=lambda item: (_rank(item), _kind(item)))
 
 
@@ -82,7 +81,7 @@ def master(request: pytest.FixtureRequest) -> str:
 def spark(request: pytest.FixtureRequest, master: str, shared_session: SharedSession) -> Iterator[SparkSession]:
     """Return a session as the module's ``MASTER`` and ``CONF`` say; other modules use it before and after."""
     session = shared_session.of(kind_of(request.module)._replace(master=master))
-    conf = session_conf(session)
+    conf = conf_of(session)
     for name, value in runtime_conf(request.module).items():
         session.conf.set(name, value)
     yield session

@@ -93,7 +93,7 @@ class FileSink:
 
 def line_folder(delivery: Delivery) -> str:
     """Return the folder name of a query's line."""
-    return delivery.line.replace("/", "-")
+    return delivery.id_prefix.replace("/", "-")
 
 
 def _earlier_entries(batch_id: int, interval: int) -> Iterator[str]:

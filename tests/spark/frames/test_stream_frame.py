@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, GroupedData, SparkSession
-from riffle_spark.spark.compat import ClassicFrame, StatefulProcessor
 
 import riffle_spark
-from riffle_spark import Settings
+from riffle_spark import Settings, StatefulProcessor
 from riffle_spark.errors import ConfigError
+from riffle_spark.spark.compat import ClassicFrame
 from riffle_spark.spark.frames.stream_frame import StreamFrame, StreamGroups
 from riffle_spark.spark.plans.plan_nodes import analysed, function_id
 from riffle_spark.spark.queries.group_stages import call_of
@@ -88,7 +88,11 @@ def test_each_method_returns_a_wrapped_frame(name: str, plain: DataFrame, events
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.needs_spark4] * (name == "groupingSets")) for name in GROUPS]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.needs_spark4("groupingSets")] * (name == "groupingSets"))
+        for name in GROUPS
+    ],
 )
 def test_each_way_to_groups_returns_wrapped_groups(name: str, events: DataFrame) -> None:
     """So does a pivot of them."""
@@ -173,7 +177,7 @@ def test_a_function_of_groups_is_known_from_the_plan(events: DataFrame) -> None:
     assert call_of(None) is None
 
 
-@pytest.mark.needs_spark4
+@pytest.mark.needs_spark4("transformWithState")
 def test_a_processor_of_groups_is_known_from_the_plan(events: DataFrame) -> None:
     """Spark keeps a processor inside a function."""
     groups = events.groupBy("page")

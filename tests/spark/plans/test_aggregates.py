@@ -345,10 +345,12 @@ def test_what_groups_by_nothing_says_so(events: DataFrame) -> None:
         ("percentile(d, 0.5)", "own_buffer"),
         ("mode(n)", "own_buffer"),
         pytest.param(
-            "listagg(page, ',') within group (order by page)", "ordered_texts", marks=pytest.mark.needs_spark4
+            "listagg(page, ',') within group (order by page)",
+            "ordered_texts",
+            marks=pytest.mark.needs_spark4("listagg"),
         ),
         ("collect_list(distinct n)", "distinct"),
-        pytest.param("listagg(cast(page as binary))", "ordered_texts", marks=pytest.mark.needs_spark4),
+        pytest.param("listagg(cast(page as binary))", "ordered_texts", marks=pytest.mark.needs_spark4("listagg")),
     ],
 )
 def test_a_function_that_cannot_be_had_is_refused_by_name(events: DataFrame, text: str, told: str) -> None:
@@ -399,9 +401,9 @@ def test_an_aggregate_function_of_pandas_is_refused(events: DataFrame) -> None:
     ("key", "told"),
     [
         ("array(n)", "array_key"),
-        pytest.param("map('a', n)", "array_key", marks=pytest.mark.needs_spark4),
+        pytest.param("map('a', n)", "array_key", marks=pytest.mark.needs_spark4("grouping by maps")),
         ("named_struct('a', array(n))", "array_key"),
-        pytest.param("page collate UTF8_LCASE", "collated_key", marks=pytest.mark.needs_spark4),
+        pytest.param("page collate UTF8_LCASE", "collated_key", marks=pytest.mark.needs_spark4("collations")),
         ("null", "void_key"),
         ("named_struct('a', null)", "void_key"),
         ("rand()", "random_key"),

@@ -14,9 +14,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupStateTimeout
-from riffle_spark.spark.compat import StatefulProcessor, StatefulProcessorHandle
 
 import riffle_spark
+from riffle_spark import StatefulProcessor, StatefulProcessorHandle
 from riffle_spark.errors import ConfigError, ConflictError
 from tests.kit.streams.streaming import QUERY_TIMEOUT_SECONDS, Feed, records, settings_in
 
