@@ -28,7 +28,6 @@ __all__ = [
     "CLASSIC",
     "LOST_BLOCK",
     "RAISED",
-    "SCALA",
     "ClassicFrame",
     "ExpiredTimerInfo",
     "ListState",
@@ -52,7 +51,6 @@ __all__ = [
 CLASSIC: Final = "org.apache.spark.sql"
 LOST_BLOCK: Final = "Checkpoint block rdd_"
 RAISED: Final = "java.lang.RuntimeException: "
-SCALA: Final = "2.12"
 _BEAT_MS: Final = 1000
 _PLACE: Final = "__riffle_place"
 _Error = TypeVar("_Error", bound=PySparkException)

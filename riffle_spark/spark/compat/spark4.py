@@ -28,7 +28,6 @@ __all__ = [
     "CLASSIC",
     "LOST_BLOCK",
     "RAISED",
-    "SCALA",
     "ClassicFrame",
     "ExpiredTimerInfo",
     "ListState",
@@ -55,8 +54,6 @@ LOST_BLOCK: Final = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 """A part of the message of Spark's error for a lost block of a local checkpoint."""
 RAISED: Final = "[USER_RAISED_EXCEPTION] "
 """What precedes the text of ``raise_error`` in Spark's message."""
-SCALA: Final = "2.13"
-"""The Scala version in the names of Spark's connectors."""
 _Error = TypeVar("_Error", bound=PySparkException)
 
 
