@@ -9,7 +9,7 @@ import pyarrow as pa
 import riffle_spark
 from riffle_spark import Stateful
 from riffle_spark.process.plans.plan_values import nodes_with_paths
-from riffle_spark.process.stages.session_groups import groups_of
+from riffle_spark.process.stages.session_groups import make_group_computation
 from riffle_spark.process.types.stage_specs import AggregateSpec
 from riffle_spark.spark.plans.aggregate_plan import AggregatePlan, read_aggregate
 from riffle_spark.spark.plans.batch_pieces import Piece
@@ -62,7 +62,7 @@ def merge_in_slots(plan: AggregatePlan, sent: DataFrame, time_ms: int | None = N
     """Return an aggregate's result of rows that its map side has sent, under its own attributes."""
     table = sent.toArrow().cast(plan.spec.rows)
     size = -(-table.num_rows // batches)
-    operator = Stateful("slots", plan.spec.stored_key.names, groups_of(plan.spec, "complete"))
+    operator = Stateful("slots", plan.spec.stored_key.names, make_group_computation(plan.spec, "complete"))
     with Harness(operator, plan.spec.rows) as slots:
         outputs = [slots.feed(table.slice(start, size)) for start in range(0, table.num_rows, size)]
     merged = sent.sparkSession.createDataFrame(pa.Table.from_pylist(outputs[-1], schema=plan.spec.output))

@@ -24,11 +24,11 @@ from riffle_spark.process.plans.grouping_keys import (
     GroupingKey,
     KeyColumn,
     Result,
+    choose_store_name,
     counts_distinct,
-    read_elements,
-    read_keys,
-    store_for,
-    time_spec,
+    make_time_spec,
+    read_element_columns,
+    read_grouping_keys,
 )
 from riffle_spark.process.plans.new_expressions import Value, leaf_column
 from riffle_spark.process.plans.plan_values import Expression, PlanNode, attribute_ids, nodes_with_paths
@@ -88,7 +88,7 @@ def read_aggregate(reader: PlanReader, node: PlanNode, used_stores: tuple[str, .
     path, aggregate = next((path, node) for path, node in nodes_with_paths(prepared) if node.kind == "Aggregate")
     parts = _read_parts(reader, aggregate)
     random = reader.random_columns(child)
-    keys = read_keys([_key_column(reader, column, random) for column in parts.grouping], parts.named)
+    keys = read_grouping_keys([_key_column(reader, column, random) for column in parts.grouping], parts.named)
     key_names = [column for key in keys for column in key.columns]
     elements = _read_elements(reader, parts, random, key_names)
     functions = named_functions(reader, parts.functions, parts.results, [*key_names, *elements.names])
@@ -99,10 +99,10 @@ def read_aggregate(reader: PlanReader, node: PlanNode, used_stores: tuple[str, .
     rows = _MapSideRows(reader, keys, functions, parts.child, elements)
     specs, key_schema = rows.function_specs()
     map_side = rows.plan(specs)
-    store = store_for("exact" if elements.names else "aggregate", [*keys, *elements.keys], used_stores)
+    store = choose_store_name("exact" if elements.names else "aggregate", [*keys, *elements.keys], used_stores)
     is_keyless = all(key.column is None for key in keys)
     element_schema = rows.element_schema(map_side)
-    spec = AggregateSpec(store, key_schema, specs, time_spec(keys), keyless=is_keyless, elements=element_schema)
+    spec = AggregateSpec(store, key_schema, specs, make_time_spec(keys), keyless=is_keyless, elements=element_schema)
     if not len(spec.routing_key):
         raise ConfigError(
             "A session window cannot be the only grouping column.",
@@ -183,7 +183,7 @@ def _read_elements(
         ]
         columns = reader.read_columns(reader.catalyst.project(arguments, parts.child))
         distinct.append((function, reader.sql(function), [_key_column(reader, column, random) for column in columns]))
-    return read_elements(distinct, key_names)
+    return read_element_columns(distinct, key_names)
 
 
 def _function_results(

@@ -10,12 +10,11 @@ import pandas as pd
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, GroupedData, SparkSession
-from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
-from pyspark.sql.streaming import StatefulProcessor
 
 import riffle_spark
-from riffle_spark import Settings
+from riffle_spark import Settings, StatefulProcessor
 from riffle_spark.errors import ConfigError
+from riffle_spark.spark.compat import ClassicFrame
 from riffle_spark.spark.frames.stream_frame import StreamFrame, StreamGroups
 from riffle_spark.spark.plans.plan_nodes import analysed, function_id
 from riffle_spark.spark.queries.group_stages import call_of

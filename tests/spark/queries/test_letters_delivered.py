@@ -11,9 +11,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor
 
 import riffle_spark
+from riffle_spark import StatefulProcessor
 from riffle_spark.errors import ConfigError
 from riffle_spark.spark.queries.stream_query import StreamQuery
 from tests.kit.streams.streaming import Feed, settings_in
