@@ -29,7 +29,6 @@ __all__ = [
     "LOST_BLOCK",
     "RAISED",
     "REPLACING_RULES",
-    "SCALA",
     "ClassicFrame",
     "ExpiredTimerInfo",
     "ListState",
@@ -56,7 +55,6 @@ CLASSIC: Final = "org.apache.spark.sql"
 LOST_BLOCK: Final = "Checkpoint block rdd_"
 RAISED: Final = "java.lang.RuntimeException: "
 REPLACING_RULES: Final = ("ReplaceExpressions",)
-SCALA: Final = "2.12"
 _BEAT_MS: Final = 1000
 _PLACE: Final = "__riffle_place"
 _Error = TypeVar("_Error", bound=PySparkException)

@@ -30,7 +30,6 @@ __all__ = [
     "LOST_BLOCK",
     "RAISED",
     "REPLACING_RULES",
-    "SCALA",
     "ClassicFrame",
     "ExpiredTimerInfo",
     "ListState",
@@ -61,8 +60,6 @@ RAISED: Final = "[USER_RAISED_EXCEPTION] "
 """What precedes the text of ``raise_error`` in Spark's message."""
 REPLACING_RULES: Final = ("ReplaceExpressions", "RewriteWithExpression")
 """The optimiser's rules that replace functions such as ``count_if`` by others."""
-SCALA: Final = "2.13"
-"""The Scala version in the names of Spark's connectors."""
 _Error = TypeVar("_Error", bound=PySparkException)
 
 
